@@ -1,6 +1,5 @@
-"""A run with `rollout.mode=async` in a Ray of the product's own, for `test_async_runs`: FOLDER KIND KILLED OVERRIDE...
+"""A run with `rollout.mode=async` in a Ray of the product's own, for `test_async_runs`: FOLDER KILLED OVERRIDE...
 
-KIND `eager` trains a batch as soon as there is one; `late` waits until all prompts that were submitted are answered.
 Before step KILLED (0: none) is trained the process is killed. What was submitted, sampled and trained goes to
 FOLDER/<step>.pt.
 """
@@ -17,7 +16,7 @@ import torch
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.core import own_ray
 from cppo_lab.sweep.compose import Composed, compose
-from tests.cores.verl.stale import train_here
+from tests.cores.verl.in_process import configured, train_here, with_workers
 
 STEPS, EVERY, BOUND = 6, 3, 2
 SETTINGS = [
@@ -68,21 +67,14 @@ def worker_class() -> Any:
     return SeenWorker
 
 
-def trainer_class(folder: Path, kind: str, killed: int) -> Any:
+def trainer_class(folder: Path, killed: int) -> Any:
     """Our trainer, which notes what it does."""
     import ray
     import transfer_queue as tq
-    from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from cppo_lab.cores.verl.trainer import AsyncLabTrainer
 
-    class Seen(AsyncLabTrainer):
-        def _init_resource_pool_mgr(self) -> None:
-            super()._init_resource_pool_mgr()
-            for role, actor in self.role_worker_mapping.items():
-                if issubclass(actor.__ray_metadata__.modified_class, ActorRolloutRefWorker):
-                    self.role_worker_mapping[role] = ray.remote(worker_class())
-
+    class Seen(with_workers(worker_class), AsyncLabTrainer):  # type: ignore[misc]
         def on_train_begin(self) -> None:
             restored = tq.kv_list("train") or {}
             self.seen: dict[str, Any] = {
@@ -96,14 +88,6 @@ def trainer_class(folder: Path, kind: str, killed: int) -> Any:
         def _submit_batch_to_rollout(self, batch: Any) -> int:
             self.seen["submitted"] += list(batch["uid"])
             return int(super()._submit_batch_to_rollout(batch))
-
-        def on_sample_begin(self) -> None:
-            while kind == "late" and self._unanswered():
-                time.sleep(0.05)  # noqa: TID251  the queue wakes nobody up
-
-        def _unanswered(self) -> bool:
-            tags = (tq.kv_list("train") or {}).get("train", {}).values()
-            return any(tag.get("is_prompt") and tag["status"] in ("pending", "running") for tag in tags)
 
         def _balance_batch(self, batch: Any, *given: Any, **named: Any) -> Any:
             if self.global_steps == killed:
@@ -122,7 +106,7 @@ def trainer_class(folder: Path, kind: str, killed: int) -> Any:
     return Seen
 
 
-def main(folder: Path, kind: str, killed: int, *overrides: str) -> None:
+def main(folder: Path, killed: int, *overrides: str) -> None:
     """Train the run in `folder`, from its last checkpoint if it has one."""
     run = composed(*overrides)
     several = {"actor_rollout_ref.rollout.max_num_seqs": 4}  # others wait, and are aborted before they begin
@@ -130,18 +114,12 @@ def main(folder: Path, kind: str, killed: int, *overrides: str) -> None:
     (folder / "runs").mkdir(exist_ok=True)
     with own_ray(layout) as ray_init:
         from cppo_lab.cores.verl import trainer
-        from cppo_lab.cores.verl.config import check_config, verl_config
-        from cppo_lab.cores.verl.files import planned_files, require_files
 
         step = checkpoints.last_readable(folder)
         checkpoints.cut_after(folder, step)
         resume = None if step is None else checkpoints.checkpoint_folder(folder, step)
-        files = planned_files(run.run, run.paths, folder, folder, resume)
-        require_files(run.run, files, folder)
-        config = verl_config(run.run, layout, files)
-        config.ray_kwargs.ray_init = ray_init
-        check_config(run.run, layout, config)
-        trainer.AsyncLabTrainer = trainer_class(folder, kind, killed)  # type: ignore[misc]
+        config = configured(run, layout, ray_init, folder, folder, resume)
+        trainer.AsyncLabTrainer = trainer_class(folder, killed)  # type: ignore[misc]
 
         train_here(config)
 
@@ -150,4 +128,4 @@ if __name__ == "__main__":
     # Under its importable name, so that Ray's workers find it.
     from tests.cores.verl import asynchronous
 
-    asynchronous.main(Path(sys.argv[1]), sys.argv[2], int(sys.argv[3]), *sys.argv[4:])
+    asynchronous.main(Path(sys.argv[1]), int(sys.argv[2]), *sys.argv[3:])

@@ -22,6 +22,7 @@ from cppo_lab.cores.verl.cluster import longer_start_timeout
 from cppo_lab.cores.verl.core import TaskRunner, _signals_after_ray, own_ray
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.groups import add_rules
+from tests.cores.verl.in_process import configured, with_workers
 from tests.cores.verl.story import OVERRIDES
 from tests.waiting import until
 
@@ -114,20 +115,11 @@ def worker_class() -> Any:
 
 def trainer_class(folder: Path, job: "Job") -> Any:
     """Our trainer, with another rule at each step; before the last one every process is warned."""
-    import ray
-    from verl.workers.engine_workers import ActorRolloutRefWorker
-
     from cppo_lab.answers.tokens import write as write_tokens
     from cppo_lab.cores.verl.trainer import LabTrainer
 
-    class EveryRule(LabTrainer):
+    class EveryRule(with_workers(worker_class), LabTrainer):  # type: ignore[misc]
         trained: list[tuple[str, int]]
-
-        def _init_resource_pool_mgr(self) -> None:
-            super()._init_resource_pool_mgr()
-            for role, actor in self.role_worker_mapping.items():
-                if issubclass(actor.__ray_metadata__.modified_class, ActorRolloutRefWorker):
-                    self.role_worker_mapping[role] = ray.remote(worker_class())
 
         def fit(self, loops: Any) -> None:
             self.trained = []
@@ -195,14 +187,8 @@ class Job:
         with own_ray(first.layout) as ray_init:
             from verl.trainer.main_ppo import run_ppo
 
-            from cppo_lab.cores.verl.config import check_config, verl_config
-            from cppo_lab.cores.verl.files import planned_files, require_files
-
-            files = planned_files(first.run, first.paths, self.shared, self.folder)
-            require_files(first.run, files, self.shared)
-            config = verl_config(first.run, first.layout, files, first.tracking.answers)
-            config.ray_kwargs.ray_init = ray_init
-            check_config(first.run, first.layout, config)
+            answers = first.tracking.answers
+            config = configured(first, first.layout, ray_init, self.shared, self.folder, answers=answers)
             with longer_start_timeout(), _signals_after_ray() as runner:
                 run_ppo(config, task_runner_class=self._here(runner))
 

@@ -16,9 +16,9 @@ import torch
 
 from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.verl import checkpoints
-from cppo_lab.cores.verl.cluster import longer_start_timeout
-from cppo_lab.cores.verl.core import TaskRunner, own_ray
+from cppo_lab.cores.verl.core import own_ray
 from cppo_lab.sweep.compose import Composed, compose
+from tests.cores.verl.in_process import configured, train_here, with_workers
 
 STALENESS = (0, 2)
 STEPS, EVERY = 4, 2
@@ -69,19 +69,12 @@ def trainer_class(folder: Path, specs: dict[int, Composed]) -> Any:
     """Our trainer, which trains all runs, and goes on from each of their checkpoints."""
     import ray
     import transfer_queue as tq
-    from verl.workers.engine_workers import ActorRolloutRefWorker
 
     from cppo_lab.cores.verl.rollout.cpu import server_name
     from cppo_lab.cores.verl.trainer import LabTrainer
 
-    class Stale(LabTrainer):
+    class Stale(with_workers(worker_class), LabTrainer):  # type: ignore[misc]
         seen: dict[str, Any]
-
-        def _init_resource_pool_mgr(self) -> None:
-            super()._init_resource_pool_mgr()
-            for role, actor in self.role_worker_mapping.items():
-                if issubclass(actor.__ray_metadata__.modified_class, ActorRolloutRefWorker):
-                    self.role_worker_mapping[role] = ray.remote(worker_class())
 
         def fit(self, loops: Any) -> None:
             self.agent_loop_manager = loops
@@ -154,29 +147,6 @@ def trainer_class(folder: Path, specs: dict[int, Composed]) -> Any:
     return Stale
 
 
-def train_here(config: Any) -> None:
-    """Train in this process by verl's `run_ppo`."""
-    from verl.trainer.main_ppo import run_ppo
-
-    class Here:
-        """What verl takes for the actor that trains: this process."""
-
-        @staticmethod
-        def remote() -> Any:
-            return Here
-
-        class run:  # a method of Ray's handles
-            @staticmethod
-            def remote(config: Any) -> Any:
-                import ray
-
-                TaskRunner().run(config)
-                return ray.put(None)
-
-    with longer_start_timeout():
-        run_ppo(config, task_runner_class=Here)
-
-
 def main(folder: Path) -> None:
     """Train all runs in `folder`."""
     specs = {staleness: composed(staleness) for staleness in STALENESS}
@@ -184,14 +154,8 @@ def main(folder: Path) -> None:
     layout = first.layout.model_copy(update={"verl": {"actor_rollout_ref.rollout.max_num_seqs": 1}})
     with own_ray(layout) as ray_init:
         from cppo_lab.cores.verl import trainer
-        from cppo_lab.cores.verl.config import check_config, verl_config
-        from cppo_lab.cores.verl.files import planned_files, require_files
 
-        files = planned_files(first.run, first.paths, folder, folder / "start")
-        require_files(first.run, files, folder)
-        config = verl_config(first.run, layout, files)
-        config.ray_kwargs.ray_init = ray_init
-        check_config(first.run, layout, config)
+        config = configured(first, layout, ray_init, folder, folder / "start")
         trainer.LabTrainer = trainer_class(folder, specs)  # type: ignore[misc]
 
         train_here(config)

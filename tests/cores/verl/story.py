@@ -89,7 +89,6 @@ def recorded(run: Path) -> list[int]:
 
 def only_run(folder: Path) -> Run:
     experiment = client(folder).get_experiment_by_name(schema.experiment_name("verl"))
-    assert experiment is not None
     runs = client(folder).search_runs([experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` LIKE '%'")
     assert len(runs) == 1  # whatever happened
     return runs[0]

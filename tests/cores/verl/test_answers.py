@@ -17,7 +17,7 @@ from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder, Wording
 from cppo_lab.cores.verl.checkpoints import score_name, validation_metrics
 from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, write_task
-from cppo_lab.spec import AnswersSpec, TaskData, VerlRun
+from cppo_lab.spec import AnswersSpec, VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.answers.made import averages
 from tests.cores.verl.queue_in_memory import Queue
@@ -34,7 +34,6 @@ def run() -> VerlRun:
         ["core=verl", "model=tiny_qwen3", f"validation.samples={SAMPLES}", "data.validation_problems=5",
          f"rollout.max_response_length={LONGEST}", "training.t_stop=2", "rule=cppo"]
     ).run  # fmt: skip
-    assert isinstance(spec, VerlRun)
     return spec
 
 
@@ -55,7 +54,6 @@ class Answered:
     """Responses in the queue, each with a made-up grade."""
 
     def __init__(self, run: VerlRun, rows: Rows, queue: Queue) -> None:
-        assert isinstance(run.data, TaskData)
         self.queue, self.tokenizer = queue, make_task(run.data).tokenizer
         self.draw = np.random.default_rng(3)
         self.grades: dict[str, float] = {}
@@ -83,7 +81,6 @@ class Answered:
 
 
 def record_of(run: VerlRun, rows: Rows, settings: AnswersSpec = SETTINGS) -> VerlAnswerRecorder:
-    assert isinstance(run.data, TaskData)
     tokenizer = as_fast_tokenizer(make_task(run.data).tokenizer)
     return VerlAnswerRecorder(
         run, settings, rows, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), tokenizer.decode
@@ -166,7 +163,6 @@ def test_names_of_verls_validation_metrics() -> None:
 
 def test_problems_have_the_ids_of_the_embedded_core(run: VerlRun, rows: dict[str, Rows]) -> None:
     """Whatever their place: the order of the rows does not matter."""
-    assert isinstance(run.data, TaskData)
     sets = validation_sets(make_task(run.data))
     sources = [name for name, problems in sets.items() for _ in range(len(problems))]
     identities = [str(identity) for problems in sets.values() for identity in problems.identities()]

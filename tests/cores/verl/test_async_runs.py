@@ -36,28 +36,24 @@ class Runs:
         self.folder, self.overrides, self.python = folder, overrides, python
 
     @cached_property
-    def eager(self) -> dict[int, dict[str, Any]]:
+    def killed(self) -> dict[int, dict[str, Any]]:
         """By step, of both attempts."""
-        folder = self.folder / "eager"
-        assert self._train(folder, "eager", KILLED) == -signal.SIGKILL
+        folder = self.folder / "killed"
+        assert self._train(folder, KILLED) == -signal.SIGKILL
         assert [step for _, (step, _) in checkpoints.rows(folder)] == list(range(KILLED))
-        assert not self._train(folder, "eager")
+        assert not self._train(folder)
         return self._seen(folder)
 
     @cached_property
     def uninterrupted(self) -> dict[int, dict[str, Any]]:
-        assert not self._train(self.folder / "eager", "eager")
-        return self._seen(self.folder / "eager")
+        folder = self.folder / "uninterrupted"
+        assert not self._train(folder)
+        return self._seen(folder)
 
-    @cached_property
-    def late(self) -> dict[int, dict[str, Any]]:
-        assert not self._train(self.folder / "late", "late")
-        return self._seen(self.folder / "late")
-
-    def _train(self, folder: Path, kind: str, killed: int = 0) -> int:
+    def _train(self, folder: Path, killed: int = 0) -> int:
         folder.mkdir(exist_ok=True)
         ended = subprocess.run(
-            [self.python, "-m", "tests.cores.verl.asynchronous", str(folder), kind, str(killed), *self.overrides],
+            [self.python, "-m", "tests.cores.verl.asynchronous", str(folder), str(killed), *self.overrides],
             cwd=folder, env=os.environ | {"PYTHONPATH": f"{ROOT}:{HOLD}", "HF_HUB_OFFLINE": "1", "SLOW_ENGINE": "0.03"},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=CEILING_SECONDS,
         )  # fmt: skip
@@ -84,7 +80,7 @@ def shares(row: dict[str, float]) -> dict[int, float]:
 
 
 def test_log_mu_and_topk_are_those_of_the_policy_that_each_token_names(runs: Runs) -> None:
-    check_pieces(runs.eager, runs.folder / "eager")
+    check_pieces(runs.killed, runs.folder / "killed")
 
 
 def check_pieces(run: dict[int, dict[str, Any]], folder: Path) -> None:
@@ -115,34 +111,26 @@ def check_pieces(run: dict[int, dict[str, Any]], folder: Path) -> None:
 
 
 def test_no_token_is_older_than_the_bound_and_the_metrics_are_the_tokens(runs: Runs) -> None:
-    for step, seen in runs.eager.items():
+    for step, seen in runs.killed.items():
         ages = step - 1 - torch.cat(seen["policy_step"])
         assert int(ages.min()) >= 0 and int(ages.max()) <= BOUND
         assert seen["row"]["train/staleness_max"] == int(ages.max())
         assert seen["row"]["train/staleness_mean"] == pytest.approx(float(ages.double().mean()))
         for age, share in shares(seen["row"]).items():
             assert share == pytest.approx(float((ages == age).double().mean()))
-    assert max(seen["row"]["train/staleness_max"] for seen in runs.eager.values()) > 0
-
-
-def test_a_trainer_that_waits_for_all_answers_trains_those_of_one_batch_ago(runs: Runs) -> None:
-    """Two batches are submitted before the first step: it trains the one, and each later step what was left over."""
-    for step, seen in runs.late.items():
-        expected = {0: 1.0, 1: 0.0, 2: 0.0} if step == 1 else {0: 0.0, 1: 1.0, 2: 0.0}
-        assert shares(seen["row"]) == expected, step
-        assert seen["row"]["train/staleness_mean"] == seen["row"]["train/staleness_max"] == float(step > 1)
+    assert max(seen["row"]["train/staleness_max"] for seen in runs.killed.values()) > 0
 
 
 def test_each_prompt_is_trained_once_though_the_run_is_killed_with_prompts_in_flight(runs: Runs) -> None:
     """All that were submitted to the end, but for one batch that is left."""
-    last = runs.eager[STEPS]
-    before, after = runs.eager[KILLED - 1]["submitted"], last["submitted"]
+    last = runs.killed[STEPS]
+    before, after = runs.killed[KILLED - 1]["submitted"], last["submitted"]
     assert len(before) == KILLED * PROMPTS and len(after) == (STEPS - KILLED + 1) * PROMPTS
     # The checkpoint has prompts that wait for their answers.
     assert {"pending", "running"} & set(last["restored"])
     submitted = before + after
     assert len(set(submitted)) == len(submitted)
-    trained = [uid for seen in runs.eager.values() for uid in seen["trained"]]
+    trained = [uid for seen in runs.killed.values() for uid in seen["trained"]]
     counted = {uid: trained.count(uid) for uid in set(trained)}
     assert set(counted.values()) == {RESPONSES} and len(counted) == STEPS * PROMPTS
     assert set(counted) < set(submitted) and len(submitted) - len(counted) == PROMPTS

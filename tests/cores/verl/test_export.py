@@ -33,7 +33,7 @@ from cppo_lab.runs.folder import held
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import read_rows, score_of
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import MiniRun, RunSpec
+from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
 from tests.cores.test_mini import ListSink
@@ -209,34 +209,12 @@ def test_adapters_are_merged(run: Path, saved: dict[int, Path], ranks: int) -> N
 
 
 @pytest.mark.slow
-def test_a_run_that_verl_has_trained(story: Story, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.chdir(story.folder)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    out = tmp_path / "model"
-    assert main(["export", story.own_folder.name, "--out", str(out)]) == 0
-    reference = merged(story.own_folder / BEST / "actor")
-    tokens = sequences(reference.config.vocab_size)
-    torch.testing.assert_close(logp(loaded(out), tokens), logp(reference, tokens), rtol=0, atol=1e-12)
-    [made] = (story.folder / "runs" / "made_models").glob("*/config.json")
-    # It is not the model that training began with.
-    assert float((logp(loaded(out), tokens) - logp(loaded(made.parent), tokens)).abs().max()) > 1e-4
-
-
-@pytest.mark.slow
 def test_a_run_of_verl_is_evaluated_by_verl(story: Story) -> None:
     """On the benchmarks that it was validated on: at its best step, within four standard errors of that score."""
     run, environment = story.own_folder, {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
     environment.pop("MLFLOW_TRACKING_URI", None)
-    command = [
-        sys.executable,
-        "-m",
-        "cppo_lab.cli",
-        "evaluate",
-        run.name,
-        "--benchmark",
-        "chain_short",
-        "--json",
-    ]
+    command = [sys.executable, "-m", "cppo_lab.cli"]
+    command += ["evaluate", run.name, "--benchmark", "chain_short", "--json"]
     done = subprocess.run(
         command, cwd=story.folder, env=environment, capture_output=True, text=True, check=False
     )
@@ -289,16 +267,14 @@ def test_the_card(run: Path) -> None:
     assert "**A miniature**" in text and "no evidence" in text
     folded = text[text.index("<details>") : text.index("</details>")]
     assert f"run_id: {RUN}" in folded and "  seed: 3" in folded and "w_min: 0.8" in folded
-
-
-def test_what_others_wrote_is_text_in_the_card_and_no_record_is_needed(run: Path) -> None:
+    # What others wrote is text, and no record is needed.
     [spool] = (run / "runs" / RUN / "spool").glob("*.jsonl")
     lines = spool.read_text().splitlines(keepends=True)
     begin = json.loads(lines[0])
     begin["tags"][schema.sweep_tag("mine")] = "x` | <script>\n---\nlicense: mit\n\x1b[2J"
     spool.write_text("".join([json.dumps(begin) + "\n", *lines[1:]]))
-    assert main([*EXPORT]) == 0
-    text = (run / "model" / "README.md").read_text()
+    assert main(["export", RUN, "--out", "marked"]) == 0
+    text = (run / "marked" / "README.md").read_text()
     assert "<script>" not in text.partition("\n---\n")[2] and "\x1b" not in text
     assert ModelCard(text).data.to_dict().get("license") is None
     shutil.rmtree(spool.parent)
@@ -311,22 +287,20 @@ def test_what_others_wrote_is_text_in_the_card_and_no_record_is_needed(run: Path
 # -- Megatron ----------------------------------------------------------------------------------------------------------
 
 
-def as_megatron(several: bool = False) -> None:
-    """What verl's Megatron engine leaves with Megatron-Bridge: whole weights, in one file or in several."""
+def as_megatron() -> None:
+    """What verl's Megatron engine leaves with Megatron-Bridge: whole weights, in several files."""
     assert main(["export", RUN, "--out", "first"]) == 0
     shutil.rmtree(ACTOR)
     folder = ACTOR / "model" / "huggingface"
     shutil.copytree("first", folder, ignore=shutil.ignore_patterns("README.md"))
-    if several:
-        (folder / "model.safetensors").unlink()
-        loaded(Path("first")).save_pretrained(folder, max_shard_size="20KB")
-        assert len(list(folder.glob("*.safetensors"))) > 2
+    (folder / "model.safetensors").unlink()
+    loaded(Path("first")).save_pretrained(folder, max_shard_size="20KB")
+    assert len(list(folder.glob("*.safetensors"))) > 2
     (ACTOR / "optimizer").mkdir()
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_weights_that_megatron_bridge_saved_are_taken_over(run: Path, several: bool) -> None:
-    as_megatron(several)
+def test_weights_that_megatron_bridge_saved_are_taken_over(run: Path) -> None:
+    as_megatron()
     assert main([*EXPORT]) == 0
     ours, theirs = loaded(run / "model").state_dict(), loaded(run / "first").state_dict()
     assert ours.keys() == theirs.keys()
@@ -338,7 +312,8 @@ def test_weights_that_megatron_bridge_saved_are_taken_over(run: Path, several: b
 
 def test_megatrons_own_shards_are_left_to_verl(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     as_megatron()
-    (ACTOR / "model" / "huggingface" / "model.safetensors").unlink()
+    for path in (ACTOR / "model" / "huggingface").glob("*.safetensors"):
+        path.unlink()
     (ACTOR / "model" / "dist_ckpt").mkdir()
     (ACTOR / "model" / "dist_ckpt" / "__0_0.distcp").write_text("shard")
     assert "`python -m verl.model_merger merge --backend megatron` merges them" in refused(capsys)
@@ -422,6 +397,10 @@ def shard() -> Path:
     return path
 
 
+def edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def flip() -> None:
     content = bytearray(shard().read_bytes())
     content[len(content) // 2] ^= 1
@@ -434,18 +413,9 @@ def without_a_weight() -> None:
     torch.save(state, shard())
 
 
-def config(**changes: Any) -> None:
-    edit(ACTOR / "huggingface" / "config.json", **changes)
-
-
-def edit(path: Path, **changes: Any) -> None:
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-
-
-def instead(make: Callable[[Path], object]) -> None:
-    path = shard()
-    path.unlink()
-    make(path)
+def pipe() -> None:
+    (path := shard()).unlink()
+    os.mkfifo(path)
 
 
 NO_FILE = "is a link or not a plain file"
@@ -457,21 +427,17 @@ DAMAGE: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "a flipped bit": (flip, "the shard of rank 0 is not read: it is damaged"),
     "no shard": (lambda: shard().unlink(), "the shard of rank 0 of 1 is missing"),
-    "a pipe": (lambda: instead(os.mkfifo), NO_FILE),
-    "other things in it": (lambda: torch.save({"norm": "text"}, shard()), "it contains more than weights"),
+    "a pipe": (pipe, NO_FILE),
     "a weight that is missing": (without_a_weight, "missing: model.norm.weight"),
-    "another shape": (lambda: config(intermediate_size=32), "of another shape: "),
-    "no such architecture": (lambda: config(model_type="mine", architectures=["Mine"]), "the checkpoint cannot"),
-    "code of its own": (lambda: config(auto_map={"A": "mine.Mine"}), "requires the model's own code"),
-    "half a tokenizer": (lambda: os.truncate(HUB / "tokenizer.json", 100), "the checkpoint cannot be merged: "),
+    "another shape": (lambda: edit(HUB / "config.json", intermediate_size=32), "of another shape: "),
+    "no such architecture": (
+        lambda: edit(HUB / "config.json", model_type="mine", architectures=["Mine"]), "the checkpoint cannot",
+    ),
+    "code of its own": (lambda: edit(HUB / "config.json", auto_map={"A": "mine.Mine"}), "the model's own code"),
     "no configuration": (lambda: (HUB / "config.json").unlink(), "so the model is unknown"),
     "ranks": (
         lambda: (ACTOR / "fsdp_config.json").write_text('{"world_size": "1/../.."}'),
         "does not say how many ranks there were",
-    ),
-    "more ranks": (
-        lambda: (ACTOR / "fsdp_config.json").write_text('{"world_size": 2}'),
-        "the shard of rank 0 of 2 is missing",
     ),
     "no weights": (lambda: (ACTOR / "fsdp_config.json").unlink(), "has no weights as verl 0.9.1 writes them"),
     "no step": (lambda: (ACTOR.parent / "step").write_text("one"), "has kept no checkpoint"),
@@ -488,14 +454,9 @@ def test_checkpoints_that_are_damaged(run: Path, capsys: pytest.CaptureFixture[s
     assert not (run / "mark").exists()
 
 
-LINKS = [
-    "", "config.json", "spool", "spool/0001.jsonl", BEST, f"{BEST}/step", f"{BEST}/actor",
-    f"{BEST}/actor/fsdp_config.json", f"{BEST}/actor/model_world_size_1_rank_0.pt", f"{BEST}/actor/huggingface",
-    f"{BEST}/actor/huggingface/config.json",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LINKS)
+@pytest.mark.parametrize(
+    "name", ["", "spool/0001.jsonl", f"{BEST}/actor", f"{BEST}/actor/huggingface/config.json"]
+)
 def test_links_in_a_run_are_not_followed(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """What they lead to would be exported: all of it is such as the run itself had."""
     place = run / "runs" / RUN / name
@@ -563,7 +524,6 @@ def test_an_embedded_model_says_the_same_as_a_qwen3(
 ) -> None:
     """Of a run as a kill before its end is recorded leaves it."""
     spec = compose([*TINY, "model.architecture.layers=2", "data.spellings=3"]).run
-    assert isinstance(spec, MiniRun)
     runs = workspace / "runs"
     folder = record(runs, spec, ends=False)
     with torch.enable_grad():
@@ -604,11 +564,6 @@ def test_an_embedded_model_says_the_same_as_a_qwen3(
 
 def test_two_exports_to_one_place_and_one_that_fails(tmp_path: Path) -> None:
     """Neither removes what the other writes; the first one to be ready has the place. One that fails leaves nothing."""
-    with pytest.raises(ZeroDivisionError), appearing(require_free(tmp_path / "model")) as folder:
-        (folder / "file").write_text("half")
-        assert not (tmp_path / "model").exists()
-        raise ZeroDivisionError
-    assert list(tmp_path.iterdir()) == []
     place = require_free(tmp_path / "model")
     with (
         pytest.raises(UserError, match="another process has written there in the meantime"),

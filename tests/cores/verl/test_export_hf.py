@@ -18,7 +18,7 @@ from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, make_model, write_t
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
 from cppo_lab.data.prepare import prepare
 from cppo_lab.errors import UserError
-from cppo_lab.spec import SyntheticModel, TaskData, VerlRun
+from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.waiting import CEILING_SECONDS
 
@@ -30,7 +30,6 @@ HUB = ["core=verl", "model=qwen3_1_7b_base"]
 
 def planned(shared: Path, *overrides: str) -> tuple[VerlRun, Files]:
     composition = compose([*overrides] if overrides and overrides[0] == HUB[0] else [*TINY, *overrides])
-    assert isinstance(composition.run, VerlRun)
     return composition.run, planned_files(
         composition.run, composition.paths, shared, shared / composition.run.run_id
     )
@@ -54,7 +53,6 @@ def test_every_symbol_is_one_token_and_verls_data_set_gives_our_prompts(
     overrides: list[str], tmp_path: Path
 ) -> None:
     spec, files = planned(tmp_path, *overrides)
-    assert isinstance(spec.data, TaskData)
     task = make_task(spec.data)
     ours, fast = task.tokenizer, as_fast_tokenizer(task.tokenizer)
     for symbol in range(ours.vocabulary):
@@ -81,7 +79,6 @@ def test_every_symbol_is_one_token_and_verls_data_set_gives_our_prompts(
 
 def test_the_exported_model_computes_what_ours_does(made: tuple[VerlRun, Files, Path]) -> None:
     spec, files, shared = made
-    assert isinstance(spec.data, TaskData) and isinstance(spec.model, SyntheticModel)
     tokenizer = make_task(spec.data).tokenizer
     context = spec.data.prompt_length + spec.rollout.max_response_length
     ours = Transformer(spec.model.architecture, tokenizer.vocabulary, context)

@@ -26,7 +26,6 @@ def test_a_preflight_measures_every_part(workspace: Path, cppo: Command) -> None
     assert "quickstart: 1 short job, of 1 kinds of runs" in done.err
     [folder] = (workspace / "runs" / "preflight").glob("tiny_qwen3-*")
     measured = read_preflight(folder)
-    assert measured is not None
     assert [step.step for step in measured.steps] == [1, 2]
     for step in measured.steps:
         assert min(step.seconds, step.rollout, step.update, step.weights, step.other) > 0
@@ -52,7 +51,6 @@ def test_what_cannot_start_is_the_result(workspace: Path) -> None:
     [kind] = kinds(plan, runs)
     job_of(kind, plan, runs).run()
     measured = read_preflight(kind.folder)
-    assert measured is not None
     assert measured.error.startswith("starting, before the first validation: UserError: ")
     assert "cppo data prepare" in measured.error
     assert measured.steps == ()

@@ -7,7 +7,6 @@ And four processes fetch mu's Top-K once for each two that train the same rows. 
 and its bridge to the queue are verl's.
 """
 
-import importlib.util
 import sys
 import types
 from pathlib import Path
@@ -21,21 +20,20 @@ pytest.importorskip("verl")
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import transfer_queue as tq
-import verl
 from tensordict import TensorDict
 from torch import Tensor
 from verl.single_controller.base.decorator import Dispatch, register
 from verl.utils import tensordict_utils as tu
 from verl.utils import transferqueue_utils as bridge
 from verl.utils import ulysses
-from verl.workers.config import McoreActorConfig
 
 from cppo_lab.cores.verl import worker as module
 from cppo_lab.cores.verl.logits import logp_and_entropy
-from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
+from cppo_lab.cores.verl.loss import trust_region_loss
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 from cppo_lab.errors import UserError
 from tests.cores.verl.test_logits import K, V, recorded, topk
+from tests.cores.verl.vllm.megatron_ranks import mcore_actor, packing
 
 pytestmark = pytest.mark.verl
 RANKS = 2
@@ -56,17 +54,9 @@ def stand_in(tensor_group: Any, context_group: Any) -> Any:
     sequences.__dict__["PackedSeqParams"] = types.SimpleNamespace  # it only carries what it is given
     core = types.ModuleType("megatron.core")
     core.__dict__.update(parallel_state=state, packed_seq_params=sequences)
-    # The package's __init__ imports all of Megatron's models: its one file is taken by itself.
-    place = Path(verl.__file__).parent / "models" / "mcore" / "util.py"
-    spec = importlib.util.spec_from_file_location("verl.models.mcore.util", place)
-    assert spec is not None and spec.loader is not None
-    packing = importlib.util.module_from_spec(spec)
-    package = types.ModuleType("verl.models.mcore")
-    package.__dict__["util"] = packing
-    made = (types.ModuleType("megatron"), core, state, sequences, package, packing)
+    made = (types.ModuleType("megatron"), core, state, sequences)
     sys.modules |= {part.__name__: part for part in made}
-    spec.loader.exec_module(packing)
-    return packing
+    return packing()
 
 
 def weight(total: int) -> Tensor:
@@ -105,24 +95,17 @@ def over_the_sequence(measure: str) -> dict[str, Tensor]:
     return {key: value.detach() for key, value in gathered.items()} | {"gradient": gradient}
 
 
-def mcore_actor(measure: str = "tv") -> Any:
-    loss = TrustRegionLossConfig(
-        rule="dppo", constants={"delta": 0.1}, estimator="topk", k=K, convention="union", measure=measure
-    )
-    return McoreActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=loss)
-
-
 def alone() -> Any:
     return [dist.new_group([rank]) for rank in range(RANKS)][dist.get_rank()]
 
 
 def on_megatron(measure: str, data_format: str, tensor_parallel: bool) -> dict[str, Tensor]:
     """The vocabulary cut over both ranks, or, without `tensor_parallel`, every sequence."""
-    packing = stand_in(*((dist.group.WORLD, alone()) if tensor_parallel else (alone(), dist.group.WORLD)))
+    util = stand_in(*((dist.group.WORLD, alone()) if tensor_parallel else (alone(), dist.group.WORLD)))
     data, leaf = recorded()
     logits = torch.nested.nested_tensor_from_jagged(leaf.detach(), data["input_ids"].offsets())
     thd = data_format == "thd"
-    placed, params, _ = (packing.preprocess_thd_engine if thd else packing.preprocess_bshd_engine)(logits)
+    placed, params, _ = (util.preprocess_thd_engine if thd else util.preprocess_bshd_engine)(logits)
     if tensor_parallel:
         placed = placed.chunk(RANKS, -1)[dist.get_rank()]
     outputs = trust_region_loss(
@@ -131,9 +114,9 @@ def on_megatron(measure: str, data_format: str, tensor_parallel: bool) -> dict[s
     assert all(value.shape == placed.shape[:2] for value in outputs.values())
     ids = data["input_ids"]
     gathered = {
-        key: packing.postprocess_thd_engine(value, params, ids, len(ids))
+        key: util.postprocess_thd_engine(value, params, ids, len(ids))
         if thd
-        else packing.postprocess_bshd_engine(value, params)
+        else util.postprocess_bshd_engine(value, params)
         for key, value in outputs.items()
     }
     return {key: value.values() for key, value in gathered.items()}

@@ -12,7 +12,7 @@ from cppo_lab.answers.texts import Sample, texts_name
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.verl.staged import FOLDER, TAGS, HandOver, stage
 from cppo_lab.files import replace_file
-from cppo_lab.spec import AnswersSpec, VerlRun
+from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose
 
 KEPT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50)
@@ -57,7 +57,6 @@ def answers_of(step: int) -> StepAnswers:
 
 def hand_over(folder: Path, sink: Sink, settings: AnswersSpec | None = KEPT) -> HandOver:
     run = compose(["core=verl", "model=tiny_qwen3", "training.t_stop=4", "validation.every=2"]).run
-    assert isinstance(run, VerlRun)
     return HandOver(run, Resources(folder.parent, folder, answers=settings), sink)  # type: ignore[arg-type]
 
 

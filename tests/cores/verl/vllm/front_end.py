@@ -78,7 +78,6 @@ def bytes_per_token() -> float:
 def captured(completion: Any, k: int) -> dict[str, Any]:
     capture = Capture(k)
     capture.take(completion)
-    assert capture.ids is not None and capture.logp is not None
     rows = len(completion.token_ids)
     sampled = [row[completion.token_ids[t]].logprob for t, row in enumerate(completion.logprobs)]
     return {

@@ -24,16 +24,23 @@ RANKS, MEASURE = 2, "tv"
 
 
 def packing() -> Any:
-    """verl/models/mcore/util.py on the real megatron-core; its package would import Megatron-Bridge as well."""
+    """verl/models/mcore/util.py by itself: its package would import all of Megatron's models, and Megatron-Bridge."""
     place = Path(verl.__file__).parent / "models" / "mcore" / "util.py"
     spec = importlib.util.spec_from_file_location("verl.models.mcore.util", place)
-    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     package: Any = type(sys)("verl.models.mcore")
     package.util = module
     sys.modules |= {package.__name__: package, spec.name: module}
     spec.loader.exec_module(module)
     return module
+
+
+def mcore_actor(measure: str = MEASURE) -> Any:
+    """verl's config of an actor on Megatron with our loss."""
+    loss = TrustRegionLossConfig(
+        rule="dppo", constants={"delta": 0.1}, estimator="topk", k=K, convention="union", measure=measure
+    )
+    return McoreActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=loss)
 
 
 def model() -> Any:
@@ -92,11 +99,7 @@ def work(rank: int, folder: str) -> None:
     ids, mask, positions = util.preprocess_bshd_engine(data["input_ids"])
     future = torch.ones(ids.shape[1], ids.shape[1]).triu(1).bool()
     logits = gpt(ids, positions, future[None, None])  # [B, S, V / RANKS]
-    loss = TrustRegionLossConfig(
-        rule="dppo", constants={"delta": 0.1}, estimator="topk", k=K, convention="union", measure=MEASURE
-    )
-    actor = McoreActorConfig(rollout_n=1, ppo_micro_batch_size_per_gpu=1, policy_loss=loss)
-    outputs = trust_region_loss(actor, data=data, student_logits=logits, data_format="bshd")
+    outputs = trust_region_loss(mcore_actor(), data=data, student_logits=logits, data_format="bshd")
     parts = [torch.empty_like(logits) for _ in range(RANKS)]
     dist.all_gather(parts, logits.detach().contiguous(), group=group)
 

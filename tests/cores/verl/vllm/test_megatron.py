@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
-from tests.cores.verl.test_logits import K, V, recorded, topk
+from cppo_lab.cores.verl.loss import trust_region_loss
+from tests.cores.verl.test_logits import V, recorded, topk
 from tests.cores.verl.vllm.megatron_ranks import MEASURE, RANKS
 from tests.requirement import VLLM, VLLM_PYTHON
 
@@ -30,10 +30,6 @@ def test_divergence_and_entropy_are_those_of_whole_logits(ranks: list[dict[str, 
     data, _ = recorded()
     logits = ranks[0]["logits"]
     assert logits.shape[1] == V
-    loss = TrustRegionLossConfig(
-        rule="dppo", constants={"delta": 0.1}, estimator="topk", k=K, convention="union", measure=MEASURE
-    )
-    assert topk(MEASURE).policy_loss.measure == loss.measure
     expected = trust_region_loss(topk(MEASURE), data=data, student_logits=(logits * 1.0).unsqueeze(0))
     for rank in ranks:
         assert set(rank["outputs"]) == {"divergence", "policy_entropy"}

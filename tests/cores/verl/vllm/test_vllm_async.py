@@ -13,4 +13,4 @@ pytestmark = [pytest.mark.verl, pytest.mark.slow]
 def test_pieces_of_an_aborted_response_are_those_of_the_weights_that_they_name(tmp_path: Path) -> None:
     VLLM.demand()
     runs = Runs(tmp_path, "layout=cpu_vllm", "model.architecture.head_dim=32", python=str(VLLM_PYTHON))
-    check_pieces(runs.uninterrupted, tmp_path / "eager")
+    check_pieces(runs.uninterrupted, tmp_path / "uninterrupted")

@@ -1,0 +1,74 @@
+"""What the jobs share that train in a Ray of the product's own: one trainer in their process, with workers of theirs.
+
+Import only what needs no Ray at the top: its environment must be set first.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from cppo_lab.cores.verl.cluster import longer_start_timeout
+from cppo_lab.cores.verl.core import TaskRunner
+from cppo_lab.sweep.compose import Composed
+
+
+def configured(
+    run: Composed,
+    layout: Any,
+    ray_init: Any,
+    shared: Path,
+    own: Path,
+    resume: Path | None = None,
+    **more: Any,
+) -> Any:
+    """verl's tree for a run, checked; its model and data are made."""
+    from cppo_lab.cores.verl.config import check_config, verl_config
+    from cppo_lab.cores.verl.files import planned_files, require_files
+
+    files = planned_files(run.run, run.paths, shared, own, resume)
+    require_files(run.run, files, shared)
+    config = verl_config(run.run, layout, files, **more)
+    config.ray_kwargs.ray_init = ray_init
+    check_config(run.run, layout, config)
+    return config
+
+
+def with_workers(made: Callable[[], type]) -> type:
+    """A base for a trainer whose training workers are of the class that `made` returns."""
+
+    class Replaced:
+        role_worker_mapping: dict[Any, Any]
+
+        def _init_resource_pool_mgr(self) -> None:
+            import ray
+            from verl.workers.engine_workers import ActorRolloutRefWorker
+
+            super()._init_resource_pool_mgr()  # type: ignore[misc]
+            for role, actor in self.role_worker_mapping.items():
+                if issubclass(actor.__ray_metadata__.modified_class, ActorRolloutRefWorker):
+                    self.role_worker_mapping[role] = ray.remote(made())
+
+    return Replaced
+
+
+def train_here(config: Any) -> None:
+    """Train in this process by verl's `run_ppo`."""
+    from verl.trainer.main_ppo import run_ppo
+
+    class Here:
+        """What verl takes for the actor that trains: this process."""
+
+        @staticmethod
+        def remote() -> Any:
+            return Here
+
+        class run:  # a method of Ray's handles
+            @staticmethod
+            def remote(config: Any) -> Any:
+                import ray
+
+                TaskRunner().run(config)
+                return ray.put(None)
+
+    with longer_start_timeout():
+        run_ppo(config, task_runner_class=Here)
