@@ -7,13 +7,11 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cppo_lab.cores.base import Resources
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.maths.weights import position_weights
 from cppo_lab.spec import RuleSpec
-from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY
+from tests.cores.test_mini import trainer_of
 from tests.maths.maths_batches import apply
 
 RULE = RuleSpec(name="cppo", delta=0.1, delta_b=0.01, delta_b_mode="fixed", w_min=0.8)
@@ -89,7 +87,7 @@ def test_a_long_response_waits_for_the_device_as_often_as_a_short_one() -> None:
 
 def watching(folder: Path, *overrides: str) -> tuple[Trainer, list[ObservedTokens]]:
     """A trainer of the embedded core, and what its diagnostics are going to see."""
-    trainer = Trainer(compose([*TINY, *overrides]).run, Resources(folder, folder, device="cpu"))
+    trainer = trainer_of(folder, *overrides)
     seen, see = [], trainer.diagnostics.see
 
     def watch(step: int, tokens: ObservedTokens, text: Any) -> None:

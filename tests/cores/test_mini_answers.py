@@ -229,9 +229,13 @@ def test_files_of_a_run_that_starts_again_are_its_own(
 
 
 def test_the_settings_are_no_part_of_a_run() -> None:
-    on, off = compose(TINY), compose([*TINY, "tracking.answers.keep=false", "tracking.answers.problems=all"])
-    assert on.tracking.answers == DEFAULT
-    assert not off.tracking.answers.keep
+    """Nor that of the metrics between sampler and trainer."""
+    off = compose(
+        [*TINY, "tracking.answers.keep=false", "tracking.answers.problems=all", "tracking.mismatch=false"]
+    )
+    on = compose(TINY)
+    assert on.tracking.answers == DEFAULT and on.tracking.mismatch
+    assert not off.tracking.answers.keep and not off.tracking.mismatch
     assert on.run_id == off.run_id
 
 

@@ -8,19 +8,11 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.sampler import Rollout
 from cppo_lab.cores.mini.trainer import Trainer
-from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY
+from tests.cores.test_mini import trainer_of
 
 ERROR = "token_mult_prob_error"
-
-
-def trainer_of(folder: Path, *overrides: str, mismatch: bool = True) -> Trainer:
-    return Trainer(
-        compose([*TINY, *overrides]).run, Resources(folder, folder, device="cpu", mismatch=mismatch)
-    )
 
 
 def of_mismatch(metrics: dict[str, float]) -> dict[str, float]:
@@ -49,7 +41,7 @@ def test_the_state_before_the_update_is_that_of_the_first_minibatch(tmp_path: Pa
     assert rows < len(batch.keep)
     before = error(trainer, batch.rollout.select(torch.arange(rows)))
     found = trainer.update(batch)
-    assert before > 1.0001
+    assert 1.0001 < before < 1.03  # that of bfloat16
     assert found[schema.mismatch_metric(ERROR, before_update=True)] == pytest.approx(before, rel=1e-5)
     assert 0 < found[schema.DIVERGENCE_BEFORE] < found[schema.DIVERGENCE_BEFORE_P90]
     assert found[schema.DIVERGENCE_BEFORE] < found["rule/divergence_mean"]
@@ -85,9 +77,3 @@ def test_switched_off_they_are_left_out_and_change_nothing(tmp_path: Path) -> No
         assert of_mismatch(with_them) and not of_mismatch(without)
         for name, value in without.items():
             assert name.startswith("perf/") or with_them[name] == value
-
-
-def test_the_setting_is_no_part_of_a_run() -> None:
-    on, off = compose(TINY), compose([*TINY, "tracking.mismatch=false"])
-    assert on.tracking.mismatch and not off.tracking.mismatch
-    assert on.run_id == off.run_id

@@ -109,17 +109,22 @@ def test_from_a_stale_mu_an_update_is_matched_by_what_it_moves_itself(rule: dict
         assert row["exact/update_movement"] == expected["exact/update_movement"]
         assert row["exact/error_before"] == expected["exact/error_before"]
     assert any(row["exact/movement"] < row["exact/movement_before"] for row in reference)
-    learner = learner_of(along(rule, **stale))
-    for number in range(1, 7):
+
+
+@pytest.mark.parametrize("match", ["scale", "update"])
+def test_the_movement_of_an_update_by_its_definition(match: str) -> None:
+    """Where mu goes: from what mu would be of the policy before the update, or from that policy itself."""
+    stale: dict[str, Any] = {"rollout": {"staleness": 4}, "model": {"mismatch": 0.02}}
+    learner = learner_of(along(NO_TRUST_REGION, {**ALONG, "match": match}, **stale))
+    for number in range(1, 6):
         start = learner.parameters.detach().clone()
         oldest = [*learner.past, start][0]
         row = step(learner, number)
     assert learner.measured is not None
-    mu, unmoved = (learner.sampler(parameters).exp() for parameters in (oldest, start))
-    pi = learner.log_policy(1.0, learner.measured).exp()
-    process = learner.process
-    visits = state_probabilities(process, mu[None].numpy())[:-1, 0]
-    apart = 0.5 * (unmoved - pi).abs().sum(-1).detach().numpy()[process.stretch]
+    unmoved = learner.sampler(start) if match == "scale" else learner.log_policy(1.0, start)
+    process, pi = learner.process, learner.log_policy(1.0, learner.measured)
+    visits = state_probabilities(process, learner.sampler(oldest).exp()[None].numpy())[:-1, 0]
+    apart = 0.5 * (unmoved.exp() - pi.exp()).abs().sum(-1).detach().numpy()[process.stretch]
     assert row["exact/update_movement"] == pytest.approx((visits * apart).sum() / process.horizon, rel=1e-9)
 
 
@@ -133,25 +138,7 @@ def test_matched_by_the_movement_of_the_policy_itself_the_noise_of_mu_is_no_part
         assert row["exact/matched"] == 1
         assert row["exact/update_movement"] < other["exact/update_movement"]
     training = exact_rows(along(TIGHT, {**ALONG, "match": "update"}, **stale))
-    # Up to rounding, which differs between processors.
-    assert [row["exact/update_length"] for row in training] == pytest.approx([1.0] * len(training), rel=1e-12)
-
-
-def test_the_movement_of_an_update_is_from_the_policy_before_it_where_mu_goes() -> None:
-    stale: dict[str, Any] = {"rollout": {"staleness": 4}, "model": {"mismatch": 0.0}}
-    learner = learner_of(along(NO_TRUST_REGION, {**ALONG, "match": "update"}, **stale))
-    for number in range(1, 6):
-        start = learner.parameters.detach().clone()
-        oldest = [*learner.past, start][0]
-        row = step(learner, number)
-    assert learner.measured is not None
-    mu, before, after = (
-        learner.log_policy(1.0, each).detach().exp() for each in (oldest, start, learner.measured)
-    )
-    process = learner.process
-    visits = state_probabilities(process, mu[None].numpy())[:-1, 0]
-    apart = 0.5 * (before - after).abs().sum(-1).numpy()[process.stretch]
-    assert row["exact/update_movement"] == pytest.approx((visits * apart).sum() / process.horizon, rel=1e-9)
+    assert [row["exact/update_length"] for row in training] == pytest.approx([1.0] * 12, rel=1e-12)
 
 
 def test_a_step_that_no_length_matches_says_so_and_has_no_error() -> None:
@@ -175,16 +162,6 @@ def test_a_step_that_no_length_matches_says_so_and_has_no_error() -> None:
 )
 def test_the_length_at_which_an_update_moves_as_far(beyond: Any, length: float | None) -> None:
     assert equal_length(beyond) == (None if length is None else pytest.approx(length, rel=1e-12))
-
-
-def test_a_resumed_run_measures_the_same() -> None:
-    spec = along(CPPO, rollout={"staleness": 2})
-    whole, first, resumed = (learner_of(spec) for _ in range(3))
-    expected = [step(whole, number) for number in range(1, 5)]
-    for number in (1, 2):
-        step(first, number)
-    resumed.load_state(first.state())
-    assert [step(resumed, number) for number in (3, 4)] == expected[2:]
 
 
 @pytest.mark.parametrize("delta_b", [0.01, math.inf])  # with the prefix test, and without it

