@@ -16,7 +16,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "benchmarks/test_gpu_kit.py": (FULL, "makes a bare environment, and runs the whole kit on the CPU"),
     "browser": (FULL, "Chromium"),
     "cores/verl": (FULL, "Ray, and verl's imports take ten seconds a process"),
-    "cores/verl/test_async_runs.py": (SOAK, "three trainings with Ray: nine minutes of one core"),
+    "cores/verl/test_async_runs.py": (SOAK, "two trainings with Ray: minutes of one core"),
     "cores/verl/vllm/test_vllm_async.py": (SOAK, "the same with vLLM: six minutes"),
     "dev/test_gpu_lock_resolves.py": (SOAK, "asks the package index, whose answer changes"),
     "cores/test_core_conformance.py": (FULL, "a dozen processes that load torch or MLflow"),

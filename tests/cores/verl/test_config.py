@@ -396,12 +396,6 @@ def test_another_verl_is_refused_with_the_one_to_install(monkeypatch: pytest.Mon
         check_config(composition.run, composition.layout, config)
 
 
-def test_a_minibatch_that_the_ranks_cannot_share_is_refused() -> None:
-    composition = with_layout(composed(*DENSE), devices_per_node=3, rollout_tensor_parallel=1)
-    with pytest.raises(UserError, match=r"3 data-parallel ranks.* 32 prompts x 8 responses equally: .*256"):
-        checked(composition)
-
-
 def test_devices_that_share_a_sequence_share_its_tokens() -> None:
     """With half the tokens per device; composing refuses less (tests/spec/test_spec.py)."""
     checked(

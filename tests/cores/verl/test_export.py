@@ -337,23 +337,11 @@ def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 def test_runs_that_are_not_known_and_places_that_are_taken(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    other = "0000" if not RUN.startswith("0000") else "ffff"
+    """Most are in tests/hostile."""
     (run / "runs" / f"{RUN[:8]}0000").mkdir()
-    (run / "full").mkdir()
-    (run / "full" / "mine").write_text("mine")
-    (run / "file").write_text("mine")
     (run / "ring").symlink_to("ring")
-    for name, out, says in [
-        (other, "model", "has no run with this prefix"),
-        *((text, "model", "give 4 to 12 hexadecimal digits") for text in (RUN[:3], "../..", "", RUN + "0")),
-        (RUN[:8], "model", "is a prefix of 2 ids"),
-        (f"{RUN[:8]}0000", "model", "has not started"),
-        (RUN, "full", "--out full exists and is not empty"),
-        (RUN, "file", "--out file is a file: name a folder"),
-        (RUN, "ring", "--out ring is a circular link"),
-    ]:
-        assert says in refused(capsys, name, "--out", out), name
-    assert (run / "full" / "mine").read_text() == (run / "file").read_text() == "mine"
+    assert "has not started" in refused(capsys, f"{RUN[:8]}0000", "--out", "model")
+    assert "--out ring is a circular link" in refused(capsys, RUN, "--out", "ring")
     with held(run / "runs" / RUN):
         assert refused(capsys).startswith(f"run {RUN} is being trained")
 

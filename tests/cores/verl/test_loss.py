@@ -170,30 +170,28 @@ def wide() -> TokenBatch:
 FOUR, TWO = ([range(i, i + n) for i in range(0, 12, n)] for n in (4, 2))
 
 
+ONE = {
+    "4": [FOUR], "2": [TWO], "two ranks": [TWO[:3], TWO[3:]],
+    "a rank for 4": [[rows] for rows in FOUR], "a rank for 2": [[rows] for rows in TWO],
+}  # fmt: skip
+SEVERAL = [[[FOUR[0]], [FOUR[1]]], [[TWO[4]], [TWO[5]]]]
+
+
 @pytest.mark.parametrize(
-    "cuts",
-    [[FOUR], [TWO], [TWO[:3], TWO[3:]], [[rows] for rows in FOUR], [[rows] for rows in TWO]],
-    ids=["4", "2", "two ranks", "a rank for 4", "a rank for 2"],
+    ("minibatches", "first"),
+    [*(([cuts], 12) for cuts in ONE.values()), (SEVERAL, 8), ([[[range(3, 4)]], *SEVERAL], 8)],
+    ids=[*ONE, "several", "after padding"],
 )
-def test_mismatch_of_one_minibatch_however_it_is_cut(cuts: Any) -> None:
+def test_mismatch_however_it_is_cut(minibatches: Any, first: int) -> None:
+    """Minibatches weigh by their tokens; the first is the state before, if it is not of padding alone."""
     batch = wide()
-    before = whole(batch, before_update=True)
-    assert mismatches(step(batch, [cuts])) == pytest.approx(whole(batch) | before, rel=1e-6)
-
-
-def test_mismatch_of_several_minibatches() -> None:
-    """They weigh by their tokens; the first is the state before, if it is not of padding alone."""
-    batch = wide()
-    cuts = [[[FOUR[0]], [FOUR[1]]], [[TWO[4]], [TWO[5]]]]
-    expected = whole(batch) | whole(batch, 8, before_update=True)
-    for minibatches in (cuts, [[[range(3, 4)]], *cuts]):
-        reported = step(batch, minibatches)
-        assert mismatches(reported) == pytest.approx(expected, rel=1e-6)
-        assert not any("/gap/" in name for name in reported)  # no sum is left
+    reported = step(batch, minibatches)
+    expected = whole(batch) | whole(batch, first, before_update=True)
+    assert mismatches(reported) == pytest.approx(expected, rel=1e-6)
+    assert not any("/gap/" in name for name in reported)  # no sum is left
     row = rule_metrics(reduce_metrics(rename_dict(dict(reported), "actor/")))
-    assert {name: value for name, value in row.items() if name.startswith(OF_MISMATCH)} == mismatches(
-        reported
-    )
+    own = {name: value for name, value in row.items() if name.startswith(OF_MISMATCH)}
+    assert own == mismatches(reported)
     assert all(schema.is_known_metric(name) for name in row)
 
 

@@ -518,13 +518,10 @@ def test_a_long_rollout_is_asked_for_seldom_and_noticed_in_time(
     watch = SimpleNamespace(monotonic=lambda: clock[0], time=lambda: clock[0], sleep=sleep)
     monkeypatch.setattr(replay_buffer, "time", watch)
     monkeypatch.setattr(module, "time", watch)
-    settings = {
-        "trainer_mode": "sync",
-        "trainer_config": {},
-        "max_off_policy_threshold": None,
-        "sampler_kwargs": {},
-    }
-    buffer = LabReplayBuffer(**settings, max_off_policy_strategy="drop")
+    buffer = LabReplayBuffer(
+        trainer_mode="sync", trainer_config={}, max_off_policy_threshold=None, max_off_policy_strategy="drop",
+        sampler_kwargs={},
+    )  # fmt: skip
 
     def ask() -> None:
         if clock[0] >= 1000 + seconds:
