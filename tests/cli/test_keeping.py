@@ -109,11 +109,3 @@ def test_code_that_no_job_reads_is_freed(cppo: Command, monkeypatch: pytest.Monk
         assert [path.name for path in (runs / "code").iterdir()] == ["waits"]
         ledger.end(ledger.open_tasks(), "COMPLETED")
     assert cppo("clean --code --yes").out == "0.002 GB freed\n"
-
-
-def test_bad_archives_are_refused(cppo: Command) -> None:
-    for content in (b"", b"text"):
-        Path("bad.zip").write_bytes(content)
-        assert "bad.zip cannot be read as a file of `cppo archive`" in cppo("report bad.zip", code=2).err
-    assert "no run of quickstart has ended here" in cppo(f"archive {SWEEP} --out a.zip", code=2).err
-    assert not Path("a.zip").exists()

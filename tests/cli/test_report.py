@@ -234,6 +234,3 @@ def test_a_factorial_sweep_is_asked_for_its_effects_and_null_is_a_value(
         f"{name} ratio_cap={x}": f"own ratio_cap={x}" for name in ("own", "padded") for x in ("null", 20)
     }
     assert request.factorial and request.baseline == Baseline("own", matched)
-    without = text.replace("rule.w_min: [0.6, 0.8], ", "")
-    Path("spans.yaml").write_text(without)
-    assert "analysis='factorial': the sweep has no axis but seed" in cppo("plan spans.yaml", code=2).err

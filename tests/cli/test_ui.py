@@ -1,4 +1,4 @@
-"""`cppo ui`: where it listens and what it says. With a real server: tests/test_ui_server.py."""
+"""`cppo ui`: where it listens and what it says. With a real server: tests/cli/test_ui_server.py."""
 
 import os
 import socket

@@ -35,7 +35,20 @@ def _link(name: str, target: str) -> Callable[[Path], None]:
     return make
 
 
+def _for_everybody(folder: Path) -> None:
+    (folder / "runs").mkdir()
+    (folder / "runs").chmod(0o777)
+
+
 RUNS = [
+    *(
+        Case(words, "runs is writable for every user", make=_for_everybody)
+        for words in (f"launch {RUN}", "tune tune_cppo")
+    ),
+    *(
+        Case("report bad.zip", "bad.zip cannot be read as a file of `cppo archive`", {"bad.zip": content})
+        for content in ("", "text")
+    ),
     Case(f"launch {RUN}", "runs is a file, but runs keep their folders there: move it away", {"runs": ""}),
     *(
         Case(words, "runs is a circular link: remove it", make=_link("runs", "runs"))

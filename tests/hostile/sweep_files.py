@@ -98,6 +98,7 @@ FILES = {
     f"{HEAD}sweeps: [main, main]\n": "sweeps=['main', 'main'] must have distinct names",
     f"{HEAD}sweeps: [../gone.yaml]\n": "sweeps.0: sweep file ../gone.yaml does not exist",
     f"{HEAD}sweeps: [main]\nmodels: [mini_base]\n": ": unknown key 'models': valid: axes, feeds, name",
+    f"{HEAD}sweeps: [main]\naxes: {{seed: [010]}}\n": f" line 4, column 15: not valid YAML: '010' {AMBIGUOUS}",
     f"{HEAD}sweeps: [quickstart]\naxes: {{sead: [1]}}\n":
         ": axes.sead=1: unknown key 'sead': did you mean 'seed'?",
 }  # fmt: skip
@@ -147,6 +148,7 @@ ADDED = {
         ": axes.optim.learning_rate='1e-3x': must be a number in (0, inf)",
     f"axes: {{seed: {list(range(1500))}, data.validation_seed: {list(range(1500))}}}\n":
         ": declares 2,250,000 runs, more than 1,000,000: declare fewer",
+    "axes: {seed: [0]}\nanalysis: factorial\n": ": analysis='factorial': the sweep has no axis but seed",
     "exclude: [{}]\n":
         ": exclude.0: must name at least one of variant, model, core, or a key of variants and axes",
     "exclude: [{varient: cppo}]\n":
@@ -406,6 +408,7 @@ BOUNDED = {
 
 IN_A_SEARCH = [
     ("trials: 4", "trials: 0", "search.trials=0: must be in [1, 100000]"),
+    ("low: 0.4", "low: 010", "'010' is a number that programs read differently"),
     ("low: 0.4", "low: .nan", "configuration: rule.w_min=nan: must be in (0, 1]"),
     ("rule.w_min:", "rule.w_mim:", "unknown key 'rule.w_mim': did you mean 'rule.w_min'?"),
     (PARAMETER, "seed: {choices: [0, 1]}", "search.parameters.seed: this key cannot be tuned; remove it"),

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.files import ANYBODY, require_folder
-from tests.conftest import TINY
 
 
 @pytest.mark.parametrize(
@@ -39,15 +37,3 @@ def test_who_may_write(
         require_folder(folder)
     monkeypatch.setenv(ANYBODY, "1")
     require_folder(folder)
-
-
-@pytest.mark.parametrize("command", [["launch", "quickstart", *TINY], ["tune", "tune_cppo"]])
-def test_a_launch_is_refused_before_anything_is_written(
-    command: list[str], workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (workspace / "runs").mkdir()
-    (workspace / "runs").chmod(0o777)
-    assert main(command) == 2
-    assert "is writable for every user" in capsys.readouterr().err
-    assert [path.name for path in workspace.iterdir()] == ["runs"]
-    assert list((workspace / "runs").iterdir()) == []

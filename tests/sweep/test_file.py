@@ -66,23 +66,6 @@ def test_a_number_that_programs_read_differently_is_refused(value: str) -> None:
     assert read(f"'{value}'") == value
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "variants: {a: {rule: cppo, seed: 010}}",
-        "variants: {a: {rule: cppo}}\naxes: {seed: {mini: [010]}}",
-        "variants: {a: {rule: cppo}}\nexclude: [{seed: 010}]",
-        "variants: {a: {rule: cppo}}\nresources: [{hours: 010}]",
-        "sweeps: [main]\naxes: {seed: [010]}",
-        "search: {training.optim.learning_rate: {low: 010, high: 1}}",
-    ],
-)
-def test_every_file_is_read_alike(text: str, workspace: Path) -> None:
-    Path("mine.yaml").write_text(HEAD + text)
-    with pytest.raises(UserError, match="'010' is a number that programs read differently"):
-        load_sweep("mine.yaml")
-
-
 def test_only_models_and_a_seed(workspace: Path) -> None:
     plan = planned("axes: {seed: [3]}")
     assert labels(plan) == ["mine"]
