@@ -49,6 +49,10 @@ def test_a_rule_of_another_package_is_given_what_its_file_says() -> None:
     own = {"name": "theirs", "path": "acme_rules:theirs", "delta_b_cap": 2.0}
     assert RuleSpec.model_validate(own).parameters() == {"delta_b_cap": 2.0}
     assert RuleSpec.model_validate(own | {"name": "cppo", "path": None}).parameters() == {}
+    spans = [
+        RuleSpec.model_validate(own | {"position_span": span}).arguments(64) for span in ("own", "padded")
+    ]
+    assert "span" not in spans[0] and spans[1]["span"] == 64
 
 
 def test_what_the_authors_recipe_sets() -> None:
@@ -85,9 +89,3 @@ def test_the_sweeps_of_the_recipe(sweep: str) -> None:
     for core, runs in zip(CORES, SWEEPS[sweep], strict=True):
         plan = make_plan(load_sweep(sweep), [f"core={core}"])
         assert len({run.run_id for run in plan.runs}) == len(plan.runs) == runs
-
-
-def test_a_rule_of_another_package_gets_the_span_that_it_is_given() -> None:
-    values = {"name": "theirs", "path": "a:b"}
-    assert "span" not in RuleSpec.model_validate({**values, "position_span": "own"}).arguments(64)
-    assert RuleSpec.model_validate({**values, "position_span": "padded"}).arguments(64)["span"] == 64

@@ -24,10 +24,7 @@ class TestMini(CoreTests):
 
     core = MINI
     overrides = tuple(TINY)
-    refused: ClassVar = {
-        "rollout.max_response_length=4": "raise max_response_length",
-        "rule=verl_sapo": "needs core=verl",
-    }
+    refused: ClassVar = {"rule=verl_sapo": "needs core=verl"}
 
 
 class TestExact(CoreTests):
@@ -44,11 +41,7 @@ class TestExact(CoreTests):
         "validation.every=2",
         "training.t_stop=4",
     )
-    refused: ClassVar = {
-        "rollout.top_p=0.9": "untruncated softmax",
-        "divergence.k=9": "the whole vocabulary",
-        "rule=verl_sapo": "needs core=verl",
-    }
+    refused: ClassVar = TestMini.refused
 
 
 def cppo(folder: Path, *arguments: str, path: Path | None = None) -> tuple[int, str, str]:

@@ -66,13 +66,15 @@ def package(folder: Path) -> Path:
     return folder
 
 
-def python(folder: Path, *arguments: str, path: Path | None = None) -> tuple[int, str, str]:
+def python(folder: Path, *arguments: str, path: Path | None = None, **variables: str) -> tuple[int, str, str]:
     """Python in a separate process, with their package on its path if `path` names it."""
-    known = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    known = {
+        key: value for key, value in os.environ.items() if key not in ("CPPO_RULES", "MLFLOW_TRACKING_URI")
+    }
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=folder,
-        env=known | {"PYTHONPATH": os.pathsep.join([str(ROOT), *([str(path)] if path else [])])},
+        env=known | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *([path] if path else [])])), **variables},
         capture_output=True,
         text=True,
         timeout=CEILING_SECONDS,
