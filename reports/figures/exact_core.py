@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import NullLocator
+from matplotlib.ticker import LogLocator, NullLocator
 
 from cppo_lab.analysis.statistics.exact_study import (
     BIN,
@@ -218,5 +218,14 @@ def draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
     if panel.horizons:
         ax.set_xticks(panel.horizons, map(str, panel.horizons))
         ax.xaxis.set_minor_locator(NullLocator())
+        ax.set_xlim(
+            panel.horizons[0] / 2, panel.horizons[-1] * 2
+        )  # of one horizon, its lines beside its tick
+    if panel.metric == "ratio":  # 0.6, not 6 x 10^-1
+        low, high = ax.get_ylim()
+        if high > 8 * low:
+            ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter("{x:g}")
     if panel.metric == "bound" and panel.lines:
         ax.legend()
