@@ -31,6 +31,7 @@ from cppo_lab.analysis.statistics.verdicts import (
     word_of_comparison,
 )
 from cppo_lab.core_records import core_if_installed
+from cppo_lab.errors import counted
 from cppo_lab.reports.names import ABSENT, OURS, display_name, origin, p_text, signed_points
 from cppo_lab.reports.tables import TextRow, TextTable
 
@@ -269,7 +270,13 @@ def _estimate(claim: Claim, deciding: Comparison | None) -> str:
     around = "no interval" if interval == "none" else f"95 % interval {interval}"
     ours, theirs = difference.ours, difference.theirs
     runs = (
-        f"{ours} and {theirs} runs" if ours != theirs else f"{ours} runs each" if ours > 1 else "one run each"
+        counted(ours, "run")
+        if not difference.against
+        else f"{ours} and {theirs} runs"
+        if ours != theirs
+        else f"{ours} runs each"
+        if ours > 1
+        else "one run each"
     )
     return f"{signed_points(difference.estimate.value)} {claim.unit}, {around} ({runs})"
 

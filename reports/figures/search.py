@@ -184,7 +184,8 @@ def _curves(result: SearchResult) -> Axes:
         named.add(label)
     for place in range(1, len(result.seeds)):
         ax.axvline(place * result.t_stop, color="#999999", linewidth=0.7, linestyle=":")
-    ax.set(xlabel="training step", ylabel="running score (%)")
+    seeds = ", seed after seed" * (len(result.seeds) > 1)
+    ax.set(xlabel=f"training step{seeds}", ylabel="running score (%)")
     ax.relim()
     ax.autoscale_view()
     return ax
