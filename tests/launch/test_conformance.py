@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab import PARTS_FOLDER
 from cppo_lab.launch import launchers
 from cppo_lab.launch.base import Event, LauncherSpec
-from cppo_lab.launch.launchers import LAUNCHERS, LauncherRecord, launcher_kind, load_launcher
-from cppo_lab.launch.slurm.submit import SlurmSpec
+from cppo_lab.launch.launchers import LAUNCHERS, LauncherRecord
 from cppo_lab.runs.folder import is_cancelled
 from cppo_lab.testing import LauncherTests
 from cppo_lab.testing.launchers import SmallJob
@@ -56,15 +54,6 @@ if __name__ == "__main__":
 SMALL = ["batch.prompts=4", "batch.responses=2", "batch.minibatch_prompts=2", "training.t_stop=2"]
 SMALL += ["validation.every=1", "validation.samples=1", "model.warm_start.steps=2"]
 SMALL += ["model.warm_start.target_accuracy=null"]
-
-
-def test_records_names_and_files_agree() -> None:
-    """Only Slurm has settings of its own."""
-    assert set(LAUNCHERS) == {path.stem for path in (PARTS_FOLDER / "conf" / "launcher").glob("*.yaml")}
-    assert all(callable(load_launcher(name)) for name in LAUNCHERS)
-    kinds = {name: launcher_kind(name) for name in LAUNCHERS}
-    assert kinds == {"inline": LauncherSpec, "local": LauncherSpec, "slurm": SlurmSpec}
-    assert launcher_kind(None) is LauncherSpec  # no name: its own validation says so
 
 
 class TestInline(LauncherTests):
