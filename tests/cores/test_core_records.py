@@ -23,7 +23,7 @@ from cppo_lab.sweep.overrides import read
 from cppo_lab.testing import CoreTests
 from cppo_lab.testing import cores as conformance
 from cppo_lab.testing.cores import Life
-from tests.cores.test_mini import ListSink
+from tests.cores.test_mini import Killed, ListSink
 from tests.waiting import CEILING_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -87,10 +87,6 @@ def test_a_core_of_another_package_conforms(tmp_path: Path) -> None:
     (tmp_path / "check.py").write_text(CHECK)
     code, out, err = python(tmp_path, "check.py", path=theirs)
     assert code == 0, out + err
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL."""
 
 
 class Dying(ListSink):

@@ -20,14 +20,10 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
 from tests.cores.exact_specs import DISTURBED, DPPO, exact_run
-from tests.cores.test_mini import ListSink, trainer_of
+from tests.cores.test_mini import Killed, ListSink, trainer_of
 
 MAKER = "torch on cpu"
 LONGER = [*TINY, "training.t_stop=8"]
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours catches it."""
 
 
 def run(spec: RunSpec, shared: Path, folder: Path, sink: ListSink | None = None) -> tuple[ListSink, Outcome]:

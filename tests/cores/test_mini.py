@@ -174,6 +174,10 @@ class TestSampler:
         check_frequencies(tokens, nucleus(probabilities.tolist(), top_p))
 
 
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours catches it."""
+
+
 class ListSink:
     """Keeps what a core logs."""
 

@@ -21,15 +21,11 @@ from cppo_lab.spec import AnswersSpec, MiniRun
 from cppo_lab.sweep.compose import compose
 from tests.answers.made import averages
 from tests.conftest import TINY
-from tests.cores.test_mini import ListSink
+from tests.cores.test_mini import Killed, ListSink
 
 # With a mask that drops something in a few steps of a tiny model.
 WORDS = [*TINY, "rule.delta=0.01", "optim.learning_rate=0.01", "rollout.staleness=1", "training.t_stop=6"]
 DEFAULT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours catches it."""
 
 
 class FileSink(ListSink):

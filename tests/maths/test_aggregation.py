@@ -58,18 +58,6 @@ def test_micro_batches_add_up(mode: str, seed: int, cut: int) -> None:
     torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=1e-12)
 
 
-def test_merge_adds_sums_and_keeps_the_largest_maximum() -> None:
-    stats = [
-        {
-            "tokens": torch.tensor(tokens),
-            "divergence": torch.tensor(1.0),
-            "divergence_max": torch.tensor(most),
-        }
-        for tokens, most in ((2.0, 0.9), (6.0, 0.2))
-    ]
-    assert summarise(merge(stats)) == pytest.approx({"divergence_mean": 0.25, "divergence_max": 0.9})
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_mean_ratio_of_a_broken_policy_is_a_number(dtype: torch.dtype) -> None:
     """exp of 1,000 is none in either dtype; a cap keeps the objective finite, so the run goes on and logs it."""
