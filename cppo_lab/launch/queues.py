@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.runs.disk import size_of
 from cppo_lab.runs.folder import AlreadyRunning, held, read_status, write_status
 from cppo_lab.runs.folder import queued as listed
 from cppo_lab.runs.spool import files
@@ -54,6 +53,8 @@ def spare_code(runs: Path, remove: bool = False) -> int:
     """Bytes of the copies of the code that no job in Slurm's queue reads; with `remove`, they are removed. Raises
     UserError if Slurm's controller does not answer.
     """
+    from cppo_lab.runs.disk import size_of
+
     settle_jobs(runs)
     with contextlib.ExitStack() as stack:
         scripts = ""

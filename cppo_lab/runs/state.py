@@ -223,3 +223,10 @@ def _stopped(
         cause = Cause.DIED if _SILENT in reason else ""
     step, t_stop = at if state in (schema.PARTIAL, schema.STOPPED) else (None, None)
     return RunState(state, reason, version, step, t_stop, cause)
+
+
+def counts(states: Iterable[str]) -> dict[str, int]:
+    """How many runs are done (also collapsed), failed, and left."""
+    names = list(states)
+    done, failed = sum(state in schema.FINISHED for state in names), names.count(schema.FAILED)
+    return {"done": done, "failed": failed, "left": len(names) - done - failed}

@@ -22,9 +22,8 @@ from cppo_lab.errors import UserError, one_line, say
 from cppo_lab.launch.queues import look
 from cppo_lab.runs.folder import CONFIG, holder, parse_variants, read_config, seconds_trained
 from cppo_lab.runs.spool import early_signs, score_text
-from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
+from cppo_lab.runs.state import Queued, RunFolder, RunState, counts, explained, state_of
 from cppo_lab.sweep.columns import RUN_ID, aligned
-from cppo_lab.tracking.notify import counts
 
 COLUMNS = (
     *("run_id", "variants", "rule", "model", "seed", "state", "step", "t_stop", "score", "eta_seconds"),

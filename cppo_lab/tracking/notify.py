@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import urllib.request
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -26,7 +26,7 @@ from cppo_lab.errors import UserError, say
 from cppo_lab.files import redacted
 from cppo_lab.runs.folder import Cause, is_held
 from cppo_lab.runs.spool import early_signs
-from cppo_lab.runs.state import Queued, RunFolder, state_of
+from cppo_lab.runs.state import Queued, RunFolder, counts, state_of
 from cppo_lab.spec import digest
 
 VARIABLE = "CPPO_NOTIFY_URL"  # how the process and jobs get the address, which no file or command line has
@@ -190,13 +190,6 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 
     def redirect_request(self, *_: object) -> None:
         return None
-
-
-def counts(states: Iterable[str]) -> dict[str, int]:
-    """How many runs are done (also collapsed), failed, and left."""
-    names = list(states)
-    done, failed = sum(state in schema.FINISHED for state in names), names.count(schema.FAILED)
-    return {"done": done, "failed": failed, "left": len(names) - done - failed}
 
 
 def _state(folder: Path) -> str | None:

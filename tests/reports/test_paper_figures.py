@@ -151,7 +151,7 @@ def test_warmup(drawn: dict[str, tuple[Picture, Figure]]) -> None:
         assert floor == ([0.02] if name[0].startswith("delta_b") else [])
 
 
-@pytest.mark.parametrize(("number", "model"), enumerate(MODELS, 8))
+@pytest.mark.parametrize(("number", "model"), list(enumerate(MODELS, 8)))
 def test_all_curves_of_a_model(
     drawn: dict[str, tuple[Picture, Figure]], validation: Curves, diagnostics: Curves, number: int, model: str
 ) -> None:
