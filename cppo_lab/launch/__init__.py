@@ -6,7 +6,7 @@ Guarantees of this package:
 - What becomes of a run is recorded by its job (`cppo_lab.runs.attempt`), not by the launcher; only for a job that was
   killed, its launcher, the next launch or `cppo status --repair` adds the end (`queues.py: end_dead`).
 - Looking at the queues writes nothing (`queues.py: look`).
-- No variable of submitit, Slurm or Python in the shell changes what launcher and job agreed on (`environment.py`).
+- No variable of submitit, Slurm or Python in the shell changes what launcher and job agreed on (`base.py: agreed`).
 - Each launcher is a record (`launchers.py`), as those of other packages are; no file checks for a launcher's name.
 
 Begin with `base.py`, then `local.py`, the smallest launcher with processes. `cppo_lab.testing` has tests of any.

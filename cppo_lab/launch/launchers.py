@@ -62,7 +62,7 @@ LAUNCHERS: Mapping[str, LauncherRecord] = MappingProxyType(
         record.name: record
         for record in (
             LauncherRecord(
-                "inline", "this process", function="cppo_lab.launch.local:launch_inline", in_process=True
+                "inline", "this process", function="cppo_lab.launch.inline:launch_inline", in_process=True
             ),
             LauncherRecord(
                 "local", "this machine", function="cppo_lab.launch.local:launch_local", submitit=True

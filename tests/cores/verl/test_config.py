@@ -12,17 +12,15 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from cppo_lab.cores.verl import check_api
 from cppo_lab.cores.verl.config import (
-    PERFORMANCE,
     _verl_tree,
     check_config,
-    check_keys,
-    check_placement,
     lab_settings,
     plain_config,
     settings,
     verl_config,
 )
 from cppo_lab.cores.verl.files import Files, planned_files
+from cppo_lab.cores.verl.placement import PERFORMANCE, check_keys, check_placement
 from cppo_lab.errors import UserError
 from cppo_lab.maths.rules import RULES
 from cppo_lab.spec.estimate import estimate
