@@ -124,7 +124,7 @@ def score_sweep(
         if twin.run_id != entry.run_id:  # they would be averaged as if they were seeds
             raise UserError(
                 f"sweep {data.sweep!r} declares two configurations as {entry.describe()} ({twin.run_id} and "
-                f"{entry.run_id}): give each setting a variant name in sweeps/{data.sweep}.yaml"
+                f"{entry.run_id}): give each setting a different variant name in sweeps/{data.sweep}.yaml"
             )
     curves = validation_curves(data.metrics, data.runs)
     stored = _stored_runs(data.runs)

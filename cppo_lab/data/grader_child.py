@@ -28,6 +28,7 @@ _FORMULA = re.compile(
     r"(?:\$[^$]*+\$|\\\((?:(?!\\\)).)*+\\\)|\\\[(?:(?!\\\]).)*+\\\])|(?<![^,;])[^,;=$\\]*+=\s*(?=\$|\\[(\[])"
 )
 _IN_BRACKETS = re.compile(r"(?<!\\)\([^()]*+\)")  # "$2\\sqrt3$ (3.46)", "(1) $42$"
+_LABEL = re.compile(r"\A\s*+(?:#?[0-9][.):]\s|[^$,;:\\]*+:\s)")  # "1) $42$", "n=4: $42$"
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}")
 # Function names without their backslash, which are no unit of the number behind them.
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])")
@@ -234,7 +235,7 @@ def readings(answer: str, truth: str) -> list[list[str]]:
     single = not _LISTING.search(truth)
     bare = _ENVIRONMENT.sub(" ", answer)
     said = _IN_BRACKETS.sub(" ", bare)
-    outside = _FORMULA.sub(" ", said)  # "41 $42$" gives both
+    outside = _FORMULA.sub(" ", _LABEL.sub("", said, count=1))  # "41 $42$" gives both
     if not _WORD.search(bare) and (
         answer.count("$") > 2 or (outside != said and re.search("[0-9]", outside))
     ):

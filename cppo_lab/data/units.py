@@ -105,6 +105,8 @@ def _of_answer(answer: str) -> set[str]:
             found |= units
         elif piece in "=+,;:<>":
             behind = False
+            if piece == "=":  # "4s = 20": a variable
+                found.clear()
     return found
 
 
