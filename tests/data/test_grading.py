@@ -315,7 +315,7 @@ BESIDE: Table = {
     "5 \\text{ cm}": (
         (
             "5 cm", "5", "5cm", "5 centimetres", "5\\,\\mathrm{cm}", "x = 5 cm", "5 cm long", "(A) 5 cm",
-            "5 units", "5 cm \\boxed{5 cm}",
+            "5 units", "5 cm \\boxed{5 cm}", "4s = 5", "1) $5$", "n=4: $5$",
         ),
         ("5 kg", "5\\text{ kg}", "5 km", "5 m", "5 \\mathrm{mm}", "5 seconds", "5 Kilograms", "5 inches", "5 dollars"),
     ),
