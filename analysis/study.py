@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from cppo_lab import schema
 from cppo_lab.analysis.artifacts import PositionGaps, TokenWindow, read_positions, read_windows
 from cppo_lab.analysis.grid import SweepGrid
 from cppo_lab.analysis.points import is_result
 from cppo_lab.analysis.reader import list_runs, read_sweep
-from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.statistics.claims import Claim
+from cppo_lab.analysis.statistics.verdicts import score_claimed
 from cppo_lab.errors import UserError
 
 MAIN = "main"
@@ -68,8 +71,9 @@ def read_study(
     name: str,
     sweeps: Sequence[SweepGrid],
     partial: bool = False,
+    claims: Mapping[str, Sequence[Claim]] = MappingProxyType({}),
 ) -> StudyResults:
-    """Read and score every sweep.
+    """Read and score every sweep; `claims`: those of a sweep, by its name, for runs that no claim waits for.
 
     Raises UserError as `read_sweep` and `score_sweep` do for the first incomplete sweep; with `partial`, only if no
     sweep has any score.
@@ -81,7 +85,7 @@ def read_study(
         wanted = is_result if grid.name == MAIN else _is_validation
         try:
             data = read_sweep(uri, experiment, grid.name, wanted, run_ids, listing)
-            board = score_sweep(data, grid.expected, partial, grid.pairing)
+            board = score_claimed(data, grid.expected, claims.get(grid.name, ()), partial, grid.pairing)
             scored.append(StudySweep(grid, board))
         except UserError as error:
             if not partial:

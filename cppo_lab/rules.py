@@ -176,7 +176,8 @@ class Rule(Variant):
             if fault := _output_fault(output, tokens.logp):
                 raise UserError(
                     f"rule {self.name!r} returns {fault}: return a RuleOutput as docs/rules.md says, with objective "
-                    f"and keep of shape {list(tokens.logp.shape)} and {tokens.logp.dtype}"
+                    f"and keep of shape {list(tokens.logp.shape)} and {tokens.logp.dtype}, tests of that shape and "
+                    "scalar statistics"
                 )
             return output
 

@@ -17,8 +17,7 @@ from dev.errors import DevError, reported
 CHECK = """
 from importlib.metadata import version
 import verl
-from cppo_lab.cores.verl.check_api import check_api
-from cppo_lab.cores.verl.check_api import API_CONTRACT
+from cppo_lab.cores.verl.check_api import API_CONTRACT, check_api
 print(f"verl {version('verl')} in {verl.__path__[0]}: {len(API_CONTRACT)} touch points")
 found = check_api()
 print("\\n".join(found) if found else "none is missing or has changed")

@@ -181,8 +181,9 @@ class StudyRequest(GridRequest):
 
     def contents(self) -> Contents:
         """Raises UserError as `read_study`."""
+        claims = {name: stated.claims for name, stated in self.stated.items()}
         return study_contents(
-            self, read_study(self.uri, self.experiment, self.name, self.sweeps, self.partial)
+            self, read_study(self.uri, self.experiment, self.name, self.sweeps, self.partial, claims)
         )
 
 

@@ -1,6 +1,5 @@
 """The report of one sweep: its tables and figures, and its page."""
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -10,10 +9,10 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.analysis.grid import NO_AXES, USUAL, Axes, Baseline, ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
-from cppo_lab.analysis.scoring import NothingScored, Scoreboard, describe_gaps, score_sweep
+from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.statistics.exact_study import READ
 from cppo_lab.analysis.statistics.registration import NONE_STATED, Hypotheses, withdrawn
-from cppo_lab.analysis.statistics.verdicts import not_needed
+from cppo_lab.analysis.statistics.verdicts import score_claimed
 from cppo_lab.reports.answers import kept_answers
 from cppo_lab.reports.audit import audit_section
 from cppo_lab.reports.build import Contents, GridRequest
@@ -65,12 +64,8 @@ class ReportRequest(GridRequest):
         """Raises UserError as `read_sweep` and `score_sweep`."""
         run_ids = [entry.run_id for entry in self.expected if entry.run_id is not None]
         data = read_sweep(self.uri, self.experiment, self.name, _is_shown, run_ids)
-        expected, claims = self.expected, self.stated.claims
-        with contextlib.suppress(NothingScored):  # no look without scores
-            if any(claim.sequential for claim in claims):
-                over = not_needed(score_sweep(data, expected, True, self.pairing), claims)
-                expected = tuple(run for run in expected if (run.model, run.variant, run.seed) not in over)
-        return sweep_contents(self, score_sweep(data, expected, self.partial, self.pairing))
+        board = score_claimed(data, self.expected, self.stated.claims, self.partial, self.pairing)
+        return sweep_contents(self, board)
 
 
 def paper_request(uri: str, out: Path, **about: Any) -> ReportRequest:

@@ -42,6 +42,7 @@ SCORES: Mapping[Score, str] = {
     Score.FINAL: "final mean",
     Score.AREA: "area under the curve",
 }
+_OF_SCORE = {**SCORES, Score.CORRECTED: "corrected best step"}  # within a sentence
 
 
 @dataclass(frozen=True)
@@ -450,7 +451,7 @@ def _answer(difference: Difference, smallest: float, decided: bool | None) -> tu
     if estimate.unknown == ONE_RUN:
         return word, f"One run each cannot decide between {first} and {second}{where}: {numbers}."
     # Tables beside it may show another score, which may differ the other way round.
-    of_score = f" of the {SCORES[difference.score]}" if isinstance(difference.score, Score) else ""
+    of_score = f" of the {_OF_SCORE[difference.score]}" if isinstance(difference.score, Score) else ""
     # `20 seeds each` of one model; over several models the runs are counted.
     ours, theirs, unit = difference.ours, difference.theirs, "seed" if difference.model else "run"
     seeds = f"{ours} {unit}{'s' * (ours > 1)} each" if ours == theirs else f"{ours} and {theirs} {unit}s"

@@ -7,6 +7,7 @@ masked tokens that the prefix budget rejects, in the first 30 % of the steps min
 means of J(pi) and of log |Delta| over the steps.
 """
 
+import contextlib
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,7 +19,9 @@ from itertools import takewhile
 import numpy as np
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.points import SweepData
+from cppo_lab.analysis.scoring import NothingScored, Scoreboard, score_sweep
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, pairs
 from cppo_lab.analysis.statistics.collapse import counts_of, share_difference
@@ -270,9 +273,29 @@ def verdicts(boards: Mapping[str, Scoreboard], claims: Sequence[Claim] = CLAIMS)
     )
 
 
-def not_needed(board: Scoreboard, claims: Sequence[Claim]) -> frozenset[tuple[str, str, int]]:
-    """(model, variant, seed) of the runs without a result that no claim waits for: those with later seeds than the look
-    that decided a sequential claim.
+def score_claimed(
+    data: SweepData,
+    expected: Sequence[ExpectedRun],
+    claims: Sequence[Claim],
+    partial: bool = False,
+    pairing: bool | None = None,
+) -> Scoreboard:
+    """As `score_sweep`; runs that no claim waits for are no gaps: those without a result whose seeds come after the
+    look that decided the sequential claims which they test.
+    """
+    late: set[ExpectedRun] = set()
+    if any(claim.sequential for claim in claims):
+        with contextlib.suppress(NothingScored):  # no look without scores
+            places = _not_needed(score_sweep(data, expected, True, pairing), claims)
+            late = {run for run in expected if (run.model, run.variant, run.seed) in places}
+    board = score_sweep(data, [run for run in expected if run not in late], partial, pairing)
+    is_late = board.unused["run_id"].isin({run.run_id for run in late})
+    return replace(board, unused=board.unused[~is_late])
+
+
+def _not_needed(board: Scoreboard, claims: Sequence[Claim]) -> frozenset[tuple[str, str, int]]:
+    """(model, variant, seed) of the runs without a result that come after the look that decided a sequential claim,
+    and that no other claim waits for.
     """
     late, awaited = set[tuple[str, str, int]](), set[tuple[str, str, int]]()
     for verdict in verdicts({board.data.sweep: board}, claims):
@@ -512,7 +535,7 @@ def power_question(claim: Claim) -> str:
     if claim.of_errors:
         return f"power at a {claim.unit.split(' ')[0]} of {math.exp(-claim.lead):.2f}"
     size = _size(claim, claim.lead)
-    return f"power at {size} {claim.unit.removesuffix('s') if size == '1' else claim.unit}"
+    return f"power at {size} {claim.unit.replace('points', 'point', 1) if size == '1' else claim.unit}"
 
 
 def against_words(variant: str, against: str) -> str:

@@ -174,7 +174,6 @@ class Page(SimpleHTTPRequestHandler):
 
 def dash(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
-    from cppo_lab import schema
     from cppo_lab.cli import reporting
     from cppo_lab.cli.monitoring import look_at
     from cppo_lab.cli.training import planned

@@ -123,10 +123,11 @@ def normalise(answer: str) -> str:
 #
 # How a response is graded:
 # 1. its answer is found (`answers.answer_of`);
-# 2. a whole number against a whole number is decided here, by comparison: that is every AIME answer and nearly every
+# 2. a choice's letter is left out, and another unit than the truth's is wrong (`units.other_unit`);
+# 3. a whole number against a whole number is decided here, by comparison: that is every AIME answer and nearly every
 #    answer of DAPO-Math-17k, in a few microseconds;
-# 3. an answer with the truth's text, or its value as a decimal or fraction, is right (`answers.canonical`);
-# 4. anything else is put to math-verify in a child process (`grader_pool`), within a time limit.
+# 4. an answer with the truth's text, or its value as a decimal or fraction, is right (`answers.canonical`);
+# 5. anything else is put to math-verify in a child process (`grader_pool`), within a time limit.
 
 
 LIMIT_SECONDS = 5.0

@@ -14,37 +14,14 @@ _PREFIXES = {
     "G": "giga",
 }
 _WITH_PREFIX = {
-    **{
-        "m": "meter metre",
-        "g": "gram gramme gm",
-        "L": "liter litre l",
-        "s": "second sec",
-        "J": "joule",
-        "N": "newton",
-    },
-    **{"W": "watt", "V": "volt", "Hz": "hertz", "Pa": "pascal", "mol": "mole"},
-}
+    "m": "meter metre", "g": "gram gramme gm", "L": "liter litre", "l": "", "s": "second sec", "J": "joule",
+    "N": "newton", "W": "watt", "V": "volt", "Hz": "hertz", "Pa": "pascal", "mol": "mole",
+}  # fmt: skip
 _OTHERS = {
-    **{
-        "min": "minute",
-        "h": "hour hr",
-        "day": "",
-        "week": "",
-        "month": "",
-        "year": "yr",
-        "in.": "inch inches",
-    },
-    **{
-        "ft": "foot feet",
-        "yd": "yard",
-        "mi": "mile",
-        "lb": "pound",
-        "oz": "ounce",
-        "t": "ton tonne",
-        "gal": "gallon",
-    },
-    **{"deg": "degree", "rad": "radian", "$": "dollar usd", "cent": "", "kg": "kilo"},
-}
+    "min": "minute", "h": "hour hr", "day": "", "week": "", "month": "", "year": "yr", "in.": "inch inches",
+    "ft": "foot feet", "yd": "yard", "mi": "mile", "lb": "pound", "oz": "ounce", "t": "ton tonne", "gal": "gallon",
+    "deg": "degree", "rad": "radian", "$": "dollar usd", "cent": "", "kg": "kilo",
+}  # fmt: skip
 # Words that may be something else ("5 in all", "42 A") name no unit.
 _UNIT_OF = {
     spelling: prefix + unit
@@ -56,6 +33,9 @@ _UNIT_OF = {
         *(form for name in names.split() for form in (long + name, f"{long}{name}s")),
     )
 } | {f"{unit}s": unit for unit in _OTHERS}
+_LENGTHS = {f"{prefix}m" for prefix in _PREFIXES}
+_VOLUMES = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in "Ll"}
+_DERIVED = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("N", "J", "W", "V", "Hz", "Pa")}
 _RATES = {"mph": {"mi", "h"}, "kph": {"km", "h"}, "kmh": {"km", "h"}}
 _BESIDE = frozenset(["square", "sq", "cubic", "per", "a", "an", "hundred", "thousand", "million", "billion"])
 _TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
@@ -72,10 +52,21 @@ def other_unit(answer: str, truth: str) -> bool:
     true = _of_truth(truth)
     if not true:
         return False
-    given = _of_answer(answer)
+    # Before an equals sign a letter may be a variable ("4s = 20"), and a unit the same in another scale.
+    readings = (_of_answer(text) for text in (answer, answer.rpartition("=")[2]))
     if "min" in true:
-        given.discard("m")  # 2 h 5 m
-    return not (given <= true or true <= given)
+        readings = (given - {"m"} for given in readings)  # 2 h 5 m
+    return not any(given <= true or true <= given or _may_be_equal(given, true) for given in readings)
+
+
+def _may_be_equal(one: set[str], other: set[str]) -> bool:
+    """Whether units may be the same by another name: a litre and a cubed length, N m and J."""
+    if all(units & _VOLUMES for units in (one, other)) or any(
+        units <= _VOLUMES and others <= _LENGTHS for units, others in ((one, other), (other, one))
+    ):
+        return True
+    alone = [units for units in (one, other) if len(units) == 1]
+    return len(alone) < 2 and bool((one | other) & _DERIVED) and all(units <= _DERIVED for units in alone)
 
 
 def _of_truth(truth: str) -> set[str]:
@@ -105,8 +96,6 @@ def _of_answer(answer: str) -> set[str]:
             found |= units
         elif piece in "=+,;:<>":
             behind = False
-            if piece == "=":  # "4s = 20": a variable
-                found.clear()
     return found
 
 

@@ -282,7 +282,11 @@ def cfpo(tokens: Tokens, *, delta: float) -> RuleOutput:
     Raises:
         ValueError: delta <= 0, a ratio that overflows.
     """
-    return _pulled_back(tokens, delta, torch.ones_like(tokens.rollout_logp), "ratio shift")
+    output = _pulled_back(tokens, delta, torch.ones_like(tokens.rollout_logp), "ratio shift")
+    refuse_overflow(
+        output.objective, tokens.log_ratio, "squared probability ratio"
+    )  # rho itself may be finite
+    return output
 
 
 def _pulled_back(tokens: Tokens, delta: float, scale: Tensor, test: str) -> RuleOutput:
@@ -294,5 +298,4 @@ def _pulled_back(tokens: Tokens, delta: float, scale: Tensor, test: str) -> Rule
     gate = 1 - (tokens.advantages.sign() * shift.detach() / delta).clamp(0, 1)
     keep = gate * tokens.valid
     objective = surrogate - tokens.advantages.abs() * (shift * change) / (2 * delta)
-    refuse_overflow(objective, tokens.log_ratio)  # CFPO's square may overflow where rho does not
     return decided(tokens, keep, {test: keep < 1}, objective)

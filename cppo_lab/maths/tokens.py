@@ -299,12 +299,12 @@ def importance_objective(tokens: Tokens, keep: Tensor, log_ratio: Tensor | None 
     return objective
 
 
-def refuse_overflow(objective: Tensor, log_ratio: Tensor) -> None:
-    """Raise NotFinite at the first token whose objective is NaN or infinite; both [B, T]."""
+def refuse_overflow(objective: Tensor, log_ratio: Tensor, what: str = "probability ratio") -> None:
+    """Raise NotFinite at the first token whose objective is NaN or infinite since `what` overflows; both [B, T]."""
     if bool((bad := ~objective.detach().isfinite()).any()):
         row, column = bad.nonzero()[0].tolist()
         raise NotFinite(
-            f"the probability ratio of kept token [{row}, {column}] overflows (log_ratio "
+            f"the {what} of kept token [{row}, {column}] overflows (log_ratio "
             f"{log_ratio[row, column].item():g}): see logp and rollout_logp there, or mask such tokens"
         )
 

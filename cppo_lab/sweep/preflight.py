@@ -4,7 +4,7 @@ kind of run of a plan.
 `runs/preflight` has a folder for each kind. Nothing is sent to MLflow, since a preflight is not a result.
 
 Each part runs in a separate process, since Ray and verl can be loaded only once, and since the second part must start
-from the state that a killed run leaves. On several nodes all machines meet anew for each part.
+from the state that a killed run leaves. On several nodes the machines form their cluster again for each part.
 """
 
 import json

@@ -1,8 +1,8 @@
 """Reads sweep files as plain values: of limited size, without duplicate keys, and with only text, numbers, lists and
 mappings.
 
-For `cppo list` and the shell's completion, also what these files and conf/ say for those who look for a name: read
-directly and not validated, so that neither pydantic nor Hydra is imported. Unreadable files say nothing.
+For `cppo list` and the shell's completion it also reads names and meanings from these files and conf/, directly and not
+validated, so that neither pydantic nor Hydra is imported. Unreadable files say nothing.
 """
 
 import re
@@ -285,7 +285,6 @@ def _short(value: object) -> str:
 
 
 SHIPPED = PARTS_FOLDER / "sweeps"
-_LARGEST = 1_000_000  # bytes of a file to read
 _DECLARES = ("models", "sweeps")  # keys of which a sweep file has one
 _KEY = re.compile(r"(?P<indent> *)(?P<name>\w+):(?:.*?\s# *(?P<comment>.*))?")
 
@@ -362,7 +361,7 @@ def key_words() -> dict[str, str]:
 def _yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; empty if it cannot be read or is not a mapping."""
     try:
-        if path.stat().st_size > _LARGEST:
+        if path.stat().st_size > MAX_BYTES:
             return {}
         content = plain(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):

@@ -1,5 +1,5 @@
 """The state of runs with their numbers and names, from their folders and one look at the launchers' queues; as text,
-and for JSON and CSV. And watching them until all have ended.
+for JSON and CSV, and watched until all have ended.
 """
 
 import math

@@ -165,9 +165,9 @@ class CoreTests:
             else:
                 other, again = self._train(runs, folder)
         expected = [(step, _timeless(metrics)) for step, metrics in self._whole.rows]
-        found = [(step, _timeless(metrics)) for step, metrics in again.rows]
+        rows = [(step, _timeless(metrics)) for step, metrics in again.rows]
         assert again.begun == (None,), f"it resumes another run: begin{again.begun}"
-        assert found == expected, "its numbers depend on the run before it"
+        assert rows == expected, "its numbers depend on the run before it"
         others = [(step, _timeless(metrics)) for step, metrics in other.rows]
         assert others != expected, "the seed changes nothing"
 
@@ -188,15 +188,16 @@ class CoreTests:
     ) -> tuple[Life, ...]:
         """One attempt of each run, in one separate process; `kill_at`: the step whose log() kills it."""
         attempts = []
-        for one in composed:
-            (own := folder / one.run.run_id).mkdir(exist_ok=True)
-            (own / EVENTS).unlink(missing_ok=True)
-            attempts.append((one.run, _resources(one, folder, own), own / EVENTS))
+        for composition in composed:
+            run_folder = folder / composition.run.run_id
+            run_folder.mkdir(exist_ok=True)
+            (events := run_folder / EVENTS).unlink(missing_ok=True)
+            attempts.append((composition.run, _resources(composition, folder, run_folder), events))
         process = multiprocessing.get_context("spawn").Process(
             target=_attempts, args=(self.core, attempts, kill_at)
         )
         process.start()
-        process.join(self.seconds)
+        process.join(self.seconds * len(composed))
         if process.is_alive():
             process.kill()
             process.join()

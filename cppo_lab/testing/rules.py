@@ -346,12 +346,14 @@ def _tensors(tokens: Tokens) -> dict[str, Tensor]:
 
 
 def _imported_afresh(rule: Rule) -> Callable[..., RuleOutput] | None:
-    """The rule from another copy of its module, without what calls have left in the first; None: it has no module of
-    its own, such as a function within a function or of the script that runs.
+    """The rule from another copy of its module, without what calls have left in the first; None: no module has it
+    under its name, such as a function within a function, a partial, or a function of the script that runs.
     """
     function = rule.function
     module, name = (
-        function.split(":") if isinstance(function, str) else (function.__module__, function.__qualname__)
+        function.split(":")
+        if isinstance(function, str)
+        else (getattr(function, "__module__", ""), getattr(function, "__qualname__", ""))
     )
     if module == "__main__" or not name.isidentifier():
         return None

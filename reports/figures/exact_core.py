@@ -220,7 +220,7 @@ def draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xlim(
             panel.horizons[0] / 2, panel.horizons[-1] * 2
-        )  # of one horizon, its lines beside its tick
+        )  # a single one would be drawn to the width of APART
     if panel.metric == "ratio":  # 0.6, not 6 x 10^-1
         low, high = ax.get_ylim()
         if high > 8 * low:

@@ -241,6 +241,11 @@ def test_power_of_hypotheses_about_the_error(cppo: Command) -> None:
     for name, smallest in (("cppo", 0.9), ("cppo_horizon", 0.95)):
         shift = -2 * math.log(smallest) * math.sqrt(40) / 0.5
         assert claims[f"hypothesis {name}"]["power"] == pytest.approx(power_of_t(shift, 39), abs=0.005)
+    needed = first["seeds_needed"]
+    more, fewer = (power_of_t(-2 * math.log(0.9) * math.sqrt(n) / 0.5, n - 1) for n in (needed, needed - 1))
+    assert fewer < 0.8 < more + 0.005
+    alone = powers(cppo, "exact seed=0 --error-deviation=50")["hypothesis cppo"]
+    assert (alone["seeds"], alone["power"], alone["seeds_needed"]) == (1, 0.0, needed)
     said = cppo("plan exact seed=0,1,2,3 --power").out
     assert "30 %" in said and "twice the smallest that counts" in said
     assert "scores" not in said.split("Claims")[0]

@@ -319,6 +319,8 @@ BESIDE: Table = {
         ),
         ("5 kg", "5\\text{ kg}", "5 km", "5 m", "5 \\mathrm{mm}", "5 seconds", "5 Kilograms", "5 inches", "5 dollars"),
     ),
+    "5 \\text{ cm}^3": (("5 mL", "5 ml", "5 cm^3"), ("5 kg",)),
+    "5 \\text{ N m}": (("5 Joules",), ("5 kg",)),
     "20 $cm^{2}$": (("20 cm^2", "20\\text{ cm}^2"), ("20 kg", "20 m^2")),
     "30 \\mathrm{~km} / \\mathrm{h}": (
         ("30 km/h", "30 kilometers an hour", "30", "30 kph"), ("30 m/s", "30 kg", "30 mph"),

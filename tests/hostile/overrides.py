@@ -179,6 +179,7 @@ SLURM = {
     "+launcher.sbatch.time=5": "sbatch.time=5 must not be set here: set resources.hours",
     "+launcher.sbatch.reservation='a\n#SBATCH --wrap=touch x'":
         "sbatch.reservation='a\\n#SBATCH --wrap=touch x': must be text on one line or",
+    "+launcher.sbatch.licenses='a\rb'": "sbatch.licenses='a\\rb': must be text on one line or",
     "+launcher.sbatch.Reservation=x": "sbatch.Reservation='Reservation': must match ^[a-z][a-z0-9-]*$",
     "+launcher.sbatch.exclusive=[1]": "sbatch.exclusive=[1]: must be text on one line or a whole number",
     "launcher.sbatch=[1]": "launcher.sbatch=[1]",
@@ -194,6 +195,7 @@ SLURM = {
     "launcher.grace=5": "unknown key 'launcher.grace': …valid: launcher.grace_seconds",
     "resources.partition='gpu\n#SBATCH --wrap=x'": f"resources: partition='gpu\\n#SBATCH --wrap=x': {WORD}",
     "resources.partition=-x": f"resources: partition='-x': {WORD}",
+    "resources.account='$(touch x)'": f"resources: account='$(touch x)': {WORD}",
     "resources.qos='`touch x`'": f"resources: qos='`touch x`': {WORD}",
     "resources.constraint='a b'": "resources: constraint='a b': must match ^[A-Za-z0-9",
     "resources.memory_gb=nan": "resources: memory_gb=nan: must be a finite number in [0, inf)",
@@ -216,6 +218,7 @@ CONTAINER = {
         "mounts='/a:/b': must be a list: \"launcher.container.mounts=['/a:/b']\"",
     "launcher.container.mounts=['/a']": "mounts: '/a' is not two paths …write SOURCE:TARGET or",
     "launcher.container.mounts=['a:/b']": "'a' is not an absolute path: write SOURCE:TARGET",
+    "launcher.container.mounts=['/a/../c:/b']": "'/a/../c' is not an absolute path",
     "launcher.container.mounts=['/a:/']": "mounts: '/a:/' would hide the whole image",
     "launcher.container.mounts=['/a,/x:/b']": "mounts: '/a,/x' has ',' in it, which container runtimes",
     "launcher.container.mounts=['/a$(touch x):/b']": "'/a$(touch x)' has '$' in it, which container",

@@ -164,7 +164,9 @@ def test_what_becomes_of_one_run_is_its_own(cppo: Command, monkeypatch: pytest.M
     for folder, reason in zip(folders, ("out of luck", "cancelled"), strict=False):
         assert reason in read_status(folder)["reason"]
     assert "out of luck" in (folders[0] / "traceback.txt").read_text()
-    cppo("launch", *sweep, code=Exit.RUNS_FAILED)  # the failed one is left alone
+    said = cppo("launch", *sweep, code=Exit.RUNS_FAILED).err
+    assert "1 run failed with an error and is not retrained: see `cppo status" in said
+    assert "--failed`" in said
     assert states() == ["failed", "done", "done", "done"]
     cppo("retry", *sweep, "--failed")
     assert states() == ["done"] * 4

@@ -19,7 +19,7 @@ RUN = "0123456789ab"
 CHOSEN = [RunStatus(RUN, Label("mini", "cppo", "m", 0), schema.RUNNING)]
 HERE = (socket.gethostname(), os.getpid())
 ASKED = "asked its process to end; it has not ended yet"
-TOLD = [signal.SIGTERM]
+TERMINATED = [signal.SIGTERM]
 GONE = ProcessLookupError(3, "No such process")
 FOREIGN = PermissionError(1, "Operation not permitted")
 
@@ -27,18 +27,18 @@ FOREIGN = PermissionError(1, "Operation not permitted")
 @pytest.mark.parametrize(
     ("queued_only", "holders", "faults", "text", "signals"),
     [
-        (False, [HERE] * 2, {}, ASKED, TOLD),
+        (False, [HERE] * 2, {}, ASKED, TERMINATED),
         (True, [HERE] * 2, {}, "has started meanwhile: left alone", []),
         (
             False,
             [HERE] * 2,
             {"send": FOREIGN},
             f"process {HERE[1]} belongs to another user: ask them",
-            TOLD,
+            TERMINATED,
         ),
         # It ends just now: its lock alone says whether the run has ended.
         (False, [HERE] * 2, {"open": GONE}, ASKED, []),
-        (False, [HERE] * 2, {"send": GONE}, ASKED, TOLD),
+        (False, [HERE] * 2, {"send": GONE}, ASKED, TERMINATED),
         # Its number is another process's since it was opened, or on another machine.
         (False, [HERE, (HERE[0], HERE[1] + 1)], {}, ASKED, []),
         (

@@ -41,11 +41,11 @@ SITUATIONS = {
 }
 
 
-Told = Callable[..., dict[str, Any]]
+JsonAnswer = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
-def told(cppo: Command) -> Told:
+def json_answer(cppo: Command) -> JsonAnswer:
     """The answer of a command, and in `said` what else it says."""
 
     def ask(*command: str, code: int = 0) -> dict[str, Any]:
@@ -80,16 +80,16 @@ def planned(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Plann
     return planned
 
 
-def pulled(told: Told, planned: dict[str, PlannedRun], gone: bool = True) -> None:
+def pulled(json_answer: JsonAnswer, planned: dict[str, PlannedRun], gone: bool = True) -> None:
     """Both stubs are written; then one of the runs is deleted in the store, which the next look finds."""
     ids = {name: run.run_id for name, run in planned.items()}
-    values = told("pull", *EIGHT)
+    values = json_answer("pull", *EIGHT)
     assert (sorted(values["pulled"]), values["removed"]) == (sorted([ids["stub"], ids["gone"]]), [])
     assert set(values["asked"]) == {ids[n] for n in ("announced", "cancelled", "absent", "stub", "gone")}
     if gone:
         [run] = [stored for stored in mlflow_runs() if stored.data.tags[schema.TAG_RUN_ID] == ids["gone"]]
         open_client(tracking_uri()).delete_run(run.info.run_id)
-        values = told("pull", *EIGHT)
+        values = json_answer("pull", *EIGHT)
         assert (values["pulled"], values["removed"]) == ([], [ids["gone"]])
         line = f"run {ids['gone']} was finished elsewhere, and is not in the tracking store any more: removed"
         assert line in values["said"]
@@ -110,14 +110,14 @@ def pulled(told: Told, planned: dict[str, PlannedRun], gone: bool = True) -> Non
 def test_all_commands_agree(
     planned: dict[str, PlannedRun],
     workspace: Path,
-    told: Told,
+    json_answer: JsonAnswer,
     monkeypatch: pytest.MonkeyPatch,
     store: str,
     options: list[str],
     held: set[str],
 ) -> None:
     """Plan, status, a dry run and a launch, from the same folders."""
-    pulled(told, planned)
+    pulled(json_answer, planned)
     if store:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", store.format(workspace=workspace))
     if store.startswith("sqlite"):
@@ -130,13 +130,13 @@ def test_all_commands_agree(
             shutil.copy("mlflow.db", workspace / place)
         monkeypatch.setattr(launch_module, "find", away)
     ids = {run.run_id: name for name, run in planned.items()}
-    ahead = told("launch", *EIGHT, *options, "--dry-run", code=3 if held else 0)
-    for values in (told("plan", *EIGHT), told("status", *EIGHT), ahead):
+    ahead = json_answer("launch", *EIGHT, *options, "--dry-run", code=3 if held else 0)
+    for values in (json_answer("plan", *EIGHT), json_answer("status", *EIGHT), ahead):
         assert {ids[run["run_id"]]: run["state"] for run in values["runs"]} == SITUATIONS
     trains = {name for name, state in SITUATIONS.items() if state in (schema.PARTIAL, schema.MISSING)} - held
     assert {ids[run_id] for run_id in ahead["to_train"]} == trains
     assert {ids[run_id] for run_id in ahead["held"]} == held
-    done = told("launch", *EIGHT, *options, code=3 if held else 4)
+    done = json_answer("launch", *EIGHT, *options, code=3 if held else 4)
     assert (done["to_train"], done["left"], done["held"]) == (ahead["to_train"], ahead["left"], ahead["held"])
     states = {ids[run["run_id"]]: run["state"] for run in done["runs"]}
     assert states == SITUATIONS | dict.fromkeys(trains, schema.DONE)
@@ -145,48 +145,48 @@ def test_all_commands_agree(
         "held, since runs may have been finished elsewhere: 4 runs without a record here (" in line
     ) == bool(held)
     assert line in done["said"]
-    for values in (told("plan", *EIGHT), told("status", *EIGHT)):
+    for values in (json_answer("plan", *EIGHT), json_answer("status", *EIGHT)):
         assert {ids[run["run_id"]]: run["state"] for run in values["runs"]} == states
 
 
 def test_a_launch_writes_the_stubs_and_then_asks_for_no_run(
-    planned: dict[str, PlannedRun], told: Told, monkeypatch: pytest.MonkeyPatch
+    planned: dict[str, PlannedRun], json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dry run asks as a launch does, and writes nothing."""
     before = sorted(Path().rglob("*"))
-    ahead = told("launch", *EIGHT, "--dry-run")
+    ahead = json_answer("launch", *EIGHT, "--dry-run")
     assert (
         "5 runs have no record here; the tracking store has 2 of these as finished elsewhere" in ahead["said"]
     )
     assert sorted(Path().rglob("*")) == before
-    done = told("launch", *EIGHT, code=4)
+    done = json_answer("launch", *EIGHT, code=4)
     assert done["to_train"] == ahead["to_train"]
     stub = Path("runs") / planned["stub"].run_id
     status = read_status(stub)
     assert (status["status"], status["origin"]) == (schema.DONE, tracking_uri())
     assert (status["score"], status["code_version"]) == (0.25, code_version())
     assert sorted(path.name for path in stub.iterdir()) == ["config.json", "lock", "status.json"]
-    told("show", stub.name)
-    told("diff", stub.name, planned["gone"].run_id)
-    [row] = [run for run in told("status", *EIGHT)["runs"] if run["run_id"] == stub.name]
+    json_answer("show", stub.name)
+    json_answer("diff", stub.name, planned["gone"].run_id)
+    [row] = [run for run in json_answer("status", *EIGHT)["runs"] if run["run_id"] == stub.name]
     assert (row["state"], row["last"]) == (schema.DONE, 0.25)
     asked: list[object] = []
     monkeypatch.setattr(launch_module, "find", lambda uri, core, ids: asked.append(sorted(ids)) or {})
     own = [*EIGHT[:-3], "seed=0,1", "variant=grpo,cppo", "launcher=inline"]
-    told("launch", *own)
+    json_answer("launch", *own)
     assert asked == [[]]  # whether it answers
-    told("launch", *own, "--dry-run")
+    json_answer("launch", *own, "--dry-run")
     assert asked == [[]]
 
 
 def test_a_stub_is_replaced_like_a_result_of_this_folder(
-    planned: dict[str, PlannedRun], told: Told, monkeypatch: pytest.MonkeyPatch
+    planned: dict[str, PlannedRun], json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 60.0)  # this store answers, on a busy machine late
-    pulled(told, planned, gone=False)
+    pulled(json_answer, planned, gone=False)
     run_id = planned["stub"].run_id
     old = mlflow_run(Path("elsewhere") / run_id).info.run_id
-    values = told("retry", *EIGHT, "--run", run_id, "--finished")
+    values = json_answer("retry", *EIGHT, "--run", run_id, "--finished")
     assert (values["to_train"], values["replaced"]) == ([run_id], {run_id: [old]})
     [new] = [run for run in mlflow_runs() if run.data.tags[schema.TAG_RUN_ID] == run_id]
     assert new.data.tags[schema.TAG_REPLACED] == old != new.info.run_id
@@ -194,7 +194,7 @@ def test_a_stub_is_replaced_like_a_result_of_this_folder(
 
 
 def test_what_is_trained_here_is_no_stub(
-    planned: dict[str, PlannedRun], told: Told, monkeypatch: pytest.MonkeyPatch
+    planned: dict[str, PlannedRun], json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that begins between the question and the writing keeps its folder."""
     real = launch_module.find
@@ -205,25 +205,25 @@ def test_what_is_trained_here_is_no_stub(
         return stored
 
     monkeypatch.setattr(launch_module, "find", begins)
-    told("pull", *EIGHT)
+    json_answer("pull", *EIGHT)
     status = read_status(Path("runs") / planned["stub"].run_id)
     assert (status["status"], "origin" in status) == (schema.RUNNING, False)
     assert not is_held(Path("runs") / planned["gone"].run_id)
 
 
 def test_a_stub_of_another_store_stays(
-    planned: dict[str, PlannedRun], told: Told, monkeypatch: pytest.MonkeyPatch
+    planned: dict[str, PlannedRun], json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pulled(told, planned, gone=False)
+    pulled(json_answer, planned, gone=False)
     for store, code in (("sqlite:///new.db", 0), (LOST, 3)):  # a new one, and one that is silent
         monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-        told("pull", *EIGHT, code=code)
+        json_answer("pull", *EIGHT, code=code)
         assert read_status(Path("runs") / planned["stub"].run_id)["status"] == schema.DONE
     assert not Path("new.db").exists()
 
 
 def test_hypotheses_that_no_store_registers_are_not_tested(
-    workspace: Path, told: Told, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("mine.yaml").write_text(
         "title: T\nquestion: Q?\nmodels: {mini: [mini_base]}\nvariants: {cppo: {rule: cppo}, grpo: {rule: grpo}}\n"
@@ -240,7 +240,7 @@ def test_hypotheses_that_no_store_registers_are_not_tested(
             "name a store that does in MLFLOW_TRACKING_URI: a",
         ),
     ):
-        values = told("launch", "./mine.yaml", *TINY, "launcher=inline", *options, code=3)
+        values = json_answer("launch", "./mine.yaml", *TINY, "launcher=inline", *options, code=3)
         assert (values["to_train"], len(values["held"])) == ([], 8)
         assert f"held, since {why}: 8 runs without a record here (" in values["said"]
         assert f"launch again when it answers, or {remedy}" in values["said"]

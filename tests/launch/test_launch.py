@@ -187,18 +187,19 @@ def test_killed_launcher_leaves_nothing_running_for_ever(workspace: Path, cppo: 
     assert {run.info.status for run in mlflow_runs()} == {"KILLED"}
 
 
-@pytest.mark.parametrize("terminal", [True, False])
-def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(workspace: Path, terminal: bool) -> None:
-    """By Ctrl-C, which goes to all its processes; or alone, as one in the background. A terminal that closes:
-    tests/test_signals.py.
-    """
+@pytest.mark.parametrize(
+    ("number", "deaf"), [(signal.SIGINT, False), (signal.SIGHUP, False), (signal.SIGTERM, True)]
+)
+def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(
+    workspace: Path, number: signal.Signals, deaf: bool
+) -> None:
     gate = Gate(workspace, validation=1)
-    launcher = started("launch", *ONE, gate=gate, deaf=not terminal)
+    launcher = started("launch", *ONE, gate=gate, deaf=deaf)
     gate.reached(launcher)
-    if terminal:
-        os.killpg(launcher.pid, signal.SIGINT)
+    if number in (signal.SIGINT, signal.SIGHUP):  # Ctrl-C and the terminal's end go to all its processes
+        os.killpg(launcher.pid, number)
     else:
-        launcher.terminate()
+        launcher.send_signal(number)
     output, _ = launcher.communicate()
     assert launcher.returncode == 130
     assert "run the same command to continue" in output

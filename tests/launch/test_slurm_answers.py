@@ -851,3 +851,11 @@ def test_a_job_that_is_ended_in_a_container_leaves_the_question_to_the_batch_scr
         SlurmTask(Warned(runs, "a"), requeues=2)()
     assert (outside.read_text() if outside.exists() else "") == asked
     assert (notes(runs), requeues) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "name", ["gpus", "comment", "exclusive", "mem-per-cpu", "hold", "licenses", "export"]
+)
+def test_options_of_sbatch_that_are_not_ours_may_be_set(name: str) -> None:
+    """Also those that are the beginning of one of ours, as `gpus` is."""
+    assert slurm_spec(sbatch={name: "x"}).sbatch == {name: "x"}

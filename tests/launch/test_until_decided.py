@@ -50,6 +50,8 @@ def test_a_clear_difference_ends_the_study_at_its_first_look(cppo: Command) -> N
     cppo(f"{report} seed=0,1,2,3,4,5")
     page = Path("reports/build/mine/index.html").read_text(encoding="utf-8")
     assert "decided after 4 of 6 seeds" in page and "Incomplete" not in page
+    Path("all.yaml").write_text("title: All\nquestion: Which?\nsweeps: [./mine.yaml]\n")
+    cppo(report.replace("mine", "all") + " core=exact seed=0,1,2,3,4,5")
 
 
 def test_a_study_that_nothing_decides_takes_a_seed_at_a_time_up_to_its_limit(

@@ -45,6 +45,7 @@ REFUSED = [
         r"log_ratio is NaN or infinite at 1 valid places, first at \[0, 2\]",
     ),
     ({"logp": BATCH.logp[:, :-1]}, r"logp has shape \[5, 11\], expected \[5, 12\]"),
+    ({"advantages": BATCH.advantages[:, :1]}, r"advantages has shape \[5, 1\], expected \[5, 12\]"),
     ({"divergence": BATCH.divergence[0]}, r"divergence has shape \[12\], expected \[5, 12\]"),
     ({"valid": BATCH.valid[0]}, r"valid has shape \[12\], expected \[B, T\]"),
     ({"valid": GAP}, r"valid .*right-pad"),

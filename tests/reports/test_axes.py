@@ -256,4 +256,5 @@ def test_effects_are_drawn_and_listed_with_their_intervals() -> None:
     assert ">x 0 to 4<" in svg and svg.count(">y on to off<") == 1 and f"{8 + mean:.6g}"[:6] in csv
     (effect, *_) = section.values["effects"]
     assert (effect["change"], effect["estimate"]) == ("x 0 to 4", pytest.approx((8 + mean) / 100))
+    assert (effect["high"], effect["seeds"]) == (pytest.approx((8 + mean + half) / 100), 3)
     assert effects_section(scored, Axes()) is None

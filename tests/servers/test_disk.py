@@ -2,6 +2,7 @@
 
 import os
 import re
+import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,16 +13,19 @@ import pytest
 from cppo_lab.cli import main
 from cppo_lab.cli.training import plan_states
 from cppo_lab.cores.base import CHECKPOINT, load_core
+from cppo_lab.runs import attempt
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import TINY
 from tests.jobs import job
 from tests.launch.gate import Gate
 from tests.launch.test_launch import history, mlflow_runs, started
+from tests.servers.forked import Forked
 
 SIZE = 1_000_000  # bytes
 
@@ -116,6 +120,31 @@ def test_an_almost_full_disk_costs_checkpoints_and_not_the_run(
         assert re.search(rf"{name} .* could not be written: \[Errno 28\] No space left on device", printed)
     assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
     assert not (small_disk / tiny_spec.run_id / CHECKPOINT).exists()
+
+
+@pytest.mark.parametrize("most", [30_000, 61_440])  # the record has 21 kB; `ulimit -f 60` is the second
+def test_a_limit_on_the_size_of_files_costs_checkpoints_and_not_the_run(
+    workspace: Path, tiny_spec: RunSpec, most: int
+) -> None:
+    ended = Forked(
+        _train_limited, tiny_spec, most, log=Path("output"), environment={}
+    ).end()  # a file, whose size is limited, too
+    printed = Path("output").read_text()
+    assert ended == 0, printed
+    assert re.search(r"checkpoint .* could not be written: \[Errno 27\] File too large", printed)
+    assert main(["sync"]) == 0
+    assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
+
+
+def _train_limited(spec: RunSpec, most: int) -> None:
+    uploader.PATIENCE_SECONDS = 0.1  # the store is a file, too
+
+    def limited(core: str) -> object:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+        return load_core(core)
+
+    attempt.load_core = limited  # type: ignore[assignment]
+    job(spec, Path("runs").resolve(), tracking_uri()).run()
 
 
 def _steps_of_finished() -> list[list[int]]:

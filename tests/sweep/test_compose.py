@@ -170,3 +170,19 @@ def test_a_sweep_file_chooses_among_the_rewards_of_its_users_environment(
     monkeypatch.setenv("CPPO_REWARDS", "own_reward_a:score,own_reward_b:strict")
     runs = make_plan(load_sweep("mine.yaml"), own_data[:-1]).runs
     assert [run.spec.data.reward for run in runs] == ["own_reward_a:score", "own_reward_b:strict"]
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("seed=1,2", (1, 2)),
+        ("seed=range(0,3)", (0, 1, 2)),
+        ("rule=choice(cppo,dppo)", ("cppo", "dppo")),
+        ("a.b='x,y',z", ("x,y", "z")),
+        ("a.b=[1,2]", None),
+        ("a.b='1,2'", None),
+        ("a.b=[1", None),
+    ],
+)
+def test_lists_of_values_follow_hydras_grammar(text: str, values: tuple[object, ...] | None) -> None:
+    assert read(text).values() == values

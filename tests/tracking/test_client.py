@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import count
 from pathlib import Path
 
@@ -224,6 +225,17 @@ def test_no_question_waits_for_days(server: FakeServer, monkeypatch: pytest.Monk
         find(uri, "mini", ["r"])
     with pytest.raises(UserError, match="cannot be used: it has not answered within 3 seconds: check"):
         open_client(uri)
+
+
+@pytest.mark.parametrize("ask", [ensure_experiment, partial(ensure_parent, experiment_id="0")])
+def test_a_server_has_a_deadline_for_each_answer(
+    ask: Callable[..., str], server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = open_client(server.uri)
+    server.slow = True  # from now on
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with pytest.raises(TimeoutError, match="it has not answered within 3 seconds"):
+        ask(client, server.uri, **{"name" if ask is ensure_experiment else "sweep": "s"})
 
 
 @pytest.mark.parametrize("fault", [ValueError, TypeError, KeyError, AttributeError])

@@ -325,7 +325,13 @@ def test_two_variants_or_models_have_two_metrics(names: tuple[str, str]) -> None
         assert not {"", ".", ".."} & set(name.split("/"))
 
 
-def test_registrations_are_in_order_and_older_ones_say_less() -> None:
-    """What is none of ours: tests/sweep/test_hypotheses.py."""
-    read = parse_registrations('[["b", 2, "", "", ""], ["a", 1]]')
-    assert [registration.digest for registration in read] == ["a", "b"]
+@pytest.mark.parametrize(
+    ("text", "digests"),
+    [
+        ('[["b", 2, "", "", ""], ["a", 1]]', ["a", "b"]),
+        *((text, []) for text in ("", "{", "null", "5", "[5]", "[[]]", "[{}]", '[["a"]]', '[["a", "1"]]')),
+        *((text, []) for text in ("[[1, 1]]", '[["a", 1, 2]]', '{"a": 1}', "[" * 100_000, '[["a", true]]')),
+    ],
+)
+def test_a_tag_of_registrations_is_read_or_counts_as_none(text: str, digests: list[str]) -> None:
+    assert [registration.digest for registration in parse_registrations(text)] == digests

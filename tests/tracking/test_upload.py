@@ -275,8 +275,9 @@ def test_a_result_that_a_user_deleted_is_on_disk_and_comes_back(
 def test_only_files_of_the_run_are_uploaded(folder: Path, attempt: Attempt) -> None:
     (folder.parent.parent / "secret").write_text("s")
     (folder / "link").symlink_to(folder.parent.parent)
+    (folder / "link.txt").symlink_to(folder.parent.parent / "secret")
     recorder = attempt()
-    for name in ("../../secret", "/etc/hostname", "link/x"):
+    for name in ("../../secret", "/etc/hostname", "link/secret", "link/x", "link.txt"):
         for text in ("", "not ours"):
             recorder.spool.add(recorder_module.Artifact(name, text))
     recorder.spool.add(recorder_module.Artifact("gone.json", ""))
@@ -438,21 +439,22 @@ def test_a_result_is_deleted_once_the_run_that_replaces_it_has_finished(
     for good (`mlflow gc`), are left alone."""
     client, tags = open_client(tracking_uri()), {schema.TAG_RUN_ID: "r"}
     number = client.create_experiment("cppo-mini")
-    old, recorded, other = (
+    old, recorded, other, third = (
         client.create_run(number, tags=more).info.run_id
         for more in (
             tags,
             tags | {schema.TAG_RECORD: "abc"},
             {schema.TAG_RUN_ID: "other", schema.TAG_RECORD: "xyz"},
+            {schema.TAG_RUN_ID: "third"},
         )
     )
-    replaces = {schema.TAG_REPLACES: f"{old} abc xyz {'0' * 32}", schema.TAG_STATUS: status}
+    replaces = {schema.TAG_REPLACES: f"{old} abc xyz {third} {'0' * 32}", schema.TAG_STATUS: status}
     new = client.create_run(number, tags=tags | replaces).info.run_id
     assert retire(client, new)
-    stages = [client.get_run(mlflow_id).info.lifecycle_stage for mlflow_id in (old, recorded, other)]
-    assert stages == (["deleted", "deleted", "active"] if gone else ["active"] * 3)
+    stages = [client.get_run(mlflow_id).info.lifecycle_stage for mlflow_id in (old, recorded, other, third)]
+    assert stages == (["deleted", "deleted", "active", "active"] if gone else ["active"] * 4)
     after = client.get_run(new).data.tags
-    replaced = f"{old} {recorded} {other} {'0' * 32}"
+    replaced = f"{old} {recorded} {other} {third} {'0' * 32}"
     assert (after.get(schema.TAG_REPLACED) == replaced, schema.TAG_REPLACES in after) == (gone, not gone)
 
 

@@ -157,9 +157,12 @@ def test_the_environment_is_as_before_after_a_run(
             0o600,
             0o700,
         )
-        assert token.read_text() not in json.dumps(ray_init)
+        assert (secret := token.read_text()) not in json.dumps(ray_init)
+        assert ray_init["include_dashboard"] is False and os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert dict(os.environ) == before
     assert not place.exists()
+    with core.own_ray(composed.layout):
+        assert Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text() != secret
 
 
 def test_verl_is_not_loaded_before_it_is_needed() -> None:

@@ -18,6 +18,7 @@ from torch.nn.utils.rnn import pad_sequence
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.sampler import Rollout
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
+from cppo_lab.cores.verl.trainer import LabTrainer
 from cppo_lab.cores.verl.worker import TrustRegionWorker
 from cppo_lab.errors import UserError
 from cppo_lab.schema import MISMATCH
@@ -49,6 +50,56 @@ class Runs:
             cwd=self.folder, env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=CEILING_SECONDS,
         )  # fmt: skip
+
+
+class Machine:
+    """Engine and servers of a trainer, with the number of a step for the policy after it."""
+
+    def __init__(self) -> None:
+        self.engine = self.server = 0
+        self.copies: dict[int, int] = {}
+        self.asleep, self.calls = True, 0
+
+    def keep_policy(self, step: int, staleness: int) -> None:
+        self.copies[step] = self.engine
+        self.calls += 1
+
+    def use_policy(self, step: int) -> None:
+        self.engine = self.copies[step]
+
+    def sleep_replicas(self) -> None:
+        self.asleep = True
+
+    def update_weights(self, step: int) -> None:
+        assert self.asleep and self.engine == step  # as verl requires; they wake up, without a cache
+        self.server, self.asleep = step, False
+
+
+@pytest.mark.parametrize("start", [0, 1, 3])
+@pytest.mark.parametrize("staleness", [0, 1, 2, 100])
+def test_each_transfer_is_of_the_right_policy_to_sleeping_servers(staleness: int, start: int) -> None:
+    """In verl's order of calls, from the start or a checkpoint; training goes on from its own policy."""
+    made: LabTrainer = LabTrainer.__new__(LabTrainer)
+    made.spec, made.timing_raw = composed(staleness).run, {}
+    made.actor_rollout_wg = made.checkpoint_manager = machine = Machine()
+    made.global_steps, made.total_training_steps = start, STEPS
+    machine.engine, machine.copies = start, {step: step for step in range(start)}
+    made._test_servers = machine.sleep_replicas  # type: ignore[method-assign]
+    made.on_init_end()
+    if start == 0:
+        assert machine.server == 0 and not machine.asleep
+        made.on_validate_end()
+    for made.global_steps in range(start + 1, STEPS + 1):
+        assert machine.server == max(0, made.global_steps - 1 - staleness) and not machine.asleep
+        machine.sleep_replicas()  # behind sampling
+        assert machine.engine == made.global_steps - 1
+        machine.engine = made.global_steps
+        made.on_step_end()
+        if made.global_steps % EVERY == 0:
+            assert machine.server == made.global_steps and not machine.asleep
+            made.on_validate_end()
+    assert machine.engine == machine.server == STEPS  # nothing is sampled behind the last validation
+    assert machine.calls == (STEPS + 1 - start if staleness else 0)
 
 
 def test_a_copy_comes_back_bit_for_bit_with_tied_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -488,6 +488,7 @@ GOOD = torch.tensor([[0.5, 0.3, 0.1], [0.9, 0.05, 0.02]]).log()  # mu's Top-3 at
         ([math.nan, 0.1], None, "do not return the trainer's policy"),
         ([0.01, 0.05], GOOD * 0.7, "do not return the trainer's policy"),  # not of a softmax: 1.25 and more
         ([0.01, 0.05], GOOD.flip(1), "do not return the trainer's policy"),  # the least likely first
+        ([0.01, 0.05], GOOD + math.nan, "do not return the trainer's policy"),
     ],
 )  # fmt: skip
 def test_rollout_servers_with_another_policy_are_found(
