@@ -74,6 +74,7 @@ def test_a_job_on_gpus_and_its_step_have_the_cpus_of_its_layout(bare_slurm: Clus
     for name, numbers in {"layout": ["2"] * 3, "cluster": ["1", "1", "none"], "user": ["1"] * 3}.items():
         *given, gpus = [what for _, what in notes(tmp_path, name)]
         assert (given, len(gpus.split())) == (numbers, 2), name
+    until("the queue is empty", lambda: nothing_queued(tmp_path))
 
 
 def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
