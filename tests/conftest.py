@@ -22,7 +22,7 @@ from hypothesis import settings
 from mlflow.store.db import utils as db_utils
 from sqlalchemy import Engine
 
-from cppo_lab import schema, signals
+from cppo_lab import errors, schema
 from cppo_lab.cli import main
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
@@ -247,9 +247,9 @@ def _children_find_the_tests() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def own_signals() -> Iterator[None]:
     """What a test's runs have made of signals ends with it: children would inherit that they are ignored."""
-    before = {one: signal.getsignal(one) for one in (signal.SIGINT, *signals._END_SIGNALS)}
+    before = {one: signal.getsignal(one) for one in (signal.SIGINT, *errors._END_SIGNALS)}
     yield
-    signals._held.clear()
+    errors._held.clear()
     for one, handler in before.items():
         if handler is not None:  # else C code's
             signal.signal(one, handler)

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from cppo_lab import schema
+from cppo_lab.errors import Interrupted, find_interruption, handle_signals
 from cppo_lab.runs import recorder
 from cppo_lab.runs.attempt import describe, prepare_process
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import Environment
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
-from cppo_lab.signals import Interrupted, find_interruption, handle_signals
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri

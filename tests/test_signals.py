@@ -13,7 +13,7 @@ from tests.waiting import CEILING_SECONDS, until
 
 TOLD = """
 import os, signal
-from cppo_lab.signals import interrupt_on_termination
+from cppo_lab.errors import interrupt_on_termination
 interrupt_on_termination()
 try:
     os.kill(os.getpid(), signal.SIGHUP)
@@ -39,7 +39,7 @@ def test_a_terminal_that_closes(before: signal.Handlers, says: str) -> None:
 INLINE = """
 import sys
 from pathlib import Path
-from cppo_lab.signals import interrupt_on_termination
+from cppo_lab.errors import interrupt_on_termination
 from cppo_lab.launch.inline import launch_inline
 from tests.launch.slurm.jobs import Long, slurm_spec
 interrupt_on_termination()

@@ -18,9 +18,8 @@ from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer
 from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.core_records import core_names
-from cppo_lab.errors import UserError, say
+from cppo_lab.errors import UserError, interrupt_on_termination, say
 from cppo_lab.files import redacted
-from cppo_lab.signals import interrupt_on_termination
 from cppo_lab.tracking.address import require_store, sqlite_file, tracking_uri
 
 

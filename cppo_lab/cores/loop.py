@@ -21,9 +21,8 @@ from cppo_lab.cores.checkpoint import (
 )
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.trainer import SteppedTrainer
-from cppo_lab.errors import NotFinite
+from cppo_lab.errors import Interrupted, NotFinite, find_interruption
 from cppo_lab.schema import Outcome
-from cppo_lab.signals import Interrupted, find_interruption
 from cppo_lab.spec import canonical
 
 Metrics = dict[str, float]

@@ -5,10 +5,10 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 
+from cppo_lab.errors import Interrupted, blocked
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec, agreed, must_not_begin, variables
 from cppo_lab.runs.attempt import describe
 from cppo_lab.runs.folder import AlreadyRunning, is_cancelled
-from cppo_lab.signals import Interrupted, blocked
 
 
 def launch_inline(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:

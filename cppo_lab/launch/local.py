@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 from submitit import Job as Process
 from submitit import LocalExecutor
 
+from cppo_lab.errors import blocked
 from cppo_lab.launch.base import Event, J, Job, LauncherSpec, agreed, must_not_begin, run_masked, variables
-from cppo_lab.signals import blocked
 
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0

@@ -30,7 +30,16 @@ from cppo_lab.cores.base import (
     load_part,
 )
 from cppo_lab.cores.base import Allocation as Allocation  # launchers import it from here
-from cppo_lab.errors import printable, say
+from cppo_lab.errors import (
+    Interrupted,
+    deferred,
+    find_interruption,
+    handle_signals,
+    hold_signals,
+    ignore_signals,
+    printable,
+    say,
+)
 from cppo_lab.files import redacted
 from cppo_lab.plugins import hub_cache
 from cppo_lab.runs.folder import (
@@ -52,14 +61,6 @@ from cppo_lab.runs.spool import End, Line, Record, new_record_name, newest_recor
 from cppo_lab.runs.state import OF_OTHERS
 from cppo_lab.runs.tags import resolved_yaml
 from cppo_lab.schema import Outcome
-from cppo_lab.signals import (
-    Interrupted,
-    deferred,
-    find_interruption,
-    handle_signals,
-    hold_signals,
-    ignore_signals,
-)
 from cppo_lab.spec import (
     AnswersSpec,
     HubModel,

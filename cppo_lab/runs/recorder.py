@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.errors import say
+from cppo_lab.errors import Interrupted, say
 from cppo_lab.files import NO_ROOM, redacted, replace_file
 from cppo_lab.runs.folder import (
     CONFIG,
@@ -55,7 +55,6 @@ from cppo_lab.runs.spool import (
     summarise,
 )
 from cppo_lab.runs.tags import flatten, names, run_name, run_tags, variants_in
-from cppo_lab.signals import Interrupted
 from cppo_lab.spec import RunSpec
 
 STATUS_SECONDS = 2.0  # how often `status.json` is rewritten while the run trains

@@ -19,7 +19,7 @@ from optuna.trial import Trial, TrialState
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import say
+from cppo_lab.errors import blocked, say
 from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
@@ -40,7 +40,6 @@ from cppo_lab.search.study import (
     search_folder,
     storage_url,
 )
-from cppo_lab.signals import blocked
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.sweep.file import Scalar
 from cppo_lab.tracking.client import deferred_for, ensure_experiment, open_client

@@ -11,7 +11,7 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import StoreAway, StoreBroken, UserError, counted, one_line, printable, say
+from cppo_lab.errors import Interrupted, StoreAway, StoreBroken, UserError, counted, one_line, printable, say
 from cppo_lab.files import redacted, replace_file, require_folder, runs_folder
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
@@ -37,7 +37,6 @@ from cppo_lab.runs.folder import (
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.state import OF_OTHERS, Queued, RunFolder, RunState, explained, state_of
 from cppo_lab.runs.tags import names, variants_in
-from cppo_lab.signals import Interrupted
 from cppo_lab.sweep.cost import NO_LIMITS, Limits, past_paces
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.file import REWARD

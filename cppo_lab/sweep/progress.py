@@ -12,14 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cppo_lab import schema
-from cppo_lab.errors import counted
+from cppo_lab.errors import announcing_interrupt, counted
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import Cause, cancel, end_process, is_held, read_status
 from cppo_lab.runs.spool import RunRows, early_signs, score_of, score_text, summarise
 from cppo_lab.runs.state import STARTING, WORDS, RunState
-from cppo_lab.signals import announcing_interrupt
 from cppo_lab.sweep.plan import Plan
 
 LOOK_SECONDS = 0.5  # between polls of the runs

@@ -23,9 +23,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
-from cppo_lab.errors import StoreAway, StoreBroken, UserError, one_line, say
+from cppo_lab.errors import StoreAway, StoreBroken, UserError, deferred, one_line, say
 from cppo_lab.files import open_append, redacted
-from cppo_lab.signals import deferred
 from cppo_lab.tracking import address
 
 T = TypeVar("T")
@@ -261,7 +260,7 @@ def exclusive(uri: str) -> Iterator[None]:
 
 
 def deferred_for(uri: str) -> contextlib.AbstractContextManager[None]:
-    """`signals.deferred` for a SQLite store. Not for a server, which may be unreachable: a termination request must not
+    """`errors.deferred` for a SQLite store. Not for a server, which may be unreachable: a termination request must not
     wait for it.
 
     For calls whose interruption is handled by code that writes to the store, which an interrupted call keeps locked.

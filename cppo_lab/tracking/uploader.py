@@ -18,10 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.errors import UserError, say
+from cppo_lab.errors import UserError, deferred, say
 from cppo_lab.runs.folder import is_held
 from cppo_lab.runs.spool import Line
-from cppo_lab.signals import deferred
 from cppo_lab.tracking.sent import unsent
 
 FIRST_SECONDS = 30.0  # of training: a shorter launch would be over before the process has imported MLflow

@@ -14,9 +14,9 @@ from mlflow.entities import Run, ViewType
 
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT
+from cppo_lab.errors import Interrupted
 from cppo_lab.runs.folder import CANCELLED, Cause, cancel, held, is_held, read_status
 from cppo_lab.runs.state import WORDS
-from cppo_lab.signals import Interrupted
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client

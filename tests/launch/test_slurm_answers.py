@@ -20,7 +20,7 @@ import pytest
 from submitit.helpers import DelayedSubmission
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError
+from cppo_lab.errors import Interrupted, UserError
 from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.container import GO_BACK_IF_PREEMPTED, OUTSIDE
@@ -41,7 +41,6 @@ from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.search.worker import Worker
-from cppo_lab.signals import Interrupted
 from cppo_lab.spec.job import layout_tag
 from cppo_lab.spec.run import fingerprint
 from cppo_lab.sweep.cancel import WORD, Cancelled, cancel

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.cores.base import Allocation, Resources
+from cppo_lab.errors import Interrupted
 from cppo_lab.launch.slurm.submit import launch_slurm
-from cppo_lab.signals import Interrupted
 from cppo_lab.spec import LayoutSpec, ResourcesSpec
 from cppo_lab.sweep.compose import compose
 from tests.launch.slurm.containers import settings

@@ -22,8 +22,7 @@ from mlflow.store.db.utils import InitialBase, _upgrade_db
 from sqlalchemy import Engine, event
 from sqlalchemy.exc import OperationalError
 
-from cppo_lab.errors import StoreAway, UserError
-from cppo_lab.signals import deferred
+from cppo_lab.errors import StoreAway, UserError, deferred
 from cppo_lab.tracking import read
 from cppo_lab.tracking.client import (
     create_atomically,

@@ -27,9 +27,8 @@ import psutil
 
 from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl.ray_supervisor import ray_process
-from cppo_lab.errors import UserError
+from cppo_lab.errors import Interrupted, UserError
 from cppo_lab.files import replace_file
-from cppo_lab.signals import Interrupted
 from cppo_lab.spec import LayoutSpec
 
 PLACE, PREFIX = Path("/tmp"), "cppo-ray-"  # short: Ray's sockets have at most 107 bytes for their path

@@ -37,10 +37,9 @@ from cppo_lab.cores.verl.cluster import (
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
 from cppo_lab.cores.verl.rollout.settings import SOCKET_VARIABLE, new_socket_name
 from cppo_lab.cores.verl.staged import HandOver
-from cppo_lab.errors import UserError
+from cppo_lab.errors import Interrupted, UserError, interruption
 from cppo_lab.plugins import install_extra
 from cppo_lab.schema import Outcome
-from cppo_lab.signals import Interrupted, interruption
 from cppo_lab.spec import HubModel, LayoutSpec, RunSpec, VerlRun
 
 ENDING_SECONDS = 3.0  # how long to wait for a signal that explains why Ray ended

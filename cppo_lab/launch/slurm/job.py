@@ -15,6 +15,7 @@ from submitit import JobEnvironment
 from submitit.helpers import DelayedSubmission
 
 from cppo_lab import schema
+from cppo_lab.errors import Interrupted
 from cppo_lab.launch.base import Job, run_masked
 from cppo_lab.launch.slurm.container import GO_BACK, GO_BACK_IF_PREEMPTED, OUTSIDE, ask_outside
 from cppo_lab.launch.slurm.queue import command_output
@@ -22,7 +23,6 @@ from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Allocation
 from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.runs.machine import code_version
-from cppo_lab.signals import Interrupted
 
 # A preempted run may still be writing its last records on the other machine.
 PREDECESSOR_SECONDS = 120.0

@@ -22,8 +22,7 @@ import pytest
 from cppo_lab.cores import phases
 from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl import cluster, core
-from cppo_lab.errors import UserError
-from cppo_lab.signals import Interrupted, handle_signals
+from cppo_lab.errors import Interrupted, UserError, handle_signals
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.conftest import OnRay
 from tests.waiting import until

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+from cppo_lab.errors import Interrupted
 from cppo_lab.launch.slurm.queue import view
 from cppo_lab.launch.slurm.submit import SlurmSpec
-from cppo_lab.signals import Interrupted
 from cppo_lab.spec import ResourcesSpec
 from tests.waiting import until
 
