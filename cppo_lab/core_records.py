@@ -50,7 +50,7 @@ class CoreRecord(Plugin):
     worker_node: a `Companion`; None: a run uses one machine.
     check_placement: a function (run, layout) that raises UserError for a run that cannot train on the layout.
     estimate: a function (run, layout, available bytes of a GPU or None) -> CostEstimate or None; None: the cost is
-    known from past runs only. doctor: a `CoreChecks` (doctor/check.py); None: nothing beyond Python is checked.
+    known from past runs only. doctor: a `CoreChecks` (cores/base.py); None: nothing beyond Python is checked.
     trainer_config: a function (run, layout, paths, folder of runs) -> the trainer's configuration as plain values.
 
     uses_layout: `layout` and `paths` are part of its resources, are listed with its runs, and the machine is examined

@@ -1,4 +1,4 @@
-"""Other packages: their objects, by import path or entry point; how to install what is missing; downloaded models.
+"""Other packages: their objects, by import path or entry point; what is missing and how to install it; models.
 
 Importing runs code, so the caller decides which sources to trust: the command line, the user's environment and
 installed packages; never a file that somebody else may have written.
@@ -265,6 +265,74 @@ def _requirements() -> list[tuple[str, str]]:
         if not requirement.strip().startswith(DISTRIBUTION):
             requirements.append((requirement.strip(), extra[1] if extra else ""))
     return requirements
+
+
+# What a machine has of what a run needs.
+
+
+OK, WARNING, MISSING, UNNEEDED = "ok", "warning", "missing", "not needed"
+
+
+@dataclass(frozen=True)
+class Check:
+    """`name` is what was checked, `found` what is there; `remedy` says what to do if there is a problem.
+
+    MISSING keeps a run from starting; WARNING does not.
+    """
+
+    name: str
+    status: str
+    found: str
+    remedy: str = ""
+
+    @property
+    def line(self) -> str:
+        """The check as a line of text."""
+        remedy = f": {self.remedy}" if self.remedy else ""
+        return f"{self.status:<10}  {self.name}: {self.found}{remedy}"
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A distribution, its supported versions, and how to install it.
+
+    `needed_by` names the setting that needs it; empty: this run does not. With `strict`, an unsupported version keeps a
+    run from starting; otherwise it is a warning.
+    """
+
+    name: str
+    versions: str
+    needed_by: str
+    install: str = ""
+    extra: str = ""  # extra of this package that includes it
+    strict: bool = False
+    remedy: str = ""  # if pip alone cannot install it
+
+    def check(self) -> Check:
+        """Compare with what is installed."""
+        remedy = self.remedy or (
+            install_extra(self.extra)
+            if self.extra
+            else f"pip install '{self.install or self.name + self.versions}'"
+        )
+        from importlib import metadata
+
+        try:
+            installed = metadata.version(self.name)
+        except metadata.PackageNotFoundError:
+            if not self.needed_by:
+                return Check(self.name, UNNEEDED, "not installed")
+            return Check(self.name, MISSING, f"not installed, needed by {self.needed_by}", remedy)
+        # Every command reads this module, few ask for versions.
+        from packaging.specifiers import SpecifierSet
+
+        if SpecifierSet(self.versions).contains(installed, prereleases=True):
+            return Check(self.name, OK, installed)
+        if not self.needed_by:
+            return Check(self.name, UNNEEDED, f"{installed} is outside {self.versions}")
+        return Check(
+            self.name, MISSING if self.strict else WARNING, f"{installed} is outside {self.versions}", remedy
+        )
 
 
 # Where downloaded models are. Imports nothing of the hub's library, so that a launcher can ask.

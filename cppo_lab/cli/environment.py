@@ -59,8 +59,8 @@ def _file_values(folder: Path, records: "dict[str, FileRecord]") -> dict[str, ob
 
 def doctor(options: argparse.Namespace) -> int:
     """Say what this machine has and lacks for a run; 0 only if the run could start here."""
-    from cppo_lab.doctor import examine, lines, ready
     from cppo_lab.sweep.compose import compose
+    from cppo_lab.sweep.doctor import examine, lines, ready
 
     composed = compose([f"core={options.core}", *options.overrides])
     checks = examine(composed, address.tracking_uri(composed.tracking.uri), runs_folder())

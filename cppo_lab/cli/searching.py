@@ -37,11 +37,11 @@ def load_any(options: argparse.Namespace) -> "Sweep | Study | Search":
 
 def tune(options: argparse.Namespace) -> int:
     """Search for the best constants; go on where an earlier command, or another command, is."""
-    from cppo_lab.doctor import require_machine
     from cppo_lab.errors import interrupt_on_termination
     from cppo_lab.search.space import resolve
     from cppo_lab.search.study import storage_url
     from cppo_lab.search.tune import tune as carry_out
+    from cppo_lab.sweep.doctor import require_machine
     from cppo_lab.sweep.file import Search
     from cppo_lab.tracking.ui import where_to_look
 

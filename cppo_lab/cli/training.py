@@ -294,10 +294,10 @@ def pull(options: argparse.Namespace) -> int:
 
 def preflight(options: argparse.Namespace) -> int:
     """Measure each kind of run of a sweep with a short job, and say what the whole sweep will take."""
-    from cppo_lab.doctor import require_plan
     from cppo_lab.errors import interrupt_on_termination
     from cppo_lab.launch.launchers import launcher_of
     from cppo_lab.sweep import preflight as short
+    from cppo_lab.sweep.doctor import require_plan
 
     plan, uri = planned(options)
     runs = runs_folder()
@@ -333,10 +333,10 @@ def train(
     """Train the runs of a plan, failed and finished ones only if `retry` or `finished` names them, and say what came
     of it; if `quiet`, only of what is not done.
     """
-    from cppo_lab.doctor import require_plan
     from cppo_lab.errors import interrupt_on_termination
     from cppo_lab.runs.folder import read_status
     from cppo_lab.sweep.cost import past_costs
+    from cppo_lab.sweep.doctor import require_plan
     from cppo_lab.sweep.launch import launch
     from cppo_lab.sweep.table import run_table, score_table
     from cppo_lab.tracking.client import STORE_FAULTS

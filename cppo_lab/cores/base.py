@@ -3,13 +3,14 @@
 Cores are registered in `core_records.py`; `cppo_lab.testing.CoreTests` checks this contract.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import UserError, unknown
+from cppo_lab.plugins import Check, Requirement
 from cppo_lab.schema import Dataset, Outcome
 from cppo_lab.spec import AnswersSpec, LayoutSpec, PathsSpec, RunSpec
 
@@ -235,3 +236,40 @@ def load_part(name: str, part: str) -> Any:
     if function is None:
         raise unknown(_NOT_OF_ALL[part], name, cores_that(part))
     return function
+
+
+def _nothing(run: RunSpec, layout: LayoutSpec) -> tuple[()]:
+    return ()
+
+
+@dataclass(frozen=True)
+class CoreChecks:
+    """What a core needs from a machine, besides GPUs, disk, data and model.
+
+    python: the supported versions. gpu_python: the only version that its GPU builds (`gpu_builds`) support, if any.
+    interfaces: checks that libraries have the interfaces that the core uses; may take seconds. machine: memory, limits,
+    drivers.
+    """
+
+    requirements: Callable[[RunSpec, LayoutSpec], Sequence[Requirement]] = _nothing
+    interfaces: Callable[[], Iterable[Check]] = tuple
+    machine: Callable[[RunSpec, LayoutSpec], Iterable[Check]] = _nothing
+    python: str = ">=3.11"
+    gpu_python: str = ""
+    gpu_builds: str = "its own builds"
+
+
+def checks_of(core: str) -> CoreChecks:
+    """What the core called `core` needs.
+
+    Raises UserError for an unknown core.
+    """
+    checks: CoreChecks | None = core_of(core).load("doctor")
+    return checks or CoreChecks()
+
+
+_EMBEDDED = (
+    Requirement("torch", ">=2.4,<3", "core=mini", extra="train"),
+    Requirement("numpy", ">=1.26", "core=mini", extra="train"),
+)
+EMBEDDED = CoreChecks(requirements=lambda run, layout: _EMBEDDED)

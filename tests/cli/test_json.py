@@ -15,7 +15,7 @@ from cppo_lab.answers.recording import Recording, StepAnswers
 from cppo_lab.cli import main, ui
 from cppo_lab.cli.answer import MEANINGS, Exit, document
 from cppo_lab.cli.parser import build_parser, leaves
-from cppo_lab.doctor.check import OK, Check
+from cppo_lab.plugins import OK, Check
 from cppo_lab.runs import attempt as execute
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
@@ -132,7 +132,7 @@ def without_long_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("cppo_lab.cli.reporting.watch_report", Mock(side_effect=KeyboardInterrupt))
     leave_undrawn(patch)
     patch.setattr(ui, "_links", lambda uri, address: [("no runs yet", address)])
-    patch.setattr("cppo_lab.doctor.examine", lambda composed, uri, runs: [Check("torch", OK, "2.9")])
+    patch.setattr("cppo_lab.sweep.doctor.examine", lambda composed, uri, runs: [Check("torch", OK, "2.9")])
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -14,11 +14,11 @@ from cppo_lab.cli import main
 from cppo_lab.cores.verl.export import require_complete
 from cppo_lab.cores.verl.stand_in import SIZES, Sizes, config_of, make_model, weights_of
 from cppo_lab.data.problem import is_wrapped
-from cppo_lab.doctor.check import OK
-from cppo_lab.doctor.machine import check_data, check_model
 from cppo_lab.errors import UserError
+from cppo_lab.plugins import OK
 from cppo_lab.spec import HubModel, PathsSpec
 from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.doctor import check_data, check_model
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.preflight import kinds, make_stand_ins

@@ -15,12 +15,13 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
+from cppo_lab.cores.verl import doctor as verl
 from cppo_lab.data.prepare import prepare
-from cppo_lab.doctor import Check, examine, lines, machine, ready, slurm, verl
-from cppo_lab.doctor import check as doctor_check
-from cppo_lab.doctor.check import Requirement
-from cppo_lab.plugins import install_extra
+from cppo_lab.launch.slurm import doctor as slurm
+from cppo_lab.plugins import Check, Requirement, install_extra
+from cppo_lab.sweep import doctor
 from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.doctor import examine, lines, ready
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import Command
 
@@ -77,7 +78,7 @@ def here(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
             raise importlib.metadata.PackageNotFoundError(name)
         return here.versions[name]
 
-    monkeypatch.setattr(doctor_check, "version", version)
+    monkeypatch.setattr(importlib.metadata, "version", version)
     monkeypatch.setattr(verl, "interface_problems", lambda: here.problems)
     monkeypatch.setattr(verl, "find_spec", lambda name: object())
     return here
@@ -128,7 +129,7 @@ def test_versions_outside_their_range(here: Here) -> None:
 def test_the_documented_ranges_accept_what_the_tests_run_with() -> None:
     """Where verl is installed, every one of its packages is inside the range that the doctor names."""
     composed = compose(TINY.split())
-    for check in machine.check_packages(composed.run, composed.layout):
+    for check in doctor.check_packages(composed.run, composed.layout):
         assert check.status != "warning", check.line
 
 
@@ -148,7 +149,7 @@ def test_verl_that_cannot_be_imported(workspace: Path, monkeypatch: pytest.Monke
     broken = workspace / "broken" / "verl"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise RuntimeError('libcudart.so is missing')")
-    monkeypatch.setenv("PYTHONPATH", f"{broken.parent}:{Path(__file__).parents[1]}")
+    monkeypatch.setenv("PYTHONPATH", f"{broken.parent}:{Path(__file__).parents[2]}")
     check = Here(workspace, monkeypatch).checks(TINY)["interfaces of verl"]
     assert check.status == "missing"
     assert "verl cannot be imported (RuntimeError: libcudart.so is missing)" in check.found
@@ -184,7 +185,7 @@ def test_gpus_in_number_and_memory(here: Here) -> None:
         "warning",
     ]
     assert "does not fit in 10 GB" in checks["memory of a GPU"].found
-    here.patch.setattr(machine, "find_spec", lambda name: None)
+    here.patch.setattr(doctor, "find_spec", lambda name: None)
     assert here.line(PAPER, "GPUs") == (
         "missing     GPUs: torch, which would find them, is not installed: install torch first"
     )
@@ -266,11 +267,11 @@ def download(folder: Path) -> None:
 def test_a_server_is_asked_and_no_password_is_printed() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        check = machine.check_store(f"postgresql://ann:hunter2@127.0.0.1:{port}/mlflow?password=hunter3")
+        check = doctor.check_store(f"postgresql://ann:hunter2@127.0.0.1:{port}/mlflow?password=hunter3")
         assert check.line == f"ok          MLflow store: postgresql://127.0.0.1:{port} answers"
     with socket.socket() as silent:  # nobody listens, and nobody else can
         silent.bind(("127.0.0.1", 0))
-        check = machine.check_store(f"https://ann:hunter2@127.0.0.1:{silent.getsockname()[1]}/x")
+        check = doctor.check_store(f"https://ann:hunter2@127.0.0.1:{silent.getsockname()[1]}/x")
     assert check.status == "missing"
     assert "hunter" not in check.line and "ann" not in check.line
 
@@ -283,7 +284,7 @@ def test_what_the_system_refuses_to_write_is_missing(here: Here) -> None:
     (here.folder / "runs").unlink()
     here.patch.setattr(os, "access", lambda path, mode: False)
     assert here.line("", "runs folder") == f"{place}: work in a folder that you can write to"
-    check = machine.check_store(f"sqlite:///{here.folder}/x.db")
+    check = doctor.check_store(f"sqlite:///{here.folder}/x.db")
     assert (check.status, check.found) == ("missing", f"{here.folder} cannot be written")
     assert check.remedy == "set MLFLOW_TRACKING_URI to another store"
 

@@ -6,10 +6,10 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from cppo_lab.doctor.check import MISSING, OK, WARNING, Check
 from cppo_lab.launch.slurm.container import ContainerSpec
 from cppo_lab.launch.slurm.queue import command_output
 from cppo_lab.launch.slurm.submit import SlurmSpec
+from cppo_lab.plugins import MISSING, OK, WARNING, Check
 from cppo_lab.spec import ResourcesSpec
 
 WAIT_SECONDS = 10  # for a node; longer than a cycle of the scheduler

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from cppo_lab.doctor.check import MISSING, OK, WARNING, Check, CoreChecks, Requirement
+from cppo_lab.cores.base import CoreChecks
+from cppo_lab.plugins import MISSING, OK, WARNING, Check, Requirement
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, RunSpec
 from cppo_lab.spec.estimate import CPU_OPTIMISER, OFFLOAD_POLICY, past_policies, shape_of
 
