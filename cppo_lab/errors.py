@@ -101,6 +101,12 @@ def one_line(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
+def describe(error: BaseException) -> str:
+    """An exception as one line: its type and the first line of its message."""
+    text = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {printable(text[0])}" if text else type(error).__name__
+
+
 def counted(number: int, what: str) -> str:
     """`1 run`, `3 runs`."""
     return f"{number} {what}{'s' * (number != 1)}"

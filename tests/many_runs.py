@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs.folder import announce
 from cppo_lab.runs.machine import Environment, environment
 from cppo_lab.runs.recorder import Recorder

@@ -197,14 +197,14 @@ LAUNCH = (
     ),
     Fault(
         "the first task of an array has the name of the whole array",
-        "cppo_lab/launch/slurm/ledger.py",
+        "cppo_lab/launch/slurm/queue.py",
         "if self.size == 1 else",
         "if self.position == 0 else",
         "tests/launch/test_ledger_records.py",
     ),
     Fault(
         "two launchers submit at once (the lock is shared)",
-        "cppo_lab/launch/slurm/ledger.py",
+        "cppo_lab/launch/slurm/queue.py",
         "fcntl.flock(file, fcntl.LOCK_EX)",
         "fcntl.flock(file, fcntl.LOCK_SH)",
         "tests/launch/test_ledger_records.py",

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.errors import Interrupted, find_interruption, handle_signals
+from cppo_lab.errors import Interrupted, describe, find_interruption, handle_signals
 from cppo_lab.runs import recorder
-from cppo_lab.runs.attempt import describe, prepare_process
+from cppo_lab.runs.attempt import prepare_process
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import Environment
 from cppo_lab.runs.recorder import Recorder

@@ -40,7 +40,7 @@ INLINE = """
 import sys
 from pathlib import Path
 from cppo_lab.errors import interrupt_on_termination
-from cppo_lab.launch.inline import launch_inline
+from cppo_lab.launch.launchers import launch_inline
 from tests.launch.slurm.jobs import Long, slurm_spec
 interrupt_on_termination()
 launch_inline([Long(Path(sys.argv[1]), "job", fresh_process=True)], slurm_spec(), lambda event: None)

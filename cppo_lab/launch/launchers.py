@@ -1,19 +1,23 @@
-"""The registry of launchers, including those of other packages (docs/extending.md).
+"""The registry of launchers, including those of other packages (docs/extending.md); and the launcher of this process.
 
 Another package registers a launcher by an entry point of the group `cppo_lab.launchers` that names its
 `LauncherRecord`. There is no other way: a sweep file, which may come from a stranger, can choose an installed launcher
 but cannot name code.
 """
 
-from collections.abc import Mapping
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
 
-from cppo_lab.errors import UserError, unknown
-from cppo_lab.launch.base import Launcher, LauncherSpec
+from cppo_lab.errors import Interrupted, UserError, blocked, describe, unknown
+from cppo_lab.launch.base import Event, J, Job, Launcher, LauncherSpec, agreed, must_not_begin, variables
 from cppo_lab.plugins import LAUNCHER_GROUP, Plugin, entry_points
+from cppo_lab.runs.folder import AlreadyRunning, is_cancelled
 
 
 class JobInQueue(Protocol):
@@ -62,7 +66,7 @@ LAUNCHERS: Mapping[str, LauncherRecord] = MappingProxyType(
         record.name: record
         for record in (
             LauncherRecord(
-                "inline", "this process", function="cppo_lab.launch.inline:launch_inline", in_process=True
+                "inline", "this process", function="cppo_lab.launch.launchers:launch_inline", in_process=True
             ),
             LauncherRecord(
                 "local", "this machine", function="cppo_lab.launch.local:launch_local", submitit=True
@@ -135,3 +139,42 @@ def jobs_in_queue(name: str, folder: Path) -> Mapping[str, JobInQueue]:
     """
     queue = launcher_of(name).load("queue")
     return cast(Mapping[str, JobInQueue], {} if queue is None else queue(folder))
+
+
+def launch_inline(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[J]], None]) -> None:
+    """Run the jobs here; a failure is printed and the next starts."""
+    began = time.time()
+    for job in jobs:
+        if must_not_begin(job, began):
+            report(Event("cancelled", job))
+            continue
+        report(Event("started", job))
+        if job.fresh_process:
+            _in_a_process(job)
+        else:
+            _run(job, began)
+        report(Event("ended", job))
+
+
+def _run(job: Job, began: float) -> None:
+    try:
+        job.run()
+    except AlreadyRunning as error:
+        print(error)
+    except Interrupted:
+        if not is_cancelled(job.folder, began):  # then the signal was for the launcher
+            raise
+    except Exception as error:  # noqa: BLE001 - the run has recorded it; the others continue
+        print(f"{job.name} failed: {describe(error)}")
+
+
+def _in_a_process(job: Job) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_run, args=(job, time.time()))
+    try:
+        with blocked(signal.SIGHUP), variables(agreed()):  # it is ended below
+            process.start()
+        process.join()
+    finally:
+        if process.is_alive():  # interrupted: its signal handler shuts it down cleanly
+            process.terminate()
+            process.join()

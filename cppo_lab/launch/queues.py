@@ -39,8 +39,7 @@ def settle_jobs(runs: Path) -> list[str]:
     """
     if not (runs / LEDGER).is_file():
         return []
-    from cppo_lab.launch.slurm.ledger import Ledger, submitting
-    from cppo_lab.launch.slurm.queue import refresh
+    from cppo_lab.launch.slurm.queue import Ledger, refresh, submitting
 
     with submitting(runs), Ledger(runs) as ledger:
         before = {(task.name, task.token): task for task in ledger.open_tasks()}
@@ -59,7 +58,7 @@ def spare_code(runs: Path, remove: bool = False) -> int:
     with contextlib.ExitStack() as stack:
         scripts = ""
         if (runs / LEDGER).is_file():
-            from cppo_lab.launch.slurm.ledger import Ledger, submitting
+            from cppo_lab.launch.slurm.queue import Ledger, submitting
 
             stack.enter_context(submitting(runs))  # a launch would use a copy again
             ledger = stack.enter_context(Ledger(runs))

@@ -33,11 +33,11 @@ from cppo_lab.cores.base import Allocation as Allocation  # launchers import it 
 from cppo_lab.errors import (
     Interrupted,
     deferred,
+    describe,
     find_interruption,
     handle_signals,
     hold_signals,
     ignore_signals,
-    printable,
     say,
 )
 from cppo_lab.files import redacted
@@ -453,12 +453,6 @@ def remove_checkpoints(folder: Path) -> None:
         with contextlib.suppress(OSError):  # a leftover file does not fail the run
             leftover.unlink(missing_ok=True)
     shutil.rmtree(folder / CHECKPOINTS, ignore_errors=True)
-
-
-def describe(error: BaseException) -> str:
-    """An exception as one line: its type and the first line of its message."""
-    text = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {printable(text[0])}" if text else type(error).__name__
 
 
 def prepare_process(threads: int, visible_devices: str | None) -> None:

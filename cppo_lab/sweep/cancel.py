@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.launch.slurm.ledger import NAME, Ledger, name_of, submitting
-from cppo_lab.launch.slurm.queue import ACTIVE, QueuedJob, refresh
+from cppo_lab.launch.slurm.queue import ACTIVE, LEDGER, Ledger, QueuedJob, name_of, refresh, submitting
 from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.folder import is_held
@@ -92,7 +91,7 @@ def _cancel_jobs(
     Returns the jobs that were in the queue, by run, and those that other runs share: these continue, and skip runs that
     are marked as cancelled.
     """
-    if not (runs / NAME).is_file():
+    if not (runs / LEDGER).is_file():
         return {}, set()
     with submitting(runs), Ledger(runs) as ledger:
         here = refresh(ledger)

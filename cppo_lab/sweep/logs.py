@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from cppo_lab.errors import UserError, harmless, printable
 from cppo_lab.files import RedactedLines, open_below
 from cppo_lab.launch.queues import look
-from cppo_lab.launch.slurm.ledger import NAME, Ledger
+from cppo_lab.launch.slurm.queue import LEDGER, Ledger
 from cppo_lab.runs.folder import TRACEBACK, batches_of, read_status
 from cppo_lab.runs.spool import RunRows, score_of
 from cppo_lab.sweep.plan import LENGTH, only, require_beginning
@@ -107,7 +107,7 @@ def attempts(runs: Path, run_id: str) -> list[list[LogFile]]:
             names = [f"attempts/{path.stem}.{kind}" for kind in ("out", "err")]
             if files := _log_files(folder, names):
                 outputs.append((files[0].changed, files))
-    if (runs / NAME).is_file():
+    if (runs / LEDGER).is_file():
         with Ledger(runs) as ledger:
             for task in ledger.tasks_of(run_id):
                 folder = ledger.folder_of(task.token)

@@ -23,12 +23,12 @@ from typing import Any
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.cores import phases
 from cppo_lab.cores.base import StandIns, load_core, load_part
-from cppo_lab.errors import Interrupted, UserError, counted, one_line, say
+from cppo_lab.errors import Interrupted, UserError, counted, describe, one_line, say
 from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import jobs_in_queue, load_launcher
 from cppo_lab.plugins import install_extra
-from cppo_lab.runs.attempt import Allocation, Equipped, describe, lend_machine, prepare_process, read_folders
+from cppo_lab.runs.attempt import Allocation, Equipped, lend_machine, prepare_process, read_folders
 from cppo_lab.runs.machine import sampling
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
 from cppo_lab.spec.estimate import CostEstimate, estimate

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cppo_lab.launch.slurm.ledger import NAME
+from cppo_lab.launch.slurm.queue import LEDGER
 from dev.chaos import job_entry
 from dev.chaos.strikes import Fault, Strikes
 from dev.chaos.study import ROOT, Study, environment, kill, require, started
@@ -93,7 +93,7 @@ def begun(runs: Path) -> frozenset[str]:
     """The submissions that have begun and whose job id is not recorded yet."""
     try:
         with contextlib.closing(
-            sqlite3.connect(f"file:{runs / NAME}?mode=ro", uri=True, timeout=0.0)
+            sqlite3.connect(f"file:{runs / LEDGER}?mode=ro", uri=True, timeout=0.0)
         ) as ledger:
             rows = ledger.execute("SELECT token FROM submission WHERE job_id IS NULL")
             return frozenset(token for (token,) in rows)

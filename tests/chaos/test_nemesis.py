@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec

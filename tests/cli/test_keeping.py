@@ -8,7 +8,7 @@ import pytest
 
 from cppo_lab.cores.base import BEST_MODEL
 from cppo_lab.launch import queues
-from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs import attempt as attempts
 from cppo_lab.runs.folder import read_status
 from tests import plausible

@@ -11,7 +11,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.launch.queues import look
-from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.folder import Cause, held, queueing, read_status, write_status
 from cppo_lab.runs.recorder import Recorder

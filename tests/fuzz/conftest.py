@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose

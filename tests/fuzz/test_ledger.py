@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.launch.slurm.ledger import NAME, Ledger
-from cppo_lab.launch.slurm.queue import view
+from cppo_lab.launch.slurm.queue import LEDGER, Ledger, view
 from tests.fuzz.mangling import damaged, fuzz, refused
 
 RUNS = [f"{number:012x}" for number in range(30)]
@@ -21,7 +20,7 @@ def made(runs: Path) -> Path:
             token = ledger.claim(RUNS[start : start + 10])
             ledger.submitted(token, 100 + start)
         ledger.end(ledger.open_tasks(), "COMPLETED")
-    return runs / NAME
+    return runs / LEDGER
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +48,13 @@ def test_bytes(tmp_path_factory: pytest.TempPathFactory, original: bytes, data: 
     runs = tmp_path_factory.getbasetemp() / "runs"
     shutil.rmtree(runs, ignore_errors=True)
     runs.mkdir()
-    (runs / NAME).write_bytes(data.draw(damaged(original)))
-    refused(lambda: everything(runs), str(runs / NAME))
+    (runs / LEDGER).write_bytes(data.draw(damaged(original)))
+    refused(lambda: everything(runs), str(runs / LEDGER))
 
 
 @pytest.mark.parametrize(
     "make", [Path.mkdir, lambda path: path.symlink_to("/proc/self/mem")], ids=["folder", "memory"]
 )
 def test_no_plain_files(tmp_path: Path, make: Callable[[Path], object]) -> None:
-    make(tmp_path / NAME)
-    assert refused(lambda: Ledger(tmp_path), str(tmp_path / NAME))
+    make(tmp_path / LEDGER)
+    assert refused(lambda: Ledger(tmp_path), str(tmp_path / LEDGER))

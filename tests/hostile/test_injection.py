@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.launch.slurm.ledger import FOLDER
+from cppo_lab.launch.slurm.queue import FOLDER
 from tests.conftest import TINY
 
 HOSTILE = "$(touch canary) `touch canary`; touch canary '\" #&"

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from cppo_lab.errors import UserError
-from cppo_lab.launch.slurm import ledger as ledger_module
-from cppo_lab.launch.slurm.ledger import LOCK, NAME, Ledger, name_of, submitting
+from cppo_lab.launch.slurm import queue as queue_module
+from cppo_lab.launch.slurm.queue import LEDGER, LOCK, Ledger, name_of, submitting
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -25,7 +25,7 @@ ME = pwd.getpwuid(os.getuid()).pw_name
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """An empty one, whose submissions are a second apart."""
     times = itertools.count(1_000)
-    monkeypatch.setattr(ledger_module, "time", SimpleNamespace(time=lambda: float(next(times))))
+    monkeypatch.setattr(queue_module, "time", SimpleNamespace(time=lambda: float(next(times))))
     return Ledger(tmp_path)
 
 
@@ -103,7 +103,7 @@ def test_the_lock_of_a_launcher_keeps_out_all_others_until_it_is_done(tmp_path: 
 
 def test_a_record_of_an_older_version_learns_who_submitted_and_where(tmp_path: Path) -> None:
     Ledger(tmp_path).close()
-    with sqlite3.connect(tmp_path / NAME) as database:
+    with sqlite3.connect(tmp_path / LEDGER) as database:
         for column in ("owner", "cluster"):
             database.execute(f"ALTER TABLE submission DROP COLUMN {column}")
         database.execute("INSERT INTO submission VALUES (?, 1.0, 17)", ("0" * 16,))
@@ -122,7 +122,7 @@ def test_a_file_that_only_its_owner_may_write_says_whose_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Root may write every file, so the answers of the system are stood in for."""
-    connect, readable = sqlite3.connect, f"file:{tmp_path / NAME}?mode=ro"
+    connect, readable = sqlite3.connect, f"file:{tmp_path / LEDGER}?mode=ro"
     Ledger(tmp_path).close()
     monkeypatch.setattr(
         sqlite3,
@@ -133,7 +133,7 @@ def test_a_file_that_only_its_owner_may_write_says_whose_it_is(
         with pytest.raises(UserError, match=r"readonly database.* move it away if it is damaged"):
             ledger.claim(["a"])
         monkeypatch.setattr(os, "access", lambda path, mode: False)
-        with pytest.raises(UserError, match=f"{NAME} is writable only for {ME}: ask them to share"):
+        with pytest.raises(UserError, match=f"{LEDGER} is writable only for {ME}: ask them to share"):
             ledger.claim(["a"])
         assert jobs(ledger) == {}
 
@@ -141,7 +141,7 @@ def test_a_file_that_only_its_owner_may_write_says_whose_it_is(
         path.touch()
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(ledger_module, "open_lock", refused)
+    monkeypatch.setattr(queue_module, "open_lock", refused)
     with (
         pytest.raises(
             UserError, match=f"{LOCK} is writable only for {ME}: .*chmod -R g.w {tmp_path}; docs/slurm.md"
@@ -177,7 +177,7 @@ def _claim_and_die(runs: Path, statement: int) -> None:
 
     def traced(*arguments: Any, **options: Any) -> sqlite3.Connection:
         connection = connect(*arguments, **options)
-        if NAME in str(arguments):  # `make coverage` saves what it has seen through sqlite3, too
+        if LEDGER in str(arguments):  # `make coverage` saves what it has seen through sqlite3, too
             connection.set_trace_callback(begins)
         return connection
 
@@ -206,7 +206,7 @@ def test_a_launcher_killed_at_any_statement_leaves_a_whole_record(tmp_path: Path
     while 0 not in ends:
         runs = tmp_path / str(len(ends))
         ends += _exit_codes(1, _claim_and_die, runs, len(ends) + 1)
-        assert sqlite3.connect(runs / NAME).execute("PRAGMA integrity_check").fetchone() == ("ok",)
+        assert sqlite3.connect(runs / LEDGER).execute("PRAGMA integrity_check").fetchone() == ("ok",)
         _claim_each_once(runs, 3)
         assert sorted(jobs(Ledger(runs))) == ["run0", "run1", "run2"]
     # Two claims and two answers take four transactions of three statements and more.

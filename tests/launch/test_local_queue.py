@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.launch.base import AGREED, Launcher, LauncherSpec
-from cppo_lab.launch.inline import launch_inline
+from cppo_lab.launch.launchers import launch_inline
 from cppo_lab.launch.local import launch_local
 from tests.launch.slurm.jobs import Noted
 

@@ -23,12 +23,11 @@ from cppo_lab import schema
 from cppo_lab.errors import Interrupted, UserError
 from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm import queue
-from cppo_lab.launch.slurm.container import GO_BACK_IF_PREEMPTED, OUTSIDE
-from cppo_lab.launch.slurm.job import PREDECESSOR_SECONDS, SlurmTask
-from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.slurm.job import GO_BACK_IF_PREEMPTED, OUTSIDE, PREDECESSOR_SECONDS, SlurmTask
 from cppo_lab.launch.slurm.queue import (
     LEFT,
     SETTLING_SECONDS,
+    Ledger,
     ended_as,
     in_queue,
     jobs_of,

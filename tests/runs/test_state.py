@@ -13,8 +13,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.launch.queues import look
-from cppo_lab.launch.slurm.ledger import Ledger, LedgerTask
-from cppo_lab.launch.slurm.queue import QueuedJob, SlurmView
+from cppo_lab.launch.slurm.queue import Ledger, LedgerTask, QueuedJob, SlurmView
 from cppo_lab.runs.folder import Cause, held, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import End

@@ -16,8 +16,7 @@ from typing import Any
 import pytest
 
 from cppo_lab.cores.verl.cluster import remove_abandoned
-from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import ACTIVE, WAITING
+from cppo_lab.launch.slurm.queue import ACTIVE, WAITING, Ledger
 from dev.slurm import starting
 from dev.slurm.cluster import PATH, Cluster
 from dev.slurm.daemons import of_cluster

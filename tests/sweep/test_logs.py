@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.spool import Begin, StepEvent, open_spool
 from cppo_lab.sweep import logs

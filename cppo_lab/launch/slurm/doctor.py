@@ -6,7 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from cppo_lab.launch.slurm.container import ContainerSpec
+from cppo_lab.launch.slurm.job import ContainerSpec
 from cppo_lab.launch.slurm.queue import command_output
 from cppo_lab.launch.slurm.submit import SlurmSpec
 from cppo_lab.plugins import MISSING, OK, WARNING, Check

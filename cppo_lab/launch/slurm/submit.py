@@ -19,9 +19,8 @@ from pydantic import Field, model_validator
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import replace_file
 from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec, agreed, variables
-from cppo_lab.launch.slurm.container import NO_CONTAINER, ContainerSpec, Line, after, before, wrapping
-from cppo_lab.launch.slurm.ledger import FOLDER, Ledger, submitting
-from cppo_lab.launch.slurm.queue import ask, configured, refresh, require_slurm
+from cppo_lab.launch.slurm.job import NO_CONTAINER, ContainerSpec, Line, SlurmTask, after, before, wrapping
+from cppo_lab.launch.slurm.queue import FOLDER, Ledger, ask, configured, refresh, require_slurm, submitting
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.machine import freeze
 from cppo_lab.spec import ResourcesSpec
@@ -260,8 +259,6 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     token = ledger.claim(names, positions, configured("ClusterName"))
     # Read-only commands load the settings above, and do not need submitit.
     from submitit.core.utils import FailedJobError, FailedSubmissionError
-
-    from cppo_lab.launch.slurm.job import SlurmTask
 
     titles = [title_of(job) for job in jobs]
     # An array has one name; each of its tasks takes that of its run when it starts (job.py).

@@ -16,8 +16,7 @@ from cppo_lab.cli import main
 from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.slurm import queue
-from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import LEFT, ended_as, in_queue, refresh
+from cppo_lab.launch.slurm.queue import LEFT, Ledger, ended_as, in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.runs.attempt import Equipped
 from cppo_lab.runs.folder import read_status

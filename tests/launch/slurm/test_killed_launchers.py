@@ -18,7 +18,7 @@ from submitit import SlurmExecutor
 from submitit.core.utils import DelayedSubmission, JobPaths
 
 from cppo_lab.launch.slurm import queue, submit
-from cppo_lab.launch.slurm.ledger import Ledger
+from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from dev.slurm.daemons import everything

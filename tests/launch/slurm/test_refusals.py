@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.errors import UserError
-from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import in_queue
+from cppo_lab.launch.slurm.queue import Ledger, in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import PATH, Cluster
 from tests.conftest import TINY, Command

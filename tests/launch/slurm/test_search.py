@@ -9,8 +9,7 @@ from types import SimpleNamespace
 import pytest
 from optuna.trial import TrialState
 
-from cppo_lab.launch.slurm.ledger import Ledger
-from cppo_lab.launch.slurm.queue import in_queue
+from cppo_lab.launch.slurm.queue import Ledger, in_queue
 from cppo_lab.search import tune
 from cppo_lab.search.study import find_trials, storage_url
 from dev.slurm.cluster import Cluster

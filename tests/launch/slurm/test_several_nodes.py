@@ -10,8 +10,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.launch import training
 from cppo_lab.launch.slurm import job as job_module
-from cppo_lab.launch.slurm.container import OUTSIDE
-from cppo_lab.launch.slurm.job import SlurmTask
+from cppo_lab.launch.slurm.job import OUTSIDE, SlurmTask
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.search.worker import Worker
 from cppo_lab.sweep.compose import compose
