@@ -13,7 +13,7 @@ from cppo_lab.errors import ALSO, MOST_FAULTS, UserError, together, unknown
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
 from cppo_lab.spec.run import digest
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.file import ANY_CORE, ERRORS, Scalar, Sweep, is_of
+from cppo_lab.sweep.file import ANY_CORE, ERRORS, Hypothesis, Scalar, Sweep, is_of
 from cppo_lab.sweep.grid import (
     Fit,
     Fitting,
@@ -352,6 +352,28 @@ def _hypothesis_faults(grid: Grid) -> Iterator[str]:
                 )
             elif own_core and is_of(name, sweep.variants):
                 yield f"{where}: no run is of variant {name!r} (variants: {', '.join(map(repr, list(labels)[:5]))})"
+        if sweep.exclude and hypothesis.outcome not in ERRORS and labels.keys() >= set(hypothesis.variants):
+            yield from (f"{where}: {text}" for text in _one_sided(grid, hypothesis))
+
+
+def _one_sided(grid: Grid, hypothesis: Hypothesis) -> Iterator[str]:
+    """The first model on which `exclude` leaves some of the variants of a hypothesis about scores without a run of a
+    test seed, and not all of them: that comparison could never be decided.
+    """
+    everything = whole(grid.sweep, grid.core)
+    names: dict[tuple[str, str], set[str]] = {}  # (model, seed) -> variants
+    for place, _, variant in _labelled(everything, Fitting(everything)):
+        if variant in hypothesis.variants:
+            names.setdefault((place.model, str(place.values.get("seed"))), set()).add(variant)
+    tested = {str(seed) for seed in hypothesis.test_seeds}
+    for (model, seed), present in names.items():
+        if seed in tested and (lacking := [name for name in hypothesis.variants if name not in present]):
+            yield (
+                f"`exclude` leaves model {model!r}, seed {seed}, with runs of {', '.join(map(repr, sorted(present)))} "
+                f"and without {', '.join(map(repr, lacking))}, so they are never compared: exclude all of them there, "
+                "or none"
+            )
+            return
 
 
 def _axis_faults(grid: Grid, used: set[str]) -> Iterator[str]:
