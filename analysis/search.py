@@ -7,7 +7,7 @@ selection bias: it is too high on average. With one seed per trial, noise cannot
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any, Literal
@@ -21,14 +21,17 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError
 
 from cppo_lab import schema
-from cppo_lab.analysis.artifacts import SEARCH_FILE, read_search_file
 from cppo_lab.analysis.points import SweepData
 from cppo_lab.analysis.reader import read_runs, read_searches
 from cppo_lab.analysis.statistics.values import starts_with_seed
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError, one_line
+from cppo_lab.tracking import address
+from cppo_lab.tracking.read import StoredFiles, reading
 from cppo_lab.tracking.search_record import OBJECTIVES, filled
 
+SEARCH_FILE = "search.json"
+LARGEST_SEARCH = 20_000_000  # bytes; a search of a thousand trials writes about a million
 MOST_TRIALS = 100_000
 STATES = {
     "complete": TrialState.COMPLETE,
@@ -158,6 +161,20 @@ class SearchResult(BaseModel, allow_inf_nan=False):
         return sorted(
             self.complete, key=lambda trial: (trial.number not in front, -trial.values[0], trial.number)
         )
+
+
+def read_search_file(uri: str, mlflow_ids: Iterable[str]) -> tuple[str, str] | None:
+    """(MLflow run, text of its `search.json`) of the first of the runs that has one; None if none has.
+
+    Raises UserError if the store fails or the file is too large.
+    """
+    address.require_store(uri)
+    with reading(uri) as client:
+        for mlflow_id in mlflow_ids:
+            content = StoredFiles(client, mlflow_id).content(SEARCH_FILE, LARGEST_SEARCH)
+            if content is not None:
+                return mlflow_id, content.decode("utf-8", errors="replace")
+    return None
 
 
 def read_search(uri: str, experiment: str, study: str) -> SearchResult:

@@ -1,24 +1,202 @@
-"""Reads and scores several sweeps together, and assigns models their roles in the paper's figures."""
+"""Reads and scores several sweeps together, and assigns models their roles in the paper's figures; with the diagnostic
+files of runs that these figures show.
 
-from collections.abc import Mapping, Sequence
+`diagnostics/positions.json` has the gap between the policies at each token position, `diagnostics/window.json` one
+response under CPPO's two tests. Both are validated: a malformed file is an error.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import pandas as pd
+import pydantic.dataclasses as checked
+from pydantic import BeforeValidator, Field
 
 from cppo_lab import schema
-from cppo_lab.analysis.artifacts import PositionGaps, TokenWindow, read_positions, read_windows
+from cppo_lab.analysis.fields import Count, Model, Number, parsed
 from cppo_lab.analysis.grid import SweepGrid
 from cppo_lab.analysis.points import is_result
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim
+from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.analysis.statistics.verdicts import score_claimed
 from cppo_lab.errors import UserError
+from cppo_lab.rules import position_weight
+from cppo_lab.tracking import address
+from cppo_lab.tracking.read import StoredFiles, reading
 
 MAIN = "main"
 # The paper's four models in its order: Qwen3-1.7B (post-trained), 1.7B-Base, 8B-Base, 30B-A3B-Base. A study's models
 # take these roles in the order in which its main sweep declares them.
 ROLES = 4
 OURS, COMPARED = "cppo", "dppo"
+LARGEST = 5_000_000  # bytes of a diagnostic file; a run writes some kilobytes
+
+# A position that no response reached has no gap: it is null or NaN.
+Gap = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]
+
+
+def _of_one_length(record: Any) -> None:
+    """Raises ValueError if the lists of a record differ in length."""
+    lengths = {name: len(value) for name, value in vars(record).items() if isinstance(value, tuple)}
+    if len(set(lengths.values())) > 1:
+        raise ValueError(f"lists of different lengths: {lengths}")
+
+
+@checked.dataclass(frozen=True)
+class PositionGaps:
+    """|pi(y_t) - mu(y_t)| by token position 1..T of one run: `mean`, and the mean `top10` of the largest tenth.
+
+    `tokens`: how many tokens each position has; the gap is NaN where there is none. `w_min` and `delta` are the rule's
+    constants, None if it has none. `span` is T of the position weight if that is the padded width, else None.
+    """
+
+    positions: Annotated[tuple[Count, ...], Field(alias="position")]
+    tokens: tuple[Count, ...]
+    mean: Annotated[tuple[Gap, ...], Field(alias="gap_mean")]
+    top10: Annotated[tuple[Gap, ...], Field(alias="gap_top10")]
+    w_min: Number | None = None
+    delta: Number | None = None
+    span: Count | None = None
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for what does not fit together."""
+        _of_one_length(self)
+        if self.positions != tuple(range(1, len(self.positions) + 1)):
+            raise ValueError("positions other than 1, 2, 3, ...")
+        gaps = zip(self.tokens, self.mean, self.top10, strict=True)
+        if any(seen and not math.isfinite(mean + top) for seen, mean, top in gaps):
+            raise ValueError("no gap at a position that has tokens")
+
+
+@checked.dataclass(frozen=True)
+class TokenWindow:
+    """One response under CPPO, with one value per token: w_t D_t, the two thresholds it is compared with (the second is
+    infinite where the rule has no budget), whether the token moves pi away from mu, and what masked it (empty if it was
+    kept).
+    """
+
+    step: Count
+    symbols: Annotated[tuple[str, ...], Field(min_length=1)]
+    weighted_divergence: tuple[Number, ...]
+    token_threshold: Number
+    prefix_threshold: tuple[Annotated[float, Field(gt=-math.inf)], ...]
+    moves_away: tuple[bool, ...]
+    masked_by: tuple[Literal["", "token", "prefix"], ...]
+
+    def __post_init__(self) -> None:
+        _of_one_length(self)
+
+    def effective(self) -> tuple[float, ...]:
+        """c_t, the lower of the two thresholds."""
+        return tuple(min(self.token_threshold, value) for value in self.prefix_threshold)
+
+    def cut(self, width: int) -> "TokenWindow":
+        """The most instructive `width` consecutive tokens. Preferred, in this order: both kinds of masking; masked
+        tokens together with kept ones that also move away; the most masked tokens; the earliest.
+        """
+        last = max(0, len(self.symbols) - width)
+
+        def worth(start: int) -> tuple[int, int, int, int]:
+            cut = slice(start, start + width)
+            away = sum(self.moves_away[cut])
+            masked = [reason for reason in self.masked_by[cut] if reason]
+            return len(set(masked)), min(len(masked), away - len(masked)), len(masked), -start
+
+        start = max(range(last + 1), key=worth)
+        cut = slice(start, start + width)
+        lists: dict[str, Any] = {
+            name: value[cut] for name, value in vars(self).items() if isinstance(value, tuple)
+        }
+        return replace(self, **lists)
+
+
+def read_positions(uri: str, mlflow_ids: Iterable[str]) -> dict[str, PositionGaps]:
+    """`diagnostics/positions.json` of the runs that have one with tokens in it.
+
+    Raises UserError if the store fails, or if a file is too large or not what it should be.
+    """
+    gaps_of = _read(uri, mlflow_ids, "positions.json", PositionGaps)
+    return {mlflow_id: gaps for mlflow_id, gaps in gaps_of.items() if gaps.positions}
+
+
+def read_windows(uri: str, mlflow_ids: Iterable[str]) -> dict[str, TokenWindow]:
+    """`diagnostics/window.json` of the runs that have one. Raises as `read_positions`."""
+    return _read(uri, mlflow_ids, "window.json", TokenWindow)
+
+
+def _read(uri: str, mlflow_ids: Iterable[str], name: str, kind: type[Model]) -> dict[str, Model]:
+    address.require_store(uri)
+    path, records = f"diagnostics/{name}", {}
+    with reading(uri) as client:
+        for mlflow_id in mlflow_ids:
+            content = StoredFiles(client, mlflow_id).content(path, LARGEST)
+            if content is not None:
+                text = content.decode("utf-8", errors="replace")
+                records[mlflow_id] = parsed(kind, text, f"{path} of MLflow run {mlflow_id}")
+    return records
+
+
+# The gaps over several seeds, and the threshold that position weights induce.
+
+
+BINS = 60  # points per line at most
+FEWEST = 20  # tokens per point at least; with fewer, a point would show the few longest responses, not the position
+
+
+@dataclass(frozen=True)
+class GapCurve(Band):
+    """A gap by token position, for each bin of neighbouring `positions`."""
+
+    positions: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class GapCurves:
+    """The mean gap and the mean of its largest tenth, over `runs` runs."""
+
+    runs: int
+    mean: GapCurve
+    top10: GapCurve
+
+
+def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
+    """Average each run over the tokens of a bin, then average the runs; None if no bin has enough tokens."""
+    longest = max((len(run.positions) for run in runs), default=0)
+    if not longest:
+        return None
+    width = math.ceil(longest / BINS)
+    binned = pd.concat(
+        {number: _binned(run, width) for number, run in enumerate(runs)}, axis="columns"
+    ).dropna()
+    if binned.empty:  # every point is a mean over the same runs
+        return None
+    starts = [width * place for place in binned.index]
+    positions = tuple(start + (min(width, longest - start) + 1) / 2 for start in starts)
+    bands = (band(binned.xs(name, axis="columns", level=1), 0) for name in ("mean", "top10"))
+    return GapCurves(len(runs), *(GapCurve(**vars(each), positions=positions) for each in bands))
+
+
+def _binned(run: PositionGaps, width: int) -> pd.DataFrame:
+    """The gaps in each bin, weighted by tokens; without the bins that have too few."""
+    gaps = pd.DataFrame({"mean": run.mean, "top10": run.top10}, dtype=float)
+    tokens = pd.Series(run.tokens, dtype=float)
+    places = np.arange(len(tokens)) // width
+    sums, seen = gaps.mul(tokens, axis="index").groupby(places).sum(), tokens.groupby(places).sum()
+    return sums[seen >= FEWEST].div(seen[seen >= FEWEST], axis="index")
+
+
+def induced_threshold(delta: float, w_min: float, length: int, span: int | None = None) -> tuple[float, ...]:
+    """delta / w_t at t = 1..length of a response of that length: the limit on D_t that w_t D_t <= delta sets.
+
+    T of w_t is `span`, or the length if that is None.
+    """
+    return tuple(delta / position_weight(t, span or length, w_min) for t in range(1, length + 1))
 
 
 @dataclass(frozen=True, eq=False)

@@ -49,7 +49,7 @@ def paper_texts(
     sections: Sequence[Section],
     withdrawn: Sequence[str] = (),
 ) -> dict[str, str]:
-    """The files by name, for the scored sweeps and their statistics. `withdrawn`: see `registration.withdrawn`."""
+    """The files by name, for the scored sweeps and their statistics. `withdrawn`: see `claims.withdrawn`."""
     judged = [line for section in sections for line in section.lines]
     how_judged = [section.how for section in sections if section.how]
     paragraphs = [_sweep(name, board, statistics[name]) for name, board in boards.items()]

@@ -24,7 +24,7 @@ from cppo_lab.reports.verdict_view import VerdictLine
 
 @dataclass(frozen=True)
 class About:
-    """Report-level information; `kind` is sweep, study or search. `withdrawn`: see `registration.withdrawn`, a sentence
+    """Report-level information; `kind` is sweep, study or search. `withdrawn`: see `claims.withdrawn`, a sentence
     for each sweep. The record omits the question, the links and these sentences.
     """
 

@@ -16,8 +16,7 @@ from cppo_lab.analysis.answers import RunAnswers
 from cppo_lab.analysis.grid import USUAL, Baseline
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
-from cppo_lab.analysis.statistics.claims import Claim
-from cppo_lab.analysis.statistics.registration import NONE_STATED, Hypotheses, Standing, standing
+from cppo_lab.analysis.statistics.claims import NONE_STATED, Claim, Hypotheses, Standing, standing
 from cppo_lab.analysis.statistics.summary import Statistics, sweep_statistics
 from cppo_lab.reports import table_texts
 from cppo_lab.reports.answers import answers_view

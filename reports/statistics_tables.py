@@ -20,11 +20,11 @@ from cppo_lab.analysis.statistics.problems import (
     mean_variance,
     paired_problems,
 )
-from cppo_lab.analysis.statistics.sampling import SamplingError
 from cppo_lab.analysis.statistics.summary import (
     CellStatistics,
     Rank,
     Ranking,
+    SamplingError,
     Statistics,
     kendall,
     sweep_statistics,

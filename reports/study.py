@@ -11,7 +11,7 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import describe_gap
-from cppo_lab.analysis.statistics.registration import NONE_STATED, Hypotheses, withdrawn
+from cppo_lab.analysis.statistics.claims import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.study import MAIN, StudyResults, read_study
 from cppo_lab.reports.answers import kept_answers
 from cppo_lab.reports.build import Contents, GridRequest

@@ -10,8 +10,8 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import NO_AXES, USUAL, Axes, Baseline, ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
+from cppo_lab.analysis.statistics.claims import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.statistics.exact_study import READ
-from cppo_lab.analysis.statistics.registration import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.statistics.verdicts import score_claimed
 from cppo_lab.reports.answers import kept_answers
 from cppo_lab.reports.audit import audit_section

@@ -9,8 +9,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.selection import COLLAPSE_SHARE, CellScore, RunScore, SelectionState, Stat
-from cppo_lab.analysis.statistics.sampling import cell_sampling_error
-from cppo_lab.analysis.statistics.summary import Statistics
+from cppo_lab.analysis.statistics.summary import Statistics, cell_sampling_error
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.names import (
     ABSENT,

@@ -6,10 +6,17 @@ from types import MappingProxyType
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.claims import CLAIMS, MARGIN, SMALLEST, Claim, Kind, claims_about
+from cppo_lab.analysis.statistics.claims import (
+    CLAIMS,
+    MARGIN,
+    SMALLEST,
+    Claim,
+    Kind,
+    Standing,
+    claims_about,
+)
 from cppo_lab.analysis.statistics.estimate import ONE_RUN
 from cppo_lab.analysis.statistics.paired import Difference, with_holm
-from cppo_lab.analysis.statistics.registration import Standing, is_exploratory
 from cppo_lab.analysis.statistics.summary import CANNOT, Statistics
 from cppo_lab.analysis.statistics.values import Quantity, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import (
@@ -209,7 +216,7 @@ def verdict_line(
     return VerdictLine(
         verdict=verdict,
         registered="" if standing is None else standing.words,
-        exploratory=is_exploratory(verdict, standing),
+        exploratory=_is_exploratory(verdict, standing),
         estimate=_estimate(claim, verdict.deciding),
         sentence=(_one_run(verdict, alone) if one_run else reason(verdict, display_name)) + beside,
         comparisons=_comparisons(verdict),
@@ -219,6 +226,16 @@ def verdict_line(
         observed="" if claim.of_errors else _observed(verdict),
         others="; ".join(f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()),
     )
+
+
+def _is_exploratory(verdict: Verdict, standing: Standing | None) -> bool:
+    """Whether a verdict confirms nothing.
+
+    Either by the `standing` of a sweep's hypothesis (None: a claim of the paper), or because it is decided although
+    the claim before it is not supported.
+    """
+    decided = verdict.outcome is not VerdictOutcome.UNDECIDED
+    return (verdict.after is not None and decided) or (standing is not None and not standing.confirmatory)
 
 
 def _deviation(claim: Claim, board: Scoreboard) -> str:

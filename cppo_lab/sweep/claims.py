@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
 from cppo_lab.analysis.grid import USUAL, Axes, AxisPlace, Baseline, ExpectedRun, SweepGrid
-from cppo_lab.analysis.statistics.claims import Claim, Kind, log_size
-from cppo_lab.analysis.statistics.registration import Hypotheses, Registered
+from cppo_lab.analysis.statistics.claims import Claim, Hypotheses, Kind, Registered, log_size
 from cppo_lab.analysis.statistics.values import Quantity, Score
 from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, verdicts
 from cppo_lab.core_records import core_of

@@ -17,7 +17,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.grid import Axes, AxisPlace, Value
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import FEWEST, Estimate, mean_estimate, score_limits
-from cppo_lab.analysis.statistics.sampling import map_noise
+from cppo_lab.analysis.statistics.summary import map_noise
 from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
 from cppo_lab.reports.figures.data import HEADING, Info
 from cppo_lab.reports.figures.drawing import panel_grid, sized

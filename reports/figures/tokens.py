@@ -13,9 +13,17 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
-from cppo_lab.analysis.artifacts import TokenWindow
-from cppo_lab.analysis.positions import GapCurve, GapCurves, gap_curves, induced_threshold
-from cppo_lab.analysis.study import COMPARED, MAIN, OURS, StudyResults
+from cppo_lab.analysis.study import (
+    COMPARED,
+    MAIN,
+    OURS,
+    GapCurve,
+    GapCurves,
+    StudyResults,
+    TokenWindow,
+    gap_curves,
+    induced_threshold,
+)
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING, Info
 from cppo_lab.reports.figures.drawing import Absent, above, legend_below, panel_grid, sized, surround
 from cppo_lab.reports.figures.palette import PALETTES, PAPER

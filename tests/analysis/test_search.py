@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from optuna.distributions import FloatDistribution
 
 from cppo_lab import schema
-from cppo_lab.analysis import artifacts
+from cppo_lab.analysis import search
 from cppo_lab.analysis.reader import read_runs
 from cppo_lab.analysis.search import (
     mean_curves,
@@ -120,7 +120,7 @@ def test_the_file_of_another_study_and_a_large_one(uri: str, monkeypatch: pytest
     log_search(uri, made_search(study="other"), STUDY)
     with pytest.raises(UserError, match="is of study 'other'"):
         read_search(uri, "cppo-mini", STUDY)
-    monkeypatch.setattr(artifacts, "LARGEST_SEARCH", 10)
+    monkeypatch.setattr(search, "LARGEST_SEARCH", 10)
     with pytest.raises(UserError, match="more than the 10 allowed"):
         read_search(uri, "cppo-mini", STUDY)
 

@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 
-from cppo_lab.analysis.artifacts import PositionGaps, TokenWindow
 from cppo_lab.analysis.fields import parsed
 from cppo_lab.analysis.search import parse_search
+from cppo_lab.analysis.study import PositionGaps, TokenWindow
 from cppo_lab.reports.saved import compare, compare_lines, read_record
 from cppo_lab.tracking.history import from_rows, pack, unpack
 from tests.analysis.made_search import made_search
-from tests.analysis.test_artifacts import POSITIONS, WINDOW
+from tests.analysis.test_study import POSITIONS, WINDOW
 from tests.fuzz.mangling import altered, as_json, damaged, fuzz, refused
 
 HISTORY = pack(from_rows([(step, 1000 + step, {"a": step / 3, "b": -1.0}) for step in range(5)]))

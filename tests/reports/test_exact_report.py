@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from cppo_lab.analysis.statistics import verdicts
-from cppo_lab.analysis.statistics.claims import Claim, log_size
-from cppo_lab.analysis.statistics.registration import Hypotheses
+from cppo_lab.analysis.statistics.claims import Claim, Hypotheses, log_size
 from cppo_lab.errors import UserError
 from cppo_lab.reports import exact_view
 from cppo_lab.reports.sections import Scored, Section

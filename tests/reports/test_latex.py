@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.analysis.statistics.claims import Claim, Kind
-from cppo_lab.analysis.statistics.registration import Standing
+from cppo_lab.analysis.statistics.claims import Claim, Kind, Standing
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import comparison_table

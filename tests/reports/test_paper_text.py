@@ -7,8 +7,7 @@ import pytest
 
 from cppo_lab import __version__, schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.claims import Claim, Kind
-from cppo_lab.analysis.statistics.registration import Standing
+from cppo_lab.analysis.statistics.claims import Claim, Kind, Standing
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports.paper_text import letters, paper_texts
 from cppo_lab.reports.sections import Section

@@ -11,11 +11,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.analysis.artifacts import PositionGaps, TokenWindow
 from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.claims import CLAIMS
-from cppo_lab.analysis.study import StudyResults, StudySweep
+from cppo_lab.analysis.study import PositionGaps, StudyResults, StudySweep, TokenWindow
 from cppo_lab.errors import UserError
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures import gallery as paper

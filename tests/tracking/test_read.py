@@ -15,7 +15,7 @@ from mlflow.entities import Metric
 
 from cppo_lab import schema
 from cppo_lab.analysis.answers import read_outcomes
-from cppo_lab.analysis.artifacts import read_search_file
+from cppo_lab.analysis.search import read_search_file
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.tracking import read
 from cppo_lab.tracking.client import ensure_experiment, open_client

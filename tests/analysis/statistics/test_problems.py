@@ -33,8 +33,7 @@ from cppo_lab.analysis.statistics.problems import (
     separations,
     solved_by_one,
 )
-from cppo_lab.analysis.statistics.sampling import run_sampling_error
-from cppo_lab.analysis.statistics.summary import sweep_statistics
+from cppo_lab.analysis.statistics.summary import run_sampling_error, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score, run_values
 from cppo_lab.answers.outcomes import Outcomes, no_outcomes
 from cppo_lab.answers.texts import Texts

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.analysis.artifacts import read_positions, read_windows
 from cppo_lab.analysis.replay import replay
+from cppo_lab.analysis.study import read_positions, read_windows
 from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.texts import Sample, texts_name

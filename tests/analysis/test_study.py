@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
-from cppo_lab.analysis import artifacts
-from cppo_lab.analysis.artifacts import TokenWindow, read_positions, read_windows
-from cppo_lab.analysis.positions import gap_curves, induced_threshold
+from cppo_lab.analysis import study
+from cppo_lab.analysis.study import TokenWindow, gap_curves, induced_threshold, read_positions, read_windows
 from cppo_lab.errors import UserError
 
 POSITIONS: dict[str, Any] = {
@@ -86,7 +85,7 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
     ids = []
     for name, table in diagnostics.tables().items():
         text = json.dumps(table)
-        assert len(text.encode()) < artifacts.LARGEST / 2
+        assert len(text.encode()) < study.LARGEST / 2
         ids.append(run_with(store, f"{name}.json", text))
     [positions] = read_positions(store[0], ids).values()
     assert positions.tokens == (responses,) * tokens
@@ -131,7 +130,7 @@ def test_what_is_not_as_it_should_be_is_named(
 
 
 def test_a_large_file_is_refused(store: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifacts, "LARGEST", 10)
+    monkeypatch.setattr(study, "LARGEST", 10)
     with pytest.raises(UserError, match=r"more than the 10 allowed: delete that artifact"):
         read_positions(store[0], [run_with(store, "positions.json", POSITIONS)])
 
