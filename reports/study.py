@@ -33,6 +33,7 @@ from cppo_lab.reports.sections import (
     verdict_section,
 )
 from cppo_lab.reports.tables import FullTable, TextTable, full_table, main_table
+from cppo_lab.reports.verdict_view import short_answers
 
 
 @dataclass(frozen=True, eq=False)
@@ -249,7 +250,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         template="page.html.j2",
         page={
             "kind": "study",
-            "short": (),
+            "short": short_answers([], [], report.main.statistics) if report.main else (),
             "caution": report.verdicts.view["caution"],
             "counts": f"{_run_count(report)} runs in {len(study.sweeps)} sweeps{missing}.",
             "gaps": [f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
