@@ -8,8 +8,7 @@ import numpy
 import pytest
 import torch
 
-from cppo_lab.testing.golden import Vectors, is_input
-from cppo_lab.testing.vectors import check, compare, is_exact, main
+from cppo_lab.testing.vectors import Vectors, check, compare, is_exact, is_input, main
 from tests.maths.test_golden import PATH, VECTORS
 
 ARRAYS, MANIFEST = VECTORS.arrays, VECTORS.manifest

@@ -14,13 +14,12 @@ from cppo_lab.plugins import NAME
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
-    from cppo_lab.data.manifest import FileRecord
+    from cppo_lab.data.prepare import FileRecord
 
 
 def data_prepare(options: argparse.Namespace) -> int:
     """Write training and validation sets."""
-    from cppo_lab.data.manifest import summary
-    from cppo_lab.data.prepare import prepare
+    from cppo_lab.data.prepare import prepare, summary
 
     validation: dict[str, Path] = {}
     for text in options.validation:
@@ -46,7 +45,7 @@ def data_prepare(options: argparse.Namespace) -> int:
 
 def data_check(options: argparse.Namespace) -> int:
     """Compare prepared data with its checksums."""
-    from cppo_lab.data.manifest import check_folder, summary
+    from cppo_lab.data.prepare import check_folder, summary
 
     records = check_folder(options.folder)
     answer(options, _file_values(options.folder, records), summary(records))

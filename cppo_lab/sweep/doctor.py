@@ -150,7 +150,7 @@ def check_data(run: RunSpec, paths: PathsSpec) -> Check:
     if data.files is not None:  # they were read for the run's id
         return Check("data", OK, ", ".join(file.path for file in data.files.values()))
     try:
-        from cppo_lab.data.manifest import check_folder
+        from cppo_lab.data.prepare import check_folder
     except ModuleNotFoundError as error:
         return Check("data", MISSING, f"cannot be checked without {error.name}", install_extra("data"))
     folder = Path(paths.data)

@@ -4,20 +4,512 @@
 
 Masks must agree exactly in both; everything else within TOLERANCE, relative or absolute. An array stored in
 less than float64 is compared with float32's tolerance throughout. One that we do not know is listed, and no mismatch.
+
+The file is an .npz of arrays `<case>/<part>/<name>` and a JSON string `manifest`, as `tests/oracles/vectors.npz`:
+hyper-parameters and key lists per case are in the manifest, shapes are [B, T] right-padded with 0, `<case>/in/valid`
+says which tokens count. Nothing in it is trusted: pickled objects are refused, and an unreadable file is one
+`UserError`.
+
+Every array is recomputed from the file's inputs, in one dtype. Constants come from the manifest where it gives
+them; the names of some methods carry them:
+
+    grpo_dual<c>            dual clip c
+    cispo_hi<h>             clip_high h, lower side open; minpro_hi<h> likewise
+    minpro_<l>_<h>          clip_low l, clip_high h
+    <method>_logp_cap<c>    stopgrad(min(rho, c) M) A log pi with the mask M of <method>, as a release has it
+
+`pg_is` is rho A without a trust region, `cppo_soft_sapo` the mask of SAPO's inadmissible gate. The block `theory` has
+the constants of the bounds, and one process small enough to enumerate.
 """
 
 import argparse
+import json
+import re
 import sys
-from collections.abc import Sequence
+import zipfile
+import zlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
+import numpy
 import torch
 from torch import Tensor
 
 from cppo_lab.errors import UserError, message, printable
-from cppo_lab.testing.golden import SOFT, Recomputation, Vectors, is_input, load, unknown_columns, value
+from cppo_lab.maths import bounds
+from cppo_lab.maths import divergence as divergences
+from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
+from cppo_lab.maths.divergence import CONVENTIONS
+from cppo_lab.maths.masks import ThresholdTests, threshold_tests, violation_score
+from cppo_lab.maths.masks import sapo as sapo_gate
+from cppo_lab.maths.metrics import relative_logprob_error
+from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.tokens import RuleOutput, Tokens, decided
+from cppo_lab.maths.weights import effective_delta_b, position_weights
+
+# What numpy and zipfile raise on files that are cut short, damaged, encrypted, or hold pickled objects.
+UNREADABLE = (OSError, EOFError, ValueError, RuntimeError, MemoryError, zipfile.BadZipFile, zlib.error)
+# And what a manifest of another form raises.
+UNUSABLE = (*UNREADABLE, LookupError, TypeError, AttributeError)
+NOT_VECTORS = "pass a vectors file, an .npz of arrays CASE/PART/NAME with a manifest"
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """The arrays of a file by key, without the manifest, and the manifest."""
+
+    arrays: dict[str, numpy.ndarray]
+    manifest: dict[str, Any]
+
+    @property
+    def cases(self) -> dict[str, dict[str, Any]]:
+        cases: dict[str, dict[str, Any]] = self.manifest["cases"]  # `load` has checked it
+        return cases
+
+    def tensor(self, key: str, dtype: torch.dtype | None = None) -> Tensor:
+        """A copy of one array; `dtype` None keeps the stored one.
+
+        Raises:
+            LookupError: the file has no such array.
+        """
+        if key not in self.arrays:
+            raise LookupError(f"the file has no array {key!r}")
+        tensor = torch.from_numpy(self.arrays[key].copy())
+        return tensor if dtype is None else tensor.to(dtype)
+
+    def valid(self, case: str) -> Tensor:
+        """[B, T] bool: which tokens of a case count."""
+        return self.tensor(f"{case}/in/valid").bool()
+
+    def constant(self, case: str, name: str) -> Any:
+        """A hyper-parameter of a case.
+
+        Raises:
+            LookupError: the manifest does not give it.
+        """
+        constants = self.cases[case]["hp"]
+        if name not in constants:
+            raise LookupError(f"the manifest gives no {name!r} for case {case!r}")
+        return constants[name]
+
+
+def load(path: Path) -> Vectors:
+    """Read a vectors file; nothing in it is unpickled.
+
+    Raises:
+        UserError: missing, no .npz, damaged, with pickled objects, or without a usable manifest.
+    """
+    if not zipfile.is_zipfile(path):
+        raise UserError(f"{path} is not an .npz archive, or cut short: {NOT_VECTORS}")
+    try:
+        with numpy.load(path, allow_pickle=False) as archive:
+            arrays = {name: numpy.asarray(archive[name]) for name in archive.files}
+        vectors = Vectors(arrays, json.loads(str(arrays.pop("manifest"))))
+        lists = [vectors.manifest.get(entry, []) for entry in ("modes", "theory_columns")]
+        for case in vectors.cases.values():
+            lists += [list(case["hp"]), case.get("methods", []), case.get("objectives", [])]
+        if not all(
+            isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists
+        ):
+            raise ValueError("the manifest lacks a list of names")
+    except UNUSABLE as error:
+        why = (str(error).splitlines() or [""])[0] or type(error).__name__
+        raise UserError(f"{path} cannot be read ({why}): {NOT_VECTORS}") from error
+    return vectors
+
+
+UNMASKED = "unmasked"
+CLIPS = {"clip_low": 0.2, "clip_high": 0.28}  # of GRPO; like PPO's and SAPO's, not in the manifest
+_BUDGET = {"delta": "delta", "delta_b": "delta_b_min", "delta_b_mode": "delta_b"}
+_CPPO = {**_BUDGET, "w_min": "w_min"}
+_KL_BUDGET = {"delta": "delta_kl", "delta_b": "delta_b_kl", "w_min": "w_min"}
+_LOOSE = {"delta_max": "trm_max_loose", "delta_avg": "trm_avg_loose"}
+
+
+class Method(NamedTuple):
+    """How a method of the file is computed: `given` names the hyper-parameter of the case that each constant has."""
+
+    rule: str
+    given: Mapping[str, str] = MappingProxyType({})
+    constants: Mapping[str, Any] = MappingProxyType({})
+    divergence: str = "D"
+
+
+METHODS = {
+    "grpo": Method("grpo", constants=CLIPS),
+    "ppo": Method("ppo", constants={"clip_low": 0.2, "clip_high": 0.2}),
+    "sapo": Method("sapo", constants={"tau_positive": 1.0, "tau_negative": 1.05}),
+    "dppo": Method("dppo", {"delta": "delta"}),
+    "cppo": Method("cppo", _CPPO),
+    "cppo_span": Method("cppo", {**_CPPO, "span": "span"}),
+    "cppo_kl": Method("cppo", _KL_BUDGET, {"delta_b_mode": "fixed"}, "KL"),
+    "cppo_no_weight": Method("cppo_no_position_weight", _BUDGET),
+    "cppo_no_prefix": Method("cppo_no_prefix_budget", {"delta": "delta", "w_min": "w_min"}),
+    "cppo_shuffled": Method("cppo", _CPPO),  # the file shuffles the weights of full CPPO, by `in/perm`
+    "cppo_soft_inv": Method("cppo_soft", _CPPO, {"gate": "inverse"}),
+    "cppo_soft_sapo_adm": Method("cppo_soft", _CPPO, {"gate": "sapo_admissible"}),
+    "trm_max": Method("trm_max", {"delta_max": "trm_max"}, divergence="KL"),
+    "trm_avg": Method("trm_avg", {"delta_avg": "trm_avg"}, divergence="KL"),
+    "trm_max_avg": Method("trm_max_avg", _LOOSE, divergence="KL"),
+    "pg_is": Method(UNMASKED),
+}
+SOFT = ("cppo_soft_inv", "cppo_soft_sapo", "cppo_soft_sapo_adm")  # weights in [0, 1], not masks of 0 and 1
+NUMBER = r"(\d+\.?\d*|\.\d+)"
+
+
+def find_method(name: str) -> Method | None:
+    """The method of a name, or None for a name that is not known."""
+    if match := re.fullmatch(rf"grpo_dual{NUMBER}", name):
+        return Method("grpo", constants={**CLIPS, "dual_clip": float(match[1])})
+    if match := re.fullmatch(rf"(cispo|minpro)_(?:{NUMBER}_|hi){NUMBER}", name):
+        low = {} if match[2] is None else {"clip_low": float(match[2])}
+        return Method(match[1], constants={**low, "clip_high": float(match[3])})
+    return METHODS.get(name)
+
+
+class Recomputation:
+    """Inputs and rule outputs of the cases of `vectors`, in `dtype`."""
+
+    def __init__(self, vectors: Vectors, dtype: torch.dtype) -> None:
+        self.vectors, self.dtype = vectors, dtype
+        self._outputs: dict[tuple[str, str], tuple[RuleOutput, Tensor] | None] = {}
+
+    def tensor(self, key: str) -> Tensor:
+        """One array in our dtype. LookupError if the file lacks it."""
+        return self.vectors.tensor(key, self.dtype)
+
+    def given(self, case: str, *names: str) -> list[Tensor]:
+        """The inputs `<case>/in/<name>` in our dtype. LookupError if the file lacks one."""
+        return [self.tensor(f"{case}/in/{name}") for name in names]
+
+    def output(self, case: str, method: str) -> tuple[RuleOutput, Tensor] | None:
+        """A method's output on a case and the logp [B, T] it is differentiable in; None: no such method.
+
+        Raises:
+            LookupError: an array or a hyper-parameter that it needs is missing.
+            ValueError, RuntimeError, TypeError: the inputs are not what the rule takes.
+        """
+        if (case, method) not in self._outputs:
+            self._outputs[case, method] = self._computed(case, method)
+        return self._outputs[case, method]
+
+    def _computed(self, case: str, name: str) -> tuple[RuleOutput, Tensor] | None:
+        match = re.fullmatch(rf"(.+)_logp_cap{NUMBER}", name)
+        masking = self.output(case, match[1]) if match else None
+        method = find_method(match[1] if match else name)
+        if method is None or (match and masking is None):
+            return None
+        permutation = self.vectors.tensor(f"{case}/in/perm") if name == "cppo_shuffled" else None
+        names = "logp", "rollout_logp", "advantage", "valid", method.divergence
+        logp, rollout_logp, advantage, valid, divergence = self.given(case, *names)
+        tokens = Tokens(logp.requires_grad_(), rollout_logp, advantage, valid, divergence, permutation)
+        if match and masking:  # the release's form: stopgrad(min(rho, cap) keep) A log pi
+            weight = tokens.log_ratio.detach().exp().clamp_max(float(match[2])) * masking[0].keep
+            return masking[0]._replace(objective=weight * tokens.advantages * tokens.logp), logp
+        if method.rule == UNMASKED:  # rho A without a trust region: the objective that every mask multiplies
+            return decided(tokens, tokens.valid, {}), logp
+        constants = {key: self.vectors.constant(case, given) for key, given in method.given.items()}
+        return get_rule(method.rule)(tokens, **constants, **method.constants), logp
+
+
+THEORY_INPUTS = {f"theory/mdp/{name}" for name in ("prefixes", "mu", "pi", "sequences", "reward")}
+ARGUMENTS = {"xi", "T", "delta", "delta_b", "w_min"}
+# The process respects these; the file does not say so.
+PROCESS = {"delta": 0.15, "delta_b": 0.05, "w_min": 0.8}
+
+COLUMNS: dict[str, tuple[Callable[..., float], tuple[str, ...]]] = {
+    "C_uniform": (bounds.dppo_constant, ("T", "delta", "xi")),
+    "C_cppo(lbar=delta)": (bounds.cppo_constant, ("T", "delta_b", "delta", "xi")),
+    "C_impl": (bounds.weighted_constant, ("T", "delta", "delta_b", "w_min", "xi")),
+    "C_terminal(lbar=delta)": (bounds.terminal_constant, ("T", "delta_b", "delta", "xi")),
+    "terminal_ratio": (bounds.terminal_ratio, ("T",)),
+    "product_bound": (bounds.product_bound, ("T", "delta_b", "delta", "xi")),
+    "slack_term(lbar=delta/w_min, eta=delta)": (bounds.slack_term, ("T", "largest", "delta", "xi")),
+}
+
+
+def unknown_columns(vectors: Vectors) -> list[str]:
+    """Columns of `theory/constants` with unknown names."""
+    columns = vectors.manifest.get("theory_columns", []) if "theory/constants" in vectors.arrays else []
+    return [name for name in columns if name not in COLUMNS and name not in ARGUMENTS]
+
+
+def theory_value(vectors: Vectors, key: str) -> Tensor | None:
+    """Our value of a `theory/...` array in float64; None for an unknown key.
+
+    Raises:
+        LookupError: an array or a column that it needs is missing.
+        ValueError: a row with arguments out of range.
+    """
+    if key == "theory/constants":
+        return _constants(vectors)
+    name = key.removeprefix("theory/mdp/")
+    if name == key or key in THEORY_INPUTS or name not in {*PROCESS_VALUES, "bound"}:
+        return None
+    process = EnumeratedProcess(vectors)
+    return _bound(process, vectors) if name == "bound" else PROCESS_VALUES[name](process)
+
+
+def _constants(vectors: Vectors) -> Tensor:
+    """The rows with every column that we know recomputed."""
+    table = vectors.tensor("theory/constants", torch.float64)
+    columns = vectors.manifest.get("theory_columns", [])
+    if missing := ARGUMENTS - set(columns):
+        raise LookupError(f"the manifest's theory_columns lacks {sorted(missing)}")
+    for row in table:
+        arguments = dict(zip(columns, row.tolist(), strict=True))
+        arguments["T"] = int(arguments["T"])
+        arguments["largest"] = bounds.largest_divergence(arguments["delta"], arguments["w_min"])
+        for position, name in enumerate(columns):
+            if name in COLUMNS:
+                function, names = COLUMNS[name]
+                row[position] = function(*(arguments[argument] for argument in names))
+    return table
+
+
+class EnumeratedProcess:
+    """An enumerated autoregressive process: probabilities and rewards along every sequence.
+
+    mu, pi: [N, T] probability of each token of each sequence; tv: [N, T] TV(mu, pi) at the state before it;
+    reward: [N].
+    """
+
+    def __init__(self, vectors: Vectors) -> None:
+        get = partial(vectors.tensor, dtype=torch.float64)
+        sequences = vectors.tensor("theory/mdp/sequences")
+        tables = get("theory/mdp/mu"), get("theory/mdp/pi")
+        prefixes = vectors.tensor("theory/mdp/prefixes").tolist()
+        index = {tuple(token for token in prefix if token >= 0): row for row, prefix in enumerate(prefixes)}
+        self.length = sequences.shape[1]
+        rows = torch.tensor([[index[tuple(y[:t])] for t in range(self.length)] for y in sequences.tolist()])
+        self.mu, self.pi = (table[rows].gather(-1, sequences[..., None])[..., 0] for table in tables)
+        self.tv = (0.5 * (tables[0] - tables[1]).abs().sum(-1))[rows]
+        self.reward = get("theory/mdp/reward")
+
+    def residual(self) -> Tensor:
+        """Delta = sum_t E_{s_t ~ mu} sum_a (pi - mu)(a) (Q_mu - Q_pi)(s_t, a), sequence by sequence."""
+        terms = []
+        for t in range(self.length):
+            before = self.mu[:, :t].prod(1)
+            after = self.mu[:, t + 1 :].prod(1) - self.pi[:, t + 1 :].prod(1)
+            terms.append((before * (self.pi[:, t] - self.mu[:, t]) * after * self.reward).sum())
+        return torch.stack(terms).sum()
+
+
+PROCESS_VALUES: dict[str, Callable[[EnumeratedProcess], Tensor]] = {
+    "J_mu": lambda process: (process.mu.prod(1) * process.reward).sum(),
+    "J_pi": lambda process: (process.pi.prod(1) * process.reward).sum(),
+    # L' = E_mu[R sum_t (rho_t - 1)]
+    "L": lambda p: (p.mu.prod(1) * p.reward * (p.pi / p.mu - 1).sum(1)).sum(),
+    "Delta": EnumeratedProcess.residual,
+    "u": lambda process: (process.mu.prod(1)[:, None] * process.tv).sum(0),  # E_mu[D_t], [T]
+    "ell": lambda process: process.tv.amax(0),  # max over states of D_t, [T]
+}
+
+
+def _bound(process: EnumeratedProcess, vectors: Vectors) -> Tensor:
+    """Theorem 1's constant, 2 xi T (T - 1) delta_b l.
+
+    The file gives no limits for its process: either those of PROCESS or what the process reaches, l_1 for delta_b
+    (the first token's whole budget) and max l_t for l, whichever comes nearer to the file's value.
+    """
+    xi, largest = float(process.reward.abs().amax()), process.tv.amax(0)
+    reached = bounds.cppo_constant(process.length, float(largest[0]), float(largest.amax()), xi)
+    candidates = torch.tensor(
+        [bounds.weighted_constant(process.length, **PROCESS, xi=xi), reached], dtype=torch.float64
+    )
+    nearest = (candidates - vectors.tensor("theory/mdp/bound", torch.float64)).abs().argmin()
+    return candidates[nearest]
+
+
+# `<case>/in/...` that nothing else in the file determines.
+INPUTS = {
+    *("valid", "advantage", "logp", "rollout_logp", "D", "KL", "perm", "tokens", "mu", "pi"),
+    *("rollout_topk_ids", "rollout_topk_logp", "rewards", "groups"),
+}
+
+
+def is_input(vectors: Vectors, key: str) -> bool:
+    """Whether an array is given rather than computed."""
+    head, _, name = key.partition("/in/")
+    if head == "extreme":
+        return name in ("mu", "pi", "tokens")
+    return (head in vectors.cases and name in INPUTS) or key in THEORY_INPUTS
+
+
+def value(ours: Recomputation, key: str) -> Tensor | None:
+    """What this package computes for an array, 0 at padding; None for an unknown key.
+
+    Raises:
+        LookupError: an array or a hyper-parameter that it needs is missing.
+        ValueError, RuntimeError, TypeError: the inputs are not what the maths takes.
+    """
+    case, _, rest = key.partition("/")
+    part, _, name = rest.partition("/")
+    if case == "extreme" and part == "D":
+        return _extreme(ours, name)
+    if case == "theory":
+        return theory_value(ours.vectors, key)
+    if case not in ours.vectors.cases or part not in PARTS:
+        return None
+    return PARTS[part](ours, case, name)
+
+
+def _derived_input(ours: Recomputation, case: str, name: str) -> Tensor | None:
+    if name == "ratio":
+        logp, rollout_logp = ours.given(case, "logp", "rollout_logp")
+        return (logp - rollout_logp).exp() * ours.vectors.valid(case)
+    if name == "lengths":
+        return ours.vectors.valid(case).sum(1)
+    if name not in ("advantage_seq", "advantage_seq_nostd", "group_keep"):
+        return None
+    [rewards], groups = ours.given(case, "rewards"), ours.vectors.tensor(f"{case}/in/groups")
+    advantages, keep = group_advantages(rewards, groups, normalize_std=name != "advantage_seq_nostd")
+    return keep.to(ours.dtype) if name == "group_keep" else advantages
+
+
+def _divergence(ours: Recomputation, case: str, name: str) -> Tensor | None:
+    match = re.fullmatch(r"k2|k3|(tv|kl)(?:_(binary|topk)(_replace)?)?", name)
+    if match is None:
+        return None
+    measure, estimator, replace = match.groups()
+    logp, rollout_logp = ours.given(case, "logp", "rollout_logp")
+    if measure is None:
+        values = divergences.ESTIMATES[name](logp, rollout_logp)
+    elif estimator is None:
+        mu, pi = ours.given(case, "mu", "pi")
+        values = divergences.exact(mu.log(), pi.log(), measure)
+    elif estimator == "binary":
+        values = divergences.binary(logp, rollout_logp, measure)
+    else:
+        size = ours.vectors.cases[case].get("K", 20)
+        pi, top_logp = ours.given(case, "pi", "rollout_topk_logp")
+        ids, tokens = (ours.vectors.tensor(f"{case}/in/{key}") for key in ("rollout_topk_ids", "tokens"))
+        top = ids[..., :size], top_logp[..., :size]  # the file stores one more than K
+        values = divergences.topk(
+            *top, pi.log(), tokens, rollout_logp, measure=measure, convention=CONVENTIONS[bool(replace)]
+        )
+    return torch.where(ours.vectors.valid(case), values, 0.0)
+
+
+def _extreme(ours: Recomputation, name: str) -> Tensor | None:
+    """Divergences of single positions with exact zeros; K is in the name: `tv_topk2`."""
+    mu_logp, pi_logp = (ours.tensor(f"extreme/in/{key}").log() for key in ("mu", "pi"))
+    tokens = ours.vectors.tensor("extreme/in/tokens")
+    rollout_logp, logp = (each.gather(-1, tokens[:, None])[:, 0] for each in (mu_logp, pi_logp))
+    match = re.fullmatch(r"(tv|kl)(?:_(binary|topk(\d+)(_replace)?))?", name)
+    if match is None:
+        return None
+    measure, estimator, size, replace = match.groups()
+    if estimator is None:
+        return divergences.exact(mu_logp, pi_logp, measure)
+    if estimator == "binary":
+        return divergences.binary(logp, rollout_logp, measure)
+    top = mu_logp.sort(dim=-1, descending=True, stable=True)  # among equals the lowest id, as the file
+    return divergences.topk(
+        top.indices[:, : int(size)],
+        top.values[:, : int(size)],
+        pi_logp,
+        tokens,
+        rollout_logp,
+        measure=measure,
+        convention=CONVENTIONS[bool(replace)],
+    )
+
+
+def _weights(ours: Recomputation, case: str, name: str) -> Tensor | None:
+    if name not in ("linear", "span"):
+        return None
+    span = ours.vectors.constant(case, "span") if name == "span" else None
+    [valid] = ours.given(case, "valid")
+    return position_weights(valid, ours.vectors.constant(case, "w_min"), span, dtype=ours.dtype)
+
+
+def _used_budget(ours: Recomputation, case: str, name: str) -> Tensor | None:
+    match = re.fullmatch(rf"used|adaptive_x{NUMBER}", name)
+    if match is None:
+        return None
+    mode = ours.vectors.constant(case, "delta_b") if name == "used" else "adaptive"
+    cap = 2.0 if name == "used" else float(match[1])
+    floor = ours.vectors.constant(case, "delta_b_min")
+    divergence, valid = ours.given(case, "D", "valid")
+    return effective_delta_b(divergence, valid, floor, mode, cap)
+
+
+def _threshold_tests(ours: Recomputation, case: str) -> tuple[ThresholdTests, Tensor]:
+    """CPPO's tests and score x_t with our weights and budgets."""
+    [divergence], valid = ours.given(case, "D"), ours.vectors.valid(case)
+    weights, rate = _weights(ours, case, "linear"), _used_budget(ours, case, "used")
+    assert weights is not None and rate is not None
+    arguments = divergence, weights, valid, ours.vectors.constant(case, "delta"), rate
+    return threshold_tests(*arguments), violation_score(*arguments)
+
+
+def _score(ours: Recomputation, case: str, name: str) -> Tensor | None:
+    tests, score = _threshold_tests(ours, case)
+    if name == "threshold_c":
+        delta = ours.vectors.constant(case, "delta")
+        score = (delta - tests.excess).clamp_max(delta)
+    return score * ours.vectors.valid(case) if name in ("cppo", "threshold_c") else None
+
+
+def _of_rule(ours: Recomputation, case: str, name: str, part: str) -> Tensor | None:
+    """A rule's mask, its objective or the loss of `<method>/<mode>`, or the gradient of one of these in logp."""
+    if (
+        name == "cppo_soft_sapo" and part == "mask"
+    ):  # SAPO's gate is not admissible, hence no gate of the rule
+        [advantage, ratio] = ours.given(case, "advantage", "ratio")
+        gate = sapo_gate(_threshold_tests(ours, case)[1])
+        return torch.where(advantage * (ratio - 1) > 0, gate, 1.0) * ours.vectors.valid(case)
+    method, mode = name, ""
+    if part in ("loss", "dloss"):
+        method, _, mode = name.partition("/")
+        if mode not in MODES:
+            return None
+    if (found := ours.output(case, method)) is None:
+        return None
+    output, logp = found
+    if part == "mask":
+        return output.keep
+    value = output.objective
+    if mode:
+        horizon = ours.vectors.cases[case].get("horizon") if mode == "seq-mean-token-sum-norm" else None
+        value = -aggregate(value, ours.vectors.valid(case), mode, horizon=horizon)
+    if part in ("grad", "dloss"):
+        return torch.autograd.grad(value.sum(), logp, retain_graph=True)[0]
+    return value.detach()
+
+
+def _metric(ours: Recomputation, case: str, name: str) -> Tensor | None:
+    if name == "rel_logp_err":
+        difference, scale = relative_logprob_error(*ours.given(case, "logp", "rollout_logp", "valid"))
+        return difference / scale
+    found = ours.output(case, "cppo")
+    if name != "prefix_counts" or found is None:
+        return None
+    # [B, 3]: masked, of them rejected by the prefix test alone, of them failing the prefix test at all
+    dropped = ours.vectors.valid(case) & (found[0].keep == 0)
+    by_token, by_prefix = (dropped & found[0].tests[name] for name in ("threshold", "budget"))
+    counts = [part.sum(1) for part in (dropped, by_prefix & ~by_token, by_prefix)]
+    return torch.stack(counts, 1).to(ours.dtype)
+
+
+PARTS: dict[str, Callable[[Recomputation, str, str], Tensor | None]] = {
+    "in": _derived_input,
+    "D": _divergence,
+    "w": _weights,
+    "delta_b": _used_budget,
+    "score": _score,
+    **{part: partial(_of_rule, part=part) for part in ("mask", "val", "grad", "loss", "dloss")},
+    "metric": _metric,
+}
+
+
+# The check of a file.
 
 DTYPES = (torch.float64, torch.float32)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}

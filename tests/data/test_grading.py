@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cppo_lab.data import grading
-from cppo_lab.data.grading import close_pools
-from cppo_lab.data.reward import compute_score
+from cppo_lab.data.grading import close_pools, compute_score
 from tests.fuzz.mangling import fuzz
 from tests.waiting import CEILING_SECONDS
 

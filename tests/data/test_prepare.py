@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.data.manifest import check_folder
-from cppo_lab.data.prepare import prepare
+from cppo_lab.data.prepare import check_folder, prepare
 from cppo_lab.errors import UserError
 from tests.data.made_files import (
     AFTER,

@@ -68,7 +68,7 @@ def test_verls_reward_manager_and_the_split_by_benchmark(manager: str) -> None:
         {
             "reward": {
                 "custom_reward_function": {
-                    "path": "pkg://cppo_lab.data.reward",
+                    "path": "pkg://cppo_lab.data.grading",
                     "name": "compute_score",
                     "reward_kwargs": {"limit_seconds": 3.0, "workers": 1},
                 },

@@ -8,7 +8,7 @@ import pytest
 from optuna.trial import TrialState, create_trial
 
 from cppo_lab.cli import main
-from cppo_lab.data.manifest import FileRecord, summary
+from cppo_lab.data.prepare import FileRecord, summary
 from cppo_lab.plugins import Check
 from cppo_lab.search.results import _line
 from cppo_lab.search.study import REASON

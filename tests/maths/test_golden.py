@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab.maths.from_logits import logp_and_divergence
-from cppo_lab.testing.golden import Recomputation, is_input, load, value
-from cppo_lab.testing.vectors import DTYPES, TOLERANCE, is_exact
+from cppo_lab.testing.vectors import DTYPES, TOLERANCE, Recomputation, is_exact, is_input, load, value
 from tests.requirement import TRITON
 
 PATH = Path(__file__).parents[1] / "oracles" / "vectors.npz"

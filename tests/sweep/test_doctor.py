@@ -214,7 +214,7 @@ def test_prepared_data(here: Here) -> None:
     assert changed.status == "missing"
     assert "aime24.parquet is changed" in changed.found
     here.patch.setitem(sys.modules, "pyarrow", None)
-    here.patch.delitem(sys.modules, "cppo_lab.data.manifest", raising=False)
+    here.patch.delitem(sys.modules, "cppo_lab.data.prepare", raising=False)
     check = here.checks(PAPER)["data"]
     assert (check.status, check.found) == ("missing", "cannot be checked without pyarrow")
     assert check.remedy == install_extra("data")

@@ -205,7 +205,7 @@ def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
         # The rollout engine gets whole weights, so that every engine can serve them.
         values["actor_rollout_ref.model.lora.merge"] = True
     if isinstance(spec.data, MathData):
-        module, name = "data.reward", "compute_score"
+        module, name = "data.grading", "compute_score"
         if spec.own_reward:
             module, name = "cores.verl.own_reward", "own_score"
             values["reward.custom_reward_function.reward_kwargs"] = {"function": spec.own_reward}

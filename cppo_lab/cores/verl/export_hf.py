@@ -18,7 +18,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from cppo_lab.cores.mini.model import Block, Transformer
 from cppo_lab.cores.mini.tasks import Task, Tokenizer, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.warm_start import load_warm_start
-from cppo_lab.data.manifest import write_rows
+from cppo_lab.data.prepare import write_rows
 from cppo_lab.files import open_lock
 from cppo_lab.spec import SyntheticModel, TaskData, VerlRun
 from cppo_lab.spec.run import BYTES

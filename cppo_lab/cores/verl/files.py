@@ -62,7 +62,7 @@ def _of_file(name: str, path: Path, context: str) -> Dataset | None:
 
 def _prepared(path: Path) -> tuple[str, dict[str, int | str]] | None:
     """Checksum and counts of a file's rows from its folder's manifest; None for data not prepared by this program."""
-    from cppo_lab.data.manifest import read_manifest
+    from cppo_lab.data.prepare import read_manifest
 
     try:
         record = read_manifest(path.parent).get(path.name)

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from transformers import PretrainedConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3MoeConfig
 
 from cppo_lab.data.prepare import prepare
-from cppo_lab.data.problem import wrap
+from cppo_lab.data.sources import wrap
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.plugins import INDEX, lacking
 from cppo_lab.spec import HubModel, PathsSpec, RunSpec

@@ -13,7 +13,7 @@ from transformers import AutoTokenizer
 from cppo_lab.cli import main
 from cppo_lab.cores.verl.export import require_complete
 from cppo_lab.cores.verl.stand_in import SIZES, Sizes, config_of, make_model, weights_of
-from cppo_lab.data.problem import is_wrapped
+from cppo_lab.data.sources import is_wrapped
 from cppo_lab.errors import UserError
 from cppo_lab.plugins import OK
 from cppo_lab.spec import HubModel, PathsSpec
