@@ -1,29 +1,51 @@
-"""From MLflow to the tidy frames of a sweep.
+"""From MLflow to the tidy frames of a sweep, and to the answers that its runs kept.
 
 `runs` has one row per run of a sweep, `metrics` one row per (run, metric, step). A configuration that was
 run more than once (a retry) appears once: the newest run that is a result, or the newest of all when none is.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import hashlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
 
 import pandas as pd
 
 from cppo_lab import schema
-from cppo_lab.analysis.answers import read_outcomes
-from cppo_lab.analysis.points import (
+from cppo_lab.analysis.inputs import (
     RUN_COLUMNS,
     SweepData,
-    newest_of_each,
+    is_result,
     points_frame,
-    result_version,
     run_id_of,
 )
-from cppo_lab.answers.outcomes import Outcomes
+from cppo_lab.answers import reading as kept
+from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
+from cppo_lab.answers.reading import FolderFiles
+from cppo_lab.answers.texts import Texts
+from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.errors import UserError
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun
-from cppo_lab.tracking.read import experiment_id, histories, newest_runs, reading, search_runs, stored_run
+from cppo_lab.tracking.read import (
+    StoredFiles,
+    experiment_id,
+    histories,
+    newest_runs,
+    open_store,
+    reading,
+    search_runs,
+    stored_run,
+)
+
+MOST_RUNS = 300  # answers of a larger sweep are not read: its page shows no single runs
+
+T = TypeVar("T")
+_RESULT_TAGS = (
+    *(schema.TAG_RUN_ID, schema.TAG_RULE, schema.TAG_MODEL, schema.TAG_CORE, schema.TAG_SEED),
+    *(schema.TAG_T_STOP, schema.TAG_STATUS, schema.TAG_REASON),
+)
 
 
 def list_runs(uri: str, experiment: str, tag: str | None = None) -> list[StoredRun]:
@@ -91,14 +113,9 @@ def find_runs(uri: str, experiment: str, run_ids: Collection[str]) -> list[Store
 def read_points(
     uri: str, runs: Sequence[StoredRun], metrics: Callable[[str], bool] | None = None
 ) -> pd.DataFrame:
-    """The points of these metrics, as a frame of `points.points_frame`, in the order of the runs."""
+    """The points of these metrics, as a frame of `inputs.points_frame`, in the order of the runs."""
     with reading(uri) as client:
         return points_frame(histories(client, runs, metrics))
-
-
-def read_all_outcomes(uri: str, runs: Sequence[StoredRun]) -> Mapping[str, Outcomes]:
-    """MLflow run -> each problem's outcome at each validation, of the runs that kept them."""
-    return read_outcomes(uri, {run.mlflow_id: run.artifact_uri for run in runs}, of_any_number=True)
 
 
 def read_searches(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
@@ -114,6 +131,15 @@ def read_searches(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
         name = run.tags[schema.TAG_SEARCH]
         studies[name] = (*studies.get(name, ()), run.mlflow_id)
     return dict(sorted(studies.items()))
+
+
+def newest_of_each(attempts: Iterable[StoredRun]) -> list[StoredRun]:
+    """One run per run id, sorted by id: the newest that is a result, or the newest of all if none is."""
+
+    def rank(run: StoredRun) -> tuple[str, bool, int, str]:
+        return run_id_of(run), run.status in schema.FINISHED, run.start_ms or 0, run.mlflow_id
+
+    return list({run_id_of(run): run for run in sorted(attempts, key=rank)}.values())
 
 
 def _sweep_data(
@@ -141,6 +167,15 @@ def _sweep_data(
         {run.mlflow_id: code for run in runs if (code := run.tags.get(schema.TAG_CODE_VERSION))},
         {run.mlflow_id: note for run in runs if (note := _note(run.tags))},
     )
+
+
+def result_version(run: StoredRun) -> str:
+    """A digest of the run's configuration and result; copies of a run in different stores have the same one."""
+    tags = [(name, run.tags.get(name, "")) for name in _RESULT_TAGS]
+    points = sorted(
+        (name, step, repr(value)) for name, (step, _, value) in run.latest.items() if is_result(name)
+    )
+    return hashlib.sha256(repr((tags, sorted(run.params.items()), points)).encode()).hexdigest()
 
 
 def _note(tags: Mapping[str, str]) -> str:
@@ -172,3 +207,72 @@ def _run_row(run: StoredRun, sweep: str) -> tuple[object, ...]:
         pd.to_datetime(run.end_ms, unit="ms", utc=True),
         tags.get(schema.TAG_WARM_START, ""),
     )
+
+
+# What runs kept of their answers: outcomes, texts and tokens (`cppo_lab.answers`).
+
+
+@dataclass(frozen=True)
+class RunAnswers:
+    """The texts and tokens that one run kept of some of its validated steps, by step."""
+
+    texts: tuple[Texts, ...]
+    tokens: tuple[RecordedTokens, ...]
+
+
+def read_outcomes(
+    uri: str, artifacts: Mapping[str, str], *, of_any_number: bool = False
+) -> dict[str, Outcomes]:
+    """MLflow run -> its outcomes, for the runs that have them. Empty for more than MOST_RUNS runs, unless
+    `of_any_number`.
+
+    `artifacts`: MLflow run -> the URI of its artifacts. Artifacts on this machine are read without querying the store.
+    Raises UserError if the store fails, or if a file is too large or not what it should be.
+    """
+    if not artifacts or (len(artifacts) > MOST_RUNS and not of_any_number):
+        return {}
+    client, outcomes = open_store(uri), {}
+    for mlflow_id, artifact_uri in artifacts.items():
+        folder = address.artifact_folder(artifact_uri, uri)
+        if folder is not None and not (folder / OUTCOMES).exists():
+            continue
+        files = StoredFiles(client, mlflow_id) if folder is None else FolderFiles(folder)
+        if (of_run := kept.read_outcomes(files)) is not None:
+            outcomes[mlflow_id] = of_run
+    return outcomes
+
+
+def read_all_outcomes(uri: str, runs: Sequence[StoredRun]) -> Mapping[str, Outcomes]:
+    """MLflow run -> each problem's outcome at each validation, of the runs that kept them."""
+    return read_outcomes(uri, {run.mlflow_id: run.artifact_uri for run in runs}, of_any_number=True)
+
+
+def read_answers(
+    uri: str, mlflow_ids: Iterable[str], text_steps: int, token_steps: int
+) -> Mapping[str, RunAnswers]:
+    """MLflow run -> its texts at up to `text_steps` validations, evenly spaced and including the first and the last,
+    and its tokens at the last `token_steps`. Runs without either are left out.
+
+    Raises UserError if the store fails, or if a file is too large or not what it should be.
+    """
+    address.require_store(uri)
+    client, answers = open_store(uri), {}
+    for mlflow_id in mlflow_ids:
+        files = StoredFiles(client, mlflow_id)
+        last = kept.steps_with(files, "tokens")[-token_steps:] if token_steps else []
+        texts = [kept.read_texts(files, step) for step in spread(kept.steps_with(files, "texts"), text_steps)]
+        tokens = [kept.read_tokens(files, step) for step in last]
+        run = RunAnswers(tuple(filter(None, texts)), tuple(filter(None, tokens)))
+        if run.texts or run.tokens:
+            answers[mlflow_id] = run
+    return answers
+
+
+def spread(items: Sequence[T], most: int) -> list[T]:
+    """At most `most` of the items, evenly spaced, including the first and the last."""
+    if len(items) <= most:
+        return list(items)
+    if most < 2:
+        return list(items[-most:]) if most else []
+    places = [round(number * (len(items) - 1) / (most - 1)) for number in range(most)]
+    return [items[place] for place in places]

@@ -12,8 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.points import SweepData
+from cppo_lab.analysis.inputs import ExpectedRun, SweepData
 from cppo_lab.analysis.selection import (
     GAPS,
     CellScore,

@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError
 
 from cppo_lab import schema
-from cppo_lab.analysis.points import SweepData
+from cppo_lab.analysis.inputs import SweepData
 from cppo_lab.analysis.reader import read_runs, read_searches
 from cppo_lab.analysis.statistics.values import starts_with_seed
 from cppo_lab.core_records import core_names

@@ -247,7 +247,7 @@ class ValidationCurves:
 
 
 def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCurves:
-    """The validation curves in the `metrics` and `runs` frames of `points.SweepData`.
+    """The validation curves in the `metrics` and `runs` frames of `inputs.SweepData`.
 
     If benchmarks were evaluated with several sample counts (Avg@1 and Avg@16), the largest is used.
     """

@@ -18,8 +18,7 @@ from pydantic import BeforeValidator, Field
 
 from cppo_lab import schema
 from cppo_lab.analysis.fields import Count, Model, Number, parsed
-from cppo_lab.analysis.grid import SweepGrid
-from cppo_lab.analysis.points import is_result
+from cppo_lab.analysis.inputs import SweepGrid, is_result
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cppo_lab.analysis.answers import RunAnswers, read_answers, spread
+from cppo_lab.analysis.reader import RunAnswers, read_answers, spread
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.problems import solved_by_one

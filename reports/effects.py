@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from cppo_lab.analysis.grid import Axes
+from cppo_lab.analysis.inputs import Axes
 from cppo_lab.analysis.statistics.estimate import Estimate, holm
 from cppo_lab.analysis.statistics.paired import Effect, effects
 from cppo_lab.analysis.statistics.values import Quantity, Score, run_values

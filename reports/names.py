@@ -3,10 +3,10 @@
 import math
 import re
 from collections.abc import Callable, Iterable
+from decimal import ROUND_HALF_UP, Decimal
 
 from cppo_lab import schema
-from cppo_lab.analysis.audit import percent, round_half_up
-from cppo_lab.analysis.grid import Baseline
+from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.analysis.statistics.estimate import Estimate, Share, score_limits
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.rules import METHODS, known
@@ -14,6 +14,9 @@ from cppo_lab.rules import METHODS, known
 METHOD_ORDER = tuple(rule.name for rule in METHODS)
 OURS = "cppo"  # the row that the paper shades
 ABSENT = "–"  # in place of a number
+CENT = Decimal("0.01")
+# The paper's curves give fractions to 1e-6, so a percentage is known to 1e-4; further digits are rounding noise.
+_KNOWN = Decimal("0.0001")
 
 EDGE = (
     "a score of 0 or 100 % has Wilson's 95 % limit in place of an error of 0: the answers do not rule out a share up "
@@ -74,6 +77,16 @@ def value_text(value: float | str | bool | None) -> str:
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return value if isinstance(value, str) else f"{value:.4g}"
+
+
+def percent(fraction: float) -> Decimal:
+    """A fraction as an exact decimal percent, to the four decimals that the curves carry."""
+    return (Decimal(repr(float(fraction))) * 100).quantize(_KNOWN, ROUND_HALF_UP)
+
+
+def round_half_up(value: Decimal) -> Decimal:
+    """Two decimals, half rounded up (Python's rounding would turn 30.625 into 30.62)."""
+    return value.quantize(CENT, ROUND_HALF_UP)
 
 
 def points(fraction: float | None) -> str:

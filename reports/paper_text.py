@@ -13,7 +13,6 @@ from itertools import count, product
 from string import ascii_uppercase
 
 from cppo_lab import __version__, schema
-from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.selection import GAPS, SelectionState
 from cppo_lab.analysis.statistics.claims import SMALLEST
@@ -32,7 +31,9 @@ from cppo_lab.reports.names import (
     in_order,
     origin,
     p_text,
+    percent,
     points,
+    round_half_up,
     score_name,
 )
 from cppo_lab.reports.sections import Section

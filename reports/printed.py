@@ -10,7 +10,7 @@ from importlib import resources
 import pandas as pd
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.errors import UserError
 from cppo_lab.reports.names import ABSENT, OURS, display_name, origin

@@ -9,7 +9,6 @@ import numpy as np
 from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import FrozenTrial
 
-from cppo_lab.analysis.audit import percent
 from cppo_lab.analysis.search import (
     STATES,
     SearchResult,
@@ -26,7 +25,7 @@ from cppo_lab.errors import counted
 from cppo_lab.reports.build import BuildRequest, Contents
 from cppo_lab.reports.escapes import csv_text
 from cppo_lab.reports.figures.search import search_figures
-from cppo_lab.reports.names import ABSENT, number, objective_name, origin, value_text
+from cppo_lab.reports.names import ABSENT, number, objective_name, origin, percent, value_text
 from cppo_lab.reports.record import About
 from cppo_lab.reports.table_texts import table_files
 from cppo_lab.reports.tables import TextRow, TextTable

@@ -12,8 +12,8 @@ from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from cppo_lab import schema
-from cppo_lab.analysis.answers import RunAnswers
-from cppo_lab.analysis.grid import USUAL, Baseline
+from cppo_lab.analysis.inputs import USUAL, Baseline
+from cppo_lab.analysis.reader import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Claim, Hypotheses, Standing, standing

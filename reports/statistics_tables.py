@@ -4,8 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
-from cppo_lab.analysis.answers import RunAnswers
-from cppo_lab.analysis.grid import Baseline
+from cppo_lab.analysis.inputs import Baseline
+from cppo_lab.analysis.reader import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import FEWEST, Estimate, Share
 from cppo_lab.analysis.statistics.paired import Difference

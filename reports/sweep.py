@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import NO_AXES, USUAL, Axes, Baseline, ExpectedRun
+from cppo_lab.analysis.inputs import NO_AXES, USUAL, Axes, Baseline, ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Hypotheses, withdrawn

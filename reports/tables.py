@@ -6,7 +6,6 @@ from decimal import Decimal
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.analysis.audit import percent, round_half_up
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.selection import COLLAPSE_SHARE, CellScore, RunScore, SelectionState, Stat
 from cppo_lab.analysis.statistics.summary import Statistics, cell_sampling_error
@@ -21,6 +20,8 @@ from cppo_lab.reports.names import (
     edge_text,
     in_order,
     origin,
+    percent,
+    round_half_up,
     score_name,
 )
 

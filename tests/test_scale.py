@@ -15,7 +15,7 @@ import yaml
 from sqlalchemy import Engine, event
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.launch.queues import end_dead, look, send

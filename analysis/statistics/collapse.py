@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import ndtr
 
-from cppo_lab.analysis.grid import Baseline
+from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate, FloatArray, Share, mean_estimate
 from cppo_lab.analysis.statistics.values import FinishedRuns, cell_runs

@@ -16,7 +16,7 @@ from itertools import combinations, product
 import numpy as np
 import pandas as pd
 
-from cppo_lab.analysis.grid import AxisPlace, Baseline, Value
+from cppo_lab.analysis.inputs import AxisPlace, Baseline, Value
 from cppo_lab.analysis.statistics.estimate import (
     Estimate,
     Share,

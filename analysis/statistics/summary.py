@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from cppo_lab.analysis.grid import USUAL, Baseline
+from cppo_lab.analysis.inputs import USUAL, Baseline
 from cppo_lab.analysis.scoring import Scoreboard, rank_descending
 from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
 from cppo_lab.analysis.statistics.estimate import (

@@ -26,7 +26,7 @@ import numpy as np
 import pandas as pd
 
 from cppo_lab import schema
-from cppo_lab.analysis.points import SweepData
+from cppo_lab.analysis.inputs import SweepData
 from cppo_lab.analysis.scoring import Scoreboard, late_curve, step_noise
 from cppo_lab.analysis.selection import GAPS, TIE, RunScore, SelectionState
 from cppo_lab.analysis.statistics.estimate import FloatArray

@@ -19,8 +19,7 @@ from itertools import takewhile
 import numpy as np
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.points import SweepData
+from cppo_lab.analysis.inputs import ExpectedRun, SweepData
 from cppo_lab.analysis.scoring import NothingScored, Scoreboard, score_sweep
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, pairs

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import USUAL, Axes, AxisPlace, Baseline, ExpectedRun, SweepGrid
+from cppo_lab.analysis.inputs import USUAL, Axes, AxisPlace, Baseline, ExpectedRun, SweepGrid
 from cppo_lab.analysis.statistics.claims import Claim, Hypotheses, Kind, Registered, log_size
 from cppo_lab.analysis.statistics.values import Quantity, Score
 from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, verdicts

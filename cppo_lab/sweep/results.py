@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
         raise
     raise UserError("package 'pandas' is not installed: pip install 'cppo-lab[notebook]'") from None
 
-from cppo_lab.analysis.points import points_frame, run_id_of
+from cppo_lab.analysis.inputs import points_frame, run_id_of
 from cppo_lab.analysis.scoring import late_curve
 from cppo_lab.analysis.selection import (
     SelectionState,

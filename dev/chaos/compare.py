@@ -11,7 +11,7 @@ from pathlib import Path
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.analysis.points import is_result
+from cppo_lab.analysis.inputs import is_result
 from cppo_lab.reports.saved import MARKER, RECORD
 from cppo_lab.runs.recorder import OUTPUT
 from cppo_lab.tracking.client import open_client

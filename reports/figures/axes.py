@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import Axes, AxisPlace, Value
+from cppo_lab.analysis.inputs import Axes, AxisPlace, Value
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import FEWEST, Estimate, mean_estimate, score_limits
 from cppo_lab.analysis.statistics.summary import map_noise

@@ -7,8 +7,7 @@ from typing import Any
 import pandas as pd
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
-from cppo_lab.analysis.points import RUN_COLUMNS, SweepData, points_frame
+from cppo_lab.analysis.inputs import RUN_COLUMNS, ExpectedRun, SweepData, points_frame
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.tracking.history import from_columns

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
-from cppo_lab.analysis import answers
-from cppo_lab.analysis.answers import read_answers, read_outcomes
+from cppo_lab.analysis import reader
+from cppo_lab.analysis.reader import read_answers, read_outcomes
 from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.texts import Texts, texts_name
@@ -53,7 +53,7 @@ def test_outcomes_of_the_runs_that_have_them(
         assert found[whole].right.tolist() == made.outcomes().right.tolist()
         with pytest.raises(UserError, match=f"{name}.*delete that file"):
             read_outcomes(uri, {broken: places[broken]})
-    monkeypatch.setattr(answers, "MOST_RUNS", 1)  # a larger sweep is not read
+    monkeypatch.setattr(reader, "MOST_RUNS", 1)  # a larger sweep is not read
     assert read_outcomes(uri, places) == {}
 
 

@@ -11,7 +11,7 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.analysis.points import SweepData
+from cppo_lab.analysis.inputs import SweepData
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome

@@ -10,7 +10,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from cppo_lab import schema
-from cppo_lab.analysis.points import METRIC_COLUMNS, RUN_COLUMNS, points_frame
+from cppo_lab.analysis.inputs import METRIC_COLUMNS, RUN_COLUMNS, points_frame
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.errors import UserError
 from cppo_lab.tracking.history import from_rows

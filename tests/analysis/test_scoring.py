@@ -3,7 +3,7 @@
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.errors import UserError

@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import Baseline
+from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.cli import reporting
 from cppo_lab.errors import UserError
 from cppo_lab.reports.sweep import ReportRequest

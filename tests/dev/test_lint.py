@@ -24,8 +24,8 @@ def test_all_is_read_where_it_is_installed(
 
 
 def test_messages_name_files_of_the_tree() -> None:
-    said = "build/lint/cppo_lab/analysis/points.py:1: x\nbuild/lint/cppo_lab/run.py:2: y\ndev/lint.py:3: z\n"
-    assert lint.in_the_tree(said) == "analysis/points.py:1: x\ncppo_lab/run.py:2: y\ndev/lint.py:3: z\n"
+    said = "build/lint/cppo_lab/analysis/inputs.py:1: x\nbuild/lint/cppo_lab/run.py:2: y\ndev/lint.py:3: z\n"
+    assert lint.in_the_tree(said) == "analysis/inputs.py:1: x\ncppo_lab/run.py:2: y\ndev/lint.py:3: z\n"
 
 
 def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Param, RunTag
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.escapes import csv_cell, escape_latex, escape_markdown
 from cppo_lab.reports.sections import mlflow_link, mlflow_path

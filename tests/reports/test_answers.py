@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cppo_lab.analysis.answers import RunAnswers
+from cppo_lab.analysis.reader import RunAnswers
 from cppo_lab.analysis.replay import replay
 from cppo_lab.analysis.scoring import RunScore, Scoreboard
 from cppo_lab.answers.outcomes import no_outcomes

@@ -10,7 +10,7 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
-from cppo_lab.analysis.grid import Axes, AxisPlace, Baseline
+from cppo_lab.analysis.inputs import Axes, AxisPlace, Baseline
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports.effects import effects_section

@@ -9,13 +9,20 @@ import pytest
 
 import cppo_lab
 from cppo_lab import schema
-from cppo_lab.analysis.audit import audit_tables, shared_curves
-from cppo_lab.analysis.grid import ExpectedRun
+from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.selection import SelectionState
 from cppo_lab.reports import table_texts
-from cppo_lab.reports.audit import CONFIRMED, FOUND, NOT_SEEN, Discrepancy, discrepancies
+from cppo_lab.reports.audit import (
+    CONFIRMED,
+    FOUND,
+    NOT_SEEN,
+    Discrepancy,
+    audit_tables,
+    discrepancies,
+    shared_curves,
+)
 from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.tables import full_table, main_table
 from cppo_lab.tracking.reference_curves import reading

@@ -11,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import ExpectedRun, SweepGrid
+from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.claims import CLAIMS
 from cppo_lab.analysis.study import PositionGaps, StudyResults, StudySweep, TokenWindow

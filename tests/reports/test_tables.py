@@ -7,7 +7,7 @@ from decimal import Decimal
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import USUAL, Baseline
+from cppo_lab.analysis.inputs import USUAL, Baseline
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import table_texts
 from cppo_lab.reports.escapes import escape_latex

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from cppo_lab import schema
-from cppo_lab.analysis.answers import read_outcomes
+from cppo_lab.analysis.reader import read_outcomes
 from cppo_lab.analysis.search import read_search_file
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.tracking import read

@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from cppo_lab import schema
-from cppo_lab.analysis.grid import Baseline
+from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.collapse import (
     RunTime,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cppo_lab.analysis.grid import USUAL, AxisPlace, Baseline
+from cppo_lab.analysis.inputs import USUAL, AxisPlace, Baseline
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.paired import Effect, effects
 from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, Score

@@ -5,14 +5,13 @@ from decimal import Decimal
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.analysis.audit import (
+from cppo_lab.reports.audit import (
     AVERAGE,
     Printing,
     audit_tables,
     classify,
-    percent,
-    round_half_up,
 )
+from cppo_lab.reports.names import percent, round_half_up
 from tests.analysis.made_sweeps import MadeRun, both, scored
 
 

@@ -1,9 +1,5 @@
-"""Which attempts of a configuration count, and their points in tidy frames.
+"""What analysis begins with: the grid that a sweep declares, and its runs and their points as tidy frames."""
 
-Which of several attempts at one configuration counts, and in what state it is.
-"""
-
-import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,22 +12,84 @@ from cppo_lab import schema
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.tracking.history import History, StoredRun
 
-
-def run_id_of(run: StoredRun) -> str:
-    """The id of the run's configuration, or MLflow's id if it has none."""
-    return run.tags.get(schema.TAG_RUN_ID) or run.mlflow_id
+Value = str | int | float | bool | None  # of an axis
 
 
-def newest_of_each(attempts: Iterable[StoredRun]) -> list[StoredRun]:
-    """One run per run id, sorted by id: the newest that is a result, or the newest of all if none is."""
+@dataclass(frozen=True)
+class ExpectedRun:
+    """One run of a declared sweep.
 
-    def rank(run: StoredRun) -> tuple[str, bool, int, str]:
-        return run_id_of(run), run.status in schema.FINISHED, run.start_ms or 0, run.mlflow_id
+    `run_id` is the hash of the run's resolved configuration, or None if only the name is known (the
+    paper's runs): then `model`, `variant` and, if not None, `seed` identify the run.
+    """
 
-    return list({run_id_of(run): run for run in sorted(attempts, key=rank)}.values())
+    run_id: str | None
+    model: str
+    variant: str
+    seed: int | None
+
+    def describe(self) -> str:
+        """`variant on model, seed 0`, for messages."""
+        seed = "" if self.seed is None else f", seed {self.seed}"
+        return f"{self.variant} on {self.model}{seed}"
 
 
-# The tidy frames of a sweep, as returned by the readers of a store.
+@dataclass(frozen=True)
+class Baseline:
+    """The variant that differences are taken from: `name`, or the default baseline if empty. With `matched`, `name` is
+    a variant of the sweep file that itself has axis values, and `matched` maps each variant to the baseline variant
+    with the same values.
+    """
+
+    name: str = ""
+    matched: Mapping[str, str] | None = None
+
+    def of(self, variant: str) -> str | None:
+        """The baseline of `variant`; None for a baseline itself, and if there is none with its axis values."""
+        baseline = self.name if self.matched is None else self.matched.get(variant)
+        return None if baseline == variant else baseline
+
+
+USUAL = Baseline()
+
+
+@dataclass(frozen=True)
+class SweepGrid:
+    """One sweep of a study: its name, its heading and the question it answers, and all its runs. `pairing`: whether its
+    file requests comparison seed by seed; None if it does not say.
+    """
+
+    name: str
+    title: str
+    question: str
+    expected: tuple[ExpectedRun, ...]
+    baseline: Baseline = USUAL
+    pairing: bool | None = None
+
+
+@dataclass(frozen=True)
+class AxisPlace:
+    """The position of one variant on the sweep's axes. `group` is its name without the axis values; a value is None on
+    an axis that does not apply to it.
+    """
+
+    variant: str
+    group: str
+    values: tuple[Value, ...]
+
+
+@dataclass(frozen=True)
+class Axes:
+    """The axes of a sweep except seeds and models: their configuration keys, and each variant's position."""
+
+    keys: tuple[str, ...] = ()
+    places: tuple[AxisPlace, ...] = ()
+
+
+NO_AXES = Axes()
+
+
+# The tidy frames of a sweep, as `reader` returns them.
 
 
 RUN_COLUMNS = (
@@ -130,25 +188,14 @@ def _category(codes: NDArray[np.int64], names: Sequence[str], lengths: NDArray[n
     return pd.Categorical.from_codes(np.repeat(codes.astype(kind), lengths), categories=categories)
 
 
-# The version of a run's result, without reading its history.
+def run_id_of(run: StoredRun) -> str:
+    """The id of the run's configuration, or MLflow's id if it has none."""
+    return run.tags.get(schema.TAG_RUN_ID) or run.mlflow_id
 
 
 _BESIDE = ("perf/", "system/")
-_RESULT_TAGS = (
-    *(schema.TAG_RUN_ID, schema.TAG_RULE, schema.TAG_MODEL, schema.TAG_CORE, schema.TAG_SEED),
-    *(schema.TAG_T_STOP, schema.TAG_STATUS, schema.TAG_REASON),
-)
 
 
 def is_result(metric: str) -> bool:
     """Whether this metric is part of a run's result: all are, except speed and system metrics."""
     return not metric.startswith(_BESIDE)
-
-
-def result_version(run: StoredRun) -> str:
-    """A digest of the run's configuration and result; copies of a run in different stores have the same one."""
-    tags = [(name, run.tags.get(name, "")) for name in _RESULT_TAGS]
-    points = sorted(
-        (name, step, repr(value)) for name, (step, _, value) in run.latest.items() if is_result(name)
-    )
-    return hashlib.sha256(repr((tags, sorted(run.params.items()), points)).encode()).hexdigest()
