@@ -33,10 +33,10 @@ from common import FULL_ONLY, arguments, finish
 
 from cppo_lab import schema
 from cppo_lab.runs.recorder import Recorder
+from cppo_lab.runs.spool import unsent
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import address, uploader
 from cppo_lab.tracking.client import ensure_experiment, open_client
-from cppo_lab.tracking.sent import unsent
 from cppo_lab.tracking.upload import ship
 from cppo_lab.tracking.uploader import EVERY_SECONDS, uploading
 from dev.servers import postgres

@@ -291,7 +291,7 @@ TRACKING = (
     ),
     Fault(
         "the newest of several parents of a sweep stays",
-        "cppo_lab/tracking/parents.py",
+        "cppo_lab/tracking/page.py",
         "key=lambda run: (run.info.start_time, run.info.run_id)",
         "key=lambda run: (-run.info.start_time, run.info.run_id)",
         "tests/tracking/test_parents.py",

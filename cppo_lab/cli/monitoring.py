@@ -114,9 +114,9 @@ def sync(options: argparse.Namespace) -> int:
     """Send what is on file and not in the tracking store."""
     import time
 
+    from cppo_lab.runs.spool import unsent
     from cppo_lab.sweep.logs import run_folders
-    from cppo_lab.tracking.mirror import Mirror, mirror_name
-    from cppo_lab.tracking.sent import unsent
+    from cppo_lab.tracking.services import Mirror, mirror_name
     from cppo_lab.tracking.upload import forget_lost, tell_of_lost, upload
 
     mirror = Mirror(name) if (name := mirror_name()) and not options.dry_run else None
@@ -237,9 +237,9 @@ def clean(options: argparse.Namespace) -> int:
     from cppo_lab.launch.queues import spare_code
     from cppo_lab.runs import disk
     from cppo_lab.runs.folder import parse_variants, read_status
+    from cppo_lab.runs.spool import unsent
     from cppo_lab.sweep.columns import aligned
     from cppo_lab.sweep.logs import run_folders
-    from cppo_lab.tracking.sent import unsent
 
     plan, uri = _planned(options)
     if options.code and plan:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from cppo_lab.reports.build import GridRequest
     from cppo_lab.search.space import Tuning
     from cppo_lab.sweep.file import Search
-    from cppo_lab.tracking.parents import SweepText
+    from cppo_lab.tracking.page import SweepText
 
     Asked = tuple[GridRequest, SweepText]
 
@@ -166,7 +166,7 @@ def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:
     from cppo_lab.reports.build import build_report
     from cppo_lab.reports.names import origin
     from cppo_lab.reports.saved import read_record
-    from cppo_lab.tracking.parents import ReportLog, keep_report
+    from cppo_lab.tracking.page import ReportLog, keep_report
 
     request, text = asked
     sweeps: Sequence[Any] = getattr(request, "sweeps", (request,))
@@ -198,7 +198,7 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
     from cppo_lab.reports.study import paper_study_request
     from cppo_lab.reports.sweep import paper_request
     from cppo_lab.sweep.file import load_sweep
-    from cppo_lab.tracking.parents import SweepText
+    from cppo_lab.tracking.page import SweepText
 
     if options.study is not None:
         raise UserError(f"--study {options.study!r} with --from paper: the paper has no searches; remove it")
@@ -223,7 +223,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     from cppo_lab.reports.study import StudyRequest
     from cppo_lab.reports.sweep import ReportRequest
     from cppo_lab.sweep.claims import axes_of, grids_of, note_looks, stated_in
-    from cppo_lab.tracking.parents import SweepText
+    from cppo_lab.tracking.page import SweepText
 
     plan, uri = planned(options)
     address.require_store(uri)
@@ -331,7 +331,7 @@ def _report_folder(name: str) -> Path:
 def reference_import(options: argparse.Namespace) -> int:
     """Load the paper's curves as runs."""
     from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
-    from cppo_lab.tracking.parents import SweepText
+    from cppo_lab.tracking.page import SweepText
     from cppo_lab.tracking.reference import import_reference, nest_reference
 
     uri = address.tracking_uri()

@@ -43,7 +43,7 @@ def tune(options: argparse.Namespace) -> int:
     from cppo_lab.search.tune import tune as carry_out
     from cppo_lab.sweep.doctor import require_machine
     from cppo_lab.sweep.file import Search
-    from cppo_lab.tracking.ui import where_to_look
+    from cppo_lab.tracking.page import where_to_look
 
     declared = load_any(options)
     if not isinstance(declared, Search):

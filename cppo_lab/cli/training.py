@@ -340,7 +340,7 @@ def train(
     from cppo_lab.sweep.launch import launch
     from cppo_lab.sweep.table import run_table, score_table
     from cppo_lab.tracking.client import STORE_FAULTS
-    from cppo_lab.tracking.ui import where_to_look
+    from cppo_lab.tracking.page import where_to_look
 
     if options.dry_run:
         return _dry_run(plan, uri, options, retry, finished)

@@ -4,13 +4,22 @@ dash`, the report of a sweep with the states of its runs and the time left, rene
 
 import argparse
 import contextlib
+import errno
 import html
+import ipaddress
+import os
+import signal
+import socket
+import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +29,7 @@ from cppo_lab.cli.parser import CommandParser, add_sweep
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError, interrupt_on_termination, say
 from cppo_lab.files import redacted
+from cppo_lab.plugins import install_extra
 from cppo_lab.tracking.address import require_store, sqlite_file, tracking_uri
 
 
@@ -32,8 +42,6 @@ def ui(options: argparse.Namespace) -> int:
         served = redacted(uri).rstrip("/")
         _show([*_report(options, served), *_links(uri, served)], options)
         return Exit.DONE
-    from cppo_lab.tracking.ui import free_port, is_loopback, require_mlflow_server, served_at, serving
-
     require_mlflow_server()
     require_store(uri)
     interrupt_on_termination()
@@ -67,7 +75,7 @@ def ui(options: argparse.Namespace) -> int:
 def _links(uri: str, address: str) -> list[tuple[str, str]]:
     """What there is to open, with its address: the runs of each experiment, and of all of them together."""
     from cppo_lab.tracking.client import open_client
-    from cppo_lab.tracking.ui import comparison, page, save_view
+    from cppo_lab.tracking.page import comparison, page, save_view
 
     client, shown, links = open_client(uri), [], []
     for core in (*core_names(), schema.PAPER):
@@ -133,6 +141,132 @@ def ui_arguments(command: CommandParser) -> None:
     )
 
 
+# MLflow's server
+
+PORTS = range(5000, 5100)  # tried in turn
+_END_SECONDS = 10.0
+_SETTINGS = {
+    # Switch off the workers for language-model jobs (seven processes) and usage reports.
+    "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    # The folder that uvicorn puts first on Python's path; its default is the working folder.
+    "UVICORN_APP_DIR": os.devnull,
+    "UVICORN_LOG_LEVEL": "warning",  # so that the last line is the reason why a server ended
+}
+
+
+def require_mlflow_server() -> None:
+    """Raises UserError if only MLflow's client is installed."""
+    try:
+        metadata.distribution("mlflow")
+    except metadata.PackageNotFoundError:
+        raise UserError(
+            f"package 'mlflow' (its server and pages) is not installed: {install_extra('ui')}"
+        ) from None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens there."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def free_port(host: str, wanted: int | None) -> int:
+    """`wanted`, or the first free one of PORTS.
+
+    Raises UserError if it is taken, or if the host is not an address of this machine.
+    """
+    if wanted is not None and not 1 <= wanted <= 65_535:
+        raise UserError(f"--port {wanted}: must be in [1, 65535]: leave it out, or choose another")
+    if not host.strip():
+        raise UserError(f"--host {host!r}: name an address of this machine, or leave it out")
+    for port in PORTS if wanted is None else [wanted]:
+        try:
+            family, kind, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.socket(family, kind) as listener:
+                listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                listener.bind(place)
+            return port
+        except socket.gaierror as error:
+            raise UserError(f"--host {host}: {error.strerror}: name an address of this machine") from None
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise UserError(
+                    f"cannot listen on {host} port {port}: {error.strerror}: name an address of this machine"
+                ) from None
+    if wanted is not None:
+        raise UserError(f"port {wanted} of {host} is taken: leave --port out, or choose another")
+    raise UserError(
+        f"ports {PORTS.start} to {PORTS.stop - 1} of {host} are taken: choose another with --port"
+    )
+
+
+def served_at(host: str, port: int) -> str:
+    """The address of the page. A server on all addresses is opened at this machine's."""
+    if host in ("0.0.0.0", "::"):  # noqa: S104  recognised, and opened at the loopback address
+        host = "127.0.0.1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+@contextlib.contextmanager
+def serving(
+    uri: str, host: str, port: int, meanwhile: Callable[[], None] | None = None
+) -> Iterator[Callable[[], str]]:
+    """Run MLflow's server for the store at `uri` until it listens; end it and its workers after the block.
+
+    Yields a function that waits for the server to end by itself, and returns its last words. `meanwhile` is called
+    while it starts. Raises UserError if it does not start.
+    """
+    words = ["-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
+    # The store is passed by the environment, since the process list would show a password.
+    environment = {**_SETTINGS, **os.environ, "MLFLOW_BACKEND_STORE_URI": uri}
+    last: deque[str] = deque(maxlen=1)  # line of its output
+    with subprocess.Popen(
+        [sys.executable, *words],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,  # so that Ctrl-C reaches only this process, which then ends the whole group
+    ) as server:
+        assert server.stdout is not None
+        reader = threading.Thread(target=last.extend, args=(server.stdout,), daemon=True)
+        reader.start()
+
+        def last_words() -> str:
+            server.wait()
+            reader.join(_END_SECONDS)
+            return redacted("".join(last)).strip() or "it printed nothing"
+
+        try:
+            if meanwhile is not None:
+                meanwhile()
+            while server.poll() is None and not _listens(host, port):
+                time.sleep(0.1)
+            if server.poll() is not None:
+                raise UserError(f"mlflow server did not start: {last_words()}")
+            yield last_words
+        finally:
+            for number in (signal.SIGTERM, signal.SIGKILL):
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(server.pid, number)
+                reader.join(_END_SECONDS)  # the output ends with the last process of the group
+
+
+def _listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=5).close()
+    except OSError:
+        return False
+    return True
+
+
+# The page of `cppo dash`
+
 HOST = "127.0.0.1"
 _NO_PAGE = '<!doctype html><meta charset="utf-8"><title>Runs</title><header></header><p>No report yet.</p>'
 
@@ -177,7 +311,6 @@ def dash(options: argparse.Namespace) -> int:
     from cppo_lab.cli.monitoring import look_at
     from cppo_lab.cli.training import planned
     from cppo_lab.sweep import status
-    from cppo_lab.tracking.ui import free_port, served_at
 
     reporting.require_every(options)
     look = look_at(planned(options)[0])

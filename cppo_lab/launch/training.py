@@ -24,8 +24,7 @@ from cppo_lab.runs.spool import Line
 from cppo_lab.runs.tags import variants_in
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.tracking import address
-from cppo_lab.tracking.mirror import mirroring
-from cppo_lab.tracking.notify import notifying
+from cppo_lab.tracking.services import mirroring, notifying
 from cppo_lab.tracking.uploader import upload_last, uploading
 
 RUNS = 120  # the maximum per job

@@ -6,9 +6,12 @@ per training step, the artifacts, and how the attempt ended. A kill can cut off 
 count, and leaves a file without an `end` line; the next attempt writes a new file.
 
 A metric that is infinite or not a number is written and read as it is. `tracking/upload` brings MLflow to the same
-state.
+state; `shipped.json` beside the files says how much of them a store has.
 """
 
+import contextlib
+import fcntl
+import hashlib
 import json
 import os
 import re
@@ -16,6 +19,7 @@ import secrets
 import time
 from base64 import b64decode
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
@@ -24,7 +28,7 @@ from typing import Any
 
 from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.errors import UserError, say
-from cppo_lab.files import NOWHERE, ignoring, open_plain, replace_file
+from cppo_lab.files import NOWHERE, ignoring, open_lock, open_plain, read_plain, redacted, replace_file
 from cppo_lab.schema import (
     BEST,
     BEST_STEP,
@@ -422,3 +426,116 @@ def score_text(
     at = "" if step is None else f" (step {step})"
     scores = (("last", last, ""), ("best", best, at), ("final mean", final_mean, ""))
     return ", ".join(f"{name} {100 * score:.1f} %{at}" for name, score, at in scores if score is not None)
+
+
+# Sending: how much of a run's folder a store has. It only saves work and may be lost. Queries no store, since ten
+# thousand folders are checked for unsent lines at once.
+
+SHIPPED = "shipped.json"  # beside the attempts' files
+_LARGEST_SHIPPED = 16 * 2**20  # bytes; ours have some hundred for each attempt and store
+_unsaved: dict[tuple[Path, str], "Shipped"] = {}  # what a full disk did not take, by folder and store
+
+
+@dataclass
+class ShippedRecord:
+    """The part of a record that a store has."""
+
+    mlflow_id: str = ""
+    pending: list[str] = field(default_factory=list)  # artifacts that it does not have yet
+    ended: bool = False  # its end was uploaded; the history is still to be uploaded as an artifact
+
+
+@dataclass
+class Shipped:
+    """The part of a run's folder that one store has."""
+
+    offsets: dict[str, int] = field(default_factory=dict)  # by the name of a spool's file
+    records: dict[str, ShippedRecord] = field(default_factory=dict)
+
+    @property
+    def pending(self) -> bool:
+        return any(record.mlflow_id and (record.pending or record.ended) for record in self.records.values())
+
+
+def unsent(folder: Path, uri: str) -> bool:
+    """Whether a run's folder has anything that the store at `uri` does not have. Queries no store."""
+    paths = files(folder)
+    if not paths:
+        return False
+    state = load_shipped(folder, uri)
+    paths.append(folder / FOLDER / NOTES)
+    return state.pending or any(_has_more(path, state.offsets.get(path.name, 0)) for path in paths)
+
+
+def _has_more(path: Path, offset: int) -> bool:
+    """Whether a complete line follows; a line cut off by a kill is never sent."""
+    if not path.is_file() or path.stat().st_size == offset:
+        return False
+    return next(read_lines(path, place_in(path, offset)), None) is not None
+
+
+def _store_key(uri: str) -> str:
+    """A key of a store for files that others may read, without the password, which could be guessed from a hash."""
+    return hashlib.sha256(redacted(uri).encode()).hexdigest()[:16]
+
+
+def _all_states(folder: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(read_plain(folder / FOLDER / SHIPPED, _LARGEST_SHIPPED) or b"")
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
+
+
+def load_shipped(folder: Path, uri: str) -> Shipped:
+    """The stored progress; no progress if the file was not written by us."""
+    if (state := _unsaved.get((folder, uri))) is not None:
+        return deepcopy(state)
+    try:
+        values = _all_states(folder)[_store_key(uri)]
+        records = {
+            str(token): ShippedRecord(
+                str(record["mlflow_id"]),
+                [str(name) for name in record["pending"]],
+                bool(record.get("ended")),
+            )
+            for token, record in values["records"].items()
+        }
+        return Shipped({str(name): int(offset) for name, offset in values["offsets"].items()}, records)
+    except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
+        return Shipped()
+
+
+def forget_shipped(folder: Path, uri: str) -> None:
+    """Have all of a run's folder uploaded again: the store has been replaced."""
+    save_shipped(folder, uri, Shipped())
+
+
+def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
+    """Store the progress. If the disk is full, this process remembers it, and others upload the lines again."""
+    values = {
+        "offsets": state.offsets,
+        "records": {token: vars(record) for token, record in state.records.items()},
+    }
+    beside = folder / FOLDER / f"{SHIPPED}.{secrets.token_hex(4)}"
+    try:
+        beside.write_text(json.dumps({**_all_states(folder), _store_key(uri): values}), encoding="utf-8")
+        beside.replace(folder / FOLDER / SHIPPED)
+        _unsaved.pop((folder, uri), None)
+    except OSError:
+        _unsaved[folder, uri] = deepcopy(state)
+        with contextlib.suppress(OSError):
+            beside.unlink()
+
+
+@contextlib.contextmanager
+def shipping(folder: Path) -> Iterator[None]:
+    """Let one process at a time send a run's folder, and note its progress."""
+    try:
+        file = open_lock(folder / FOLDER / "shipping.lock")
+    except OSError:  # a full disk: better to send twice than not at all
+        yield
+        return
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -22,7 +22,8 @@ from cppo_lab.search.results import Watch, ended, is_over, numbers_of, result_te
 from cppo_lab.search.space import Tuning
 from cppo_lab.search.study import VARIABLE, SearchStudy
 from cppo_lab.search.worker import SearchState, Worker
-from cppo_lab.tracking import address, mirror, notify
+from cppo_lab.tracking import address
+from cppo_lab.tracking.services import MIRROR_VARIABLE, NOTIFY_VARIABLE, mirror_name, webhook
 
 FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load
 
@@ -39,7 +40,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
             f"layout={base.layout.name} of model {base.run.model.name} takes {base.layout.nodes} nodes, and a worker "
             "of a search trains on one: choose a layout of one node (layout=one_node; `cppo plan` says what then fits)"
         )
-    hook, mirrored = notify.webhook(base.notify.url), mirror.mirror_name(base.tracking.mirror)
+    hook, mirrored = webhook(base.notify.url), mirror_name(base.tracking.mirror)
     require_folder(runs)
     # Created here once, since workers that start together would all try to create tables, study and experiment.
     study = SearchStudy(tuning, url, runs)
@@ -60,8 +61,8 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
         with (
             address.in_the_environment(url, VARIABLE),
             address.in_the_environment(uri),
-            address.in_the_environment(hook, notify.VARIABLE),
-            address.in_the_environment(mirrored, mirror.VARIABLE),
+            address.in_the_environment(hook, NOTIFY_VARIABLE),
+            address.in_the_environment(mirrored, MIRROR_VARIABLE),
         ):
             _work(Worker(tuning, TrainingJob((run,), uri)), left, study)
     state.publish()

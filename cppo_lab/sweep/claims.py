@@ -21,7 +21,7 @@ from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
-    from cppo_lab.tracking.parents import Registration
+    from cppo_lab.tracking.page import Registration
 
 
 def claims_of(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ()) -> tuple[Claim, ...]:
@@ -207,7 +207,7 @@ def note_looks(plan: Plan, uri: str) -> None:
     if not stated or (database is not None and not database.is_file()):
         return
     from cppo_lab.tracking.history import recorded_status
-    from cppo_lab.tracking.parents import find_registrations, note_look
+    from cppo_lab.tracking.page import find_registrations, note_look
     from cppo_lab.tracking.read import newest_runs, reading
 
     experiment = schema.experiment_name(plan.core)
@@ -251,7 +251,7 @@ def stated_in(plan: Plan, uri: str, experiment: str) -> dict[str, Hypotheses]:
 
     Raises UserError if the store cannot be read.
     """
-    from cppo_lab.tracking.parents import deleted_starts
+    from cppo_lab.tracking.page import deleted_starts
     from cppo_lab.tracking.read import reading
 
     with reading(uri) as client:
@@ -261,7 +261,7 @@ def stated_in(plan: Plan, uri: str, experiment: str) -> dict[str, Hypotheses]:
 
 def _stated(plan: Plan, sweep: Sweep, client: Any, experiment: str, deleted: Mapping[str, int]) -> Hypotheses:
     """`client`: MLflow's. `deleted`: when deleted runs began."""
-    from cppo_lab.tracking.parents import find_registrations, read_statement
+    from cppo_lab.tracking.page import find_registrations, read_statement
 
     registrations = find_registrations(client, experiment, sweep.name)
     registered = [

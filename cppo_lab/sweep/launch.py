@@ -35,6 +35,7 @@ from cppo_lab.runs.folder import (
     write_status,
 )
 from cppo_lab.runs.machine import code_version
+from cppo_lab.runs.spool import ShippedRecord, load_shipped, unsent
 from cppo_lab.runs.state import OF_OTHERS, Queued, RunFolder, RunState, explained, state_of
 from cppo_lab.runs.tags import names, variants_in
 from cppo_lab.sweep.cost import NO_LIMITS, Limits, past_paces
@@ -53,11 +54,15 @@ from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun, unclipped
-from cppo_lab.tracking.mirror import VARIABLE as MIRROR
-from cppo_lab.tracking.mirror import mirror_name, mirroring
-from cppo_lab.tracking.notify import VARIABLE, notifying, webhook
 from cppo_lab.tracking.read import find
-from cppo_lab.tracking.sent import ShippedRecord, load_shipped, unsent
+from cppo_lab.tracking.services import (
+    MIRROR_VARIABLE,
+    NOTIFY_VARIABLE,
+    mirror_name,
+    mirroring,
+    notifying,
+    webhook,
+)
 from cppo_lab.tracking.uploader import uploading
 
 FIRST = 3  # runs of a launch: if they fail alike, so would the others
@@ -182,8 +187,8 @@ def launch(
     try:
         with (
             address.in_the_environment(uri),
-            address.in_the_environment(url, VARIABLE),
-            address.in_the_environment(mirror, MIRROR),
+            address.in_the_environment(url, NOTIFY_VARIABLE),
+            address.in_the_environment(mirror, MIRROR_VARIABLE),
             progress.shown(),
         ):
             _train(plan, work, uri, progress.see)

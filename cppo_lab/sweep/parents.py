@@ -19,6 +19,7 @@ from cppo_lab.runs.folder import (
     variants_text,
     write_status,
 )
+from cppo_lab.runs.spool import load_shipped
 from cppo_lab.runs.state import RunFolder, RunState
 from cppo_lab.runs.tags import figure_tag, merged, variants_in
 from cppo_lab.sweep.enumerate import PlannedRun
@@ -26,9 +27,7 @@ from cppo_lab.sweep.file import Sweep
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, may_fail, open_client
 from cppo_lab.tracking.history import StoredRun
-from cppo_lab.tracking.parents import SweepText, ensure_parent, living, register, update_parent
-from cppo_lab.tracking.sent import load_shipped
-from cppo_lab.tracking.ui import save_view
+from cppo_lab.tracking.page import SweepText, ensure_parent, living, register, save_view, update_parent
 
 # If several launchers add the same missing tag, the store accepts a single request; the others then find the tag.
 TRIES = 3

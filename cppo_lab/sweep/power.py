@@ -35,7 +35,7 @@ from cppo_lab.sweep.claims import claims_of
 from cppo_lab.sweep.columns import aligned
 from cppo_lab.sweep.cost import Cost
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.reference_curves import reference_runs
+from cppo_lab.tracking.reference import reference_runs
 
 Costs = Mapping[str, Cost | None]
 

@@ -43,7 +43,7 @@ from cppo_lab.sweep.overrides import quote, read
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun, from_rows
-from cppo_lab.tracking.reference_curves import ReferenceRun, reference_runs
+from cppo_lab.tracking.reference import ReferenceRun, reference_runs
 
 _FIXED = frozenset({"model", "rule", "seed", "variant"})  # keys that have a column in every frame
 _CHOICES = frozenset({"core", "model", "variant"})  # names, which a command line has without quotes

@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import fcntl
-import hashlib
 import importlib.util
 import os
 import re
@@ -146,11 +145,6 @@ def artifact_folder(artifact_uri: str, uri: str) -> Path | None:
     below, beside = folder.relative_to(root), database.parent / ARTIFACTS
     is_moved = not root.exists() or beside.joinpath(*below.parts[:1]).is_dir()
     return beside / below if is_moved else folder
-
-
-def store_key(uri: str) -> str:
-    """A key of a store for files that others may read, without the password, which could be guessed from a hash."""
-    return hashlib.sha256(redacted(uri).encode()).hexdigest()[:16]
 
 
 @contextlib.contextmanager

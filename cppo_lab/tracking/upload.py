@@ -36,19 +36,24 @@ from cppo_lab.runs.spool import (
     Begin,
     End,
     Line,
+    ShippedRecord,
     StepEvent,
     Tags,
     files,
+    forget_shipped,
+    load_shipped,
     newest_record,
     place_in,
     read_lines,
+    save_shipped,
+    shipping,
+    unsent,
 )
 from cppo_lab.runs.tags import merged
 from cppo_lab.tracking import address, history
 from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, exclusive, fault_line, open_client
 from cppo_lab.tracking.history import recorded_status
 from cppo_lab.tracking.read import is_active, newest_runs, reading
-from cppo_lab.tracking.sent import ShippedRecord, forget_shipped, load_shipped, save_shipped, shipping, unsent
 
 BATCH = 1000  # MLflow's limit on metrics and tags together per request
 COMPARED = 100  # requests of points for which one comparison with the store is made

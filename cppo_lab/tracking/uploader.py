@@ -20,8 +20,7 @@ from typing import Any
 
 from cppo_lab.errors import UserError, deferred, say
 from cppo_lab.runs.folder import is_held
-from cppo_lab.runs.spool import Line
-from cppo_lab.tracking.sent import unsent
+from cppo_lab.runs.spool import Line, unsent
 
 FIRST_SECONDS = 30.0  # of training: a shorter launch would be over before the process has imported MLflow
 EVERY_SECONDS = 2.0

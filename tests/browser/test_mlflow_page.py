@@ -12,7 +12,7 @@ from cppo_lab.rules import METHOD_COLOURS
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.parents import ensure_parent
+from cppo_lab.tracking.page import ensure_parent
 from cppo_lab.tracking.upload import TABLE
 from tests.browser.conftest import WAIT_MS
 from tests.plausible import HOSTILE_ANSWER, LAST_STEP, score

@@ -26,7 +26,7 @@ from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import sqlite_file, tracking_uri
-from cppo_lab.tracking.parents import SweepText
+from cppo_lab.tracking.page import SweepText
 from tests.conftest import Command
 from tests.launch.test_launch import mlflow_runs
 from tests.plausible import train
@@ -147,7 +147,7 @@ def test_a_store_that_does_not_take_it_costs_a_line(
         raise UserError("tracking store x failed: gone")
 
     with monkeypatch.context() as patched:
-        patched.setattr("cppo_lab.tracking.parents.keep_report", away)
+        patched.setattr("cppo_lab.tracking.page.keep_report", away)
         said = cppo(f"{REPORT} seed=0")
     assert "report: reports/build/quickstart/index.html" in said.out
     last = "cppo: the report was not uploaded to MLflow: tracking store x failed: gone"

@@ -11,12 +11,11 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from cppo_lab.cli import main
-from cppo_lab.cli.ui import report_link
+from cppo_lab.cli import main, ui
 from cppo_lab.errors import UserError
-from cppo_lab.tracking import ui
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.page import where_to_look
 from dev.servers.group import free_port
 
 
@@ -75,14 +74,14 @@ def test_what_only_this_machine_reaches() -> None:
 
 def test_a_launch_says_how_to_look(workspace: Path) -> None:
     """At another store: tests/hostile/test_injection.py."""
-    assert ui.where_to_look(empty_store(), "cppo-mini") == "cppo ui"
+    assert where_to_look(empty_store(), "cppo-mini") == "cppo ui"
 
 
 def test_a_report_is_opened_with_the_address_of_mlflow(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no report is there"):
-        report_link(tmp_path, "http://localhost:5000")
+        ui.report_link(tmp_path, "http://localhost:5000")
     (tmp_path / "index.html").write_text("<p>")
-    _, link = report_link(tmp_path, "http://localhost:5000")
+    _, link = ui.report_link(tmp_path, "http://localhost:5000")
     assert link == f"{(tmp_path / 'index.html').as_uri()}?mlflow=http%3A%2F%2Flocalhost%3A5000"
 
 

@@ -24,7 +24,7 @@ from cppo_lab.reports.escapes import csv_cell, escape_latex, escape_markdown
 from cppo_lab.reports.sections import mlflow_link, mlflow_path
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs.tags import code, escaped
-from cppo_lab.tracking.parents import ReportLog, SweepText, sweep_note, verdict_markdown
+from cppo_lab.tracking.page import ReportLog, SweepText, sweep_note, verdict_markdown
 from tests.fuzz.mangling import fuzz
 from tests.reports.conftest import DEMO, demo_store
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.tracking.reference_curves import reference_runs
+from cppo_lab.tracking.reference import reference_runs
 from tests.fuzz.mangling import damaged, fuzz, refused
 
 PAPER = Path(str(resources.files("cppo_lab.reports"))) / "paper"
@@ -28,7 +28,7 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     rows = gzip.decompress((PAPER / PACKED).read_bytes()).splitlines(keepends=True)
     (folder / PACKED).write_bytes(gzip.compress(b"".join(rows[:200])))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cppo_lab.tracking.reference_curves.resources.files", lambda package: folder.parent)
+        patch.setattr("cppo_lab.tracking.reference.resources.files", lambda package: folder.parent)
         yield folder
 
 

@@ -20,8 +20,8 @@ from cppo_lab.runs.folder import (
     read_config,
     read_status,
 )
+from cppo_lab.runs.spool import unsent
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.sent import unsent
 from tests.fuzz.conftest import fresh
 from tests.fuzz.mangling import as_json, damaged, fuzz, refused, snapshot, within
 

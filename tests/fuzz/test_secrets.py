@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.cli import main, reporting
+from cppo_lab.cli import main, reporting, ui
 from cppo_lab.cli.parser import parse
 from cppo_lab.cores.verl.cluster import private_token
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking import address, ui
+from cppo_lab.tracking import address
 from cppo_lab.tracking.address import locked
 from dev.servers.faulty_proxy import FaultyProxy
 from dev.servers.group import free_port

@@ -15,10 +15,10 @@ from cppo_lab.runs.spool import (
     open_spool,
     read_lines,
     read_rows,
+    unsent,
 )
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.sent import unsent
 from cppo_lab.tracking.upload import upload
 from tests.fuzz.conftest import fresh
 from tests.fuzz.mangling import SCALARS, as_json, damaged, fuzz, refused, within
@@ -110,8 +110,7 @@ def test_shipping_beside_broken_ones(desk: Path, whole: Path, run: RunSpec) -> N
 
 
 def test_offsets_and_names_of_other_kinds(desk: Path) -> None:
-    from cppo_lab.tracking.sent import NAME as SHIPPED
-    from cppo_lab.tracking.sent import Shipped, save_shipped
+    from cppo_lab.runs.spool import SHIPPED, Shipped, save_shipped
 
     folder, uri = written(desk / "runs" / "0123456789ab", WHOLE), "sqlite:///nowhere.db"
     save_shipped(folder, uri, Shipped({NAME: 20}, {}))

@@ -169,7 +169,7 @@ def test_processes_of_a_folder_with_a_hostile_name(folder_of_a_stranger: Path) -
 
 def test_the_way_to_a_store_can_be_typed(folder_of_a_stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cppo_lab.tracking.address import absolute_uri
-    from cppo_lab.tracking.ui import where_to_look
+    from cppo_lab.tracking.page import where_to_look
 
     uri = absolute_uri("sqlite:///other $(touch canary) 'x'.db")
     shell = 'cppo() { printf "%s" "$MLFLOW_TRACKING_URI"; }\n' + where_to_look(uri, "cppo-mini")

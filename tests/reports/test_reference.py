@@ -7,9 +7,8 @@ from mlflow.entities import Run
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.tracking import reference
-from cppo_lab.tracking.parents import SweepText
-from cppo_lab.tracking.reference import import_reference, nest_reference
-from cppo_lab.tracking.reference_curves import ReferenceRun, reference_runs
+from cppo_lab.tracking.page import SweepText
+from cppo_lab.tracking.reference import ReferenceRun, import_reference, nest_reference, reference_runs
 
 
 def stored(uri: str) -> dict[str, Run]:

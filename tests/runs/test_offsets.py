@@ -11,9 +11,20 @@ from mlflow.entities import Metric
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.runs.spool import FOLDER, Begin, End, Spool, StepEvent, open_spool
+from cppo_lab.runs.spool import (
+    FOLDER,
+    Begin,
+    End,
+    Shipped,
+    ShippedRecord,
+    Spool,
+    StepEvent,
+    load_shipped,
+    open_spool,
+    save_shipped,
+    unsent,
+)
 from cppo_lab.tracking import upload
-from cppo_lab.tracking.sent import Shipped, ShippedRecord, load_shipped, save_shipped, unsent
 from cppo_lab.tracking.upload import ship
 
 URI = "http://store"

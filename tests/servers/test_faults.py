@@ -14,10 +14,10 @@ from mlflow.entities import ViewType
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import held
+from cppo_lab.runs.spool import unsent
 from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import VARIABLE, tracking_uri
 from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.sent import unsent
 from cppo_lab.tracking.upload import upload
 from dev.servers.faulty_proxy import Fault, FaultyProxy
 from dev.servers.mlflow_server import MlflowServer

@@ -23,7 +23,7 @@ from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.results import load
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
-from cppo_lab.tracking.parents import Registration, find_registrations, parse_registrations
+from cppo_lab.tracking.page import Registration, find_registrations, parse_registrations
 from tests.conftest import Command
 from tests.plausible import train
 
@@ -310,7 +310,7 @@ def test_looks_that_are_planned_or_cannot_be_kept_are_not(
 
     if not is_sequential:
         with monkeypatch.context() as patched:
-            patched.setattr("cppo_lab.tracking.parents.note_look", away)
+            patched.setattr("cppo_lab.tracking.page.note_look", away)
             look(is_recorded=False)
             assert "Looked" not in words()
         loaded(text.replace("2.0", "1.0"))  # of which nothing is registered

@@ -33,7 +33,7 @@ from cppo_lab.tracking.client import (
     may_fail,
     open_client,
 )
-from cppo_lab.tracking.parents import ensure_parent, register
+from cppo_lab.tracking.page import ensure_parent, register
 from cppo_lab.tracking.read import find, newest_runs, reading
 from tests.tracking.fake_server import ENDPOINTS, FakeServer, fake_server
 

@@ -15,12 +15,11 @@ import pytest
 
 from cppo_lab.cli import main
 from cppo_lab.runs.folder import held
-from cppo_lab.runs.spool import read_rows
+from cppo_lab.runs.spool import read_rows, unsent
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking import mirror
-from cppo_lab.tracking.mirror import mirroring
-from cppo_lab.tracking.sent import unsent
+from cppo_lab.tracking import services
+from cppo_lab.tracking.services import mirroring
 from tests.conftest import TINY, Command
 from tests.tracking.conftest import LOSS, Attempt
 from tests.waiting import CEILING_SECONDS, until
@@ -28,7 +27,7 @@ from tests.waiting import CEILING_SECONDS, until
 FAILING = "def init(**_):\n    raise RuntimeError('no room in the mirror')\n"
 # In a process, with which W&B's own ends. Two mirrors of it send each point once.
 SEND = (
-    "import signal, sys; from pathlib import Path; from cppo_lab.tracking.mirror import Mirror\n"
+    "import signal, sys; from pathlib import Path; from cppo_lab.tracking.services import Mirror\n"
     "mirrors = Mirror(sys.argv[1]), Mirror(sys.argv[1])\n"
     "for mirror in mirrors: mirror.update([Path(sys.argv[2])])\n"
     "if sys.argv[3:]: signal.pause()  # it is killed before it has ended a run\n"
@@ -72,7 +71,7 @@ def folder(workspace: Path, tiny_spec: RunSpec) -> Path:
     return path
 
 
-@pytest.fixture(params=mirror.MIRRORS)
+@pytest.fixture(params=services.MIRRORS)
 def name(request: pytest.FixtureRequest, workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     if find_spec(request.param) is None:
         pytest.skip(f"{request.param} is not installed (for Trackio not with constraints-cpu.txt)")
@@ -113,7 +112,7 @@ def test_a_launch_mirrors_every_point(name: str, cppo: Command) -> None:
     rows = [row for row in read_rows(run.parent) if LOSS in row.metrics]
     assert len(rows) == 4
     assert losses(name) == [(row.step, pytest.approx(row.metrics[LOSS])) for row in rows]
-    assert mirror.VARIABLE not in os.environ
+    assert services.MIRROR_VARIABLE not in os.environ
 
 
 @pytest.fixture
@@ -133,8 +132,8 @@ def test_a_mirror_that_fails_is_one_line(
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv(mirror.VARIABLE, failing)
-    monkeypatch.setattr(mirror, "LAST_SECONDS", 20.0)
+    monkeypatch.setenv(services.MIRROR_VARIABLE, failing)
+    monkeypatch.setattr(services, "MIRROR_LAST_SECONDS", 20.0)
     attempt(1, 2).finish(Outcome("done", 2))
     with mirroring([folder]):
         pass
@@ -160,10 +159,10 @@ def test_the_mirror_outlives_a_killed_launcher_until_its_runs_have_ended(
     )
     Path("site/trackio.py").write_text(code)
     owner = (
-        "import os, sys; from pathlib import Path; from cppo_lab.tracking import mirror\n"
-        "with mirror.mirroring([Path(sys.argv[1])]): os._exit(9)\n"
+        "import os, sys; from pathlib import Path; from cppo_lab.tracking import services\n"
+        "with services.mirroring([Path(sys.argv[1])]): os._exit(9)\n"
     )
-    monkeypatch.setenv(mirror.VARIABLE, failing)
+    monkeypatch.setenv(services.MIRROR_VARIABLE, failing)
     with held(folder):
         run = attempt(1, 2)
         subprocess.run([sys.executable, "-c", owner, str(folder)], check=False, timeout=CEILING_SECONDS)

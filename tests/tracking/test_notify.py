@@ -22,8 +22,8 @@ from cppo_lab.runs.folder import held, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking import notify
-from cppo_lab.tracking.notify import notifying, webhook
+from cppo_lab.tracking import services
+from cppo_lab.tracking.services import notifying, webhook
 from tests.conftest import TINY, Command
 from tests.tracking.fake_server import FakeServer, fake_server
 from tests.waiting import until
@@ -59,7 +59,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("<!channel> lost & gone")
         return Outcome(schema.COLLAPSED, 1, "fell") if spec.seed else Outcome(schema.DONE, 4)
 
-    monkeypatch.delenv(notify.VARIABLE, raising=False)
+    monkeypatch.delenv(services.NOTIFY_VARIABLE, raising=False)
     monkeypatch.setattr(attempts, "load_core", lambda name: train)
 
 
@@ -104,7 +104,7 @@ def test_early_signs_are_told_once_a_run_and_then_its_end(tmp_path: Path, receiv
     folder = tmp_path / ("a" * 12)
     folder.mkdir()
     status = {"run_id": folder.name, "status": "running", "updated": 9.0, "step": 5, "best": 0.5}
-    messages = notify._Messages(url(receiver), [folder], 1.0)
+    messages = services._Messages(url(receiver), [folder], 1.0)
     for score in (0.5, 0.02, 0.01, 0.5):
         write_status(folder, {**status, "score": score})
         assert messages.of_runs()
@@ -130,7 +130,7 @@ def test_the_address_is_nowhere(
 ) -> None:
     receiver.status = 500
     assert main([*LAUNCH, f"notify.url={url(receiver)}"]) == 4
-    monkeypatch.setenv(notify.VARIABLE, url(receiver))
+    monkeypatch.setenv(services.NOTIFY_VARIABLE, url(receiver))
     assert main(["retry", *LAUNCH[1:], "--failed"]) == 4
     said = capfd.readouterr()
     assert "the webhook of notify.url does not take messages: HTTP 500" in said.err
@@ -158,7 +158,7 @@ def test_a_redirect_is_refused(receiver: FakeServer) -> None:
     with fake_server() as other:
         receiver.headers = {"Location": url(other)}
         for receiver.status in (301, 302, 303, 307, 308):
-            assert notify.post(url(receiver), b"{}") == f"HTTP {receiver.status}"
+            assert services.post(url(receiver), b"{}") == f"HTTP {receiver.status}"
         assert other.received == []
 
 
@@ -172,7 +172,7 @@ def test_a_dead_webhook_loses_no_message_and_a_slow_one_delays_no_run(
     assert "does not take messages: ConnectionRefusedError" in capfd.readouterr().err
     assert not list(workspace.glob("runs/*/notified-*"))
     receiver.slow = True
-    monkeypatch.setattr(notify, "LAST_SECONDS", 0.5)  # in which the launch gives up
+    monkeypatch.setattr(services, "NOTIFY_LAST_SECONDS", 0.5)  # in which the launch gives up
     folders = [path.parent for path in workspace.glob("runs/*/spool")]
     assert main(["retry", *LAUNCH[1:], "--failed", f"notify.url={url(receiver)}"]) == 4
     [failed] = [folder for folder in folders if read_status(folder)["status"] == schema.FAILED]
@@ -187,11 +187,11 @@ def test_messages_go_on_when_the_launcher_is_killed(
 ) -> None:
     folder = workspace / "runs" / ("a" * 12)
     program = (
-        "import sys, time; from pathlib import Path; from cppo_lab.tracking.notify import notifying\n"
+        "import sys, time; from pathlib import Path; from cppo_lab.tracking.services import notifying\n"
         "with notifying([Path(sys.argv[1])], [Path(sys.argv[1])], 'm', True):\n"
         "    print(flush=True); time.sleep(600)\n"
     )
-    environment = {**os.environ, notify.VARIABLE: url(receiver)}
+    environment = {**os.environ, services.NOTIFY_VARIABLE: url(receiver)}
     with held(folder):
         owner = subprocess.Popen(
             [sys.executable, "-c", program, str(folder)], env=environment, stdout=subprocess.PIPE
@@ -207,7 +207,7 @@ def test_messages_go_on_when_the_launcher_is_killed(
 def test_of_two_senders_one_sends(workspace: Path, receiver: FakeServer) -> None:
     folder = workspace / "runs" / ("a" * 12)
     folder.mkdir(parents=True)
-    senders = [notify._Messages(url(receiver), [folder], 0.0) for _ in range(8)]
+    senders = [services._Messages(url(receiver), [folder], 0.0) for _ in range(8)]
     write_status(folder, {"status": "failed", "reason": "x", "updated": time.time()})
     threads = [threading.Thread(target=sender.of_runs) for sender in senders]
     for thread in threads:
@@ -220,7 +220,7 @@ def test_of_two_senders_one_sends(workspace: Path, receiver: FakeServer) -> None
 def test_jobs_that_nobody_waits_for_tell_the_end_once_from_the_folders(
     workspace: Path, receiver: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(notify.VARIABLE, url(receiver))
+    monkeypatch.setenv(services.NOTIFY_VARIABLE, url(receiver))
     launch = [workspace / "runs" / (letter * 12) for letter in "abcd"]
     for folder in launch:
         folder.mkdir(parents=True)

@@ -22,7 +22,7 @@ from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.parents import (
+from cppo_lab.tracking.page import (
     MOST,
     NotedRun,
     ReportLog,

@@ -20,7 +20,7 @@ from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.tracking import read
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.history import HISTORY, Row, columns_of, from_rows, pack
-from cppo_lab.tracking.parents import noted_runs
+from cppo_lab.tracking.page import noted_runs
 from cppo_lab.tracking.read import (
     histories,
     metric_history,

@@ -28,7 +28,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status
 from cppo_lab.runs.recorder import Recorder, record_end
-from cppo_lab.runs.spool import FOLDER, add_evaluation, add_notes, evaluations, newest_record
+from cppo_lab.runs.spool import FOLDER, add_evaluation, add_notes, evaluations, newest_record, unsent
 from cppo_lab.schema import Dataset, Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
@@ -36,7 +36,6 @@ from cppo_lab.tracking import address, history, uploader
 from cppo_lab.tracking.address import VARIABLE, sqlite_file, tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts_at
-from cppo_lab.tracking.sent import unsent
 from cppo_lab.tracking.upload import forget_lost, retire, ship, upload
 from cppo_lab.tracking.uploader import upload_last
 from tests.conftest import FINISHED, TINY

@@ -9,7 +9,7 @@ import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.tracking import ui
+from cppo_lab.tracking import page
 from cppo_lab.tracking.address import tracking_uri
 
 MEAN = schema.validation_metric(schema.MEAN)
@@ -24,11 +24,11 @@ def store(workspace: Path) -> tuple[MlflowClient, str]:
 
 def charts(client: MlflowClient, experiment: str) -> list[str]:
     """The metrics that the view has charts of."""
-    ui.save_view(client, experiment)
+    page.save_view(client, experiment)
     tags = client.get_experiment(experiment).tags
     assert tags["mlflow.experimentKind"] == "custom_model_development"
-    assert len(tags[ui.TAG_VIEW]) <= 5000  # of an experiment's tag, in every MLflow from 3.1 on
-    text = json.loads(tags[ui.TAG_VIEW])["state"].removeprefix("deflate;")
+    assert len(tags[page.TAG_VIEW]) <= 5000  # of an experiment's tag, in every MLflow from 3.1 on
+    text = json.loads(tags[page.TAG_VIEW])["state"].removeprefix("deflate;")
     state = json.loads(zlib.decompress(base64.b64decode(text)))
     assert state["orderByKey"] == f"metrics.`{MEAN}`"
     assert [section["name"] for section in state["compareRunSections"]] == ["Validation"]
@@ -37,7 +37,7 @@ def charts(client: MlflowClient, experiment: str) -> list[str]:
 
 def test_the_view_has_validation_charts_and_is_written_once(store: tuple[MlflowClient, str]) -> None:
     client, experiment = store
-    client.set_experiment_tag(experiment, ui.TAG_VIEW, "{")  # one that cannot be read is written anew
+    client.set_experiment_tag(experiment, page.TAG_VIEW, "{")  # one that cannot be read is written anew
     assert charts(*store) == [MEAN]
     run = client.create_run(experiment).info.run_id
     for name in (*(f"val/{'long' * 40}_{number}/avg_at_16" for number in range(9)), MEAN, "train/reward"):
@@ -47,8 +47,8 @@ def test_the_view_has_validation_charts_and_is_written_once(store: tuple[MlflowC
     assert len(shown) == 7
     assert "train/reward" not in shown
     before = client.get_experiment(experiment).tags
-    ui.save_view(client, experiment)
+    page.save_view(client, experiment)
     assert client.get_experiment(experiment).tags == before
-    assert ui.page(client.get_experiment(experiment)).endswith(
+    assert page.page(client.get_experiment(experiment)).endswith(
         "compareRunsMode=CHART&viewStateShareKey=cppo-runs"
     )

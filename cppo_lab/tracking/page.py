@@ -1,22 +1,32 @@
-"""The parent of a sweep's training runs in MLflow: one run per sweep and experiment, which holds the description, the
-means of its variants, the registered hypotheses, and the page, figures and verdicts of its report.
+"""What MLflow's page shows beside the runs: a sweep's parent, and the view that our links open.
 
-It has no `cppo.run_id`, so that readers of training runs skip it, and its status is finished from the start.
+The parent is a run below which MLflow nests those of the sweep. It has the sweep's description with the states of its
+runs, the means of its variants, the registered hypotheses, and the page, figures and verdicts of its report. It has no
+`cppo.run_id`, so that readers of training runs skip it, and its status is finished from the start.
+
+MLflow keeps a saved view of an experiment's runs in the experiment's tag `mlflow.sharedViewState.<key>` and opens it by
+`?viewStateShareKey=<key>`. The format is that of MLflow 3.17's page; it is not documented, so tests/browser opens
+it in a real one.
 """
 
+import base64
+import itertools
 import json
 import math
 import re
+import shlex
 import time
+import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 from urllib.parse import urlencode
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Run, ViewType
+from mlflow.entities import Experiment, Metric, Run, ViewType
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
@@ -24,6 +34,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.tags import escaped, name_part
+from cppo_lab.tracking import address
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, open_client
 from cppo_lab.tracking.history import recorded_status, unclipped
 from cppo_lab.tracking.read import StoredFiles, is_active, newest_runs
@@ -39,6 +50,13 @@ _MOST_WORDS = 300  # of title and question
 _VERDICT = "\n### Verdict\n"
 _HYPOTHESES = "hypotheses"  # the folder of a parent's artifacts with registered statements
 _LARGEST_STATEMENT = 5_000_000  # bytes
+VIEW = "cppo-runs"
+TAG_VIEW = "mlflow.sharedViewState." + VIEW
+# MLflow's tag: which of its pages an experiment opens on.
+_KIND, _TRAINING = "mlflow.experimentKind", "custom_model_development"
+_NEWEST = 500  # the view is built from these runs
+_CHARTS = 7  # of the mean and single benchmarks. The value of an experiment's tag has at most 5,000 bytes
+_COLUMNS = (schema.TAG_STATUS, schema.TAG_RULE, schema.TAG_MODEL, schema.TAG_SEED, schema.TAG_STEP)
 
 
 @dataclass(frozen=True)
@@ -359,3 +377,108 @@ def read_statement(client: MlflowClient, registration: Registration) -> str | No
         return None if content is None else content.decode()
     except (UserError, ValueError):
         return None
+
+
+def page(experiment: Experiment) -> str:
+    """The path of an experiment's runs on the server, in the saved view if there is one."""
+    # MLflow 3 opens on its pages for language-model traces unless a tag says that these are training runs.
+    query = {"workflowType": "machine_learning"}
+    if TAG_VIEW in experiment.tags:
+        query |= {"compareRunsMode": "CHART", "viewStateShareKey": VIEW}
+    return f"/#/experiments/{experiment.experiment_id}/runs?{urlencode(query)}"
+
+
+def where_to_look(uri: str, experiment: str) -> str:
+    """How to open the runs of `experiment` in MLflow's page: its address, or the command that serves it."""
+    if uri.startswith("http"):
+        stored = open_client(uri).get_experiment_by_name(experiment)
+        return redacted(uri).rstrip("/") + (page(stored) if stored else "")
+    if uri == address.tracking_uri():
+        return "cppo ui"
+    return f"MLFLOW_TRACKING_URI={shlex.quote(redacted(uri))} cppo ui"
+
+
+def comparison(experiments: Sequence[Experiment]) -> str:
+    """The path on the server that shows the runs of several experiments in the same charts."""
+    ids = json.dumps([experiment.experiment_id for experiment in experiments])
+    query = {
+        "experiments": ids,
+        "workflowType": "machine_learning",
+        "compareRunsMode": "CHART",
+        "searchFilter": f"tags.`{schema.TAG_RUN_ID}` LIKE '%'",
+        "orderByKey": f"metrics.`{schema.validation_metric(schema.MEAN)}`",
+        "orderByAsc": "false",
+    }
+    return f"/#/compare-experiments/s?{urlencode(query)}"
+
+
+def save_view(client: MlflowClient, experiment_id: str) -> None:
+    """Write the view of an experiment's training runs, unless it is there and up to date."""
+    experiment = client.get_experiment(experiment_id)
+    runs = itertools.islice(newest_runs(client, experiment.name), _NEWEST)
+    state = json.dumps(_view_state(_validation_metrics(runs))).encode()
+    if _KIND not in experiment.tags:
+        client.set_experiment_tag(experiment_id, _KIND, _TRAINING)
+    text = f"deflate;{base64.b64encode(zlib.compress(state, 9)).decode()}"
+    if text not in experiment.tags.get(TAG_VIEW, ""):
+        now = int(time.time() * 1000)
+        view = {"name": "Training runs", "createdAt": now, "updatedAt": now, "state": text}
+        client.set_experiment_tag(experiment_id, TAG_VIEW, json.dumps(view))
+
+
+def _validation_metrics(runs: Iterable[Run]) -> list[str]:
+    """The validation metrics of runs, the mean first, then those of most runs; the schema's if there are none yet."""
+    count = Counter(
+        name for run in runs for name in run.data.metrics if schema.parse_validation_metric(name) is not None
+    )
+    names = sorted(count, key=lambda name: (f"/{schema.MEAN}/" not in name, -count[name], name))
+    return names or [schema.validation_metric(schema.MEAN)]
+
+
+def _view_state(validation: Sequence[str]) -> dict[str, Any]:
+    """The state of the page: filter, columns, and a first section with charts of the validation metrics. The page adds
+    sections of its own for all other metrics.
+    """
+    columns = ["attributes.`Created`", "attributes.`Duration`", *(f"tags.`{tag}`" for tag in _COLUMNS)]
+    section = {"uuid": f"{VIEW}-0", "name": "Validation", "display": True, "isReordered": True, "columns": 2}
+    return {
+        "searchFilter": f"tags.`{schema.TAG_RUN_ID}` LIKE '%'",
+        # Best first. Sorted by time, the page would fold the runs under their parents, and draw no curve of them.
+        "orderByKey": f"metrics.`{validation[0]}`",
+        "orderByAsc": False,
+        "startTime": "ALL",
+        "lifecycleFilter": "Active",
+        "modelVersionFilter": "All Runs",
+        "datasetsFilter": [],
+        "selectedColumns": [*columns, f"metrics.`{validation[0]}`", "metrics.`train/reward`"],
+        "runsHiddenMode": "FIRST_20_RUNS",
+        "hideEmptyCharts": True,
+        "isAccordionReordered": True,  # else the page sorts the sections by name
+        "compareRunSections": [section],
+        "compareRunCharts": [_line_chart(metric) for metric in validation[:_CHARTS]],
+    }
+
+
+def _line_chart(metric: str) -> dict[str, Any]:
+    """A chart of one metric by training step, with every key that the page's charts have."""
+    return {
+        "uuid": f"{VIEW}-{metric}",
+        "type": "LINE",
+        "metricSectionId": f"{VIEW}-0",
+        "deleted": False,
+        "isGenerated": False,
+        "displayName": metric,
+        "runsCountToCompare": 20,
+        "metricKey": metric,
+        "lineSmoothness": 0,
+        "xAxisScaleType": "linear",
+        "scaleType": "linear",
+        "range": {},
+        "xAxisKey": "step",
+        "selectedXAxisMetricKey": "",
+        "yAxisKey": "metric",
+        "yAxisExpressions": [],
+        "ignoreOutliers": False,
+        "useGlobalXaxisKey": True,
+        "useGlobalLineSmoothing": True,
+    }
