@@ -19,9 +19,9 @@ from cppo_lab.analysis.inputs import (
     points_frame,
     run_id_of,
 )
-from cppo_lab.answers import reading as kept
+from cppo_lab.answers import records as kept
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
-from cppo_lab.answers.reading import FolderFiles
+from cppo_lab.answers.records import FolderFiles
 from cppo_lab.answers.texts import Texts
 from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.core_records import core_if_installed

@@ -24,7 +24,7 @@ from cppo_lab.answers import outcomes as outcome_files
 from cppo_lab.answers import texts as text_files
 from cppo_lab.answers import tokens as token_files
 from cppo_lab.answers.outcomes import no_outcomes, problem_ids
-from cppo_lab.answers.recording import Recording, StepAnswers
+from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.answers.texts import Sample
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 from cppo_lab.cores.base import Resources

@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cppo_lab.answers import ANSWERS
-from cppo_lab.answers.npz import Column, pack, unpacked
+from cppo_lab.answers import ANSWERS, ArrayColumn, pack_arrays, unpacked_arrays
 
 OUTCOMES = f"{ANSWERS}/outcomes.npz"
 FORMAT = 1
@@ -20,11 +19,11 @@ LARGEST = (
 MOST_SAMPLES = 2**16 - 1
 REMEDY = "delete that file"
 _COLUMNS = {
-    "benchmark_of": Column("<i8"),
-    "steps": Column("<i8"),
-    "right": Column("<u2", 2),
-    "cut_off": Column("<u2", 2),
-    "length": Column("<f4", 2),
+    "benchmark_of": ArrayColumn("<i8"),
+    "steps": ArrayColumn("<i8"),
+    "right": ArrayColumn("<u2", 2),
+    "cut_off": ArrayColumn("<u2", 2),
+    "length": ArrayColumn("<f4", 2),
 }
 
 
@@ -141,7 +140,7 @@ def write(outcomes: Outcomes) -> bytes:
         "benchmarks": outcomes.benchmarks,
         "problems": outcomes.problems,
     }
-    return pack(about, {name: getattr(outcomes, name) for name in _COLUMNS}, _COLUMNS)
+    return pack_arrays(about, {name: getattr(outcomes, name) for name in _COLUMNS}, _COLUMNS)
 
 
 def read(data: bytes, what: str) -> Outcomes:
@@ -149,7 +148,9 @@ def read(data: bytes, what: str) -> Outcomes:
 
     Raises UserError if it is too large, broken, or not such a file.
     """
-    with unpacked(data, _COLUMNS, FORMAT, LARGEST, f"{what} has no outcomes of validations", REMEDY) as (
+    with unpacked_arrays(
+        data, _COLUMNS, FORMAT, LARGEST, f"{what} has no outcomes of validations", REMEDY
+    ) as (
         about,
         arrays,
     ):

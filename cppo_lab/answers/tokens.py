@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter, ValidationError
 
-from cppo_lab.answers import ANSWERS
-from cppo_lab.answers.npz import Column, pack, unpacked
+from cppo_lab.answers import ANSWERS, ArrayColumn, pack_arrays, unpacked_arrays
 from cppo_lab.answers.texts import as_text
 
 FORMAT = 1
@@ -22,19 +21,19 @@ LARGEST = 256 * 2**20  # bytes, of the file and of what it unpacks to
 REMEDY = "delete that file"
 OTHER_TEST = "rule"  # the reason if a rule does not name its tests
 _COLUMNS = {
-    "ends": Column("<i8"),
-    "group": Column("<i8"),
-    "draw": Column("<i8"),
-    "advantage": Column("<f4"),
-    "reward": Column("<f4"),
-    "token": Column("<i4"),
-    "rollout_logp": Column("<f4"),
-    "logp": Column("<f4"),
-    "divergence": Column("<f4"),
-    "keep": Column("<f4"),
-    "reason": Column("<u1"),
-    "order": Column("<i4"),
-    "vocabulary": Column("<i4"),
+    "ends": ArrayColumn("<i8"),
+    "group": ArrayColumn("<i8"),
+    "draw": ArrayColumn("<i8"),
+    "advantage": ArrayColumn("<f4"),
+    "reward": ArrayColumn("<f4"),
+    "token": ArrayColumn("<i4"),
+    "rollout_logp": ArrayColumn("<f4"),
+    "logp": ArrayColumn("<f4"),
+    "divergence": ArrayColumn("<f4"),
+    "keep": ArrayColumn("<f4"),
+    "reason": ArrayColumn("<u1"),
+    "order": ArrayColumn("<i4"),
+    "vocabulary": ArrayColumn("<i4"),
 }
 _PER_RESPONSE = ("group", "draw", "advantage", "reward")
 PER_TOKEN = ("token", "rollout_logp", "logp", "divergence", "keep", "reason")
@@ -153,7 +152,7 @@ def write(tokens: RecordedTokens) -> bytes:
         "tests": tokens.tests,
         "pieces": tokens.pieces,
     }
-    return pack(about, {name: getattr(tokens, name) for name in _COLUMNS}, _COLUMNS)
+    return pack_arrays(about, {name: getattr(tokens, name) for name in _COLUMNS}, _COLUMNS)
 
 
 def write_within(tokens: RecordedTokens, most: int) -> bytes | None:
@@ -171,7 +170,9 @@ def read(data: bytes, what: str) -> RecordedTokens:
 
     Raises UserError if it is too large, broken, or not such a file.
     """
-    with unpacked(data, _COLUMNS, FORMAT, LARGEST, f"{what} has no tokens of training responses", REMEDY) as (
+    with unpacked_arrays(
+        data, _COLUMNS, FORMAT, LARGEST, f"{what} has no tokens of training responses", REMEDY
+    ) as (
         about,
         arrays,
     ):

@@ -12,7 +12,7 @@ from cppo_lab.plugins import entry_points
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
-    from cppo_lab.answers.reading import AnswerFiles
+    from cppo_lab.answers.records import AnswerFiles
     from cppo_lab.answers.texts import Sample, Texts
     from cppo_lab.sweep.plan import Found
 
@@ -21,7 +21,7 @@ SWITCH = "tracking.answers.keep=true"
 
 def samples(options: argparse.Namespace) -> int:
     """Print prompts and responses of a validated step."""
-    from cppo_lab.answers.reading import read_texts
+    from cppo_lab.answers.records import read_texts
 
     run, files = _files(options.run)
     step = _step(run.run_id, files, "texts", options.step)
@@ -69,7 +69,7 @@ def replay(options: argparse.Namespace) -> int:
     """Print what another rule keeps of the tokens of some training responses."""
     from cppo_lab.analysis.replay import as_lines, as_values, compare
     from cppo_lab.analysis.replay import replay as replayed
-    from cppo_lab.answers.reading import read_tokens
+    from cppo_lab.answers.records import read_tokens
 
     run, files = _files(options.run)
     step = _step(run.run_id, files, "tokens", options.step)
@@ -92,7 +92,7 @@ def replay(options: argparse.Namespace) -> int:
 
 def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
     """The run, and its files: those of its folder, else the tracking store's."""
-    from cppo_lab.answers.reading import FolderFiles
+    from cppo_lab.answers.records import FolderFiles
     from cppo_lab.sweep.plan import find_recorded_run
 
     runs, uri = runs_folder(), known_store(address.tracking_uri())
@@ -108,7 +108,7 @@ def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
 
 def _step(run_id: str, files: "AnswerFiles", kind: str, asked: int | None) -> int:
     """The step that was asked for, or the newest. Raises UserError if the run has no such file."""
-    from cppo_lab.answers.reading import steps_with
+    from cppo_lab.answers.records import steps_with
 
     steps = steps_with(files, kind)
     if not steps:

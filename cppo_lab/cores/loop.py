@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from cppo_lab import schema
-from cppo_lab.answers.recording import Recording
+from cppo_lab.answers.records import Recording
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Ended, TogetherRun
 from cppo_lab.cores.checkpoint import (
     Row,

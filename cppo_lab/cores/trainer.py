@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import AdamW as TorchAdamW
 from torch.optim import Optimizer
 
-from cppo_lab.answers.recording import StepAnswers
+from cppo_lab.answers.records import StepAnswers
 from cppo_lab.cores.diagnostics import Diagnostics
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths.aggregation import group_advantages

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cppo_lab import schema
-from cppo_lab.answers import npz
+from cppo_lab.answers import ArrayColumn, pack_arrays, unpacked_arrays
 
 HISTORY = "history.npz"
 FORMAT = 1
@@ -25,10 +25,10 @@ LARGEST = 256 * 2**20  # bytes, of the file; sixty metrics over a thousand steps
 LARGEST_UNPACKED = 2**30  # bytes; a run of 40 million points
 REMEDY = "delete that file, or run that configuration again"
 _COLUMNS = {
-    "ends": npz.Column("<i8"),
-    "step": npz.Column("<i8"),
-    "value": npz.Column("<f8"),
-    "time_ms": npz.Column("<i8"),
+    "ends": ArrayColumn("<i8"),
+    "step": ArrayColumn("<i8"),
+    "value": ArrayColumn("<f8"),
+    "time_ms": ArrayColumn("<i8"),
 }
 
 Column = tuple[
@@ -119,7 +119,7 @@ def last_of_each_step(points: Iterable[tuple[int, float, int]]) -> Column:
 
 def pack(history: History) -> bytes:
     """The file's bytes."""
-    return npz.pack({"format": FORMAT, "metrics": history.metrics}, vars(history), _COLUMNS)
+    return pack_arrays({"format": FORMAT, "metrics": history.metrics}, vars(history), _COLUMNS)
 
 
 def unpack(data: bytes, what: str) -> History:
@@ -128,7 +128,7 @@ def unpack(data: bytes, what: str) -> History:
     Raises UserError if it is broken, not such a file, or has more than LARGEST_UNPACKED bytes unpacked.
     """
     kind = f"{what} is no metric history"
-    with npz.unpacked(data, _COLUMNS, FORMAT, LARGEST_UNPACKED, kind, REMEDY) as (about, arrays):
+    with unpacked_arrays(data, _COLUMNS, FORMAT, LARGEST_UNPACKED, kind, REMEDY) as (about, arrays):
         history = History(tuple(about["metrics"]), **arrays)
         if about["metrics"] != sorted({str(name) for name in history.metrics}):
             raise ValueError("its metrics are not different names in order")

@@ -222,7 +222,7 @@ def _answers(uri: str, experiment: str, run_ids: Collection[str]) -> Iterator[li
 
 
 class StoredFiles:
-    """The artifacts of the MLflow run `mlflow_id`; implements `answers.reading.AnswerFiles`."""
+    """The artifacts of the MLflow run `mlflow_id`; implements `answers.records.AnswerFiles`."""
 
     def __init__(self, client: MlflowClient, mlflow_id: str) -> None:
         self.client, self.mlflow_id = client, mlflow_id

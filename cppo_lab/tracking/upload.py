@@ -23,7 +23,7 @@ from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST
 
 from cppo_lab import schema
-from cppo_lab.answers.reading import FolderFiles, read_texts, steps_with
+from cppo_lab.answers.records import FolderFiles, read_texts, steps_with
 from cppo_lab.answers.texts import Sample
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.errors import UserError, say

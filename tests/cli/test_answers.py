@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.answers.recording import Recording, StepAnswers
+from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.runs.folder import CONFIG, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import AnswersSpec, RunSpec

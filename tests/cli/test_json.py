@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from cppo_lab.answers.recording import Recording, StepAnswers
+from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.cli import main, ui
 from cppo_lab.cli.answer import MEANINGS, Exit, document
 from cppo_lab.cli.parser import build_parser, leaves

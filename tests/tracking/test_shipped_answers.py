@@ -10,8 +10,15 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from cppo_lab.answers import texts
-from cppo_lab.answers.reading import FolderFiles, read_outcomes, read_texts, read_tokens, steps_with
-from cppo_lab.answers.recording import Recording, StepAnswers
+from cppo_lab.answers.records import (
+    FolderFiles,
+    Recording,
+    StepAnswers,
+    read_outcomes,
+    read_texts,
+    read_tokens,
+    steps_with,
+)
 from cppo_lab.errors import StoreAway, UserError
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import AnswersSpec, RunSpec

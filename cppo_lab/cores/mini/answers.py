@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cppo_lab.answers.outcomes import Outcomes, chosen_problems, no_outcomes, problem_ids
-from cppo_lab.answers.recording import StepAnswers
+from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
 from cppo_lab.cores.mini.objective import ObjectiveResult

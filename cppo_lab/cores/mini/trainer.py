@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab import schema
-from cppo_lab.answers.recording import StepAnswers
+from cppo_lab.answers.records import StepAnswers
 from cppo_lab.cores.base import BEST_MODEL, Ended, MetricSink, Resources, TogetherRun, require_same_task
 from cppo_lab.cores.checkpoint import read_checkpoint, same_form
 from cppo_lab.cores.loop import train_alone, train_runs

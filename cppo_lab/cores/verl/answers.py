@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from transfer_queue import KVBatchMeta
 
 from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids
-from cppo_lab.answers.recording import StepAnswers
+from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import TRAINING, Sample, as_text
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
 from cppo_lab.cores.mini.tasks import make_task

@@ -11,7 +11,7 @@ import shutil
 from pathlib import Path
 
 from cppo_lab.answers import outcomes, texts, tokens
-from cppo_lab.answers.recording import Recording, StepAnswers
+from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.answers.texts import Texts
 from cppo_lab.cores.base import MetricSink, Resources
 from cppo_lab.files import read_plain, replace_file

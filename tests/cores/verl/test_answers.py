@@ -11,7 +11,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
 from cppo_lab import schema
 from cppo_lab.answers.outcomes import problem_ids
-from cppo_lab.answers.recording import StepAnswers
+from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import VALIDATION
 from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder, Wording

@@ -7,7 +7,7 @@ import pytest
 
 from cppo_lab.answers import ANSWERS, outcomes
 from cppo_lab.answers.outcomes import OUTCOMES, no_outcomes
-from cppo_lab.answers.recording import StepAnswers
+from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import Sample, texts_name
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.verl.staged import FOLDER, TAGS, HandOver, stage
