@@ -5,8 +5,8 @@ Guarantees of this package:
 - The report of a sweep, a study or a search goes through the same three steps (`build.py`).
 - A report's folder is replaced atomically, and only if it is one of our reports (`saved.py`).
 - The same runs give the same bytes: no dates, no random ids (`figures/drawing.py`).
-- The page is one file without network access; other people's texts are escaped in it (`build.py`, `escapes.py`).
-- `report.json` is the record for programs (`record.py`). Reading it trusts nothing in it (`saved.py`).
+- The page is one file without network access; other people's texts are escaped in it (`build.py`, `names.py`).
+- `report.json` is the record for programs (`build.py`). Reading it trusts nothing in it (`saved.py`).
 
 Begin with `build.py` and `sections.py`, then `sweep.py`, `study.py` (their lists of sections) or `search.py`.
 `tables.py` makes tables, `table_texts.py` writes them, `figures/` draws, `templates/` has the pages, `paper/` the

@@ -21,8 +21,7 @@ from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample
 from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.errors import UserError
-from cppo_lab.reports.escapes import escape_json
-from cppo_lab.reports.names import OURS, display_name
+from cppo_lab.reports.names import OURS, display_name, escape_json
 from cppo_lab.rules import rule_of
 
 if TYPE_CHECKING:

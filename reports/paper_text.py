@@ -22,12 +22,13 @@ from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import word_of
 from cppo_lab.errors import counted
-from cppo_lab.reports.escapes import escape_latex, escape_markdown
 from cppo_lab.reports.names import (
     ABSENT,
     baseline_name,
     benchmark_name,
     display_name,
+    escape_latex,
+    escape_markdown,
     in_order,
     origin,
     p_text,

@@ -22,11 +22,9 @@ from cppo_lab.analysis.search import (
 )
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.errors import counted
-from cppo_lab.reports.build import BuildRequest, Contents
-from cppo_lab.reports.escapes import csv_text
+from cppo_lab.reports.build import About, BuildRequest, Contents
 from cppo_lab.reports.figures.search import search_figures
-from cppo_lab.reports.names import ABSENT, number, objective_name, origin, percent, value_text
-from cppo_lab.reports.record import About
+from cppo_lab.reports.names import ABSENT, csv_text, number, objective_name, origin, percent, value_text
 from cppo_lab.reports.table_texts import table_files
 from cppo_lab.reports.tables import TextRow, TextTable
 

@@ -14,14 +14,13 @@ from cppo_lab.analysis.scoring import describe_gap
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.study import MAIN, StudyResults, read_study
 from cppo_lab.reports.answers import kept_answers
-from cppo_lab.reports.build import Contents, GridRequest
-from cppo_lab.reports.collapses import collapse_section
+from cppo_lab.reports.build import About, Contents, GridRequest
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.headlines import Headline, headlines
+from cppo_lab.reports.health import collapse_section
 from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import ablation_curves, comparison_table, configuration_table, main_grid
-from cppo_lab.reports.record import About
 from cppo_lab.reports.sections import (
     Scored,
     Section,

@@ -15,17 +15,15 @@ from cppo_lab.analysis.statistics.exact_study import READ
 from cppo_lab.analysis.statistics.verdicts import score_claimed
 from cppo_lab.reports.answers import kept_answers
 from cppo_lab.reports.audit import audit_section
-from cppo_lab.reports.build import Contents, GridRequest
-from cppo_lab.reports.collapses import collapse_section
+from cppo_lab.reports.build import About, Contents, GridRequest
 from cppo_lab.reports.effects import effects_section
 from cppo_lab.reports.exact_view import exact_section
 from cppo_lab.reports.figures import axes, training, validation
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.headlines import headlines
-from cppo_lab.reports.mismatch import SHOWN, mismatch_section
+from cppo_lab.reports.health import SHOWN, collapse_section, mismatch_section
 from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import main_grid
-from cppo_lab.reports.record import About
 from cppo_lab.reports.sections import (
     Scored,
     Section,

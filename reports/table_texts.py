@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.values import run_values
-from cppo_lab.reports.escapes import csv_text, escape_latex, escape_markdown
-from cppo_lab.reports.names import percent
+from cppo_lab.reports.names import csv_text, escape_latex, escape_markdown, percent
 from cppo_lab.reports.tables import BEST, SECOND, Entry, FullTable, TextRow, TextTable, core_of
 
 Table = FullTable | TextTable

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from types import NoneType
 from typing import Any
 
-from cppo_lab.reports.escapes import csv_text
+from cppo_lab.reports.names import csv_text
 
 Scalar = str | int | float
 _PLAIN = (str, int, float, NoneType)

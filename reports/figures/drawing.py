@@ -26,9 +26,9 @@ from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE
 from cppo_lab.errors import UserError
-from cppo_lab.reports.escapes import escape_json
 from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.figures.palette import DARK, Key
+from cppo_lab.reports.names import escape_json
 
 PNG_DPI = 150
 CHARACTERS_PER_INCH = 13  # of title and legend, a conservative estimate

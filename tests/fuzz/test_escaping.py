@@ -20,7 +20,7 @@ from mlflow.entities import Param, RunTag
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.reports.build import build_report
-from cppo_lab.reports.escapes import csv_cell, escape_latex, escape_markdown
+from cppo_lab.reports.names import csv_cell, escape_latex, escape_markdown
 from cppo_lab.reports.sections import mlflow_link, mlflow_path
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs.tags import code, escaped

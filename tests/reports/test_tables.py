@@ -10,9 +10,8 @@ from cppo_lab import schema
 from cppo_lab.analysis.inputs import USUAL, Baseline
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import table_texts
-from cppo_lab.reports.escapes import escape_latex
 from cppo_lab.reports.headlines import headlines
-from cppo_lab.reports.names import display_name, in_order, score_name
+from cppo_lab.reports.names import display_name, escape_latex, in_order, score_name
 from cppo_lab.reports.tables import (
     ABOVE,
     BELOW,

@@ -19,7 +19,7 @@ from cppo_lab.analysis.statistics.collapse import (
 )
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge, reason
-from cppo_lab.reports.collapses import collapse_section
+from cppo_lab.reports.health import collapse_section
 from cppo_lab.reports.sections import Scored
 from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.analysis.statistics.made_curves import board_of, broken, flat
