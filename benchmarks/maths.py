@@ -26,9 +26,8 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig
 
-from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.from_logits import logp_and_divergence, token_logp
-from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.divergence import logp_and_divergence, token_logp
+from cppo_lab.maths.rules import aggregate, get_rule
 from cppo_lab.maths.tokens import Tokens
 
 VOCABULARY, K = 151936, 20

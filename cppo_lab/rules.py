@@ -285,7 +285,7 @@ BUILT_IN = (
         row=Row("ratio", beyond="clipped"),
     ),
     # Dr. GRPO keeps PPO's clip. It removes two things outside the rule: the division of advantages by the group's
-    # standard deviation (`aggregation.group_advantages`), and of each response by its length (`aggregation`).
+    # standard deviation (`maths.rules.group_advantages`), and of each response by its length (`aggregate`).
     Rule(
         name="dr_grpo",
         function=f"{_CLIPS}:grpo",

@@ -35,8 +35,8 @@ API = {
     ),
     "Divergences and aggregation": (
         "automodule:: cppo_lab.maths.divergence\n   :members:",
-        "automodule:: cppo_lab.maths.from_logits\n   :members:",
-        "automodule:: cppo_lab.maths.aggregation\n   :members:",
+        "autofunction:: cppo_lab.maths.rules.group_advantages",
+        "autofunction:: cppo_lab.maths.rules.aggregate",
     ),
     "Records of rules, cores and launchers": (
         "autoclass:: cppo_lab.rules.Rule",

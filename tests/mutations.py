@@ -117,7 +117,7 @@ MATHS = (
     ),
     Fault(
         "empty responses count in sequence means",
-        "cppo_lab/maths/aggregation.py",
+        "cppo_lab/maths/rules.py",
         "(lengths > 0).sum()",
         "(lengths >= 0).sum()",
         "tests/maths/test_aggregation.py",

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_kit.__main__ import Record
-from cppo_lab.maths.from_logits import logp_and_divergence, token_logp
+from cppo_lab.maths.divergence import logp_and_divergence, token_logp
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, differentiated, random_batch
 
 K, VOCABULARY = 20, 151936  # of Qwen3

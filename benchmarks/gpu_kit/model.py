@@ -16,9 +16,8 @@ from torch import Tensor
 
 from benchmarks.gpu_kit.__main__ import Record
 from benchmarks.gpu_kit.loss import VOCABULARY, K, milliseconds, recorded, triton_runs
-from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.from_logits import logp_and_divergence
-from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.divergence import logp_and_divergence
+from cppo_lab.maths.rules import aggregate, get_rule
 from cppo_lab.maths.tokens import Tokens
 
 PEAK_FLOPS = 989e12  # an H100's data sheet, bfloat16

@@ -8,8 +8,7 @@ from torch import Tensor
 
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.rules import centred, corrected
+from cppo_lab.maths.rules import aggregate, centred, corrected
 from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.spec import DivergenceSpec, RuleSpec, RunSpec

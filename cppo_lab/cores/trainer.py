@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.cores.diagnostics import Diagnostics
 from cppo_lab.errors import NotFinite
-from cppo_lab.maths.aggregation import group_advantages
-from cppo_lab.maths.metrics import merge, summarise
+from cppo_lab.maths.rules import group_advantages
+from cppo_lab.maths.tokens import merge, summarise
 from cppo_lab.spec import RunSpec
 
 
@@ -33,7 +33,7 @@ class AdamW(TorchAdamW):
         load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
 
-# The loss of a minibatch, the rule's sums (maths/metrics.py), and the two sums of the relative log-prob error.
+# The loss of a minibatch, the rule's sums (maths/tokens.py), and the two sums of the relative log-prob error.
 Minibatch = tuple[Tensor, dict[str, Tensor], tuple[float, float]]
 
 

@@ -1,6 +1,6 @@
-"""Triton's kernels of `from_logits`: its values in one read of the logits, its gradient in one more and one write.
+"""Triton's kernels of `divergence.logp_and_divergence`: values in one read of the logits, gradient in one more and a write.
 
-`from_logits` imports them for `fused=True` alone: the product runs without Triton, and no CPU has a use for them but
+It imports them for `fused=True` alone: the product runs without Triton, and no CPU has a use for them but
 Triton's interpreter (TRITON_INTERPRET=1 before the first import of Triton), in which the tests run them.
 
 A program takes a row. Over its blocks of symbols it keeps m, the largest x = logits / temperature so far, and

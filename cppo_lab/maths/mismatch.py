@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab import schema
-from cppo_lab.maths.tokens import LARGEST_EXPONENT, same_shape
+from cppo_lab.maths.tokens import LARGEST_EXPONENT, compute_dtype, same_shape
 
 FIELDS = ("tokens", "log_ratio", "k3", "ratio", "square", "error")
 THIRDS = len(schema.THIRDS)
@@ -179,3 +179,15 @@ def _percentile(counts: Tensor, largest: float, share: float = 0.99) -> float:
     if place == BINS - 1:
         return largest
     return min(2 ** (_LOWEST + (place - 0.5) / _PER_OCTAVE), largest)
+
+
+@torch.no_grad()
+def relative_logprob_error(logp: Tensor, rollout_logp: Tensor, valid: Tensor) -> tuple[Tensor, Tensor]:
+    """Numerator and denominator of sum |lp_train - lp_rollout| / sum |lp_rollout| over valid tokens.
+
+    Two sums rather than the ratio, so that minibatches add up. Arguments [B, T]; results are scalar tensors.
+    """
+    same_shape(logp.shape, rollout_logp=rollout_logp, valid=valid)
+    mask = valid.bool()
+    train, rollout = compute_dtype(logp), compute_dtype(rollout_logp)
+    return torch.where(mask, (train - rollout).abs(), 0.0).sum(), torch.where(mask, rollout.abs(), 0.0).sum()

@@ -71,7 +71,7 @@ LAYER_MOE = 96
 # per token and symbol: bfloat16 logits, whose gradient takes their place (a test counts). With Megatron verl keeps a
 # copy of them for its log-probabilities, and their gradient.
 LOGIT, LOGIT_MEGATRON = 2, 6
-CHUNK = 2 * 4 * 2**26  # two float32 buffers of the logits of some tokens (maths/from_logits.py)
+CHUNK = 2 * 4 * 2**26  # two float32 buffers of the logits of some tokens (maths/divergence.py)
 KV = 2  # bfloat16 keys and values
 
 # bytes: CUDA context, NCCL buffers, fragmentation, what a sleeping rollout engine keeps (assumption)

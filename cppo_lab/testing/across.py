@@ -33,9 +33,8 @@ import torch
 from torch import Tensor
 
 from cppo_lab.errors import UserError, message, one_line, unknown
-from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.divergence import binary
-from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.rules import MODES, aggregate, get_rule
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.plugins import load
 from cppo_lab.rules import rule_of

@@ -24,9 +24,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.aggregation import MODES, aggregate
-from cppo_lab.maths.metrics import merge, summarise
-from cppo_lab.maths.tokens import RuleOutput, Tokens, common_stats
+from cppo_lab.maths.rules import MODES, aggregate
+from cppo_lab.maths.tokens import RuleOutput, Tokens, common_stats, merge, summarise
 from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, MINIBATCH, PERMUTATION, RESPONSE, Rule
 from cppo_lab.testing import call_all
 

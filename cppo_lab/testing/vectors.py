@@ -42,12 +42,11 @@ from torch import Tensor
 from cppo_lab.errors import UserError, message, printable
 from cppo_lab.maths import bounds
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
 from cppo_lab.maths.divergence import CONVENTIONS
 from cppo_lab.maths.masks import ThresholdTests, threshold_tests, violation_score
 from cppo_lab.maths.masks import sapo as sapo_gate
-from cppo_lab.maths.metrics import relative_logprob_error
-from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.mismatch import relative_logprob_error
+from cppo_lab.maths.rules import MODES, aggregate, get_rule, group_advantages
 from cppo_lab.maths.tokens import RuleOutput, Tokens, decided
 from cppo_lab.maths.weights import effective_delta_b, position_weights
 

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
-from cppo_lab.maths import from_logits
+from cppo_lab.maths import divergence
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
 from cppo_lab.rules import RULES
 from cppo_lab.spec import RuleSpec
@@ -101,11 +101,11 @@ def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         context = Context()
         outputs = forward(context, *arguments)
         gradients = [None if part is None else torch.ones_like(part) for part in outputs[:2]]
-        assert on_gpu(from_logits._LogProbs.backward(context, *gradients))
+        assert on_gpu(divergence._LogProbs.backward(context, *gradients))
         return outputs
 
-    forward = from_logits._LogProbs.forward
-    monkeypatch.setattr(from_logits._LogProbs, "apply", call)
+    forward = divergence._LogProbs.forward
+    monkeypatch.setattr(divergence._LogProbs, "apply", call)
     with torch.no_grad(), Factories():
         yield
 
@@ -134,7 +134,7 @@ def test_from_logits(measure: str, convention: str) -> None:
     for recorded, topk in ((both, False), (both, True), ((None, None), False)):
         given = lent((logits.bfloat16(), tokens, *recorded, mu[:, 0].clone()))
         options = {"measure": measure, "convention": convention, "entropy": True, "topk_gradient": topk}
-        assert on_gpu(from_logits.logp_and_divergence(*given, **options))
+        assert on_gpu(divergence.logp_and_divergence(*given, **options))
 
 
 def test_mismatch_and_diagnostics() -> None:

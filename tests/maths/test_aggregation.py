@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
-from cppo_lab.maths.metrics import merge, summarise
+from cppo_lab.maths.rules import MODES, aggregate, group_advantages
+from cppo_lab.maths.tokens import merge, summarise
 from tests.maths.maths_batches import apply, random_batch
 
 

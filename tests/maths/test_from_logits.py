@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.from_logits import logp_and_divergence, token_logp
+from cppo_lab.maths.divergence import logp_and_divergence, token_logp
 from tests.requirement import TRITON
 
 ROOT = Path(__file__).parents[2]
@@ -369,7 +369,7 @@ ABSENT = """
 import sys
 sys.modules["triton"] = None
 import torch
-from cppo_lab.maths.from_logits import token_logp
+from cppo_lab.maths.divergence import token_logp
 print(token_logp(torch.zeros(1, 4), torch.tensor([1])))
 try:
     token_logp(torch.zeros(1, 4), torch.tensor([1]), fused=True)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.from_logits import logp_and_divergence
+from cppo_lab.maths.divergence import logp_and_divergence
 from cppo_lab.testing.vectors import DTYPES, TOLERANCE, Recomputation, is_exact, is_input, load, value
 from tests.requirement import TRITON
 

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cppo_lab.maths.metrics import summarise
+from cppo_lab.maths.tokens import summarise
 from cppo_lab.maths.weights import effective_delta_b, position_weights, prefix_excess, prefix_weight
 from tests.maths.maths_batches import TokenBatch, apply, random_batch
 from tests.oracles import loops

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.aggregation import aggregate
 from cppo_lab.maths.divergence import binary
+from cppo_lab.maths.rules import aggregate
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.maths.maths_batches import CONSTANTS, apply, constants, differentiated, random_batch

@@ -12,11 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cppo_lab.errors import NotFinite, UserError
-from cppo_lab.maths.aggregation import MODES, aggregate
 from cppo_lab.maths.masks import masked
-from cppo_lab.maths.metrics import summarise
-from cppo_lab.maths.rules import get_rule
-from cppo_lab.maths.tokens import RuleOutput, Tokens
+from cppo_lab.maths.rules import MODES, aggregate, get_rule
+from cppo_lab.maths.tokens import RuleOutput, Tokens, summarise
 from cppo_lab.rules import DIVERGENCE, PERMUTATION, RESPONSE, RULES, Rule
 from cppo_lab.sweep.compose import compose
 from cppo_lab.testing import RuleTests, check_rule
@@ -37,7 +35,7 @@ from tests.oracles import rules as oracle
 INF, NAN = math.inf, math.nan
 OPEN = {"ratio_low": 0.0, "ratio_high": INF}
 EVERY = {"masked_fraction", "ratio_mean"}
-# Statistics of some rules besides what all of them report (maths/metrics.py).
+# Statistics of some rules besides what all of them report (maths/tokens.py).
 BUDGET = ("cppo", "cppo_no_position_weight", "cppo_random_mask", "cppo_soft")
 THRESHOLD = (
     *BUDGET,

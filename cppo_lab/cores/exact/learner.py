@@ -35,7 +35,7 @@ from cppo_lab.cores.trainer import Minibatch, SteppedTrainer
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths.divergence import exact
 from cppo_lab.maths.masks import threshold_tests
-from cppo_lab.maths.metrics import relative_logprob_error
+from cppo_lab.maths.mismatch import relative_logprob_error
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.maths.weights import effective_delta_b, position_weights, shuffled_weights
 from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, rule_of

@@ -17,8 +17,7 @@ from cppo_lab.cores.rule_loss import (
     recorded_tokens,
 )
 from cppo_lab.errors import NotFinite
-from cppo_lab.maths.metrics import relative_logprob_error
-from cppo_lab.maths.mismatch import LogRatios, log_ratios
+from cppo_lab.maths.mismatch import LogRatios, log_ratios, relative_logprob_error
 from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import DRIFT
 from cppo_lab.spec import MiniRun

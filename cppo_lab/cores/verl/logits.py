@@ -22,8 +22,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.ulysses import get_ulysses_sequence_parallel_world_size, slice_input_tensor
 
 from cppo_lab.errors import UserError
-from cppo_lab.maths.divergence import drift, topk_from_logp
-from cppo_lab.maths.from_logits import logp_and_divergence
+from cppo_lab.maths.divergence import drift, logp_and_divergence, topk_from_logp
 
 _ELEMENTS = 2**24  # of a chunk's float32 copy
 

@@ -22,11 +22,10 @@ from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.verl import logits as from_engine
 from cppo_lab.cores.verl.kept_responses import Decided, places_of
 from cppo_lab.errors import NotFinite, UserError, unknown
-from cppo_lab.maths import aggregation, divergence, mismatch
-from cppo_lab.maths.metrics import relative_logprob_error, summarise
-from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
-from cppo_lab.maths.rules import centred, corrected
-from cppo_lab.maths.tokens import Tokens, common_stats, compute_dtype
+from cppo_lab.maths import divergence, mismatch
+from cppo_lab.maths.mismatch import log_ratios, mismatch_sums, relative_logprob_error
+from cppo_lab.maths.rules import aggregate, centred, corrected
+from cppo_lab.maths.tokens import Tokens, common_stats, compute_dtype, summarise
 from cppo_lab.rules import DRIFT, ENTROPY, Rule, rule_of
 
 NAME = "trust_region"
@@ -337,7 +336,7 @@ def _part(config: Any, objective: Tensor, valid: Tensor, tokens: float, response
     if not denominator:  # a minibatch of padding only
         return 0.0 * objective.sum()
     horizon = config.policy_loss.horizon if mode == "seq-mean-token-sum-norm" else None
-    return -aggregation.aggregate(objective, valid, mode, denominator=denominator, horizon=horizon)
+    return -aggregate(objective, valid, mode, denominator=denominator, horizon=horizon)
 
 
 def _divergence(

@@ -55,7 +55,7 @@ from cppo_lab.cores.verl.staged import TAGS, stage
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.files import replace_file
-from cppo_lab.maths.aggregation import group_advantages
+from cppo_lab.maths.rules import group_advantages
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.schema import Outcome
 

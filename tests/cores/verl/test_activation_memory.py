@@ -10,7 +10,7 @@ from transformers import Qwen3Config, Qwen3MoeConfig
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RotaryEmbedding
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeDecoderLayer, Qwen3MoeRotaryEmbedding
 
-from cppo_lab.maths import from_logits
+from cppo_lab.maths import divergence
 from cppo_lab.spec.estimate import LAYER, LAYER_MOE, LOGIT
 
 pytestmark = pytest.mark.slow
@@ -95,10 +95,10 @@ def test_logits_take_what_the_estimate_takes_for_granted() -> None:
     logits = torch.randn(rows, symbols, dtype=torch.bfloat16).requires_grad_() * 1
     tokens, ids = torch.randint(symbols, (rows,)), torch.randint(symbols, (rows, k))
     with Live(logits) as live:
-        result = from_logits.logp_and_divergence(
+        result = divergence.logp_and_divergence(
             logits, tokens, ids, torch.randn(rows, k), torch.randn(rows), measure="tv", entropy=True,
             overwrite_logits=True,
         )  # fmt: skip
         torch.autograd.grad(result.logp.sum(), logits)
-    chunk = 2 * 4 * from_logits._CPU_ELEMENTS
+    chunk = 2 * 4 * divergence._CPU_ELEMENTS
     assert LOGIT * rows * symbols + chunk / 2 < live.peak < LOGIT * rows * symbols + 1.1 * chunk

@@ -24,7 +24,7 @@ from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.cores.verl.export_hf import as_qwen3
 from cppo_lab.cores.verl.loss import rule_metrics, summarise_mismatch
-from cppo_lab.maths.aggregation import group_advantages
+from cppo_lab.maths.rules import group_advantages
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY

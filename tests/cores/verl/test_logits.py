@@ -17,8 +17,7 @@ from cppo_lab.cores.verl.logits import kernel_fault, kernels_serve, packed_colum
 from cppo_lab.cores.verl.loss import trust_region_loss
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence
-from cppo_lab.maths.aggregation import aggregate
-from cppo_lab.maths.rules import centred, get_rule
+from cppo_lab.maths.rules import aggregate, centred, get_rule
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import KL, PERMUTATION, RULES
 from tests.cores.verl.recorded import actor, nested

@@ -24,11 +24,10 @@ from cppo_lab.cores.verl.files import planned_files
 from cppo_lab.cores.verl.kept_responses import in_places
 from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.maths import divergence
-from cppo_lab.maths.aggregation import MODES, aggregate, group_advantages
 from cppo_lab.maths.divergence import binary
-from cppo_lab.maths.metrics import merge, relative_logprob_error, summarise
-from cppo_lab.maths.rules import RULES, corrected
-from cppo_lab.maths.tokens import RuleOutput, Tokens
+from cppo_lab.maths.mismatch import relative_logprob_error
+from cppo_lab.maths.rules import MODES, RULES, aggregate, corrected, group_advantages
+from cppo_lab.maths.tokens import RuleOutput, Tokens, merge, summarise
 from cppo_lab.rules import ENTROPY, MINIBATCH, PERMUTATION
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.recorded import Trained, actor, plain_actor, reduced, train

@@ -32,7 +32,7 @@ from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 from cppo_lab.cores.verl.staged import TAGS
 from cppo_lab.cores.verl.trainer import LabReplayBuffer, LabTrainer, PolicyBroken, row_of_test, self_test
 from cppo_lab.errors import NotFinite, UserError
-from cppo_lab.maths.aggregation import group_advantages
+from cppo_lab.maths.rules import group_advantages
 from cppo_lab.schema import Outcome
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.queue_in_memory import Queue
