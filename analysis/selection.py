@@ -23,7 +23,7 @@ TIE = 1e-5
 # PAPER: `collapse` is a run that diverged (Table 4), without a threshold. We set one for the paper's curves only: the
 # last mean score inside the window is below this share of the run's best. This holds for CISPO on Qwen3-30B-A3B-Base
 # (ends at 0) and no other run (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best). Our runs stop
-# by the rule of cores/collapse.py, whose share of 0.4 has to persist over several validations.
+# by the rule of cores/__init__.py, whose share of 0.4 has to persist over several validations.
 COLLAPSE_SHARE = 0.1
 
 
@@ -168,7 +168,7 @@ def state_in_store(status: str, core: str, choice: Choice) -> SelectionState:
     A report reads nothing but the store, so this is the run's state there. `runs.state.state_of` also looks at
     locks, queues and the run's folder; it may know of an end that is not uploaded yet.
 
-    Our runs detect a collapse themselves (cores/collapse.py) and record it, whatever the last score was. Only the
+    Our runs detect a collapse themselves (cores/__init__.py) and record it, whatever the last score was. Only the
     paper's curves are judged by their shape.
     """
     if status == schema.DONE and core != schema.PAPER and choice.state is SelectionState.COLLAPSE:

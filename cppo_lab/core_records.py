@@ -65,7 +65,7 @@ class CoreRecord(Plugin):
     score: what its scores are, if they are no share of right answers among k responses (Avg@k).
     deviations: standard deviations of its scores over seeds, in points, that `cppo plan --power` assumes for a sweep's
     hypotheses.
-    preflight: it writes the timers of each step (cores/phases.py), from which a short run predicts a long run.
+    preflight: it writes the timers of each step (cores/base.py), from which a short run predicts a long run.
     no_preflight: why it has no preflight.
     stand_ins: a `StandIns` (cores/base.py), for a preflight without downloads; None: its models have none.
     validated_points: MLflow gets the points of validated steps alone, `history.npz` those of all steps. For runs of

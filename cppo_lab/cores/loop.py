@@ -13,13 +13,13 @@ import torch
 
 from cppo_lab import schema
 from cppo_lab.answers.records import Recording
+from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Ended, TogetherRun
 from cppo_lab.cores.checkpoint import (
     Row,
     load_checkpoint,
     save_checkpoint,
 )
-from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.trainer import SteppedTrainer
 from cppo_lab.errors import Interrupted, NotFinite, find_interruption
 from cppo_lab.schema import Outcome

@@ -1,4 +1,5 @@
-"""Triton's kernels of `divergence.logp_and_divergence`: values in one read of the logits, gradient in one more and a write.
+"""Triton's kernels of `divergence.logp_and_divergence`: its values in one read of the logits, its gradient in one more
+and one write.
 
 It imports them for `fused=True` alone: the product runs without Triton, and no CPU has a use for them but
 Triton's interpreter (TRITON_INTERPRET=1 before the first import of Triton), in which the tests run them.

@@ -1,7 +1,7 @@
 """The rules as functions, and what stands around them: advantages before, a loss from what a rule returns.
 
-Every rule is `fn(tokens: Tokens, *, <constants>) -> RuleOutput`; the constants are plain keyword scalars. `get_rule` takes
-its name, from the records in `cppo_lab.rules`. Any rule can have score centering, or weights that correct for the
+Every rule is `fn(tokens: Tokens, *, <constants>) -> RuleOutput`; the constants are plain keyword scalars. `get_rule`
+takes its name, from the records in `cppo_lab.rules`. Any rule can have score centering, or weights that correct for the
 policy that sampled.
 """
 

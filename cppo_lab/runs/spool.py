@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from cppo_lab.cores.collapse import collapse_reason
+from cppo_lab.cores import collapse_reason
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import NOWHERE, ignoring, open_lock, open_plain, read_plain, redacted, replace_file
 from cppo_lab.schema import (

@@ -602,7 +602,7 @@ class TrainingSpec(Spec):
     """The number of training steps `t_stop`, and the aggregation of per-token objectives to a loss.
 
     A run whose validation score stays below `collapse_share` x its best for `collapse_patience` validations in a
-    row ends as collapsed (cores/collapse.py).
+    row ends as collapsed (cores/__init__.py).
     """
 
     t_stop: Count

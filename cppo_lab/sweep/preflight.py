@@ -21,8 +21,7 @@ from statistics import median
 from typing import Any
 
 from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.cores import phases
-from cppo_lab.cores.base import StandIns, load_core, load_part
+from cppo_lab.cores.base import PHASES, Phases, StandIns, load_core, load_part, read_machine, read_phases
 from cppo_lab.errors import Interrupted, UserError, counted, describe, one_line, say
 from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.launch.base import Event
@@ -122,7 +121,7 @@ class PreflightJob(Equipped):
                     start.allocation.end()  # also of a start that there was not
         result = self._measured(parts)
         result.write(self.folder)
-        _clear(self.folder, keep=("attempts", FILE, phases.FILE))
+        _clear(self.folder, keep=("attempts", FILE, PHASES))
 
     def give_up(self, why: str) -> None:
         """Record why the job will not be continued."""
@@ -158,7 +157,7 @@ class PreflightJob(Equipped):
         )
 
     def _measured(self, parts: Mapping[int, "_Part"]) -> PreflightResult:
-        lines = {line.step: line for line in phases.read(self.folder)}
+        lines = {line.step: line for line in read_phases(self.folder)}
         rows = {int(step): row for part in parts.values() for step, row in part.rows.items()}
         memory: dict[str, float] = {}
         for values in [*(line.memory for line in lines.values()), *(part.memory for part in parts.values())]:
@@ -177,7 +176,7 @@ class PreflightJob(Equipped):
             validation=_median(line.seconds.get("testing") for line in lines.values()),
             checkpoint=_median(line.seconds.get("save_checkpoint") for line in lines.values()),
             memory=memory,
-            machine=phases.read_machine(self.folder),
+            machine=read_machine(self.folder),
         )
 
 
@@ -270,7 +269,7 @@ def _redirect_output(path: Path) -> None:
     mask_output()
 
 
-def _until_begun(part: _Part, lines: Mapping[int, phases.Phases]) -> float | None:
+def _until_begun(part: _Part, lines: Mapping[int, Phases]) -> float | None:
     """Seconds from the start of a part to the first timer; None if it did not get that far.
 
     A row is logged after its step and its validation have been timed.
@@ -282,7 +281,7 @@ def _until_begun(part: _Part, lines: Mapping[int, phases.Phases]) -> float | Non
     return part.row_times[str(first)] - part.began - timed
 
 
-def _step(row: Mapping[str, float], line: phases.Phases) -> Step:
+def _step(row: Mapping[str, float], line: Phases) -> Step:
     whole = line.seconds["step"] - line.seconds.get("save_checkpoint", 0.0)  # the step's timer includes it
     rollout, update = row["perf/rollout_seconds"], row["perf/update_seconds"]
     weights = line.seconds.get("update_weights", 0.0)

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from cppo_lab import schema
+from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Resources, load_core
 from cppo_lab.cores.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
-from cppo_lab.cores.collapse import collapse_reason
 from cppo_lab.cores.mini import trainer as trainer_module
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.schema import Outcome

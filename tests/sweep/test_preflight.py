@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.cores import phases
-from cppo_lab.cores.base import Allocation
+from cppo_lab.cores.base import Allocation, write_phases
 from cppo_lab.errors import UserError
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep import preflight as module
@@ -236,10 +235,10 @@ def test_only_what_is_not_on_file_is_measured(main_plan: Plan, tmp_path: Path) -
 def test_parts_become_a_measurement(job: PreflightJob) -> None:
     """Two processes: 0 is validated and 1 trained by the first, 2 by the second."""
     job.folder.mkdir(parents=True)
-    phases.append(job.folder, 0, {"testing": 10.0}, {})
+    write_phases(job.folder, 0, {"testing": 10.0}, {})
     timers = {"step": 50.0, "save_checkpoint": 4.0, "update_weights": 1.0, "testing": 12.0}
     for step in (1, 2):
-        phases.append(job.folder, step, timers, {"perf/max_memory_allocated_gb": 40.0 + step})
+        write_phases(job.folder, step, timers, {"perf/max_memory_allocated_gb": 40.0 + step})
     row = {"perf/rollout_seconds": 30.0, "perf/update_seconds": 10.0, "train/relative_logprob_error": 0.01}
     first = _Part(100.0, 300.0, {"0": {}, "1": row}, {"0": 140.0, "1": 210.0}, {"system/x": 1.0})
     second = _Part(400.0, 600.0, {"2": row}, {"2": 500.0}, {"system/x": 3.0})

@@ -16,9 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.cores import phases
-from cppo_lab.cores.base import Allocation, MetricSink, Resources, require_same_task
-from cppo_lab.cores.collapse import collapse_reason
+from cppo_lab.cores import collapse_reason
+from cppo_lab.cores.base import Allocation, MetricSink, Resources, require_same_task, write_machine
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.checkpoints import score_name
 from cppo_lab.cores.verl.cluster import (
@@ -287,7 +286,7 @@ class TaskRunner:
                 sync = config.trainer.v1.trainer_mode == "sync"
                 trainer = (trainers.LabTrainer if sync else trainers.AsyncLabTrainer)(config=config)
                 trainer.init()
-                phases.write_machine(lab_settings(config).folder, _machine(trainer))
+                write_machine(lab_settings(config).folder, _machine(trainer))
                 manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class)
                 loops = manager.create(
                     config=config,

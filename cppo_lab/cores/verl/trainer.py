@@ -34,8 +34,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
-from cppo_lab.cores import phases
-from cppo_lab.cores.collapse import collapse_reason
+from cppo_lab.cores import collapse_reason
+from cppo_lab.cores.base import read_phases, write_phases
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder
 from cppo_lab.cores.verl.checkpoints import keep_best, score_name, seal, validation_metrics
@@ -184,7 +184,7 @@ def self_test(gap: Tensor, divergence: Tensor, rows: Sequence[dict[str, Tensor]]
 def longest(folder: Path, timer: str) -> float:
     """The seconds that the longest phase of this name took so far in a run; 0 if that is not known."""
     try:
-        return max((line.seconds.get(timer, 0.0) for line in phases.read(folder)), default=0.0)
+        return max((line.seconds.get(timer, 0.0) for line in read_phases(folder)), default=0.0)
     except checkpoints.MALFORMED:  # a kill in the middle of a line
         return 0.0
 
@@ -535,7 +535,7 @@ class LabTrainer(PPOTrainerSync):
         )
         self._validation_seconds = time.monotonic() - began
         if self.global_steps == 0:
-            phases.append(self.folder, 0, {"testing": self._validation_seconds}, {})
+            write_phases(self.folder, 0, {"testing": self._validation_seconds}, {})
             self._record(0, {})
         return metrics
 
@@ -569,7 +569,7 @@ class LabTrainer(PPOTrainerSync):
             row["perf/trained_tokens_per_second"] = self._trained_tokens / update
         if "perf/mfu/actor" in reduced:
             row["perf/mfu"] = reduced["perf/mfu/actor"]
-        phases.append(self.folder, global_steps, timing_raw, reduced)
+        write_phases(self.folder, global_steps, timing_raw, reduced)
         metrics.clear()
         metrics |= row | self._validation  # shown on verl's console
         if not self._broken:

@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.cores import phases
-from cppo_lab.cores.base import Allocation, Resources
+from cppo_lab.cores.base import Allocation, Resources, read_machine
 from cppo_lab.cores.verl import cluster, core
 from cppo_lab.errors import Interrupted, UserError, handle_signals
 from cppo_lab.sweep.compose import compose
@@ -51,7 +50,7 @@ def test_ray_listens_on_loopback_and_lets_in_whoever_has_the_token(on_ray: OnRay
 def test_a_run_says_what_it_has_seen_of_its_machines(on_ray: OnRay) -> None:
     """For a preflight; over two ranks on one machine a quarter of a gigabyte takes no minute."""
     on_ray.seen("trained")
-    machine = phases.read_machine(on_ray.folder)
+    machine = read_machine(on_ray.folder)
     assert machine.pop("CPUs of the first node") == len(os.sched_getaffinity(0))
     speed = machine.pop("all-reduce over 2 devices, GB/s")
     assert isinstance(speed, float) and speed > 2**28 / 60e9

@@ -24,7 +24,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, replay_buffer
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
-from cppo_lab.cores import phases
+from cppo_lab.cores.base import PHASES, write_phases
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
 from cppo_lab.cores.verl.checkpoints import best_step, score_name
@@ -388,9 +388,9 @@ def test_a_later_attempt_expects_the_times_of_the_earlier_ones(
     seen = []
     for append in (
         lambda: None,
-        lambda: phases.append(tmp_path, 4, {"step": 900.0, "testing": 200.0, "save_checkpoint": 70.0}, {}),
-        lambda: phases.append(tmp_path, 5, {"step": 900.0, "save_checkpoint": 0.0}, {}),  # was not saved
-        lambda: (tmp_path / phases.FILE).write_text('{"step": 4, "sec{"step": 5}\n'),
+        lambda: write_phases(tmp_path, 4, {"step": 900.0, "testing": 200.0, "save_checkpoint": 70.0}, {}),
+        lambda: write_phases(tmp_path, 5, {"step": 900.0, "save_checkpoint": 0.0}, {}),  # was not saved
+        lambda: (tmp_path / PHASES).write_text('{"step": 4, "sec{"step": 5}\n'),
     ):
         append()
         made = LabTrainer(None)
