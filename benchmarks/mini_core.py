@@ -38,7 +38,7 @@ from common import arguments, finish, in_turn
 from torch import Tensor
 
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.mini.sampler import sample
+from cppo_lab.cores.mini.model import sample
 from cppo_lab.cores.mini.tasks import Tokenizer
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.cores.verl.export_hf import as_qwen3

@@ -23,7 +23,7 @@ from common import Rows, arguments, finish, show
 
 from cppo_lab.analysis.statistics.problems import draw_correlation
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.mini import sampler
+from cppo_lab.cores.mini import model as sampling
 from cppo_lab.cores.mini.tasks import Problems
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.sweep.compose import compose
@@ -48,8 +48,8 @@ def graded(trainer: Trainer, seed: int, aligned: bool) -> np.ndarray:
     """One validation, answer by answer [P, k], with random numbers from `seed`."""
     spec, problems = trainer.spec, Problems.cat(trainer.validation_sets.values())
     # Aligned: answers that have ended go on taking random numbers.
-    with patch.object(sampler, "COMPACT_BELOW", 0.0 if aligned else sampler.COMPACT_BELOW):
-        rollout = sampler.sample(
+    with patch.object(sampling, "COMPACT_BELOW", 0.0 if aligned else sampling.COMPACT_BELOW):
+        rollout = sampling.sample(
             trainer.model,
             problems.prompts,
             trainer.tokenizer,

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from cppo_lab.cores.trainer import AdamW
+from cppo_lab.cores.loop import AdamW
 from tests.conftest import TINY
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ import torch
 
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
+from cppo_lab.cores.datasets import exact_datasets
 from cppo_lab.cores.exact import trainer as trainer_module
-from cppo_lab.cores.exact.datasets import datasets
 from cppo_lab.cores.exact.learner import GradedResponses, Learner
 from cppo_lab.cores.exact.process import (
     compare,
@@ -458,14 +458,14 @@ def test_what_it_cannot_train_is_refused(changes: dict[str, Any], said: str) -> 
 def test_datasets_are_named_by_what_decides_them() -> None:
     resources = Resources(Path(), Path())
     first, again, other = (
-        datasets(exact_run(**changes), resources) for changes in ({}, {"rule": DPPO}, {"seed": 1})
+        exact_datasets(exact_run(**changes), resources) for changes in ({}, {"rule": DPPO}, {"seed": 1})
     )
     assert first == again
     assert first[0].digest != other[0].digest and first[1:] == other[1:]
     assert [one.name for one in first] == ["early", "a", "b", "c"]
     assert [one.profile["problems"] for one in first] == [48, 2, 2, 1]
     assert len({one.digest for one in first}) == 4
-    longer = datasets(exact_run(rollout={"max_response_length": 32}), resources)
+    longer = exact_datasets(exact_run(rollout={"max_response_length": 32}), resources)
     assert all(a.digest != b.digest for a, b in zip(first, longer, strict=True))
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.mini.sampler import Rollout
+from cppo_lab.cores.mini.model import Rollout
 from cppo_lab.cores.mini.trainer import Trainer
 from tests.cores.test_mini import trainer_of
 

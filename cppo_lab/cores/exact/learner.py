@@ -23,6 +23,7 @@ from cppo_lab.cores.exact.process import (
     state_probabilities,
     student,
 )
+from cppo_lab.cores.loop import Minibatch, SteppedTrainer
 from cppo_lab.cores.rule_loss import (
     Recorded,
     RuleLoss,
@@ -31,7 +32,6 @@ from cppo_lab.cores.rule_loss import (
     own_permutation,
     recorded_tokens,
 )
-from cppo_lab.cores.trainer import Minibatch, SteppedTrainer
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths.divergence import exact
 from cppo_lab.maths.masks import threshold_tests

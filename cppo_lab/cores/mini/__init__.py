@@ -2,14 +2,14 @@
 
 Guarantees of this package:
 
-- mu is the sampler's log-probability of each token, never recomputed by the training pass (`sampler.py`).
+- mu is the sampler's log-probability of each token, never recomputed by the training pass (`model.py`).
 - A checkpoint has all that decides further numbers, and is replaced as a whole (`../checkpoint.py`).
 - A model's warm start is trained once for all runs that begin with it, and kept in the folder of all runs
   (`warm_start.py`).
 - Groups without variance in their rewards, which have no learning signal, take part in no update (`trainer.py`).
 
-Begin with `trainer.py` (one step), `objective.py` (one minibatch) and `model.py`. `tasks.py`: problems and their
-grading; `sampler.py`: a rollout policy that differs as rollout engines do.
+Begin with `trainer.py` (one step), `objective.py` (one minibatch) and `model.py` (the transformer, sampling, and a
+rollout policy that differs as rollout engines do). `tasks.py`: problems and their grading.
 """
 
 from cppo_lab.core_records import CoreRecord
@@ -22,7 +22,7 @@ MINI = CoreRecord(
     "never share a table with its numbers.",
     settings="cppo_lab.spec.run:MiniRun",
     train="cppo_lab.cores.mini.trainer:train",
-    datasets="cppo_lab.cores.mini.datasets:datasets",
+    datasets="cppo_lab.cores.datasets:mini_datasets",
     exporter="cppo_lab.cores.verl.export:export_embedded",  # the room that knows transformers
     evaluator="cppo_lab.cores.mini.trainer:evaluate",
     doctor="cppo_lab.cores.base:EMBEDDED",

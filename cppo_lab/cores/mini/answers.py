@@ -17,8 +17,8 @@ from cppo_lab.answers.outcomes import Outcomes, chosen_problems, no_outcomes, pr
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
+from cppo_lab.cores.mini.model import Rollout
 from cppo_lab.cores.mini.objective import ObjectiveResult
-from cppo_lab.cores.mini.sampler import Rollout
 from cppo_lab.cores.mini.tasks import Problems, Task
 from cppo_lab.maths.masks import decisions
 from cppo_lab.spec import AnswersSpec, MiniRun

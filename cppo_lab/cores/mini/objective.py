@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab.cores.diagnostics import ObservedTokens
-from cppo_lab.cores.mini.model import Transformer
-from cppo_lab.cores.mini.sampler import Rollout
+from cppo_lab.cores.mini.model import Rollout, Transformer
 from cppo_lab.cores.mini.tasks import Tokenizer
 from cppo_lab.cores.rule_loss import (
     Recorded,

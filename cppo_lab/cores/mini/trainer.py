@@ -17,15 +17,13 @@ from cppo_lab import schema
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.cores.base import BEST_MODEL, Ended, MetricSink, Resources, TogetherRun, require_same_task
 from cppo_lab.cores.checkpoint import read_checkpoint, same_form
-from cppo_lab.cores.loop import train_alone, train_runs
+from cppo_lab.cores.loop import Minibatch, SteppedTrainer, train_alone, train_runs
 from cppo_lab.cores.mini.answers import MiniAnswerRecorder
-from cppo_lab.cores.mini.model import Transformer
+from cppo_lab.cores.mini.model import Rollout, RolloutPolicy, Transformer, sample
 from cppo_lab.cores.mini.objective import Objective
-from cppo_lab.cores.mini.sampler import Rollout, RolloutPolicy, sample
 from cppo_lab.cores.mini.tasks import Problems, Task, make_task, sample_training_problems, validation_sets
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.rule_loss import own_permutation
-from cppo_lab.cores.trainer import Minibatch, SteppedTrainer
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.files import open_below
 from cppo_lab.maths import mismatch

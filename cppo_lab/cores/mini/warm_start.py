@@ -15,9 +15,9 @@ from torch import Tensor
 
 from cppo_lab.cores.base import Doing, say_nothing
 from cppo_lab.cores.checkpoint import load_whole, same_form, save_if_possible
+from cppo_lab.cores.loop import AdamW
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import Task, Tokenizer, make_task, sample_training_problems, validation_sets
-from cppo_lab.cores.trainer import AdamW
 from cppo_lab.errors import say
 from cppo_lab.files import open_lock
 from cppo_lab.spec import Spec, SyntheticModel, TaskData, WarmStart, fingerprint
