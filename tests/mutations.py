@@ -239,7 +239,7 @@ LAUNCH = (
     ),
     Fault(
         "cppo cancel --queued ends jobs that have started",
-        "cppo_lab/sweep/cancel.py",
+        "cppo_lab/launch/queues.py",
         "if run_id in waiting or not queued_only}",
         "}",
         "tests/launch/test_slurm_answers.py",

@@ -206,12 +206,12 @@ def note(options: argparse.Namespace) -> int:
 
 def cancel(options: argparse.Namespace) -> int:
     """End runs, and take those that wait off their lists."""
-    from cppo_lab.sweep.cancel import cancel, candidates
+    from cppo_lab.launch.queues import cancel
 
     if bool(options.sweep) == bool(options.run):
         raise UserError("cppo cancel: name either a sweep, or runs with --run ID")
     runs = look_at(_planned(options)[0])() if options.sweep else _these(options.run)
-    chosen = candidates(runs, options.queued)
+    chosen = [run for run in runs if run.state in ({schema.QUEUED} if options.queued else schema.ALIVE)]
     names = {run.run_id: f"{run.run_id} {run.title}" for run in runs}
     if options.dry_run:
         text = "would be cancelled"
@@ -221,7 +221,7 @@ def cancel(options: argparse.Namespace) -> int:
         ]
         answer(options, {"runs": values, "dry_run": True}, "\n".join(lines) if lines else None)
         return Exit.DONE
-    done = cancel(runs_folder(), chosen, options.queued) if chosen else []
+    done = cancel(runs_folder(), [run.run_id for run in chosen], options.queued) if chosen else []
     lines = [f"{names[line.run_id]}: {line.text}" for line in done]
     lines.append(
         f"{sum(line.done for line in done)} of {len(runs)} runs cancelled" if done else "nothing to cancel"

@@ -14,7 +14,7 @@ from typing import NoReturn
 from cppo_lab import __version__, schema
 from cppo_lab.cli.answer import codes_text
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.sweep.groups import groups
+from cppo_lab.sweep.source import groups
 
 # Name -> the module with its function and, as `NAME_arguments`, its arguments; and what it does.
 COMMANDS = {

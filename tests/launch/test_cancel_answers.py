@@ -9,14 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
-from cppo_lab import schema
+from cppo_lab.launch import queues
 from cppo_lab.runs import folder as run_folder
-from cppo_lab.sweep import cancel as cancel_module
-from cppo_lab.sweep.cancel import cancel
-from cppo_lab.sweep.status import Label, RunStatus
 
 RUN = "0123456789ab"
-CHOSEN = [RunStatus(RUN, Label("mini", "cppo", "m", 0), schema.RUNNING)]
 HERE = (socket.gethostname(), os.getpid())
 ASKED = "asked its process to end; it has not ended yet"
 TERMINATED = [signal.SIGTERM]
@@ -58,13 +54,13 @@ def test_what_is_said_of_a_process(
 ) -> None:  # fmt: skip
     monkeypatch.setattr(os, "pidfd_open", Mock(wraps=os.pidfd_open, side_effect=faults.get("open")))
     monkeypatch.setattr(signal, "pidfd_send_signal", send := Mock(side_effect=faults.get("send")))
-    monkeypatch.setattr(cancel_module, "PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr(queues, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(run_folder, "holder", Mock(side_effect=holders))
     monkeypatch.setattr(run_folder, "in_living_batch", lambda *_: False)
     (tmp_path / RUN).mkdir()
     with (tmp_path / RUN / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        [cancelled] = cancel(tmp_path, CHOSEN, queued_only)
+        [cancelled] = queues.cancel(tmp_path, [RUN], queued_only)
     assert (cancelled.text, cancelled.done) == (text, text == ASKED)
     assert [call.args[1] for call in send.call_args_list] == signals
     assert (tmp_path / RUN / "cancelled").exists() != queued_only  # or it would end itself

@@ -243,7 +243,7 @@ def test_looking_at_a_lock_stops_nobody(tmp_path: Path) -> None:
 def test_of_a_launch_what_waits_and_what_trains_is_cancelled_and_goes_on(
     workspace: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cppo_lab.sweep.cancel.PATIENCE_SECONDS", CEILING_SECONDS)
+    monkeypatch.setattr("cppo_lab.launch.queues.PATIENCE_SECONDS", CEILING_SECONDS)
 
     def states() -> list[tuple[str, str]]:
         """State and reason."""

@@ -21,6 +21,7 @@ from submitit.helpers import DelayedSubmission
 
 from cppo_lab import schema
 from cppo_lab.errors import Interrupted, UserError
+from cppo_lab.launch.queues import WORD, Cancelled, cancel
 from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.job import GO_BACK_IF_PREEMPTED, OUTSIDE, PREDECESSOR_SECONDS, SlurmTask
@@ -42,10 +43,8 @@ from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.search.worker import Worker
 from cppo_lab.spec.job import layout_tag
 from cppo_lab.spec.run import fingerprint
-from cppo_lab.sweep.cancel import WORD, Cancelled, cancel
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.preflight import PreflightJob
-from cppo_lab.sweep.status import Label, RunStatus
 from tests.jobs import job as job_of
 from tests.launch.slurm.jobs import Noted, notes, slurm_spec, takes
 
@@ -462,11 +461,6 @@ def test_a_queue_that_shows_nothing_is_checked(slurm: Slurm, runs: Path, ledger:
     assert len(ledger.open_tasks()) == (2 if state in THERE else 0)
 
 
-def chosen(*run_ids: str) -> list[RunStatus]:
-    """Runs to cancel."""
-    return [RunStatus(run_id, Label("mini", "cppo", "m", 0), schema.QUEUED) for run_id in run_ids]
-
-
 def test_jobs_of_another_cluster_are_neither_lost_nor_cancelled(slurm: Slurm, runs: Path) -> None:
     slurm.says("config.txt", "ClusterName = north")
     launched(runs, Noted(runs, "a"))
@@ -479,7 +473,7 @@ def test_jobs_of_another_cluster_are_neither_lost_nor_cancelled(slurm: Slurm, ru
             lambda: in_queue(runs),
             lambda: refresh(ledger),
             lambda: launched(runs, Noted(runs, "a")),
-            lambda: cancel(runs, chosen("a"), False),
+            lambda: cancel(runs, ["a"], False),
         ):
             with pytest.raises(UserError, match=line):
                 ask()
@@ -542,7 +536,7 @@ def test_of_what_is_to_be_cancelled_only_what_waits_if_so_said(
     left_alone = "Slurm job 17_0 has started meanwhile: left alone"
     texts = {TWO[0]: left_alone if queued_only else "ended; the next launch resumes it"}
     texts[TWO[1]] = "taken out of Slurm's queue (job 17_1)"
-    cancelled = cancel(runs, chosen(*TWO), queued_only)
+    cancelled = cancel(runs, TWO, queued_only)
     assert {run.run_id: run.text for run in cancelled} == texts
     assert {run.run_id: run.done for run in cancelled} == {TWO[0]: not queued_only, TWO[1]: True}
     assert slurm.cancelled == (["17_1"] if queued_only else ["17_0", "17_1"])
@@ -607,7 +601,7 @@ def test_a_job_of_another_account_is_noted_and_left_to_it(slurm: Slurm, theirs: 
     assert jobs == {TWO[0]: ("17_0", STRANGER), TWO[1]: ("17_1", STRANGER)}
     trains = f"Slurm job 17_0 of {STRANGER} trains it: ask them to cancel it"
     waits = f"will not be trained: Slurm job 17_1 of {STRANGER} ends as soon as it starts"
-    assert cancel(runs, chosen(*TWO), queued_only=False) == [
+    assert cancel(runs, TWO, queued_only=False) == [
         Cancelled(TWO[0], trains, False),
         Cancelled(TWO[1], waits, True),
     ]

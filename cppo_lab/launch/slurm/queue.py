@@ -265,6 +265,11 @@ class QueuedJob:
     reason: str
     comment: str
 
+    @property
+    def active(self) -> bool:
+        """Whether it has begun, and has not left its machine."""
+        return self.state in ACTIVE
+
 
 def require_slurm() -> None:
     """Raises UserError where Slurm's commands are not installed."""
@@ -543,7 +548,7 @@ class SlurmView:
 
 def _place(job: QueuedJob) -> Place:
     """The place of a job in the queue, and why it has not started."""
-    if job.state in ACTIVE:
+    if job.active:
         return Place(job.job, _KIND, active=True, ending=job.state == "COMPLETING")
     why = f", {job.reason}" if job.reason else ""
     if _HELD.search(f"{job.state} {job.reason}"):
