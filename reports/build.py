@@ -40,7 +40,7 @@ from cppo_lab.reports.names import display_name, escape_latex, origin
 from cppo_lab.reports.paper_text import METHODS
 from cppo_lab.reports.saved import FORMAT, PAGE, RECORD, require_ours, swap_in
 from cppo_lab.reports.sections import Section
-from cppo_lab.reports.table_texts import latex_wrapper, table_files
+from cppo_lab.reports.tables import latex_wrapper, table_files
 from cppo_lab.reports.verdict_view import VerdictLine
 
 ZIP = "overleaf.zip"

@@ -25,8 +25,7 @@ from cppo_lab.errors import counted
 from cppo_lab.reports.build import About, BuildRequest, Contents
 from cppo_lab.reports.figures.search import search_figures
 from cppo_lab.reports.names import ABSENT, csv_text, number, objective_name, origin, percent, value_text
-from cppo_lab.reports.table_texts import table_files
-from cppo_lab.reports.tables import TextRow, TextTable
+from cppo_lab.reports.tables import TextRow, TextTable, table_files
 
 EDGE = 0.02  # share of an interval on its scale; values closer to an end are at the edge
 _BARE = re.compile(r"[A-Za-z_][\w./-]*")

@@ -18,15 +18,14 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Claim, Hypotheses, Standing, standing
 from cppo_lab.analysis.statistics.summary import Statistics, sweep_statistics
-from cppo_lab.reports import table_texts
+from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.reports.answers import answers_view
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.headlines import Headline
-from cppo_lab.reports.names import ABSENT, display_name, number, points
+from cppo_lab.reports.names import ABSENT, csv_text, display_name, number, percent, points
 from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.table_texts import Table
-from cppo_lab.reports.tables import core_of
+from cppo_lab.reports.tables import Table, core_of
 from cppo_lab.reports.verdict_view import VerdictLine, verdict_table, verdict_view
 
 
@@ -129,7 +128,64 @@ def findings_section(entries: Sequence[Headline]) -> Section:
 
 def run_files(board: Scoreboard, scores: str, runs: str) -> dict[str, str]:
     """The CSV files of all scores, and of all runs."""
-    return {f"{scores}.csv": table_texts.long_csv(board), f"{runs}.csv": table_texts.runs_csv(board)}
+    return {f"{scores}.csv": long_csv(board), f"{runs}.csv": runs_csv(board)}
+
+
+def long_csv(board: Scoreboard) -> str:
+    """One row per (model, variant, benchmark): mean, standard deviation and number of runs, in percent."""
+    header = [
+        "core",
+        "model",
+        "t_stop",
+        "method",
+        "benchmark",
+        "state",
+        "provisional",
+        "runs",
+        "n",
+        "mean",
+        "std",
+    ]
+    rows: list[list[object]] = []
+    for (model, variant), cell in board.cells.items():
+        about = [cell.state.value, int(cell.provisional), cell.expected]
+        for name, stat in {
+            **cell.components,
+            "avg": cell.score,
+            "base": cell.base,
+            "gain": cell.gain,
+        }.items():
+            numbers: list[object] = [0, "", ""]
+            if stat is not None:
+                numbers = [stat.n, percent(stat.mean), "" if stat.std is None else percent(stat.std)]
+            rows.append([core_of(board), model, cell.t_stop, variant, name, *about, *numbers])
+    return csv_text(header, rows)
+
+
+def runs_csv(board: Scoreboard) -> str:
+    """One row per expected run: what it is, its state, the selected step and score (percent), the last score, the score
+    `final` of the statistics, and the digest of the weights that it began with.
+    """
+    header = [
+        *("model", "method", "seed", "rule", "core", "run_id", "mlflow_run_id", "status", "state", "t_stop"),
+        *("step", "tied_steps", "avg", *board.benchmarks, "base", "last_step", "last"),
+        *("final", "warm_start"),
+    ]
+    final = {(run.model, run.variant, run.seed): run.final for run in run_values(board)}
+    starts = dict(zip(board.data.runs["mlflow_id"], board.data.runs["warm_start"], strict=True))
+    rows = []
+    for run in board.runs:
+        choice = run.choice
+        scores = [choice.score, *(choice.components.get(name) for name in board.benchmarks), choice.base]
+        shown = ["" if value is None else percent(value) for value in (*scores, choice.last_score)]
+        about = (run.model, run.variant, run.seed, run.rule, run.core, run.run_id, run.mlflow_id, run.status)
+        ties = " ".join(map(str, choice.ties))
+        chosen = (run.state.value, run.t_stop, choice.step, ties, *shown[:-1], choice.last_step, shown[-1])
+        late = final.get((run.model, run.variant, run.seed))
+        rows.append(
+            [*about, *chosen, "" if late is None else percent(late), starts.get(run.mlflow_id or "", "")]
+        )
+    return csv_text(header, rows)
 
 
 def run_section(scored: Mapping[str, Scored], count: int, unused: list[str]) -> Section:

@@ -1,6 +1,6 @@
-"""The report of one sweep: its tables and figures, and its page."""
+"""The report of one sweep: the sections with its tables and figures, and its page."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -11,17 +11,20 @@ from cppo_lab.analysis.inputs import NO_AXES, USUAL, Axes, Baseline, ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Hypotheses, withdrawn
+from cppo_lab.analysis.statistics.estimate import Estimate, holm
 from cppo_lab.analysis.statistics.exact_study import READ
-from cppo_lab.analysis.statistics.verdicts import score_claimed
+from cppo_lab.analysis.statistics.paired import Effect, effects
+from cppo_lab.analysis.statistics.values import Quantity, Score, run_values
+from cppo_lab.analysis.statistics.verdicts import score_claimed, with_quantity
 from cppo_lab.reports.answers import kept_answers
 from cppo_lab.reports.audit import audit_section
 from cppo_lab.reports.build import About, Contents, GridRequest
-from cppo_lab.reports.effects import effects_section
-from cppo_lab.reports.exact_view import exact_section
+from cppo_lab.reports.exact_view import exact_section, shown_ratio
 from cppo_lab.reports.figures import axes, training, validation
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.health import SHOWN, collapse_section, mismatch_section
+from cppo_lab.reports.names import OURS, display_name, estimate_text, p_text, value_text
 from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import main_grid
 from cppo_lab.reports.sections import (
@@ -34,7 +37,7 @@ from cppo_lab.reports.sections import (
     statistics,
     verdict_section,
 )
-from cppo_lab.reports.tables import full_table, main_table
+from cppo_lab.reports.tables import TextRow, TextTable, completed, full_table, main_table
 from cppo_lab.reports.verdict_view import short_answers
 
 MAIN = "main"
@@ -164,6 +167,92 @@ def _drift(report: SweepReport) -> Section | None:
         f"response: the mean of -log rho over the steps in which mu had its full age, {info.around}."
     )
     return figure_section("drift", info, axes.draw, caption)
+
+
+# The effects of a factorial sweep: what each change of an axis does to a score, alone and together.
+
+_EFFECT_NOTES = (
+    "Points, with the 95 % interval of the mean over seeds: each gives one contrast of its runs, the mean over the "
+    "settings of the other axes. Numbers: the highest value against the lowest; else each value against the first. Two "
+    "changes: by how much the second makes the difference of the first larger. Mean: over all settings.",
+    "adjusted p: two-sided, of the final mean, with Holm's adjustment over the table.",
+)
+_EFFECT_VALUES = (
+    "model",
+    "group",
+    "change",
+    "estimate",
+    "low",
+    "high",
+    "seeds",
+)  # of the final mean, fractions
+_FINAL, _ERROR = "final mean", "error"
+_SCORES: Mapping[Score | Quantity, str] = {
+    Score.FINAL: _FINAL,
+    Score.AREA: "area",
+    Quantity.RETURN: "mean return",
+    Quantity.LOG_ERROR: _ERROR,
+}
+_OF_ERRORS = "error: a ratio, of geometric means of the surrogate's |error| over the steps."
+
+
+def effects_section(scored: Scored, places: Axes) -> Section | None:
+    """The section; None if every effect lacks a run in each seed."""
+    board, title = scored.board, f"Effects ({scored.title})"
+    measured = {name: _measured(scored, places, score) for score, name in _SCORES.items()}
+    final, columns = measured[_FINAL], {name: of_score for name, of_score in measured.items() if of_score}
+    if not final:
+        return None
+    adjusted = holm([1.0 if (p := estimate.p_value()) is None else p for estimate in final.values()])
+    rows, shown = [], []
+    for (effect, estimate), p in zip(final.items(), adjusted, strict=True):
+        shown.append((effect.model, _group(effect), _change(effect, places), estimate))
+        texts = (
+            shown_ratio(of_score.get(effect))
+            if name == _ERROR
+            else estimate_text(of_score.get(effect), signed=True)
+            for name, of_score in columns.items()
+        )
+        tested = p_text(None if estimate.error is None else p)
+        cells = (shown[-1][2], *texts, tested, str(estimate.n))
+        rows.append(TextRow(shown[-1][1], effect.group == OURS, cells, (effect.model, effect.group)))
+    notes = (*_EFFECT_NOTES, _OF_ERRORS) if _ERROR in columns else _EFFECT_NOTES
+    table = TextTable("Effects", "method", ("change", *columns, "adjusted p", "seeds"), rows, notes)
+    table = completed(table, board, scored.title)
+    info = axes.effects_info(board, shown, title, scored.palette)
+    values = ((*names, each.value, each.low, each.high, each.n) for *names, each in shown)
+    return Section(
+        "effects",
+        "Effects",
+        {"tables": [table], "anchors": scored.anchors},
+        tables={"effects": table},
+        pictures=(Picture("figure_effects", "", title, "", info, axes.draw_effects),),
+        values={"effects": [dict(zip(_EFFECT_VALUES, row, strict=True)) for row in values]},
+    )
+
+
+def _measured(scored: Scored, places: Axes, score: Score | Quantity) -> dict[Effect, Estimate]:
+    board, runs, measured = scored.board, run_values(scored.board), dict[Effect, Estimate]()
+    if isinstance(score, Quantity):
+        runs = with_quantity(board, runs, score)
+    for model in board.models:
+        of_model = [place for place in places.places if (model, place.variant) in board.cells]
+        measured |= effects(runs, model, of_model, scored.baseline, score)
+    return measured
+
+
+def _group(effect: Effect) -> str:
+    name = display_name(effect.group)
+    return f"{name} minus {display_name(effect.against)}" if effect.against else name
+
+
+def _change(effect: Effect, places: Axes) -> str:
+    """`staleness 0 to 8 × mismatch 0.002 to 0.2`."""
+    words = (
+        f"{places.keys[axis].rpartition('.')[2]} {value_text(before)} to {value_text(after)}"
+        for axis, before, after in effect.changes
+    )
+    return " \N{MULTIPLICATION SIGN} ".join(words) or "mean"
 
 
 def sweep_sections(report: SweepReport) -> list[Section | None]:

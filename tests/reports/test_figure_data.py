@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.reports.figures import axes, exact_core, gallery, model_curves, schematic, search, tokens
+from cppo_lab.reports.figures import axes, exact_core, gallery, search, tokens
 from cppo_lab.reports.figures.data import APPEARANCE, HEADING, figure_csv
 from cppo_lab.rules import Stroke
 
@@ -102,7 +102,7 @@ def test_what_cannot_be_written_is_an_error(info: object, said: str) -> None:
 
 
 def test_figures_leave_out_how_they_look_and_nothing_else() -> None:
-    modules = (axes, exact_core, gallery, model_curves, schematic, search, tokens)
+    modules = (axes, exact_core, gallery, search, tokens)
     left_out = {
         part.name
         for module in modules

@@ -177,7 +177,7 @@ def test_the_values_of_a_curve_lie_where_it_is_drawn(drawn: drawing.Drawn) -> No
 
 def test_only_the_figures_import_matplotlib_and_nothing_pyplot() -> None:
     code = (
-        "import sys; import cppo_lab.analysis.scoring, cppo_lab.reports.table_texts;"
+        "import sys; import cppo_lab.analysis.scoring, cppo_lab.reports.tables;"
         "assert 'matplotlib' not in sys.modules, 'matplotlib';"
         "import cppo_lab.reports.build;"
         "bad = {'matplotlib.pyplot', 'torch', 'hydra', 'submitit', 'cppo_lab.sweep'} & set(sys.modules);"

@@ -13,8 +13,7 @@ from cppo_lab.reports.paper_text import paper_texts
 from cppo_lab.reports.printed import comparison_table
 from cppo_lab.reports.sections import Section
 from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.table_texts import latex, latex_wrapper
-from cppo_lab.reports.tables import TextRow, TextTable, full_table, main_table
+from cppo_lab.reports.tables import TextRow, TextTable, full_table, latex, latex_wrapper, main_table
 from cppo_lab.reports.verdict_view import verdict_view
 from tests.analysis.made_sweeps import MadeRun, both
 from tests.reports.conftest import board_of

@@ -13,7 +13,7 @@ from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.selection import SelectionState
-from cppo_lab.reports import table_texts
+from cppo_lab.reports import tables
 from cppo_lab.reports.audit import (
     CONFIRMED,
     FOUND,
@@ -37,7 +37,7 @@ def audited(board: Scoreboard, printed: list[dict[str, str]]) -> list[Discrepanc
 
 @pytest.mark.parametrize(("name", "make"), [("table_main", main_table), ("table_full", full_table)])
 def test_tables_1_and_4_as_printed(paper_board: Scoreboard, name: str, make: object) -> None:
-    text = table_texts.table_csv(make(paper_board, "Table"))  # type: ignore[operator]
+    text = tables.table_csv(make(paper_board, "Table"))  # type: ignore[operator]
     ours, printed = list(csv.DictReader(io.StringIO(text))), printed_table(name)
     assert [list(row) for row in ours] == [list(row) for row in printed]  # the same columns in the same order
     for mine, theirs in zip(ours, printed, strict=True):
@@ -109,8 +109,8 @@ def test_verdicts_follow_the_numbers(paper_board: Scoreboard) -> None:
 
 
 def test_markdown_and_latex_carry_the_marks(paper_board: Scoreboard) -> None:
-    tables = main_table(paper_board, "Table 1"), full_table(paper_board, "Table 4")
-    markdown, latex = ("".join(map(write, tables)) for write in (table_texts.markdown, table_texts.latex))
+    made = main_table(paper_board, "Table 1"), full_table(paper_board, "Table 4")
+    markdown, latex = ("".join(map(write, made)) for write in (tables.markdown, tables.latex))
     for text in (
         "| **CPPO** | **31.88** | **12.78** | **31.11** | **54.79** |",
         "<u>49.24</u>",

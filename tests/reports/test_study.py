@@ -18,7 +18,7 @@ from cppo_lab.analysis.study import PositionGaps, StudyResults, StudySweep, Toke
 from cppo_lab.errors import UserError
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures import gallery as paper
-from cppo_lab.reports.figures import model_curves, schematic, tokens
+from cppo_lab.reports.figures import tokens
 from cppo_lab.reports.figures.data import figure_csv
 from cppo_lab.reports.names import METHOD_ORDER
 from cppo_lab.reports.printed import comparison_table, configuration_table
@@ -157,7 +157,7 @@ def test_the_models_take_their_roles_in_the_order_of_the_declaration() -> None:
 
 def test_figures_1_to_3() -> None:
     study = made_study()
-    info = schematic.schematic_info(study.board("main"), "moe", "Figure 1", "")
+    info = tokens.schematic_info(study.board("main"), "moe", "Figure 1", "")
     assert {"token", "prefix", "away", "toward"} <= set(info.rules[3].kinds)
     assert info.panel is not None and info.panel.model == "moe"
     labels = [key.label for key in info.scores]
@@ -180,8 +180,8 @@ def test_figures_1_to_3() -> None:
 def test_rewards_are_smoothed() -> None:
     board = made_study().board("main")
     assert board is not None
-    info = model_curves.model_info(board, "moe", "Figure 11")
-    assert isinstance(info, model_curves.ModelInfo)
+    info = paper.model_info(board, "moe", "Figure 11")
+    assert isinstance(info, paper.ModelInfo)
     (reward,) = (line for line in info.rewards if line.variant == "cppo")
     assert reward.steps == tuple(range(1, T_STOP + 1)) and max(reward.smooth) < max(reward.raw)
 

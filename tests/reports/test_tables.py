@@ -9,7 +9,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import USUAL, Baseline
 from cppo_lab.analysis.statistics.summary import sweep_statistics
-from cppo_lab.reports import table_texts
+from cppo_lab.reports import names, sections, tables
 from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.names import display_name, escape_latex, in_order, score_name
 from cppo_lab.reports.tables import (
@@ -67,10 +67,10 @@ def test_seeds_give_mean_and_standard_deviation() -> None:
         *(flat("cppo", score, seed=seed) for seed, score in enumerate((0.30, 0.34))), flat("dppo", 0.2)
     )
     table = main_table(board, "Demo")
-    assert "| **CPPO** | **32.00 ± 2.83** |" in table_texts.markdown(table)
-    assert r"\textbf{32.00 $\pm$ 2.83}" in table_texts.latex(table)
-    assert table_texts.table_csv(table) == "method,chain,core\ndppo,20.00,mini\ncppo,32.00,mini\n"
-    (mean,) = (row for row in rows_of(table_texts.long_csv(board)) if row[3:5] == ["cppo", "avg"])
+    assert "| **CPPO** | **32.00 ± 2.83** |" in tables.markdown(table)
+    assert r"\textbf{32.00 $\pm$ 2.83}" in tables.latex(table)
+    assert tables.table_csv(table) == "method,chain,core\ndppo,20.00,mini\ncppo,32.00,mini\n"
+    (mean,) = (row for row in rows_of(sections.long_csv(board)) if row[3:5] == ["cppo", "avg"])
     assert mean[-3:] == ["2", "32.0000", "2.8284"]
 
 
@@ -81,7 +81,7 @@ def test_the_list_of_runs_has_final_scores_and_warm_starts() -> None:
         MadeRun("dppo", scores=both({0: 0.2, 10: 0.5, 20: 0.1}), status=schema.COLLAPSED),
         MadeRun("grpo", status=schema.RUNNING),
     )
-    listed = csv.DictReader(io.StringIO(table_texts.runs_csv(board)))
+    listed = csv.DictReader(io.StringIO(sections.runs_csv(board)))
     assert [(row["method"], row["final"], row["warm_start"]) for row in listed] == [
         ("cppo", "29.0000", "0123abcd"),  # mean of steps 80, 90, 100
         ("dppo", "10.0000", ""),  # goes on at its last score
@@ -91,10 +91,10 @@ def test_the_list_of_runs_has_final_scores_and_warm_starts() -> None:
 
 def test_every_text_of_a_mini_sweep_says_so() -> None:
     board = board_of(flat("cppo", 0.3))
-    tables = main_table(board, "Demo"), full_table(board, "Demo")
-    for text in (write(table) for table in tables for write in (table_texts.markdown, table_texts.latex)):
+    made = main_table(board, "Demo"), full_table(board, "Demo")
+    for text in (write(table) for table in made for write in (tables.markdown, tables.latex)):
         assert "core=mini" in text and "not comparable with the paper" in text
-    texts = [table_texts.long_csv(board), table_texts.runs_csv(board), *map(table_texts.table_csv, tables)]
+    texts = [sections.long_csv(board), sections.runs_csv(board), *map(tables.table_csv, made)]
     assert all("mini" in rows_of(text)[1] for text in texts)
 
 
@@ -104,7 +104,7 @@ def test_columns_follow_the_benchmarks_and_models_of_the_runs() -> None:
         flat("cppo", 0.4, model="large", t_stop=80),
         flat("dppo", 0.5, model="large", t_stop=80),
     )
-    assert table_texts.table_csv(full_table(board, "Demo")).splitlines() == [
+    assert tables.table_csv(full_table(board, "Demo")).splitlines() == [
         "model,t_stop,method,chain24,chain25,avg,core",
         "small,40,cppo,30.00,30.00,30.00,mini",
         "large,80,dppo,50.00,50.00,50.00,mini",
@@ -121,7 +121,7 @@ def test_no_form_of_a_table_hides_a_gap() -> None:
     runs.append(MadeRun("grpo", status=schema.FAILED, reason="killed"))
     board = scored(runs, gaps=[MadeRun("dppo")])
     main = main_table(board, "Demo")
-    assert rows_of(table_texts.table_csv(main))[1:] == [
+    assert rows_of(tables.table_csv(main))[1:] == [
         ["grpo", "failed†", "mini"],
         ["dppo", "missing†", "mini"],
         ["trm_avg", "20.00", "mini"],
@@ -132,12 +132,12 @@ def test_no_form_of_a_table_hides_a_gap() -> None:
     assert "grpo on chain, seed 0 (failed: killed)" in main.notes[-1]
     for table in (main, full_table(board, "Full")):
         for text, shown in (
-            (table_texts.markdown(table), "30.00†"),
-            (table_texts.table_csv(table), "30.00†"),
-            (table_texts.latex(table), r"30.00$^\dagger$"),
+            (tables.markdown(table), "30.00†"),
+            (tables.table_csv(table), "30.00†"),
+            (tables.latex(table), r"30.00$^\dagger$"),
         ):
             assert [word for word in ("missing", "failed", shown) if word not in text] == []
-    rows = table_texts.runs_csv(board)
+    rows = sections.runs_csv(board)
     assert [word in rows for word in ("missing", "failed", "running")] == [True] * 3
 
 
@@ -147,7 +147,7 @@ def test_latex_escapes() -> None:
         r"50\% of\_A \& B \{x\} \#1 \$2 \textasciitilde{} \textasciicircum{} \textbackslash{} "
         r"\textless{}script\textgreater{} {[}x{]}"
     )
-    latex = table_texts.latex(main_table(board_of(flat(hostile, 0.3, model=hostile)), hostile))
+    latex = tables.latex(main_table(board_of(flat(hostile, 0.3, model=hostile)), hostile))
     assert latex.count(shown) == 3  # caption, column, row
     assert (
         escape_latex("\u00e9\u4e2d") == r"\'{e}{[}U+4E2D{]}"
@@ -156,7 +156,7 @@ def test_latex_escapes() -> None:
 
 def test_a_markdown_row_stays_one_row() -> None:
     name = "a|b\n| c_d* |\r\x0b$x$ ~~s~~ <u> `code` \u2028 &amp;"
-    lines = table_texts.markdown(main_table(board_of(flat(name, 0.3)), name)).splitlines()
+    lines = tables.markdown(main_table(board_of(flat(name, 0.3)), name)).splitlines()
     (row,) = (line for line in lines if "30.00" in line)
     shown = r"a\|b \| c\_d\* \|  \$x\$ \~\~s\~\~ &lt;u&gt; \`code\`   &amp;amp;"
     assert (row, lines[0]) == (f"| {shown} | 30.00 |", f"# {shown}")
@@ -171,7 +171,7 @@ def test_a_markdown_row_stays_one_row() -> None:
     ],
 )
 def test_no_cell_of_a_csv_is_a_formula(text: str, cell: str) -> None:
-    assert rows_of(table_texts.csv_text([text, "b"], [[text, -1]])) == [[cell, "b"], [cell, "-1"]]
+    assert rows_of(names.csv_text([text, "b"], [[text, -1]])) == [[cell, "b"], [cell, "-1"]]
 
 
 def test_names_and_order() -> None:
@@ -199,7 +199,7 @@ def test_an_arrow_is_about_the_score_beside_it() -> None:
         table = main_table(board, "Demo", sweep_statistics(board, resamples=10, baseline=baseline))
         shown = [str(row.cells[0]).partition(" ± ")[2].partition(" ")[2] for row in table.rows]
         assert shown == list(arrows) and "above, " in table.notes[-1]
-    assert r"$\downarrow$" in table_texts.latex(table)
+    assert r"$\downarrow$" in tables.latex(table)
 
 
 START, GAIN = {0: 0.2, 10: 0.9}, "The model starts at 20.00 (step 0); CPPO gains 70.00 points."

@@ -38,8 +38,7 @@ from cppo_lab.analysis.statistics.values import Score, run_values
 from cppo_lab.answers.outcomes import Outcomes, no_outcomes
 from cppo_lab.answers.texts import Texts
 from cppo_lab.reports.statistics_tables import statistics_tables
-from cppo_lab.reports.table_texts import markdown
-from cppo_lab.reports.tables import main_table
+from cppo_lab.reports.tables import main_table, markdown
 from tests.analysis.made_sweeps import scored_outcomes
 from tests.answers import made
 
