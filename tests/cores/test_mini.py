@@ -172,6 +172,10 @@ class TestSampler:
         tokens = draw(many, generator) if top_p == 1 else draw_nucleus(many, top_p, generator)
         check_frequencies(tokens, nucleus(probabilities.tolist(), top_p))
 
+    def test_a_share_that_rounds_to_nothing_leaves_the_likeliest(self) -> None:
+        probabilities = torch.tensor([[0.3, 0.7]]).expand(100, -1)
+        assert draw_nucleus(probabilities, 1e-300, torch.Generator().manual_seed(1)).tolist() == [1] * 100
+
 
 class Killed(BaseException):
     """Stands for SIGKILL: nothing of ours catches it."""

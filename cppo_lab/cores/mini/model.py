@@ -361,7 +361,7 @@ def draw_nucleus(probabilities: Tensor, top_p: float, generator: torch.Generator
         candidates = probabilities[rows]
         drawn = candidates.gather(-1, tokens[rows, None])
         before = torch.where(candidates > drawn, candidates, 0.0).sum(-1)
-        rows = rows[before >= top_p]
+        rows = rows[(before > 0) & (before >= top_p)]  # a `top_p` that float32 rounds to 0 would keep none
         tokens[rows] = draw(probabilities[rows], generator)
     return tokens
 
