@@ -36,6 +36,8 @@ def _one_zero(value: float) -> float:
 Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_one_zero)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[Finite, Field(ge=0)]
+# A lower one overflows float32, and the samples of a policy that is not a number look like those of a bad one.
+Temperature = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 Probability = Annotated[Finite, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]  # an upper bound, so that no loop over a count runs without end
 Seed = Annotated[int, Field(ge=0, lt=2**31)]
@@ -510,7 +512,7 @@ class SamplingSpec(Spec):
     batch is go on with the next policy: no token's mu is older than pi by more than `max_staleness` batches.
     """
 
-    temperature: Positive
+    temperature: Temperature
     top_p: Annotated[float, Field(gt=0, le=1)]
     max_response_length: Annotated[Count, Field(ge=2)]
     staleness: Annotated[int, Field(ge=0, le=100)]
@@ -564,12 +566,15 @@ class SamplingSpec(Spec):
         )
 
 
+MOST_SAMPLES = 2**16 - 1  # answers to a problem that the outcomes of a run can count
+
+
 class ValidationSpec(Spec):
     """Avg@`samples` on every benchmark every `every` steps, with constant sampling seeds."""
 
     every: Count
-    samples: Count
-    temperature: Positive
+    samples: Annotated[int, Field(ge=1, le=MOST_SAMPLES)]
+    temperature: Temperature
     top_p: Annotated[float, Field(gt=0, le=1)]
 
 

@@ -193,9 +193,14 @@ def test_the_default_core_is_the_one_in_conf() -> None:
         ({"core": "verls"}, "unknown core 'verls': did you mean 'verl'?"),
         ({"extra": 1}, "unknown key 'extra': valid: advantage, batch"),
         ({"rule": {"name": "cppo", "w_min": 0.0}}, "rule.w_min=0.0: must be in (0, 1]"),
+        ({"validation": {"samples": 65536}}, "validation.samples=65536: must be in [1, 65535]"),
+        ({"validation": {"temperature": 1e-40}}, "validation.temperature=1e-40: must be in [1e-06, inf)"),
+        ({"rollout": {"temperature": 1e-40}}, "rollout.temperature=1e-40: must be in [1e-06, inf)"),
     ],
 )
 def test_what_a_file_says_of_a_run_is_checked(change: dict[str, object], message: str) -> None:
-    values = json.loads(compose([]).run.model_dump_json()) | change
+    values = json.loads(compose([]).run.model_dump_json())
+    for section, value in change.items():
+        values[section] = values[section] | value if section in ("validation", "rollout") else value
     with pytest.raises(UserError, match=re.escape(message)):
         parse_run(values, "configuration")
