@@ -28,7 +28,7 @@ from cppo_lab.cores.checkpoint import (
     save_checkpoint,
 )
 from cppo_lab.cores.diagnostics import Diagnostics
-from cppo_lab.errors import Interrupted, NotFinite, find_interruption
+from cppo_lab.errors import Interrupted, NotFinite, describe, find_interruption, say
 from cppo_lab.maths.rules import group_advantages
 from cppo_lab.maths.tokens import merge, summarise
 from cppo_lab.schema import Outcome
@@ -102,7 +102,7 @@ class SteppedTrainer:
         """One optimiser step per minibatch of the responses that `keep` [B] marks; returns the metrics.
 
         Groups stay whole, dropped groups leave their minibatch smaller. Raises NotFinite before an update that would
-        destroy the parameters.
+        destroy the parameters, and if the last one has.
         """
         size = self.run.batch.minibatch_prompts * self.run.batch.responses
         stats, losses, norms, error = [], [], [], [0.0, 0.0]
@@ -120,6 +120,8 @@ class SteppedTrainer:
         self.diagnostics.end_step()
         if not losses:
             return {}  # every group had equal rewards: nothing to learn from this batch
+        if not all(bool(part.isfinite().all()) for part in self.trained):
+            raise NotFinite("weights are not finite")
         return {f"rule/{name}": value for name, value in summarise(merge(stats)).items()} | {
             "train/loss": sum(losses) / len(losses),
             "train/grad_norm": sum(norms) / len(norms),
@@ -204,7 +206,7 @@ def train_runs(
             ended(place, error)
 
     def enter(place: int) -> bool:
-        courses[place] = _Course(make(runs[place]), runs[place], checkpoint_seconds)
+        courses[place] = _Course(make, runs[place], checkpoint_seconds)
         return False
 
     for place in range(len(runs)):
@@ -246,23 +248,32 @@ class _Course(Generic[T]):
     Call `begin`, then `add` after each step of the trainer until one of them says that the run is over, then `end`.
     """
 
-    def __init__(self, trainer: T, run: TogetherRun[Any], checkpoint_seconds: float) -> None:
-        self.trainer, self.spec, self.sink = trainer, run.spec, run.sink
+    def __init__(
+        self, make: Callable[[TogetherRun[Any]], T], run: TogetherRun[Any], checkpoint_seconds: float
+    ) -> None:
+        self.trainer, self.spec, self.sink = make(run), run.spec, run.sink
         self.history: list[Row] = []
         self.reason = ""  # why it ended early
         self._score = schema.validation_metric(schema.MEAN, self.spec.validation.samples)
         self._pause, self._saved = checkpoint_seconds, -math.inf
         folder = run.resources.folder
         self._path, self._best = folder / CHECKPOINT, folder / BEST_MODEL
-        self._maker = f"torch {torch.__version__} on {trainer.device.type}"
+        self._maker = f"torch {torch.__version__} on {self.trainer.device.type}"
         validations = 1 + self.spec.training.t_stop // self.spec.validation.every
         self._recording = Recording(
             run.resources.answers, folder, validations, lambda name, content: run.sink.file(name, content)
         )
         checkpoint = load_checkpoint(self._path, self.spec.run_id, self._maker)
-        if checkpoint is not None:
-            trainer.load_state(checkpoint["trainer"])
-            self.history = checkpoint["history"]
+        if checkpoint is None:
+            return
+        try:
+            self.trainer.load_state(checkpoint["trainer"])
+            self.history = [(step, dict(row)) for step, row in checkpoint["history"]]
+            if [step for step, _ in self.history] != list(range(self.trainer.steps + 1)):
+                raise ValueError("its rows are not those of its steps")
+        except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+            say(f"checkpoint {self._path} is ignored, training starts over: {describe(error)}")
+            self.trainer, self.history = make(run), []
 
     def begin(self, scores: Metrics | None) -> bool:
         """Log the rows of the checkpoint or, if there is none, the scores before training. Whether it is over."""

@@ -13,8 +13,12 @@ from cppo_lab import schema
 from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Resources, load_core
 from cppo_lab.cores.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from cppo_lab.cores.exact.learner import Learner
+from cppo_lab.cores.exact.trainer import step_together
+from cppo_lab.cores.loop import SteppedTrainer
 from cppo_lab.cores.mini import trainer as trainer_module
 from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.errors import NotFinite
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
@@ -160,6 +164,39 @@ class TestCheckpoint:
         assert load_checkpoint(path, "a", MAKER) is None
         assert said in capsys.readouterr().err
 
+    @pytest.mark.parametrize(
+        ("change", "said"),
+        [
+            (lambda kept: kept.pop("history"), "KeyError: 'history'"),
+            (lambda kept: kept["history"].pop(), "its rows are not those of its steps"),
+            (lambda kept: kept["trainer"].pop("diagnostics"), "KeyError: 'diagnostics'"),
+            (
+                lambda kept: kept["trainer"].update(shuffling=torch.zeros(3, dtype=torch.uint8)),
+                "RuntimeError",
+            ),
+        ],
+        ids=["no rows", "fewer rows", "less state", "other state"],
+    )
+    @pytest.mark.parametrize("kind", ["cppo", "exact"])
+    def test_one_that_does_not_fit_starts_over(
+        self,
+        tmp_path: Path,
+        capsys: pytest.CaptureFixture[str],
+        kind: str,
+        change: Callable[[Any], object],
+        said: str,
+    ) -> None:
+        spec = RUNS[kind]()
+        unbroken, _ = run(spec, tmp_path, tmp_path / "run")
+        path = tmp_path / "run" / CHECKPOINT
+        kept = torch.load(path, weights_only=True)
+        change(kept)
+        torch.save(kept, path)
+        again, outcome = run(spec, tmp_path, tmp_path / "run")
+        assert (again.began, again.numbers()) == ([None], unbroken.numbers())
+        assert outcome == Outcome(schema.DONE, 8)
+        assert "is ignored, training starts over" in (err := capsys.readouterr().err) and said in err
+
 
 class TestCollapse:
     @pytest.mark.parametrize(
@@ -235,6 +272,42 @@ class TestCollapse:
         sink, outcome = run(spec, tmp_path, tmp_path / "run")
         assert (outcome.status, sink.rows[-1][0]) == (schema.COLLAPSED, 2)
         assert said in outcome.reason and outcome.reason.endswith("at step 3")
+
+    @pytest.mark.parametrize(
+        "make",
+        [
+            lambda: compose([*TINY, "batch.minibatch_prompts=8"]).run,
+            lambda: exact_run(batch={"minibatch_prompts": 8}),
+        ],
+        ids=["mini", "exact"],
+    )
+    def test_so_are_weights_that_the_last_update_destroyed(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], RunSpec]
+    ) -> None:
+        """They would be validated, and at the last step the run would be done."""
+
+        def destroy(trainer: SteppedTrainer, loss: torch.Tensor) -> float:
+            trainer.trained[0].data.fill_(math.inf)
+            return 1.0
+
+        monkeypatch.setattr(SteppedTrainer, "_descend", destroy)
+        _, outcome = run(make(), tmp_path, tmp_path / "run")
+        assert outcome == Outcome(schema.COLLAPSED, 0, "weights are not finite at step 1")
+
+    def test_so_is_a_policy_from_which_nothing_is_learned(self, tmp_path: Path) -> None:
+        """All of its responses are wrong: no loss finds out that its probabilities are not numbers."""
+        trainer = trainer_of(tmp_path)
+        trainer.model.embedding.weight.data.fill_(math.nan)
+        with pytest.raises(NotFinite, match="log-probabilities are not finite"):
+            trainer.step()
+        whole, broken = (Learner(exact_run(seed=seed)) for seed in (0, 1))
+        broken.parameters.data.fill_(math.nan)
+        metrics, error = step_together([whole, broken], 1)
+        assert isinstance(error, NotFinite)
+        [alone] = step_together([Learner(exact_run())], 1)
+        assert isinstance(metrics, dict) and isinstance(alone, dict)
+        names = [name for name in alone if not name.startswith("perf/")]
+        assert [metrics[name] for name in names] == [alone[name] for name in names]
 
 
 def test_staleness_is_counted_in_rollout_batches(tmp_path: Path) -> None:

@@ -125,7 +125,12 @@ class Learner(SteppedTrainer):
     def rollout(
         self, log_mu: Tensor, tokens: Tensor, places: Tensor, rewards: Tensor
     ) -> tuple[GradedResponses, float]:
-        """The graded batch of `tokens` and `places` [B, T] with `rewards` [B]; the share of groups without variance."""
+        """The graded batch of `tokens` and `places` [B, T] with `rewards` [B]; the share of groups without variance.
+
+        Raises NotFinite if mu has overflowed.
+        """
+        if bool(log_mu.isnan().any()):  # equal rewards would hide it, since nothing is then learned
+            raise NotFinite("log-probabilities are not finite")
         spec, mu = self.spec, self.recorded(log_mu)
         group = torch.arange(spec.batch.prompts).repeat_interleave(spec.batch.responses)
         advantages, keep, share = self.graded(rewards, group)

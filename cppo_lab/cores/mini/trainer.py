@@ -124,7 +124,10 @@ class Trainer(SteppedTrainer):
         return (self.steps + 1) % self.spec.validation.every == 0
 
     def collect(self) -> GradedRollout:
-        """Sample and grade one rollout batch; on validated steps some responses are kept."""
+        """Sample and grade one rollout batch; on validated steps some responses are kept.
+
+        Raises NotFinite if the sampler's policy has overflowed.
+        """
         spec = self.spec
         problems = sample_training_problems(self.task, spec.batch.prompts, self.problems, self.held_out)
         n = spec.batch.responses
@@ -139,6 +142,10 @@ class Trainer(SteppedTrainer):
             generator=self.sampling,
             top_k=self.objective.top_k,
         )
+        if not bool(
+            rollout.logp.sum().isfinite()
+        ):  # equal rewards would hide it, since nothing is then learned
+            raise NotFinite("log-probabilities are not finite")
         rewards = self.task.rewards(rollout.responses, rollout.lengths, problems.repeat(n).to(self.device))
         advantages, keep, share = self.graded(rewards, rollout.group)
         if self._is_watched and self._record is not None:
