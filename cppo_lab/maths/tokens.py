@@ -425,10 +425,19 @@ def merge(stats_list: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def summarise(stats: Mapping[str, Tensor]) -> dict[str, float]:
-    """Means and shares from sums; only those the rule reports. A share with an empty denominator is 0.0."""
+    """Means and shares from sums; only those the rule reports. A share with an empty denominator is 0.0.
+
+    Raises:
+        ValueError: a sum without the one of which it is a share.
+    """
     summary = {}
     for name, (numerator, denominator) in SHARES.items():
         if numerator in stats:
+            if denominator not in stats:
+                raise ValueError(
+                    f"the rule's statistics have {numerator!r} without {denominator!r}, of which it is a share: return "
+                    "both, or neither"
+                )
             below = float(stats[denominator])
             summary[name] = float(stats[numerator]) / below if below > 0 else 0.0
     return summary | {name: float(stats[name]) for name in MAXIMA if name in stats}

@@ -115,6 +115,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: group_advantages(ONES[0] * math.nan, THREE), r"rewards is NaN or infinite at 3"),
     (lambda: group_advantages(ONES[0], THREE, eps=-1.0), r"eps=-1.0 must be a finite number"),
     (lambda: merge([]), r"stats_list is empty"),
+    (lambda: summarise({"masked": ONES[0, 0]}), r"have 'masked' without 'active_tokens', of which it"),
     (
         lambda: merge([{"tokens": ONES[0, 0]}, {"masked": ONES[0, 0]}]),
         r"stats_list\[1\] has \['masked'\], stats_list\[0\] has \['tokens'\]",
