@@ -26,9 +26,8 @@ from cppo_lab.reports.names import (
     points,
     round_half_up,
 )
-from cppo_lab.reports.printed import ablation_curves, printed_table
 from cppo_lab.reports.sections import Scored, Section
-from cppo_lab.reports.tables import TextRow, TextTable
+from cppo_lab.reports.tables import TextRow, TextTable, ablation_curves, printed_table
 
 EVALUATIONS = 480  # 30 problems x 16 samples: the denominator of one evaluation of one benchmark
 AVERAGE = "avg"  # the mean column in the printed tables
@@ -272,7 +271,7 @@ def discrepancies(
 ) -> list[Discrepancy]:
     """The known discrepancies first, in the order they were noted, then what only the curves show.
 
-    `ablations`: see `printed.ablation_curves`; `shared`: see `shared_curves`.
+    `ablations`: see `tables.ablation_curves`; `shared`: see `shared_curves`.
     """
     return [
         _cutting(audit),

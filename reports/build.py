@@ -37,11 +37,11 @@ from cppo_lab.errors import counted
 from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style, dark_style, render
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.names import display_name, escape_latex, origin
-from cppo_lab.reports.paper_text import METHODS
 from cppo_lab.reports.saved import FORMAT, PAGE, RECORD, require_ours, swap_in
 from cppo_lab.reports.sections import Section
 from cppo_lab.reports.tables import latex_wrapper, table_files
 from cppo_lab.reports.verdict_view import VerdictLine
+from cppo_lab.reports.words import METHODS
 
 ZIP = "overleaf.zip"
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date of the zip format: the same files give the same bytes

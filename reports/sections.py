@@ -4,7 +4,7 @@ with the list of runs to which the numbers of a page link.
 A report is a list of sections of its `Scored` sweep or study, in `sweep.sweep_sections` and `study.study_sections`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice
@@ -22,7 +22,6 @@ from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.reports.answers import answers_view
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PAPER
-from cppo_lab.reports.headlines import Headline
 from cppo_lab.reports.names import ABSENT, csv_text, display_name, number, percent, points
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import Table, core_of
@@ -119,11 +118,6 @@ def answers_section(scored: Scored) -> Section | None:
     """Problems, texts and tokens; None if no run kept any."""
     view = answers_view(scored.board, scored.answers)
     return None if view is None else Section("answers", "Answers", view, "problems, texts, tokens")
-
-
-def findings_section(entries: Sequence[Headline]) -> Section:
-    """The findings in words."""
-    return Section("findings", "Findings", {"entries": entries}, "in words, model by model")
 
 
 def run_files(board: Scoreboard, scores: str, runs: str) -> dict[str, str]:

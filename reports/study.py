@@ -2,7 +2,7 @@
 ablations, and its page.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -10,29 +10,38 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
-from cppo_lab.analysis.scoring import describe_gap
+from cppo_lab.analysis.scoring import Scoreboard, describe_gap
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.study import MAIN, StudyResults, read_study
 from cppo_lab.reports.answers import kept_answers
 from cppo_lab.reports.build import About, Contents, GridRequest
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
-from cppo_lab.reports.headlines import Headline, headlines
 from cppo_lab.reports.health import collapse_section
-from cppo_lab.reports.paper_text import paper_texts
-from cppo_lab.reports.printed import ablation_curves, comparison_table, configuration_table, main_grid
+from cppo_lab.reports.names import ABSENT, OURS, display_name, origin
 from cppo_lab.reports.sections import (
     Scored,
     Section,
     answers_section,
-    findings_section,
     run_files,
     run_section,
     statistics,
     verdict_section,
 )
-from cppo_lab.reports.tables import FullTable, TextTable, full_table, main_table
+from cppo_lab.reports.tables import (
+    FullTable,
+    TextRow,
+    TextTable,
+    ablation_curves,
+    core_of,
+    full_table,
+    main_grid,
+    main_table,
+    printed_table,
+)
 from cppo_lab.reports.verdict_view import short_answers
+from cppo_lab.reports.words import Headline, findings_section, headlines, paper_texts
+from cppo_lab.rules import RULES, Rule, known
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +145,87 @@ def _methods(report: StudyReport) -> Section:
     }
     view = {"tables": [table for table in tables.values() if table], "anchors": {}}
     return Section("methods", "Methods and settings", view, "Tables 2 and 3", "statistics", tables=tables)
+
+
+# Tables 2 and 3: how the rules differ, and the configuration of each model.
+
+
+_RULE_HEADINGS = ("Bounds", "Decides per", "Position", "Prefix", "Beyond it", "In this study")
+_YES, _NO, _UNKNOWN = "yes", "no", "–"
+
+
+def comparison_table(title: str, used: Collection[str]) -> TextTable:
+    """All built-in rules, and the others in `used`, the rules of the report's runs."""
+    others = sorted(set(used) - set(RULES))
+    rows = []
+    for name in (*RULES, *others):
+        rule = known(name)
+        cells = rule.row.cells if isinstance(rule, Rule) and rule.row is not None else (_UNKNOWN,) * 5
+        rows.append(TextRow(display_name(name), name == OURS, (*cells, _YES if name in used else _NO)))
+    notes = (
+        "Position, Prefix: whether the limit of a token depends on its position, and on the tokens before it.",
+        "Beyond it: masked, no objective; clipped, no gradient; capped, the coefficient stops growing and the "
+        "token keeps its gradient; weighed less, the weight falls below 1.",
+    )
+    return TextTable(title, "Rule", _RULE_HEADINGS, rows, notes)
+
+
+_Params = Mapping[str, str]
+
+
+def _updates(params: _Params) -> str | None:
+    try:
+        return str(int(params["batch.prompts"]) // int(params["batch.minibatch_prompts"]))
+    except (KeyError, ValueError, ZeroDivisionError):
+        return None
+
+
+def _logged(key: str) -> Callable[[_Params], str | None]:
+    return lambda params: params.get(key)
+
+
+# The paper's columns (as in `paper/table_config.csv`), then ours. Keys are those of the logged configuration.
+_COLUMNS: tuple[tuple[str, Callable[[_Params], str | None]], ...] = (
+    ("Prompts", _logged("batch.prompts")),
+    ("n", _logged("batch.responses")),
+    ("Minibatch", _logged("batch.minibatch_prompts")),
+    ("Updates", _updates),
+    ("T_max", _logged("rollout.max_response_length")),
+    ("delta", _logged("rule.delta")),
+    ("delta_b_min", _logged("rule.delta_b")),
+    ("w_min", _logged("rule.w_min")),
+    ("Learning rate", _logged("optim.learning_rate")),
+    ("T_stop", _logged("training.t_stop")),
+)
+_PRINTED = ("prompts", "n", "minibatch", "updates", "t_max", "delta", "delta_b_min", "w_min")
+
+
+def configuration_table(board: Scoreboard, models: Sequence[str], title: str) -> TextTable:
+    """One row per model; if its runs differ in a value, all values are listed."""
+    core = core_of(board)
+    if core == schema.PAPER:
+        printed = {
+            row["model"]: tuple(row[name] for name in _PRINTED) for row in printed_table("table_config")
+        }
+        headings = tuple(heading for heading, _ in _COLUMNS[: len(_PRINTED)])
+        rows = [TextRow(model, False, printed[model]) for model in models if model in printed]
+        return TextTable(title, "Model", headings, rows, ("As printed in the paper's Table 3.",), core)
+    rows = []
+    for model in models:
+        runs = board.runs_of(model, OURS)
+        logged = [board.data.params.get(run.mlflow_id or "", {}) for run in runs if run.mlflow_id]
+        # In the order of the runs.
+        values = (
+            dict.fromkeys(value for params in logged if (value := read(params)) is not None)
+            for _, read in _COLUMNS
+        )
+        rows.append(TextRow(model, False, tuple(" / ".join(each) or ABSENT for each in values)))
+    notes = (
+        f"Source: {origin(core)}.",
+        f"As logged by the runs of {display_name(OURS)}. Prompts and Minibatch count prompts, n responses per prompt, "
+        "T_max tokens. delta_b_min is the rate itself where the budget is fixed.",
+    )
+    return TextTable(title, "Model", [heading for heading, _ in _COLUMNS], rows, notes, core)
 
 
 def _runs(report: StudyReport) -> Section:

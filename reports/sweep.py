@@ -22,23 +22,20 @@ from cppo_lab.reports.build import About, Contents, GridRequest
 from cppo_lab.reports.exact_view import exact_section, shown_ratio
 from cppo_lab.reports.figures import axes, training, validation
 from cppo_lab.reports.figures.drawing import Picture
-from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.health import SHOWN, collapse_section, mismatch_section
 from cppo_lab.reports.names import OURS, display_name, estimate_text, p_text, value_text
-from cppo_lab.reports.paper_text import paper_texts
-from cppo_lab.reports.printed import main_grid
 from cppo_lab.reports.sections import (
     Scored,
     Section,
     answers_section,
-    findings_section,
     run_files,
     run_section,
     statistics,
     verdict_section,
 )
-from cppo_lab.reports.tables import TextRow, TextTable, completed, full_table, main_table
+from cppo_lab.reports.tables import TextRow, TextTable, completed, full_table, main_grid, main_table
 from cppo_lab.reports.verdict_view import short_answers
+from cppo_lab.reports.words import findings_section, headlines, paper_texts
 
 MAIN = "main"
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")

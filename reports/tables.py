@@ -1,16 +1,23 @@
 """From a scoreboard to frozen tables: contents, best marks and notes; and their texts as Markdown, LaTeX and CSV."""
 
+import csv
+import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from importlib import resources
 from typing import Any
 
+import pandas as pd
+
 from cppo_lab import schema
+from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.selection import COLLAPSE_SHARE, CellScore, RunScore, SelectionState, Stat
 from cppo_lab.analysis.statistics.summary import Statistics, cell_sampling_error
 from cppo_lab.analysis.statistics.values import Score
+from cppo_lab.errors import UserError
 from cppo_lab.reports.names import (
     ABSENT,
     EDGE,
@@ -337,6 +344,42 @@ def completed(table: TextTable, board: Scoreboard, title: str) -> TextTable:
     )
     notes = (f"Source: {origin(core)}.", *table.notes)
     return replace(table, title=f"{table.title} ({title})", core=core, rows=rows, notes=notes)
+
+
+# The paper's numbers as printed, from the files in `reports/paper/`, which are part of the wheel.
+
+
+def printed_table(name: str) -> list[dict[str, str]]:
+    """The rows of `reports/paper/<name>.csv` as printed, every value as text.
+
+    Raises UserError if the file is damaged.
+    """
+    place = resources.files("cppo_lab.reports").joinpath("paper", f"{name}.csv")
+    try:
+        rows: list[dict[str, str]] = list(csv.DictReader(io.StringIO(place.read_text(encoding="utf-8"))))
+    except (OSError, ValueError, csv.Error) as error:
+        raise _damaged(name, str(error)) from None
+    if not rows or any(None in row or None in row.values() for row in rows):
+        raise _damaged(name, "rows of other lengths than its first line")
+    return rows
+
+
+def _damaged(name: str, why: str) -> UserError:
+    return UserError(
+        f"the paper's numbers in reports/paper/{name}.csv are damaged ({why}): install the package again"
+    )
+
+
+def main_grid() -> tuple[ExpectedRun, ...]:
+    """The runs behind the paper's Tables 1 and 4, in the order of Table 4. The paper gives no seeds."""
+    return tuple(ExpectedRun(None, row["model"], row["method"], None) for row in printed_table("table_full"))
+
+
+def ablation_curves() -> pd.DataFrame:
+    """The ablation panels: columns ablation, model, variant, step, value (mean Avg@16 as a fraction)."""
+    frame = pd.DataFrame(printed_table("ablation_curves"))
+    frame = frame.rename(columns={"aime24_25_26_avg_at_16": "value"})
+    return frame.astype({"step": "int64", "value": "float64"})
 
 
 # Tables as Markdown, LaTeX (booktabs) and CSV, in percent.

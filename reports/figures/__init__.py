@@ -4,7 +4,7 @@ Guarantees of this package:
 
 - A figure has a frozen dataclass with all that it shows, a function that computes it, and a function that draws it.
 - It is drawn once; the same info gives the same bytes of SVG (which the page shows), PNG and PDF (`drawing.py`).
-- Its CSV has every number and label of the info, or building fails (`data.py`).
+- Its CSV has every number and label of the info, or building fails (`drawing.py`).
 - A figure that cannot be drawn is replaced by the reason (`drawing.py`: `Absent`).
 - Style is set in a context, never globally (`drawing.py`); colours come from a palette, also one for the colour-blind,
   with their dark values beside them (`palette.py`).

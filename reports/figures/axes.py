@@ -19,9 +19,8 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import FEWEST, Estimate, mean_estimate, score_limits
 from cppo_lab.analysis.statistics.summary import map_noise
 from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
-from cppo_lab.reports.figures.data import HEADING, Info
-from cppo_lab.reports.figures.drawing import panel_grid, sized
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
+from cppo_lab.reports.figures.drawing import HEADING, Info, Key, keys_of, panel_grid, sized
+from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import display_name, origin, score_name, value_text
 from cppo_lab.reports.tables import core_of, run_ids_of
 

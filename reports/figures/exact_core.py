@@ -22,9 +22,8 @@ from cppo_lab.analysis.statistics.exact_study import (
     pairs_of,
     ratio_estimates,
 )
-from cppo_lab.reports.figures.data import APPEARANCE, Info
-from cppo_lab.reports.figures.drawing import panel_grid
-from cppo_lab.reports.figures.palette import PALETTES, Key
+from cppo_lab.reports.figures.drawing import APPEARANCE, Info, Key, panel_grid
+from cppo_lab.reports.figures.palette import PALETTES
 from cppo_lab.reports.names import display_name
 from cppo_lab.rules import Stroke
 

@@ -17,20 +17,23 @@ from cppo_lab.analysis.selection import GAPS
 from cppo_lab.analysis.statistics.estimate import FEWEST, band
 from cppo_lab.analysis.study import MAIN, OURS, ROLES, StudyResults
 from cppo_lab.reports.figures import tokens, training, validation
-from cppo_lab.reports.figures.data import APPEARANCE, Info
 from cppo_lab.reports.figures.drawing import (
+    APPEARANCE,
     Absent,
+    Info,
+    Key,
     Picture,
     above,
     fill,
     key_legend,
+    keys_of,
     panel_grid,
     say,
     sized,
     step_axis,
     surround,
 )
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
+from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import benchmark_name, display_name, in_order, origin, score_name
 from cppo_lab.reports.tables import core_of, run_ids_of
 from cppo_lab.rules import Stroke

@@ -2,15 +2,12 @@
 in black-and-white print.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from cppo_lab.reports.figures.data import APPEARANCE
-from cppo_lab.reports.names import display_name
 from cppo_lab.rules import (
     BLACK,
     DASH_DOT,
@@ -47,21 +44,6 @@ DARK: Mapping[str, str] = {
     "#e0352b": "#ff5546", "#e05759": "#ef6566", "#e4e4e4": "#373737", "#f3d9dc": "#493537",
     "#ffffff": "#181d23",
 }  # fmt: skip
-
-
-@dataclass(frozen=True)
-class Key:
-    """An entry of a legend."""
-
-    label: str
-    stroke: Stroke = field(metadata=APPEARANCE)
-
-    @property
-    def handle(self) -> Line2D:
-        """The legend handle."""
-        settings = self.stroke.marked() | {"linewidth": 1.6 if self.stroke.dash else 2.2}
-        settings.pop("markevery", None)
-        return Line2D([], [], **settings)
 
 
 @dataclass(frozen=True)
@@ -133,8 +115,3 @@ _COLORBLIND = Palette(
 )
 
 PALETTES: Mapping[str, Palette] = {PAPER: _PAPER, COLORBLIND: _COLORBLIND}
-
-
-def keys_of(strokes: Mapping[str, Stroke], drawn: Collection[str]) -> tuple[Key, ...]:
-    """The legend of those variants that are `drawn`, in the order of their strokes."""
-    return tuple(Key(display_name(name), stroke) for name, stroke in strokes.items() if name in drawn)

@@ -22,8 +22,7 @@ from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import matplotlib as optuna_drawings
 
 from cppo_lab.analysis.search import SearchResult, Value
-from cppo_lab.reports.figures.data import APPEARANCE, Info
-from cppo_lab.reports.figures.drawing import Absent, Picture, legend_below, surround
+from cppo_lab.reports.figures.drawing import APPEARANCE, Absent, Info, Picture, legend_below, surround
 from cppo_lab.reports.names import objective_name, origin
 from cppo_lab.rules import METHOD_COLOURS
 

@@ -32,9 +32,12 @@ from cppo_lab.analysis.study import (
     induced_threshold,
 )
 from cppo_lab.reports.figures import validation
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING, Info
 from cppo_lab.reports.figures.drawing import (
+    APPEARANCE,
+    HEADING,
     Absent,
+    Info,
+    Key,
     above,
     key_legend,
     legend_below,
@@ -43,7 +46,7 @@ from cppo_lab.reports.figures.drawing import (
     sized,
     surround,
 )
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, Palette
+from cppo_lab.reports.figures.palette import PALETTES, PAPER, Palette
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
 from cppo_lab.rules import Stroke

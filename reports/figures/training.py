@@ -15,13 +15,23 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.analysis.study import OURS
-from cppo_lab.reports.figures.data import APPEARANCE, Info
-from cppo_lab.reports.figures.drawing import Absent, above, fill, panel_grid, sized, step_axis, surround
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
+from cppo_lab.reports.figures.drawing import (
+    APPEARANCE,
+    Absent,
+    Info,
+    Key,
+    above,
+    fill,
+    keys_of,
+    panel_grid,
+    sized,
+    step_axis,
+    surround,
+)
+from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.figures.validation import drawn_variants, source_of
 from cppo_lab.reports.names import display_name, origin
-from cppo_lab.reports.printed import printed_table
-from cppo_lab.reports.tables import core_of, run_ids_of
+from cppo_lab.reports.tables import core_of, printed_table, run_ids_of
 from cppo_lab.rules import Stroke
 
 _LIMIT, _FLOOR = "#8a1c1c", "#555555"  # the colours of marked values

@@ -16,9 +16,18 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
 from cppo_lab.analysis.statistics.collapse import CellCollapse
 from cppo_lab.analysis.statistics.estimate import Band, band
-from cppo_lab.reports.figures.data import APPEARANCE, Info
-from cppo_lab.reports.figures.drawing import above, fill, panel_grid, sized, step_axis
-from cppo_lab.reports.figures.palette import PALETTES, PAPER, Key, keys_of
+from cppo_lab.reports.figures.drawing import (
+    APPEARANCE,
+    Info,
+    Key,
+    above,
+    fill,
+    keys_of,
+    panel_grid,
+    sized,
+    step_axis,
+)
+from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import display_name, in_order, origin, points, score_name
 from cppo_lab.reports.tables import core_of, run_ids_of
 from cppo_lab.rules import Stroke

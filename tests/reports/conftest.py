@@ -13,8 +13,8 @@ from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports.build import Contents, PageFigure, render_template
-from cppo_lab.reports.printed import main_grid
 from cppo_lab.reports.sweep import ReportRequest, sweep_contents
+from cppo_lab.reports.tables import main_grid
 from cppo_lab.tracking.reference import import_reference
 from tests.analysis.made_sweeps import MadeRun, expect, scored
 

@@ -14,8 +14,7 @@ from cppo_lab.analysis.inputs import Axes, AxisPlace, Baseline
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports.figures.axes import DRIFT, LINEAR, LOG, PLACES, AxesInfo, axes_info, draw, drift_info
-from cppo_lab.reports.figures.data import figure_csv
-from cppo_lab.reports.figures.drawing import Drawn, Picture, render
+from cppo_lab.reports.figures.drawing import Drawn, Picture, figure_csv, render
 from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.sweep import effects_section

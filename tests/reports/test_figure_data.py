@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cppo_lab.reports.figures import axes, exact_core, gallery, search, tokens
-from cppo_lab.reports.figures.data import APPEARANCE, HEADING, figure_csv
+from cppo_lab.reports.figures.drawing import APPEARANCE, HEADING, figure_csv
 from cppo_lab.rules import Stroke
 
 

@@ -8,7 +8,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.reports.figures.data import figure_csv
+from cppo_lab.reports.figures.drawing import figure_csv
 from cppo_lab.reports.health import SHOWN
 from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.reports.conftest import page_of

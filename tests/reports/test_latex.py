@@ -9,12 +9,12 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.analysis.statistics.claims import Claim, Kind, Standing
 from cppo_lab.analysis.statistics.summary import sweep_statistics
-from cppo_lab.reports.paper_text import paper_texts
-from cppo_lab.reports.printed import comparison_table
 from cppo_lab.reports.sections import Section
 from cppo_lab.reports.statistics_tables import statistics_tables
+from cppo_lab.reports.study import comparison_table
 from cppo_lab.reports.tables import TextRow, TextTable, full_table, latex, latex_wrapper, main_table
 from cppo_lab.reports.verdict_view import verdict_view
+from cppo_lab.reports.words import paper_texts
 from tests.analysis.made_sweeps import MadeRun, both
 from tests.reports.conftest import board_of
 from tests.requirement import LATEX

@@ -16,8 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cppo_lab.analysis.study import read_study
-from cppo_lab.reports.figures.data import figure_csv
-from cppo_lab.reports.figures.drawing import Picture
+from cppo_lab.reports.figures.drawing import Picture, figure_csv
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.study import paper_study_request
 

@@ -23,8 +23,7 @@ from cppo_lab.reports.audit import (
     discrepancies,
     shared_curves,
 )
-from cppo_lab.reports.printed import ablation_curves, printed_table
-from cppo_lab.reports.tables import full_table, main_table
+from cppo_lab.reports.tables import ablation_curves, full_table, main_table, printed_table
 from cppo_lab.tracking.reference import reading
 
 TOLERANCE = Decimal("0.01")  # rounded or cut, both of which the paper does

@@ -19,10 +19,15 @@ from cppo_lab.errors import UserError
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures import gallery as paper
 from cppo_lab.reports.figures import tokens
-from cppo_lab.reports.figures.data import figure_csv
+from cppo_lab.reports.figures.drawing import figure_csv
 from cppo_lab.reports.names import METHOD_ORDER
-from cppo_lab.reports.printed import comparison_table, configuration_table
-from cppo_lab.reports.study import StudyRequest, paper_study_request, study_contents
+from cppo_lab.reports.study import (
+    StudyRequest,
+    comparison_table,
+    configuration_table,
+    paper_study_request,
+    study_contents,
+)
 from cppo_lab.rules import RULES
 from tests.analysis.made_sweeps import MadeRun, make_data
 from tests.reports.test_build import ALWAYS, assert_self_contained, contents, named

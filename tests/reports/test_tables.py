@@ -10,7 +10,6 @@ from cppo_lab import schema
 from cppo_lab.analysis.inputs import USUAL, Baseline
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import names, sections, tables
-from cppo_lab.reports.headlines import headlines
 from cppo_lab.reports.names import display_name, escape_latex, in_order, score_name
 from cppo_lab.reports.tables import (
     ABOVE,
@@ -24,6 +23,7 @@ from cppo_lab.reports.tables import (
     mark,
     steps_text,
 )
+from cppo_lab.reports.words import headlines
 from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.reports.conftest import board_of
 

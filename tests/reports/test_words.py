@@ -9,9 +9,9 @@ from cppo_lab import __version__, schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim, Kind, Standing
 from cppo_lab.analysis.statistics.summary import sweep_statistics
-from cppo_lab.reports.paper_text import letters, paper_texts
 from cppo_lab.reports.sections import Section
 from cppo_lab.reports.verdict_view import VerdictView, verdict_view
+from cppo_lab.reports.words import letters, paper_texts
 from tests.analysis.made_sweeps import MadeRun, both
 from tests.reports.conftest import board_of
 
