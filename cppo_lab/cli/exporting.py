@@ -1,23 +1,31 @@
 """`cppo export`: what a run has learned, as a folder that transformers loads; what a sweep has logged, as tables."""
 
 import argparse
+import json
 import re
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
 from cppo_lab.cli.answer import Exit, answer, known_store
 from cppo_lab.cli.parser import SOME_RUN, SWEEP, CommandParser, add_sweep
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError, counted, say
-from cppo_lab.files import runs_folder
+from cppo_lab.files import appearing, require_free, runs_folder
 from cppo_lab.tracking import address
 
-FORMATS = ("parquet", "csv")  # those of export.metrics, which imports pandas
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+PARQUET, CSV = FORMATS = "parquet", "csv"
+ABOUT = "about.json"
+_MARK = "cppo export metrics"  # in ABOUT: only such a folder is replaced
 
 
 def model(options: argparse.Namespace) -> int:
     """Write a run's best checkpoint in Hugging Face's format."""
-    from cppo_lab.files import require_free
     from cppo_lab.runs.export import being_trained
     from cppo_lab.runs.export import export as write
     from cppo_lab.sweep.logs import run_by_beginning
@@ -39,10 +47,9 @@ def model(options: argparse.Namespace) -> int:
 
 def metrics(options: argparse.Namespace) -> int:
     """Write what the runs of a sweep have logged as Parquet or CSV."""
-    from cppo_lab.analysis.export import require_writable, write
     from cppo_lab.sweep.results import load
 
-    place = require_writable(options.format, options.out, options.force)
+    place = _require_writable(options.format, options.out, options.force)
     results = load(options.sweep, *options.overrides, source=options.source)
     states = results.runs.drop_duplicates("run_id")["state"].value_counts().to_dict()
     _say(f"reading {sum(states.values())} runs: " + ", ".join(f"{n} {state}" for state, n in states.items()))
@@ -59,9 +66,79 @@ def metrics(options: argparse.Namespace) -> int:
         "history": results.history(patterns),
         "outcomes": results.runs.iloc[:0] if of_paper else results.outcomes(),
     }
-    rows = write(frames, about, options.format, place, options.force, _say)
+    rows = _write_tables(frames, about, options.format, place, options.force)
     answer(options, {"folder": str(place), "format": options.format, **about, "rows": rows}, place)
     return Exit.DONE
+
+
+def _require_writable(form: str, out: Path, force: bool) -> Path:
+    """The resolved path of `out`, checked before anything is read.
+
+    Raises UserError if pyarrow is not installed and needed, or if `out` exists; with `force`, if it exists and is not
+    an earlier export of metrics.
+    """
+    if form == PARQUET and find_spec("pyarrow") is None:
+        raise UserError(
+            f"--format {form}: package 'pyarrow' is not installed: pip install 'cppo-lab[export]', or take "
+            "--format csv"
+        )
+    if not force:
+        try:
+            return require_free(out)
+        except UserError as error:
+            hint = "; --force replaces an earlier export of metrics" if _is_tables(out) else ""
+            raise UserError(f"{error}{hint}") from None
+    return out.resolve() if _is_tables(out) else require_free(out)
+
+
+def _write_tables(
+    frames: Mapping[str, "DataFrame"],
+    about: Mapping[str, Any],
+    form: str,
+    place: Path,
+    force: bool,
+) -> dict[str, int]:
+    """Write `frames` to the folder `place` of `_require_writable`, which appears as a whole or not at all: `runs`,
+    `history` and, if a run kept outcomes, `outcomes`, as `cppo_lab.load` gives them.
+
+    ABOUT is beside them, with units of the metrics, the number of rows and the entries of `about`, such as the sweep's
+    name. Returns file -> rows.
+    """
+    written = {}
+    with appearing(place, replace=force) as folder:
+        for name, frame in frames.items():
+            if name == "outcomes" and frame.empty:
+                continue
+            file = f"{name}.{form}"
+            _say(f"{file}: {len(frame):,} rows")
+            if form == PARQUET:
+                frame.to_parquet(folder / file, engine="pyarrow", index=False)
+            else:
+                frame.to_csv(folder / file, index=False, lineterminator="\n")
+            written[file] = len(frame)
+        units = _units(map(str, frames["history"]["metric"].cat.categories))
+        entries = {"made_by": _MARK, "format": form, **about, "rows": written, "units": units}
+        (folder / ABOUT).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    return written
+
+
+def _is_tables(out: Path) -> bool:
+    try:
+        about = json.loads((out / ABOUT).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(about, dict) and about.get("made_by") == _MARK
+
+
+def _units(names: Iterable[str]) -> dict[str, str]:
+    """The unit of each metric that `schema.METRICS` lists; validation scores are fractions."""
+    units = {}
+    for name in names:
+        if schema.parse_validation_metric(name) is not None:
+            units[name] = "fraction"
+        elif name in schema.METRIC_BY_NAME:
+            units[name] = schema.METRIC_BY_NAME[name].unit
+    return units
 
 
 def archive(options: argparse.Namespace) -> int:

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import cppo_lab
-from cppo_lab.analysis import export as metrics
-from cppo_lab.cli import main
+from cppo_lab.cli import exporting, main
 
 SCORE = "val/mean/avg_at_16"
 
@@ -101,7 +100,7 @@ def test_a_package_that_is_missing_is_named(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(metrics, "find_spec", lambda name: None)
+    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
     assert export(tmp_path / "out") == 2
     assert "pip install 'cppo-lab[export]'" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
