@@ -41,7 +41,7 @@ from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.model import sample
 from cppo_lab.cores.mini.tasks import Tokenizer
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
-from cppo_lab.cores.verl.export_hf import as_qwen3
+from cppo_lab.cores.verl.hf_models import as_qwen3
 from cppo_lab.spec import MiniRun
 from cppo_lab.sweep.compose import compose
 

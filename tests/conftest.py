@@ -122,7 +122,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 _WITHOUT_RAY = (
     "test_activation_memory",
     "test_engine",
-    "test_export_hf",
+    "test_hf_models",
     "test_logits",
     "test_loss",
     "test_minibatches",

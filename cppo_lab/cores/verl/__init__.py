@@ -33,6 +33,6 @@ VERL = CoreRecord(
     fresh_process=True,
     published_models=True,
     preflight=True,
-    stand_ins="cppo_lab.cores.verl.stand_in:make_stand_ins",
+    stand_ins="cppo_lab.cores.verl.hf_models:make_stand_ins",
     extra="verl",
 )

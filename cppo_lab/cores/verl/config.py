@@ -207,14 +207,14 @@ def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
     if isinstance(spec.data, MathData):
         module, name = "data.grading", "compute_score"
         if spec.own_reward:
-            module, name = "cores.verl.own_reward", "own_score"
+            module, name = "cores.verl.rewards", "own_score"
             values["reward.custom_reward_function.reward_kwargs"] = {"function": spec.own_reward}
         values["reward.custom_reward_function.path"] = f"pkg://cppo_lab.{module}"
         values["reward.custom_reward_function.name"] = name
     else:
         values["reward.reward_manager.source"] = "importlib"
         values["reward.reward_manager.name"] = "TaskRewardManager"
-        values["reward.reward_manager.module.path"] = "pkg://cppo_lab.cores.verl.task_reward"
+        values["reward.reward_manager.module.path"] = "pkg://cppo_lab.cores.verl.rewards"
     if cpu:
         values["actor_rollout_ref.model.override_config"] = {"attn_implementation": "sdpa"}
         values["transfer_queue.backend.SimpleStorage.num_data_storage_units"] = 1

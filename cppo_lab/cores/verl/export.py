@@ -67,7 +67,7 @@ def export_embedded(spec: RunSpec, runs: Path, target: Path, say: Say) -> Export
     _require("transformers", "tokenizers", "pyarrow")
     from cppo_lab.cores.mini.tasks import make_task
     from cppo_lab.cores.mini.trainer import load_best
-    from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, as_qwen3
+    from cppo_lab.cores.verl.hf_models import as_fast_tokenizer, as_qwen3
 
     say(f"reading {BEST_MODEL}")
     step, model = load_best(spec, runs, spec.data.prompt_length + spec.rollout.max_response_length)

@@ -160,7 +160,7 @@ def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
     """
     data = spec.data
     if not isinstance(spec.model, HubModel):
-        from cppo_lab.cores.verl.export_hf import make_model, write_task
+        from cppo_lab.cores.verl.hf_models import make_model, write_task
 
         make_model(spec, Path(files.model), shared)
         if isinstance(data, TaskData):

@@ -20,7 +20,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from cppo_lab import schema
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.verl import logits as from_engine
-from cppo_lab.cores.verl.kept_responses import Decided, places_of
+from cppo_lab.cores.verl.answers import Decided, places_of
 from cppo_lab.errors import NotFinite, UserError, unknown
 from cppo_lab.maths import divergence, mismatch
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums, relative_logprob_error
@@ -238,7 +238,7 @@ def trust_region_loss(
             `rollout_log_probs`, if it is not pi_old; for the seq-mean modes `minibatch_responses`; for the shuffled
             rule `weight_permutation`.
         watch: called with the tokens of every micro-batch.
-        keep: called with the rule's decisions on a micro-batch that has marked rows (`kept_responses`).
+        keep: called with the rule's decisions on a micro-batch that has marked rows (`answers.kept_responses`).
 
     Raises:
         NotFinite: a log-probability of a response token is NaN or infinite.

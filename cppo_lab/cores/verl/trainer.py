@@ -37,12 +37,11 @@ from cppo_lab import schema
 from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import read_phases, write_phases
 from cppo_lab.cores.verl import checkpoints
-from cppo_lab.cores.verl.answers import VerlAnswerRecorder
+from cppo_lab.cores.verl.answers import PLACE, VerlAnswerRecorder
 from cppo_lab.cores.verl.checkpoints import keep_best, score_name, seal, validation_metrics
 from cppo_lab.cores.verl.config import lab_settings, top_k
-from cppo_lab.cores.verl.kept_responses import PLACE
 from cppo_lab.cores.verl.loss import rule_metrics
-from cppo_lab.cores.verl.own_reward import reward_parts
+from cppo_lab.cores.verl.rewards import reward_parts
 from cppo_lab.cores.verl.rollout.agent_loop import ResumingClient
 from cppo_lab.cores.verl.rollout.settings import (
     POLICY_STEP,

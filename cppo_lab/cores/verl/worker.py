@@ -27,7 +27,7 @@ from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
-from cppo_lab.cores.verl.kept_responses import Decided, KeptResponse, kept_responses
+from cppo_lab.cores.verl.answers import Decided, KeptResponse, kept_responses
 from cppo_lab.cores.verl.logits import CODE
 from cppo_lab.cores.verl.loss import summarise_mismatch, trust_region_loss
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP, socket_of_this_run

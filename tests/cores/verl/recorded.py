@@ -8,7 +8,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
 
-from cppo_lab.cores.verl.kept_responses import PLACE, KeptResponse, kept_responses
+from cppo_lab.cores.verl.answers import PLACE, KeptResponse, kept_responses
 from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
 from cppo_lab.rules import ENTROPY, PERMUTATION, RULES
 from tests.maths.maths_batches import TokenBatch, head, random_permutation

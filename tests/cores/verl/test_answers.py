@@ -16,7 +16,7 @@ from cppo_lab.answers.texts import VALIDATION
 from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.verl.answers import VerlAnswerRecorder, Wording
 from cppo_lab.cores.verl.checkpoints import score_name, validation_metrics
-from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, write_task
+from cppo_lab.cores.verl.hf_models import as_fast_tokenizer, write_task
 from cppo_lab.spec import AnswersSpec, VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.answers.made import averages

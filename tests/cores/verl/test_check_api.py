@@ -134,10 +134,10 @@ def test_the_plugin_chooses_the_cpu_when_asked(tmp_path: Path) -> None:
 
 
 def test_the_table_has_every_method_that_we_override() -> None:
-    from cppo_lab.cores.verl import task_reward, trainer, worker
+    from cppo_lab.cores.verl import rewards, trainer, worker
     from cppo_lab.cores.verl.rollout import agent_loop, cpu
 
-    modules = (trainer, worker, task_reward, agent_loop, cpu)
+    modules = (trainer, worker, rewards, agent_loop, cpu)
     values = [(module.__name__, value) for module in modules for value in vars(module).values()]
     classes = [value for name, value in values if isinstance(value, type) and value.__module__ == name]
     assert {trainer.AsyncLabTrainer, worker.TrustRegionWorker, agent_loop._PieceClient} < {*classes}

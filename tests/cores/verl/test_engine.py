@@ -22,7 +22,7 @@ from verl.utils import tensordict_utils as tu
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
-from cppo_lab.cores.verl.export_hf import as_qwen3
+from cppo_lab.cores.verl.hf_models import as_qwen3
 from cppo_lab.cores.verl.loss import rule_metrics, summarise_mismatch
 from cppo_lab.maths.rules import group_advantages
 from cppo_lab.spec import RunSpec

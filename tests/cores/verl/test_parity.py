@@ -19,9 +19,9 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import PolicyLossConfig
 
 from cppo_lab import rules as records
+from cppo_lab.cores.verl.answers import in_places
 from cppo_lab.cores.verl.config import verl_config
 from cppo_lab.cores.verl.files import planned_files
-from cppo_lab.cores.verl.kept_responses import in_places
 from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.maths import divergence
 from cppo_lab.maths.divergence import binary

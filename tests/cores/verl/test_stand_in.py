@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 from cppo_lab.cli import main
 from cppo_lab.cores.verl.export import require_complete
-from cppo_lab.cores.verl.stand_in import SIZES, Sizes, config_of, make_model, weights_of
+from cppo_lab.cores.verl.hf_models import SIZES, Sizes, config_of, make_stand_in, weights_of
 from cppo_lab.data.sources import is_wrapped
 from cppo_lab.errors import UserError
 from cppo_lab.plugins import OK
@@ -51,7 +51,7 @@ def test_the_shapes_have_the_published_number_of_parameters(name: str) -> None:
 )
 def test_transformers_loads_every_weight(tmp_path: Path, sizes: Sizes) -> None:
     model = hub_model("qwen3_1_7b_base").model_copy(update=SMALL)
-    make_model(model, sizes, tmp_path / "model")
+    make_stand_in(model, sizes, tmp_path / "model")
     dtype, parameters = require_complete(tmp_path / "model")
     assert dtype == "bfloat16"
     assert parameters == sum(math.prod(shape) for _, shape in weights_of(config_of(model, sizes)))

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cores.verl.own_reward import FAULT, own_score, reward_parts
+from cppo_lab.cores.verl.rewards import FAULT, own_score, reward_parts
 from cppo_lab.errors import UserError
 
 RESPONSE = {"data_source": "held", "solution_str": "7", "ground_truth": "7", "extra_info": {"index": 0}}

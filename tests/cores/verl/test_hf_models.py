@@ -14,8 +14,8 @@ from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.verl.config import verl_config
-from cppo_lab.cores.verl.export_hf import as_fast_tokenizer, make_model, write_task
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
+from cppo_lab.cores.verl.hf_models import as_fast_tokenizer, make_model, write_task
 from cppo_lab.data.prepare import prepare
 from cppo_lab.errors import UserError
 from cppo_lab.spec import VerlRun

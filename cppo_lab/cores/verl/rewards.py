@@ -1,17 +1,26 @@
-"""A reward function of the user's, `data.reward`, in verl's protocol of custom reward functions: what it may return.
+"""Rewards in verl besides those of mathematics: a function of the user's, and the grade of the arithmetic tasks.
 
-`own_score` runs in verl's reward workers, `reward_parts` in the trainer.
+`own_score` calls `data.reward` in verl's protocol of custom reward functions, and says what it may return. It and
+`TaskRewardManager` run in verl's reward workers, `reward_parts` in the trainer.
 """
 
+import json
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from numbers import Real
 from typing import Any
 
+import torch
+from verl import DataProto
+from verl.experimental.reward_loop.reward_manager.base import RewardManagerBase
+
 from cppo_lab import schema
+from cppo_lab.cores.mini.tasks import make_task
+from cppo_lab.cores.verl.config import lab_settings
 from cppo_lab.errors import UserError
 from cppo_lab.plugins import NAME, load
+from cppo_lab.spec import TaskData
 
 FAULT = "reward_fault"  # the key of what is wrong with an own reward; the trainer ends the run with it
 
@@ -59,3 +68,27 @@ def reward_parts(responses: Iterable[Mapping[str, Any]]) -> dict[str, float]:
         for name, value in response.items():
             parts[schema.reward_metric(name)].append(value)
     return {name: sum(values) / len(values) for name, values in parts.items()}
+
+
+class TaskRewardManager(RewardManagerBase):
+    """verl's reward manager for the arithmetic tasks: the grade that the embedded core gives, on the same token ids.
+
+    Selected with `reward.reward_manager.source=importlib`; it reads the task from the run's settings.
+    """
+
+    def __init__(self, config: Any, tokenizer: Any, compute_score: Any, **_: Any) -> None:
+        super().__init__(config, tokenizer, compute_score)
+        data = lab_settings(config).spec.data
+        assert isinstance(data, TaskData)  # `config` selects this class for tasks only
+        self.task = make_task(data)
+
+    async def run_single(self, data: DataProto) -> dict[str, Any]:
+        """Grade one response: 1 if it ended by itself with the right answer, else 0."""
+        row = data[-1]
+        responses = row.batch["responses"][None]
+        length = row.batch["attention_mask"][-responses.shape[1] :].sum()[None]
+        values = json.loads(row.non_tensor_batch["reward_model"]["ground_truth"])
+        # Grading uses values only, so the spelling of the prompt does not matter.
+        problem = self.task.write(torch.tensor([values]), torch.Generator().manual_seed(0))
+        reward = float(self.task.rewards(responses, length, problem)[0])
+        return {"reward_score": reward, "reward_extra_info": {"acc": reward}}
