@@ -19,7 +19,7 @@ from cppo_lab import schema
 from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import Allocation, MetricSink, Resources, require_same_task, write_machine
 from cppo_lab.cores.verl import checkpoints
-from cppo_lab.cores.verl.checkpoints import score_name
+from cppo_lab.cores.verl.checkpoints import HandOver, score_name
 from cppo_lab.cores.verl.cluster import (
     head,
     local_ray_settings,
@@ -35,7 +35,6 @@ from cppo_lab.cores.verl.cluster import (
 )
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
 from cppo_lab.cores.verl.rollout.settings import SOCKET_VARIABLE, new_socket_name
-from cppo_lab.cores.verl.staged import HandOver
 from cppo_lab.errors import Interrupted, UserError, interruption
 from cppo_lab.plugins import install_extra
 from cppo_lab.schema import Outcome

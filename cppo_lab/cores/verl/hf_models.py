@@ -1,7 +1,7 @@
 """Models that are made here in Hugging Face's format, with the data rows for them: embedded models, and stand-ins.
 
 The embedded transformer is a Qwen3, so that both cores can start from the same weights; with its warm start go its
-tokenizer and its task as data rows. A stand-in has a published shape and random weights, for a preflight without downloads.
+tokenizer and its task as data rows. A stand-in has a published shape and random weights: a preflight downloads nothing.
 """
 
 import fcntl

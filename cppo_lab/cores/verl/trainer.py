@@ -38,7 +38,7 @@ from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import read_phases, write_phases
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.answers import PLACE, VerlAnswerRecorder
-from cppo_lab.cores.verl.checkpoints import keep_best, score_name, seal, validation_metrics
+from cppo_lab.cores.verl.checkpoints import TAGS, keep_best, score_name, seal, stage, validation_metrics
 from cppo_lab.cores.verl.config import lab_settings, top_k
 from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.cores.verl.rewards import reward_parts
@@ -50,7 +50,6 @@ from cppo_lab.cores.verl.rollout.settings import (
     TOPK_LOGP,
     TOPK_REQUEST,
 )
-from cppo_lab.cores.verl.staged import TAGS, stage
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.files import replace_file

@@ -19,7 +19,7 @@ from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.texts import Sample, texts_name
 from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.cores.verl import checkpoints
-from cppo_lab.cores.verl.staged import FOLDER
+from cppo_lab.cores.verl.checkpoints import STAGED
 from tests.answers.made import averages
 from tests.cores.verl.conftest import OnRay
 from tests.cores.verl.on_ray import FOREIGN, RULES
@@ -108,7 +108,7 @@ def test_outcomes_texts_and_training_groups_of_every_validation(story: Story) ->
     for column, benchmark in enumerate(outcome.benchmarks):
         logged = story.history(schema.validation_metric(benchmark, SAMPLES))
         assert averages(outcome)[:, column].tolist() == [value for _, value in logged]
-    assert not (story.own_folder / FOLDER).exists()
+    assert not (story.own_folder / STAGED).exists()
     trained = {step for step, _ in story.history("train/loss")}
     for row, step in enumerate(steps):
         name = texts_name(step)

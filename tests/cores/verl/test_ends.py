@@ -14,8 +14,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINTS, Resources
 from cppo_lab.cores.verl import checkpoints, core
-from cppo_lab.cores.verl.checkpoints import score_name
-from cppo_lab.cores.verl.staged import HandOver
+from cppo_lab.cores.verl.checkpoints import HandOver, score_name
 from cppo_lab.schema import Outcome
 from cppo_lab.sweep.compose import Composed, compose
 from tests.cores.test_mini import ListSink

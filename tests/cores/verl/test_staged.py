@@ -10,7 +10,7 @@ from cppo_lab.answers.outcomes import OUTCOMES, no_outcomes
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import Sample, texts_name
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.verl.staged import FOLDER, TAGS, HandOver, stage
+from cppo_lab.cores.verl.checkpoints import STAGED, TAGS, HandOver, stage
 from cppo_lab.files import replace_file
 from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose
@@ -81,7 +81,7 @@ def unbroken(tmp_path: Path) -> dict[str, bytes]:
     folder = tmp_path / "unbroken"
     folder.mkdir()
     train(folder, Sink(folder), None)
-    assert not (folder / FOLDER).exists()
+    assert not (folder / STAGED).exists()
     files = contents(folder)
     assert set(files) == {Path(OUTCOMES).name, *(Path(texts_name(step)).name for step in STEPS)}
     read = outcomes.read(files["outcomes.npz"], "outcomes")
@@ -117,14 +117,14 @@ def test_a_step_that_was_not_written_to_its_end_or_is_not_kept(
     """The trainer was killed between the texts and the outcomes: the step has no row, and is trained again."""
     stage(tmp_path, answers_of(2))
     if settings is KEPT:
-        (tmp_path / FOLDER / "000002-outcomes.npz").unlink()
+        (tmp_path / STAGED / "000002-outcomes.npz").unlink()
     sink = Sink(tmp_path)
     answers = hand_over(tmp_path, sink, settings)
     answers.begin(None)
     answers.add(2)
     answers.end()
     assert sink.written == []
-    assert not (tmp_path / FOLDER).exists()
+    assert not (tmp_path / STAGED).exists()
 
 
 @pytest.mark.parametrize("settings", [KEPT, None])
