@@ -15,7 +15,7 @@ import pytest
 import torch
 from packaging.specifiers import SpecifierSet
 
-from cppo_lab.cores.verl import doctor as verl
+from cppo_lab.cores.verl import checks as verl
 from cppo_lab.data.prepare import prepare
 from cppo_lab.launch.slurm import doctor as slurm
 from cppo_lab.plugins import Check, Requirement, install_extra

@@ -4,7 +4,7 @@ Guarantees of this package:
 
 - Every part of verl that we use is in the contract of `check_api.py`, which says where an installed verl differs.
 - The settings that decide a run's numbers come from its `RunSpec`; a layout cannot change them (`config.py`,
-  `placement.py`). A key that verl does not have is an error before the start.
+  `checks.py`). A key that verl does not have is an error before the start.
 - Ray belongs to this run and ends with it. On one machine it listens on loopback only (`cluster.py` states the limits).
 - A killed run goes on from its last whole checkpoint, and its record is cut there (`checkpoints.py`).
 
@@ -25,9 +25,9 @@ VERL = CoreRecord(
     evaluator="cppo_lab.cores.verl.core:evaluate",
     exporter="cppo_lab.cores.verl.export:export",
     worker_node="cppo_lab.cores.verl.cluster:run_worker_node",
-    check_placement="cppo_lab.cores.verl.placement:check_placement",
+    check_placement="cppo_lab.cores.verl.checks:check_placement",
     estimate="cppo_lab.spec.estimate:estimate_on_gpus",
-    doctor="cppo_lab.cores.verl.doctor:VERL",
+    doctor="cppo_lab.cores.verl.checks:VERL",
     trainer_config="cppo_lab.cores.verl.config:plain_config",
     uses_layout=True,
     fresh_process=True,

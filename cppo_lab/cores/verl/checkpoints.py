@@ -1,4 +1,4 @@
-"""What verl's trainer leaves in a run's folder: rows of metrics, checkpoints and kept responses; where a run resumes."""
+"""What verl's trainer leaves in a run's folder: rows of metrics, checkpoints, kept responses; where it resumes."""
 
 import fcntl
 import itertools

