@@ -77,7 +77,7 @@ def arrange(
         keep: whether the group of each response has a learning signal.
         groups_per_minibatch: prompts per update.
         ranks: data-parallel ranks.
-        rows: responses per full minibatch, a multiple of `ranks` (`placement.check_placement`).
+        rows: responses per full minibatch, a multiple of `ranks` (`checks.check_placement`).
     """
     members: dict[int, list[int]] = {}
     for index, (group, is_kept) in enumerate(zip(groups, keep, strict=True)):
