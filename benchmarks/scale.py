@@ -62,7 +62,7 @@ COMMANDS = {
 
 TASK = """
 import hydra
-from cppo_lab.sweep.source import CONF
+from cppo_lab.sweep.groups import CONF
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")
 def nothing(config):

@@ -193,14 +193,14 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _rules_of_the_product() -> Iterator[None]:
     """Rules beside a sweep file stay for the rest of a process: not for the next test."""
-    from cppo_lab.sweep import source
+    from cppo_lab.sweep import groups
 
-    before = dict(source._ADDED)
+    before = dict(groups._ADDED)
     yield
-    if before != source._ADDED:
-        source._ADDED.clear()
-        source._ADDED.update(before)
-        source.groups.cache_clear()
+    if before != groups._ADDED:
+        groups._ADDED.clear()
+        groups._ADDED.update(before)
+        groups.groups.cache_clear()
 
 
 @pytest.fixture(scope="session", autouse=True)

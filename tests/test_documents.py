@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from cppo_lab.cli.parser import parse
+from cppo_lab.cli.command import parse
 from cppo_lab.rules import BUILT_IN
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan

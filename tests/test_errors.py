@@ -3,7 +3,7 @@
 import pytest
 
 from cppo_lab.errors import nearest, unknown
-from cppo_lab.sweep.source import shipped
+from cppo_lab.sweep.groups import shipped
 
 KEYS = (
     "optim.learning_rate",

@@ -3,11 +3,11 @@
 Guarantees of this package:
 
 - A subcommand loads its files only, so that each answers at once.
-- A user's mistake is one line on standard error with a remedy, and no traceback; `answer.py` has the exit codes.
-- `--json` prints one object on standard output, with the same heading for every command, errors included (`answer.py`).
+- A user's mistake is one line on standard error with a remedy, and no traceback; `command.py` has the exit codes.
+- `--json` prints one object on standard output, with the same heading for every command, errors included.
 - Functions here read arguments and print. What a command does is in the other rooms.
 
-Begin with `parser.py` (all subcommands and the file of each) and `main` below, then the subcommand's file, which has
+Begin with `command.py` (all subcommands and the file of each) and `main` below, then the subcommand's file, which has
 its function and its arguments: `training.py` for `plan`, `show` and `launch`. docs/commands.md is for users.
 """
 
@@ -18,8 +18,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from cppo_lab.cli.answer import Exit, document, exclusive_output, passing
-from cppo_lab.cli.parser import UsageError, parse
+from cppo_lab.cli.command import Exit, UsageError, document, exclusive_output, parse, passing
 from cppo_lab.errors import ALSO, StoreAway, UserError, message, say
 from cppo_lab.files import redacted, share_with_group
 

@@ -5,8 +5,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cppo_lab.cli.answer import Exit, answer
-from cppo_lab.cli.parser import CommandParser
+from cppo_lab.cli.command import CommandParser, Exit, answer
 from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import runs_folder

@@ -9,16 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import Exit, answer, coloured, counter, known_store, width
-from cppo_lab.cli.parser import (
+from cppo_lab.cli.command import (
     SOME_RUN,
     SWEEP,
     CommandParser,
+    Exit,
     add_keep_going,
     add_listing,
     add_runs,
     add_sweep,
+    answer,
+    coloured,
+    counter,
+    known_store,
     parse_states,
+    width,
 )
 from cppo_lab.errors import UserError, counted, say
 from cppo_lab.files import redacted, runs_folder
@@ -235,7 +240,7 @@ def clean(options: argparse.Namespace) -> int:
     from collections import Counter
 
     from cppo_lab.launch.queues import spare_code
-    from cppo_lab.runs import disk
+    from cppo_lab.runs.export import PARTS, remove, usage
     from cppo_lab.runs.folder import parse_variants, read_status
     from cppo_lab.runs.spool import unsent
     from cppo_lab.sweep.columns import aligned
@@ -244,18 +249,18 @@ def clean(options: argparse.Namespace) -> int:
     plan, uri = _planned(options)
     if options.code and plan:
         raise UserError("cppo clean --code: the code is of all sweeps: name none")
-    runs, parts = runs_folder(), [part for part in disk.PARTS if getattr(options, part)]
+    runs, parts = runs_folder(), [part for part in PARTS if getattr(options, part)]
     folders = [runs / run.run_id for run in plan.runs] if plan else run_folders(runs, [])
     sweeps: dict[str, Counter[str]] = {}
     chosen, size = [], 0
     for folder in filter(Path.is_dir, folders):
-        usage, variants = disk.usage(folder), parse_variants(read_status(folder).get("variants"))
-        sweeps.setdefault(next(iter(variants), "-"), Counter()).update(usage, runs=1)
+        sizes, variants = usage(folder), parse_variants(read_status(folder).get("variants"))
+        sweeps.setdefault(next(iter(variants), "-"), Counter()).update(sizes, runs=1)
         # The upload of a result looks for the one that it replaces.
-        if (spare := sum(usage[part] for part in parts)) and not unsent(folder, uri):
+        if (spare := sum(sizes[part] for part in parts)) and not unsent(folder, uri):
             chosen.append(folder)
             size += spare
-    columns = ("disk", *disk.PARTS)
+    columns = ("disk", *PARTS)
     rows = [
         [name, str(sums["runs"]), *(f"{sums[key] / 1e9:.3f}" for key in columns)]
         for name, sums in sweeps.items()
@@ -273,7 +278,7 @@ def clean(options: argparse.Namespace) -> int:
             f"Free {what} ({' and '.join([*parts, *['code'] * options.code])}) for good? [y/N] "
         ).strip().lower() not in ("y", "yes"):
             return Exit.NO
-    freed = sum(disk.remove(folder, parts) for folder in chosen)
+    freed = sum(remove(folder, parts) for folder in chosen)
     freed += spare_code(runs, remove=True) if code else 0
     answer(
         options,

@@ -7,10 +7,9 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from cppo_lab.cli.answer import Exit, answer, width
-from cppo_lab.cli.parser import COMMANDS, CommandParser, build_parser, leaves
+from cppo_lab.cli.command import COMMANDS, CommandParser, Exit, answer, build_parser, leaves, width
 from cppo_lab.errors import UserError
-from cppo_lab.sweep.source import groups
+from cppo_lab.sweep.groups import groups
 
 TEMPLATE = Path(__file__).parents[1] / "sweep" / "template.yaml"
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # as the types of sweep files have it

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import Exit, answer, passing
-from cppo_lab.cli.parser import SWEEP, CommandParser, add_sweep
+from cppo_lab.cli.command import SWEEP, CommandParser, Exit, add_sweep, answer, passing
 from cppo_lab.cli.searching import load_any
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError, counted, say
@@ -40,7 +39,7 @@ def _archived(options: argparse.Namespace) -> Path:
     """The report of a file of `cppo archive`, made in a folder that has nothing else."""
     import tempfile
 
-    from cppo_lab.runs.disk import unpack
+    from cppo_lab.runs.export import unpack
     from cppo_lab.tracking.upload import upload
 
     with tempfile.TemporaryDirectory(prefix="cppo-") as place:

@@ -5,8 +5,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import Exit, answer
-from cppo_lab.cli.parser import CommandParser, add_sweep
+from cppo_lab.cli.command import CommandParser, Exit, add_sweep, answer
 from cppo_lab.errors import UserError, together
 from cppo_lab.files import redacted, runs_folder
 from cppo_lab.tracking import address
@@ -40,7 +39,7 @@ def tune(options: argparse.Namespace) -> int:
     from cppo_lab.errors import interrupt_on_termination
     from cppo_lab.search.space import resolve
     from cppo_lab.search.study import storage_url
-    from cppo_lab.search.tune import tune as carry_out
+    from cppo_lab.search.worker import tune as carry_out
     from cppo_lab.sweep.doctor import require_machine
     from cppo_lab.sweep.file import Search
     from cppo_lab.tracking.page import where_to_look

@@ -7,16 +7,21 @@ import shlex
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import Exit, answer, coloured, known_store, passing, width
-from cppo_lab.cli.parser import (
+from cppo_lab.cli.command import (
     RUN,
     SWEEP,
     CommandParser,
+    Exit,
     add_keep_going,
     add_listing,
     add_sweep,
     add_within,
+    answer,
+    coloured,
+    known_store,
     parse_states,
+    passing,
+    width,
 )
 from cppo_lab.core_records import core_of, cores_that
 from cppo_lab.errors import StoreAway, UserError, counted, say

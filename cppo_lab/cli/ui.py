@@ -24,8 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import Exit, answer
-from cppo_lab.cli.parser import CommandParser, add_sweep
+from cppo_lab.cli.command import CommandParser, Exit, add_sweep, answer
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError, interrupt_on_termination, say
 from cppo_lab.files import redacted

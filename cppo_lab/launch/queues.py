@@ -71,7 +71,7 @@ def spare_code(runs: Path, remove: bool = False) -> int:
     """Bytes of the copies of the code that no job in Slurm's queue reads; with `remove`, they are removed. Raises
     UserError if Slurm's controller does not answer.
     """
-    from cppo_lab.runs.disk import size_of
+    from cppo_lab.runs.export import size_of
 
     settle_jobs(runs)
     with contextlib.ExitStack() as stack:

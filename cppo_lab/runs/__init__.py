@@ -26,7 +26,7 @@ begins.
 | `state.py` | the state of a run and its text, for every command |
 | `attempt.py` | training: from taking the lock to recording the end |
 | `machine.py`, `tags.py` | where, with what and by which code (or its copy) a run is trained; its names and tags |
-| `disk.py`, `export.py` | what may be freed on the disk; archives; a run's model for other programs |
+| `export.py` | a run's model for other programs; archives; what may be freed on the disk |
 
 Begin with `spool.py` and `folder.py`. `cppo_lab.tracking` uploads the spool: a process beside a living launcher, or
 the next launch or `cppo sync`. No link in a run's folder is followed: files are opened by `cppo_lab.files`

@@ -43,8 +43,8 @@ from cppo_lab.spec import (
 from cppo_lab.spec.parse import parse, parse_run, run_kind
 from cppo_lab.spec.run import PAPER
 from cppo_lab.sweep.file import REWARD, REWARD_REMEDY, REWARDS
+from cppo_lab.sweep.groups import CONF, added_rules, groups
 from cppo_lab.sweep.overrides import UNREADABLE, Override, read
-from cppo_lab.sweep.source import CONF, added_rules, groups
 
 SHARED_CONSTANTS = ("trust_region.", "recipe.")  # of models and recipes, referred to by rules and data
 # A container with another launcher, whose runs share the environment of `cppo` itself.

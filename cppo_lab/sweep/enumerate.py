@@ -31,8 +31,8 @@ from cppo_lab.sweep.grid import (
     whole,
     without_selections,
 )
+from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import override_text, read
-from cppo_lab.sweep.source import groups
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,8 @@ from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.job import Features, GpuType, Hours, Memory, Word
 from cppo_lab.spec.parse import parse
 from cppo_lab.spec.run import VERL, Name, Positive, Seed, canonical, digest
-from cppo_lab.sweep.source import add_rules, groups, mapping, read_text, shipped
+from cppo_lab.sweep.groups import add_rules, groups, shipped
+from cppo_lab.sweep.source import mapping, read_text
 
 Scalar = str | int | float | bool | None
 ANY_CORE = "any"  # key of a list for all trainer cores

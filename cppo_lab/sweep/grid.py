@@ -13,8 +13,8 @@ from cppo_lab.core_records import core_of as core_record
 from cppo_lab.errors import UserError, together, unknown
 from cppo_lab.sweep.compose import SHARED_CONSTANTS, UnknownKey, compose, groups_set_by, takes
 from cppo_lab.sweep.file import ANY_CORE, Conditions, Scalar, Search, Sweep, code_fault, same
+from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import Override, override_text, read, shell_form
-from cppo_lab.sweep.source import groups
 
 UNNAMED = frozenset({"seed", "model"})  # shown in separate columns
 

@@ -15,7 +15,7 @@ from hydra.errors import HydraException
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.sweep.file import Scalar
-from cppo_lab.sweep.source import groups
+from cppo_lab.sweep.groups import groups
 
 MAX_LISTED = 100_000
 # Raised by Hydra's parser: ValueError for a number with more digits than Python parses, RecursionError for deep

@@ -1,17 +1,15 @@
 """Reads sweep files as plain values: of limited size, without duplicate keys, and with only text, numbers, lists and
 mappings.
 
-The configuration groups have their options here. For `cppo list` and the shell's completion, names and meanings are
-also read from these files and conf/, directly and not validated, so that neither pydantic nor Hydra is imported.
-Unreadable files say nothing.
+For `cppo list` and the shell's completion it also reads names and meanings from these files and conf/, directly and not
+validated, so that neither pydantic nor Hydra is imported. Unreadable files say nothing.
 """
 
 import re
 import stat
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +18,7 @@ import yaml
 
 from cppo_lab import PARTS_FOLDER
 from cppo_lab.errors import UserError, one_line
-from cppo_lab.plugins import CORE_GROUP, LAUNCHER_GROUP, entry_points
+from cppo_lab.sweep.groups import CONF
 
 MAX_BYTES = 1_000_000
 MAX_VALUES = 100_000  # nested aliases could expand to any number
@@ -286,58 +284,9 @@ def _short(value: object) -> str:
     return text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}..."
 
 
-# What can be named: groups and their options, sweeps, keys
-
-CONF = PARTS_FOLDER / "conf"
 SHIPPED = PARTS_FOLDER / "sweeps"
 _DECLARES = ("models", "sweeps")  # keys of which a sweep file has one
 _KEY = re.compile(r"(?P<indent> *)(?P<name>\w+):(?:.*?\s# *(?P<comment>.*))?")
-# Added options of the group `rule`: their file, and its content.
-_ADDED: dict[str, tuple[str, Mapping[str, Any]]] = {}
-
-
-@cache
-def shipped() -> Mapping[str, Sequence[str]]:
-    """The groups and options in conf/."""
-    return {
-        folder.name: sorted(
-            file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")
-        )
-        for folder in sorted(CONF.iterdir(), key=lambda entry: entry.name)
-        if folder.is_dir()
-    }
-
-
-@cache  # called for every run of a plan
-def groups() -> Mapping[str, Sequence[str]]:
-    """Configuration groups and their options: from conf/, installed packages, and rule files next to a sweep file."""
-    installed = {
-        group: sorted({*shipped()[group], *entry_points(names)})
-        for group, names in (("core", CORE_GROUP), ("launcher", LAUNCHER_GROUP))
-    }
-    return {**shipped(), **installed, "rule": sorted({*shipped()["rule"], *_ADDED})}
-
-
-def add_rules(rules: Mapping[str, Mapping[str, Any]], source: str) -> None:
-    """Add options to the group `rule` for the rest of this process; `source` is their file.
-
-    Raises UserError for a name that another file defines differently.
-    """
-    for name, values in rules.items():
-        other, present = _ADDED.get(name, (source, values))
-        if present != values:
-            change = (
-                "has changed: start again" if other == source else f"is another one in {other}: rename one"
-            )
-            raise UserError(f"rule file {source}: rule {name!r} {change}")
-        if name not in _ADDED:
-            _ADDED[name] = (source, values)
-            groups.cache_clear()
-
-
-def added_rules() -> Mapping[str, Mapping[str, Any]]:
-    """The added options of the group `rule`, with their content."""
-    return {name: values for name, (_, values) in _ADDED.items()}
 
 
 def sweep_files() -> dict[str, Path]:

@@ -13,8 +13,7 @@ import pytest
 
 from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.cli import main, ui
-from cppo_lab.cli.answer import MEANINGS, Exit, document
-from cppo_lab.cli.parser import build_parser, leaves
+from cppo_lab.cli.command import MEANINGS, Exit, build_parser, document, leaves
 from cppo_lab.plugins import OK, Check
 from cppo_lab.runs import attempt as execute
 from cppo_lab.runs.recorder import Recorder

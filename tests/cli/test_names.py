@@ -16,7 +16,8 @@ from cppo_lab.cli.names import TEMPLATE
 from cppo_lab.runs.folder import read_config
 from cppo_lab.sweep.compose import values
 from cppo_lab.sweep.file import load_sweep, shipped_sweeps
-from cppo_lab.sweep.source import key_words, shipped
+from cppo_lab.sweep.groups import shipped
+from cppo_lab.sweep.source import key_words
 from tests.conftest import ROOT, Command
 from tests.waiting import CEILING_SECONDS
 

@@ -17,7 +17,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.plugins import CORE_GROUP
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.parse import run_kind
-from cppo_lab.sweep import source
+from cppo_lab.sweep import groups
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.overrides import read
 from cppo_lab.testing import CoreTests
@@ -166,7 +166,7 @@ def test_a_core_that_does_not_conform_is_found_out(
     acme = CoreRecord("acme", "Acme's", "Theirs.", **parts, config={"acme": {"noise": 0.05}})
     monkeypatch.setattr(sys.modules[__name__], "ACME", acme)
     monkeypatch.setattr(core_records, "entry_points", lambda group: {"acme": f"{__name__}:ACME"})
-    monkeypatch.setattr(source, "entry_points", lambda group: {"acme": ""} if group == CORE_GROUP else {})
+    monkeypatch.setattr(groups, "entry_points", lambda group: {"acme": ""} if group == CORE_GROUP else {})
     forget()
     monkeypatch.setattr(conformance, "_WHOLE", {})
     checked = type("Checked", (InThisProcess,), {"core": acme, "overrides": SMALL, "refused": REFUSED})()
@@ -183,7 +183,7 @@ def test_a_core_that_does_not_conform_is_found_out(
 
 def forget() -> None:
     """What this process remembers of the installed cores."""
-    for one in (core_of, run_kind, source.groups, read):
+    for one in (core_of, run_kind, groups.groups, read):
         one.cache_clear()
 
 

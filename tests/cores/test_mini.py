@@ -27,7 +27,7 @@ from cppo_lab.maths.divergence import topk
 from cppo_lab.spec import Architecture, RunSpec, TaskData
 from cppo_lab.spec.run import ANNEAL_STEPS, VERL
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.source import groups
+from cppo_lab.sweep.groups import groups
 from tests.conftest import TINY
 
 ARCH = Architecture(layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)

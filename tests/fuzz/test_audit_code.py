@@ -27,7 +27,7 @@ EVERYBODY = "::"  # the address; ruff knows 0.0.0.0
 # What there is of it, with the reason; one that is no longer needed fails the test.
 REASONED = {
     (
-        "cppo_lab/runs/disk.py",
+        "cppo_lab/runs/export.py",
         "extractall",
     ): "of a zip file, whose members zipfile keeps below the folder, and no links",
     ("cppo_lab/cli/ui.py", "'::'"): "told apart, to be opened at this machine's own address",

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cppo_lab.cli import main, reporting, ui
-from cppo_lab.cli.parser import parse
+from cppo_lab.cli.command import parse
 from cppo_lab.cores.verl.cluster import private_token
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted

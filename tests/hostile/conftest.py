@@ -34,7 +34,7 @@ def nothing_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> NoReturn:
         raise AssertionError(f"launcher {name} was about to start")
 
-    for module in ("cppo_lab.sweep.launch", "cppo_lab.search.tune"):
+    for module in ("cppo_lab.sweep.launch", "cppo_lab.search.worker"):
         monkeypatch.setattr(f"{module}.load_launcher", refuse)
 
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from cppo_lab.sweep.source import groups
+from cppo_lab.sweep.groups import groups
 from tests.hostile.case import Case, Content
 
 NAME = "mine.yaml"

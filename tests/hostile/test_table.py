@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.cli.answer import Exit
+from cppo_lab.cli.command import Exit
 from cppo_lab.errors import ALSO
 from tests.hostile import command_lines, folders, overrides, reference_files, sweep_files
 from tests.hostile.case import Case

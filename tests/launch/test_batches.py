@@ -12,7 +12,7 @@ import pytest
 import scipy.stats
 
 from cppo_lab import schema
-from cppo_lab.cli.answer import Exit
+from cppo_lab.cli.command import Exit
 from cppo_lab.cores.base import CHECKPOINT, Resources
 from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.learner import Learner

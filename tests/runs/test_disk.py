@@ -10,7 +10,7 @@ from cppo_lab import schema
 from cppo_lab.cores.base import BEST_CHECKPOINT, BEST_MODEL, CHECKPOINT, CHECKPOINTS
 from cppo_lab.cores.verl.checkpoints import BEST
 from cppo_lab.errors import UserError
-from cppo_lab.runs import disk
+from cppo_lab.runs import export
 from cppo_lab.runs.folder import held, write_status
 
 WEIGHTS = [CHECKPOINT, CHECKPOINTS, BEST_MODEL, BEST_CHECKPOINT]
@@ -40,7 +40,7 @@ def a_run(folder: Path, status: str) -> Path:
     [
         (["checkpoints"], WEIGHTS, 4000),
         (["superseded"], ["replaced"], 1000),
-        ([*disk.PARTS], [*WEIGHTS, "replaced"], 5000),
+        ([*export.PARTS], [*WEIGHTS, "replaced"], 5000),
     ],
 )
 def test_of_a_finished_run_only_what_is_asked_for_is_freed(
@@ -48,36 +48,36 @@ def test_of_a_finished_run_only_what_is_asked_for_is_freed(
 ) -> None:
     folder = a_run(tmp_path / "a", status)
     before = {path.name for path in folder.iterdir()}
-    usage = disk.usage(folder)
+    usage = export.usage(folder)
     assert (usage["checkpoints"], usage["superseded"]) == (4000, 1000) and usage["disk"] > 5000
-    assert disk.remove(folder, parts) == freed
+    assert export.remove(folder, parts) == freed
     assert before - {path.name for path in folder.iterdir()} == {*gone}
-    assert disk.remove(folder, parts) == 0
+    assert export.remove(folder, parts) == 0
 
 
 @pytest.mark.parametrize("status", ["running", "partial", "failed", "", "queued"])
 def test_nothing_that_resuming_needs_is_freed(tmp_path: Path, status: str) -> None:
     folder = a_run(tmp_path / "a", status)
-    assert disk.remove(folder, [*disk.PARTS]) == 0
+    assert export.remove(folder, [*export.PARTS]) == 0
     assert {*WEIGHTS, "replaced"} <= {path.name for path in folder.iterdir()}
 
 
 def test_nothing_of_a_run_that_is_trained_again_and_no_link_is_freed(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "a", "done")
     with held(folder):  # flock: another descriptor of this process counts as another process
-        assert disk.remove(folder, [*disk.PARTS]) == 0
+        assert export.remove(folder, [*export.PARTS]) == 0
     elsewhere = tmp_path / "elsewhere"
     (folder / BEST_MODEL).rename(elsewhere)
     (folder / BEST_MODEL).symlink_to(elsewhere)
-    assert disk.remove(folder, ["checkpoints"]) == 3000
+    assert export.remove(folder, ["checkpoints"]) == 3000
     assert elsewhere.read_bytes() == bytes(1000) and (folder / BEST_MODEL).is_symlink()
     (tmp_path / "b").symlink_to(folder)
-    assert disk.remove(tmp_path / "b", ["superseded"]) == 0
+    assert export.remove(tmp_path / "b", ["superseded"]) == 0
 
 
 def packed(folder: Path, out: Path) -> bytes:
     with out.open("wb") as file:
-        disk.archive({"runs/a": folder, "report": folder / "nowhere"}, {"sweep": "x"}, file)
+        export.archive({"runs/a": folder, "report": folder / "nowhere"}, {"sweep": "x"}, file)
     return out.read_bytes()
 
 

@@ -17,7 +17,7 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from cppo_lab.errors import UserError
 from cppo_lab.search import study as module
-from cppo_lab.search import tune
+from cppo_lab.search import worker as working
 from cppo_lab.search.space import Tuning
 from cppo_lab.search.study import Lost, SearchStudy, TrialClaim, find_trials, storage_url
 from cppo_lab.sweep.file import Scalar
@@ -324,11 +324,11 @@ def test_workers_are_followed_while_the_queue_does_not_answer(
 ) -> None:
     """The fault is said once, and each new state of the queue."""
     job, away = SimpleNamespace(job="7", state="RUNNING"), UserError("squeue is away")
-    monkeypatch.setattr(tune, "jobs_in_queue", Mock(side_effect=[away, away, {"w": job}, {}]))
-    monkeypatch.setattr(tune, "FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr(working, "jobs_in_queue", Mock(side_effect=[away, away, {"w": job}, {}]))
+    monkeypatch.setattr(working, "FOLLOW_SECONDS", 0.0)
     watch, worker = Mock(), Mock(folder=Path("runs/w"))
     worker.name = "w"
     launcher: Any = SimpleNamespace(name="slurm", title="Slurm")
-    tune._follow([worker], watch, launcher)
+    working._follow([worker], watch, launcher)
     assert capsys.readouterr().err.splitlines() == ["squeue is away", "Slurm: 7 running"]
     assert watch.glance.call_count == 3

@@ -23,8 +23,8 @@ from cppo_lab.errors import UserError
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.search import worker
 from cppo_lab.search.study import numbered
-from cppo_lab.search.tune import tune as carry_out
 from cppo_lab.search.worker import TRIES, TrainingFailed
+from cppo_lab.search.worker import tune as carry_out
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri

@@ -24,7 +24,7 @@ _PRELOADED = (
     "optuna",
     "cppo_lab.cli",
     "cppo_lab.cores.mini.trainer",
-    "cppo_lab.search.tune",
+    "cppo_lab.search.worker",
     "cppo_lab.tracking.upload",
     "tests.servers.warm",
 )

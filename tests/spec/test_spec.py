@@ -11,7 +11,7 @@ from cppo_lab.rules import RULES
 from cppo_lab.spec.parse import parse_run
 from cppo_lab.spec.run import VERL
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.source import groups
+from cppo_lab.sweep.groups import groups
 
 TINY_VERL = ["core=verl", "model=tiny_qwen3"]
 

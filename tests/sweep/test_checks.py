@@ -8,7 +8,7 @@ from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.launch import local
 from cppo_lab.spec import TaskData
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.source import groups
+from cppo_lab.sweep.groups import groups
 from tests.jobs import job
 
 

@@ -56,7 +56,7 @@ def test_runs_are_ordered_by_a_score() -> None:
 def test_no_colour_where_the_environment_forbids_it(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from cppo_lab.cli import answer as terminal
+    from cppo_lab.cli import command as terminal
 
     monkeypatch.setattr(terminal.sys.stdout, "isatty", lambda: True)
     monkeypatch.delenv("NO_COLOR", raising=False)

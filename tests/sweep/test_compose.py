@@ -16,9 +16,9 @@ from cppo_lab.spec import fingerprint
 from cppo_lab.sweep import compose as module
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
+from cppo_lab.sweep.groups import CONF, groups
 from cppo_lab.sweep.overrides import read
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.source import CONF, groups
 from tests.fuzz.mangling import fuzz, refused
 
 BASES = [

@@ -6,9 +6,9 @@ import pytest
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.source import groups
 from tests.sweep.test_study import GRID
 
 

@@ -21,7 +21,7 @@ import psutil
 from cppo_lab.cores.verl.cluster import longer_start_timeout
 from cppo_lab.cores.verl.core import TaskRunner, _signals_after_ray, own_ray
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.source import add_rules
+from cppo_lab.sweep.groups import add_rules
 from tests.cores.verl.in_process import configured, with_workers
 from tests.cores.verl.story import OVERRIDES
 from tests.waiting import until

@@ -26,9 +26,9 @@ from cppo_lab.maths.rules import RULES
 from cppo_lab.spec.estimate import estimate
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.file import load_sweep
+from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.preflight import shortened
-from cppo_lab.sweep.source import groups
 
 pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore:Disabled critic")]
 

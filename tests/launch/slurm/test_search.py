@@ -10,7 +10,7 @@ import pytest
 from optuna.trial import TrialState
 
 from cppo_lab.launch.slurm.queue import Ledger, in_queue
-from cppo_lab.search import tune
+from cppo_lab.search import worker
 from cppo_lab.search.study import find_trials, storage_url
 from dev.slurm.cluster import Cluster
 from tests.conftest import Command
@@ -28,7 +28,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
     tuning = made_tuning(search_values(trials=2))
     searches = workspace / "runs" / "searches"
     command = ["tune", "./tune.yaml", "launcher=slurm", "launcher.workers=2", "+launcher.sbatch.hold=true"]
-    wait = tune.time.sleep
+    wait = worker.time.sleep
 
     def when_it_follows(do: Callable[[], None]) -> None:
         """Once the command has said what the workers do, and is about to wait: `do` it. Later it looks often."""
@@ -39,7 +39,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
                 first.pop()()
             wait(min(seconds, 0.2))
 
-        monkeypatch.setattr(tune, "time", SimpleNamespace(sleep=sleep))
+        monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=sleep))
 
     def ctrl_c() -> None:
         os.kill(os.getpid(), signal.SIGINT)
