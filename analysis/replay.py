@@ -7,6 +7,7 @@ the vocabulary, since log-probabilities are recorded only for sampled tokens. Th
 computed.
 """
 
+import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ from cppo_lab.rules import DRIFT, ENTROPY, KL, MINIBATCH, PERMUTATION, Rule, rul
 
 FROM_SAMPLED = ("binary_tv", "binary_kl", "sample_k2", "sample_k3")
 _OF_BUDGET = ("delta", "delta_b", "w_min", "delta_b_mode")
+_NUMBERS = (float, int, float | None, int | None)
 _MAY_BE_GIVEN = ("delta_b_cap", "delta_b_quantile", "delta_b_scale", "span", "reverse")
 
 
@@ -85,6 +87,7 @@ def replay(
     kl_of_tv = KL in record.needs and tokens.rule.measure == "tv"
     name = divergence or ("binary_kl" if kl_of_tv else own_divergence(tokens.rule))
     record.check(given, name.rpartition("_")[2])
+    _check_kinds(record, given)
     try:
         batch = _batch(tokens, name, PERMUTATION in record.needs)
         output = record.load(batch, **given)
@@ -102,6 +105,17 @@ def replay(
         decision.reason.numpy(),
         *terms,
     )
+
+
+def _check_kinds(record: Rule, given: Mapping[str, Any]) -> None:
+    """Raises UserError for text in place of a number or a switch: a function would take any for switched on."""
+    takes = inspect.signature(record.load).parameters
+    for key, value in given.items():
+        kind = takes[key].annotation
+        is_text, is_switch = isinstance(value, str), kind is bool
+        if ((is_text or isinstance(value, bool)) and kind in _NUMBERS) or (is_text and is_switch):
+            wanted = "true or false" if is_switch else "a number"
+            raise UserError(f"{key}={value!r}: rule {record.name!r} takes {wanted}")
 
 
 def why_not(record: Rule, tokens: RecordedTokens) -> str | None:

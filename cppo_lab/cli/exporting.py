@@ -415,11 +415,13 @@ def _step(run_id: str, files: "AnswerFiles", kind: str, asked: int | None) -> in
     return asked
 
 
-def _assignment(text: str) -> tuple[str, float | int | str]:
+def _assignment(text: str) -> tuple[str, float | str]:
     """`delta=0.1` as a name and its value."""
     name, equals, value = text.partition("=")
     if not equals or not name or not value:
         raise UserError(f"{text!r}: must be KEY=VALUE, such as delta=0.1 or divergence=binary_kl")
+    if value in ("true", "false"):
+        return name, value == "true"
     for kind in (int, float):
         try:
             return name, kind(value)

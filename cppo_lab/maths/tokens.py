@@ -22,8 +22,8 @@ from cppo_lab.rules import is_w_min
 def positive(name: str, value: float, *, allow_inf: bool = False) -> None:
     """Raise ValueError unless `value` > 0 (and finite, unless `allow_inf`)."""
     if not value > 0 or (math.isinf(value) and not allow_inf):
-        extra = " (math.inf switches it off)" if allow_inf else ""
-        raise ValueError(f"{name}={value!r} must be a positive number{extra}: pass a value above 0")
+        extra, finite = (" (math.inf switches it off)", "") if allow_inf else ("", "finite ")
+        raise ValueError(f"{name}={value!r} must be a positive number{extra}: pass a {finite}value above 0")
 
 
 def non_negative(name: str, value: float) -> None:

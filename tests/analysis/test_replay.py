@@ -1,6 +1,7 @@
 """A rule on kept tokens is the rule on the same tensors; what cannot be replayed is refused."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -123,8 +124,12 @@ def test_divergences_of_sampled_tokens_follow_from_any_file() -> None:
         ("pdm", {"delta": 0.1}, "needs the probabilities of tokens that were not sampled"),
         ("verl_gspo", {}, "unknown rule"),
         ("dppo", {}, "lacks the constants delta"),
+        ("dppo", {"delta": "big"}, "delta='big': rule 'dppo' takes a number"),
+        ("dppo", {"delta": True}, "delta=True: rule 'dppo' takes a number"),
+        ("dppo", {"delta": np.inf}, "pass a finite value above 0"),
+        ("cppo", {**CONSTANTS["cppo"], "reverse": "no"}, "reverse='no': rule 'cppo' takes true or false"),
     ],
 )
-def test_what_cannot_be_replayed_is_refused(rule: str, constants: dict[str, float], said: str) -> None:
+def test_what_cannot_be_replayed_is_refused(rule: str, constants: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError, match=said):
         replay(made.tokens(LENGTHS), rule, constants)

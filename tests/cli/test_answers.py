@@ -100,6 +100,7 @@ def test_constants_are_those_of_the_runs_model(run: Path, cppo: Command) -> None
 
     assert replayed("")[1] == made.tokens().rule.constants
     assert replayed("w_min=0.5")[1]["w_min"] == 0.5
+    assert (replayed("reverse=false")[1]["reverse"], replayed("reverse=true")[1]["reverse"]) == (False, True)
     assert replayed("--rule grpo")[1].keys() >= {"clip_low", "clip_high"}
     divergence, constants = replayed("--rule trm_avg")
     assert (divergence, list(constants)) == ("binary_kl", ["delta_avg"])
@@ -117,7 +118,7 @@ def test_constants_are_those_of_the_runs_model(run: Path, cppo: Command) -> None
         ("replay RUN --rule nobodys", "unknown rule 'nobodys'"),
         ("replay RUN --rule dppo delta", "must be KEY=VALUE"),
         ("replay RUN --rule dppo delta=-1", "cannot be replayed"),
-        ("replay RUN --rule dppo delta=big", "cannot be replayed"),
+        ("replay RUN --rule dppo delta=big", "delta='big': rule 'dppo' takes a number"),
         ("replay RUN --rule dppo nonsense=1", "nonsense"),
         ("replay RUN --rule dppo divergence=exact_tv", "unknown divergence"),
     ],
