@@ -9,7 +9,7 @@ Guarantees of this package:
 - `report.json` is the record for programs (`build.py`). Reading it trusts nothing in it (`saved.py`).
 
 Begin with `build.py` and `sections.py`, then `sweep.py`, `study.py` (their lists of sections) or `search.py`.
-`tables.py` makes tables and writes them, `figures/` draws, `templates/` has the pages, `paper/` the
-paper's numbers.
+`tables.py` makes tables and writes them, `words.py` the findings and what a paper takes over, `names.py` names, numbers
+and escapes; `figures/` draws, `templates/` has the pages, `paper/` the paper's numbers.
 docs/report_page.md explains the page.
 """

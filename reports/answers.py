@@ -22,6 +22,7 @@ from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample
 from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.errors import UserError
 from cppo_lab.reports.names import OURS, display_name, escape_json
+from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.rules import rule_of
 
 if TYPE_CHECKING:
@@ -132,6 +133,12 @@ def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
             return shown
     others = [mlflow_id for mlflow_id in outcomes if mlflow_id not in ids]
     return {**shown, **read_answers(uri, others, 1, 0)}
+
+
+def answers_section(scored: Scored) -> Section | None:
+    """Problems, texts and tokens; None if no run kept any."""
+    view = answers_view(scored.board, scored.answers)
+    return None if view is None else Section("answers", "Answers", view, "problems, texts, tokens")
 
 
 def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[str, Any] | None:

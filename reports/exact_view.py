@@ -30,7 +30,7 @@ from cppo_lab.reports.figures.exact_core import Contrast, contrast_name, draw_ex
 from cppo_lab.reports.names import ABSENT, OURS, display_name, number, origin, with_interval
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, completed, run_ids_of
-from cppo_lab.reports.verdict_view import VerdictLine, claims_table, tally, verdict_line
+from cppo_lab.reports.verdict_view import claims_table, tally, verdict_line
 
 _METHOD = (
     "The error is that of the surrogate, |Δ| with J(pi) - J(mu) = L' - Δ, computed exactly at every step. Two rules "
@@ -80,11 +80,15 @@ def exact_section(scored: Scored) -> Section | None:
         "exact_ratios": completed(ratio_table(curves, contrasts, kinds), board, title),
         "exact_conditions": completed(condition_table(summaries), board, title),
     }
+    # The registration of all hypotheses, if it differs at most in the number of runs.
+    registered = {line.registered for line in lines}
+    alike = {re.sub(r"\d+ runs that test it", "runs that test it", text) for text in registered}
+    shared = (registered if len(registered) == 1 else alike).pop() if len(alike) == 1 else ""
     which = "of all seeds" if not seeds else "of the test seeds" if tests else _NO_TEST_SEED
     view = {
         "summary": summary or "The sweep file states no hypothesis about the error.",
         "lines": lines,
-        "registered": _shared(lines),
+        "registered": shared,
         "method": method,
         "notes": (*_control_notes(curves, kinds), *_notes(curves, summaries, which)),
         "tables": tables.values(),
@@ -107,13 +111,6 @@ def exact_section(scored: Scored) -> Section | None:
         lines=lines,
         how=method if lines else "",
     )
-
-
-def _shared(lines: Sequence[VerdictLine]) -> str:
-    """The registration of all hypotheses, if it differs at most in the number of runs."""
-    registered = {re.sub(r"\d+ runs that test it", "runs that test it", line.registered) for line in lines}
-    same = {line.registered for line in lines}
-    return (same if len(same) == 1 else registered).pop() if len(registered) == 1 else ""
 
 
 def _contrasts(

@@ -1,4 +1,4 @@
-"""A section of a page: what it shows, its tables, its figures and its verdicts; and the sections of any scored sweep,
+"""A section of a page: what it shows, its tables, its figures and its verdicts; the section on verdicts, and that
 with the list of runs to which the numbers of a page link.
 
 A report is a list of sections of its `Scored` sweep or study, in `sweep.sweep_sections` and `study.study_sections`.
@@ -19,11 +19,9 @@ from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Claim, Hypotheses, Standing, standing
 from cppo_lab.analysis.statistics.summary import Statistics, sweep_statistics
 from cppo_lab.analysis.statistics.values import run_values
-from cppo_lab.reports.answers import answers_view
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.names import ABSENT, csv_text, display_name, number, percent, points
-from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import Table, core_of
 from cppo_lab.reports.verdict_view import VerdictLine, verdict_table, verdict_view
 
@@ -89,18 +87,6 @@ class Scored:
         return core_of(self.board)
 
 
-def statistics(scored: Scored) -> Section:
-    """Intervals, differences and ranks."""
-    tables = statistics_tables(scored.board, scored.title, scored.answers, scored.statistics)
-    return Section(
-        "statistics",
-        "Uncertainty",
-        {"tables": tables.values(), "anchors": scored.anchors},
-        "intervals, differences, ranks",
-        tables={f"statistics{scored.suffix}_{kind}": table for kind, table in tables.items()},
-    )
-
-
 def verdict_section(scored: Mapping[str, Scored], core: str, whole: bool = False) -> Section:
     """The claims about scores that these sweeps can test, with what `verdict_view` says of them."""
     standings = {
@@ -112,12 +98,6 @@ def verdict_section(scored: Mapping[str, Scored], core: str, whole: bool = False
     view = verdict_view({name: sweep.board for name, sweep in scored.items()}, core, whole, standings)
     tables = {"verdicts": verdict_table(view)}
     return Section("verdicts", "Verdicts", vars(view), tables=tables, lines=view.lines, how=view.rule)
-
-
-def answers_section(scored: Scored) -> Section | None:
-    """Problems, texts and tokens; None if no run kept any."""
-    view = answers_view(scored.board, scored.answers)
-    return None if view is None else Section("answers", "Answers", view, "problems, texts, tokens")
 
 
 def run_files(board: Scoreboard, scores: str, runs: str) -> dict[str, str]:

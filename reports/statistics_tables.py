@@ -44,7 +44,20 @@ from cppo_lab.reports.names import (
     score_text,
     with_interval,
 )
+from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
+
+
+def statistics_section(scored: Scored) -> Section:
+    """Intervals, differences and ranks."""
+    tables = statistics_tables(scored.board, scored.title, scored.answers, scored.statistics)
+    return Section(
+        "statistics",
+        "Uncertainty",
+        {"tables": tables.values(), "anchors": scored.anchors},
+        "intervals, differences, ranks",
+        tables={f"statistics{scored.suffix}_{kind}": table for kind, table in tables.items()},
+    )
 
 
 def statistics_tables(

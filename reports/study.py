@@ -13,7 +13,7 @@ from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, describe_gap
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.study import MAIN, StudyResults, read_study
-from cppo_lab.reports.answers import kept_answers
+from cppo_lab.reports.answers import answers_section, kept_answers
 from cppo_lab.reports.build import About, Contents, GridRequest
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
@@ -22,12 +22,11 @@ from cppo_lab.reports.names import ABSENT, OURS, display_name, origin
 from cppo_lab.reports.sections import (
     Scored,
     Section,
-    answers_section,
     run_files,
     run_section,
-    statistics,
     verdict_section,
 )
+from cppo_lab.reports.statistics_tables import statistics_section
 from cppo_lab.reports.tables import (
     FullTable,
     TextRow,
@@ -125,7 +124,7 @@ def _ablations(report: StudyReport) -> Section:
             continue
         table = full_table(scored.board, sweep.grid.title) if scored else None
         notes = [note for note in table.notes if note not in said] if table else []
-        tables[f"table_{name}"], of_sweep = table, statistics(scored).view if scored else {}
+        tables[f"table_{name}"], of_sweep = table, statistics_section(scored).view if scored else {}
         shown.append({"sweep": sweep, "table": table, "notes": notes, "statistics": of_sweep})
     hint = f"Figures 5 and 6, {len(shown)} tables"
     return Section("ablations", "Ablations", {"shown": shown}, hint, tables=tables)
@@ -247,7 +246,7 @@ def study_sections(report: StudyReport) -> list[Section | None]:
         report.verdicts,
         _findings(report),
         _figures(report),
-        _of_main(statistics, report),
+        _of_main(statistics_section, report),
         _of_main(collapse_section, report),
         _ablations(report),
         _figure_list("mechanism", "The mechanism at work", "Figures 2, 3 and 7", 2, 3, 7),

@@ -16,7 +16,7 @@ from cppo_lab.analysis.statistics.exact_study import READ
 from cppo_lab.analysis.statistics.paired import Effect, effects
 from cppo_lab.analysis.statistics.values import Quantity, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import score_claimed, with_quantity
-from cppo_lab.reports.answers import kept_answers
+from cppo_lab.reports.answers import answers_section, kept_answers
 from cppo_lab.reports.audit import audit_section
 from cppo_lab.reports.build import About, Contents, GridRequest
 from cppo_lab.reports.exact_view import exact_section, shown_ratio
@@ -27,12 +27,11 @@ from cppo_lab.reports.names import OURS, display_name, estimate_text, p_text, va
 from cppo_lab.reports.sections import (
     Scored,
     Section,
-    answers_section,
     run_files,
     run_section,
-    statistics,
     verdict_section,
 )
+from cppo_lab.reports.statistics_tables import statistics_section
 from cppo_lab.reports.tables import TextRow, TextTable, completed, full_table, main_grid, main_table
 from cppo_lab.reports.verdict_view import short_answers
 from cppo_lab.reports.words import findings_section, headlines, paper_texts
@@ -267,7 +266,7 @@ def sweep_sections(report: SweepReport) -> list[Section | None]:
         None if errors_first else errors,
         replace(curves, hint="") if by_setting else None,
         findings_section(headlines(board)),
-        statistics(report),
+        statistics_section(report),
         collapse_section(report),
         _benchmarks(report),
         audit_section(report) if report.of_paper else None,

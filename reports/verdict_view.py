@@ -213,10 +213,13 @@ def verdict_line(
     """`alone`: the page says once, for all claims, that single runs decide nothing."""
     claim, one_run = verdict.claim, _single_runs(verdict) and not verdict.claim.of_errors
     words = power_words(verdict.power)
+    # It confirms nothing if the claim before it is not supported although this one is decided, or by its standing; a
+    # claim of the paper has none.
+    late = verdict.after is not None and verdict.outcome is not VerdictOutcome.UNDECIDED
     return VerdictLine(
         verdict=verdict,
         registered="" if standing is None else standing.words,
-        exploratory=_is_exploratory(verdict, standing),
+        exploratory=late or (standing is not None and not standing.confirmatory),
         estimate=_estimate(claim, verdict.deciding),
         sentence=(_one_run(verdict, alone) if one_run else reason(verdict, display_name)) + beside,
         comparisons=_comparisons(verdict),
@@ -226,16 +229,6 @@ def verdict_line(
         observed="" if claim.of_errors else _observed(verdict),
         others="; ".join(f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()),
     )
-
-
-def _is_exploratory(verdict: Verdict, standing: Standing | None) -> bool:
-    """Whether a verdict confirms nothing.
-
-    Either by the `standing` of a sweep's hypothesis (None: a claim of the paper), or because it is decided although
-    the claim before it is not supported.
-    """
-    decided = verdict.outcome is not VerdictOutcome.UNDECIDED
-    return (verdict.after is not None and decided) or (standing is not None and not standing.confirmatory)
 
 
 def _deviation(claim: Claim, board: Scoreboard) -> str:

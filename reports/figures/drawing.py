@@ -232,7 +232,11 @@ class Drawn:
             .split(">", 1)
         )
         rest = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", rest)
-        rest = re.sub(r"#([0-9a-f]{6})(?=[;\"])", _variable, rest)
+        rest = re.sub(
+            r"#([0-9a-f]{6})(?=[;\"])",
+            lambda found: f"var(--k{found[1]}, {found[0]})" if found[0] in DARK else found[0],
+            rest,
+        )
         width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', opening)[0])
         box = f'viewBox="0 {self.head:g} {width:g} {height - self.head:g}"'
         label = escape(self.picture.heading, quote=True)
@@ -242,10 +246,6 @@ class Drawn:
     def values(self) -> str:
         """The numbers of its curves for the page's script, as JSON that is safe inside a <script> element."""
         return escape_json(self.curves)
-
-
-def _variable(match: re.Match[str]) -> str:
-    return f"var(--k{match[1]}, #{match[1]})" if f"#{match[1]}" in DARK else match[0]
 
 
 def dark_style() -> str:
