@@ -1,6 +1,6 @@
 """The models' shapes on a GPU: sampling with mu's Top-K, layers, experts, decoding, one update as in verl's engine.
 
-Weights are random. The figures to compare with the constants of `cppo_lab/spec/estimate.py` are named after them.
+Weights are random. The figures to compare with the constants of `cppo_lab/spec/job.py` are named after them.
 """
 
 import os

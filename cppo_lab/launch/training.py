@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.core_records import core_of
 from cppo_lab.files import redacted
 from cppo_lab.runs.attempt import (
     Attempt,
@@ -91,7 +90,7 @@ class TrainingJob:
         Both read the environment on import, and Ray keeps the first run's token, so a second run could not
         authenticate.
         """
-        return core_of(self.attempts[0].spec.core).fresh_process
+        return self.attempts[0].fresh_process
 
     @property
     def nodes(self) -> int:

@@ -103,6 +103,11 @@ class Equipped:
         return core_of(self.spec.core).gpus(self.layout)
 
     @property
+    def fresh_process(self) -> bool:
+        """Whether its core must not be loaded into a process that has trained another run."""
+        return core_of(self.spec.core).fresh_process
+
+    @property
     def cpus(self) -> int | None:
         """CPUs that its GPUs ask for on each machine; None: they ask for none."""
         each = self.layout.cpus_per_gpu if self.layout else None

@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial, TrialState
 from cppo_lab.errors import one_line, say
 from cppo_lab.search.space import Tuning, describe, tidy
 from cppo_lab.search.study import MLFLOW_ID, REASON, RUN_IDS
-from cppo_lab.spec.estimate import estimate
+from cppo_lab.spec.job import estimate
 from cppo_lab.sweep.columns import aligned
 from cppo_lab.sweep.cost import ESTIMATE
 from cppo_lab.sweep.table import interval

@@ -1,12 +1,32 @@
 """What is not part of a run's identity: the resources of its job in Slurm's terms, the layout of verl's trainer over
-devices, paths, and the answers that are recorded.
+devices, paths, and the answers that are recorded. And what a run costs there before it is run: GPU-hours, and the
+memory of one GPU at its two peaks, training and rollout.
+
+Decoding is bounded by memory traffic and by FLOPs, training runs at a stated share of the peak. Every number that is
+assumed is below, with its unit and source. Peaks are data-sheet values. The shares of them that a run reaches, and the
+fixed costs, are fitted to the steps that others have published (`tests/spec/test_estimate.py` has the table), before
+any run of ours on such a machine: the resulting hours are accurate to a factor of UNCERTAINTY either way.
 """
 
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from cppo_lab.spec.run import Count, Positive, Probability, Spec, fingerprint
+from cppo_lab.core_records import core_of
+from cppo_lab.spec.run import (
+    BYTES,
+    Count,
+    HubModel,
+    MathData,
+    Positive,
+    Probability,
+    RunSpec,
+    Spec,
+    SyntheticModel,
+    TaskData,
+    fingerprint,
+)
 
 # These become options of a batch script, so characters that are special to a shell are excluded.
 Word = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.,:+@-]*$", max_length=256)]
@@ -147,3 +167,470 @@ class AnswersSpec(Spec):
     def wanted_problems(self) -> int | None:
         """How many problems; None for all of them."""
         return None if self.problems == "all" else self.problems
+
+
+# The cost of a run
+
+# One NVIDIA H100 SXM 80 GB, from its data sheet; a layout may name those of another device.
+BF16_FLOPS = 989e12  # per second, dense tensor cores
+BANDWIDTH = 3.35e12  # bytes per second
+
+UNCERTAINTY = 2.0  # true hours lie between hours / 2 and hours * 2
+
+# Training. MFU counts 6 FLOPs per active parameter and token; the recomputation of checkpointed layers lowers it.
+# dense, packed long sequences (assumption)
+TRAINING_MFU = 0.30
+TRAINING_MFU_MOE = 0.15  # small experts and their exchange between GPUs (assumption)
+
+# Rollout. Small experts are many short kernels: decoding them reaches less of the bandwidth, and each step takes longer
+# beside it.
+BANDWIDTH_SHARE, BANDWIDTH_SHARE_MOE = 0.8, 0.3  # of the peak that decoding reaches (fitted)
+PREFILL_SHARE = 0.4  # of the peak FLOPs that prefill reaches (assumption)
+DECODE_SHARE = 0.25  # of the peak FLOPs that decoding reaches where it is bound by them (assumption)
+# seconds per decoding step: scheduling, sampling, Top-K log-probabilities, tensor parallelism (fitted)
+DECODE_OVERHEAD, DECODE_OVERHEAD_MOE = 0.003, 0.018
+PROMPT_TOKENS = 200  # mean (assumption)
+# Maximum number of concurrent responses of an engine: verl 0.9.1's default, and the key by which a layout sets it.
+MAX_SEQUENCES = 256
+MAX_SEQUENCES_KEY = "actor_rollout_ref.rollout.max_num_seqs"
+
+# Once per training step: grading, waking and sleeping of the rollout engine, transfer of the batch.
+STEP_OVERHEAD = 15.0  # seconds (assumption)
+# bytes per second of the bfloat16 weights to the rollout engines: verl's documents have 15.8 s for 30B on 16 + 16 GPUs
+SYNC_BANDWIDTH = 4e9
+START = 600.0  # seconds: loading, compiling, capturing graphs (assumption)
+
+PROBLEMS_PER_BENCHMARK = 30  # AIME
+# Mean response length in tokens over all training steps of CPPO, read off the paper's curves of response length
+# (reports/paper/training_diagnostics.csv.gz, metric response_length_k; a test compares). The other methods of a model
+# lie between 0.16 (TRM-Max on 30B-A3B) and 1.28 times it.
+MEAN_RESPONSE = {
+    "Qwen/Qwen3-1.7B": 5154,
+    "Qwen/Qwen3-1.7B-Base": 3324,
+    "Qwen/Qwen3-8B-Base": 3717,
+    "Qwen/Qwen3-30B-A3B-Base": 6686,
+}
+MEAN_SHARE = 0.5  # of the maximum length, for any other model (assumption)
+
+# Bytes per parameter.
+WEIGHT = 2  # bfloat16, of the rollout engine and of computation
+# Weights and gradients, and AdamW's two moments, in float32 (verl: fsdp_config.model_dtype=fp32) or in bfloat16; with
+# adapters the weights alone, since theirs are few.
+FSDP_STATE, FSDP_STATE_BFLOAT16, FSDP_STATE_ADAPTERS = 16, 8, 4
+MEGATRON_LOCAL = 6  # bfloat16 weights and float32 gradients, on every GPU that holds the shard
+MEGATRON_OPTIMISER = 12  # float32 weights and two moments, spread over all GPUs (distributed optimiser)
+
+# Bytes of activations.
+# per token, layer and unit of width: the bfloat16 input of each layer (gradient checkpointing)
+CHECKPOINT = 2
+# per token and unit of width: what one layer of Qwen3 keeps for its backward pass where it is not recomputed, in
+# bfloat16, counted by hooks on saved tensors (a test counts again: 55.3 at 1.7B's widths, 52.7 at 8B's, 95.1 at 30B's)
+LAYER = 56
+LAYER_MOE = 96
+# per token and symbol: bfloat16 logits, whose gradient takes their place (a test counts). With Megatron verl keeps a
+# copy of them for its log-probabilities, and their gradient.
+LOGIT, LOGIT_MEGATRON = 2, 6
+CHUNK = 2 * 4 * 2**26  # two float32 buffers of the logits of some tokens (maths/divergence.py)
+KV = 2  # bfloat16 keys and values
+
+# bytes: CUDA context, NCCL buffers, fragmentation, what a sleeping rollout engine keeps (assumption)
+RESERVE = 6e9
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A transformer in numbers. `active`: parameters that one token uses; `state`: bytes that FSDP keeps of each."""
+
+    parameters: float
+    active: float
+    layers: int
+    width: int
+    kv_width: int
+    vocabulary: int
+    state: int = FSDP_STATE
+
+    @property
+    def is_moe(self) -> bool:
+        """Whether a token uses only a part of the parameters."""
+        return self.active < self.parameters
+
+
+@dataclass(frozen=True)
+class Amounts:
+    """Responses and tokens of a training step and a validation, and how many of each there are."""
+
+    responses: int
+    validation_responses: int
+    prompt: float  # mean tokens
+    response: float  # mean tokens
+    longest_prompt: int
+    longest_response: int
+    steps: int
+    validations: int
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest sequence."""
+        return self.longest_prompt + self.longest_response
+
+
+def shape_of(run: RunSpec) -> ModelShape:
+    """The shape of a published model, or of an embedded model."""
+    model, state = run.model, FSDP_STATE
+    if run.optim.master_dtype:
+        state = FSDP_STATE_BFLOAT16
+    if run.optim.lora_rank:
+        state = FSDP_STATE_ADAPTERS
+    if isinstance(model, HubModel):
+        return ModelShape(
+            model.parameters * 1e9,
+            model.active_parameters * 1e9,
+            model.layers,
+            model.width,
+            model.kv_width,
+            model.vocabulary,
+            state,
+        )
+    assert isinstance(model, SyntheticModel)
+    return _made_shape(model, run.data)
+
+
+def _made_shape(model: SyntheticModel, data: object) -> ModelShape:
+    sizes = model.architecture
+    vocabulary = data.vocabulary if isinstance(data, TaskData) else BYTES
+    attention = sizes.width * sizes.head_dim * 2 * (sizes.heads + sizes.kv_heads)
+    parameters = sizes.layers * (attention + 3 * sizes.width * sizes.mlp_width) + vocabulary * sizes.width
+    return ModelShape(
+        parameters, parameters, sizes.layers, sizes.width, sizes.kv_heads * sizes.head_dim, vocabulary
+    )
+
+
+def amounts_of(run: RunSpec) -> Amounts:
+    """The tokens of a run, by the paper's mean response lengths where it has them."""
+    data, longest = run.data, run.rollout.max_response_length
+    if isinstance(data, TaskData):
+        problems, prompt, longest_prompt = (
+            data.validation_problems,
+            float(data.prompt_length),
+            data.prompt_length,
+        )
+        response = float(min(data.worked_length, longest))
+    else:
+        assert isinstance(data, MathData)
+        problems, prompt, longest_prompt = (
+            PROBLEMS_PER_BENCHMARK,
+            float(PROMPT_TOKENS),
+            data.max_prompt_length,
+        )
+        repository = run.model.repository if isinstance(run.model, HubModel) else ""
+        response = float(min(MEAN_RESPONSE.get(repository, MEAN_SHARE * longest), longest))
+    return Amounts(
+        responses=run.batch.prompts * run.batch.responses,
+        validation_responses=len(data.benchmarks) * problems * run.validation.samples,
+        prompt=prompt,
+        response=response,
+        longest_prompt=longest_prompt,
+        longest_response=longest,
+        steps=run.training.t_stop,
+        validations=run.training.t_stop // run.validation.every + 1,  # and before the first step
+    )
+
+
+# Keys of verl's tree for recomputation: the first for its FSDP2 engine, the second for its Megatron engine. The others:
+# the optimiser, or everything, rests in host memory while it trains.
+CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+MEGATRON_RECOMPUTES = "actor_rollout_ref.actor.megatron.override_transformer_config.recompute_"
+CPU_OPTIMISER = "actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload"
+OFFLOAD_POLICY = "actor_rollout_ref.actor.fsdp_config.offload_policy"
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes per GPU. `state` is weights, gradients and AdamW's; `activations` those of a micro-batch.
+
+    `training` and `rollout` are the two peaks, since the rollout engine sleeps while the policy trains. `kv_cache` is
+    the room for keys and values of an engine besides its weights, on all its GPUs (negative: not even the weights
+    fit); `kv_needed` is the size of a sequence of maximum length. `host`: of each node's memory, earlier policies.
+    """
+
+    state: float
+    activations: float
+    logits: float
+    training: float
+    rollout: float
+    kv_cache: float
+    kv_needed: float
+    available: float
+    host: float = 0.0
+
+    @property
+    def peak(self) -> float:
+        """The larger of the two peaks."""
+        return max(self.training, self.rollout)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the GPU has the memory, and the rollout engine room for one longest sequence."""
+        return self.peak <= self.available and self.kv_cache >= self.kv_needed
+
+    @property
+    def verdict(self) -> str:
+        """`fits in 80 GB (...)`, or what does not."""
+        where = "training" if self.training >= self.rollout else "rollout"
+        peak = f"peak {self.peak / 1e9:.0f} GB, in {where}"
+        if self.fits:
+            return f"fits in {self.available / 1e9:.0f} GB ({peak})"
+        if self.peak <= self.available:
+            peak = (
+                f"the rollout engine lacks {(self.kv_needed - self.kv_cache) / 1e9:.0f} GB for its weights and the "
+                "keys and values of one longest sequence"
+            )
+        return f"does not fit in {self.available / 1e9:.0f} GB ({peak})"
+
+
+def estimate_memory(
+    shape: ModelShape, amounts: Amounts, layout: LayoutSpec, available: float
+) -> MemoryEstimate:
+    """The memory of a GPU of `layout` that has `available` bytes."""
+    state = _state(shape, layout)
+    split = layout.megatron.tensor if layout.megatron else 1  # sequence parallelism splits activations, too
+    activations = _activations(shape, layout) / split + _gathered(shape, layout)
+    logit = LOGIT_MEGATRON if layout.megatron else LOGIT
+    logits = layout.tokens_per_device * shape.vocabulary * logit / split + CHUNK
+    training = state + activations + logits + RESERVE
+    engine = layout.rollout_memory * available
+    resting = 0.0 if layout.offload else state
+    cache = layout.rollout_tensor_parallel * engine - shape.parameters * WEIGHT
+    return MemoryEstimate(
+        state=state,
+        activations=activations,
+        logits=logits,
+        training=training,
+        rollout=resting + engine + RESERVE,
+        kv_cache=cache,
+        kv_needed=amounts.longest * kv_bytes(shape),
+        available=available,
+    )
+
+
+def _state(shape: ModelShape, layout: LayoutSpec) -> float:
+    """Weights, gradients and optimiser of a GPU.
+
+    For a mixture of experts, only `parameters - active` is counted as sharded over the expert-parallel GPUs. The
+    experts that a token uses are counted on every GPU, so the figure is some 15 % too large for Qwen3-30B-A3B.
+    """
+    if layout.megatron is None:
+        return 0.0 if layout.verl.get(OFFLOAD_POLICY) else shape.parameters * shape.state / layout.devices
+    sizes = layout.megatron
+    experts = (shape.parameters - shape.active) / sizes.expert
+    local = (experts + shape.active / sizes.tensor) / sizes.pipeline
+    optimiser = (
+        0.0 if layout.verl.get(CPU_OPTIMISER) else shape.parameters * MEGATRON_OPTIMISER / layout.devices
+    )
+    return local * MEGATRON_LOCAL + optimiser
+
+
+def _activations(shape: ModelShape, layout: LayoutSpec) -> float:
+    """The inputs of recomputed layers, and all activations of the layers that are not, or are being, recomputed."""
+    layer = LAYER_MOE if shape.is_moe else LAYER
+    kept, at_once = _recomputed(shape, layout)
+    per_token = (kept - at_once) * CHECKPOINT + (shape.layers - kept + at_once) * layer
+    return layout.tokens_per_device * shape.width * per_token
+
+
+def _recomputed(shape: ModelShape, layout: LayoutSpec) -> tuple[int, int]:
+    """How many layers are recomputed in the backward pass, and how many of them at a time.
+
+    Megatron's `uniform` keeps the input of every n-th layer, `block` recomputes the first n one by one. Its selective
+    recomputation covers core attention, which flash attention does not store anyway.
+    """
+    settings = {key.removeprefix("+"): value for key, value in layout.verl.items()}
+    if layout.megatron is None:
+        return (shape.layers, 1) if settings.get(CHECKPOINTING, True) else (0, 0)
+    if settings.get(f"{MEGATRON_RECOMPUTES}granularity") != "full":
+        return 0, 0
+    number = min(int(settings.get(f"{MEGATRON_RECOMPUTES}num_layers") or 1), shape.layers)
+    if settings.get(f"{MEGATRON_RECOMPUTES}method") == "block":
+        return number, 1
+    return shape.layers, number
+
+
+def _gathered(shape: ModelShape, layout: LayoutSpec) -> float:
+    """The weights that FSDP2 gathers: two layers (one prefetched), and the embedding and output matrices."""
+    if layout.megatron is not None:
+        return 0.0
+    return WEIGHT * 2 * (shape.parameters / shape.layers + shape.vocabulary * shape.width)
+
+
+@dataclass(frozen=True)
+class TimeEstimate:
+    """Seconds of a training step, of a validation and of the whole run, on `devices` GPUs."""
+
+    rollout: float
+    update: float
+    overhead: float
+    validation: float
+    total: float
+    devices: int
+
+    @property
+    def step(self) -> float:
+        """Seconds of a training step, validation excluded."""
+        return self.rollout + self.update + self.overhead
+
+    @property
+    def hours(self) -> float:
+        """Wall-clock hours of the run."""
+        return self.total / 3600
+
+    @property
+    def gpu_hours(self) -> float:
+        """Hours of all GPUs together."""
+        return self.hours * self.devices
+
+
+def estimate_time(
+    shape: ModelShape, amounts: Amounts, layout: LayoutSpec, max_staleness: int | None = None
+) -> TimeEstimate:
+    """The time of a run on devices of the layout's speed.
+
+    `max_staleness`: of asynchronous rollouts, None for others. A response then may take one batch more than this, so
+    that an engine waits less for the longest ones.
+    """
+    patient = amounts
+    if max_staleness is not None:
+        longest = max(amounts.longest_response / (1 + max_staleness), amounts.response)
+        patient = replace(amounts, longest_response=round(longest))
+    rollout = sampling_seconds(shape, patient, layout, amounts.responses)
+    validation = sampling_seconds(shape, amounts, layout, amounts.validation_responses)
+    update = update_seconds(shape, amounts, layout)
+    overhead = STEP_OVERHEAD + shape.parameters * WEIGHT / SYNC_BANDWIDTH
+    total = (
+        START
+        + amounts.steps * (rollout + update + overhead)
+        + amounts.validations * (validation + STEP_OVERHEAD)
+    )
+    return TimeEstimate(rollout, update, overhead, validation, total, layout.devices)
+
+
+def sampling_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec, responses: int) -> float:
+    """Seconds to sample `responses` responses, spread evenly over the rollout engines.
+
+    An engine of g GPUs decodes for as many steps as the longest response has tokens, which some response of a batch
+    nearly always reaches; or for more, if the KV cache or the engine's limit allows fewer concurrent responses. Each
+    step reads all weights (a batch touches every expert) and costs its overhead; each token reads the keys and values
+    of the tokens before it, T / 2 on average: squares of the mean length approximate the mean of squares.
+    """
+    gpus = layout.rollout_tensor_parallel
+    share = responses * gpus / layout.devices  # of one engine
+    tokens = share * amounts.response
+    steps = max(amounts.longest_response, tokens / concurrent(shape, amounts, layout))
+    kv_token = kv_bytes(shape)
+    flops, bandwidth = (gpus * peak for peak in peaks(layout))
+    bandwidth *= BANDWIDTH_SHARE_MOE if shape.is_moe else BANDWIDTH_SHARE
+    overhead = DECODE_OVERHEAD_MOE if shape.is_moe else DECODE_OVERHEAD
+    traffic = steps * shape.parameters * WEIGHT + tokens * (amounts.prompt + amounts.response / 2) * kv_token
+    compute = tokens * 2 * shape.active / (flops * DECODE_SHARE)
+    prefill = share * amounts.prompt * 2 * shape.active / (flops * PREFILL_SHARE)
+    return prefill + steps * overhead + max(traffic / bandwidth, compute)
+
+
+def peaks(layout: LayoutSpec) -> tuple[float, float]:
+    """FLOPs and bytes per second of a device, from its data sheet."""
+    return (
+        1e12 * layout.device_tflops if layout.device_tflops else BF16_FLOPS,
+        1e9 * layout.device_gb_per_second if layout.device_gb_per_second else BANDWIDTH,
+    )
+
+
+def update_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
+    """Seconds of all minibatch updates of a step: 6 FLOPs per active parameter and token, and causal attention's.
+
+    Bypass mode recomputes no log-probabilities, and there is no reference model.
+    """
+    mfu = TRAINING_MFU_MOE if shape.is_moe else TRAINING_MFU
+    length = amounts.prompt + amounts.response
+    per_token = 6 * (shape.active + shape.layers * shape.width * length)
+    return amounts.responses * length * per_token / (layout.devices * peaks(layout)[0] * mfu)
+
+
+def concurrent(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
+    """Concurrent responses of mean length in one rollout engine, limited by KV cache and settings; at least 1."""
+    memory = layout.rollout_tensor_parallel * layout.rollout_memory * layout.device_memory_gb * 1e9
+    room = memory - shape.parameters * WEIGHT
+    most = int(layout.verl.get(MAX_SEQUENCES_KEY, MAX_SEQUENCES))
+    return max(1.0, min(most, room / (kv_bytes(shape) * (amounts.prompt + amounts.response))))
+
+
+def kv_bytes(shape: ModelShape) -> float:
+    """Bytes of keys and values of a token."""
+    return 2.0 * shape.layers * shape.kv_width * KV
+
+
+@dataclass(frozen=True)
+class CostEstimate:
+    """Time and memory of a run."""
+
+    time: TimeEstimate
+    memory: MemoryEstimate
+
+
+def estimate(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> CostEstimate | None:
+    """The cost of a run on the layout's GPUs, each with `available` bytes, or the layout's if None.
+
+    None for runs without GPUs, and for a core that has no estimate.
+    """
+    of_core = core_of(run.core).load("estimate")
+    cost: CostEstimate | None = of_core(run, layout, available) if of_core is not None else None
+    return cost
+
+
+def estimate_on_gpus(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> CostEstimate | None:
+    """The estimate of a core that trains one model on all GPUs of its layout, and samples from it on the same ones."""
+    if layout.device != "cuda":
+        return None
+    shape, amounts = shape_of(run), amounts_of(run)
+    available = available or layout.device_memory_gb * 1e9
+    memory = estimate_memory(shape, amounts, layout, available)
+    return CostEstimate(
+        estimate_time(shape, amounts, layout, run.rollout.max_staleness),
+        replace(memory, host=past_policies(run) / layout.nodes),
+    )
+
+
+def past_policies(run: RunSpec) -> float:
+    """Bytes of host memory, on all nodes, of the policies that a stale mu needs, the current one among them."""
+    copies = run.rollout.staleness + 1 if run.rollout.staleness else 0
+    weights = SAVED["fsdp2"][1] / (2 if run.optim.master_dtype else 1)
+    return copies * shape_of(run).parameters * weights
+
+
+# Bytes per parameter of a checkpoint with AdamW's state, and of its weights alone: float32 weights and two moments;
+# Megatron-Bridge's bfloat16 weights, and float32 weights and two moments of its optimiser.
+SAVED = {"fsdp2": (12, 4), "megatron": (14, 2)}
+KEPT_CHECKPOINTS = 2  # that being written and that before it, since the newest may be incomplete
+KEPT_KEY = "trainer.max_actor_ckpt_to_keep"  # by which a layout keeps more, or with null all
+
+
+@dataclass(frozen=True)
+class DiskEstimate:
+    """Bytes of the checkpoints of a run while it trains, and of what stays of them: the best weights."""
+
+    training: float
+    recorded: float
+
+
+def estimate_disk(run: RunSpec, layout: LayoutSpec) -> DiskEstimate | None:
+    """The disk that a run takes; None for a model whose size does not matter."""
+    if not isinstance(run.model, HubModel):
+        return None
+    parameters = run.model.parameters * 1e9
+    whole, weights = map(float, SAVED[layout.strategy])
+    if run.optim.lora_rank:  # the adapters and their moments are small
+        whole = weights
+    if run.optim.master_dtype:
+        whole, weights = whole / 2, weights / 2
+    whole += run.rollout.staleness * weights  # the earlier policies
+    every = min(run.validation.every, layout.checkpoint_every or run.validation.every)
+    number = layout.verl.get(KEPT_KEY, KEPT_CHECKPOINTS) or run.training.t_stop // every
+    return DiskEstimate(parameters * (number * whole + weights), parameters * weights)

@@ -25,8 +25,7 @@ from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import RunState
 from cppo_lab.runs.tags import flatten
 from cppo_lab.spec import LayoutSpec, RunSpec
-from cppo_lab.spec.estimate import amounts_of, estimate, estimate_disk
-from cppo_lab.spec.job import layout_tag
+from cppo_lab.spec.job import amounts_of, estimate, estimate_disk, layout_tag
 from cppo_lab.spec.run import digest
 from cppo_lab.sweep.enumerate import PlannedRun
 

@@ -35,7 +35,7 @@ from cppo_lab.plugins import (
     snapshot,
 )
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, PathsSpec, RunSpec
-from cppo_lab.spec.estimate import estimate, estimate_disk
+from cppo_lab.spec.job import estimate, estimate_disk
 from cppo_lab.sweep.compose import Composed
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.address import sqlite_file

@@ -30,7 +30,7 @@ from cppo_lab.plugins import install_extra
 from cppo_lab.runs.attempt import Allocation, Equipped, lend_machine, prepare_process, read_folders
 from cppo_lab.runs.machine import sampling
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
-from cppo_lab.spec.estimate import CostEstimate, estimate
+from cppo_lab.spec.job import CostEstimate, estimate
 from cppo_lab.sweep.cost import (
     FILE,
     PREFLIGHTS,

@@ -16,7 +16,7 @@ from cppo_lab.errors import counted
 from cppo_lab.runs.state import RunState
 from cppo_lab.runs.tags import as_yaml, dotted
 from cppo_lab.spec import LayoutSpec, PathsSpec
-from cppo_lab.spec.estimate import UNCERTAINTY, CostEstimate, estimate, estimate_disk
+from cppo_lab.spec.job import UNCERTAINTY, CostEstimate, estimate, estimate_disk
 from cppo_lab.sweep.columns import RUN_ID, aligned
 from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun

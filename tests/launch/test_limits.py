@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_not_started_in_the_order_of_the_plan(workspace: Pa
     done = missing | {ids[0]: "done"}
     assert beyond(Limits(2.5 * each), states=done) == ids[1:]
     assert beyond(Limits(4.5 * each), states=done | {ids[1]: "running"}) == ids[3:]
-    # 1.7e9 parameters: float32 weights stay, and two checkpoints of 12 bytes while it trains (spec/estimate.py).
+    # 1.7e9 parameters: float32 weights stay, and two checkpoints of 12 bytes while it trains (spec/job.py).
     model = plan.runs[0].spec.model
     assert isinstance(model, HubModel)
     parameters = model.parameters

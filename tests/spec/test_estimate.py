@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from cppo_lab.spec.estimate import (
+from cppo_lab.spec.job import (
     MAX_SEQUENCES_KEY,
     MEAN_RESPONSE,
     OFFLOAD_POLICY,
@@ -20,8 +20,8 @@ from cppo_lab.spec.estimate import (
     estimate,
     estimate_disk,
     estimate_time,
+    layout_tag,
 )
-from cppo_lab.spec.job import layout_tag
 from cppo_lab.sweep.compose import compose
 
 ROOT = Path(__file__).parents[2]

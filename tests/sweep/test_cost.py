@@ -9,8 +9,7 @@ from cppo_lab.runs.attempt import Attempt, _tags
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import RunState
 from cppo_lab.spec import RunSpec
-from cppo_lab.spec.estimate import TimeEstimate, estimate
-from cppo_lab.spec.job import layout_tag
+from cppo_lab.spec.job import TimeEstimate, estimate, layout_tag
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.cost import (
     ESTIMATE,

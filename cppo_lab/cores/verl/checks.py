@@ -20,7 +20,7 @@ from cppo_lab.errors import UserError, nearest
 from cppo_lab.plugins import MISSING, OK, WARNING, Check, Requirement
 from cppo_lab.rules import ENTROPY, MINIBATCH
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, RunSpec, VerlRun
-from cppo_lab.spec.estimate import (
+from cppo_lab.spec.job import (
     CPU_OPTIMISER,
     KEPT_CHECKPOINTS,
     KEPT_KEY,

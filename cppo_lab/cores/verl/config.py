@@ -23,7 +23,7 @@ from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT, ENGINE_KEY
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.spec import AnswersSpec, LayoutSpec, MathData, PathsSpec, TaskData, VerlRun
-from cppo_lab.spec.estimate import KEPT_CHECKPOINTS, estimate
+from cppo_lab.spec.job import KEPT_CHECKPOINTS, estimate
 from cppo_lab.spec.parse import parse_run
 
 EPOCHS = 1_000_000  # only the number of steps ends a run

@@ -11,7 +11,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3Rot
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeDecoderLayer, Qwen3MoeRotaryEmbedding
 
 from cppo_lab.maths import divergence
-from cppo_lab.spec.estimate import LAYER, LAYER_MOE, LOGIT
+from cppo_lab.spec.job import LAYER, LAYER_MOE, LOGIT
 
 pytestmark = pytest.mark.slow
 TOKENS = 64

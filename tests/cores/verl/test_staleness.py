@@ -22,7 +22,7 @@ from cppo_lab.cores.verl.trainer import LabTrainer
 from cppo_lab.cores.verl.worker import TrustRegionWorker
 from cppo_lab.errors import UserError
 from cppo_lab.schema import MISMATCH
-from cppo_lab.spec.estimate import shape_of
+from cppo_lab.spec.job import shape_of
 from cppo_lab.sweep.compose import compose
 from tests.cores.verl.stale import EVERY, RANKS, SETTINGS, STALENESS, STEPS, composed
 from tests.waiting import CEILING_SECONDS
