@@ -24,7 +24,7 @@ from cppo_lab.errors import UserError, printable, unknown
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.masks import budget_terms, decisions
 from cppo_lab.maths.tokens import Tokens
-from cppo_lab.rules import DRIFT, ENTROPY, KL, MINIBATCH, PERMUTATION, Rule, rule_of
+from cppo_lab.rules import DRIFT, ENTROPY, KL, MINIBATCH, PERMUTATION, Rule, rule_of, trusted_path
 
 FROM_SAMPLED = ("binary_tv", "binary_kl", "sample_k2", "sample_k3")
 _OF_BUDGET = ("delta", "delta_b", "w_min", "delta_b_mode")
@@ -79,7 +79,8 @@ def replay(
     constants that do not fit the rule.
     """
     if rule is None:
-        rule, path, constants = tokens.rule.name, tokens.rule.path, constants or tokens.rule.constants
+        rule, constants = tokens.rule.name, constants or tokens.rule.constants
+        path = trusted_path(rule, tokens.rule.path)
     record = rule_of(rule, path)
     given = dict(tokens.rule.constants if constants is None else constants)
     if (reason := why_not(record, tokens)) is not None:
@@ -272,8 +273,12 @@ def as_lines(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponsePai
     yield f"step {tokens.step}: {len(pairs)} training responses, {len(tokens.token)} tokens" + (
         f"; {tokens.left_out} responses were omitted for lack of space" if tokens.left_out else ""
     )
-    yield f"{rule} kept {_mean(tokens.keep):.2%} of them in training, D_t {own_divergence(tokens.rule)}"
-    yield f"{replayed.rule} keeps {_mean(replayed.keep):.2%}, D_t {replayed.divergence}, {printable(constants)}"
+    own = printable(own_divergence(tokens.rule))
+    yield f"{printable(rule)} kept {_mean(tokens.keep):.2%} of them in training, D_t {own}"
+    yield (
+        f"{printable(replayed.rule)} keeps {_mean(replayed.keep):.2%}, D_t {printable(replayed.divergence)}, "
+        f"{printable(constants)}"
+    )
     yield ""
     yield f"{'response':>10} {'tokens':>7} {'advantage':>10} {'own':>8} {'other':>8} {'differ':>7}  other's tests"
     for pair in pairs:

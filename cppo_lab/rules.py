@@ -679,11 +679,37 @@ def from_environment(name: str, variable: str = VARIABLE) -> str | None:
 
     Raises UserError for an entry of the variable that is not an import path.
     """
+    return next((path for path in reversed(_paths_in(variable)) if path.rpartition(":")[2] == name), None)
+
+
+def _paths_in(variable: str) -> list[str]:
     paths = [text.strip() for text in os.environ.get(variable, "").split(",") if text.strip()]
     for path in paths:
         if not PATH.fullmatch(path):
             raise UserError(f"{variable}: {path!r} must be package.module:function; commas separate several")
-    return next((path for path in reversed(paths) if path.rpartition(":")[2] == name), None)
+    return paths
+
+
+def path_of_user(name: str) -> str | None:
+    """Where a rule of another package is, as in a run's configuration, by the environment or an installed package."""
+    return from_environment(name) or (ENTRY_POINT if name in entry_points(GROUP) else None)
+
+
+def trusted_path(name: str, path: str | None) -> str | None:
+    """The import path of a rule for which a run's answers name `path`: the user's own for this name, since anybody who
+    can write to the store could name any code.
+
+    Raises UserError for a rule of another package that neither an installed one nor CPPO_RULES names.
+    """
+    if path is None:
+        return None
+    own = path_of_user(name)
+    if own is None and path not in _paths_in(VARIABLE):
+        raise UserError(
+            f"rule {name!r} is code that the run's answers say is at {path!r}, which is not run on their word: if you "
+            f"trust it, set {VARIABLE}={path}"
+        )
+    return own or path
 
 
 def known(name: str) -> Variant | None:
@@ -694,7 +720,7 @@ def known(name: str) -> Variant | None:
     if name in NAMED:
         return NAMED[name]
     try:
-        path = from_environment(name) or (ENTRY_POINT if name in entry_points(GROUP) else None)
+        path = path_of_user(name)
         return rule_of(name, path) if path else None
     except UserError:
         return None

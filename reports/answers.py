@@ -23,7 +23,7 @@ from cppo_lab.answers.tokens import RecordedTokens
 from cppo_lab.errors import UserError
 from cppo_lab.reports.names import OURS, display_name, escape_json
 from cppo_lab.reports.sections import Scored, Section
-from cppo_lab.rules import rule_of
+from cppo_lab.rules import trusted_path
 
 if TYPE_CHECKING:
     from cppo_lab.analysis.replay import Replayed  # torch
@@ -264,12 +264,13 @@ def token_responses(
 
 def _why_not(tokens: RecordedTokens) -> str | None:
     try:
-        from cppo_lab.analysis.replay import why_not  # torch
+        from cppo_lab.analysis.replay import replay  # torch
 
-        return why_not(rule_of(tokens.rule.name, tokens.rule.path), tokens)
+        replay(tokens)
+        return None
     except ModuleNotFoundError as error:  # the page is complete otherwise
         return f"package {error.name!r} is not installed"
-    except UserError as error:  # a rule of a package that is not installed here
+    except UserError as error:  # also of a package that is not installed here
         return str(error)
 
 
@@ -292,8 +293,9 @@ def _responses(
         # What cannot be computed from recorded tokens is replaced by what the run measured.
         same = divergence == own_divergence(tokens.rule) or divergence not in FROM_SAMPLED
         with suppress(UserError):  # a rule that cannot be replayed from a file is not offered
+            path = trusted_path(rule.name, rule.path)
             result = replay(
-                tokens, rule.name, rule.constants, path=rule.path, divergence=None if same else divergence
+                tokens, rule.name, rule.constants, path=path, divergence=None if same else divergence
             )
             replayed.append((title, False, result))
     texts = tokens.texts()

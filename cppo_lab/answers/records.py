@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 
 STEP_FILE = re.compile(r"(texts|tokens)-(\d{6,15})\.(?:jsonl\.gz|npz)")
+
+
+Found = TypeVar("Found", Texts, RecordedTokens)
 
 
 class AnswerFiles(Protocol):
@@ -74,14 +77,21 @@ def read_texts(files: AnswerFiles, step: int) -> Texts | None:
     """The samples of a step; None if there is no such file. Raises UserError for a broken file."""
     name = texts_name(step)
     data = files.content(name, texts.LARGEST)
-    return None if data is None else texts.read(data, files.what(name))
+    return None if data is None else _of_step(texts.read(data, files.what(name)), step, files.what(name))
 
 
 def read_tokens(files: AnswerFiles, step: int) -> RecordedTokens | None:
     """The tokens of a step; None if there is no such file. Raises UserError for a broken file."""
     name = tokens_name(step)
     data = files.content(name, tokens.LARGEST)
-    return None if data is None else tokens.read(data, files.what(name))
+    return None if data is None else _of_step(tokens.read(data, files.what(name)), step, files.what(name))
+
+
+def _of_step(found: Found, step: int, what: str) -> Found:
+    """What a file was found to have. Raises UserError if it is of another step than its name."""
+    if found.step != step:
+        raise UserError(f"{what} is of step {found.step}, not {step}: delete that file")
+    return found
 
 
 TOKEN_SHARE = 0.6  # of a step's size limit: one response of 16,384 tokens fits at the paper's scale

@@ -15,7 +15,6 @@ from cppo_lab.cli.command import RUN, SOME_RUN, SWEEP, CommandParser, Exit, add_
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError, counted, printable, say
 from cppo_lab.files import appearing, require_free, runs_folder
-from cppo_lab.plugins import entry_points
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
@@ -344,8 +343,8 @@ def _as_lines(run_id: str, texts: "Texts", chosen: "list[Sample]") -> Iterator[s
                 "" if sample.truth is None else f", true answer {printable(sample.truth)}"
             )
             yield from (f"    {printable(line)}" for line in sample.prompt.splitlines())
-        worth = (
-            "" if sample.reward is None else f", reward {sample.reward:g}, advantage {sample.advantage:.3g}"
+        worth = ("" if sample.reward is None else f", reward {sample.reward:g}") + (
+            "" if sample.advantage is None else f", advantage {sample.advantage:.3g}"
         )
         answer = "no answer" if sample.answer is None else f"answer {printable(sample.answer)}"
         yield (
@@ -363,6 +362,7 @@ def replay(options: argparse.Namespace) -> int:
     from cppo_lab.analysis.replay import as_lines, as_values, compare
     from cppo_lab.analysis.replay import replay as replayed
     from cppo_lab.answers.records import read_tokens
+    from cppo_lab.rules import RULES, path_of_user, trusted_path
 
     run, files = _files(options.run)
     step = _step(run.run_id, files, "tokens", options.step)
@@ -371,9 +371,11 @@ def replay(options: argparse.Namespace) -> int:
     given = dict(_assignment(text) for text in options.overrides)
     divergence = given.pop("divergence", None)
     if options.rule is None or options.rule == tokens.rule.name:
-        name, path, constants = tokens.rule.name, tokens.rule.path, dict(tokens.rule.constants)
+        name, constants = tokens.rule.name, dict(tokens.rule.constants)
+        path = trusted_path(name, tokens.rule.path)
     else:
-        name, path, constants = options.rule, _path(options.rule), _configured(options.rule, run.config)
+        name, constants = options.rule, _configured(options.rule, run.config)
+        path = None if name in RULES else path_of_user(name)
     result = replayed(
         tokens, name, constants | given, path=path, divergence=None if divergence is None else str(divergence)
     )
@@ -428,15 +430,6 @@ def _assignment(text: str) -> tuple[str, float | str]:
         except ValueError:
             continue
     return name, value
-
-
-def _path(rule: str) -> str | None:
-    """Where a rule of another package is, as in a run's configuration."""
-    from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, from_environment
-
-    if rule in RULES:
-        return None
-    return from_environment(rule) or (ENTRY_POINT if rule in entry_points(GROUP) else None)
 
 
 def _configured(rule: str, config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,12 +1,18 @@
 """`cppo samples` and `cppo replay`: from a run's folder and from the store, and what they refuse."""
 
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from cppo_lab.analysis.replay import replay
 from cppo_lab.answers.records import Recording, StepAnswers
+from cppo_lab.answers.texts import Texts, texts_name
+from cppo_lab.answers.texts import write as write_texts
+from cppo_lab.answers.tokens import tokens_name, write
+from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import CONFIG, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import AnswersSpec, RunSpec
@@ -105,6 +111,48 @@ def test_constants_are_those_of_the_runs_model(run: Path, cppo: Command) -> None
     divergence, constants = replayed("--rule trm_avg")
     assert (divergence, list(constants)) == ("binary_kl", ["delta_avg"])
     assert replayed("--rule dppo divergence=sample_k3")[0] == "sample_k3"
+
+
+def test_code_that_a_file_names_runs_only_where_the_user_names_it(
+    run: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Anybody who can write to the store could name any."""
+    path = "tests.rules.acme_rules:one_sided"
+    tokens = made.tokens()
+    rule = replace(tokens.rule, name="one_sided", path=path, constants={"delta": 0.1})
+    (run / tokens_name(10)).write_bytes(write(replace(tokens, rule=rule)))
+    monkeypatch.delitem(sys.modules, "tests.rules.acme_rules", raising=False)
+    assert (
+        f"not run on their word: if you trust it, set CPPO_RULES={path}"
+        in cppo(f"replay {run.name}", code=2).err
+    )
+    with pytest.raises(UserError, match="not run on their word"):
+        replay(replace(tokens, rule=rule))
+    assert "tests.rules.acme_rules" not in sys.modules
+    assert "dppo keeps" in cppo(f"replay {run.name} --rule dppo").out
+    monkeypatch.setenv("CPPO_RULES", path)
+    assert "one_sided keeps" in cppo(f"replay {run.name}").out
+
+
+def test_names_in_a_file_steer_no_terminal(run: Path, cppo: Command) -> None:
+    tokens = made.tokens()
+    rule = replace(tokens.rule, name=HOSTILE, estimator=HOSTILE)
+    (run / tokens_name(10)).write_bytes(write(replace(tokens, rule=rule)))
+    text = cppo(f"replay {run.name} --rule dppo divergence=binary_tv").out
+    assert "two\\nlines" in text and all(sign.isprintable() or sign == "\n" for sign in text)
+
+
+def test_a_file_under_the_name_of_another_step_is_refused(run: Path, cppo: Command) -> None:
+    (run / tokens_name(10)).rename(run / tokens_name(20))
+    (run / texts_name(10)).rename(run / texts_name(20))
+    for command in ("samples", "replay"):
+        assert "is of step 10, not 20: delete that file" in cppo(f"{command} {run.name}", code=2).err
+
+
+def test_a_sample_with_a_reward_alone_is_shown(run: Path, cppo: Command) -> None:
+    alone = made.sample(step=10, kind="training", problem="t-1", group=4, reward=1.0)
+    (run / texts_name(10)).write_bytes(write_texts(Texts(10, (alone,))))
+    assert ", reward 1, 4 tokens" in cppo(f"samples {run.name}").out
 
 
 @pytest.mark.parametrize(
