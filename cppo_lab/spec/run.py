@@ -766,6 +766,11 @@ class VerlRun(RunSpec):
                 f"rollout.temperature={self.rollout.temperature}: vLLM samples at {COLDEST:g} instead, and pi would be "
                 f"compared with another mu; set rollout.temperature={COLDEST:g} or more"
             )
+        if self.validation.temperature < COLDEST:
+            raise ValueError(
+                f"validation.temperature={self.validation.temperature}: vLLM samples at {COLDEST:g} instead; set "
+                f"validation.temperature={COLDEST:g} or more"
+            )
         if self.rollout.staleness and self.optim.lora_rank:
             raise ValueError(
                 f"rollout.staleness={self.rollout.staleness} with optim.lora_rank={self.optim.lora_rank}: earlier "

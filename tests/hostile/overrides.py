@@ -154,6 +154,7 @@ VERL = {
     "layout.checkpoint_every=5": "checkpoint_every=5 is beyond the run's last step, training.t_stop=4: lower it",
     "rollout.top_p=0.95": "rollout.top_p=0.95: core=verl evaluates …set rollout.top_p=1.0",
     "rollout.temperature=0.001": "rollout.temperature=0.001: …set rollout.temperature=0.01 or more",
+    "validation.temperature=0.001": "validation.temperature=0.001: …set validation.temperature=0.01 or more",
     "layout.megatron={}": "layout: megatron.tensor is missing: add it",
 }  # fmt: skip
 
