@@ -13,7 +13,7 @@ from cppo_lab.answers import ANSWERS, ArrayColumn, pack_arrays, unpacked_arrays
 
 OUTCOMES = f"{ANSWERS}/outcomes.npz"
 FORMAT = 1
-# Bytes, of the file and of what it unpacks to: 90 problems at 112 validations need 80,000, 30,000 at 290 need 70 million.
+# Bytes, of the file and of what it unpacks to; 90 problems at 112 validations need 80,000, 30,000 at 290 70 million.
 LARGEST = 256 * 2**20
 MOST_SAMPLES = 2**16 - 1
 REMEDY = "delete that file"
