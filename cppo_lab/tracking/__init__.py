@@ -4,7 +4,7 @@ Guarantees of this package:
 
 - Data of training runs reach MLflow in one way, `upload.py`, and uploading twice gives the same result.
 - A run is found in MLflow by its record's token before it is created; its points have the times of their measurement.
-- `runs/spool.py` records how much of a run's folder a store has. It may be lost, since uploads are idempotent.
+- `cppo_lab/runs/spool.py` records how much of a run's folder a store has. It may be lost, since uploads are idempotent.
 - `upload.py` (`retire`): a finished run's result stays until the new one is there.
 
 Begin with `client.py` and `read.py`, then `upload.py`. `address.py`, `history.py` and `services.py` (a

@@ -56,6 +56,13 @@ FILES = {
         "choose a model of its own",
     f"{HEAD}models: [mini_base]\nvariants: {{a: {{rule: cppo}}}}\nexclude: [{{variant: [a]}}]\n":
         ": exclude removes every run: remove an entry of it",
+    # hypotheses of which `exclude` leaves one side alone, on a model or for a seed
+    f"{HEAD}models: [mini_quick, mini_long]\nvariants: {{a: {{rule: cppo}}, b: {{rule: dppo}}}}\n"
+    "axes: {seed: [0, 1]}\nexclude: [{variant: b, model: mini_long}, {variant: a, seed: 1}]\nhypotheses:\n"
+    "  h: {claim: C, better: [a], than: [b], test_seeds: [0]}\n"
+    "  g: {claim: C, better: [b], than: [a], test_seeds: [1]}\n":
+        "hypotheses.h: `exclude` leaves model 'mini_long', seed 0, with runs of 'a' and without 'b', so they are never "
+        "compared: exclude all of them there, or none; also: hypotheses.g: `exclude` leaves model 'mini_quick'",
     "": NO_MAPPING,
     "[1,2]": NO_MAPPING,
     "just text": NO_MAPPING,
@@ -302,13 +309,6 @@ SEVERAL = {
     "axes: {rule: [cppo, dppo], seed: [0, 1]}\nbaseline: grpo\n"
     "hypotheses: {h: {claim: C, better: [cppo], than: [grpo], test_seeds: [1]}}\n":
         "unknown baseline 'grpo'…; also: hypotheses.h: no run is of variant 'grpo' (variants: 'cppo', 'dppo')",
-    # hypotheses of which `exclude` leaves one side alone, on a model or for a seed
-    "models: [mini_quick, mini_long]\nvariants: {a: {rule: cppo}, b: {rule: dppo}}\naxes: {seed: [0, 1]}\n"
-    "exclude: [{variant: b, model: mini_long}, {variant: a, seed: 1}]\nhypotheses:\n"
-    "  h: {claim: C, better: [a], than: [b], test_seeds: [0]}\n"
-    "  g: {claim: C, better: [b], than: [a], test_seeds: [1]}\n":
-        "hypotheses.h: `exclude` leaves model 'mini_long', seed 0, with runs of 'a' and without 'b', so they are never "
-        "compared: exclude all of them there, or none; also: hypotheses.g: `exclude` leaves model 'mini_quick'",
     # seeds: what each may be, once
     "variants: {a: {rule: cppo}, b: {rule: dppo}}\n"
     "hypotheses: {h: {claim: '', better: [a], than: [b], test_seeds: [-1], selection_seeds: [x]}}\n":
