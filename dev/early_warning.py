@@ -24,6 +24,7 @@ from scipy.special import expit
 from scipy.stats import chi2
 
 from cppo_lab import schema
+from cppo_lab.cores.diagnostics import mismatch_of_step
 from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.learner import GradedResponses, Learner
 from cppo_lab.cores.loop import Minibatch
@@ -76,7 +77,7 @@ class Watched(Learner):
 
     def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
         self.seen: list[mismatch.LogRatios] = []
-        return super().update(rollout, watched) | mismatch.of_step(self.seen)
+        return super().update(rollout, watched) | mismatch_of_step(self.seen)
 
     def objective(
         self,

@@ -1,10 +1,11 @@
-"""Per-token diagnostics of a run: the drift by position (Figure 2) and one masked response (Figure 3).
+"""Diagnostics of a run's tokens: metrics `mismatch/*`, drift by position (Figure 2), one masked response (Figure 3).
 
-Both are computed from the batches of validated steps. Their size does not depend on the length of the run.
+The metrics are those of every step of mini and verl. The other two are computed from the batches of validated steps,
+and their size does not depend on the length of the run.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +13,46 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cppo_lab import schema
+from cppo_lab.maths import mismatch
 from cppo_lab.maths.masks import threshold_tests
 from cppo_lab.maths.weights import effective_delta_b, position_weights
 from cppo_lab.spec import RuleSpec
 from cppo_lab.spec.run import OF_ADAPTIVE
 
 TOP_SHARE = 0.1  # the paper's "top 10 %"
+
+
+def mismatch_metrics(
+    parts: Sequence[mismatch.MismatchSums], *, before_update: bool = False
+) -> dict[str, float]:
+    """The metrics of the union of `parts` under their names of the schema: of all tokens, then of each third.
+
+    A third without tokens, or a batch without tokens, has no metrics. `before_update`: of the state before a training
+    step's first update.
+    """
+    if not parts:
+        return {}
+    union = mismatch.merge(parts)
+    metrics = {
+        schema.mismatch_metric(name, third, before_update=before_update): value
+        for third, values in zip(("", *schema.THIRDS), mismatch.values(union), strict=True)
+        for name, value in values.items()
+    }
+    if before_update and metrics:
+        mean, percentile = mismatch.divergence_values(union)
+        metrics |= {schema.DIVERGENCE_BEFORE: mean, schema.DIVERGENCE_BEFORE_P90: percentile}
+    return metrics
+
+
+def mismatch_of_step(updates: Sequence[mismatch.LogRatios]) -> dict[str, float]:
+    """The metrics of a training step: over all its updates, and before the first one."""
+    if not updates:
+        return {}
+    first, later = mismatch.mismatch_sums(updates[0]), updates[1:]
+    # A few large batches cost less than many small ones.
+    parts = [first, mismatch.mismatch_sums(*later)] if later else [first]
+    return mismatch_metrics(parts) | mismatch_metrics([first], before_update=True)
 
 
 @dataclass(frozen=True)

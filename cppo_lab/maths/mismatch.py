@@ -21,7 +21,7 @@ verl 0.9.1 (`rollout_corr/chi2_token`, `rollout_corr/rollout_is_eff_sample_size`
 Token t of a response with T tokens, t from 1, is in third floor(3 (t - 1) / T): early, middle, late. A response of one
 token has only an early third; one of two tokens has no late third.
 
-The functions before `metrics` return sums and counts instead of means, so that minibatches, micro-batches and ranks add
+The functions before `values` return sums and counts instead of means, so that minibatches, micro-batches and ranks add
 up (`merge`).
 """
 
@@ -31,11 +31,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cppo_lab import schema
 from cppo_lab.maths.tokens import LARGEST_EXPONENT, compute_dtype, same_shape
 
 FIELDS = ("tokens", "log_ratio", "k3", "ratio", "square", "error")
-THIRDS = len(schema.THIRDS)
+THIRDS = 3
 # The histogram of abs(x): below 2^-16, four equal parts of each octave up to 16, and above.
 _LOWEST, _HIGHEST, _PER_OCTAVE = -16, 4, 4
 BINS = (_HIGHEST - _LOWEST) * _PER_OCTAVE + 2
@@ -82,7 +81,7 @@ def log_ratios(logp: Tensor, rollout_logp: Tensor, divergence: Tensor, valid: Te
 @torch.no_grad()
 def mismatch_sums(*batches: LogRatios) -> MismatchSums:
     """The sums of one batch or of several. A NaN makes the sums NaN."""
-    x, divergence, third = (torch.cat(each) for each in zip(*batches, strict=True))
+    x, divergence, third = (torch.cat(part) for part in zip(*batches, strict=True))
     size, bounded = x.abs(), x.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
     excess = bounded.expm1()
     ratio = excess + 1
@@ -112,46 +111,19 @@ def _bin(size: Tensor) -> Tensor:
 
 def merge(parts: Sequence[MismatchSums]) -> MismatchSums:
     """The sums of the union of several batches."""
-    sums, largest, counts, divergence = (torch.stack(each) for each in zip(*parts, strict=True))
+    sums, largest, counts, divergence = (torch.stack(part) for part in zip(*parts, strict=True))
     return MismatchSums(sums.sum(0), largest.amax(0), counts.sum(0), divergence.sum(0))
 
 
-def metrics(parts: Sequence[MismatchSums], *, before_update: bool = False) -> dict[str, float]:
-    """The metrics of the union of `parts` under their names of the schema: of all tokens, then of each third.
-
-    A third without tokens, or a batch without tokens, has no metrics. `before_update`: of the state before a training
-    step's first update.
-    """
-    if not parts:
-        return {}
-    sums, largest, counts, divergence = (each.cpu() for each in merge(parts))
+def values(batch: MismatchSums) -> list[dict[str, float]]:
+    """The values above by name: of all tokens, then of each third. Empty without tokens."""
+    sums, largest, counts = batch.sums.cpu(), batch.largest.cpu(), batch.counts.cpu()
     rows = [(sums.sum(0), largest.amax(0), counts.sum(0)), *zip(sums, largest, counts, strict=True)]
-    found: dict[str, float] = {}
-    for third, row in zip(("", *schema.THIRDS), rows, strict=True):
-        values = _values(*row)
-        found |= {
-            schema.mismatch_metric(name, third, before_update=before_update): value
-            for name, value in values.items()
-        }
-    if before_update and found:
-        found[schema.DIVERGENCE_BEFORE] = float(divergence[0] / divergence[1:].sum())
-        found[schema.DIVERGENCE_BEFORE_P90] = _percentile(divergence[1:], 2.0**_HIGHEST, 0.9)
-    return found
-
-
-def of_step(updates: Sequence[LogRatios]) -> dict[str, float]:
-    """The metrics of a training step: over all its updates, and before the first one."""
-    if not updates:
-        return {}
-    first, rest = mismatch_sums(updates[0]), updates[1:]
-    parts = (
-        [first, mismatch_sums(*rest)] if rest else [first]
-    )  # a few large batches cost less than many small ones
-    return metrics(parts) | metrics([first], before_update=True)
+    return [_values(*row) for row in rows]
 
 
 def _values(sums: Tensor, largest: Tensor, counts: Tensor) -> dict[str, float]:
-    """The metrics of the tokens with `sums` [6], `largest` (a scalar) and `counts` [BINS]."""
+    """The values of the tokens with `sums` [6], `largest` (a scalar) and `counts` [BINS]."""
     n, log_ratio, k3, ratio, square, error = sums.tolist()
     if not n:
         return {}
@@ -164,6 +136,13 @@ def _values(sums: Tensor, largest: Tensor, counts: Tensor) -> dict[str, float]:
         "abs_log_ratio_max": float(largest),
         "token_mult_prob_error": error / n,
     }
+
+
+def divergence_values(batch: MismatchSums) -> tuple[float, float]:
+    """The mean and the 90th percentile of D_t over the tokens, of which there is one at least."""
+    divergence = batch.divergence.cpu()
+    mean = float(divergence[0] / divergence[1:].sum())
+    return mean, _percentile(divergence[1:], 2.0**_HIGHEST, 0.9)
 
 
 def _percentile(counts: Tensor, largest: float, share: float = 0.99) -> float:

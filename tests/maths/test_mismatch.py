@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from cppo_lab import schema
-from cppo_lab.maths.mismatch import MismatchSums, log_ratios, merge, metrics, mismatch_sums, of_step
+from cppo_lab.cores.diagnostics import mismatch_metrics, mismatch_of_step
+from cppo_lab.maths.mismatch import MismatchSums, log_ratios, merge, mismatch_sums
 
 Rows = list[list[tuple[float, float]]]  # of each response: (log pi, log mu) of its tokens
 BIN = 2 ** (1 / 8) - 1  # the documented error of the percentile
@@ -44,7 +45,7 @@ def apart(logp: Tensor, rollout_logp: Tensor) -> Tensor:
 
 
 def of(rows: Rows, width: int = 0, filler: float = math.nan) -> dict[str, float]:
-    return metrics([sums_of(*tensors(rows, width or max(map(len, rows), default=0), filler))])
+    return mismatch_metrics([sums_of(*tensors(rows, width or max(map(len, rows), default=0), filler))])
 
 
 def third_of(place: int, length: int) -> str:
@@ -138,7 +139,7 @@ def test_masked_tokens_inside_a_response_do_not_count() -> None:
     keep = torch.tensor([[1, 0, 1, 1, 0, 1, 1, 0, 1]]).bool()
     shown = [token for token, is_kept in zip(rows[0], keep[0].tolist(), strict=True) if is_kept]
     logp[~keep] = math.nan
-    assert metrics([sums_of(logp, rollout, valid & keep)]) == pytest.approx(of([shown]))
+    assert mismatch_metrics([sums_of(logp, rollout, valid & keep)]) == pytest.approx(of([shown]))
 
 
 @pytest.mark.parametrize("cuts", [[], [4], [1, 2, 3, 4, 5, 6], [2, 5], [6]])
@@ -148,11 +149,11 @@ def test_a_step_is_the_union_of_its_updates_and_the_state_before_the_first(cuts:
     parts = [tensors(rows[a:b], 40) for a, b in pairwise([0, *cuts, len(rows)])]
     updates = [log_ratios(logp, mu, apart(logp, mu), valid) for logp, mu, valid in parts]
     empty = sums_of(*tensors([[], []], 3))
-    whole = metrics([*map(mismatch_sums, updates), empty])
+    whole = mismatch_metrics([*map(mismatch_sums, updates), empty])
     assert whole == pytest.approx(of(rows), rel=1e-12)
     first = of(rows[: [*cuts, len(rows)][0]])
     before = {name.replace("mismatch/", "mismatch/before_update/"): value for name, value in first.items()}
-    step = of_step(updates)
+    step = mismatch_of_step(updates)
     distances = sorted(
         abs(math.exp(pi) - math.exp(mu)) for row in rows[: [*cuts, len(rows)][0]] for pi, mu in row
     )
@@ -161,7 +162,13 @@ def test_a_step_is_the_union_of_its_updates_and_the_state_before_the_first(cuts:
     assert step.pop(schema.DIVERGENCE_BEFORE_P90) == pytest.approx(wanted, rel=BIN * 1.001)
     assert step == pytest.approx(whole | before, rel=1e-9, abs=1e-12)
     assert all(map(schema.is_known_metric, step))
-    assert of_step([]) == metrics([]) == metrics([empty]) == metrics([merge([empty, empty])]) == {}
+    assert (
+        mismatch_of_step([])
+        == mismatch_metrics([])
+        == mismatch_metrics([empty])
+        == mismatch_metrics([merge([empty, empty])])
+        == {}
+    )
 
 
 def test_a_common_factor_of_sums_and_counts_changes_nothing() -> None:
@@ -175,8 +182,8 @@ def test_a_common_factor_of_sums_and_counts_changes_nothing() -> None:
             part = MismatchSums(
                 whole.sums / ranks, whole.largest, whole.counts / ranks, whole.divergence / ranks
             )
-            expected_ones = metrics([whole], before_update=True)
-            assert metrics([part], before_update=True) == pytest.approx(expected_ones, rel=1e-12)
+            expected_ones = mismatch_metrics([whole], before_update=True)
+            assert mismatch_metrics([part], before_update=True) == pytest.approx(expected_ones, rel=1e-12)
 
 
 @pytest.mark.parametrize("x", [-1000.0, -30.0, 30.0, 1000.0])
@@ -191,7 +198,7 @@ def test_what_is_not_finite_shows_and_low_precision_is_compared_in_full() -> Non
     values = of([[(math.nan, -1.0), (-1.0, -1.0)]])
     assert math.isnan(values["mismatch/k1"]) and math.isnan(values["mismatch/token_mult_prob_error"])
     logp = torch.tensor([[-1.0, -2.0]], dtype=torch.bfloat16)
-    values = metrics([sums_of(logp, torch.tensor([[-1.001, -2.002]]), torch.ones(1, 2))])
+    values = mismatch_metrics([sums_of(logp, torch.tensor([[-1.001, -2.002]]), torch.ones(1, 2))])
     assert values["mismatch/k1"] == pytest.approx(-0.0015, rel=1e-4)
     with pytest.raises(ValueError, match="rollout_logp has shape"):
         sums_of(torch.zeros(2, 3), torch.zeros(2, 1), torch.ones(2, 3))

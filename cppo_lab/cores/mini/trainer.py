@@ -17,6 +17,7 @@ from cppo_lab import schema
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.cores.base import BEST_MODEL, Ended, MetricSink, Resources, TogetherRun, require_same_task
 from cppo_lab.cores.checkpoint import read_checkpoint, same_form
+from cppo_lab.cores.diagnostics import mismatch_of_step
 from cppo_lab.cores.loop import Minibatch, SteppedTrainer, train_alone, train_runs
 from cppo_lab.cores.mini.answers import MiniAnswerRecorder
 from cppo_lab.cores.mini.model import Rollout, RolloutPolicy, Transformer, sample
@@ -26,7 +27,6 @@ from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.rule_loss import own_permutation
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.files import open_below
-from cppo_lab.maths import mismatch
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import MiniRun
 
@@ -174,7 +174,7 @@ class Trainer(SteppedTrainer):
                 gaps.append(result.log_ratios())
             return result.loss, result.output.stats, result.mismatch
 
-        return self.updates(batch.keep, objective) | mismatch.of_step(gaps)
+        return self.updates(batch.keep, objective) | mismatch_of_step(gaps)
 
     def validate(self) -> dict[str, float]:
         """Avg@k on every benchmark and their unweighted mean, on sampling seeds that never change."""

@@ -18,7 +18,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from cppo_lab import schema
-from cppo_lab.cores.diagnostics import ObservedTokens
+from cppo_lab.cores.diagnostics import ObservedTokens, mismatch_metrics
 from cppo_lab.cores.verl import logits as from_engine
 from cppo_lab.cores.verl.answers import Decided, places_of
 from cppo_lab.errors import NotFinite, UserError, unknown
@@ -164,7 +164,7 @@ def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
     values = torch.tensor([metrics.pop(name) for name in _names()], dtype=torch.float64)
     updates = [_mismatch_sums(column) for column in values.unbind(1)]
     updates = [sums for sums in updates if sums.sums[:, 0].any()]  # padding alone makes no update
-    for computed in (mismatch.metrics(updates), mismatch.metrics(updates[:1], before_update=True)):
+    for computed in (mismatch_metrics(updates), mismatch_metrics(updates[:1], before_update=True)):
         metrics.update({name: [value] for name, value in computed.items()})
 
 

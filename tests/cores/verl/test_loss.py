@@ -12,7 +12,7 @@ from verl.utils.py_functional import rename_dict
 from verl.workers.utils.losses import ppo_loss
 
 from cppo_lab import schema
-from cppo_lab.cores.diagnostics import ObservedTokens
+from cppo_lab.cores.diagnostics import ObservedTokens, mismatch_metrics
 from cppo_lab.cores.verl.loss import (
     TrustRegionLossConfig,
     rule_metrics,
@@ -21,7 +21,7 @@ from cppo_lab.cores.verl.loss import (
 )
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths import divergence
-from cppo_lab.maths.mismatch import log_ratios, metrics, mismatch_sums
+from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
 from tests.cores.verl.recorded import (
     Trained,
     actor,
@@ -158,7 +158,7 @@ def whole(batch: TokenBatch, rows: int = 12, **options: Any) -> dict[str, float]
     """The metrics of the first `rows` at once."""
     apart = divergence.binary(batch.logp, batch.rollout_logp, "tv")
     columns = (batch.logp, batch.rollout_logp, apart, batch.valid)
-    return metrics([mismatch_sums(log_ratios(*(column[:rows] for column in columns)))], **options)
+    return mismatch_metrics([mismatch_sums(log_ratios(*(column[:rows] for column in columns)))], **options)
 
 
 def wide() -> TokenBatch:
