@@ -15,8 +15,7 @@ runs verl's trainer. `loop.py`, `rule_loss.py`, `diagnostics.py` and `datasets.p
 from collections.abc import Sequence
 
 # A run has collapsed when its validation score has been below `share` times its best so far, and at least MARGIN below
-# it, at `patience` validations in a row; or when a log-probability, gradient or weight is not
-# finite. It then ends.
+# it, at `patience` validations in a row; or when a log-probability, gradient or weight is not finite. It then ends.
 #
 # PAPER: `collapse` is a run that diverged (Table 4), without a threshold. Share 0.4 separates its curves as its table
 # does: CISPO on Qwen3-30B-A3B-Base falls below, and no other run. That curve ends at its first such point, so only

@@ -1,6 +1,8 @@
 """The interface of a trainer core: a function from a RunSpec to metrics. Cores know no sweeps, launchers or MLflow.
 
-Cores are registered in `core_records.py`; `cppo_lab.testing.CoreTests` checks this contract.
+With the other parts that a core may have (training runs together, export, evaluation, stand-ins), what it needs from a
+machine, and the file of its steps' times. Cores are registered in `core_records.py`; `cppo_lab.testing.CoreTests`
+checks this contract.
 """
 
 import json
@@ -41,9 +43,9 @@ class MetricSink(Protocol):
 
 # In the run's folder.
 BEST_MODEL = "best_model.pt"  # of the embedded core: the weights of its best validation; kept
+BEST_CHECKPOINT = "best_checkpoint"  # the same of the verl core, a folder
 # Removed when the run's result is recorded.
 CHECKPOINT = "checkpoint.pt"
-BEST_CHECKPOINT = "best_checkpoint"  # the same of the verl core, a folder
 CHECKPOINTS = "verl_checkpoints"  # of the verl core, which has a folder of checkpoints
 
 

@@ -22,11 +22,7 @@ from cppo_lab import schema
 from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Ended, TogetherRun
-from cppo_lab.cores.checkpoint import (
-    Row,
-    load_checkpoint,
-    save_checkpoint,
-)
+from cppo_lab.cores.checkpoint import Row, load_checkpoint, save_checkpoint
 from cppo_lab.cores.diagnostics import Diagnostics
 from cppo_lab.errors import Interrupted, NotFinite, describe, find_interruption, say
 from cppo_lab.maths.rules import group_advantages
@@ -58,9 +54,8 @@ class SteppedTrainer:
     """Trains a run step by step. `steps` counts the training steps taken."""
 
     GENERATORS: ClassVar[tuple[str, ...]]  # the attributes that are random generators
-    tags: Mapping[str, str] = MappingProxyType(
-        {}
-    )  # known only once its trainer exists (schema.TAGS_OF_CORES)
+    # Of schema.TAGS_OF_CORES; known only once its trainer exists.
+    tags: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, spec: RunSpec, device: torch.device, parameters: Iterable[Tensor]) -> None:
         self.run, self.device, self.steps = spec, device, 0

@@ -105,9 +105,7 @@ def compute_dtype(tensor: Tensor) -> Tensor:
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
 
 
-# What every rule takes and returns.
-#
-# Shapes: B = responses, T = padded length; tensors are [B, T], right-padded. Values at padding are ignored.
+# What every rule takes and returns: tensors [B, T], whose values at padding are ignored.
 
 
 # Statistics clamp log rho here (verl's SAFETY_BOUND), so that the means of a diverged policy stay finite.

@@ -58,7 +58,7 @@ class GradedResponses:
     permutation: Tensor | None  # [B, T] of each response's positions, for the rule that shuffles weights
 
 
-def process_of(spec: ExactRun) -> Process:
+def _process_of(spec: ExactRun) -> Process:
     """The process on which `spec` trains, with its policy's stretches."""
     data = spec.data
     horizon = spec.rollout.max_response_length
@@ -71,7 +71,7 @@ class Learner(SteppedTrainer):
     GENERATORS = ("problems", "sampling", "shuffling", "engine")
 
     def __init__(self, spec: ExactRun) -> None:
-        self.spec, self.process = spec, process_of(spec)
+        self.spec, self.process = spec, _process_of(spec)
         self.tables = PolicyTables(self.process)
         self.start, self.problems, self.sampling, self.shuffling, self.engine = (
             torch.Generator().manual_seed(spec.seed * 1000 + stream) for stream in range(5)
@@ -183,7 +183,7 @@ class Learner(SteppedTrainer):
         if watched is not None:
             drawn = rollout.tokens[rows]
             view = ObservedTokens(seen, rollout_logp, divergence, spread, valid, drawn, origin.logp[places])
-            self.diagnostics.see(watched, view, token_names)
+            self.diagnostics.see(watched, view, _token_names)
         difference, scale = relative_logprob_error(seen, rollout_logp, valid)
         return loss, output.stats, (float(difference), float(scale))
 
@@ -317,7 +317,7 @@ class UpdateAlong(Learner):
 
         rule = self.spec.rule
         if self.along.match == "delta":
-            rule = nearest_threshold(rule, lambda other: moved(start[0] + updated(other)[0]) - target)
+            rule = _nearest_threshold(rule, lambda other: moved(start[0] + updated(other)[0]) - target)
         step, metrics = updated(rule, watched)
         length = equal_length(lambda scale: moved(start[0] + scale * step) - target)
         self.measured = None if length is None else start[0] + length * step
@@ -341,7 +341,7 @@ class UpdateAlong(Learner):
         self.optimizer.load_state_dict(copy.deepcopy(snapshot[1]))  # which would share its tensors
 
 
-def nearest_threshold(rule: RuleSpec, beyond: Callable[[RuleSpec], float]) -> RuleSpec:
+def _nearest_threshold(rule: RuleSpec, beyond: Callable[[RuleSpec], float]) -> RuleSpec:
     """`rule` with the delta, among 2^-8 to 2^8 times its own, whose update is nearest to a movement, by bisection:
     `beyond` says by how much an update moves further. Masks change in jumps, so it is rarely met exactly.
     """
@@ -376,6 +376,6 @@ def equal_length(beyond: Callable[[float], float]) -> float | None:
     return low
 
 
-def token_names(ids: list[int]) -> list[str]:
+def _token_names(ids: list[int]) -> list[str]:
     """Readable text of tokens: the branch token, and ordinary symbols by number."""
     return ["fork" if token == BRANCH else str(token) for token in ids]

@@ -154,7 +154,7 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.gain, self.eps)
 
 
-def rope_tables(length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
+def _rope_tables(length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
     """Cosine and sine [length, head_dim] of rotary position embedding in the half-split layout."""
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
     angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency[None, :]
@@ -162,7 +162,7 @@ def rope_tables(length: int, head_dim: int, theta: float) -> tuple[Tensor, Tenso
     return angle.cos(), angle.sin()
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply rotary embedding to x [N, H, head_dim] with tables [N, 1, head_dim]."""
     half = x.shape[-1] // 2
     turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
@@ -188,7 +188,7 @@ class Attention(nn.Module):
         gain = torch.cat(
             [self.q_norm.gain.expand(self.heads, -1), self.k_norm.gain.expand(self.kv_heads, -1)]
         )
-        qk = rotate(F.rms_norm(qk, (self.head_dim,), eps=self.q_norm.eps) * gain, *rope)
+        qk = _rotate(F.rms_norm(qk, (self.head_dim,), eps=self.q_norm.eps) * gain, *rope)
         q, k = qk.split([self.heads, self.kv_heads], dim=1)
         return self.out(layout.attend(layer, q, k, v))
 
@@ -227,7 +227,7 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(vocabulary, arch.width)
         self.blocks = nn.ModuleList(Block(arch) for _ in range(arch.layers))
         self.norm = RMSNorm(arch.width)
-        cos, sin = rope_tables(context, arch.head_dim, arch.rope_theta)
+        cos, sin = _rope_tables(context, arch.head_dim, arch.rope_theta)
         self.register_buffer("cos", cos[:, None], persistent=False)
         self.register_buffer("sin", sin[:, None], persistent=False)
         self.apply(self._initialise)

@@ -142,9 +142,8 @@ class Trainer(SteppedTrainer):
             generator=self.sampling,
             top_k=self.objective.top_k,
         )
-        if not bool(
-            rollout.logp.sum().isfinite()
-        ):  # equal rewards would hide it, since nothing is then learned
+        # Equal rewards would hide it, since nothing is then learned.
+        if not bool(rollout.logp.sum().isfinite()):
             raise NotFinite("log-probabilities are not finite")
         rewards = self.task.rewards(rollout.responses, rollout.lengths, problems.repeat(n).to(self.device))
         advantages, keep, share = self.graded(rewards, rollout.group)
@@ -247,9 +246,6 @@ def evaluate(spec: MiniRun, other: MiniRun, resources: Resources) -> tuple[int, 
     sets = validation_sets(task)
     _, _, rewards = _asked(asked, task, model, sets, torch.device("cpu"))
     return step, dict(zip(sets, rewards.view(len(sets), -1).mean(1).tolist(), strict=True))
-
-
-# A run of the embedded trainer.
 
 
 def train(spec: MiniRun, sink: MetricSink, resources: Resources) -> Outcome:

@@ -18,7 +18,7 @@ from transfer_queue import KVBatchMeta
 
 from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.records import StepAnswers
-from cppo_lab.answers.texts import TRAINING, Sample, as_text
+from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample, as_text
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.mini.tasks import make_task
@@ -45,7 +45,7 @@ class Decided(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class KeptResponse:
-    """One response of T tokens as trained by its rank, on the CPU; fields as in `answers.tokens.Tokens`, all [T]."""
+    """One response of T tokens as trained by its rank, on the CPU; fields as in `RecordedTokens`, all [T]."""
 
     place: int
     advantage: float
@@ -105,7 +105,7 @@ def in_places(of_ranks: Sequence[Sequence[KeptResponse]]) -> list[KeptResponse]:
     )
 
 
-# What the trainer keeps of a step.
+# How the trainer reads a row of data and a response to it.
 
 Row = Mapping[str, Any]  # of verl's data set
 
@@ -141,6 +141,15 @@ class Wording:
         return None if extracted is None else extracted.text
 
 
+# The responses that verl's trainer keeps: outcomes and texts of a validation, texts and tokens of a training batch.
+#
+# Everything is read from the queue while it holds the rows of a step. Only the texts of the chosen validation problems
+# and the chosen groups of a training batch are fetched, so that little data moves between machines.
+
+
+Decode = Callable[[list[int]], str]
+
+
 @dataclass(frozen=True)
 class Graded:
     """A response to a validation problem. `draw`: its number among the responses to it; `length` in tokens."""
@@ -152,18 +161,9 @@ class Graded:
     length: int
 
 
-def draw_of(key: str) -> int:
+def _draw_of(key: str) -> int:
     """The number of a response among those to its prompt, from its key in the queue: prompt_draw_turn."""
     return int(key.rsplit("_", 2)[1])
-
-
-# The responses that verl's trainer keeps: outcomes and texts of a validation, texts and tokens of a training batch.
-#
-# Everything is read from the queue while it holds the rows of a step. Only the texts of the chosen validation problems
-# and the chosen groups of a training batch are fetched, so that little data moves between machines.
-
-
-Decode = Callable[[list[int]], str]
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ class VerlAnswerRecorder:
             place = self._places.get((str(source), int(info["index"])))
             if place is not None:
                 right = float(extra["reward_extra_info"]["acc"]) > 0.5
-                scored.append(Graded(key, place, draw_of(key), right, int(tag["response_len"])))
+                scored.append(Graded(key, place, _draw_of(key), right, int(tag["response_len"])))
         scored.sort(key=lambda grade: (grade.place, grade.draw))
         self._graded += scored
         recorded = [grade for grade in scored if grade.place in self._texts_of]
@@ -231,7 +231,7 @@ class VerlAnswerRecorder:
         for grade, prompt, response in zip(recorded, *columns, strict=True):
             self._samples.append(
                 Sample(
-                    kind="validation",
+                    kind=VALIDATION,
                     benchmark=self.spec.data.benchmarks[self._benchmark_of[grade.place]],
                     problem=self.problems[grade.place],
                     draw=grade.draw,
@@ -259,7 +259,7 @@ class VerlAnswerRecorder:
         chosen = chosen_groups(trained, self.settings.groups)
         rows = zip(keys, groups, rewards, advantages, strict=True)
         responses = [
-            Chosen(key, group, draw_of(key), *worth) for key, group, *worth in rows if group in chosen
+            Chosen(key, group, _draw_of(key), *worth) for key, group, *worth in rows if group in chosen
         ]
         self.chosen = sorted(responses, key=lambda response: (chosen.index(response.group), response.draw))
         return self.chosen
@@ -276,7 +276,7 @@ class VerlAnswerRecorder:
             row = {"raw_prompt": raw_prompt, "reward_model": model}
             self._samples.append(
                 Sample(
-                    kind="training",
+                    kind=TRAINING,
                     benchmark="",
                     problem=problem_ids([TRAINING], [self._wording.asked(row)])[0],
                     draw=choice.draw,
@@ -323,7 +323,7 @@ class VerlAnswerRecorder:
         }
 
     def _table(self, step: int, responses: Sequence[KeptResponse]) -> RecordedTokens:
-        """The tokens of the responses responses, whose places are those in `chosen`."""
+        """The tokens of `responses`, whose places are those in `chosen`."""
         rule, kind = self.spec.rule, self.spec.divergence
         chosen = [self.chosen[response.place] for response in responses]
 

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +18,7 @@ from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.answers.texts import Texts
 from cppo_lab.cores.base import BEST_CHECKPOINT, CHECKPOINTS, MetricSink, Resources
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.files import open_append, open_lock, open_plain, read_plain, replace_file, replacing
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
@@ -173,8 +172,8 @@ def read_outcome(folder: Path) -> Outcome | None:
         return None
 
 
-# Manages verl's checkpoints: the last that can be read is located, the best by validation is kept, those of dead
-# attempts are deleted.
+# verl's checkpoints: the last that can be read is located, the best by validation is kept, those of dead attempts are
+# deleted.
 
 
 BEST = BEST_CHECKPOINT
@@ -214,7 +213,7 @@ def last_readable(folder: Path) -> int | None:
         if not why:
             return step
         instead = f"training resumes from step {steps[-1]}" if steps else "training starts over"
-        print(f"checkpoint {path} is ignored, {instead}: {why}", file=sys.stderr, flush=True)
+        say(f"checkpoint {path} is ignored, {instead}: {why}")
     return None
 
 
@@ -285,6 +284,13 @@ def keep_best(folder: Path, metric: str) -> None:
     (partial / STEP).write_text(f"{step}\n", encoding="utf-8")
     shutil.rmtree(best, ignore_errors=True)
     partial.replace(best)
+
+
+def _link_or_copy(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or no links
+        shutil.copy2(source, target)
 
 
 def best_step(folder: Path) -> int | None:
@@ -373,14 +379,7 @@ def _newest(folder: Path) -> int | None:
     return max((step for _, (step, _) in rows(folder)), default=None)
 
 
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or no links
-        shutil.copy2(source, target)
-
-
-# Passes the kept responses of a validated step from verl's trainer to the process that records the run.
+# The way of the kept responses of a validated step, from verl's trainer to the process that records the run.
 #
 # The trainer writes them to a separate folder before it writes the row of the step, outcomes last. The process that
 # reads the rows moves them to the run's files and then removes them. So the responses of a step are recorded once,
@@ -463,7 +462,6 @@ def _staged_file(folder: Path, step: int, name: str) -> Path:
 
 def _staged(folder: Path, step: int) -> StepAnswers:
     """What the trainer has written for a step. Raises UserError for files that it did not write."""
-
     first, written, table = (
         read_plain(_staged_file(folder, step, name), largest)
         for name, largest in (

@@ -133,6 +133,16 @@ def _check_length(run: VerlRun, layout: LayoutSpec) -> None:
         )
 
 
+def _check_ranks(run: VerlRun, layout: LayoutSpec) -> None:
+    rows = run.batch.minibatch_prompts * run.batch.responses
+    if rows % layout.data_parallel_ranks:
+        raise UserError(
+            f"configuration: layout={layout.name!r} has {layout.data_parallel_ranks} data-parallel ranks, which cannot "
+            f"share a minibatch of {run.batch.minibatch_prompts} prompts x {run.batch.responses} responses equally: "
+            f"choose a layout whose ranks divide {rows}"
+        )
+
+
 def _check_engine(run: VerlRun, layout: LayoutSpec) -> None:
     """What verl's engines carry of a run's settings, and what `cppo export` reads of it."""
     rollout, optim, fsdp = run.rollout, run.optim, layout.strategy == "fsdp2"
@@ -160,16 +170,6 @@ def _check_engine(run: VerlRun, layout: LayoutSpec) -> None:
                 f"configuration: {key}={value!r} cannot be had with layout={layout.name!r}, strategy={layout.strategy} "
                 f"on device={layout.device}: choose {remedy}, or set {key}=null"
             )
-
-
-def _check_ranks(run: VerlRun, layout: LayoutSpec) -> None:
-    rows = run.batch.minibatch_prompts * run.batch.responses
-    if rows % layout.data_parallel_ranks:
-        raise UserError(
-            f"configuration: layout={layout.name!r} has {layout.data_parallel_ranks} data-parallel ranks, which cannot "
-            f"share a minibatch of {run.batch.minibatch_prompts} prompts x {run.batch.responses} responses equally: "
-            f"choose a layout whose ranks divide {rows}"
-        )
 
 
 def check_keys(layout: LayoutSpec) -> None:
@@ -299,6 +299,39 @@ def check_machine(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
         yield from _host_memory(run, layout)
 
 
+def _shared_memory(layout: LayoutSpec) -> Check:
+    if not SHARED.is_dir():
+        return Check("shared memory", WARNING, f"no {SHARED}", "Ray will use the disk, which is slow")
+    size, needed = shutil.disk_usage(SHARED).total, SHARED_BYTES[layout.device]
+    text = f"{size / 1e9:.1f} GB in {SHARED}"
+    if size >= needed:
+        return Check("shared memory", OK, text)
+    remedy = f"{needed / 1e9:.0f} GB or more: docker run --shm-size, or mount -o remount,size=... {SHARED}"
+    return Check("shared memory", WARNING, text, remedy)
+
+
+def _open_files(layout: LayoutSpec) -> Check:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = OPEN_FILES[layout.device]
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return Check(
+            "open files (ulimit -n)", OK, "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
+        )
+    return Check("open files (ulimit -n)", WARNING, str(soft), f"ulimit -n {needed} before the run")
+
+
+def _locked_memory() -> Check:
+    """Check the memory that NCCL may register with network devices; containers have a few megabytes by default."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    name = "locked memory (ulimit -l)"
+    if soft == resource.RLIM_INFINITY:
+        return Check(name, OK, "unlimited")
+    remedy = (
+        "docker run --ulimit memlock=-1, or ulimit -l unlimited before the run: NCCL over InfiniBand takes it"
+    )
+    return Check(name, WARNING, f"{soft / 1e6:.1f} MB", remedy)
+
+
 def _libraries() -> Iterator[Check]:
     """System libraries that NCCL and verl load while they run, and without which they silently go on slower."""
     for name, package, otherwise in LIBRARIES:
@@ -360,39 +393,6 @@ def _host_memory(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
         return
     remedy = f"{taken} takes about {needed / 1e9:.0f} GB of each node: more nodes, or do without"
     yield Check("host memory", WARNING, text, remedy)
-
-
-def _shared_memory(layout: LayoutSpec) -> Check:
-    if not SHARED.is_dir():
-        return Check("shared memory", WARNING, f"no {SHARED}", "Ray will use the disk, which is slow")
-    size, needed = shutil.disk_usage(SHARED).total, SHARED_BYTES[layout.device]
-    text = f"{size / 1e9:.1f} GB in {SHARED}"
-    if size >= needed:
-        return Check("shared memory", OK, text)
-    remedy = f"{needed / 1e9:.0f} GB or more: docker run --shm-size, or mount -o remount,size=... {SHARED}"
-    return Check("shared memory", WARNING, text, remedy)
-
-
-def _open_files(layout: LayoutSpec) -> Check:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = OPEN_FILES[layout.device]
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return Check(
-            "open files (ulimit -n)", OK, "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
-        )
-    return Check("open files (ulimit -n)", WARNING, str(soft), f"ulimit -n {needed} before the run")
-
-
-def _locked_memory() -> Check:
-    """Check the memory that NCCL may register with network devices; containers have a few megabytes by default."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    name = "locked memory (ulimit -l)"
-    if soft == resource.RLIM_INFINITY:
-        return Check(name, OK, "unlimited")
-    remedy = (
-        "docker run --ulimit memlock=-1, or ulimit -l unlimited before the run: NCCL over InfiniBand takes it"
-    )
-    return Check(name, WARNING, f"{soft / 1e6:.1f} MB", remedy)
 
 
 VERL = CoreChecks(

@@ -36,11 +36,11 @@ from cppo_lab.plugins import INDEX, lacking
 from cppo_lab.spec import HubModel, PathsSpec, RunSpec, SyntheticModel, TaskData, VerlRun
 from cppo_lab.spec.run import BYTES
 
-# The chat template adds nothing around the symbols of a prompt.
-PAD = "<pad>"
+PAD, END = "<pad>", "<|im_end|>"
 # verl's agent loop requires these in the tokenizer of any Qwen. Their ids follow the model's vocabulary; no text uses
 # them.
-CHATML = ("\n", "<|im_end|>")
+CHATML = ("\n", END)
+# It adds nothing around the symbols of a prompt.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 
 
@@ -109,14 +109,14 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     )
 
 
-def byte_tokenizer() -> PreTrainedTokenizerFast:
+def _byte_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of embedded models on text, with BYTES symbols: the bytes of UTF-8, padding, and CHATML."""
     names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), PAD, *CHATML]
     fast = FastTokenizer(models.BPE({name: symbol for symbol, name in enumerate(names)}, []))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     fast.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(
-        tokenizer_object=fast, pad_token=PAD, eos_token=CHATML[1], additional_special_tokens=list(CHATML),
+        tokenizer_object=fast, pad_token=PAD, eos_token=END, additional_special_tokens=list(CHATML),
         chat_template=CHAT_TEMPLATE,
     )  # fmt: skip
 
@@ -130,7 +130,7 @@ def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
         if folder.exists():
             return
         task = make_task(spec.data).tokenizer if isinstance(spec.data, TaskData) else None
-        fast = as_fast_tokenizer(task) if task else byte_tokenizer()
+        fast = as_fast_tokenizer(task) if task else _byte_tokenizer()
         seeded = spec.model.for_seed(spec.seed)
         torch.manual_seed(seeded.start_seed)
         vocabulary = task.vocabulary if task else BYTES
@@ -182,7 +182,7 @@ def _rows(task: Task, source: str, values: torch.Tensor, prompts: torch.Tensor) 
 
 HEAD = 128  # width of an attention head in every Qwen3
 SCALE = 0.02  # standard deviation of the weights, as models are initialised
-UNKNOWN, END = "<unknown>", "<|im_end|>"  # verl's agent loop wants the latter of a Qwen's tokenizer
+UNKNOWN = "<unknown>"
 SPACED_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 

@@ -1,6 +1,6 @@
-"""Our loss within verl: its configuration, its metrics, and the loss of a micro-batch.
+"""Our loss within verl: its typed configuration (`actor.policy_loss` of a run), its metrics, and that of a micro-batch.
 
-The typed configuration of our losses in verl: `actor.policy_loss` of a run.
+The loss is the same as that of the embedded cores (`cores/rule_loss.py`), cut into the micro-batches of ranks.
 """
 
 from collections.abc import Callable, Mapping, MutableMapping
@@ -96,7 +96,7 @@ GAP = f"{PREFIX}gap/"  # + third / part of MismatchSums / place in it, or diverg
 
 
 @torch.no_grad()
-def diagnostic_sums(
+def _diagnostic_sums(
     logp: Tensor, rollout_logp: Tensor, valid: Tensor, entropy: Tensor | None
 ) -> dict[str, Tensor]:
     """Rule-independent sums over the valid tokens of [B, T]; `entropy` of pi, if known."""
@@ -305,7 +305,7 @@ def trust_region_loss(
         stats = {k: v for k, v in common_stats(batch, valid.float()).items() if k != "masked"}
     if loss_config.mismatch:
         metrics = metrics | report_mismatch(mismatch_sums(log_ratios(logp, rollout_logp, d, valid)))
-    stats = stats | diagnostic_sums(logp.detach(), rollout_logp, valid, output(from_engine.ENTROPY))
+    stats = stats | _diagnostic_sums(logp.detach(), rollout_logp, valid, output(from_engine.ENTROPY))
     return loss, metrics | report(stats, loss=loss, minibatch_tokens=tokens_in_all, dp_size=dp_size)
 
 
