@@ -2,7 +2,7 @@
 
 How a response is graded:
 1. its answer is found (`answers.answer_of`);
-2. a choice's letter is left out, and another unit than the truth's is wrong (`other_unit`);
+2. a choice's letter is left out, and another unit than the truth's is wrong (`_other_unit`);
 3. a whole number against a whole number is decided here, by comparison: that is every AIME answer and nearly every
    answer of DAPO-Math-17k, in a few microseconds;
 4. an answer with the truth's text, or its value as a decimal or fraction, is right (`answers.canonical`);
@@ -80,7 +80,7 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
         return Grade(1.0, answer_rule, marked)
     said = answer.text if answer.marked else stated(answer.text)
     text = answer.text if said is None else without_label(said, truth)
-    if said is not None and other_unit(text, truth):
+    if said is not None and _other_unit(text, truth):
         return Grade(0.0, answer_rule, marked)
     truth = tidy(truth)
     if not re.search("[A-Za-z]", truth):
@@ -213,7 +213,7 @@ _DEGREE = re.compile(r"°|\^\s*(?:\\circ|\{\s*\\circ\s*\})")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµ]+|\S")
 
 
-def other_unit(answer: str, truth: str) -> bool:
+def _other_unit(answer: str, truth: str) -> bool:
     """Whether the truth is a number with a unit, and the answer has units instead of it: "5 kg" for "5 cm".
 
     An answer without units has no other one. "5 km" for "5 km/h" has a part of them. Units that nobody lists, such as
@@ -244,29 +244,29 @@ def _of_truth(truth: str) -> set[str]:
     plain = _TEXT.split(_DEGREE.sub(r"\\text{deg}", truth))[::2]
     if any(len(token) == 1 and token.isalpha() for part in plain for token in _TOKEN.findall(part)):
         return set()
-    found: set[str] = set()
+    units: set[str] = set()
     for token in _tokens(truth):
         if token[0].isalpha() and token not in _BESIDE:
-            if not (units := _units(token)):
+            if not (named := _units(token)):
                 return set()
-            found |= units
-    return set() if found & {"$", "cent"} else found  # an answer's sign of a currency is dropped before
+            units |= named
+    return set() if units & {"$", "cent"} else units  # an answer's sign of a currency is dropped before
 
 
 def _of_answer(answer: str) -> set[str]:
     """The units behind the numbers of an answer."""
-    found: set[str] = set()
+    units: set[str] = set()
     behind = False
     for piece in _tokens(answer):
         if piece.isdigit() or piece in ")}":
             behind = True
         elif piece[0].isalpha() and piece not in _BESIDE:
-            units = _units(piece) if behind else set()
-            behind = bool(units)
-            found |= units
+            named = _units(piece) if behind else set()
+            behind = bool(named)
+            units |= named
         elif piece in "=+,;:<>":
             behind = False
-    return found
+    return units
 
 
 def _tokens(text: str) -> list[str]:
@@ -358,8 +358,8 @@ _REWRITES = tuple(
 
 def follows_answer_rule(response: str, truth: str) -> bool:
     """Whether DAPO's rule finds the true answer in the last 300 characters of the response."""
-    found = _ANSWER.findall(response[-TAIL:])
-    return bool(found) and normalise(found[-1]) == normalise(truth)
+    answers = _ANSWER.findall(response[-TAIL:])
+    return bool(answers) and normalise(answers[-1]) == normalise(truth)
 
 
 def normalise(answer: str) -> str:

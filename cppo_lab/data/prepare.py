@@ -52,7 +52,7 @@ SCHEMA = pyarrow.schema(
 )
 
 
-def row_of(problem: Problem, index: int, split: str) -> dict[str, Any]:
+def _row_of(problem: Problem, index: int, split: str) -> dict[str, Any]:
     """A problem in verl's layout."""
     return {
         "data_source": problem.data_source,
@@ -80,7 +80,6 @@ def content_sha256(rows: Iterable[dict[str, Any]]) -> str:
 
 # `manifest.json`: the contents of a folder of prepared data, and the check that they are unchanged.
 
-
 MANIFEST = "manifest.json"
 FORMAT = 1
 
@@ -101,7 +100,7 @@ class FileRecord:
     rows_skipped: int | None = None  # that could not be used; None: each would have been an error
 
 
-def manifest_text(files: dict[str, FileRecord]) -> str:
+def _manifest_text(files: dict[str, FileRecord]) -> str:
     """The text of the manifest: no dates and no paths, so that equal data has an equal manifest."""
     body = {
         "format": FORMAT,
@@ -130,8 +129,8 @@ def check_folder(folder: Path) -> dict[str, FileRecord]:
         path = folder / name
         if not path.is_file():
             faults.append(f"{name} is missing")
-        elif (found := sha256_of(path)) != record.sha256:
-            faults.append(f"{name} is changed (sha256 {found[:12]}, recorded {record.sha256[:12]})")
+        elif (digest := sha256_of(path)) != record.sha256:
+            faults.append(f"{name} is changed (sha256 {digest[:12]}, recorded {record.sha256[:12]})")
     foreign = sorted(path.name for path in folder.iterdir() if path.name not in {*records, MANIFEST})
     if foreign:
         faults.append(f"not part of the prepared data: {', '.join(foreign)}")
@@ -183,7 +182,7 @@ def _dumped(body: dict[str, Any]) -> str:
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
 
-# Reading what was found, and preparing it.
+# Reading the rows of a file, and preparing them.
 
 MAX_LINE = 1 << 20  # bytes; a DAPO row has about a thousand
 BATCH = 4096  # rows of parquet in memory at a time
@@ -279,13 +278,11 @@ def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 
 REPORT_EVERY = 250_000  # rows
+MOST_SAID = 5  # rows that were skipped
 Messages = tuple[tuple[str, str], ...]
 
 
-MOST_SAID = 5  # rows that were skipped
-
-
-def distinct_problems(
+def _distinct_problems(
     path: Path, benchmark: str | None, say: Callable[[str], None], skip: bool = False
 ) -> tuple[list[Problem], dict[str, Any]]:
     """Read a file and keep one row per prompt: problems in the order of their first rows, and what `FileRecord` says
@@ -386,7 +383,7 @@ def prepare(
             f"{split}.parquet": _write_split(split, origin, made, say, skip)
             for split, origin in sources.items()
         }
-        (made / MANIFEST).write_text(manifest_text(records), encoding="utf-8")
+        (made / MANIFEST).write_text(_manifest_text(records), encoding="utf-8")
         if _equal(made, place):
             say(f"{out}: unchanged")
         else:
@@ -406,7 +403,7 @@ def _write_split(
     split: str, source: Source, folder: Path, say: Callable[[str], None], skip: bool
 ) -> FileRecord:
     benchmark = None if split == "train" else split
-    problems, left_out = distinct_problems(source.path, benchmark, say, skip)
+    problems, left_out = _distinct_problems(source.path, benchmark, say, skip)
     if benchmark in BENCHMARKS and len(problems) != PROBLEMS_OF_AIME:
         raise UserError(
             f"{source.path} has {len(problems)} problems, {benchmark} has {PROBLEMS_OF_AIME} (both papers "
@@ -422,7 +419,7 @@ def _write_split(
         raise UserError(
             f"{source.path} holds no row to {what} on ({', '.join(reasons)}): mend it, or pass another file"
         )
-    rows = [row_of(problem, index, split) for index, problem in enumerate(problems)]
+    rows = [_row_of(problem, index, split) for index, problem in enumerate(problems)]
     path = folder / f"{split}.parquet"
     write_rows(path, rows)
     return FileRecord(

@@ -117,7 +117,7 @@ def local(path: Path, kind: str) -> Source:
 
 def _folder_files(folder: Path) -> dict[str, Path]:
     """The file of each split that the folder has one for."""
-    found = {}
+    file_of = {}
     for split, stems in STEMS.items():
         files = [
             path for stem in stems for suffix in SUFFIXES if (path := folder / f"{stem}{suffix}").is_file()
@@ -126,8 +126,8 @@ def _folder_files(folder: Path) -> dict[str, Path]:
             names = ", ".join(path.name for path in files)
             raise UserError(f"{folder} holds several files for {split} ({names}): leave one")
         if files:
-            found[split] = files[0]
-    return found
+            file_of[split] = files[0]
+    return file_of
 
 
 def _fetched(wanted: HubFile, say: Callable[[str], None]) -> Source:

@@ -360,7 +360,7 @@ def _open_instruct(batch: Batch, *, loss_fn: str, **settings: Any) -> Iterator[T
 
 
 _ADAPTERS = (_verl, _trl, _prime_rl, _skyrl, _openrlhf, _nemo_rl, _slime, _open_instruct)
-SUITES: Mapping[str, Losses] = {each.__name__[1:].replace("_", "-"): each for each in _ADAPTERS}
+SUITES: Mapping[str, Losses] = {adapter.__name__[1:].replace("_", "-"): adapter for adapter in _ADAPTERS}
 
 
 # Our side.
@@ -431,7 +431,7 @@ def theirs(losses: Callable[..., Iterable[Tensor]], batch: Batch, native: Mappin
     return Outcome(total, logits.grad.double())
 
 
-def changes_of(case: Case) -> Iterator[dict[str, Any]]:
+def _changes_of(case: Case) -> Iterator[dict[str, Any]]:
     """Up to three changes of the grid that this case can have, fewest first, none at the start."""
     takes = rule_of(case.rule).constants()
     axes = {key: values for key, values in GRID.items() if key in takes or key not in LIMITS}
@@ -503,7 +503,7 @@ def compare(
         except Exception as error:  # noqa: BLE001  whatever another suite raises is its answer
             raised[name] = f"{type(error).__name__}, {one_line(str(error))[:120]}".replace(";", ",")
     best: tuple[dict[str, Any], dict[str, str]] = {}, dict.fromkeys([*golden(), "one more"], "")
-    for changes in changes_of(case):
+    for changes in _changes_of(case):
         texts: dict[str, str] = {}
         for name, outcome in outcomes.items():
             batch = golden()[name]

@@ -160,7 +160,7 @@ SOFT = ("cppo_soft_inv", "cppo_soft_sapo", "cppo_soft_sapo_adm")  # weights in [
 NUMBER = r"(\d+\.?\d*|\.\d+)"
 
 
-def find_method(name: str) -> Method | None:
+def _find_method(name: str) -> Method | None:
     """The method of a name, or None for a name that is not known."""
     if match := re.fullmatch(rf"grpo_dual{NUMBER}", name):
         return Method("grpo", constants={**CLIPS, "dual_clip": float(match[1])})
@@ -186,7 +186,7 @@ class Recomputation:
         return [self.tensor(f"{case}/in/{name}") for name in names]
 
     def output(self, case: str, method: str) -> tuple[RuleOutput, Tensor] | None:
-        """A method's output on a case and the logp [B, T] it is differentiable in; None: no such method.
+        """A method's output on a case and the logp [B, T] it is computed in; None: no such method.
 
         Raises:
             LookupError: an array or a hyper-parameter that it needs is missing.
@@ -199,7 +199,7 @@ class Recomputation:
     def _computed(self, case: str, name: str) -> tuple[RuleOutput, Tensor] | None:
         match = re.fullmatch(rf"(.+)_logp_cap{NUMBER}", name)
         masking = self.output(case, match[1]) if match else None
-        method = find_method(match[1] if match else name)
+        method = _find_method(match[1] if match else name)
         if method is None or (match and masking is None):
             return None
         permutation = self.vectors.tensor(f"{case}/in/perm") if name == "cppo_shuffled" else None
@@ -231,13 +231,13 @@ COLUMNS: dict[str, tuple[Callable[..., float], tuple[str, ...]]] = {
 }
 
 
-def unknown_columns(vectors: Vectors) -> list[str]:
+def _unknown_columns(vectors: Vectors) -> list[str]:
     """Columns of `theory/constants` with unknown names."""
     columns = vectors.manifest.get("theory_columns", []) if "theory/constants" in vectors.arrays else []
     return [name for name in columns if name not in COLUMNS and name not in ARGUMENTS]
 
 
-def theory_value(vectors: Vectors, key: str) -> Tensor | None:
+def _theory_value(vectors: Vectors, key: str) -> Tensor | None:
     """Our value of a `theory/...` array in float64; None for an unknown key.
 
     Raises:
@@ -352,7 +352,7 @@ def value(ours: Recomputation, key: str) -> Tensor | None:
     if case == "extreme" and part == "D":
         return _extreme(ours, name)
     if case == "theory":
-        return theory_value(ours.vectors, key)
+        return _theory_value(ours.vectors, key)
     if case not in ours.vectors.cases or part not in PARTS:
         return None
     return PARTS[part](ours, case, name)
@@ -399,7 +399,7 @@ def _extreme(ours: Recomputation, name: str) -> Tensor | None:
     """Divergences of single positions with exact zeros; K is in the name: `tv_topk2`."""
     mu_logp, pi_logp = (ours.tensor(f"extreme/in/{key}").log() for key in ("mu", "pi"))
     tokens = ours.vectors.tensor("extreme/in/tokens")
-    rollout_logp, logp = (each.gather(-1, tokens[:, None])[:, 0] for each in (mu_logp, pi_logp))
+    rollout_logp, logp = (part.gather(-1, tokens[:, None])[:, 0] for part in (mu_logp, pi_logp))
     match = re.fullmatch(r"(tv|kl)(?:_(binary|topk(\d+)(_replace)?))?", name)
     if match is None:
         return None
@@ -458,9 +458,8 @@ def _score(ours: Recomputation, case: str, name: str) -> Tensor | None:
 
 def _of_rule(ours: Recomputation, case: str, name: str, part: str) -> Tensor | None:
     """A rule's mask, its objective or the loss of `<method>/<mode>`, or the gradient of one of these in logp."""
-    if (
-        name == "cppo_soft_sapo" and part == "mask"
-    ):  # SAPO's gate is not admissible, hence no gate of the rule
+    # SAPO's gate is not admissible, hence no gate of the rule.
+    if name == "cppo_soft_sapo" and part == "mask":
         [advantage, ratio] = ours.given(case, "advantage", "ratio")
         gate = sapo_gate(_threshold_tests(ours, case)[1])
         return torch.where(advantage * (ratio - 1) > 0, gate, 1.0) * ours.vectors.valid(case)
@@ -469,9 +468,9 @@ def _of_rule(ours: Recomputation, case: str, name: str, part: str) -> Tensor | N
         method, _, mode = name.partition("/")
         if mode not in MODES:
             return None
-    if (found := ours.output(case, method)) is None:
+    if (computed := ours.output(case, method)) is None:
         return None
-    output, logp = found
+    output, logp = computed
     if part == "mask":
         return output.keep
     value = output.objective
@@ -487,12 +486,13 @@ def _metric(ours: Recomputation, case: str, name: str) -> Tensor | None:
     if name == "rel_logp_err":
         difference, scale = relative_logprob_error(*ours.given(case, "logp", "rollout_logp", "valid"))
         return difference / scale
-    found = ours.output(case, "cppo")
-    if name != "prefix_counts" or found is None:
+    cppo = ours.output(case, "cppo")
+    if name != "prefix_counts" or cppo is None:
         return None
+    output = cppo[0]
     # [B, 3]: masked, of them rejected by the prefix test alone, of them failing the prefix test at all
-    dropped = ours.vectors.valid(case) & (found[0].keep == 0)
-    by_token, by_prefix = (dropped & found[0].tests[name] for name in ("threshold", "budget"))
+    dropped = ours.vectors.valid(case) & (output.keep == 0)
+    by_token, by_prefix = (dropped & output.tests[name] for name in ("threshold", "budget"))
     counts = [part.sum(1) for part in (dropped, by_prefix & ~by_token, by_prefix)]
     return torch.stack(counts, 1).to(ours.dtype)
 
@@ -545,7 +545,7 @@ class Report:
         ]
 
 
-def check_file(path: Path) -> Report:
+def _check_file(path: Path) -> Report:
     """Check every array of a vectors file.
 
     Raises:
@@ -561,12 +561,12 @@ def check_file(path: Path) -> Report:
 def check(vectors: Vectors) -> Report:
     """Check every array of `vectors`, and that no array is missing that its manifest lists."""
     report = Report(mismatches=_missing(vectors))
-    report.unknown += [f"theory/constants column {name!r}" for name in unknown_columns(vectors)]
-    both = [Recomputation(vectors, dtype) for dtype in DTYPES]
+    report.unknown += [f"theory/constants column {name!r}" for name in _unknown_columns(vectors)]
+    recomputations = [Recomputation(vectors, dtype) for dtype in DTYPES]
     for key in vectors.arrays:
         if is_input(vectors, key):
             continue
-        known, mismatch = check_array(both, key)
+        known, mismatch = _check_array(recomputations, key)
         report.checked += known
         if not known:
             report.unknown.append(key)
@@ -575,7 +575,7 @@ def check(vectors: Vectors) -> Report:
     return report
 
 
-def check_array(recomputations: list[Recomputation], key: str) -> tuple[bool, Mismatch | None]:
+def _check_array(recomputations: list[Recomputation], key: str) -> tuple[bool, Mismatch | None]:
     """Whether the key is known, and how the array first differs from ours, if it does."""
     for ours in recomputations:
         name = str(ours.dtype).removeprefix("torch.")
@@ -626,14 +626,14 @@ def _missing(vectors: Vectors) -> list[Mismatch]:
             modes = vectors.manifest.get("modes", [])
             listed += [f"{case}/{part}/{method}/{mode}" for part in ("loss", "dloss") for mode in modes]
     absent = [key for key in listed if key not in vectors.arrays]
-    found = [Mismatch(key, "", "an array", "none", "listed in the manifest") for key in absent]
+    missing = [Mismatch(key, "", "an array", "none", "listed in the manifest") for key in absent]
     # More arrays than the manifest counts are no mismatch: the unknown ones are listed.
     total = vectors.manifest.get("keys")
-    if isinstance(total, int) and total > len(vectors.arrays) + 1 and not found:
-        found = [
+    if isinstance(total, int) and total > len(vectors.arrays) + 1 and not missing:
+        missing = [
             Mismatch("manifest", "/keys", f"{total} arrays", str(len(vectors.arrays) + 1), "with itself")
         ]
-    return found
+    return missing
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -646,7 +646,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "file", type=Path, metavar="FILE.npz", help="in the format of tests/oracles/vectors.npz"
     )
     try:
-        report = check_file(parser.parse_args(arguments).file)
+        report = _check_file(parser.parse_args(arguments).file)
     except UserError as error:
         parser.exit(2, f"cppo: error: {message(str(error))}\n")
     print("\n".join(report.lines()))
