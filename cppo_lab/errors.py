@@ -46,10 +46,6 @@ class NotFinite(ValueError, ArithmeticError):
     """A log-probability, ratio or gradient is infinite or NaN: an update would destroy the weights, or has done so."""
 
 
-MOST_FAULTS = 10  # that one message names
-ALSO = "; also: "  # between them
-
-
 class Interrupted(SystemExit):
     """This process was asked to end: by signal `number`, or, if that is None, by somebody who cancelled the run.
 
@@ -64,6 +60,10 @@ class Interrupted(SystemExit):
             why = f"terminated by {signal.Signals(number).name}{limit}"
         super().__init__(why)
         self.number = number
+
+
+MOST_FAULTS = 10  # that one message names
+ALSO = "; also: "  # between them
 
 
 def together(faults: Iterable[str], where: str = "") -> UserError:
@@ -172,6 +172,8 @@ def say(line: object) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+# The signals that end a process.
+
 # A closing terminal sends SIGHUP to all of its processes; `nohup` makes them ignore it.
 _HANGUP = () if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN else (signal.SIGHUP,)
 # Users, Slurm and launchers send SIGTERM; SIGUSR2 is submitit's warning before a time limit.
@@ -187,6 +189,12 @@ def interrupt_on_termination() -> None:
     """
     for number in (signal.SIGTERM, *_HANGUP):
         signal.signal(number, _ctrl_c)
+
+
+def _ctrl_c(number: int, frame: FrameType | None) -> None:
+    for other in (signal.SIGTERM, *_HANGUP):
+        signal.signal(other, signal.SIG_IGN)
+    raise KeyboardInterrupt(f"terminated by {signal.Signals(number).name}")
 
 
 @contextlib.contextmanager
@@ -260,6 +268,17 @@ def handle_signals(now: bool = True) -> None:
         _interrupt(_held[0], None)
 
 
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    ignore_signals()
+    _raised.append(number)
+    raise Interrupted(number)
+
+
+def interruption() -> Interrupted | None:
+    """What `handle_signals` has raised; in `ray.get` it becomes a plain SystemExit with code 1."""
+    return Interrupted(_raised[0]) if _raised else None
+
+
 def hold_signals() -> None:
     """Hold signals to end until `handle_signals`: the work in between must not be interrupted."""
     _handle(lambda number, _: _held.append(number))
@@ -300,20 +319,3 @@ def _handle(handler: Callable[[int, FrameType | None], None] | signal.Handlers) 
     with contextlib.suppress(ValueError):  # only the main thread may set handlers
         for number in _END_SIGNALS:
             signal.signal(number, handler)
-
-
-def _ctrl_c(number: int, frame: FrameType | None) -> None:
-    for other in (signal.SIGTERM, *_HANGUP):
-        signal.signal(other, signal.SIG_IGN)
-    raise KeyboardInterrupt(f"terminated by {signal.Signals(number).name}")
-
-
-def interruption() -> Interrupted | None:
-    """What `handle_signals` has raised; in `ray.get` it becomes a plain SystemExit with code 1."""
-    return Interrupted(_raised[0]) if _raised else None
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    ignore_signals()
-    _raised.append(number)
-    raise Interrupted(number)
