@@ -728,18 +728,18 @@ def known(name: str) -> Variant | None:
 
 @cache
 def _foreign(name: str, path: str) -> Rule:
-    found: Any = load(path, "rule.path")
-    if isinstance(found, Rule):
-        if found.name != name:
+    target: Any = load(path, "rule.path")
+    if isinstance(target, Rule):
+        if target.name != name:
             raise UserError(
-                f"rule.path={path!r} is the rule {found.name!r}, not {name!r}: one of the names is wrong"
+                f"rule.path={path!r} is the rule {target.name!r}, not {name!r}: one of the names is wrong"
             )
-        return found
-    if not callable(found):
+        return target
+    if not callable(target):
         raise UserError(
-            f"rule.path={path!r} is a {type(found).__name__}: name a function or a cppo_lab.rules.Rule"
+            f"rule.path={path!r} is a {type(target).__name__}: name a function or a cppo_lab.rules.Rule"
         )
-    return Rule(name=name, function=found, needs=frozenset({RESPONSE}))
+    return Rule(name=name, function=target, needs=frozenset({RESPONSE}))
 
 
 # Which line each variant of a sweep has: one assignment for figures, report pages and MLflow.

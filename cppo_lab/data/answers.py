@@ -283,10 +283,10 @@ def value(text: str) -> str:
     text = without_units(tidy(stated(text) or text))
     if "\n" in text and "\\begin" not in text:
         text = next((line for line in reversed(text.splitlines()) if re.search("[0-9]", line)), text)
-    found = pieces(text)
-    if not found:
+    numbers = pieces(text)
+    if not numbers:
         return canonical(text)
-    last = found[-1]
+    last = numbers[-1]
     return canonical(last if _LIST.search(last) else last.rpartition("=")[2])
 
 

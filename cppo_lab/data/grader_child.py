@@ -163,8 +163,8 @@ def load_grader() -> Callable[[str, bool, str], bool]:
     # math-verify's timeouts are off: they work by SIGALRM, which cannot stop a big-integer power.
     @lru_cache(maxsize=1024)
     def parsed_truth(truth: str) -> list[Any]:
-        found: list[Any] = parse(f"\\boxed{{{truth}}}", of_truth, parsing_timeout=None)
-        return found
+        parsed: list[Any] = parse(f"\\boxed{{{truth}}}", of_truth, parsing_timeout=None)
+        return parsed
 
     def right(text: str, truth: str) -> bool:
         return bool(
@@ -244,16 +244,16 @@ def readings(answer: str, truth: str) -> list[list[str]]:
     if not _WORD.search(bare) and not (single and _JOINT.search(bare)):
         return [[whole]]
     numbers, symbols = _between_words(bare), set("".join(_WORD.findall(_TEXT.sub(" ", bare))))
-    found = []
+    readings = []
     letters = set(re.sub(r"\\[A-Za-z]+", "", truth))  # that belong to no command of LaTeX
     if not numbers or (symbols <= letters and (symbols or len(numbers) == 1)):
-        found.append([whole])
+        readings.append([whole])
     if 0 < len(numbers) <= _MOST_PIECES:
-        found.append([_delimited(number) for number in numbers])
+        readings.append([_delimited(number) for number in numbers])
         if not single:
-            found.append([_delimited(", ".join(numbers))])
+            readings.append([_delimited(", ".join(numbers))])
     listed = single and re.search(r",\s", " ".join(numbers))  # "12, 13 apples"
-    return found + ([[f"Answer: {answer}"]] if len(numbers) == 1 and not listed else [])
+    return readings + ([[f"Answer: {answer}"]] if len(numbers) == 1 and not listed else [])
 
 
 def _asserted(answer: str, truth: str) -> str:
@@ -269,8 +269,8 @@ def pieces(text: str) -> list[str]:
 
 
 def _between_words(text: str) -> list[str]:
-    found = (_TRIMMED.sub("", piece) for piece in _BETWEEN.split(text))
-    return [_balanced(piece) for piece in found if re.search("[0-9]", piece)]
+    trimmed = (_TRIMMED.sub("", piece) for piece in _BETWEEN.split(text))
+    return [_balanced(piece) for piece in trimmed if re.search("[0-9]", piece)]
 
 
 def _named(match: "re.Match[str]") -> str:

@@ -104,8 +104,8 @@ class _Child:
 
     def _read(self, deadline: float) -> dict[str, Any] | None:
         while b"\n" not in self._pending:
-            left = deadline - time.monotonic()
-            if left <= 0 or not self._poll.poll(left * 1000):
+            seconds = deadline - time.monotonic()
+            if seconds <= 0 or not self._poll.poll(seconds * 1000):
                 return None
             data = os.read(self._receive.fileno(), 1 << 16)
             if not data:
@@ -147,7 +147,7 @@ class GraderPool:
             UserError: no child can be started.
         """
         question = {"answer": answer, "marked": marked, "truth": truth}
-        left = self.limit_seconds
+        seconds = self.limit_seconds
         child = self._take()
         try:
             # A child that somebody else killed says nothing about the answer: it is asked once more.
@@ -155,14 +155,14 @@ class GraderPool:
                 child.wait_ready()
                 begun = time.monotonic()
                 try:
-                    reply = child.ask(question, begun + left)
+                    reply = child.ask(question, begun + seconds)
                 except EOFError:
                     code = child.exit_code()
-                    left -= time.monotonic() - begun
+                    seconds -= time.monotonic() - begun
                     child = self._new_child()
                     if code == _OUT_OF_TIME:
                         return MathVerifyResult(False, "timeout")
-                    if code in _OWN_FAULT or left <= 0:
+                    if code in _OWN_FAULT or seconds <= 0:
                         break
                     continue
                 if reply is None:

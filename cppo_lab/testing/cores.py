@@ -102,9 +102,9 @@ class CoreTests:
         """Datasets are listed even if their files do not exist."""
         composed = self._composed()
         with _folder() as shared:
-            for found in self.core.load("datasets")(composed.run, _resources(composed, shared, shared)):
-                assert found.context in (schema.TRAINING, schema.VALIDATION), found
-                assert 0 < len(found.digest) <= 36, found
+            for dataset in self.core.load("datasets")(composed.run, _resources(composed, shared, shared)):
+                assert dataset.context in (schema.TRAINING, schema.VALIDATION), dataset
+                assert 0 < len(dataset.digest) <= 36, dataset
 
     def test_a_run_is_recorded_from_its_first_step_to_its_last(self) -> None:
         """Every step has valid names and values; there are scores at step 0 and at each validation."""

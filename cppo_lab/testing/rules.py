@@ -193,8 +193,10 @@ class RuleTests:
         inputs = {name: getattr(batch, name).clone().requires_grad_() for name in names}
         logp = batch.logp.clone().requires_grad_()
         output = self._call(batch._replace(logp=logp, **inputs))
-        found = torch.autograd.grad(output.objective.sum(), list(inputs.values()), allow_unused=True)
-        assert all(one is None for one in found), "the objective has a gradient in more than logp"
+        gradients = torch.autograd.grad(output.objective.sum(), list(inputs.values()), allow_unused=True)
+        assert all(gradient is None for gradient in gradients), (
+            "the objective has a gradient in more than logp"
+        )
         assert not output.keep.requires_grad, "keep carries a gradient"
         assert not any(value.requires_grad for value in output.stats.values()), "statistics carry a gradient"
 
@@ -264,10 +266,10 @@ class RuleTests:
             values["logp"].requires_grad_()
             tokens = Tokens.packed(ends, **values)
             output = self.rule.load(tokens, **self.constants)
-            (found,) = torch.autograd.grad(output.objective.sum(), values["logp"])
+            (packed,) = torch.autograd.grad(output.objective.sum(), values["logp"])
             torch.testing.assert_close(output.keep[tokens.valid], plain.keep[mask], rtol=1e-13, atol=0)
             torch.testing.assert_close(output.objective[tokens.valid], plain.objective[mask], **CLOSE)
-            torch.testing.assert_close(found, gradient[mask], **CLOSE)
+            torch.testing.assert_close(packed, gradient[mask], **CLOSE)
             _same(summarise(output.stats), summarise(plain.stats))
 
     def test_needs_are_declared(self) -> None:

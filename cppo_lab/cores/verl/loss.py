@@ -1,4 +1,4 @@
-"""Our loss within verl: its typed configuration (`actor.policy_loss` of a run), its metrics, and that of a micro-batch.
+"""Our loss of a micro-batch within verl, with its typed configuration (`actor.policy_loss` of a run) and its metrics.
 
 The loss is the same as that of the embedded cores (`cores/rule_loss.py`), cut into the micro-batches of ranks.
 """
