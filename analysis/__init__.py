@@ -8,6 +8,6 @@ Guarantees of this package:
 - Files from a store are not trusted: every field is checked, and errors name it (`fields.py`).
 - No trainer is imported, no run folder is read, and a store is only read.
 
-Begin with `inputs.py` and `reader.py` (runs), `selection.py`, `scoring.py`. `statistics/` compares methods;
-`search.py` has the results of a search, `statistics/exact_study.py` those of the exact core.
+Begin with `inputs.py` and `reader.py` (runs), `selection.py`, `scoring.py`. `statistics/` compares methods; `study.py`
+joins sweeps, `search.py` has the results of a search, `replay.py` those of another rule on recorded tokens.
 """

@@ -180,7 +180,7 @@ def _flat(values: Tensor, valid: Tensor) -> NDArray[np.float32]:
     return values[valid].numpy().astype(np.float32)
 
 
-# Compares two rules on the same tokens: the run's rule and another.
+# The comparison of two rules on the same tokens: the run's rule and another.
 
 
 MOST_LINES = 20  # of differing tokens

@@ -1,4 +1,4 @@
-"""Scores the runs of a sweep's declared grid and names every gap."""
+"""Scores the runs of a sweep's declared grid and names every gap; and how robust a selected score is."""
 
 import math
 from collections import defaultdict

@@ -1,4 +1,5 @@
-"""The selection rule: which checkpoint of a run is scored, and how table cells are computed.
+"""The selection rule: which checkpoint of a run is scored, and how table cells are computed; with the validation curves
+that it is applied to.
 
 Rule (the paper's): inside the matched window [0, T_stop] of its model, a run is scored at the step with the
 highest unweighted mean over the benchmarks, and the benchmark columns are the components at that same step.

@@ -8,8 +8,8 @@ Guarantees of this package:
 - The page is one file without network access; other people's texts are escaped in it (`build.py`, `names.py`).
 - `report.json` is the record for programs (`build.py`). Reading it trusts nothing in it (`saved.py`).
 
-Begin with `build.py` and `sections.py`, then `sweep.py`, `study.py` (their lists of sections) or `search.py`.
-`tables.py` makes tables and writes them, `words.py` the findings and what a paper takes over, `names.py` names, numbers
-and escapes; `figures/` draws, `templates/` has the pages, `paper/` the paper's numbers.
+Begin with `build.py` and `sections.py`, then `sweep.py`, `study.py` (their lists of sections) or `search.py`. The other
+modules make sections; `tables.py` makes tables and writes them, `words.py` the findings and what a paper takes
+over, `names.py` names, numbers and escapes; `figures/` draws, `templates/` has the pages, `paper/` the paper's numbers.
 docs/report_page.md explains the page.
 """

@@ -1,5 +1,5 @@
-"""A section of a page: what it shows, its tables, its figures and its verdicts; the section on verdicts, and that
-with the list of runs to which the numbers of a page link.
+"""A section of a page: what it shows, its tables, its figures and its verdicts; the scored sweep that all are made of;
+the section on verdicts, and that with the list of runs to which the numbers of a page link, with the files of both.
 
 A report is a list of sections of its `Scored` sweep or study, in `sweep.sweep_sections` and `study.study_sections`.
 """

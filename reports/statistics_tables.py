@@ -1,4 +1,6 @@
-"""The statistics of a sweep as tables: scores with and without selection bias, differences, ranks and margins."""
+"""The section on the statistics of a sweep, as tables: scores with and without selection bias, differences, ranks and
+margins; and the same by problem.
+"""
 
 import math
 from collections.abc import Mapping, Sequence

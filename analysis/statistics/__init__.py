@@ -9,5 +9,6 @@ Guarantees of this package:
 - Random draws come from generators with fixed seeds: the same runs give the same numbers.
 
 Begin with `values.py` (the scores of a run), `summary.py` (all statistics of a sweep), `claims.py` and `verdicts.py`;
-`problems.py`: per-problem statistics; `power.py`: how many seeds decide. docs/statistics.md has the methods.
+`paired.py`: differences; `collapse.py`: survival; `problems.py`: per-problem statistics; `power.py`: how many seeds
+decide; `exact_study.py`: the errors that the exact core computes. docs/statistics.md has the methods.
 """

@@ -1,7 +1,5 @@
-"""Collapses of runs: survival, the probability of a collapse, and tests between methods.
-
-Survival analysis of runs: the share that has not collapsed by each training step, and the log-rank test of two
-methods.
+"""Collapses of runs: the share of runs that has not collapsed by each training step, with the log-rank test of two
+methods; and the probability that a run collapses, with its intervals and tests.
 
 A collapse is dated by the last validation of the run that collapsed. A finished run is censored at its last step: it
 had not collapsed until then.

@@ -1,6 +1,6 @@
-"""Estimates with their standard errors and 95 % intervals, or the reason why there are none.
-
-An estimate with its standard error and 95 % interval, or the reason why there is none.
+"""Estimates with their standard errors and 95 % intervals, or the reason why there are none: means, sums and
+differences by Student's t, aggregates over tasks by the bootstrap, probabilities of improvement, and bands around
+curves; and Holm's adjustment of p-values.
 """
 
 import math
@@ -275,9 +275,7 @@ RESAMPLES = 2000
 def resample(
     strata: Sequence[FloatArray], rng: np.random.Generator, resamples: int, rescale: bool = False
 ) -> list[FloatArray]:
-    """`[resamples, runs]` per task, drawn with replacement; `rescale` widens the residuals (see the module
-    docstring).
-    """
+    """`[resamples, runs]` per task, drawn with replacement; `rescale` widens the residuals (see above)."""
     drawn = []
     for runs in strata:
         n = len(runs)

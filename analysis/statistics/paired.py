@@ -172,10 +172,10 @@ def slope(parts: Sequence[Difference], lengths: Mapping[str, float], runs: Finis
     None if all models have the same length. `n` is the number of models.
 
     Models differ in more than response length, so leads scatter around a line even if every one is known exactly. The
-    interval is the wider one of two: by the spread over seeds (`paired.over_models`), and by the
-    residuals of the line, with the number of models less 2 as degrees of freedom. The first is too narrow where leads
-    differ between models for other reasons, the second where one model's lead is far less certain than the others'.
-    There is none for fewer than LEAST models.
+    interval is the wider one of two: by the spread over seeds (`over_models`), and by the residuals of the line, with
+    the number of models less 2 as degrees of freedom. The first is too narrow where leads differ between models for
+    other reasons, the second where one model's lead is far less certain than the others'. There is none for fewer than
+    LEAST models.
     """
     weights = slope_weights([lengths[part.model] for part in parts])
     if weights is None:

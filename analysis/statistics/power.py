@@ -180,8 +180,8 @@ Scores = Mapping[str, Mapping[str, float]]  # model -> variant -> true score, a 
 class PlannedPower:
     """`power`: the probability that `claim` comes out supported with `seeds` runs of each variant and model, if the
     assumed truth holds and runs have the standard deviation `deviation` (a fraction; for a claim about the surrogate's
-    error, of the log ratio of one seed). `needed`: the number of seeds at which the power reaches `power.POWER`; None
-    if that takes more than `power.MOST` or never happens. A sequential claim is looked at after each of `seeds`, at
+    error, of the log ratio of one seed). `needed`: the number of seeds at which the power reaches POWER; None if that
+    takes more than MOST or never happens. A sequential claim is looked at after each of `seeds`, at
     most, and takes the mean of `expected`; `needed` is that of a claim which is judged once.
     """
 

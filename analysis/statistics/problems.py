@@ -1,10 +1,8 @@
 """Statistics from each problem's outcome: errors of one evaluation, pairs of methods, pass@k and maj@k.
 
-The standard error of one evaluation for which the number of right answers to each problem is known.
-
-Miller (2024), "Adding Error Bars to Evals" (arXiv 2411.00640): problems are the independent units, and the answers to
-one problem are a cluster. Let s_i be the share of right answers among k answers to problem i, over n problems, and s
-the mean of the s_i:
+The standard error of one evaluation is that of Miller (2024), "Adding Error Bars to Evals" (arXiv 2411.00640): problems
+are the independent units, and the answers to one problem are a cluster. Let s_i be the share of right answers among k
+answers to problem i, over n problems, and s the mean of the s_i:
 
     other problems (clustered)     sum (s_i - s)^2 / (n (n - 1))
     other answers to these         sum s_i (1 - s_i) / (k - 1) / n^2

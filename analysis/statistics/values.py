@@ -1,13 +1,12 @@
 """The scores and other values of single runs, from which everything else is computed.
 
-The score of the best step, corrected for selection bias.
-
-The highest of many noisy evaluations is biased upwards, because it was also selected for its noise. Here the step is
-selected on all benchmarks but one and scored on the held-out one; each benchmark is held out once, and the result is
-the mean. The sampling errors of different benchmarks are independent (different problems and answers), so noise that
-made a step look best on the others does not help it on the held-out one. A small downward bias remains (0.1 to 0.3
-points in simulated studies, docs/statistics.md), because the step is selected on fewer benchmarks and gains specific to
-one benchmark are lost. The variance increases: the scatter is about twice that of the best step's score.
+The highest of many noisy evaluations is biased upwards, because it was also selected for its noise. So there is a score
+of the best step that is corrected for this selection bias: the step is selected on all benchmarks but one and scored on
+the held-out one; each benchmark is held out once, and the result is the mean. The sampling errors of different
+benchmarks are independent (different problems and answers), so noise that made a step look best on the others does not
+help it on the held-out one. A small downward bias remains (0.1 to 0.3 points in simulated studies, docs/statistics.md),
+because the step is selected on fewer benchmarks and gains specific to one benchmark are lost. The variance increases:
+the scatter is about twice that of the best step's score.
 
 Selecting the step on other seeds would instead measure how good a step fixed in advance is, not how good the selected
 checkpoint is; where runs fluctuate, that is 0.5 to 1.3 points lower. It also needs several seeds, while this method
@@ -67,7 +66,7 @@ def corrected_score(window: pd.DataFrame, benchmarks: Sequence[str]) -> float | 
 # The four scores of every finished run, on which all statistics are based.
 #
 # best: the paper's selection rule, which is biased upwards, more so for a noisy run. corrected: the same, corrected for
-# selection bias (above). final: mean over the last part of the window (`schema.LATE_SHARE`), without
+# selection bias (`held_out_best`). final: mean over the last part of the window (`schema.LATE_SHARE`), without
 # selection. area: mean height of the curve over the window (area by the trapezoidal rule, divided by its length), which
 # measures how fast the run learned.
 #
@@ -76,7 +75,9 @@ def corrected_score(window: pd.DataFrame, benchmarks: Sequence[str]) -> float | 
 
 
 class Score(StrEnum):
-    """A score of a run; see the module docstring."""
+    """A score of a run: of its best step, the same corrected for selection bias, the mean of the last part of the window,
+    or the mean height of the curve.
+    """
 
     BEST = "best"
     CORRECTED = "corrected"

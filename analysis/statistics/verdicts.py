@@ -1,10 +1,9 @@
 """Judges every claim from the runs, with the numbers, and explains each verdict in a sentence.
 
-Quantities other than scores that claims are about, computed from the logs of single runs; and response lengths.
-
-rise: mean score in the last 30 % of the window minus that in the first 30 %. early prefix masks: the mean share of the
-masked tokens that the prefix budget rejects, in the first 30 % of the steps minus that in the rest. return, log error:
-means of J(pi) and of log |Delta| over the steps.
+Claims may be about quantities other than scores, which are computed from the logs of single runs. rise: mean score in
+the last 30 % of the window minus that in the first 30 %. early prefix masks: the mean share of the masked tokens that
+the prefix budget rejects, in the first 30 % of the steps minus that in the rest. return, log error: means of J(pi) and
+of log |Delta| over the steps.
 """
 
 import contextlib
@@ -212,7 +211,7 @@ def _collapses(
     return Difference(model, *pair, score, estimate, False, sizes[0], sizes[1], None)
 
 
-# Judges every claim from the runs, with the numbers: supported, supported but small, not supported or undecided.
+# The verdict on a claim: supported, supported but small, not supported or undecided.
 #
 # A claim consists of comparisons, one per pair of variants and model. Each has two one-sided p-values, tested at level
 # 0.025:
@@ -482,7 +481,7 @@ def _deciding(claim: Claim, comparisons: Sequence[Comparison], outcome: VerdictO
     return max(comparisons, key=doubt, default=None)
 
 
-# Explains a verdict in one or two sentences.
+# A verdict in one or two sentences.
 
 
 MISSING = "Runs of the sweep are missing, unfinished or not part of this report, so this may change."
