@@ -106,7 +106,6 @@ def _cells(shares: NDArray[np.float64]) -> str:
 
 
 TEXT_STEPS, TOKEN_STEPS = 8, 1  # validated steps of each shown run
-MOST_BYTES = 6_000_000  # that this section adds to a page; above the sum of its parts' limits
 
 
 def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:

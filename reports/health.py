@@ -139,7 +139,7 @@ def _steps(cells: tuple[CellCollapse, ...], several: bool) -> TextTable:
     return TextTable("Steps of the collapses", "method", headings, rows, notes)
 
 
-# The gap between the engines.
+# The gap between sampler and trainer.
 
 # NeMo-RL's test runs fail above it: `max(data["train/token_mult_prob_error"]) < 1.05` in its tests/test_suites.
 SUSPICIOUS = 1.05
@@ -239,8 +239,7 @@ def _notes(board: Scoreboard) -> tuple[str, ...]:
             )
     notes = {
         "Before the first update: rollout log-probabilities against the trainer's at the same weights, over the "
-        "trained responses of the first minibatch. Over the updates: each minibatch at the weights of its update."
-        "": 1,
+        "trained responses of the first minibatch. Over the updates: each minibatch at the weights of its update.": 1,
         "Before the first update, by noise between the engines or by staleness, D_t takes a good part of a budget "
         f"that is meant for training: {'; '.join(spent)}.": len(spent),
         f"In {older} of {len(board.runs)} runs rollout.staleness is above 0: mu is older than pi, so the gap "

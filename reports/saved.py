@@ -155,10 +155,6 @@ class SavedReport(BaseModel, strict=True):
         return {(verdict.sweep, verdict.claim): verdict.model_dump() for verdict in self.verdicts}
 
 
-K = TypeVar("K")
-V = TypeVar("V")
-
-
 def read_record(folder: Path) -> SavedReport:
     """The record in a report's folder. Raises UserError if there is none, or if it is malformed."""
     path = folder / RECORD
@@ -176,6 +172,8 @@ def read_record(folder: Path) -> SavedReport:
 # The differences between two reports, from their records, and as lines for a terminal.
 
 
+K = TypeVar("K")
+V = TypeVar("V")
 POINT = 100.0  # percentage points in a fraction
 _SAME = 1e-9  # fractions closer than this differ by rounding alone
 

@@ -150,7 +150,7 @@ def _methods(report: StudyReport) -> Section:
 
 
 _RULE_HEADINGS = ("Bounds", "Decides per", "Position", "Prefix", "Beyond it", "In this study")
-_YES, _NO, _UNKNOWN = "yes", "no", "–"
+_YES, _NO = "yes", "no"
 
 
 def comparison_table(title: str, used: Collection[str]) -> TextTable:
@@ -159,7 +159,7 @@ def comparison_table(title: str, used: Collection[str]) -> TextTable:
     rows = []
     for name in (*RULES, *others):
         rule = known(name)
-        cells = rule.row.cells if isinstance(rule, Rule) and rule.row is not None else (_UNKNOWN,) * 5
+        cells = rule.row.cells if isinstance(rule, Rule) and rule.row is not None else (ABSENT,) * 5
         rows.append(TextRow(display_name(name), name == OURS, (*cells, _YES if name in used else _NO)))
     notes = (
         "Position, Prefix: whether the limit of a token depends on its position, and on the tokens before it.",

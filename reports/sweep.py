@@ -1,4 +1,6 @@
-"""The report of one sweep: the sections with its tables and figures, and its page."""
+"""The report of one sweep: its page, and the sections that only such a page has, among them the effects of a factorial
+sweep.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -16,6 +18,7 @@ from cppo_lab.analysis.statistics.exact_study import READ
 from cppo_lab.analysis.statistics.paired import Effect, effects
 from cppo_lab.analysis.statistics.values import Quantity, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import score_claimed, with_quantity
+from cppo_lab.analysis.study import MAIN
 from cppo_lab.reports.answers import answers_section, kept_answers
 from cppo_lab.reports.audit import audit_section
 from cppo_lab.reports.build import About, Contents, GridRequest
@@ -36,7 +39,6 @@ from cppo_lab.reports.tables import TextRow, TextTable, completed, full_table, m
 from cppo_lab.reports.verdict_view import short_answers
 from cppo_lab.reports.words import findings_section, headlines, paper_texts
 
-MAIN = "main"
 FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 
 

@@ -38,7 +38,7 @@ from cppo_lab.reports.names import (
 
 BEST, SECOND = "best", "second"
 ABOVE, BELOW = "\N{UPWARDS ARROW}", "\N{DOWNWARDS ARROW}"
-ALPHA = 0.05  # level of the adjusted two-sided p-value for an arrow
+ALPHA = 0.05  # level of an adjusted two-sided p-value
 NOT_DECLARED = "not declared"
 FEW_RUNS = 5  # whose selected steps are listed one by one
 EVALUATION = (
@@ -162,8 +162,8 @@ def run_ids_of(runs: Iterable[RunScore]) -> tuple[str, ...]:
 
 
 def main_table(board: Scoreboard, title: str, statistics: Statistics | None = None) -> TextTable:
-    """Table 1: best and second best per model at printed precision; ties share the mark. `found`: the statistics with
-    the significant differences from the baseline; without them no cell has an arrow.
+    """Table 1: best and second best per model at printed precision; ties share the mark. `statistics`: those with the
+    significant differences from the baseline; without them no cell has an arrow.
     """
     arrows = {} if statistics is None else _arrows(statistics)
     columns = []

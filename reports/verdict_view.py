@@ -1,4 +1,6 @@
-"""The section on the claims: a verdict for each, in words and with its comparisons; and the same as a table."""
+"""The claims on a page: the sentences that it begins with, a verdict for each claim in words and with its comparisons,
+and the same as a table.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +42,7 @@ from cppo_lab.analysis.statistics.verdicts import (
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.errors import counted
 from cppo_lab.reports.names import ABSENT, OURS, display_name, origin, p_text, signed_points
-from cppo_lab.reports.tables import TextRow, TextTable
+from cppo_lab.reports.tables import ALPHA, TextRow, TextTable
 
 OVER_MODELS = "mean over models"
 SCORES: Mapping[Score, str] = {
@@ -417,8 +419,6 @@ def claims_table(
 # A sweep with hypotheses of its own is answered by the comparisons that these name; any other sweep by comparing its
 # variants with the baseline, by the mean score of the last part of the window.
 
-LEVEL = 0.05
-
 
 def short_answers(
     of_scores: Sequence[Verdict], of_errors: Sequence[VerdictLine], statistics: Statistics
@@ -434,7 +434,7 @@ def short_answers(
             cells = (cell.differences.get(Score.FINAL) for cell in statistics.cells)
             against = tuple(difference for difference in cells if difference is not None)
         tested = with_holm(against)
-        return [_answer(difference, SMALLEST, p is not None and p < LEVEL) for difference, p in tested]
+        return [_answer(difference, SMALLEST, p is not None and p < ALPHA) for difference, p in tested]
     answers = [
         _answer(comparison.difference, verdict.claim.margin or verdict.claim.smallest, None)
         for verdict in of_scores

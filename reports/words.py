@@ -35,8 +35,8 @@ from cppo_lab.reports.names import (
     score_name,
 )
 from cppo_lab.reports.sections import Section
-from cppo_lab.reports.tables import core_of
-from cppo_lab.reports.verdict_view import LEVEL, VerdictLine
+from cppo_lab.reports.tables import ALPHA, core_of
+from cppo_lab.reports.verdict_view import VerdictLine
 
 
 @dataclass(frozen=True)
@@ -234,7 +234,7 @@ def _of_difference(
     place: tuple[str, ...], about: str, difference: Difference, p: float | None
 ) -> Iterator[_Number]:
     estimate = difference.estimate
-    word = word_of(estimate, SMALLEST, p is not None and p < LEVEL)
+    word = word_of(estimate, SMALLEST, p is not None and p < ALPHA)
     what = f"{about}: final mean minus that of {display_name(difference.against)}, in points"
     yield place, "Diff", _number(estimate.value, True), what
     yield place, "DiffLow", _number(estimate.low, True), "lower end of its 95 % interval"
@@ -328,7 +328,7 @@ def _tests(summary: Statistics) -> list[str]:
     adjusted = f", with Holm's adjustment over {len(tested)} comparisons" if len(tested) > 1 else ""
     sentences = [
         f"Final means are compared with {base} {how}; intervals are 95 % intervals.",
-        f"p values are two-sided{adjusted}; the level is {LEVEL:g}.",
+        f"p values are two-sided{adjusted}; the level is {ALPHA:g}.",
         f"A difference whose interval lies within {100 * SMALLEST:g} point to both sides counts as not relevant.",
     ]
     if ONE_RUN in unknown:

@@ -29,7 +29,6 @@ BIN = math.log(1.25)  # width of a movement bin, within which movement counts as
 RETURN_BIN = 0.1
 ROUNDING = 1e-12  # an error of this size is none
 LEAST = 5  # steps that each rule must have in a bin
-CORE = "exact"  # also the prefix of its metrics
 REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
 RANDOM = "cppo_random_mask"  # the rule that is a control whatever its constants
 EIGHTHS = tuple(range(1, schema.POSITION_BINS + 1))

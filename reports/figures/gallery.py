@@ -44,12 +44,12 @@ MECHANISMS = (
     ("position_weight_ordering", "Position-weight ordering"),
     ("mask_vs_soft", "Mask or soft gate"),
 )
-_GREY = "#555555"
 SETTINGS = (
     ("sensitivity", "Sensitivity to δ_b and w_min"),
     ("kl_vs_tv", "KL or TV"),
     ("binary_vs_topk", "Binary or Top-K"),
 )
+_GREY = "#555555"
 
 
 def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
