@@ -118,9 +118,9 @@ class SweepData:
     `warm_start` is the digest of the weights from which training began, empty if the run has none.
     `metrics`: columns METRIC_COLUMNS of the types named there, sorted, one value per (run, metric, step).
     `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty if a run logged none.
-    `versions`: MLflow run -> its `result_version`. `outcomes`: MLflow run -> each problem's outcome at
-    each validation, of the runs that kept them. `drawn_starts`: MLflow runs whose seed draws their start,
-    alike for all rules and models (`CoreRecord.seed_fixes_start`). `experiment_id`: the experiment's id in the store;
+    `versions`: MLflow run -> a digest of its configuration and result. `outcomes`: MLflow run -> each problem's outcome
+    at each validation, of the runs that kept them. `drawn_starts`: MLflow runs whose seed draws their start, alike for
+    all rules and models (`CoreRecord.seed_fixes_start`). `experiment_id`: the experiment's id in the store;
     empty without runs. `code`: MLflow run -> the version that made it, of the runs that recorded one. `notes`:
     MLflow run -> its description and tags of the users' own, of the runs that have any.
     """

@@ -107,7 +107,7 @@ def find_runs(uri: str, experiment: str, run_ids: Collection[str]) -> list[Store
     address.require_store(uri)
     with reading(uri) as client:
         runs = map(stored_run, newest_runs(client, experiment, tag=schema.TAG_RUN_ID))
-        return newest_of_each(run for run in runs if run.tags[schema.TAG_RUN_ID] in run_ids)
+        return _newest_of_each(run for run in runs if run.tags[schema.TAG_RUN_ID] in run_ids)
 
 
 def read_points(
@@ -133,7 +133,7 @@ def read_searches(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
     return dict(sorted(studies.items()))
 
 
-def newest_of_each(attempts: Iterable[StoredRun]) -> list[StoredRun]:
+def _newest_of_each(attempts: Iterable[StoredRun]) -> list[StoredRun]:
     """One run per run id, sorted by id: the newest that is a result, or the newest of all if none is."""
 
     def rank(run: StoredRun) -> tuple[str, bool, int, str]:
@@ -145,7 +145,7 @@ def newest_of_each(attempts: Iterable[StoredRun]) -> list[StoredRun]:
 def _sweep_data(
     uri: str, experiment: str, sweep: str, attempts: list[StoredRun], metrics: Callable[[str], bool] | None
 ) -> SweepData:
-    runs = newest_of_each(attempts)
+    runs = _newest_of_each(attempts)
     frame = pd.DataFrame([_run_row(run, sweep) for run in runs], columns=list(RUN_COLUMNS))
     points = read_points(uri, runs, metrics)
     return SweepData(
@@ -154,7 +154,7 @@ def _sweep_data(
         frame.astype({"seed": "Int64", "t_stop": "Int64"}),
         points,
         {run.mlflow_id: run.params for run in runs},
-        {run.mlflow_id: result_version(run) for run in runs},
+        {run.mlflow_id: _result_version(run) for run in runs},
         read_outcomes(uri, {run.mlflow_id: run.artifact_uri for run in runs}),
         frozenset(
             run.mlflow_id
@@ -169,7 +169,7 @@ def _sweep_data(
     )
 
 
-def result_version(run: StoredRun) -> str:
+def _result_version(run: StoredRun) -> str:
     """A digest of the run's configuration and result; copies of a run in different stores have the same one."""
     tags = [(name, run.tags.get(name, "")) for name in _RESULT_TAGS]
     points = sorted(

@@ -183,7 +183,7 @@ def _flat(values: Tensor, valid: Tensor) -> NDArray[np.float32]:
 # The comparison of two rules on the same tokens: the run's rule and another.
 
 
-MOST_LINES = 20  # of differing tokens
+_MOST_LINES = 20  # of differing tokens
 
 
 @dataclass(frozen=True)
@@ -300,9 +300,9 @@ def _differing(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponseP
     texts = tokens.texts()
     yield ""
     yield f"{len(places)} tokens differ" + (
-        f", the first {MOST_LINES} of them" if len(places) > MOST_LINES else ""
+        f", the first {_MOST_LINES} of them" if len(places) > _MOST_LINES else ""
     )
-    for pair, at in places[:MOST_LINES]:
+    for pair, at in places[:_MOST_LINES]:
         trained, other = tokens.reason_of(at) or "kept", _test(replayed, at) or "kept"
         yield (
             f"{f'{pair.group}/{pair.draw}':>10} token {at - starts[pair.group, pair.draw]} "

@@ -30,16 +30,16 @@ from cppo_lab.tracking import address
 from cppo_lab.tracking.read import StoredFiles, reading
 from cppo_lab.tracking.search_record import OBJECTIVES, filled
 
-SEARCH_FILE = "search.json"
+_SEARCH_FILE = "search.json"
 LARGEST_SEARCH = 20_000_000  # bytes; a search of a thousand trials writes about a million
-MOST_TRIALS = 100_000
+_MOST_TRIALS = 100_000
 STATES = {
     "complete": TrialState.COMPLETE,
     "running": TrialState.RUNNING,
     "pruned": TrialState.PRUNED,
     "failed": TrialState.FAIL,
 }
-AGREE = 1e-6  # fractions closer than this are the same value
+_AGREE = 1e-6  # fractions closer than this are the same value
 FAR = 2.0  # standard errors beyond which a difference is more than noise
 
 
@@ -68,7 +68,7 @@ def _space(values: Any) -> Space:
 class _Trial(BaseModel, allow_inf_nan=False):
     """`curve`: (step, mean score over the seeds so far); training step s of the i-th seed is step i * t_stop + s."""
 
-    number: Annotated[Count, Field(lt=MOST_TRIALS)]
+    number: Annotated[Count, Field(lt=_MOST_TRIALS)]
     state: Literal["complete", "running", "pruned", "failed"]
     params: dict[str, Value]
     values: tuple[Fraction, ...] | None
@@ -171,7 +171,7 @@ def read_search_file(uri: str, mlflow_ids: Iterable[str]) -> tuple[str, str] | N
     address.require_store(uri)
     with reading(uri) as client:
         for mlflow_id in mlflow_ids:
-            content = StoredFiles(client, mlflow_id).content(SEARCH_FILE, LARGEST_SEARCH)
+            content = StoredFiles(client, mlflow_id).content(_SEARCH_FILE, LARGEST_SEARCH)
             if content is not None:
                 return mlflow_id, content.decode("utf-8", errors="replace")
     return None
@@ -193,7 +193,7 @@ def read_search(uri: str, experiment: str, study: str) -> SearchResult:
     stored = read_search_file(uri, studies[study])
     if stored is None:
         raise UserError(
-            f"search {study!r} has no {SEARCH_FILE} yet: it is written when the first trial ends; "
+            f"search {study!r} has no {_SEARCH_FILE} yet: it is written when the first trial ends; "
             "wait for it, or start the search again with `cppo tune`"
         )
     result = parse_search(stored[1], stored[0])
@@ -204,7 +204,7 @@ def read_search(uri: str, experiment: str, study: str) -> SearchResult:
 
 def _damaged(mlflow_id: str, why: str) -> str:
     remedy = f"`cppo tune` rewrites it after each trial; delete MLflow run {mlflow_id} if that does not help"
-    return f"{SEARCH_FILE} of MLflow run {mlflow_id} {why}: {remedy}"
+    return f"{_SEARCH_FILE} of MLflow run {mlflow_id} {why}: {remedy}"
 
 
 def parse_search(content: str, mlflow_id: str) -> SearchResult:
@@ -290,7 +290,7 @@ def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[S
             trial.number
             for trial in result.complete
             if trial.number in values
-            and abs(float(np.mean(values[trial.number])) - trial.values[index]) > AGREE
+            and abs(float(np.mean(values[trial.number])) - trial.values[index]) > _AGREE
         )
         seeds.append(SeedValues(objective, values, differ, paired))
     return tuple(seeds)

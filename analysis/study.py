@@ -144,8 +144,8 @@ def _read(uri: str, mlflow_ids: Iterable[str], name: str, kind: type[Model]) -> 
 # The gaps over several seeds, and the threshold that position weights induce.
 
 
-BINS = 60  # points per line at most
-FEWEST = 20  # tokens per point at least; with fewer, a point would show the few longest responses, not the position
+_BINS = 60  # points per line at most
+_FEWEST = 20  # tokens per point at least; with fewer, a point would show the few longest responses, not the position
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
     longest = max((len(run.positions) for run in runs), default=0)
     if not longest:
         return None
-    width = math.ceil(longest / BINS)
+    width = math.ceil(longest / _BINS)
     binned = pd.concat(
         {number: _binned(run, width) for number, run in enumerate(runs)}, axis="columns"
     ).dropna()
@@ -187,7 +187,7 @@ def _binned(run: PositionGaps, width: int) -> pd.DataFrame:
     tokens = pd.Series(run.tokens, dtype=float)
     places = np.arange(len(tokens)) // width
     sums, seen = gaps.mul(tokens, axis="index").groupby(places).sum(), tokens.groupby(places).sum()
-    return sums[seen >= FEWEST].div(seen[seen >= FEWEST], axis="index")
+    return sums[seen >= _FEWEST].div(seen[seen >= _FEWEST], axis="index")
 
 
 def induced_threshold(delta: float, w_min: float, length: int, span: int | None = None) -> tuple[float, ...]:

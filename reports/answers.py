@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from cppo_lab.analysis.replay import Replayed  # torch
 
 MOST_CELLS = 250_000  # of all maps of a page: 90 problems x 112 validations x 7 methods are 70,560
-MOST_PROBLEMS = 1000  # per model; from more, a subset evenly spaced over difficulty
-MOST_ALONE = 200  # problems of one ordered pair of methods
+_MOST_PROBLEMS = 1000  # per model; from more, a subset evenly spaced over difficulty
+_MOST_ALONE = 200  # problems of one ordered pair of methods
 FULL, NOT_SEEN = 60_000, 2**16 - 1  # values of a cell: all answers right; not validated
 
 
@@ -62,7 +62,7 @@ def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> dict[str,
     shares = {name: _shares(runs, steps) for name, runs in methods.items()}
     difficulty = np.nan_to_num(np.nanmean(np.concatenate(list(shares.values())), axis=0))
     order = sorted(range(len(first.problems)), key=lambda place: (-difficulty[place], first.problems[place]))
-    order = spread(order, min(MOST_PROBLEMS, max(2, most // (2 * len(methods)))))
+    order = spread(order, min(_MOST_PROBLEMS, max(2, most // (2 * len(methods)))))
     rows = spread(range(len(steps)), max(2, most // (len(order) * len(methods))))
     places = {place: number for number, place in enumerate(order)}
     ever = {name: np.concatenate([run.right for run in runs]) for name, runs in methods.items()}
@@ -70,7 +70,7 @@ def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> dict[str,
     for (i, ours), (j, theirs) in permutations(enumerate(methods), 2):
         solved = solved_by_one(ever[ours], ever[theirs], first.samples)
         if shown := sorted(places[place] for place in solved if place in places):
-            alone.append([i, j, shown[:MOST_ALONE]])
+            alone.append([i, j, shown[:_MOST_ALONE]])
     return {
         "model": model,
         "k": first.samples,
@@ -105,7 +105,7 @@ def _cells(shares: NDArray[np.float64]) -> str:
     return b64encode(np.where(np.isnan(shares), NOT_SEEN, scaled).astype("<u2").tobytes()).decode()
 
 
-TEXT_STEPS, TOKEN_STEPS = 8, 1  # validated steps of each shown run
+_TEXT_STEPS, _TOKEN_STEPS = 8, 1  # validated steps of each shown run
 
 
 def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
@@ -125,7 +125,7 @@ def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
     ids = [run.mlflow_id for run in shown_runs(board) if run.mlflow_id is not None]
     if not ids:
         return {}
-    shown, outcomes = read_answers(uri, ids, TEXT_STEPS, TOKEN_STEPS), board.data.outcomes
+    shown, outcomes = read_answers(uri, ids, _TEXT_STEPS, _TOKEN_STEPS), board.data.outcomes
     for mlflow_id, answers in shown.items():
         last = answers.texts[-1].samples if answers.texts else ()
         if not {*outcomes[mlflow_id].problems} <= {each.problem for each in last if each.kind == VALIDATION}:
@@ -148,8 +148,8 @@ def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[s
     """
     ids = [(run, run.mlflow_id or "") for run in shown_runs(board)]
     runs = [(run, answers[mlflow_id]) for run, mlflow_id in ids if mlflow_id in answers]
-    maps, samples = problem_maps(board), shown_samples(runs)
-    tokens, reasons = token_responses(runs)
+    maps, samples = problem_maps(board), _shown_samples(runs)
+    tokens, reasons = _token_responses(runs)
     parts = {"maps": bool(maps), "texts": bool(samples["samples"]), "tokens": bool(tokens)}
     if not any(parts.values()):
         return None
@@ -178,11 +178,11 @@ def shortened(text: str, most: int) -> str:
 
 
 MOST_SAMPLE_BYTES = 2_000_000  # of all texts of a page, as embedded in it
-LONGEST = 6_000  # characters of one prompt or response
-LONGEST_NAME = 200  # characters of an answer, an id or a stop reason
+_LONGEST = 6_000  # characters of one prompt or response
+_LONGEST_NAME = 200  # characters of an answer, an id or a stop reason
 
 
-def shown_samples(
+def _shown_samples(
     runs: Sequence[tuple[RunScore, RunAnswers]], most: int = MOST_SAMPLE_BYTES
 ) -> dict[str, Any]:
     """The samples of these runs that fit into `most` bytes, as JSON; `left` counts the others. Each run's first answer
@@ -203,7 +203,7 @@ def shown_samples(
     prompts: dict[str, int] = {}
     shown, used = [], 0
     for number, sample in sorted(rows, key=order):
-        prompt = shortened(sample.prompt, LONGEST)
+        prompt = shortened(sample.prompt, _LONGEST)
         entry = _plain(runs[number][0], sample, prompts.get(prompt, len(prompts)))
         new = [entry] if prompt in prompts else [entry, prompt]
         used += sum(len(escape_json(part)) + 1 for part in new)
@@ -221,14 +221,14 @@ def _plain(run: RunScore, sample: Sample, prompt: int) -> dict[str, Any]:
         "method": display_name(run.variant),
         "seed": run.seed,
         "step": sample.step,
-        "problem": visible(sample.problem[:LONGEST_NAME]),
+        "problem": visible(sample.problem[:_LONGEST_NAME]),
         "draw": sample.draw,
         "prompt": prompt,
-        "text": shortened(sample.response, LONGEST),
+        "text": shortened(sample.response, _LONGEST),
         "right": sample.right,
         "length": sample.length,
-        "stop": visible(sample.stop[:LONGEST_NAME]),
-        **{key: visible(text[:LONGEST_NAME]) for key, text in named.items() if text is not None},
+        "stop": visible(sample.stop[:_LONGEST_NAME]),
+        **{key: visible(text[:_LONGEST_NAME]) for key, text in named.items() if text is not None},
     }
     if sample.kind == TRAINING:
         entry["group"] = sample.group
@@ -238,12 +238,12 @@ def _plain(run: RunScore, sample: Sample, prompt: int) -> dict[str, Any]:
 
 
 MOST_TOKEN_BYTES = 3_000_000  # of all responses of a page, as embedded in it
-MOST_TOKENS = 20_000  # of one response, from its start; the paper's have at most 16,384
-LONGEST_PIECE = 200  # characters of one token
+_MOST_TOKENS = 20_000  # of one response, from its start; the paper's have at most 16,384
+_LONGEST_PIECE = 200  # characters of one token
 _HALF = float(np.finfo(np.float16).max)
 
 
-def token_responses(
+def _token_responses(
     runs: Sequence[tuple[RunScore, RunAnswers]], most: int = MOST_TOKEN_BYTES
 ) -> tuple[list[dict[str, Any]], list[str]]:
     """The responses that fit into `most` bytes of JSON, the first of every run before the second of any; and why the
@@ -299,7 +299,7 @@ def _responses(
             replayed.append((title, False, result))
     texts = tokens.texts()
     for number, whole in enumerate(tokens.responses()):
-        cut = slice(whole.start, min(whole.stop, whole.start + MOST_TOKENS))
+        cut = slice(whole.start, min(whole.stop, whole.start + _MOST_TOKENS))
         yield {
             "model": run.model,
             "method": display_name(run.variant),
@@ -310,7 +310,7 @@ def _responses(
             "advantage": float(f"{tokens.advantage[number]:.4g}"),
             "reward": float(f"{tokens.reward[number]:.4g}"),
             "length": whole.stop - whole.start,
-            "pieces": [visible(text[:LONGEST_PIECE]) for text in texts[cut]],
+            "pieces": [visible(text[:_LONGEST_PIECE]) for text in texts[cut]],
             "mu": _packed(tokens.rollout_logp[cut]),
             "ratio": _packed(tokens.logp[cut] - tokens.rollout_logp[cut]),
             "d": _packed(tokens.divergence[cut]),

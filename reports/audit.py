@@ -29,7 +29,7 @@ from cppo_lab.reports.names import (
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, ablation_curves, printed_table
 
-EVALUATIONS = 480  # 30 problems x 16 samples: the denominator of one evaluation of one benchmark
+_EVALUATIONS = 480  # 30 problems x 16 samples: the denominator of one evaluation of one benchmark
 AVERAGE = "avg"  # the mean column in the printed tables
 
 
@@ -113,9 +113,9 @@ def classify(printed: str, exact: Decimal | None) -> Printing:
     return Printing.ROUNDED if rounded else Printing.NEITHER
 
 
-def half_grid_values(values: pd.DataFrame) -> int:
+def _half_grid_values(values: pd.DataFrame) -> int:
     """How many values are not a multiple of 1/480 (with a tolerance, because the curves are given to 1e-6)."""
-    scaled = values * EVALUATIONS
+    scaled = values * _EVALUATIONS
     return int(((scaled - scaled.round()).abs() > 0.01).to_numpy().sum())
 
 
@@ -151,7 +151,7 @@ def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Aud
             AuditRun(
                 score=score,
                 values=int(parts.notna().to_numpy().sum()),
-                half_grid=half_grid_values(parts),
+                half_grid=_half_grid_values(parts),
                 noise=None if noise is None else 100 * noise,
                 late=late_means.get(pair),
                 late_rank=late_ranks.get(pair),
@@ -162,7 +162,7 @@ def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Aud
     return Audit(tuple(cells), tuple(runs))
 
 
-def same_curve(curve: pd.Series, other: pd.Series) -> bool:
+def _same_curve(curve: pd.Series, other: pd.Series) -> bool:
     """Whether two curves have the same steps and, to the last given digit, the same values."""
     return curve.index.equals(other.index) and bool(((curve - other).abs() <= 2e-6).all())
 
@@ -182,7 +182,7 @@ def shared_curves(board: Scoreboard, ablations: pd.DataFrame) -> dict[tuple[str,
     for (ablation, model, variant), rows in ablations.groupby(["ablation", "model", "variant"]):
         curve = rows.set_index("step")["value"].sort_index()
         for (name, method), mean in means.items():
-            if name == model and same_curve(mean, curve):
+            if name == model and _same_curve(mean, curve):
                 shared[ablation, variant] = method
     return shared
 
@@ -201,12 +201,12 @@ class Discrepancy:
     evidence: str
 
 
-def run_name(run: AuditRun) -> str:
+def _name(run: AuditRun) -> str:
     """`CISPO on Qwen3-30B-A3B-Base`."""
     return f"{display_name(run.score.variant)} on {run.score.model}"
 
 
-def listed(items: Iterable[str]) -> str:
+def _listed(items: Iterable[str]) -> str:
     """Items as one phrase."""
     return "; ".join(items) or "none"
 
@@ -218,8 +218,8 @@ def _two_evaluations(audit: Audit) -> Discrepancy:
         "Some curves are the mean of two evaluations.",
         FOUND if averaged else NOT_SEEN,
         "One evaluation can only give multiples of 1/480. Odd multiples of 1/960, about half of all values if two are "
-        f"averaged, appear throughout in: {listed(f'{run_name(r)}, {r.half_grid} of {r.values}' for r in averaged)}; "
-        f"and singly in: {listed(f'{run_name(r)}, {r.half_grid} of {r.values}' for r in stray)}. An average of two has "
+        f"averaged, appear throughout in: {_listed(f'{_name(r)}, {r.half_grid} of {r.values}' for r in averaged)}; "
+        f"and singly in: {_listed(f'{_name(r)}, {r.half_grid} of {r.values}' for r in stray)}. An average of two has "
         "less noise, so these rows are not on a par with the others.",
     )
 
@@ -229,8 +229,8 @@ def _ties(audit: Audit) -> Discrepancy:
     return Discrepancy(
         "Where several steps share the best mean, the table shows the earliest.",
         FOUND if tied else NOT_SEEN,
-        listed(
-            f"{run_name(run)}: steps {', '.join(map(str, run.score.choice.ties))} are tied, and the printed components "
+        _listed(
+            f"{_name(run)}: steps {', '.join(map(str, run.score.choice.ties))} are tied, and the printed components "
             f"are those of step {run.score.choice.step}"
             for run in tied
         )
@@ -243,7 +243,7 @@ def _early(audit: Audit) -> Discrepancy:
     return Discrepancy(
         "Some runs end before T_stop, so their window is shorter than that of their neighbours.",
         FOUND if early else NOT_SEEN,
-        listed(f"{run_name(r)} ends at step {r.score.choice.last_step} of {r.score.t_stop}" for r in early)
+        _listed(f"{_name(r)} ends at step {r.score.choice.last_step} of {r.score.t_stop}" for r in early)
         + ".",
     )
 
@@ -262,7 +262,7 @@ def _untrained(audit: Audit) -> Discrepancy:
     return Discrepancy(
         "The same untrained model scores differently in different runs: the noise of the evaluation alone.",
         FOUND if parts else NOT_SEEN,
-        listed(parts) + f". Step 0 was evaluated on {len(bases)} of the models only.",
+        _listed(parts) + f". Step 0 was evaluated on {len(bases)} of the models only.",
     )
 
 
@@ -302,7 +302,7 @@ def _cutting(audit: Audit) -> Discrepancy:
     above = [cell for cell in cut if remainders[cell] >= threshold]
     highest = max(remainders[cell] for cell in cut if cell not in above)
     largest = max(abs(cell.difference) for cell in audit.cells if cell.difference is not None)
-    exceptions = listed(
+    exceptions = _listed(
         f"{display_name(c.method)} on {c.model}, {_column(c.column)}: {c.exact} printed {c.printed}"
         for c in above
     )
@@ -342,7 +342,7 @@ def _collapse(audit: Audit, run: AuditRun) -> Discrepancy:
     rank = 1 + sum((r.score.choice.score or 0.0) >= best for r in others)
     printed = audit.cell(model, run.score.variant, AVERAGE).printed
     return Discrepancy(
-        f"{run_name(run)} is printed “{printed}” although its best mean inside the window is a finite number.",
+        f"{_name(run)} is printed “{printed}” although its best mean inside the window is a finite number.",
         CONFIRMED if best else NOT_SEEN,
         f"Its best mean is {points(best)} at step {choice.step}; its last point is step "
         f"{choice.last_step}, at {points(choice.last_score or 0.0)}. By the selection rule alone it would rank "
@@ -396,7 +396,7 @@ def _ordering(ablations: pd.DataFrame) -> Discrepancy:
         ]
         return rows.set_index("step")["value"].sort_index()
 
-    same = same_curve(curve("position_weight_ordering"), curve("single_mechanism"))
+    same = _same_curve(curve("position_weight_ordering"), curve("single_mechanism"))
     return Discrepancy(
         "The panel on the ordering of position weights compares CPPO without prefix budget, ordered against shuffled.",
         CONFIRMED if same else NOT_SEEN,
@@ -411,7 +411,7 @@ def _shared(shared: dict[tuple[str, str], str]) -> Discrepancy:
         by_method.setdefault(method, []).append(
             ablation if variant == method else f"{ablation} (as {variant})"
         )
-    evidence = listed(f"{display_name(method)}: {', '.join(panels)}" for method, panels in by_method.items())
+    evidence = _listed(f"{display_name(method)}: {', '.join(panels)}" for method, panels in by_method.items())
     return Discrepancy(
         "Two ablation curves, DPPO and full CPPO, are runs of the main table.",
         CONFIRMED if {"dppo", "cppo"} == set(by_method) else NOT_SEEN,
@@ -424,7 +424,7 @@ def audit_section(scored: Scored) -> Section | None:
     if scored.board.gaps:
         return None
     audit, ablations = audit_tables(scored.board, printed_table("table_full")), ablation_curves()
-    listed = discrepancies(audit, scored.board, ablations, shared_curves(scored.board, ablations))
+    findings = discrepancies(audit, scored.board, ablations, shared_curves(scored.board, ablations))
     numbers = [cell.difference for cell in audit.cells if cell.difference is not None]
     summary = (
         f"The selection rule applied to the paper's curves gives all {len(numbers)} printed numbers of Table 4 to "
@@ -435,8 +435,8 @@ def audit_section(scored: Scored) -> Section | None:
     return Section(
         "audit",
         "Audit of the printed tables",
-        {"summary": summary, "discrepancies": listed, "cells": cells, "anchors": scored.anchors},
-        f"{len(listed)} discrepancies",
+        {"summary": summary, "discrepancies": findings, "cells": cells, "anchors": scored.anchors},
+        f"{len(findings)} discrepancies",
         tables={"audit": cells},
     )
 

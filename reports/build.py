@@ -81,7 +81,7 @@ class About:
         return shlex.join(word for word in before_options if "=" in word)
 
 
-def overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Sequence[Picture]) -> bytes:
+def _overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Sequence[Picture]) -> bytes:
     """Every LaTeX table of `texts`, numbers and methods, every PDF of `drawn`, and `main.tex`, which shows them all."""
     figures = [
         "\\begin{figure}[htbp]\\centering\n"
@@ -108,7 +108,7 @@ def overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Seq
 
 
 _SECTION = re.compile(r'<section id="([a-z]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')
-MOST_ANSWERS = 6  # sentences that a page begins with; what is beyond them is in the tables
+_MOST_ANSWERS = 6  # sentences that a page begins with; what is beyond them is in the tables
 MOST_ROWS = 500  # of one table; a longer one is cut on the page, and complete in the files beside it
 
 
@@ -155,7 +155,7 @@ def render_template(
         keep_trailing_newline=True,
     )
     environment.globals.update(
-        most_rows=MOST_ROWS, most_answers=MOST_ANSWERS, origin=origin, sections=sections
+        most_rows=MOST_ROWS, most_answers=_MOST_ANSWERS, origin=origin, sections=sections
     )
     environment.globals.update(dark_style=Markup(dark_style()))  # noqa: S704  digits and letters of our own
     has_answers = any(section.name == "answers" for section in page["sections"])
@@ -261,7 +261,7 @@ def _files(contents: Contents, style: Style) -> dict[str, bytes]:
     for section in sections:
         texts |= table_files(section.tables)
     texts["tables.tex"] = latex_wrapper(texts)
-    drawn[ZIP] = overleaf(texts, drawn, pictures)
+    drawn[ZIP] = _overleaf(texts, drawn, pictures)
     page = {**contents.page, "sections": sections}
     texts[PAGE] = render_template(contents.template, about, page, figures, sorted([*texts, *drawn, RECORD]))
     files = {name: text.encode() for name, text in texts.items()} | drawn

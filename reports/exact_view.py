@@ -77,8 +77,8 @@ def exact_section(scored: Scored) -> Section | None:
     source, run_ids = origin(core), run_ids_of(board.runs)
     info = exact_info(curves, summaries, contrasts, heading, source, run_ids, scored.palette)
     tables = {
-        "exact_ratios": completed(ratio_table(curves, contrasts, kinds), board, title),
-        "exact_conditions": completed(condition_table(summaries), board, title),
+        "exact_ratios": completed(_ratio_table(curves, contrasts, kinds), board, title),
+        "exact_conditions": completed(_condition_table(summaries), board, title),
     }
     # The registration of all hypotheses, if it differs at most in the number of runs.
     registered = {line.registered for line in lines}
@@ -203,7 +203,7 @@ def _over_reference(summaries: Mapping[Condition, ConditionSummary], condition: 
     return summaries[condition].movement / reference.movement
 
 
-def ratio_table(
+def _ratio_table(
     curves: Mapping[Condition, Curves], contrasts: Sequence[Contrast], kinds: Mapping[str, str]
 ) -> TextTable:
     """Ratios by horizon, their mean and their slope; a row for each contrast, process and kind of equality. `kinds`:
@@ -236,7 +236,7 @@ def shown_ratio(log_ratio: Estimate | None) -> str:
     return with_interval(log_ratio, lambda log: f"{math.exp(log):.2f}")
 
 
-def condition_table(summaries: Mapping[Condition, ConditionSummary]) -> TextTable:
+def _condition_table(summaries: Mapping[Condition, ConditionSummary]) -> TextTable:
     """Error, movement, return and bounds of each condition."""
     rows = []
     for condition in sorted(summaries, key=lambda condition: (condition.model, condition.horizon)):

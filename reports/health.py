@@ -142,13 +142,13 @@ def _steps(cells: tuple[CellCollapse, ...], several: bool) -> TextTable:
 # The gap between sampler and trainer.
 
 # NeMo-RL's test runs fail above it: `max(data["train/token_mult_prob_error"]) < 1.05` in its tests/test_suites.
-SUSPICIOUS = 1.05
-ERROR = "token_mult_prob_error"
-TRUNCATED = "train/truncated_share"
+_SUSPICIOUS = 1.05
+_ERROR = "token_mult_prob_error"
+_TRUNCATED = "train/truncated_share"
 _MOST_LISTED = 20  # runs that are named individually
-RELEVANT = 0.1  # of delta_b
+_RELEVANT = 0.1  # of delta_b
 _COLUMNS: dict[str, str] = {
-    ERROR: "mult. prob. error",
+    _ERROR: "mult. prob. error",
     "k1": "KL, k1",
     "k3": "KL, k3",
     "chi_square": "chi-square",
@@ -162,13 +162,13 @@ _STATES = {True: "before the first update", False: "over the updates"}
 SHOWN = frozenset(
     [schema.mismatch_metric(name, before_update=before) for name in _COLUMNS for before in _STATES]
     + [
-        schema.mismatch_metric(ERROR, third, before_update=before)
+        schema.mismatch_metric(_ERROR, third, before_update=before)
         for third in schema.THIRDS
         for before in _STATES
     ]
-    + [TRUNCATED, _RATE, *_OF_RULE]
+    + [_TRUNCATED, _RATE, *_OF_RULE]
 )
-_BEFORE = schema.mismatch_metric(ERROR, before_update=True)
+_BEFORE = schema.mismatch_metric(_ERROR, before_update=True)
 
 
 def mismatch_section(scored: Scored) -> Section | None:
@@ -204,15 +204,15 @@ def _verdict(board: Scoreboard) -> tuple[str, bool]:
     for run in board.runs:
         rows = board.points_of(run, _BEFORE)
         logged += bool(len(rows))
-        above = rows[rows["value"] > SUSPICIOUS]
+        above = rows[rows["value"] > _SUSPICIOUS]
         if len(above):  # `CPPO on chain, seed 1 (3 steps, first 40, worst 1.0812)`
             seed = "" if run.seed is None else f", seed {run.seed}"
             first, worst = int(above["step"].min()), float(above["value"].max())
             name = f"{display_name(run.variant)} on {run.model}{seed}"
             crossed.append(f"{name} ({counted(len(above), 'step')}, first {first}, worst {worst:.4f})")
     said = (
-        f"The gap between the engines is suspicious where {ERROR} before the first update of a step is above "
-        f"{SUSPICIOUS} (NeMo-RL's threshold)."
+        f"The gap between the engines is suspicious where {_ERROR} before the first update of a step is above "
+        f"{_SUSPICIOUS} (NeMo-RL's threshold)."
     )
     runs = counted(logged, "run")
     if not crossed:
@@ -232,7 +232,7 @@ def _notes(board: Scoreboard) -> tuple[str, ...]:
         mean, high, rate = (
             float(_values(board, [model], [variant], name).median()) for name in (*_OF_RULE, _RATE)
         )
-        if rate > 0 and max(mean, high) >= RELEVANT * rate:
+        if rate > 0 and max(mean, high) >= _RELEVANT * rate:
             spent.append(
                 f"{display_name(variant)} on {model}: its mean {mean:.2g} is {mean / rate:.0%} of delta_b "
                 f"({rate:.2g}), its 90th percentile {high / rate:.0%}"
@@ -254,14 +254,14 @@ def _tables(board: Scoreboard, title: str) -> dict[str, TextTable]:
         metrics = {
             schema.mismatch_metric(name, before_update=before): text for name, text in _COLUMNS.items()
         }
-        metrics |= _OF_RULE if before else {TRUNCATED: "truncated"}
+        metrics |= _OF_RULE if before else {_TRUNCATED: "truncated"}
         columns["before_update" if before else "updates"] = (f"Sampler against trainer, {state}", metrics)
     thirds = {
-        schema.mismatch_metric(ERROR, third, before_update=before): f"{state}: {third}"
+        schema.mismatch_metric(_ERROR, third, before_update=before): f"{state}: {third}"
         for before, state in ((True, "before"), (False, "updates"))
         for third in schema.THIRDS
     }
-    heading = f"{ERROR} by third of the response, before the first update and over the updates"
+    heading = f"{_ERROR} by third of the response, before the first update and over the updates"
     columns["thirds"] = (heading, thirds)
     notes, tables = ("Median over steps and runs (worst step in brackets).",), {}
     for kind, (heading, metrics) in columns.items():
@@ -285,7 +285,7 @@ def _cell(metric: str, values: "pd.Series[float]") -> str:
     return f"{float(values.median()):{form}} ({float(worst):{form}})"
 
 
-_FORMS = {ERROR: ".4f", "effective_sample_size": ".4f", TRUNCATED.rpartition("/")[2]: ".1%"}
+_FORMS = {_ERROR: ".4f", "effective_sample_size": ".4f", _TRUNCATED.rpartition("/")[2]: ".1%"}
 
 
 def _picture(board: Scoreboard, title: str, palette: str) -> Picture:
@@ -293,7 +293,7 @@ def _picture(board: Scoreboard, title: str, palette: str) -> Picture:
     strokes = PALETTES[palette].strokes(drawn_variants(board))
     panels = []
     for model, (before, state) in product(board.models, _STATES.items()):
-        metric = schema.mismatch_metric(ERROR, before_update=before)
-        traces, limit = traces_of(board, model, metric, strokes), SUSPICIOUS if before else None
-        panels.append(DiagnosticPanel(model, metric, f"{ERROR}\n{state}", traces, limit))
+        metric = schema.mismatch_metric(_ERROR, before_update=before)
+        traces, limit = traces_of(board, model, metric, strokes), _SUSPICIOUS if before else None
+        panels.append(DiagnosticPanel(model, metric, f"{_ERROR}\n{state}", traces, limit))
     return Picture("figure_mismatch", "", title, "", diagnostics_of(board, title, panels, strokes), draw)

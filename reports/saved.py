@@ -59,8 +59,8 @@ def swap_in(out: Path, files: Mapping[str, bytes], about: str) -> None:
 RECORD = "report.json"
 FORMAT = "cppo-report-1"
 
-LARGEST = 64 * 2**20  # bytes; a report of 1,000 runs has one
-REMEDY = "make the report again with `cppo report`"
+_LARGEST = 64 * 2**20  # bytes; a report of 1,000 runs has one
+_REMEDY = "make the report again with `cppo report`"
 
 Values = dict[str, Any]  # of a cell, a run or a verdict, by the keys of the record
 
@@ -159,14 +159,14 @@ def read_record(folder: Path) -> SavedReport:
     """The record in a report's folder. Raises UserError if there is none, or if it is malformed."""
     path = folder / RECORD
     try:
-        data = read_plain(path, LARGEST)
+        data = read_plain(path, _LARGEST)
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror}): {REMEDY}") from None
+        raise UserError(f"{path} cannot be read ({error.strerror}): {_REMEDY}") from None
     if data is None and path.is_file():
-        raise UserError(f"{path} has more than the {LARGEST} bytes allowed: {REMEDY}")
+        raise UserError(f"{path} has more than the {_LARGEST} bytes allowed: {_REMEDY}")
     if data is None:
-        raise UserError(f"{folder} is not a report, it has no {RECORD}: {REMEDY}")
-    return parsed(SavedReport, data, str(path), REMEDY)
+        raise UserError(f"{folder} is not a report, it has no {RECORD}: {_REMEDY}")
+    return parsed(SavedReport, data, str(path), _REMEDY)
 
 
 # The differences between two reports, from their records, and as lines for a terminal.
@@ -174,7 +174,7 @@ def read_record(folder: Path) -> SavedReport:
 
 K = TypeVar("K")
 V = TypeVar("V")
-POINT = 100.0  # percentage points in a fraction
+_POINT = 100.0  # percentage points in a fraction
 _SAME = 1e-9  # fractions closer than this differ by rounding alone
 
 
@@ -252,7 +252,7 @@ def _cells(before: SavedReport, after: SavedReport) -> Iterator[Values]:
             "components": {
                 name: change
                 for name, change in changes.items()
-                if change is not None and abs(change) > POINT * _SAME
+                if change is not None and abs(change) > _POINT * _SAME
             },
         }
 
@@ -277,14 +277,14 @@ def _close(old: float | None, new: float | None) -> bool:
 
 
 def _change(old: float | None, new: float | None) -> float | None:
-    return None if old is None or new is None else POINT * (new - old)
+    return None if old is None or new is None else _POINT * (new - old)
 
 
 def _state(side: Values, key: str) -> str:
     return "" if not side else side[key] + (" (provisional)" if side["provisional"] else "")
 
 
-SHOWN = 40  # lines of one kind; the others are counted
+_SHOWN = 40  # lines of one kind; the others are counted
 
 
 def compare_lines(differences: Mapping[str, Any]) -> list[str]:
@@ -300,8 +300,8 @@ def compare_lines(differences: Mapping[str, Any]) -> list[str]:
         ("Figures", [f"{what}: {name}" for name, what in differences["figures"].items()]),
     ):
         if rows:
-            more = [f"  and {len(rows) - SHOWN} more; --json has all"] if len(rows) > SHOWN else []
-            lines += ["", f"{title}: {len(rows)}", *(f"  {row}" for row in rows[:SHOWN]), *more]
+            more = [f"  and {len(rows) - _SHOWN} more; --json has all"] if len(rows) > _SHOWN else []
+            lines += ["", f"{title}: {len(rows)}", *(f"  {row}" for row in rows[:_SHOWN]), *more]
     return [printable(line) for line in lines]
 
 

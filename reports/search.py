@@ -27,31 +27,31 @@ from cppo_lab.reports.figures.search import search_figures
 from cppo_lab.reports.names import ABSENT, csv_text, number, objective_name, origin, percent, value_text
 from cppo_lab.reports.tables import TextRow, TextTable, table_files
 
-EDGE = 0.02  # share of an interval on its scale; values closer to an end are at the edge
+_EDGE = 0.02  # share of an interval on its scale; values closer to an end are at the edge
 _BARE = re.compile(r"[A-Za-z_][\w./-]*")
 _WORDS = frozenset({"true", "false", "null", "nan", "inf"})  # words that Hydra does not parse as text
-NAMES = {state: name for name, state in STATES.items()}
+_NAMES = {state: name for name, state in STATES.items()}
 
 
-def percent_text(fraction: float) -> str:
+def _percent_text(fraction: float) -> str:
     """A fraction in percent with one decimal, which is the resolution of a search."""
     return f"{100 * fraction:.1f}\u00a0%"
 
 
-def settings_text(trial: FrozenTrial) -> str:
+def _settings_text(trial: FrozenTrial) -> str:
     """`rule.delta_b=0.012, rule.w_min=0.75`, for display."""
     return ", ".join(f"{name}={value_text(value)}" for name, value in trial.params.items())
 
 
-def values_text(result: SearchResult, trial: FrozenTrial) -> str:
+def _values_text(result: SearchResult, trial: FrozenTrial) -> str:
     """`final score 61.3 %, stability 90.0 %`."""
     return ", ".join(
-        f"{objective_name(name)} {percent_text(trial.values[index])}"
+        f"{objective_name(name)} {_percent_text(trial.values[index])}"
         for index, name in enumerate(result.objectives)
     )
 
 
-def states_text(result: SearchResult) -> str:
+def _states_text(result: SearchResult) -> str:
     """`24 trials: 18 complete, 5 pruned, 1 failed`."""
     counts = {name: sum(trial.state is state for trial in result.trials) for name, state in STATES.items()}
     listed = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
@@ -69,11 +69,11 @@ def finding(result: SearchResult) -> tuple[str, ...]:
         ties = [trial.number for trial in ranked[1:] if trial.values == best.values]
         if len(ties) == len(ranked) - 1 and ties:
             return (
-                f"All {len(ranked)} complete trials have the same value, {values_text(result, best)}: this search "
+                f"All {len(ranked)} complete trials have the same value, {_values_text(result, best)}: this search "
                 "found no difference between settings.",
             )
         same = f" {_trials(ties).capitalize()} reached the same value." if ties else ""
-        text = f"{settings_text(best)}: {values_text(result, best)}"
+        text = f"{_settings_text(best)}: {_values_text(result, best)}"
         return (f"The best of {total} is trial {best.number}: {text}.{same}",)
     front = result.front
     names = [objective_name(name) for name in result.objectives]
@@ -85,7 +85,7 @@ def finding(result: SearchResult) -> tuple[str, ...]:
     for index, name in enumerate(names):
         best = max(ranked, key=lambda trial: (trial.values[index], -trial.number))
         sentences.append(
-            f"The highest {name} is that of trial {best.number} ({settings_text(best)}): {values_text(result, best)}."
+            f"The highest {name} is that of trial {best.number} ({_settings_text(best)}): {_values_text(result, best)}."
         )
     return tuple(sentences)
 
@@ -174,7 +174,7 @@ def launch_commands(result: SearchResult, chosen: Sequence[str] | None = ()) -> 
     lines = []
     for trial in result.ranking[: 1 if single else len(result.front)]:
         if not single:
-            lines.append(f"# trial {trial.number}: {values_text(result, trial)}")
+            lines.append(f"# trial {trial.number}: {_values_text(result, trial)}")
         settings = [override(name, value) for name, value in trial.params.items()]
         lines.append(" ".join(["cppo launch main", *core, *chosen, *settings, f"seed={fresh}"]))
     return tuple(lines)
@@ -195,13 +195,13 @@ def in_order(result: SearchResult) -> list[FrozenTrial]:
     return [*result.ranking, *others]
 
 
-def trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
+def _trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
     """A row for each trial in the order of the table: settings with every digit, values in percent."""
     several = [each for each in seeds if each.values]
     rows = [
         (
             trial.number,
-            NAMES[trial.state],
+            _NAMES[trial.state],
             *(_exact(trial.params[name]) if name in trial.params else "" for name in result.spaces),
             *(map(percent, trial.values) if trial.values else [""] * len(result.objectives)),
             *(
@@ -222,7 +222,7 @@ def trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
     return csv_text([*names, "seconds", "last_step", "run_ids", "mlflow_run_id", "reason", "core"], rows)
 
 
-def trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTable:
+def _trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTable:
     """The table of trials, without ids."""
     rows = []
     for trial in in_order(result):
@@ -254,7 +254,7 @@ def trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTable
 
 def _state(result: SearchResult, trial: FrozenTrial) -> str:
     """The state of a trial, with the training step (and the seed if there are several) at which it ended early."""
-    name, last = NAMES[trial.state], trial.last_step
+    name, last = _NAMES[trial.state], trial.last_step
     if name != "pruned" or last is None:
         return name
     seed = min(max(0, last - 1) // result.t_stop, len(result.seeds) - 1) if result.t_stop else 0
@@ -262,17 +262,17 @@ def _state(result: SearchResult, trial: FrozenTrial) -> str:
     return at if len(result.seeds) == 1 else f"{at} of seed {result.seeds[seed]}"
 
 
-def space_table(result: SearchResult, shipped: Mapping[str, Value]) -> TextTable:
+def _space_table(result: SearchResult, shipped: Mapping[str, Value]) -> TextTable:
     """The search space, the default settings of the configuration, and the values of the best trial."""
     best = result.ranking[0].params if result.complete and len(result.objectives) == 1 else None
-    columns = {"searched": {name: space_text(space) for name, space in result.spaces.items()}}
+    columns = {"searched": {name: _space_text(space) for name, space in result.spaces.items()}}
     if any(name in shipped for name in result.spaces):
         columns["as shipped"] = {name: value_text(value) for name, value in shipped.items()}
     edges = False
     if best:
         columns["best trial"] = of_best = {name: value_text(value) for name, value in best.items()}
         for name, space in result.spaces.items():
-            if isinstance(space, FloatDistribution) and not EDGE < scaled(space, best[name]) < 1 - EDGE:
+            if isinstance(space, FloatDistribution) and not _EDGE < scaled(space, best[name]) < 1 - _EDGE:
                 of_best[name] += " (at the edge)"
                 edges = True
     rows = [
@@ -287,7 +287,7 @@ def space_table(result: SearchResult, shipped: Mapping[str, Value]) -> TextTable
     return TextTable("Space searched", "parameter", (*columns,), rows, notes, result.core)
 
 
-def space_text(space: Space) -> str:
+def _space_text(space: Space) -> str:
     """`0.002 to 0.05, log scale`, `0.4 to 1 in steps of 0.05`, `0.02, 0.05 or 0.15`."""
     if isinstance(space, CategoricalDistribution):
         *words, last = map(value_text, space.choices)
@@ -315,7 +315,7 @@ class SearchRequest(BuildRequest):
         """Raises UserError as `read_search`."""
         result = read_search(self.uri, self.experiment, self.study)
         seeds = read_seed_values(self.uri, self.experiment, result)
-        space, trials = space_table(result, self.shipped), trials_table(result, seeds)
+        space, trials = _space_table(result, self.shipped), _trials_table(result, seeds)
         texts = table_files({"table_trials": trials, "table_space": space})
         return Contents(
             about=About(
@@ -327,13 +327,13 @@ class SearchRequest(BuildRequest):
                 core=result.core,
                 command=self.command,
             ),
-            texts=texts | {"table_trials.csv": trials_csv(result, seeds)},
+            texts=texts | {"table_trials.csv": _trials_csv(result, seeds)},
             pictures=search_figures(result),
             boards={},
             template="search.html.j2",
             page={
                 "result": result,
-                "states": states_text(result),
+                "states": _states_text(result),
                 "finding": finding(result),
                 "certainty": certainty(result, seeds),
                 "space": space,

@@ -79,7 +79,7 @@ class Scored:
     @cached_property
     def anchors(self) -> Mapping[tuple[str, str], str]:
         """(model, variant) -> id of its rows in the list of runs."""
-        return anchors_of(self.board, str(self.number))
+        return _anchors_of(self.board, str(self.number))
 
     @property
     def core(self) -> str:
@@ -172,7 +172,7 @@ def run_section(scored: Mapping[str, Scored], count: int, unused: list[str]) -> 
 
 
 _NOT_SHOWN = ("seed", "core", "rule.name")  # shown in other columns, or by the method's name
-MOST_SETTINGS = 8  # of one run; MLflow has all
+_MOST_SETTINGS = 8  # of one run; MLflow has all
 MANY = 1000  # rows of one list: some 400 KB; the files beside the page have every run
 
 
@@ -191,7 +191,7 @@ class RunGroup:
     left_out: int = 0
 
 
-def anchors_of(board: Scoreboard, key: str) -> Mapping[tuple[str, str], str]:
+def _anchors_of(board: Scoreboard, key: str) -> Mapping[tuple[str, str], str]:
     """(model, variant) -> id of its rows; `key` distinguishes the lists of one page. Ids do not contain names, which
     may have any characters.
     """
@@ -205,8 +205,8 @@ def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
     only the first cells are shown.
     """
     most = len(board.runs) if len(board.runs) <= MANY else max(1, MANY // len(board.cells))
-    groups, differing = [], differing_settings(board)
-    for pair, anchor in islice(anchors_of(board, key).items(), MANY):
+    groups, differing = [], _differing_settings(board)
+    for pair, anchor in islice(_anchors_of(board, key).items(), MANY):
         runs = board.runs_of(*pair)
         lines = tuple(_line(board, run, uri, differing) for run in runs[:most])
         groups.append(RunGroup(anchor, lines, len(runs) - len(lines)))
@@ -214,7 +214,7 @@ def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
     return (*groups, RunGroup("", (), unlisted)) if unlisted else tuple(groups)
 
 
-def differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:
+def _differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:
     """Model -> the configuration keys, except the seed, in which its runs differ. A missing key counts as a distinct
     value.
     """
@@ -239,8 +239,8 @@ def _line(
     choice, data, mlflow_id = run.choice, board.data, run.mlflow_id or ""
     params = data.params.get(mlflow_id, {})
     settings = [f"{key}={params[key]}" for key in differing.get(run.model, ()) if key in params]
-    if (more := len(settings) - MOST_SETTINGS) > 0:
-        settings[MOST_SETTINGS:] = [f"and {more} more"]
+    if (more := len(settings) - _MOST_SETTINGS) > 0:
+        settings[_MOST_SETTINGS:] = [f"and {more} more"]
     notes = [
         f"{name.split('/')[1]} {points(board.points_of(run, name)['value'].iloc[-1])}"
         for name in filter(schema.is_evaluation, data.metrics["metric"].cat.categories)

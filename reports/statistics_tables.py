@@ -120,7 +120,7 @@ def _scores(summary: Statistics) -> TextTable:
         "selection bias: best step minus corrected. one evaluation: its standard error from the answers drawn to "
         f"these problems{bound}.{edge} In final mean and area a collapsed run counts with the score it ended at.",
         "In brackets: the 95 % interval of the mean over seeds (Student's t). There is none for a single run, "
-        f"or if all runs have the same score.{range_note(summary.cells)}",
+        f"or if all runs have the same score.{_range_note(summary.cells)}",
     )
     return TextTable("Scores of the runs", "method", headings, rows, notes)
 
@@ -231,14 +231,14 @@ def _share(share: Share | None) -> str:
 # By problem: methods, differences from the baseline, and the problems that separate two methods.
 
 
-VOTED = "maj@k: the share of problems whose most frequent extracted answer is right, with ties counted fractionally."
-REPEATED = (
+_VOTED = "maj@k: the share of problems whose most frequent extracted answer is right, with ties counted fractionally."
+_REPEATED = (
     "Validations repeat their sampling seeds. Correlation of answers with the same draw between neighbouring "
     "validations (from the recorded texts): {}. The errors over other answers account for it if it exceeds 0 by two "
     "standard errors."
 )
-NO_VOTES = "maj@k is not available: it needs the answers to all problems (tracking.answers.problems=all)."
-MOST_NAMED = 30  # problems of one pair of methods, smallest p first
+_NO_VOTES = "maj@k is not available: it needs the answers to all problems (tracking.answers.problems=all)."
+_MOST_NAMED = 30  # problems of one pair of methods, smallest p first
 
 
 def _of_problems(
@@ -259,7 +259,7 @@ def _of_problems(
     return tables
 
 
-def range_note(cells: Sequence[CellStatistics]) -> str:
+def _range_note(cells: Sequence[CellStatistics]) -> str:
     """A sentence on the range in place of the interval of two seeds; empty without such a cell."""
     few = any(score.n == FEWEST - 1 for cell in cells for score in cell.scores.values())
     return " Of two seeds: the range of both, in place of an interval." if few else ""
@@ -307,14 +307,14 @@ def _methods(
     notes = (
         "Percent. final mean with the 95 % interval over seeds, for these problems; other problems: half the interval "
         "over other problems, clustered by problem (Miller 2024), for these runs; "
-        f"other answers: the same over other answers of these runs to these problems.{range_note(summary.cells)}",
+        f"other answers: the same over other answers of these runs to these problems.{_range_note(summary.cells)}",
         "one evaluation: standard error over other answers to these problems, of one run at its selected step. rho: "
         "share of an answer's variance that lies between problems, at the last validation.",
         "pass@k at the last validation, unbiased, with the interval over other problems. "
-        f"{VOTED if voted else NO_VOTES} The last columns: share of problems with at least that share of their answers "
-        "right at the last validation.",
+        f"{_VOTED if voted else _NO_VOTES} The last columns: share of problems with at least that share of their "
+        "answers right at the last validation.",
         *([f"other answers, one evaluation: {EDGE}"] if edges else []),
-        *([REPEATED.format(repeated)] if repeated else []),
+        *([_REPEATED.format(repeated)] if repeated else []),
     )
     return TextTable("By problem", "method", headings, rows, notes)
 
@@ -390,8 +390,8 @@ def _separating(pairs: Sequence[PairedProblems], cells: Sequence[CellProblems]) 
     rows, left_out = [], 0
     for pair in pairs:
         problems = sorted((each for each in pair.separated if each.separates), key=lambda problem: problem.p)
-        left_out += max(0, len(problems) - MOST_NAMED)
-        for problem in problems[:MOST_NAMED]:
+        left_out += max(0, len(problems) - _MOST_NAMED)
+        for problem in problems[:_MOST_NAMED]:
             texts = (
                 f"{display_name(pair.variant)} against {display_name(pair.against)}",
                 f"{100 * problem.ours:.0f}",

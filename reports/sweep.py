@@ -39,7 +39,7 @@ from cppo_lab.reports.tables import TextRow, TextTable, completed, full_table, m
 from cppo_lab.reports.verdict_view import short_answers
 from cppo_lab.reports.words import findings_section, headlines, paper_texts
 
-FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
+_FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def _curves(report: SweepReport) -> Section:
     shown = {"curves": validation.curves_info(board, title, palette=palette)}
     if report.of_paper:
         title = "Validation curves (Figure 4)"
-        shown["4"] = validation.curves_info(board, title, FIGURE_4_MODELS, palette=palette)
+        shown["4"] = validation.curves_info(board, title, _FIGURE_4_MODELS, palette=palette)
     pictures = tuple(_picture(name, info, validation.draw) for name, info in shown.items())
     crowded = any(cell.expected > validation.FEW for cell in board.cells.values())
     return Section("curves", "Validation curves", {"crowded": crowded}, pictures=pictures)

@@ -40,8 +40,8 @@ BEST, SECOND = "best", "second"
 ABOVE, BELOW = "\N{UPWARDS ARROW}", "\N{DOWNWARDS ARROW}"
 ALPHA = 0.05  # level of an adjusted two-sided p-value
 NOT_DECLARED = "not declared"
-FEW_RUNS = 5  # whose selected steps are listed one by one
-EVALUATION = (
+_FEW_RUNS = 5  # whose selected steps are listed one by one
+_EVALUATION = (
     "In brackets: standard error of the evaluation of one run, over other answers to the same problems, from each "
     "problem's outcome. The deviation over seeds contains it, except the part that equal sampling seeds make common to "
     "all runs."
@@ -186,7 +186,7 @@ def main_table(board: Scoreboard, title: str, statistics: Statistics | None = No
     shown = [entry for column in columns for entry in column]
     edge = f" There {EDGE}" if any(entry.edge for entry in shown) else ""
     known_errors = edge or any(entry.evaluation is not None for entry in shown)
-    notes = (*table_notes(board), EVALUATION + edge) if known_errors else table_notes(board)
+    notes = (*_table_notes(board), _EVALUATION + edge) if known_errors else _table_notes(board)
     if statistics is not None and statistics.adjusted:
         test = (
             f"{ABOVE} above, {BELOW} below {baseline_name(statistics.baseline)}: the scores differ significantly "
@@ -234,14 +234,14 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
         ends = {cell.t_stop for cell in cells if cell.t_stop is not None}
         stops.append(ends.pop() if len(ends) == 1 else None)
         tables.append(TextTable(model, "Method", (*benchmarks, "avg", "step"), rows, core=core_of(board)))
-    return FullTable(title, core_of(board), tuple(tables), tuple(stops), several, table_notes(board))
+    return FullTable(title, core_of(board), tuple(tables), tuple(stops), several, _table_notes(board))
 
 
 def steps_text(steps: Sequence[int]) -> str:
-    """The selected steps: of each run, or their range if there are more than FEW_RUNS; once if all are the same."""
+    """The selected steps: of each run, or their range if there are more than _FEW_RUNS; once if all are the same."""
     if len(set(steps)) == 1:
         return str(steps[0])
-    if len(steps) > FEW_RUNS:
+    if len(steps) > _FEW_RUNS:
         return f"{min(steps)} to {max(steps)}"
     return ", ".join(map(str, steps)) or ABSENT
 
@@ -296,18 +296,18 @@ def mark(entries: Iterable[Entry]) -> tuple[Entry, ...]:
 
 
 # PAPER: its Table 4 calls a run that diverged a collapse. Shares: analysis/selection.py, conf/config.yaml.
-COLLAPSE_OF_PAPER = (
+_COLLAPSE_OF_PAPER = (
     f"collapse: the run diverged; the step is its curve's last. Counted here: a curve that ends below "
     f"{COLLAPSE_SHARE:g} of its own best score. Our runs are ended during training, below 0.4 of their best."
 )
-COLLAPSE = (
+_COLLAPSE = (
     "collapse: training was ended, because the validation score stayed below a share of the run's best "
     "(training.collapse_share, 0.4 unless set otherwise) or a gradient or log-probability was not finite. Curves of "
     f"the paper count as collapsed if they end below {COLLAPSE_SHARE:g} of their best."
 )
 
 
-def table_notes(board: Scoreboard) -> tuple[str, ...]:
+def _table_notes(board: Scoreboard) -> tuple[str, ...]:
     """Notes that explain the table; the last one names every gap."""
     core = core_of(board)
     score = score_name(core, board.curves.samples)
@@ -323,7 +323,7 @@ def table_notes(board: Scoreboard) -> tuple[str, ...]:
             "no other meaning; 95 % intervals are written (low to high)."
         )
     if any(cell.collapsed for cell in board.cells.values()):
-        notes.append(COLLAPSE_OF_PAPER if core_of(board) == schema.PAPER else COLLAPSE)
+        notes.append(_COLLAPSE_OF_PAPER if core_of(board) == schema.PAPER else _COLLAPSE)
     if board.gaps:
         gaps = "; ".join(describe_gaps(board.gaps))
         notes.append(f"† provisional and not ranked, because these runs have no result yet: {gaps}.")
@@ -414,7 +414,7 @@ def markdown(table: Table) -> str:
     return "\n".join([*lines, "", *(escape_markdown(note) + "\n" for note in table.notes)])
 
 
-PACKAGES = (r"\usepackage{booktabs}", r"\usepackage[table]{xcolor}", r"\usepackage{graphicx}")
+_PACKAGES = (r"\usepackage{booktabs}", r"\usepackage[table]{xcolor}", r"\usepackage{graphicx}")
 
 
 def latex(table: Table) -> str:
@@ -444,7 +444,7 @@ def latex(table: Table) -> str:
         joined = ("".join(map(str, column)).replace(" to ", "") for column in columns)
         align = "".join("l" if re.search("[A-Za-z]", texts) else "r" for texts in joined)
     lines = [
-        f"% needs {' '.join(PACKAGES)}",
+        f"% needs {' '.join(_PACKAGES)}",
         r"\begin{table}[htbp]",
         r"  \centering",
         rf"  \caption{{{caption}}}",
@@ -467,7 +467,7 @@ def latex_wrapper(files: Iterable[str], figures: Sequence[str] = (), before: Seq
     lines = [
         r"\documentclass{article}",
         r"\usepackage[margin=2.5cm]{geometry}",
-        *PACKAGES,
+        *_PACKAGES,
         r"\begin{document}",
         *before,
         *(rf"\input{{{name.removesuffix('.tex')}}}\clearpage" for name in tables),

@@ -44,14 +44,14 @@ from cppo_lab.errors import counted
 from cppo_lab.reports.names import ABSENT, OURS, display_name, origin, p_text, signed_points
 from cppo_lab.reports.tables import ALPHA, TextRow, TextTable
 
-OVER_MODELS = "mean over models"
-SCORES: Mapping[Score, str] = {
+_OVER_MODELS = "mean over models"
+_SCORES: Mapping[Score, str] = {
     Score.BEST: "best step",
     Score.CORRECTED: "best step, corrected",
     Score.FINAL: "final mean",
     Score.AREA: "area under the curve",
 }
-_OF_SCORE = {**SCORES, Score.CORRECTED: "corrected best step"}  # within a sentence
+_OF_SCORE = {**_SCORES, Score.CORRECTED: "corrected best step"}  # within a sentence
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def verdict_line(
         beside=beside,
         deviation="" if claim.pairing is None else _deviation(claim, board),
         observed="" if claim.of_errors else _observed(verdict),
-        others="; ".join(f"{SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()),
+        others="; ".join(f"{_SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()),
     )
 
 
@@ -345,7 +345,7 @@ def _comparisons(verdict: Verdict) -> TextTable:
             cells = (runs, signed_points(difference.estimate.value), share)
         against = display_name(each.against) if each.against else "0"
         tested = (_interval(each), p_text(each.p_adjusted))
-        texts = (against, each.model or OVER_MODELS, *cells[:2], *tested, cells[2], word)
+        texts = (against, each.model or _OVER_MODELS, *cells[:2], *tested, cells[2], word)
         rows.append(TextRow(label, each.variant == OURS, texts, (each.model, each.variant)))
     lead, headings = ("rule", _OF_ERRORS) if claim.of_errors else ("method", _HEADINGS)
     return TextTable(f"Comparisons of: {claim.text}", lead, headings, rows)

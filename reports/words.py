@@ -151,7 +151,7 @@ def _collapses(board: Scoreboard, model: str) -> list[str]:
 # letters. Names that would be equal get a letter, in the order of the sweep. `methods.*` says what was done, and
 # nothing that the records of the runs do not show.
 
-NUMBERS, METHODS = "numbers.tex", "methods"
+_NUMBERS, METHODS = "numbers.tex", "methods"
 _DIGITS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine")
 
 
@@ -170,7 +170,7 @@ def paper_texts(
     paragraphs.append(_code(boards.values()))
     said = [" ".join(sentences) for sentences in paragraphs if sentences]
     return {
-        NUMBERS: _numbers(boards, statistics, judged),
+        _NUMBERS: _numbers(boards, statistics, judged),
         f"{METHODS}.md": "\n\n".join(map(escape_markdown, said)) + "\n",
         f"{METHODS}.tex": "\n\n".join(map(escape_latex, said)) + "\n",
     }

@@ -21,11 +21,11 @@ SMALLEST = 0.01
 # evaluations of equal methods differ by 0.7 to 2.0 points from noise alone.
 MARGIN = 0.02
 # Share of the runs: a method whose collapse rate is higher by less than this counts as no less stable.
-FEW_COLLAPSES = 0.1
+_FEW_COLLAPSES = 0.1
 # Share of the masks: an early excess below this does not count as concentrated early in training.
-FEW_MASKS = 0.01
+_FEW_MASKS = 0.01
 # Growth of the lead per doubling of the response length. The paper's 8,000 to 16,000 tokens are one doubling.
-SMALLEST_SLOPE = 0.005
+_SMALLEST_SLOPE = 0.005
 
 
 class Kind(StrEnum):
@@ -160,7 +160,7 @@ CLAIMS: tuple[Claim, ...] = (
         Kind.TREND,
         _CPPO_OVER_DPPO,
         after="cppo_widens",
-        smallest=SMALLEST_SLOPE,
+        smallest=_SMALLEST_SLOPE,
     ),
     Claim(
         "cispo_collapse",
@@ -169,7 +169,7 @@ CLAIMS: tuple[Claim, ...] = (
         Kind.COLLAPSE,
         (("cispo",), ("dppo",)),
         over_models=True,
-        smallest=FEW_COLLAPSES,
+        smallest=_FEW_COLLAPSES,
     ),
     Claim(
         "prefix_early",
@@ -178,7 +178,7 @@ CLAIMS: tuple[Claim, ...] = (
         Kind.POSITIVE,
         (("cppo",),),
         over_models=True,
-        smallest=FEW_MASKS,
+        smallest=_FEW_MASKS,
         score=Quantity.EARLY_PREFIX,
     ),
     Claim(

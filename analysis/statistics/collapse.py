@@ -21,7 +21,7 @@ from cppo_lab.analysis.statistics.values import FinishedRuns, cell_runs
 
 Z95 = 1.959963984540054  # of a two-sided 95 % interval
 # Limit on the distinct sums in the exact distribution of the test: 24 runs of different lengths stay below it.
-MOST_SUMS = 20_000
+_MOST_SUMS = 20_000
 _DIGITS = 9  # sums that differ by rounding alone are merged
 
 
@@ -124,7 +124,7 @@ def _exact_p(strata: Sequence[tuple[Sequence[RunTime], Sequence[RunTime]]], dist
     whole = {0.0: 1.0}
     for ours, theirs in strata:
         of_stratum = _sums(_scores([*ours, *theirs]), len(ours))
-        if of_stratum is None or len(whole) * len(of_stratum) > MOST_SUMS:
+        if of_stratum is None or len(whole) * len(of_stratum) > _MOST_SUMS:
             return None
         joined = defaultdict[float, float](float)
         for (total, p), (further, q) in itertools.product(whole.items(), of_stratum.items()):
@@ -141,7 +141,7 @@ def _sums(scores: Sequence[float], size: int) -> dict[float, float] | None:
         for (count, total), number in list(ways.items()):
             if count < size:
                 ways[count + 1, round(total + score, _DIGITS)] += number
-        if len(ways) > MOST_SUMS:
+        if len(ways) > _MOST_SUMS:
             return None
     choices = math.comb(len(scores), size)
     return {total: number / choices for (count, total), number in ways.items() if count == size}
@@ -247,7 +247,7 @@ def counts_of(runs: FinishedRuns, model: str, variant: str) -> Counts:
     return sum(run.collapsed for run in of_cell), len(of_cell)
 
 
-def run_times(runs: FinishedRuns, model: str, variant: str) -> tuple[RunTime, ...]:
+def _run_times(runs: FinishedRuns, model: str, variant: str) -> tuple[RunTime, ...]:
     """When the finished runs of a cell collapsed or ended."""
     return tuple(RunTime(run.ended, run.collapsed) for run in cell_runs(runs, model, variant))
 
@@ -314,13 +314,15 @@ def cell_collapses(board: Scoreboard, runs: FinishedRuns, baseline: Baseline) ->
 def _cell(
     runs: FinishedRuns, model: str, variant: str, models: Sequence[str], baseline: Baseline
 ) -> CellCollapse:
-    every = [run for name in models for run in run_times(runs, name, variant)]
+    every = [run for name in models for run in _run_times(runs, name, variant)]
     collapsed = sum(run.collapsed for run in every)
     of_cell = cell_runs(runs, model, variant)
     survived = [run.final for run in of_cell if not run.collapsed]
     test, against = None, baseline.of(variant)
     if against is not None:
-        test = logrank([(run_times(runs, name, variant), run_times(runs, name, against)) for name in models])
+        test = logrank(
+            [(_run_times(runs, name, variant), _run_times(runs, name, against)) for name in models]
+        )
     return CellCollapse(
         model=model,
         variant=variant,

@@ -27,15 +27,15 @@ Reduce = Callable[[Array], Array]
 
 BIN = math.log(1.25)  # width of a movement bin, within which movement counts as equal
 RETURN_BIN = 0.1
-ROUNDING = 1e-12  # an error of this size is none
+_ROUNDING = 1e-12  # an error of this size is none
 LEAST = 5  # steps that each rule must have in a bin
 REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
-RANDOM = "cppo_random_mask"  # the rule that is a control whatever its constants
+_RANDOM = "cppo_random_mask"  # the rule that is a control whatever its constants
 EIGHTHS = tuple(range(1, schema.POSITION_BINS + 1))
 LEFT = tuple(
     schema.POSITION_BINS + 0.5 - part for part in EIGHTHS
 )  # from the middle of each eighth to the end
-BY_POSITION = {  # part of Curves -> its metrics by eighth
+_BY_POSITION = {  # part of Curves -> its metrics by eighth
     f"{quantity}_by_position": tuple(schema.position_metric(quantity, part) for part in EIGHTHS)
     for quantity in ("movement", "error")
 }
@@ -53,7 +53,7 @@ METRICS = {
     "positions": "exact/premise_positions",
     "prefixes": "exact/premise_prefixes",
 }
-READ = frozenset([*METRICS.values(), *chain(*BY_POSITION.values())])  # the metrics that a report reads
+READ = frozenset([*METRICS.values(), *chain(*_BY_POSITION.values())])  # the metrics that a report reads
 
 
 class EqualIn(StrEnum):
@@ -141,7 +141,7 @@ def curves_of(seeds: tuple[int, ...], tables: Mapping[str, Array]) -> Curves:
     parts["matched"] = np.where(np.isnan(parts["matched"]), parts["movement"], parts["matched"])
     by_position = {
         part: np.stack([tables[metric] for metric in metrics], axis=-1)
-        for part, metrics in BY_POSITION.items()
+        for part, metrics in _BY_POSITION.items()
     }
     return Curves(seeds, **parts, **by_position)
 
@@ -164,7 +164,7 @@ def controls(board: Scoreboard) -> dict[str, str]:
             continue
         if rule == reference:
             kinds[variant] = "placebo"
-        elif rule["rule.name"] == RANDOM or (
+        elif rule["rule.name"] == _RANDOM or (
             rule == {**reference, "rule.delta": rule.get("rule.delta")} and float(rule["rule.delta"]) >= 1
         ):
             kinds[variant] = "control"
@@ -251,13 +251,13 @@ def pairs_of(
 
 def ratio_estimates(pairs: Mapping[int, Pair]) -> dict[int, Estimate]:
     """The log ratio of errors at each horizon; horizons where the two share no movement bin are left out."""
-    ratios = {h: combined([{h: pair}], lambda logs: logs[0]) for h, pair in pairs.items()}
+    ratios = {h: _combined([{h: pair}], lambda logs: logs[0]) for h, pair in pairs.items()}
     return {h: ratio for h, ratio in ratios.items() if ratio is not None}
 
 
 def mean_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
     """The log ratio, mean over models and horizons; None if one of them cannot be compared."""
-    return combined(by_model, lambda logs: logs.mean(0))
+    return _combined(by_model, lambda logs: logs.mean(0))
 
 
 def slope_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
@@ -267,7 +267,7 @@ def slope_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
     if any(len(pairs) < 2 for pairs in by_model):
         return None
     weights = np.concatenate([_slope_weights(tuple(pairs)) for pairs in by_model]) / len(by_model)
-    return combined(by_model, lambda logs: weights @ logs)
+    return _combined(by_model, lambda logs: weights @ logs)
 
 
 def _slope_weights(values: Sequence[float]) -> Array:
@@ -277,7 +277,7 @@ def _slope_weights(values: Sequence[float]) -> Array:
     return np.asarray(x / (x @ x))
 
 
-def combined(by_model: Sequence[Mapping[int, Pair]], reduce: Reduce) -> Estimate | None:
+def _combined(by_model: Sequence[Mapping[int, Pair]], reduce: Reduce) -> Estimate | None:
     """A linear `reduce` of the log ratios of all models and horizons, [part, draw] -> [draw], and its jackknife error.
 
     The jackknife leaves one seed out of all parts at once, since the runs of a seed share their start. So seeds are the
@@ -353,7 +353,7 @@ class ConditionSummary:
 def summarise(curves: Curves) -> ConditionSummary:
     """The means over the runs and steps of one condition."""
     error = np.abs(curves.error)
-    some = error > ROUNDING
+    some = error > _ROUNDING
     fell = np.diff(curves.returns, axis=1)
     moved = np.nanmean(curves.movement_by_position, axis=(0, 1))
     erred = np.nanmean(np.abs(curves.error_by_position), axis=(0, 1))
@@ -391,7 +391,7 @@ def position_exponent(curves: Curves) -> Estimate | None:
     error, movement = (
         np.nanmean(part, axis=1) for part in (np.abs(curves.error_by_position), curves.movement_by_position)
     )
-    if not (error > ROUNDING).all():
+    if not (error > _ROUNDING).all():
         return None
     slopes = np.log(error / movement) @ _slope_weights(LEFT) / math.log(10)
     return over_runs(slopes.tolist())

@@ -107,10 +107,10 @@ def reached_power(claim: Claim, estimates: Sequence[Estimate | None], runs: int)
     def all_hold(n: int) -> float:
         return float(np.prod([chance(n) for chance in chances]))
 
-    return ReachedPower(claim.lead, all_hold(runs), runs, fewest(all_hold))
+    return ReachedPower(claim.lead, all_hold(runs), runs, _fewest(all_hold))
 
 
-def fewest(chance: Chance) -> int | None:
+def _fewest(chance: Chance) -> int | None:
     """The smallest number of runs, at least two, at which an increasing probability reaches POWER; None: more than
     MOST.
     """
@@ -127,7 +127,7 @@ def fewest(chance: Chance) -> int | None:
 
 def _chance(claim: Claim, estimate: Estimate, runs: int) -> Chance:
     if isinstance(estimate, ShareDifference):
-        return lambda n: share_power(estimate.theirs, claim.lead, n)
+        return lambda n: _share_power(estimate.theirs, claim.lead, n)
     spread = spread_of(estimate, runs)
     assert spread is not None, "an estimate without an error says why"
     return lambda n: spread_power(claim.lead, claim.margin, spread, n)
@@ -153,7 +153,7 @@ def _relative_errors(degrees: float) -> FloatArray:
     return ratios
 
 
-def share_power(theirs: Sequence[Counts], lead: float, n: int) -> float:
+def _share_power(theirs: Sequence[Counts], lead: float, n: int) -> float:
     """The probability that `n` runs of each side and stratum show that a share is higher, by simulation.
 
     The true share of the other side is its pooled share over all strata; ours is higher by `lead`.
@@ -228,7 +228,7 @@ def planned_power(
         deviation=deviation,
         seeds=seeds,
         power=power,
-        needed=fewest(lambda n: _simulated(once, scores, deviation, n, how)[0]),
+        needed=_fewest(lambda n: _simulated(once, scores, deviation, n, how)[0]),
         expected=expected if claim.sequential else None,
     )
 

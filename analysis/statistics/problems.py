@@ -58,12 +58,12 @@ class EvaluationVariance:
     between: float | None
 
 
-def strata_of(benchmark_of: Counts) -> list[NDArray[np.intp]]:
+def _strata_of(benchmark_of: Counts) -> list[NDArray[np.intp]]:
     """The problems of each benchmark, as indices, from the benchmark of each problem [P]."""
     return [np.flatnonzero(benchmark_of == number) for number in np.unique(benchmark_of)]
 
 
-def within_problem(right: Counts, samples: int) -> FloatArray:
+def _within_problem(right: Counts, samples: int) -> FloatArray:
     """Unbiased estimate of p_i (1 - p_i) for each problem, the variance of one answer; `samples` is at least 2."""
     shares = np.asarray(right, dtype=np.float64) / samples
     return shares * (1 - shares) * samples / (samples - 1)
@@ -75,8 +75,8 @@ def evaluation_variance(right: Counts, samples: int, benchmark_of: Counts) -> Ev
     """
     if samples < 2:
         return EvaluationVariance(None, None)
-    strata = strata_of(benchmark_of)
-    shares, inside = np.asarray(right, dtype=np.float64) / samples, within_problem(right, samples)
+    strata = _strata_of(benchmark_of)
+    shares, inside = np.asarray(right, dtype=np.float64) / samples, _within_problem(right, samples)
     means = [float(inside[stratum].mean()) for stratum in strata]
     answers = (
         math.fsum(mean / (len(stratum) * samples) for mean, stratum in zip(means, strata, strict=True))
@@ -105,7 +105,7 @@ def edge_share(shares: Sequence[float], answers: Sequence[int]) -> Share | None:
 
 def evaluation_edge(shares: FloatArray, samples: int, benchmark_of: Counts) -> Share | None:
     """`edge_share` of the shares of right answers to each problem [P]."""
-    strata = strata_of(benchmark_of)
+    strata = _strata_of(benchmark_of)
     return edge_share(
         [float(np.round(shares[stratum].mean(), 12)) for stratum in strata],
         [len(stratum) * samples for stratum in strata],
@@ -117,7 +117,7 @@ def clustered_mean(shares: FloatArray, benchmark_of: Counts) -> Estimate:
 
     `n` is the number of problems. There is no interval if a benchmark has one problem or nothing varies.
     """
-    strata = strata_of(benchmark_of)
+    strata = _strata_of(benchmark_of)
     parts = [
         part for stratum in strata if (part := mean_estimate([float(x) for x in shares[stratum]])) is not None
     ]
@@ -163,7 +163,7 @@ def separations(ours: Counts, theirs: Counts, samples: int) -> tuple[Separation,
     """
     n, m = (samples * len(runs) for runs in (ours, theirs))
     right = [runs.sum(axis=0, dtype=np.int64).tolist() for runs in (ours, theirs)]
-    p_values = [fisher(a, n, b, m) for a, b in zip(*right, strict=True)]
+    p_values = [_fisher(a, n, b, m) for a, b in zip(*right, strict=True)]
     apart = (ours.min(axis=0) > theirs.max(axis=0)) | (theirs.min(axis=0) > ours.max(axis=0))
     rows = zip(*right, p_values, holm(p_values), apart.tolist(), strict=True)
     return tuple(
@@ -173,7 +173,7 @@ def separations(ours: Counts, theirs: Counts, samples: int) -> tuple[Separation,
 
 
 @cache
-def fisher(right_a: int, answers_a: int, right_b: int, answers_b: int) -> float:
+def _fisher(right_a: int, answers_a: int, right_b: int, answers_b: int) -> float:
     """Fisher's exact two-sided p-value: the total probability of the tables with these margins that are no likelier
     than the observed one.
     """
@@ -195,7 +195,7 @@ def solved_by_one(ours: Counts, theirs: Counts, samples: int) -> tuple[int, ...]
     )
 
 
-def performance_profile(
+def _performance_profile(
     shares: FloatArray, thresholds: Sequence[float], benchmark_of: Counts
 ) -> tuple[Estimate, ...]:
     """For each threshold, the share of problems with at least that share of right answers. `shares` is [S, P] by run;
@@ -296,7 +296,7 @@ def problem_difference(
 
 def _interaction(values: FloatArray, benchmark_of: Counts) -> float:
     """Variance of the mean over benchmarks that comes from the interaction of run and problem: mean square / (S P)."""
-    runs, strata = len(values), strata_of(benchmark_of)
+    runs, strata = len(values), _strata_of(benchmark_of)
     variances = [0.0]
     for part in (values[:, stratum] for stratum in strata if len(stratum) > 1 and runs > 1):
         residuals = part - part.mean(axis=0) - part.mean(axis=1, keepdims=True) + part.mean()
@@ -383,7 +383,7 @@ def least_correlation(right: Counts, samples: int) -> DrawCorrelation | None:
     counts = np.asarray(right, dtype=np.float64)
     if samples < 2 or len(counts) < 2:
         return None
-    inside = within_problem(right, samples) * samples
+    inside = _within_problem(right, samples) * samples
     fresh = (inside[1:] + inside[:-1]).sum(axis=0)
     return _ratio(fresh - (np.diff(counts, axis=0) ** 2).sum(axis=0), fresh)
 
@@ -481,7 +481,7 @@ class CellProblems:
         """For each of THRESHOLDS, the share of problems with at least that share of right answers at the last
         validation.
         """
-        return performance_profile(self.last / self.samples, THRESHOLDS, self.benchmark_of)
+        return _performance_profile(self.last / self.samples, THRESHOLDS, self.benchmark_of)
 
 
 @dataclass(frozen=True)

@@ -67,7 +67,7 @@ CANNOT = (
 # added to an interval over seeds. The sampling error describes a single run, and shows how much of the spread over
 # seeds more answers could remove.
 
-AIME_PROBLEMS = 30
+_AIME_PROBLEMS = 30
 _MADE_PROBLEMS = "data.validation_problems"  # the logged configuration key of a run on generated problems
 
 
@@ -106,7 +106,7 @@ def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None
     made = board.data.params.get(run.mlflow_id or "", {}).get(_MADE_PROBLEMS, "")
     problems = int(made) if made.isdecimal() else 0
     if not problems and all(name.lower().startswith("aime") for name in scores):
-        problems = AIME_PROBLEMS
+        problems = _AIME_PROBLEMS
     if not scores or not problems or samples < 1:
         return None
     return sampling_error(list(scores.values()), problems, samples)
@@ -276,7 +276,7 @@ def _noise(runs: Sequence[RunValues], score: Score) -> float | None:
 # All statistics of one scored sweep, for tables and pages.
 
 
-SEED = 20260610  # of the bootstrap, so that the same runs give the same intervals
+_SEED = 20260610  # of the bootstrap, so that the same runs give the same intervals
 
 
 @dataclass(frozen=True)
@@ -342,7 +342,7 @@ def sweep_statistics(board: Scoreboard, resamples: int = RESAMPLES, baseline: Ba
         baseline=baseline,
         cells=cells,
         adjusted=_adjusted(cells),
-        aggregates=_aggregates(board, runs, np.random.default_rng(SEED), resamples),
+        aggregates=_aggregates(board, runs, np.random.default_rng(_SEED), resamples),
         overall=_overall(board, runs, cells),
         rankings=rankings(board, runs),
     )

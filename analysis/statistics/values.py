@@ -75,8 +75,8 @@ def corrected_score(window: pd.DataFrame, benchmarks: Sequence[str]) -> float | 
 
 
 class Score(StrEnum):
-    """A score of a run: of its best step, the same corrected for selection bias, the mean of the last part of the window,
-    or the mean height of the curve.
+    """A score of a run: of its best step, the same corrected for selection bias, the mean of the last part of the
+    window, or the mean height of the curve.
     """
 
     BEST = "best"

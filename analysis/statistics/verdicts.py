@@ -84,7 +84,7 @@ def mean_length(board: Scoreboard, model: str, variant: str) -> float | None:
 # models.
 
 
-NO_RUN = "one side has no finished run"
+_NO_RUN = "one side has no finished run"
 
 
 class VerdictOutcome(StrEnum):
@@ -118,7 +118,7 @@ class Comparison:
     against: str
     difference: Difference | None
     runs: int
-    why: str = NO_RUN
+    why: str = _NO_RUN
     matched: Estimate | None = None
     p_for: float | None = None
     p_against: float | None = None
@@ -131,7 +131,7 @@ class Comparison:
         return None if self.difference is None else self.difference.estimate
 
 
-def compared(
+def _compared(
     claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Score | Quantity
 ) -> list[Comparison]:
     """All comparisons of the claim, by a score or by the quantity that it is about; without p-values and outcomes."""
@@ -150,7 +150,7 @@ def compared(
                 lead = above_zero(runs, model, pair[0], score)
             else:
                 lead = difference(runs, model, *pair, score)
-            why = "its runs did not log it" if isinstance(score, Quantity) and all(sides) else NO_RUN
+            why = "its runs did not log it" if isinstance(score, Quantity) and all(sides) else _NO_RUN
             single.append(Comparison(model, *pair, lead, min(sides), why))
             groups[pair].append(single[-1])
     if not claim.over_models and claim.kind is not Kind.TREND:
@@ -165,7 +165,7 @@ def _together(claim: Claim, board: Scoreboard, runs: FinishedRuns, parts: Sequen
     pair, fewest = (parts[0].variant, parts[0].against), min(part.runs for part in parts)
     leads = [part.difference for part in parts if part.difference is not None]
     lacking = next((part.why for part in parts if part.difference is None), "")
-    if lacking and (not leads or lacking == NO_RUN):
+    if lacking and (not leads or lacking == _NO_RUN):
         return Comparison("", *pair, None, fewest, lacking)
     if claim.kind is Kind.COLLAPSE:
         models = [part.model for part in parts]
@@ -331,18 +331,18 @@ def judge(claim: Claim, board: Scoreboard | None, runs: FinishedRuns) -> Verdict
     if claim.sequential:
         # Seeds are the units of every comparison, whether their runs share more or not.
         runs = FinishedRuns(replace(run, paired=True, common=True) for run in runs)
-        seeds = complete_seeds(claim, board.results)
+        seeds = _complete_seeds(claim, board.results)
         looks = [seeds[:n] for n in range(min(schema.FIRST_LOOK, len(seeds)), len(seeds) + 1)]
     for seeds_of_look in looks:
         seen = runs if seeds_of_look is None else FinishedRuns(r for r in runs if r.seed in seeds_of_look)
         comparisons = _compare_all(claim, board, seen, score)
-        outcome = outcome_of_all([each.outcome for each in comparisons])
+        outcome = _outcome_of_all([each.outcome for each in comparisons])
         if outcome is not VerdictOutcome.UNDECIDED:
             break
     runs, looked = seen, len(seeds_of_look or ())
     is_open = outcome is VerdictOutcome.UNDECIDED and looked < len(claim.seeds or ())
     others = {
-        other: outcome_of_all([each.outcome for each in _compare_all(claim, board, runs, other)])
+        other: _outcome_of_all([each.outcome for each in _compare_all(claim, board, runs, other)])
         for other in Score
         if other != score and claim.compares_scores
     }
@@ -360,7 +360,7 @@ def judge(claim: Claim, board: Scoreboard | None, runs: FinishedRuns) -> Verdict
 def _compare_all(
     claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Score | Quantity
 ) -> tuple[Comparison, ...]:
-    measured = compared(claim, board, runs, score)
+    measured = _compared(claim, board, runs, score)
     if claim.sequential:
         measured = [_at_a_look(claim, each) for each in measured]
     p_for, p_against = (
@@ -376,7 +376,7 @@ def _compare_all(
     )
 
 
-def complete_seeds(claim: Claim, results: Collection[tuple[str, str, int]]) -> tuple[int, ...]:
+def _complete_seeds(claim: Claim, results: Collection[tuple[str, str, int]]) -> tuple[int, ...]:
     """The seeds of a claim before the first of which a run that tests it has no result."""
     cells = {(model, variant) for model, variant, _ in claim.tests}
     return tuple(takewhile(lambda seed: all((*cell, seed) in results for cell in cells), claim.seeds or ()))
@@ -451,7 +451,7 @@ def word_of_comparison(claim: Claim, comparison: Comparison) -> Word:
     return Word.OPEN if comparison.estimate is None else word_of(comparison.estimate, least)
 
 
-def outcome_of_all(comparisons: Collection[VerdictOutcome]) -> VerdictOutcome:
+def _outcome_of_all(comparisons: Collection[VerdictOutcome]) -> VerdictOutcome:
     """The outcome of a claim: its worst comparison decides, and a claim without comparisons is undecided."""
     worst_first = (
         VerdictOutcome.NOT_SUPPORTED,

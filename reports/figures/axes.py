@@ -25,10 +25,10 @@ from cppo_lab.reports.names import display_name, origin, score_name, value_text
 from cppo_lab.reports.tables import core_of, run_ids_of
 
 LINEAR, LOG, PLACES = "linear", "log", "places"
-LOG_FROM = 8  # ratio of the largest to the smallest value above which the axis is logarithmic
-APART = 0.012  # share of the axis between the intervals of two lines at one value
+_LOG_FROM = 8  # ratio of the largest to the smallest value above which the axis is logarithmic
+_APART = 0.012  # share of the axis between the intervals of two lines at one value
 BY_SCORE, NO_COLOURS = "score", "none"
-MAP = "viridis"  # light is high: readable in greyscale and with colour-vision deficiency
+_MAP = "viridis"  # light is high: readable in greyscale and with colour-vision deficiency
 _PLAIN_TEXT, _OUTLINE = "#222222", "#888888"  # of cells without a colour
 _DARK_TEXT, _LIGHT_TEXT = "#10103a", "#fff3b0"  # not greys, which the dark scheme would change
 
@@ -175,7 +175,7 @@ def _info(
     return AxesInfo(*about, y_label, axes, tuple(panels), keys, noise)
 
 
-AGE = "rollout.staleness"
+_AGE = "rollout.staleness"
 DRIFT = {f"{third} third": schema.mismatch_metric("k1", third, before_update=True) for third in schema.THIRDS}
 
 
@@ -184,16 +184,16 @@ def drift_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) 
 
     The first steps of a run, whose mu is younger, do not count.
     """
-    index = axes.keys.index(AGE) if AGE in axes.keys else None
+    index = axes.keys.index(_AGE) if _AGE in axes.keys else None
     places = [place for place in axes.places if place.variant in board.variants]
-    if index is None or len((axis := _axis(AGE, (place.values[index] for place in places))).values) < 2:
+    if index is None or len((axis := _axis(_AGE, (place.values[index] for place in places))).values) < 2:
         return None
     of_names: dict[str, list[AxisPlace]] = {}
     for place in places:
         others = (
             f"{key.rpartition('.')[2]}={value_text(value)}"
             for key, value in zip(axes.keys, place.values, strict=True)
-            if key != AGE and value is not None
+            if key != _AGE and value is not None
         )
         of_names.setdefault(" ".join((place.group, *others)), []).append(place)
 
@@ -246,7 +246,7 @@ def _axis(key: str, values: Iterable[Value]) -> Axis:
         return Axis(key, distinct, PLACES)
     if numbers and math.isinf(numbers[-1]):
         return Axis(key, tuple(numbers), PLACES)
-    wide = len(numbers) > 1 and numbers[0] > 0 and numbers[-1] / numbers[0] >= LOG_FROM
+    wide = len(numbers) > 1 and numbers[0] > 0 and numbers[-1] / numbers[0] >= _LOG_FROM
     return Axis(key, tuple(numbers), LOG if wide else LINEAR)
 
 
@@ -294,7 +294,7 @@ def _limits(score: Estimate, unit: float = 100) -> tuple[float, float] | tuple[N
     return (None, None) if limits is None else (unit * limits[0], unit * limits[1])
 
 
-def draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
+def _draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     """Draw one model, or one of its groups."""
     group = f": {display_name(panel.surface_of)}" if panel.surface_of else ""
     ax.set_title(panel.model + group, loc="left", parse_math=False)
@@ -312,7 +312,7 @@ def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
                 ax.axhspan(line.low[0], line.high[0], color=stroke.colour, alpha=0.1, linewidth=0)
             continue
         # Side by side, so that no interval hides another.
-        places = [axis.beside(x, APART * (order - (len(panel.lines) - 1) / 2)) for x in line.x]
+        places = [axis.beside(x, _APART * (order - (len(panel.lines) - 1) / 2)) for x in line.x]
         style: dict[str, Any] = {"linewidth": 1.4, "zorder": 3 + order}
         ax.plot(places, line.mean, marker="o", markersize=5, label=label, **style, **stroke.line())
         for x, low, high in zip(places, line.low, line.high, strict=True):
@@ -340,7 +340,7 @@ def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     for cell in panel.cells:
         x, y = columns.index(cell.first), rows.index(cell.second)
         share = (cell.mean - low) / (high - low) if high > low else 0.5
-        face: Any = colormaps[MAP](share)
+        face: Any = colormaps[_MAP](share)
         colour = _DARK_TEXT if share > 0.55 else _LIGHT_TEXT
         if plain:
             face, colour = "none", _PLAIN_TEXT
@@ -366,7 +366,7 @@ def draw(info: AxesInfo, fig: Figure) -> None:
     for panel, ax in zip(info.panels, axes, strict=True):
         if panel.surface_of and not info.surface and ax is not fig.axes[0]:  # methods are compared
             ax.sharey(fig.axes[0])
-        draw_panel(info, panel, ax)
+        _draw_panel(info, panel, ax)
 
 
 def effects_info(

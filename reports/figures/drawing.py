@@ -32,11 +32,11 @@ from cppo_lab.reports.figures.palette import DARK
 from cppo_lab.reports.names import csv_text, display_name, escape_json
 from cppo_lab.rules import Stroke
 
-PNG_DPI = 150
-CHARACTERS_PER_INCH = 13  # of title and legend, a conservative estimate
-HANDLE_INCHES = 0.75  # a legend entry's line and the space around it
+_PNG_DPI = 150
+_CHARACTERS_PER_INCH = 13  # of title and legend, a conservative estimate
+_HANDLE_INCHES = 0.75  # a legend entry's line and the space around it
 LINE_INCHES = 0.22
-HEAD = "head"  # the id of the text above a figure, which a page has beside the drawing
+_HEAD = "head"  # the id of the text above a figure, which a page has beside the drawing
 _POINTS = 72.0  # per inch: the unit of SVG
 _RC: Mapping[str, Any] = {
     "axes.titleweight": "bold",
@@ -70,7 +70,7 @@ _RC: Mapping[str, Any] = {
 _UNITS: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 _WIDTHS, _SIZES = (2.0, 40.0), (5.0, 24.0)  # inches, points
 _USUAL_SIZE = 9.0  # points, for which the inches below and the sizes in `sized` are chosen
-LEAST_PANEL = (2.6, 1.6)  # inches of one panel: narrower ones are stacked
+_LEAST_PANEL = (2.6, 1.6)  # inches of one panel: narrower ones are stacked
 # The fonts of a family by its usual name, all of them part of matplotlib; the last has nearly every character.
 _FONTS: Mapping[str, tuple[str, ...]] = {
     "sans": ("DejaVu Sans",),
@@ -293,12 +293,12 @@ def render(picture: Picture, command: str = "", style: Style = USUAL_STYLE) -> D
         fig.set_layout_engine("none")
         head, curves = _head(fig), _curves(fig)
         svg, png, pdf = (
-            save(fig, kind, {"Title": title, **metadata[kind]}) for kind in ("svg", "png", "pdf")
+            _save(fig, kind, {"Title": title, **metadata[kind]}) for kind in ("svg", "png", "pdf")
         )
     return Drawn(picture, svg.decode(), png, pdf, head, curves)
 
 
-def save(fig: Figure, kind: str, metadata: Mapping[str, Any], dpi: float = PNG_DPI) -> bytes:
+def _save(fig: Figure, kind: str, metadata: Mapping[str, Any], dpi: float = _PNG_DPI) -> bytes:
     """A laid-out figure as "png", "svg" or "pdf". `metadata` as in `Figure.savefig`."""
     out = io.BytesIO()
     fig.savefig(out, format=kind, metadata=dict(metadata), dpi=dpi)
@@ -308,7 +308,7 @@ def save(fig: Figure, kind: str, metadata: Mapping[str, Any], dpi: float = PNG_D
 def _head(fig: Figure) -> float:
     """The height in points of the text above the panels."""
     for text in fig.texts:
-        if text.get_gid() == HEAD:
+        if text.get_gid() == _HEAD:
             height = float(fig.bbox.y1 - text.get_window_extent().y0)
             return round(height / fig.dpi * _POINTS, 1)
     return 0.0
@@ -374,7 +374,7 @@ def keys_of(strokes: Mapping[str, Stroke], drawn: Collection[str]) -> tuple[Key,
 def legend_columns(labels: tuple[str, ...], width: float) -> int:
     """The number of legend entries that fit side by side into `width` inches."""
     longest = max((len(label) for label in labels), default=0)
-    return max(1, min(len(labels), int(width / sized(longest / CHARACTERS_PER_INCH + HANDLE_INCHES)), 7))
+    return max(1, min(len(labels), int(width / sized(longest / _CHARACTERS_PER_INCH + _HANDLE_INCHES)), 7))
 
 
 def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], legend: tuple[Key, ...]) -> None:
@@ -390,13 +390,13 @@ def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], leg
 
 
 def _frame(fig: Figure, width: float, height: float, texts: tuple[str, ...], legend: tuple[Key, ...]) -> None:
-    characters = int(width * CHARACTERS_PER_INCH / sized(1))
+    characters = int(width * _CHARACTERS_PER_INCH / sized(1))
     lines = [line for text in texts for line in textwrap.wrap(text, characters)]
     columns = legend_columns(tuple(key.label for key in legend), width)
     below = -(-len(legend) // columns)
     fig.set_size_inches(width, height + sized(LINE_INCHES * (len(lines) + below)) + sized(0.2))
     fig.set_layout_engine("constrained")
-    fig.suptitle("\n".join(lines), fontsize=sized(10), parse_math=False, gid=HEAD)
+    fig.suptitle("\n".join(lines), fontsize=sized(10), parse_math=False, gid=_HEAD)
     if legend:
         key_legend(fig, legend, loc="outside lower center", ncols=columns)
 
@@ -414,8 +414,8 @@ def panel_grid(
     """
     columns, (wide, tall) = min(in_row, count), panel
     if (wanted := _STYLE.get().width) is not None:
-        columns = max(1, min(columns, int(wanted / sized(LEAST_PANEL[0]))))
-        tall = max(tall * min(1.0, wanted / columns / wide), sized(LEAST_PANEL[1]))
+        columns = max(1, min(columns, int(wanted / sized(_LEAST_PANEL[0]))))
+        tall = max(tall * min(1.0, wanted / columns / wide), sized(_LEAST_PANEL[1]))
         wide = wanted / columns
     rows = -(-count // columns)
     _frame(fig, wide * columns, tall * rows, texts, legend)

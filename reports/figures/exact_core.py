@@ -28,13 +28,13 @@ from cppo_lab.reports.names import display_name
 from cppo_lab.rules import Stroke
 
 Contrast = tuple[str, str]  # a rule, and the rule by whose error its error is divided
-BOUNDS = (
+_BOUNDS = (
     ("Proposition 4", "bound_ratio", Stroke("#222222")),
     ("product form", "product_ratio", Stroke("#888888", (5.0, 2.0))),
     ("Theorem 1", "theorem_ratio", Stroke("#BBBBBB")),
 )
-PROPORTIONAL = Stroke("#888888", (5.0, 2.0))
-APART = 1.05  # horizontal factor between neighbouring series, so that their intervals do not hide each other
+_PROPORTIONAL = Stroke("#888888", (5.0, 2.0))
+_APART = 1.05  # horizontal factor between neighbouring series, so that their intervals do not hide each other
 COLUMNS = 5  # panels in a row, those of one process
 
 
@@ -106,7 +106,7 @@ def exact_info(
         for i, (name, contrast) in enumerate(zip(names, contrasts, strict=True)):
             of_horizons = ratio_estimates(pairs_of(curves, model, *contrast))
             if of_horizons:
-                places = tuple(h * APART**i for h in of_horizons)
+                places = tuple(h * _APART**i for h in of_horizons)
                 ends = ((each.value, each.low, each.high) for each in of_horizons.values())
                 shown = ([math.exp(each[0] if end is None else end) for end in each] for each in ends)
                 ratios.append(ExactLine(name, strokes[name], True, places, *zip(*shown, strict=True)))
@@ -129,7 +129,7 @@ def exact_info(
                 "|Δ| / movement / its mean", False, False, None,
                 (
                     *(_position_line(c.variant, summaries[c].error_by_position, rules[c.variant]) for c in last),
-                    _position_line("T - t", LEFT, PROPORTIONAL),
+                    _position_line("T - t", LEFT, _PROPORTIONAL),
                 ),
             ),
             ExactPanel(
@@ -168,7 +168,7 @@ def _bound_lines(summaries: Mapping[Condition, ConditionSummary]) -> tuple[Exact
     """Medians over the rules, by horizon."""
     horizons = sorted({c.horizon for c in summaries})
     lines = []
-    for label, part, stroke in BOUNDS:
+    for label, part, stroke in _BOUNDS:
         ratios = {
             h: [getattr(summary, part) for c, summary in summaries.items() if c.horizon == h]
             for h in horizons
@@ -189,12 +189,12 @@ def draw_exact(info: ExactInfo, figure: Figure) -> None:
     texts, legend = (info.title, info.source), (*info.rules, *info.contrasts)
     axes = panel_grid(figure, len(info.panels), COLUMNS, (3.25, 2.8), texts, legend)
     for i, (panel, ax) in enumerate(zip(info.panels, axes, strict=True)):
-        draw_exact_panel(panel, ax)
+        _draw_exact_panel(panel, ax)
         title = f"{panel.model}: {panel.label}" if i % COLUMNS == 0 else panel.label
         ax.set_title(title, loc="left", fontsize="small")
 
 
-def draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
+def _draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
     """Draw one panel without its title."""
     if panel.even is not None:
         ax.axhline(panel.even, color="#888888", linewidth=0.8, zorder=1)

@@ -217,7 +217,7 @@ def ablations_info(
         if board is None:
             panels.append(AblationPanel(name, heading, None, study.why_absent(name), ()))
             continue
-        info = validation.curves_info(board, heading, board.models[:1], full_method(study, board), palette)
+        info = validation.curves_info(board, heading, board.models[:1], _full_method(study, board), palette)
         keys = validation.scored_keys(board, info.panels[0])
         panels.append(AblationPanel(name, heading, info.panels[0], "", keys))
         infos.append(info)
@@ -228,7 +228,7 @@ def ablations_info(
     return AblationsInfo(title, source, run_ids, infos[-1].y_label, tuple(panels))
 
 
-def full_method(study: StudyResults, board: Scoreboard) -> dict[str, str]:
+def _full_method(study: StudyResults, board: Scoreboard) -> dict[str, str]:
     """The variants of an ablation, under any name, whose runs are those of the main sweep's CPPO."""
     main = study.board(MAIN)
     ours = {run.mlflow_id for run in main.runs if run.variant == OURS} if main else set()
@@ -242,7 +242,7 @@ def full_method(study: StudyResults, board: Scoreboard) -> dict[str, str]:
     }
 
 
-def draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
+def _draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
     """The curves of one sweep with its legend below."""
     if entry.panel is None:
         ax.set_title(entry.heading, loc="left")
@@ -264,20 +264,20 @@ def draw_ablations(info: AblationsInfo, fig: Figure) -> None:
     size, texts = (11.4 / count, 3.4 + 0.17 * longest), above(info.title, info.source, bands)
     axes = panel_grid(fig, count, count, size, texts)
     for index, (ax, panel) in enumerate(zip(axes, info.panels, strict=True)):
-        draw_ablation(panel, ax, info.y_label if index == 0 else "")
+        _draw_ablation(panel, ax, info.y_label if index == 0 else "")
 
 
 # Figures 8 to 11, one per model: the benchmarks one by one on top; reward, response length and relative log-prob error
 # below.
 
-REWARD = "train/reward"
-SMOOTHED = "train/reward_smoothed"  # logged by the paper; our runs are smoothed here
-LENGTH = "train/response_length"
-ERROR = "train/relative_logprob_error"
-SMOOTHING = 0.05  # width of the moving average as a share of the steps
-KILO = 1000.0
-FEW_POINTS = 150  # above which a line gets a moving average
-POINTS = 2000  # per line of response length and error at most: every step of the paper's runs
+_REWARD = "train/reward"
+_SMOOTHED = "train/reward_smoothed"  # logged by the paper; our runs are smoothed here
+_LENGTH = "train/response_length"
+_ERROR = "train/relative_logprob_error"
+_SMOOTHING = 0.05  # width of the moving average as a share of the steps
+_KILO = 1000.0
+_FEW_POINTS = 150  # above which a line gets a moving average
+_POINTS = 2000  # per line of response length and error at most: every step of the paper's runs
 
 
 @dataclass(frozen=True)
@@ -344,8 +344,8 @@ def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) 
         benchmarks=tuple(panels),
         rewards=logged,
         traces=(
-            _smoothed(board, model, LENGTH, "response length (tokens)", strokes),
-            _smoothed(board, model, ERROR, "relative log-prob error", strokes),
+            _smoothed(board, model, _LENGTH, "response length (tokens)", strokes),
+            _smoothed(board, model, _ERROR, "relative log-prob error", strokes),
         ),
         keys=keys_of(strokes, variants),
         run_ids=run_ids_of(runs),
@@ -360,12 +360,12 @@ def _by_run(board: Scoreboard, pair: tuple[str, str], metric: str) -> pd.DataFra
 
 
 def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardLine | None:
-    raw = _by_run(board, pair, REWARD)
+    raw = _by_run(board, pair, _REWARD)
     if raw.empty:
         return None
-    smooth = _by_run(board, pair, SMOOTHED)
+    smooth = _by_run(board, pair, _SMOOTHED)
     if smooth.empty:
-        width = max(3, round(SMOOTHING * len(raw)) | 1)  # odd, so that it is centred
+        width = max(3, round(_SMOOTHING * len(raw)) | 1)  # odd, so that it is centred
         smooth = raw.rolling(width, center=True, min_periods=1).mean().where(raw.notna())
     around = band(smooth)
     return RewardLine(
@@ -385,22 +385,22 @@ def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardL
 def _smoothed(
     board: Scoreboard, model: str, metric: str, label: str, strokes: Mapping[str, Stroke]
 ) -> training.DiagnosticPanel:
-    traces = list(training.traces_of(board, model, metric, strokes, POINTS))
+    traces = list(training.traces_of(board, model, metric, strokes, _POINTS))
     for place, trace in enumerate(traces):
-        if len(trace.steps) > FEW_POINTS:  # so many that seven lines would be illegible
-            width = max(3, round(SMOOTHING / 2 * len(trace.steps)) | 1)
+        if len(trace.steps) > _FEW_POINTS:  # so many that seven lines would be illegible
+            width = max(3, round(_SMOOTHING / 2 * len(trace.steps)) | 1)
             smooth = pd.Series(trace.mean).rolling(width, center=True, min_periods=1).mean()
             traces[place] = replace(trace, smooth=tuple(smooth))
-    if metric == LENGTH and max((max(trace.high) for trace in traces), default=0.0) >= 2 * KILO:
+    if metric == _LENGTH and max((max(trace.high) for trace in traces), default=0.0) >= 2 * _KILO:
         label = "response length (k tokens)"
         for place, trace in enumerate(traces):
             parts = {name: getattr(trace, name) for name in ("mean", "low", "high", "smooth")}
-            kilos: Any = {name: tuple(value / KILO for value in part) for name, part in parts.items()}
+            kilos: Any = {name: tuple(value / _KILO for value in part) for name, part in parts.items()}
             traces[place] = replace(trace, **kilos)
     return training.DiagnosticPanel(model, metric, label, tuple(traces))
 
 
-def draw_reward(info: ModelInfo, ax: Axes) -> None:
+def _draw_reward(info: ModelInfo, ax: Axes) -> None:
     """Draw the raw reward thin and the smoothed one thick."""
     for line in info.rewards:
         ax.plot(line.steps, line.raw, color=line.stroke.colour, linewidth=0.5, alpha=0.3, zorder=2)
@@ -427,7 +427,7 @@ def draw_model(info: ModelInfo, fig: Figure) -> None:
         ax.set_title(panel.heading, loc="left", parse_math=False)
         ax.set_ylabel(info.y_label if index == 0 else "")
         step_axis(ax)
-    draw_reward(info, lower[0])
+    _draw_reward(info, lower[0])
     for ax, trace in zip(lower[1:], info.traces, strict=False):
         training.draw_panel(trace, ax, trace.label)
     for ax in (*upper[len(info.benchmarks) :], *lower[1 + len(info.traces) :]):

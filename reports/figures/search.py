@@ -26,25 +26,25 @@ from cppo_lab.reports.figures.drawing import APPEARANCE, Absent, Info, Picture, 
 from cppo_lab.reports.names import objective_name, origin
 from cppo_lab.rules import METHOD_COLOURS
 
-ENOUGH = 8  # complete trials needed for importances
-BEST_SHARE = 0.25  # share of the best trials for importances; Optuna's 0.1 would be two or three of 24 trials
-PANEL_INCHES, SLICE_INCHES = (6.4, 4.2), (3.6, 3.4)
-LEAST_INCHES = 2.6  # a narrower slice is put below the others
-IN_ROW = 3
-MAP = "viridis"
-BEST, TRIAL, ORANGE = METHOD_COLOURS["cppo"], "#8FA9CC", "#E0952A"
+_ENOUGH = 8  # complete trials needed for importances
+_BEST_SHARE = 0.25  # of the trials for importances; Optuna's 0.1 would be two or three of 24
+_PANEL_INCHES, _SLICE_INCHES = (6.4, 4.2), (3.6, 3.4)
+_LEAST_INCHES = 2.6  # a narrower slice is put below the others
+_IN_ROW = 3
+_MAP = "viridis"
+_BEST, _TRIAL, _ORANGE = METHOD_COLOURS["cppo"], "#8FA9CC", "#E0952A"
 # The colours that Optuna's drawings have for what these are in ours.
-COLOURS = {
-    "#1f77b4": TRIAL,
-    "#d62728": BEST,
-    "#3182bd": BEST,
-    "#6baed6": ORANGE,
+_COLOURS = {
+    "#1f77b4": _TRIAL,
+    "#d62728": _BEST,
+    "#3182bd": _BEST,
+    "#6baed6": _ORANGE,
     "#9ecae1": "#59A14F",
     "#c6dbef": "#B07AA1",
 }
-STATES = {
-    TrialState.COMPLETE: ("complete", TRIAL),
-    TrialState.PRUNED: ("pruned", ORANGE),
+_STATES = {
+    TrialState.COMPLETE: ("complete", _TRIAL),
+    TrialState.PRUNED: ("pruned", _ORANGE),
     TrialState.RUNNING: ("still running", "#59A14F"),
 }
 
@@ -77,14 +77,14 @@ class _Highest(PedAnovaImportanceEvaluator):
             return super().evaluate(study, params, target=target and (lambda trial: -target(trial)))
 
 
-_EVALUATOR = _Highest(target_quantile=BEST_SHARE)
+_EVALUATOR = _Highest(target_quantile=_BEST_SHARE)
 
 
 def importances(result: SearchResult) -> dict[str, dict[str, float]]:
     """Each parameter's share in telling the best trials from the others (PED-ANOVA), per objective, highest first; none
     while too few trials are complete, or where they do not differ.
     """
-    if len(result.complete) < ENOUGH:
+    if len(result.complete) < _ENOUGH:
         return {}
     shares = {}
     for place, name in enumerate(result.objectives):
@@ -112,10 +112,10 @@ def draw(info: SearchInfo, _fig: Figure) -> Figure:
         panels: list[Any] = [*np.ravel(info.plot())]
     fig: Figure = panels[0].get_figure()
     pyplot.close(fig)
-    columns = min(IN_ROW, len(panels))
-    width, height = PANEL_INCHES if columns == 1 else (columns * SLICE_INCHES[0] + 1, SLICE_INCHES[1])
+    columns = min(_IN_ROW, len(panels))
+    width, height = _PANEL_INCHES if columns == 1 else (columns * _SLICE_INCHES[0] + 1, _SLICE_INCHES[1])
     surround(fig, (width, height), (info.title, info.source), ())
-    columns = max(1, min(columns, int(fig.get_figwidth() / LEAST_INCHES)))
+    columns = max(1, min(columns, int(fig.get_figwidth() / _LEAST_INCHES)))
     if rows := -(-len(panels) // columns) - 1:
         fig.set_figheight((rows + 1) * fig.get_figheight())
         grid = GridSpec(rows + 1, columns, figure=fig)
@@ -135,10 +135,10 @@ def _restyle(ax: Any) -> None:
         if isinstance(artist, PathCollection) and not np.size(artist.get_offsets()):
             artist.set_label("")  # a kind of trial that no search has
         if artist.get_array() is not None and getattr(artist, "filled", True):
-            artist.set_cmap(MAP)
+            artist.set_cmap(_MAP)
     for patches in (*ax.collections, *ax.patches):
         face: Any = np.ravel(patches.get_facecolor())[:4]
-        if len(face) and (ours := COLOURS.get(to_hex(face))) is not None:
+        if len(face) and (ours := _COLOURS.get(to_hex(face))) is not None:
             patches.set_color(ours)
     for axis in (ax.xaxis, ax.yaxis):
         if axis.get_scale() == "log":
@@ -157,7 +157,7 @@ def _history(result: SearchResult, target: Callable[[FrozenTrial], float], label
     ax = optuna_drawings.plot_optimization_history(result.optuna, target=target, target_name=label)
     numbers = [trial.number for trial in result.complete]
     best = [*accumulate(map(target, result.complete), max)]  # which Optuna draws of its value alone
-    ax.step(numbers, best, where="post", color=BEST, label="best so far")
+    ax.step(numbers, best, where="post", color=_BEST, label="best so far")
     ax.legend()
     return ax
 
@@ -177,7 +177,7 @@ def _curves(result: SearchResult) -> Axes:
     for line in ax.lines:
         trial = trials[str(line.get_label())]
         on_top = trial.number in best
-        label, colour = (f"best: trial {trial.number}", BEST) if on_top else STATES[trial.state]
+        label, colour = (f"best: trial {trial.number}", _BEST) if on_top else _STATES[trial.state]
         line.set_ydata(100 * np.asarray(line.get_ydata()))
         line.set(color=colour, alpha=1, zorder=3 if on_top else 2, label=None if label in named else label)
         named.add(label)
@@ -274,7 +274,7 @@ def search_figures(result: SearchResult) -> tuple[Picture, ...]:
         [
             Series(f"trial {trial.number}", tuple(curve), tuple(100 * score for score in curve.values()))
             for trial in result.trials
-            if trial.state in STATES
+            if trial.state in _STATES
             for curve in [dict(sorted(trial.intermediate_values.items()))]
         ],
     )

@@ -51,19 +51,19 @@ from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import core_of
 from cppo_lab.rules import Stroke
 
-MEASURES = {
+_MEASURES = {
     "grpo": "ratio ρ",
     "dppo": "TV D",
     "trm_max": "KL D",
     "cppo": "w D",
 }
-SAYS = {
+_SAYS = {
     "grpo": "clips the ratio, whatever the divergence",
     "dppo": "one threshold for every token",
     "trm_max": "one token over the limit drops the response",
     "cppo": "weighted, and the prefix has a budget",
 }
-LEGEND = (
+_LEGEND = (
     ("kept, moves away from μ", "away"),
     ("kept, moves toward μ", "toward"),
     ("masked by its threshold", "token"),
@@ -100,7 +100,7 @@ class SchematicInfo(Info):
     palette: str = field(metadata=APPEARANCE)
 
 
-def rule_panels() -> tuple[RulePanel, ...]:
+def _rule_panels() -> tuple[RulePanel, ...]:
     """The panels of the left half, computed by the rules (`tests/reports/test_schematic.py`)."""
     path = resources.files("cppo_lab.reports").joinpath("schematic", "masking_rules.json")
     data = json.loads(path.read_text(encoding="utf-8"))
@@ -111,9 +111,9 @@ def rule_panels() -> tuple[RulePanel, ...]:
             for reason, away in zip(entry["masked_by"], data["moves_away"], strict=True)
         ]
         rule = entry["rule"]
-        heading = f"{display_name(rule)}: {SAYS[rule]}"
+        heading = f"{display_name(rule)}: {_SAYS[rule]}"
         values, limit = tuple(entry["values"]), tuple(entry["limit"])
-        panels.append(RulePanel(rule, heading, MEASURES[rule], values, limit, tuple(kinds)))
+        panels.append(RulePanel(rule, heading, _MEASURES[rule], values, limit, tuple(kinds)))
     return tuple(panels)
 
 
@@ -121,7 +121,7 @@ def schematic_info(
     board: Scoreboard | None, model: str | None, title: str, absent: str, palette: str = PAPER
 ) -> SchematicInfo:
     """The figure with the curves of `model`; `absent` says why there is no board or no such model."""
-    rules = rule_panels()
+    rules = _rule_panels()
     if board is None or model is None:
         source = "the rules on a made-up response"
         return SchematicInfo(title, source, (), "", rules, None, absent, (), palette)
@@ -132,7 +132,7 @@ def schematic_info(
     )
 
 
-def draw_rule(panel: RulePanel, ax: Axes, palette: Palette) -> None:
+def _draw_rule(panel: RulePanel, ax: Axes, palette: Palette) -> None:
     """Draw one rule: a bar per token, coloured by the token's fate, and the limit as a line."""
     places = range(1, len(panel.values) + 1)
     base = 1.0 if panel.rule == "grpo" else 0.0
@@ -171,11 +171,11 @@ def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
     left, right = fig.subfigures(1, 2, squeeze=False, width_ratios=(1.0, 1.1))[0]
     axes = left.subplots(len(info.rules), 1, sharex=True)
     for ax, rule in zip(axes, info.rules, strict=True):
-        draw_rule(rule, ax, palette)
+        _draw_rule(rule, ax, palette)
     left.align_ylabels(axes)
     axes[-1].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
     axes[-1].set_xlabel("token of a made-up response, advantage > 0", fontsize=sized(8))
-    handles = [palette.bar(kind, label) for label, kind in LEGEND]
+    handles = [palette.bar(kind, label) for label, kind in _LEGEND]
     limit = Line2D([], [], color="#222222", label="limit")
     left.legend(handles=[*handles, limit], loc="outside lower center", ncols=2, fontsize=sized(8))
     ax = right.subplots()
@@ -259,7 +259,7 @@ def _draw_gap(ax: Axes, curve: GapCurve, line: GapLines, style: str, label: str)
     ax.plot(curve.positions, curve.mean, style, color=colour, label=label, **marks)
 
 
-def draw_gaps(info: GapsInfo, ax: Axes) -> None:
+def _draw_gaps(info: GapsInfo, ax: Axes) -> None:
     """Draw the mean gap (solid) and the mean of its largest tenth (dashed) by position."""
     for line in info.lines:
         _draw_gap(ax, line.gaps.top10, line, "--", f"{line.label}, largest 10 %")
@@ -268,7 +268,7 @@ def draw_gaps(info: GapsInfo, ax: Axes) -> None:
     _finish(ax, "Gap between the policies", "|π(y) − μ(y)|")
 
 
-def draw_threshold(info: GapsInfo, ax: Axes) -> None:
+def _draw_threshold(info: GapsInfo, ax: Axes) -> None:
     """Draw delta/w_t, and delta itself."""
     if info.threshold and info.delta is not None:
         ours, other = (PALETTES[info.palette].methods[name].colour for name in (OURS, COMPARED))
@@ -297,12 +297,12 @@ def draw_both(info: GapsInfo, fig: Figure) -> None:
     """Both panels of Figure 2 side by side."""
     texts = above(info.title, info.source, [line.gaps.mean.band for line in info.lines])
     left, right = panel_grid(fig, 2, 2, (5.2, 3.7), texts)
-    draw_gaps(info, left)
-    draw_threshold(info, right)
+    _draw_gaps(info, left)
+    _draw_threshold(info, right)
 
 
 TOKENS = 24
-LONGEST_SYMBOL = 10
+_LONGEST_SYMBOL = 10
 _REJECTED, _PREFIX, _EFFECTIVE = "#F3D9DC", "#8A5A00", "#111111"
 
 
@@ -363,10 +363,10 @@ def _visible(symbol: str) -> str:
     """A token as the label of its bar: line ends and spaces are made visible, long tokens are cut."""
     shown = symbol.replace("\n", "↵").replace("\t", "→").replace(" ", "·")
     shown = "".join(letter if letter.isprintable() else "�" for letter in shown)
-    return shown if len(shown) <= LONGEST_SYMBOL else shown[: LONGEST_SYMBOL - 1] + "…"
+    return shown if len(shown) <= _LONGEST_SYMBOL else shown[: _LONGEST_SYMBOL - 1] + "…"
 
 
-def draw_window(info: WindowInfo, ax: Axes) -> None:
+def _draw_window(info: WindowInfo, ax: Axes) -> None:
     """Draw bars w_t D_t; a token that moves away and lies above the effective threshold is masked (shaded)."""
     window, count, palette = info.window, len(info.symbols), PALETTES[info.palette]
     delta = window.token_threshold
@@ -407,7 +407,7 @@ def draw_window(info: WindowInfo, ax: Axes) -> None:
     ax.grid(axis="x", visible=False)
 
 
-def handles(info: WindowInfo) -> list[Patch | Line2D]:
+def _handles(info: WindowInfo) -> list[Patch | Line2D]:
     """The legend handles: lines, regions, and the kinds of bars that occur."""
     names = {
         "away": "kept",
@@ -430,5 +430,5 @@ def handles(info: WindowInfo) -> list[Patch | Line2D]:
 def draw_tokens(info: WindowInfo, fig: Figure) -> None:
     """Draw the window with its legend below."""
     surround(fig, (9.6, 4.3), (info.title, info.about, info.origin), ())
-    draw_window(info, fig.subplots())
-    fig.legend(handles=handles(info), loc="outside lower center", ncols=3, fontsize=sized(8))
+    _draw_window(info, fig.subplots())
+    fig.legend(handles=_handles(info), loc="outside lower center", ncols=3, fontsize=sized(8))

@@ -184,9 +184,9 @@ def draw(info: DiagnosticsInfo, fig: Figure) -> None:
             ax.annotate(f"{limit}", (1, limit), color=_LIMIT, fontsize="small", **place)
 
 
-RATE, SHARE = "rule/delta_b_mean", "rule/prefix_budget_share"
-METRICS = ((RATE, "effective δ_b"), (SHARE, "prefix-budget share"))
-BUDGET_POINTS = 2000  # per line at most: every step of the paper's runs
+_RATE, _SHARE = "rule/delta_b_mean", "rule/prefix_budget_share"
+_METRICS = ((_RATE, "effective δ_b"), (_SHARE, "prefix-budget share"))
+_BUDGET_POINTS = 2000  # per line at most: every step of the paper's runs
 
 
 @dataclass(frozen=True)
@@ -208,14 +208,14 @@ def warmup_info(
             model,
             metric,
             label,
-            traces_of(board, model, metric, strokes, BUDGET_POINTS),
-            _floor(board, model) if metric == RATE else None,
+            traces_of(board, model, metric, strokes, _BUDGET_POINTS),
+            _floor(board, model) if metric == _RATE else None,
         )
-        for metric, label in METRICS
+        for metric, label in _METRICS
         for model in models
     )
     if not any(panel.traces for panel in panels):
-        names = " and ".join(metric for metric, _ in METRICS)
+        names = " and ".join(metric for metric, _ in _METRICS)
         return Absent(f"no run of {display_name(OURS)} on {', '.join(models) or 'any model'} logged {names}")
     runs = [run for run in board.runs if run.model in models and run.variant == OURS]
     return WarmupInfo(title, origin(core_of(board)), run_ids_of(runs), panels)
@@ -234,7 +234,7 @@ def _floor(board: Scoreboard, model: str) -> float | None:
         return None
 
 
-def draw_share(trace: Trace, ax: Axes) -> None:
+def _draw_share(trace: Trace, ax: Axes) -> None:
     """Draw a dot at each step that masked any token; dots of neighbouring steps are connected."""
     fill(ax, trace)
     dots = ax.plot(trace.steps, trace.mean, "o", label=trace.name, color=trace.colour, zorder=3)
@@ -250,14 +250,14 @@ def draw_share(trace: Trace, ax: Axes) -> None:
 
 def draw_budget(info: WarmupInfo, fig: Figure) -> None:
     """Draw metrics as rows and models as columns; each row has one scale."""
-    rows, columns = len(METRICS), len(info.panels) // len(METRICS)
+    rows, columns = len(_METRICS), len(info.panels) // len(_METRICS)
     bands = [trace.band for panel in info.panels for trace in panel.traces]
     surround(fig, (max(3.6 * columns, 5.4), 2.4 * rows), above(info.title, info.source, bands), ())
     axes = fig.subplots(rows, columns, squeeze=False, sharex="col", sharey="row")
     for index, (ax, panel) in enumerate(zip(axes.flat, info.panels, strict=True)):
         row, column = divmod(index, columns)
-        if panel.metric == SHARE and panel.traces:
-            draw_share(panel.traces[0], ax)
+        if panel.metric == _SHARE and panel.traces:
+            _draw_share(panel.traces[0], ax)
         else:
             draw_panel(panel, ax, panel.model if row == 0 else "")
         if panel.traces and panel.limit is not None:

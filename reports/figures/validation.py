@@ -32,9 +32,9 @@ from cppo_lab.reports.names import display_name, in_order, origin, points, score
 from cppo_lab.reports.tables import core_of, run_ids_of
 from cppo_lab.rules import Stroke
 
-LABEL_SHARE = 0.2  # share of the panel's width for the word "collapse", a conservative estimate
-HEADROOM = 1.14  # factor above the highest value, for the star's number
-LABEL_POINTS = 10  # height of a line of labels
+_LABEL_SHARE = 0.2  # share of the panel's width for the word "collapse", a conservative estimate
+_HEADROOM = 1.14  # factor above the highest value, for the star's number
+_LABEL_POINTS = 10  # height of a line of labels
 # Runs of a variant that are drawn individually; with more, only their mean and its band are legible.
 FEW = 50
 
@@ -130,7 +130,7 @@ def line_of(
     )
 
 
-def collapse_labels(lines: Sequence[Line]) -> list[tuple[Line, int, float, int, bool]]:
+def _collapse_labels(lines: Sequence[Line]) -> list[tuple[Line, int, float, int, bool]]:
     """The word "collapse" at the last cross of each variant with a collapsed run, placed without overlaps: (line, step,
     value, how many lines of text above it, whether to its left).
     """
@@ -142,9 +142,9 @@ def collapse_labels(lines: Sequence[Line]) -> list[tuple[Line, int, float, int, 
             fallen.append((*max(ends), line))
     labels, begins = [], list[tuple[int, float]]()
     for step, value, line in sorted(fallen, key=lambda entry: entry[0]):
-        left = step > (1 - LABEL_SHARE) * last
-        start = step / last - (LABEL_SHARE if left else 0.0)
-        taken = {level for level, begin in begins if abs(begin - start) < LABEL_SHARE}
+        left = step > (1 - _LABEL_SHARE) * last
+        start = step / last - (_LABEL_SHARE if left else 0.0)
+        taken = {level for level, begin in begins if abs(begin - start) < _LABEL_SHARE}
         level = next(number for number in range(len(begins) + 1) if number not in taken)
         begins.append((level, start))
         labels.append((line, step, value, level, left))
@@ -159,12 +159,12 @@ def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
     for order, line in enumerate(lines):
         draw_line(ax, line, 3 + order)
     highest = max((max(seed.values) for line in lines for seed in line.seeds), default=0.0)
-    ax.set_ylim(0, HEADROOM * highest or 1)
-    for line, step, value, level, left in collapse_labels(lines):
+    ax.set_ylim(0, _HEADROOM * highest or 1)
+    for line, step, value, level, left in _collapse_labels(lines):
         ax.annotate(
             "collapse",
             (step, value),
-            xytext=(-8 if left else 8, 4 + LABEL_POINTS * level),
+            xytext=(-8 if left else 8, 4 + _LABEL_POINTS * level),
             textcoords="offset points",
             ha="right" if left else "left",
             color=line.colour,
