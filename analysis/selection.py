@@ -254,7 +254,9 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
     """
     names = metrics["metric"].astype("category")
     validations = {
-        name: found for name in names.unique() if (found := schema.parse_validation_metric(name)) is not None
+        name: parsed
+        for name in names.unique()
+        if (parsed := schema.parse_validation_metric(name)) is not None
     }
     samples = max((size for _, size in validations.values()), default=0)
     benchmark_of = {name: benchmark for name, (benchmark, size) in validations.items() if size == samples}

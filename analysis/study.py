@@ -178,7 +178,7 @@ def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
     starts = [width * place for place in binned.index]
     positions = tuple(start + (min(width, longest - start) + 1) / 2 for start in starts)
     bands = (band(binned.xs(name, axis="columns", level=1), 0) for name in ("mean", "top10"))
-    return GapCurves(len(runs), *(GapCurve(**vars(each), positions=positions) for each in bands))
+    return GapCurves(len(runs), *(GapCurve(**vars(of_kind), positions=positions) for of_kind in bands))
 
 
 def _binned(run: PositionGaps, width: int) -> pd.DataFrame:

@@ -128,7 +128,9 @@ def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
     shown, outcomes = read_answers(uri, ids, _TEXT_STEPS, _TOKEN_STEPS), board.data.outcomes
     for mlflow_id, answers in shown.items():
         last = answers.texts[-1].samples if answers.texts else ()
-        if not {*outcomes[mlflow_id].problems} <= {each.problem for each in last if each.kind == VALIDATION}:
+        if not {*outcomes[mlflow_id].problems} <= {
+            sample.problem for sample in last if sample.kind == VALIDATION
+        }:
             return shown
     others = [mlflow_id for mlflow_id in outcomes if mlflow_id not in ids]
     return {**shown, **read_answers(uri, others, 1, 0)}
@@ -166,7 +168,7 @@ _UNSEEN = re.compile(
 
 def visible(text: str) -> str:
     """The text with every control character written out, such as ⟨U+202E⟩, so that none takes effect on the page."""
-    return _UNSEEN.sub(lambda found: f"⟨U+{ord(found[0]):04X}⟩", text)
+    return _UNSEEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
 
 
 def shortened(text: str, most: int) -> str:

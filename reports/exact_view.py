@@ -181,16 +181,21 @@ def _notes(
     curves: Mapping[Condition, Curves], summaries: Mapping[Condition, ConditionSummary], which: str
 ) -> list[str]:
     seeds = sorted({seed for of_runs in curves.values() for seed in of_runs.seeds})
-    before = [100 * each.before / each.movement for each in summaries.values() if each.movement > 0]
+    before = [
+        100 * summary.before / summary.movement for summary in summaries.values() if summary.movement > 0
+    ]
     notes = [
         f"Figures and tables are {which}: {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}.",
         f"Mismatch and staleness of the sampler cause {min(before):.0f} to "
         f"{max(before):.0f} % of the movement (exact/movement_before).",
     ]
-    apart = [each for condition in summaries if (each := _over_reference(summaries, condition)) is not None]
-    if apart:
+    ratios = [
+        ratio for condition in summaries if (ratio := _over_reference(summaries, condition)) is not None
+    ]
+    if ratios:
         notes.append(
-            f"Mean movement of the rules over that of DPPO: {min(apart):.2f} to {max(apart):.2f} (table of conditions)."
+            f"Mean movement of the rules over that of DPPO: {min(ratios):.2f} to {max(ratios):.2f} (table of "
+            "conditions)."
         )
     return notes
 

@@ -197,7 +197,7 @@ def in_order(result: SearchResult) -> list[FrozenTrial]:
 
 def _trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
     """A row for each trial in the order of the table: settings with every digit, values in percent."""
-    several = [each for each in seeds if each.values]
+    several = [seed_values for seed_values in seeds if seed_values.values]
     rows = [
         (
             trial.number,
@@ -205,8 +205,8 @@ def _trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
             *(_exact(trial.params[name]) if name in trial.params else "" for name in result.spaces),
             *(map(percent, trial.values) if trial.values else [""] * len(result.objectives)),
             *(
-                " ".join(str(percent(value)) for value in each.values.get(trial.number, ()))
-                for each in several
+                " ".join(str(percent(value)) for value in seed_values.values.get(trial.number, ()))
+                for seed_values in several
             ),
             trial.user_attrs["seconds"],
             max(trial.intermediate_values, default=""),
@@ -217,7 +217,7 @@ def _trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
         )
         for trial in in_order(result)
     ]
-    by_seed = [f"{each.objective}_by_seed" for each in several]
+    by_seed = [f"{seed_values.objective}_by_seed" for seed_values in several]
     names = ("trial", "state", *result.spaces, *result.objectives, *by_seed)
     return csv_text([*names, "seconds", "last_step", "run_ids", "mlflow_run_id", "reason", "core"], rows)
 
@@ -244,7 +244,7 @@ def _trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTabl
         f"Source: {origin(result.core)}.",
         f"Values in percent, higher is better. Shaded: {shaded}.",
     ]
-    if any(each.values for each in seeds):
+    if any(seed_values.values for seed_values in seeds):
         notes.append(f"Mean ± standard deviation over {len(result.seeds)} seeds.")
     if any(trial.state is STATES["pruned"] for trial in result.trials):
         notes.append("pruned: ended early because others did better at the same step.")

@@ -226,10 +226,10 @@ def _differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:
     return {
         model: tuple(
             key
-            for key in dict.fromkeys(key for params in each for key in params)
-            if key not in _NOT_SHOWN and len({params.get(key) for params in each}) > 1
+            for key in dict.fromkeys(key for params in configurations for key in params)
+            if key not in _NOT_SHOWN and len({params.get(key) for params in configurations}) > 1
         )
-        for model, each in by_model.items()
+        for model, configurations in by_model.items()
     }
 
 

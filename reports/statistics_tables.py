@@ -154,9 +154,11 @@ def _differences(summary: Statistics) -> TextTable:
 
 def _over_models(summary: Statistics, models: int) -> TextTable:
     aggregates = {
-        (each.variant, each.name): each.estimate for each in summary.aggregates if each.score is Score.FINAL
+        (aggregate.variant, aggregate.name): aggregate.estimate
+        for aggregate in summary.aggregates
+        if aggregate.score is Score.FINAL
     }
-    overall = {each.variant: each for each in summary.overall}
+    overall = {difference.variant: difference for difference in summary.overall}
     rows, base = [], baseline_name(summary.baseline)
     for variant in dict.fromkeys(variant for variant, _ in aggregates):
         above = overall.get(variant)
@@ -389,7 +391,9 @@ def _separating(pairs: Sequence[PairedProblems], cells: Sequence[CellProblems]) 
     names = {cell.model: cell.problems for cell in cells}
     rows, left_out = [], 0
     for pair in pairs:
-        problems = sorted((each for each in pair.separated if each.separates), key=lambda problem: problem.p)
+        problems = sorted(
+            (problem for problem in pair.separated if problem.separates), key=lambda problem: problem.p
+        )
         left_out += max(0, len(problems) - _MOST_NAMED)
         for problem in problems[:_MOST_NAMED]:
             texts = (

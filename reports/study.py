@@ -117,13 +117,13 @@ def _of_main(make: Callable[[Scored], Section | None], report: StudyReport) -> S
 def _ablations(report: StudyReport) -> Section:
     """The sweeps other than the main one: table, and the notes that the main table does not have."""
     shown, tables = [], dict[str, FullTable | None]()
-    said = report.table.notes if report.table else ()
+    main_notes = report.table.notes if report.table else ()
     for sweep in report.study.sweeps:
         name, scored = sweep.grid.name, report.scored.get(sweep.grid.name)
         if name == MAIN:
             continue
         table = full_table(scored.board, sweep.grid.title) if scored else None
-        notes = [note for note in table.notes if note not in said] if table else []
+        notes = [note for note in table.notes if note not in main_notes] if table else []
         tables[f"table_{name}"], of_sweep = table, statistics_section(scored).view if scored else {}
         shown.append({"sweep": sweep, "table": table, "notes": notes, "statistics": of_sweep})
     hint = f"Figures 5 and 6, {len(shown)} tables"
@@ -218,7 +218,7 @@ def configuration_table(board: Scoreboard, models: Sequence[str], title: str) ->
             dict.fromkeys(value for params in logged if (value := read(params)) is not None)
             for _, read in _COLUMNS
         )
-        rows.append(TextRow(model, False, tuple(" / ".join(each) or ABSENT for each in values)))
+        rows.append(TextRow(model, False, tuple(" / ".join(of_column) or ABSENT for of_column in values)))
     notes = (
         f"Source: {origin(core)}.",
         f"As logged by the runs of {display_name(OURS)}. Prompts and Minibatch count prompts, n responses per prompt, "
@@ -316,8 +316,8 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         if sweep.board is not None
     }
     report = StudyReport(study, scored, gallery(study, request.palette))
-    gone = (sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated))
-    about = About.of("study", request, report.core, tuple(gone))
+    sentences = (sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated))
+    about = About.of("study", request, report.core, tuple(sentences))
     sections = tuple(section for section in study_sections(report) if section)
     summaries = {name: of_sweep.statistics for name, of_sweep in scored.items()}
     files = paper_texts(study.boards, summaries, sections, about.withdrawn)

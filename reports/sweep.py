@@ -295,8 +295,8 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         factorial=request.factorial,
         of_paper=request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN,
     )
-    gone = withdrawn(request.name, request.stated)
-    about = About.of("sweep", request, report.core, gone, beside=request.beside)
+    sentences = withdrawn(request.name, request.stated)
+    about = About.of("sweep", request, report.core, sentences, beside=request.beside)
     sections = tuple(section for section in sweep_sections(report) if section)
     judged = [line.verdict for line in report.verdicts.lines if line.verdict.claim in report.standings]
     of_errors = [line for section in sections for line in section.lines if line.verdict.claim.of_errors]

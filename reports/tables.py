@@ -269,9 +269,9 @@ def _with_evaluation(board: Scoreboard, cell: CellScore) -> Entry:
 
 def _entry(cell: CellScore, stat: Stat | None, absent: str = "no score") -> Entry:
     if cell.state is SelectionState.COLLAPSE:
-        some = f" {cell.collapsed}/{cell.expected}" if cell.collapsed < cell.expected else ""
+        share = f" {cell.collapsed}/{cell.expected}" if cell.collapsed < cell.expected else ""
         return Entry(
-            word=SelectionState.COLLAPSE.value + some, n=cell.collapsed, provisional=cell.provisional
+            word=SelectionState.COLLAPSE.value + share, n=cell.collapsed, provisional=cell.provisional
         )
     if stat is None:
         word = absent if cell.state is SelectionState.SCORED else cell.state.value

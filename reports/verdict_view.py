@@ -110,14 +110,16 @@ def verdict_view(
     """
     claims = claims_about({name: board.variants for name, board in boards.items()}, whole)
     judged = verdicts(boards, [*standings, *claims])
-    of_scores = [each for each in judged if each.claim.kind is not Kind.COLLAPSE and each.comparisons]
+    of_scores = [
+        verdict for verdict in judged if verdict.claim.kind is not Kind.COLLAPSE and verdict.comparisons
+    ]
     alone = bool(of_scores) and all(map(_single_runs, of_scores))
     lines = tuple(
-        verdict_line(each, boards[each.claim.sweep], standings.get(each.claim), alone=alone)
-        for each in judged
+        verdict_line(verdict, boards[verdict.claim.sweep], standings.get(verdict.claim), alone=alone)
+        for verdict in judged
     )
     by_score, paired, rule, power = _method(judged)
-    tested = any(comparison.p_for is not None for each in judged for comparison in each.comparisons)
+    tested = any(comparison.p_for is not None for verdict in judged for comparison in verdict.comparisons)
     absent = [claim for claim in CLAIMS if whole and claim.sweep not in boards]
     return VerdictView(
         summary=tally([(line.verdict.outcome, line.exploratory) for line in lines])
@@ -165,7 +167,10 @@ def _method(claims: Sequence[Verdict]) -> tuple[str, str, str, str]:
         else f"{100 * MARGIN:g} points, our margin, since the paper gives none"
     )
     pairs = [
-        each.difference for verdict in claims for each in verdict.comparisons if each.difference is not None
+        comparison.difference
+        for verdict in claims
+        for comparison in verdict.comparisons
+        if comparison.difference is not None
     ]
     paired = (
         " Runs of one seed share their start and are compared in pairs."
@@ -242,21 +247,22 @@ def _deviation(claim: Claim, board: Scoreboard) -> str:
         else "compares the runs of one seed in pairs, but they share no start. Taken as independent"
     )
     listed = "; ".join(
-        f"{_pair(each)} {place(each.model)} {signed_points(each.difference.estimate.value)} ({_interval(each)})"
-        for each in verdict.comparisons
-        if each.difference is not None
+        f"{_pair(comparison)} {place(comparison.model)} {signed_points(comparison.difference.estimate.value)} "
+        f"({_interval(comparison)})"
+        for comparison in verdict.comparisons
+        if comparison.difference is not None
     )
     return f"Deviation from the registered analysis, which {why}: {verdict.outcome.value}. {listed}, in {claim.unit}."
 
 
 def _single_runs(verdict: Verdict) -> bool:
     """Whether every comparison is of one run with one run."""
-    differences = [each.difference for each in verdict.comparisons]
+    differences = [comparison.difference for comparison in verdict.comparisons]
     return bool(differences) and all(
-        each is not None
-        and (each.ours == each.theirs or not each.against)
-        and each.estimate.unknown == ONE_RUN
-        for each in differences
+        difference is not None
+        and (difference.ours == difference.theirs or not difference.against)
+        and difference.estimate.unknown == ONE_RUN
+        for difference in differences
     )
 
 
@@ -302,14 +308,15 @@ def _observed(verdict: Verdict) -> str:
     """The direction of the estimates, which is all that single runs show: whether a comparison would be supported if
     the observed difference were the true one.
     """
-    claim, values = verdict.claim, [each.estimate.value for each in verdict.comparisons if each.estimate]
+    claim = verdict.claim
+    values = [comparison.estimate.value for comparison in verdict.comparisons if comparison.estimate]
     agree = sum(
         value > claim.smallest / 2 if claim.margin is None else abs(value) < claim.margin for value in values
     )
     if len(values) == 1:
         return f"The observed difference {'agrees with' if agree else 'disagrees with'} the claim."
-    said = f"The observed differences agree with the claim in {agree} of {len(values)} comparisons."
-    return said if values else ""
+    sentence = f"The observed differences agree with the claim in {agree} of {len(values)} comparisons."
+    return sentence if values else ""
 
 
 _HEADINGS = (
@@ -330,12 +337,12 @@ _OF_ERRORS = (
 
 def _comparisons(verdict: Verdict) -> TextTable:
     claim, rows = verdict.claim, []
-    for each in verdict.comparisons:
-        label, word = display_name(each.variant), word_of_comparison(claim, each).value
+    for comparison in verdict.comparisons:
+        label, word = display_name(comparison.variant), word_of_comparison(claim, comparison).value
         if claim.of_errors:
-            rows.append(TextRow(label, False, (*_error_cells(claim, each), word)))
+            rows.append(TextRow(label, False, (*_error_cells(claim, comparison), word)))
             continue
-        difference, cells = each.difference, (ABSENT, ABSENT, ABSENT)
+        difference, cells = comparison.difference, (ABSENT, ABSENT, ABSENT)
         if difference is not None:
             counts = (str(difference.ours), str(difference.theirs))
             runs = " and ".join(counts if difference.against else counts[:1])
@@ -343,17 +350,17 @@ def _comparisons(verdict: Verdict) -> TextTable:
             if difference.improvement is not None and min(difference.ours, difference.theirs) > 1:
                 share = f"{difference.improvement.value:.2f}"
             cells = (runs, signed_points(difference.estimate.value), share)
-        against = display_name(each.against) if each.against else "0"
-        tested = (_interval(each), p_text(each.p_adjusted))
-        texts = (against, each.model or _OVER_MODELS, *cells[:2], *tested, cells[2], word)
-        rows.append(TextRow(label, each.variant == OURS, texts, (each.model, each.variant)))
+        against = display_name(comparison.against) if comparison.against else "0"
+        tested = (_interval(comparison), p_text(comparison.p_adjusted))
+        texts = (against, comparison.model or _OVER_MODELS, *cells[:2], *tested, cells[2], word)
+        rows.append(TextRow(label, comparison.variant == OURS, texts, (comparison.model, comparison.variant)))
     lead, headings = ("rule", _OF_ERRORS) if claim.of_errors else ("method", _HEADINGS)
     return TextTable(f"Comparisons of: {claim.text}", lead, headings, rows)
 
 
-def _error_cells(claim: Claim, each: Comparison) -> tuple[str, ...]:
+def _error_cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
     texts = []
-    for estimate in (each.estimate, each.matched):
+    for estimate in (comparison.estimate, comparison.matched):
         if estimate is None:
             texts.append((ABSENT, "none"))
         else:
@@ -361,19 +368,19 @@ def _error_cells(claim: Claim, each: Comparison) -> tuple[str, ...]:
             texts.append((f"{claim.shown(estimate)[0]:.3f}", interval))
     (ratio, interval), (matched, around) = texts
     return (
-        display_name(each.against),
-        each.model or "mean over processes",
-        str(each.runs) if each.difference else ABSENT,
+        display_name(comparison.against),
+        comparison.model or "mean over processes",
+        str(comparison.runs) if comparison.difference else ABSENT,
         ratio + (" per tenfold T" if claim.score is Quantity.ERROR_SLOPE else ""),
         interval,
         f"{matched} ({around})",
-        p_text(each.p_for),
-        p_text(each.p_against),
+        p_text(comparison.p_for),
+        p_text(comparison.p_against),
     )
 
 
-def _interval(each: Comparison) -> str:
-    estimate = each.estimate
+def _interval(comparison: Comparison) -> str:
+    estimate = comparison.estimate
     if estimate is None or estimate.low is None or estimate.high is None:
         return "none"
     return f"{signed_points(estimate.low)} to {signed_points(estimate.high)}"

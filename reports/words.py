@@ -225,9 +225,9 @@ def _of_cells(sweep: str, board: Scoreboard, summary: Statistics) -> Iterator[_N
         yield place, "Seeds", str(cell.runs), "runs with a result"
         if (difference := cell.differences.get(Score.FINAL)) is not None:
             yield from _of_difference(place, about, difference, summary.adjusted.get((*pair, Score.FINAL)))
-    for each, p in with_holm(summary.overall if len(board.models) > 1 else ()):
-        about = f"{display_name(each.variant)}, mean over the models"
-        yield from _of_difference((sweep, "AllModels", each.variant), about, each, p)
+    for mean, p in with_holm(summary.overall if len(board.models) > 1 else ()):
+        about = f"{display_name(mean.variant)}, mean over the models"
+        yield from _of_difference((sweep, "AllModels", mean.variant), about, mean, p)
 
 
 def _of_difference(

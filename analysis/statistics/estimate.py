@@ -214,7 +214,7 @@ def probability_of_improvement(ours: Sequence[FloatArray], theirs: Sequence[Floa
     """
     sizes = [(len(a), len(b)) for a, b in zip(ours, theirs, strict=True)]
     differences = [a[:, None] - b for a, b in zip(ours, theirs, strict=True)]
-    value = float(np.mean([np.mean((each > 0) + 0.5 * (each == 0)) for each in differences]))
+    value = float(np.mean([np.mean((of_task > 0) + 0.5 * (of_task == 0)) for of_task in differences]))
     if any(min(size) < 2 for size in sizes):
         return Share(value, None, None)
     low = _limit(value, sizes)

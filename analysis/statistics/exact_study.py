@@ -353,13 +353,13 @@ class ConditionSummary:
 def summarise(curves: Curves) -> ConditionSummary:
     """The means over the runs and steps of one condition."""
     error = np.abs(curves.error)
-    some = error > _ROUNDING
+    has_error = error > _ROUNDING
     fell = np.diff(curves.returns, axis=1)
     moved = np.nanmean(curves.movement_by_position, axis=(0, 1))
     erred = np.nanmean(np.abs(curves.error_by_position), axis=(0, 1))
 
     def over_error(bound: Array) -> float:
-        return float(np.median(bound[some] / error[some]))
+        return float(np.median(bound[has_error] / error[has_error]))
 
     return ConditionSummary(
         len(curves.seeds),

@@ -524,18 +524,20 @@ def paired_problems(
     """The per-problem comparison for each difference of final means (over seeds) whose two cells are in `cells`."""
     by_name = {(cell.model, cell.variant): cell for cell in cells}
     pairs = []
-    for each in differences:
-        ours = by_name.get((each.model, each.variant))
-        theirs = by_name.get((each.model, each.against))
+    for difference in differences:
+        ours = by_name.get((difference.model, difference.variant))
+        theirs = by_name.get((difference.model, difference.against))
         if ours is None or theirs is None:
             continue
-        rows = _paired_rows(ours, theirs) if each.paired else (ours.final, theirs.final)
+        rows = _paired_rows(ours, theirs) if difference.paired else (ours.final, theirs.final)
         pairs.append(
             PairedProblems(
-                model=each.model,
-                variant=each.variant,
-                against=each.against,
-                difference=problem_difference(*rows, ours.benchmark_of, each.estimate, each.paired),
+                model=difference.model,
+                variant=difference.variant,
+                against=difference.against,
+                difference=problem_difference(
+                    *rows, ours.benchmark_of, difference.estimate, difference.paired
+                ),
                 separated=separations(ours.last, theirs.last, ours.samples),
                 ours_alone=solved_by_one(ours.ever, theirs.ever, ours.samples),
                 theirs_alone=solved_by_one(theirs.ever, ours.ever, ours.samples),
@@ -555,7 +557,9 @@ def majority_score(
     for mlflow_id in cell.mlflow_ids:
         step = int(_in_window(runs[mlflow_id], board.data.outcomes[mlflow_id]).steps[-1])
         texts = answers[mlflow_id].texts if mlflow_id in answers else ()
-        votes = _votes([sample for each in texts if each.step == step for sample in each.samples])
+        votes = _votes(
+            [sample for validation in texts if validation.step == step for sample in validation.samples]
+        )
         if any(votes[name].total() != cell.samples for name in cell.problems):
             return None
         of_run = []

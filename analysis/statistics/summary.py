@@ -365,7 +365,7 @@ def _cell(
         collapsed=sum(run.state is SelectionState.COLLAPSE for run in finished),
         sampling=cell_sampling_error(board, finished),
         scores={score: mean for score, mean in means.items() if mean is not None},
-        differences={score: each for score, each in minus.items() if each is not None},
+        differences={score: lead for score, lead in minus.items() if lead is not None},
     )
 
 
@@ -404,4 +404,4 @@ def _overall(
         if Score.FINAL in cell.differences:
             parts[cell.variant].append(cell.differences[Score.FINAL])
     whole = (of_variant for of_variant in parts.values() if len(of_variant) == len(board.models))
-    return tuple(mean for each in whole if (mean := mean_difference(each, runs)) is not None)
+    return tuple(mean for of_variant in whole if (mean := mean_difference(of_variant, runs)) is not None)

@@ -336,20 +336,20 @@ def judge(claim: Claim, board: Scoreboard | None, runs: FinishedRuns) -> Verdict
     for seeds_of_look in looks:
         seen = runs if seeds_of_look is None else FinishedRuns(r for r in runs if r.seed in seeds_of_look)
         comparisons = _compare_all(claim, board, seen, score)
-        outcome = _outcome_of_all([each.outcome for each in comparisons])
+        outcome = _outcome_of_all([comparison.outcome for comparison in comparisons])
         if outcome is not VerdictOutcome.UNDECIDED:
             break
     runs, looked = seen, len(seeds_of_look or ())
     is_open = outcome is VerdictOutcome.UNDECIDED and looked < len(claim.seeds or ())
     others = {
-        other: _outcome_of_all([each.outcome for each in _compare_all(claim, board, runs, other)])
+        other: _outcome_of_all([comparison.outcome for comparison in _compare_all(claim, board, runs, other)])
         for other in Score
         if other != score and claim.compares_scores
     }
     power, provisional = None, is_open
     if not claim.sequential:
-        fewest = min((each.runs for each in comparisons), default=0)
-        power = reached_power(claim, [each.estimate for each in comparisons], fewest)
+        fewest = min((comparison.runs for comparison in comparisons), default=0)
+        power = reached_power(claim, [comparison.estimate for comparison in comparisons], fewest)
         provisional = (bool(board.gaps) and not claim.of_errors) or not claim.tests <= board.results
     deciding = _deciding(claim, comparisons, outcome)
     return Verdict(
@@ -362,15 +362,17 @@ def _compare_all(
 ) -> tuple[Comparison, ...]:
     measured = _compared(claim, board, runs, score)
     if claim.sequential:
-        measured = [_at_a_look(claim, each) for each in measured]
+        measured = [_at_a_look(claim, comparison) for comparison in measured]
     p_for, p_against = (
-        [None if each.estimate is None else p_of(claim, each.estimate) for each in measured]
+        [None if comparison.estimate is None else p_of(claim, comparison.estimate) for comparison in measured]
         for p_of in (_p_for, _p_against)
     )
     adjusted = p_for if claim.of_errors else _holm(p_for)
     return tuple(
-        replace(each, p_for=p, p_against=against, p_adjusted=of_all, outcome=outcome_of(p, against_of_all))
-        for each, p, against, of_all, against_of_all in zip(
+        replace(
+            comparison, p_for=p, p_against=against, p_adjusted=of_all, outcome=outcome_of(p, against_of_all)
+        )
+        for comparison, p, against, of_all, against_of_all in zip(
             measured, p_for, p_against, adjusted, _holm(p_against), strict=True
         )
     )
@@ -476,8 +478,10 @@ def _deciding(claim: Claim, comparisons: Sequence[Comparison], outcome: VerdictO
         return 0, comparison.p_for
 
     if outcome in (VerdictOutcome.NOT_SUPPORTED, VerdictOutcome.SMALL):
-        alike = [each for each in comparisons if each.outcome is outcome]
-        return min(alike, key=lambda each: 1.0 if each.p_against is None else each.p_against)
+        alike = [comparison for comparison in comparisons if comparison.outcome is outcome]
+        return min(
+            alike, key=lambda comparison: 1.0 if comparison.p_against is None else comparison.p_against
+        )
     return max(comparisons, key=doubt, default=None)
 
 
@@ -547,9 +551,11 @@ def place(model: str) -> str:
 
 
 def _counted(verdict: Verdict, count: int) -> str:
-    held = sum(each.outcome is verdict.outcome for each in verdict.comparisons)
+    held = sum(comparison.outcome is verdict.outcome for comparison in verdict.comparisons)
     if verdict.outcome is VerdictOutcome.NOT_SUPPORTED:
-        worse = sum(word_of_comparison(verdict.claim, each) is Word.WORSE for each in verdict.comparisons)
+        worse = sum(
+            word_of_comparison(verdict.claim, comparison) is Word.WORSE for comparison in verdict.comparisons
+        )
         if worse or verdict.claim.margin is not None:  # a tie is no contradiction
             return f"{worse or held} of {count} comparisons contradict it; the strongest:"
         return f"{held} of {count} comparisons show no relevant advantage; the clearest:"

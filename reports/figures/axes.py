@@ -155,11 +155,9 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -
     if not panels:
         return None
     drawn = {line.group for panel in panels for line in panel.lines} if len(used) == 1 else set()
-    keys, of = (
-        keys_of(PALETTES[palette].strokes(groups), drawn),
-        score_name(core_of(board), board.curves.samples),
-    )
-    return _info(board, title, f"final mean of {of} (%)", shown, panels, keys, " ".join(notes) or None)
+    keys = keys_of(PALETTES[palette].strokes(groups), drawn)
+    score = score_name(core_of(board), board.curves.samples)
+    return _info(board, title, f"final mean of {score} (%)", shown, panels, keys, " ".join(notes) or None)
 
 
 def _info(
@@ -334,7 +332,7 @@ def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
 
     first, second = info.axes
     columns, rows = first.ticks[0], second.ticks[0]
-    means = [cell.mean for each in info.panels if each.model == panel.model for cell in each.cells]
+    means = [cell.mean for other in info.panels if other.model == panel.model for cell in other.cells]
     low, high = min(means), max(means)
     plain = panel.colours == NO_COLOURS
     for cell in panel.cells:

@@ -234,7 +234,7 @@ class Drawn:
         rest = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", rest)
         rest = re.sub(
             r"#([0-9a-f]{6})(?=[;\"])",
-            lambda found: f"var(--k{found[1]}, {found[0]})" if found[0] in DARK else found[0],
+            lambda match: f"var(--k{match[1]}, {match[0]})" if match[0] in DARK else match[0],
             rest,
         )
         width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', opening)[0])
@@ -522,23 +522,25 @@ def _rows(line: DrawnLine, names: Sequence[str], columns: Sequence[str]) -> Iter
 def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[DrawnLine]:
     """The lines of a dataclass: the texts about it, its values, then those of its parts."""
     named, groups, parts = dict(names), dict[int, dict[str, tuple[Any, ...]]](), list[tuple[str, Any]]()
-    for each in fields(node):
-        value = getattr(node, each.name)
-        if each.metadata == APPEARANCE or value is None or value == ():
+    for attribute in fields(node):
+        value = getattr(node, attribute.name)
+        if attribute.metadata == APPEARANCE or value is None or value == ():
             continue
-        if each.metadata == HEADING:
-            yield DrawnLine(".".join((*path, each.name)), {"text": str(value)}, {})
+        if attribute.metadata == HEADING:
+            yield DrawnLine(".".join((*path, attribute.name)), {"text": str(value)}, {})
         elif isinstance(value, Scalar):
-            if names.get(each.name, value) != value:
-                raise TypeError(f"{each.name} of {type(node).__name__} would replace that of a part above it")
-            named[each.name] = value
+            if names.get(attribute.name, value) != value:
+                raise TypeError(
+                    f"{attribute.name} of {type(node).__name__} would replace that of a part above it"
+                )
+            named[attribute.name] = value
         elif isinstance(value, tuple) and all(issubclass(kind, _PLAIN) for kind in set(map(type, value))):
-            groups.setdefault(len(value), {})[each.name] = value
+            groups.setdefault(len(value), {})[attribute.name] = value
         elif all(map(is_dataclass, below := value if isinstance(value, tuple) else (value,))):
-            parts += [(each.name, part) for part in below]
+            parts += [(attribute.name, part) for part in below]
         else:
             raise TypeError(
-                f"field {each.name} of {type(node).__name__} cannot be written to the figure's CSV"
+                f"field {attribute.name} of {type(node).__name__} cannot be written to the figure's CSV"
             )
     for group in groups.values():
         yield DrawnLine(".".join(path), named, group)

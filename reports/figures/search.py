@@ -262,7 +262,10 @@ def search_figures(result: SearchResult) -> tuple[Picture, ...]:
         "How much each parameter matters, as Optuna estimates it from the complete trials. With few trials the "
         "estimate is rough.",
         partial(_importances, study),
-        [Series(objective_name(name), tuple(each), tuple(each.values())) for name, each in shares.items()],
+        [
+            Series(objective_name(name), tuple(of_parameters), tuple(of_parameters.values()))
+            for name, of_parameters in shares.items()
+        ],
         {0: "too few complete trials to tell", len(names): ""}.get(len(shares), "an objective has one value"),
     )
     several = " The seeds of a trial train one after the other; the score is the mean over the seeds so far."

@@ -367,7 +367,9 @@ def survival_info(
         lines = []
         for cell in of_model:
             points = [(0, 1.0, cell.runs)]
-            points += [(each.step, each.share.value, each.at_risk - each.collapses) for each in cell.curve]
+            points += [
+                (point.step, point.share.value, point.at_risk - point.collapses) for point in cell.curve
+            ]
             if points[-1][0] < cell.last_step:
                 points.append((cell.last_step, *points[-1][1:]))
             steps, shares, at_risk = zip(*points, strict=True)
