@@ -28,6 +28,61 @@ from cppo_lab.rules import trusted_path
 if TYPE_CHECKING:
     from cppo_lab.analysis.replay import Replayed  # torch
 
+_TEXT_STEPS, _TOKEN_STEPS = 8, 1  # validated steps of each shown run
+
+
+def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
+    """MLflow run -> the texts and tokens of `shown_runs`, from the store; and if these recorded the answers to all
+    problems at their last validation, the last texts of the other runs, for maj@k.
+
+    Raises UserError as `read_answers`.
+    """
+    ids = [run.mlflow_id for run in shown_runs(board) if run.mlflow_id is not None]
+    if not ids:
+        return {}
+    shown, outcomes = read_answers(uri, ids, _TEXT_STEPS, _TOKEN_STEPS), board.data.outcomes
+    for mlflow_id, answers in shown.items():
+        last = answers.texts[-1].samples if answers.texts else ()
+        if not {*outcomes[mlflow_id].problems} <= {
+            sample.problem for sample in last if sample.kind == VALIDATION
+        }:
+            return shown
+    others = [mlflow_id for mlflow_id in outcomes if mlflow_id not in ids]
+    return {**shown, **read_answers(uri, others, 1, 0)}
+
+
+def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
+    """The runs whose texts and tokens the page shows: the first run with outcomes of each cell."""
+    shown: list[RunScore] = []
+    for pair in board.cells:
+        shown += [run for run in board.runs_of(*pair) if run.mlflow_id in board.data.outcomes][:1]
+    return tuple(shown)
+
+
+def answers_section(scored: Scored) -> Section | None:
+    """Problems, texts and tokens; None if no run kept any."""
+    view = answers_view(scored.board, scored.answers)
+    return None if view is None else Section("answers", "Answers", view, "problems, texts, tokens")
+
+
+def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[str, Any] | None:
+    """What the section shows; None if no run of the board recorded answers. `answers`: those of `shown_runs`.
+
+    `content`: JSON that is safe inside a <script> element. `maps`, `texts` and `tokens`: whether these parts exist;
+    `not_replayed`: why some methods have no token decisions.
+    """
+    ids = [(run, run.mlflow_id or "") for run in shown_runs(board)]
+    runs = [(run, answers[mlflow_id]) for run, mlflow_id in ids if mlflow_id in answers]
+    maps, samples = problem_maps(board), _shown_samples(runs)
+    tokens, reasons = _token_responses(runs)
+    parts = {"maps": bool(maps), "texts": bool(samples["samples"]), "tokens": bool(tokens)}
+    if not any(parts.values()):
+        return None
+    # The decisions of our rule are shown first.
+    content = {"maps": maps, "texts": samples, "tokens": tokens, "ours": display_name(OURS)}
+    return {"content": escape_json(content), **parts, "not_replayed": reasons}
+
+
 MOST_CELLS = 250_000  # of all maps of a page: 90 problems x 112 validations x 7 methods are 70,560
 _MOST_PROBLEMS = 1000  # per model; from more, a subset evenly spaced over difficulty
 _MOST_ALONE = 200  # problems of one ordered pair of methods
@@ -105,80 +160,6 @@ def _cells(shares: NDArray[np.float64]) -> str:
     return b64encode(np.where(np.isnan(shares), NOT_SEEN, scaled).astype("<u2").tobytes()).decode()
 
 
-_TEXT_STEPS, _TOKEN_STEPS = 8, 1  # validated steps of each shown run
-
-
-def shown_runs(board: Scoreboard) -> tuple[RunScore, ...]:
-    """The runs whose texts and tokens the page shows: the first run with outcomes of each cell."""
-    shown: list[RunScore] = []
-    for pair in board.cells:
-        shown += [run for run in board.runs_of(*pair) if run.mlflow_id in board.data.outcomes][:1]
-    return tuple(shown)
-
-
-def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
-    """MLflow run -> the texts and tokens of `shown_runs`, from the store; and if these recorded the answers to all
-    problems at their last validation, the last texts of the other runs, for maj@k.
-
-    Raises UserError as `read_answers`.
-    """
-    ids = [run.mlflow_id for run in shown_runs(board) if run.mlflow_id is not None]
-    if not ids:
-        return {}
-    shown, outcomes = read_answers(uri, ids, _TEXT_STEPS, _TOKEN_STEPS), board.data.outcomes
-    for mlflow_id, answers in shown.items():
-        last = answers.texts[-1].samples if answers.texts else ()
-        if not {*outcomes[mlflow_id].problems} <= {
-            sample.problem for sample in last if sample.kind == VALIDATION
-        }:
-            return shown
-    others = [mlflow_id for mlflow_id in outcomes if mlflow_id not in ids]
-    return {**shown, **read_answers(uri, others, 1, 0)}
-
-
-def answers_section(scored: Scored) -> Section | None:
-    """Problems, texts and tokens; None if no run kept any."""
-    view = answers_view(scored.board, scored.answers)
-    return None if view is None else Section("answers", "Answers", view, "problems, texts, tokens")
-
-
-def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[str, Any] | None:
-    """What the section shows; None if no run of the board recorded answers. `answers`: those of `shown_runs`.
-
-    `content`: JSON that is safe inside a <script> element. `maps`, `texts` and `tokens`: whether these parts exist;
-    `not_replayed`: why some methods have no token decisions.
-    """
-    ids = [(run, run.mlflow_id or "") for run in shown_runs(board)]
-    runs = [(run, answers[mlflow_id]) for run, mlflow_id in ids if mlflow_id in answers]
-    maps, samples = problem_maps(board), _shown_samples(runs)
-    tokens, reasons = _token_responses(runs)
-    parts = {"maps": bool(maps), "texts": bool(samples["samples"]), "tokens": bool(tokens)}
-    if not any(parts.values()):
-        return None
-    # The decisions of our rule are shown first.
-    content = {"maps": maps, "texts": samples, "tokens": tokens, "ours": display_name(OURS)}
-    return {"content": escape_json(content), **parts, "not_replayed": reasons}
-
-
-# Control characters except newline and tab; bidirectional controls and zero-width characters; lone surrogates.
-_UNSEEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
-)
-
-
-def visible(text: str) -> str:
-    """The text with every control character written out, such as ⟨U+202E⟩, so that none takes effect on the page."""
-    return _UNSEEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
-
-
-def shortened(text: str, most: int) -> str:
-    """`visible` text of about `most` characters at most; the middle of a longer text is replaced by a note."""
-    if len(text) > most:
-        half = most // 2
-        text = f"{text[:half]}\n[… {len(text) - 2 * half} characters are left out …]\n{text[-half:]}"
-    return visible(text)
-
-
 MOST_SAMPLE_BYTES = 2_000_000  # of all texts of a page, as embedded in it
 _LONGEST = 6_000  # characters of one prompt or response
 _LONGEST_NAME = 200  # characters of an answer, an id or a stop reason
@@ -237,6 +218,25 @@ def _plain(run: RunScore, sample: Sample, prompt: int) -> dict[str, Any]:
         for key, value in (("reward", sample.reward), ("advantage", sample.advantage)):
             entry[key] = None if value is None else float(f"{value:.4g}")
     return entry
+
+
+# Control characters except newline and tab; bidirectional controls and zero-width characters; lone surrogates.
+_UNSEEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u00ad\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\ud800-\udfff]"
+)
+
+
+def shortened(text: str, most: int) -> str:
+    """`visible` text of about `most` characters at most; the middle of a longer text is replaced by a note."""
+    if len(text) > most:
+        half = most // 2
+        text = f"{text[:half]}\n[… {len(text) - 2 * half} characters are left out …]\n{text[-half:]}"
+    return visible(text)
+
+
+def visible(text: str) -> str:
+    """The text with every control character written out, such as ⟨U+202E⟩, so that none takes effect on the page."""
+    return _UNSEEN.sub(lambda match: f"⟨U+{ord(match[0]):04X}⟩", text)
 
 
 MOST_TOKEN_BYTES = 3_000_000  # of all responses of a page, as embedded in it

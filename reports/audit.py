@@ -31,6 +31,30 @@ from cppo_lab.reports.tables import TextRow, TextTable, ablation_curves, printed
 
 _EVALUATIONS = 480  # 30 problems x 16 samples: the denominator of one evaluation of one benchmark
 AVERAGE = "avg"  # the mean column in the printed tables
+# The verdicts on a discrepancy.
+CONFIRMED, NOT_SEEN, FOUND = "confirmed", "not seen in these curves", "found in these curves"
+
+
+def audit_section(scored: Scored) -> Section | None:
+    """The audit of the paper's curves; None if runs are missing."""
+    if scored.board.gaps:
+        return None
+    audit, ablations = audit_tables(scored.board, printed_table("table_full")), ablation_curves()
+    findings = discrepancies(audit, scored.board, ablations, shared_curves(scored.board, ablations))
+    numbers = [cell.difference for cell in audit.cells if cell.difference is not None]
+    summary = (
+        f"The selection rule applied to the paper's curves gives all {len(numbers)} printed numbers of Table 4 to "
+        f"within {max(map(abs, numbers))} points. The list has first the known discrepancies of the printed tables, "
+        "each tested against the curves, then those that only the curves show."
+    )
+    cells = _cells(audit)
+    return Section(
+        "audit",
+        "Audit of the printed tables",
+        {"summary": summary, "discrepancies": findings, "cells": cells, "anchors": scored.anchors},
+        f"{len(findings)} discrepancies",
+        tables={"audit": cells},
+    )
 
 
 class Printing(StrEnum):
@@ -100,23 +124,26 @@ class Audit:
         return next(r for r in self.runs if (r.score.model, r.score.variant) == (model, method))
 
 
-def classify(printed: str, exact: Decimal | None) -> Printing:
-    """How `printed` was derived from `exact`: truncated, rounded, either, or neither."""
-    if printed == SelectionState.COLLAPSE.value or exact is None:
-        return Printing.COLLAPSE
-    shown = Decimal(printed)
-    cut, rounded = exact.quantize(CENT, ROUND_DOWN) == shown, round_half_up(exact) == shown
-    if cut and rounded:
-        return Printing.EITHER
-    if cut:
-        return Printing.TRUNCATED
-    return Printing.ROUNDED if rounded else Printing.NEITHER
-
-
-def _half_grid_values(values: pd.DataFrame) -> int:
-    """How many values are not a multiple of 1/480 (with a tolerance, because the curves are given to 1e-6)."""
-    scaled = values * _EVALUATIONS
-    return int(((scaled - scaled.round()).abs() > 0.01).to_numpy().sum())
+def _cells(audit: Audit) -> TextTable:
+    """Every printed number and the curve's."""
+    rows = tuple(
+        TextRow(
+            cell.model,
+            False,
+            (
+                display_name(cell.method),
+                "Avg" if cell.column == AVERAGE else benchmark_name(cell.column),
+                cell.printed,
+                ABSENT if cell.exact is None else str(cell.exact),
+                ABSENT if cell.difference is None else f"{cell.difference:+}",
+                cell.printing.value,
+            ),
+            (cell.model, cell.method),
+        )
+        for cell in audit.cells
+    )
+    headings = ("Method", "Column", "Printed", "Curve", "Difference", "Printed digits")
+    return TextTable("Every printed number next to the curve's", "Model", headings, rows)
 
 
 def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Audit:
@@ -162,9 +189,23 @@ def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Aud
     return Audit(tuple(cells), tuple(runs))
 
 
-def _same_curve(curve: pd.Series, other: pd.Series) -> bool:
-    """Whether two curves have the same steps and, to the last given digit, the same values."""
-    return curve.index.equals(other.index) and bool(((curve - other).abs() <= 2e-6).all())
+def classify(printed: str, exact: Decimal | None) -> Printing:
+    """How `printed` was derived from `exact`: truncated, rounded, either, or neither."""
+    if printed == SelectionState.COLLAPSE.value or exact is None:
+        return Printing.COLLAPSE
+    shown = Decimal(printed)
+    cut, rounded = exact.quantize(CENT, ROUND_DOWN) == shown, round_half_up(exact) == shown
+    if cut and rounded:
+        return Printing.EITHER
+    if cut:
+        return Printing.TRUNCATED
+    return Printing.ROUNDED if rounded else Printing.NEITHER
+
+
+def _half_grid_values(values: pd.DataFrame) -> int:
+    """How many values are not a multiple of 1/480 (with a tolerance, because the curves are given to 1e-6)."""
+    scaled = values * _EVALUATIONS
+    return int(((scaled - scaled.round()).abs() > 0.01).to_numpy().sum())
 
 
 def shared_curves(board: Scoreboard, ablations: pd.DataFrame) -> dict[tuple[str, str], str]:
@@ -187,9 +228,9 @@ def shared_curves(board: Scoreboard, ablations: pd.DataFrame) -> dict[tuple[str,
     return shared
 
 
-# What does not fit.
-
-CONFIRMED, NOT_SEEN, FOUND = "confirmed", "not seen in these curves", "found in these curves"
+def _same_curve(curve: pd.Series, other: pd.Series) -> bool:
+    """Whether two curves have the same steps and, to the last given digit, the same values."""
+    return curve.index.equals(other.index) and bool(((curve - other).abs() <= 2e-6).all())
 
 
 @dataclass(frozen=True)
@@ -199,71 +240,6 @@ class Discrepancy:
     claim: str
     verdict: str
     evidence: str
-
-
-def _name(run: AuditRun) -> str:
-    """`CISPO on Qwen3-30B-A3B-Base`."""
-    return f"{display_name(run.score.variant)} on {run.score.model}"
-
-
-def _listed(items: Iterable[str]) -> str:
-    """Items as one phrase."""
-    return "; ".join(items) or "none"
-
-
-def _two_evaluations(audit: Audit) -> Discrepancy:
-    averaged = [run for run in audit.runs if run.half_grid > 0.1 * run.values]
-    stray = [run for run in audit.runs if 0 < run.half_grid <= 0.1 * run.values]
-    return Discrepancy(
-        "Some curves are the mean of two evaluations.",
-        FOUND if averaged else NOT_SEEN,
-        "One evaluation can only give multiples of 1/480. Odd multiples of 1/960, about half of all values if two are "
-        f"averaged, appear throughout in: {_listed(f'{_name(r)}, {r.half_grid} of {r.values}' for r in averaged)}; "
-        f"and singly in: {_listed(f'{_name(r)}, {r.half_grid} of {r.values}' for r in stray)}. An average of two has "
-        "less noise, so these rows are not on a par with the others.",
-    )
-
-
-def _ties(audit: Audit) -> Discrepancy:
-    tied = [run for run in audit.runs if len(run.score.choice.ties) > 1]
-    return Discrepancy(
-        "Where several steps share the best mean, the table shows the earliest.",
-        FOUND if tied else NOT_SEEN,
-        _listed(
-            f"{_name(run)}: steps {', '.join(map(str, run.score.choice.ties))} are tied, and the printed components "
-            f"are those of step {run.score.choice.step}"
-            for run in tied
-        )
-        + ".",
-    )
-
-
-def _early(audit: Audit) -> Discrepancy:
-    early = [run for run in audit.runs if run.ends_early]
-    return Discrepancy(
-        "Some runs end before T_stop, so their window is shorter than that of their neighbours.",
-        FOUND if early else NOT_SEEN,
-        _listed(f"{_name(r)} ends at step {r.score.choice.last_step} of {r.score.t_stop}" for r in early)
-        + ".",
-    )
-
-
-def _untrained(audit: Audit) -> Discrepancy:
-    bases: dict[str, list[float]] = {}
-    for run in audit.runs:
-        if run.score.choice.base is not None:
-            bases.setdefault(run.score.model, []).append(run.score.choice.base)
-    parts = [
-        f"{model}: {stat.n} runs start at {points(min(values))} to {points(max(values))} "
-        f"(standard deviation {points(stat.std)})"
-        for model, values in bases.items()
-        if (stat := Stat.of(values)) is not None and stat.std is not None
-    ]
-    return Discrepancy(
-        "The same untrained model scores differently in different runs: the noise of the evaluation alone.",
-        FOUND if parts else NOT_SEEN,
-        _listed(parts) + f". Step 0 was evaluated on {len(bases)} of the models only.",
-    )
 
 
 def discrepancies(
@@ -419,45 +395,66 @@ def _shared(shared: dict[tuple[str, str], str]) -> Discrepancy:
     )
 
 
-def audit_section(scored: Scored) -> Section | None:
-    """The audit of the paper's curves; None if runs are missing."""
-    if scored.board.gaps:
-        return None
-    audit, ablations = audit_tables(scored.board, printed_table("table_full")), ablation_curves()
-    findings = discrepancies(audit, scored.board, ablations, shared_curves(scored.board, ablations))
-    numbers = [cell.difference for cell in audit.cells if cell.difference is not None]
-    summary = (
-        f"The selection rule applied to the paper's curves gives all {len(numbers)} printed numbers of Table 4 to "
-        f"within {max(map(abs, numbers))} points. The list has first the known discrepancies of the printed tables, "
-        "each tested against the curves, then those that only the curves show."
-    )
-    cells = _cells(audit)
-    return Section(
-        "audit",
-        "Audit of the printed tables",
-        {"summary": summary, "discrepancies": findings, "cells": cells, "anchors": scored.anchors},
-        f"{len(findings)} discrepancies",
-        tables={"audit": cells},
+def _two_evaluations(audit: Audit) -> Discrepancy:
+    averaged = [run for run in audit.runs if run.half_grid > 0.1 * run.values]
+    stray = [run for run in audit.runs if 0 < run.half_grid <= 0.1 * run.values]
+    return Discrepancy(
+        "Some curves are the mean of two evaluations.",
+        FOUND if averaged else NOT_SEEN,
+        "One evaluation can only give multiples of 1/480. Odd multiples of 1/960, about half of all values if two are "
+        f"averaged, appear throughout in: {_listed(f'{_name(r)}, {r.half_grid} of {r.values}' for r in averaged)}; "
+        f"and singly in: {_listed(f'{_name(r)}, {r.half_grid} of {r.values}' for r in stray)}. An average of two has "
+        "less noise, so these rows are not on a par with the others.",
     )
 
 
-def _cells(audit: Audit) -> TextTable:
-    """Every printed number and the curve's."""
-    rows = tuple(
-        TextRow(
-            cell.model,
-            False,
-            (
-                display_name(cell.method),
-                "Avg" if cell.column == AVERAGE else benchmark_name(cell.column),
-                cell.printed,
-                ABSENT if cell.exact is None else str(cell.exact),
-                ABSENT if cell.difference is None else f"{cell.difference:+}",
-                cell.printing.value,
-            ),
-            (cell.model, cell.method),
+def _ties(audit: Audit) -> Discrepancy:
+    tied = [run for run in audit.runs if len(run.score.choice.ties) > 1]
+    return Discrepancy(
+        "Where several steps share the best mean, the table shows the earliest.",
+        FOUND if tied else NOT_SEEN,
+        _listed(
+            f"{_name(run)}: steps {', '.join(map(str, run.score.choice.ties))} are tied, and the printed components "
+            f"are those of step {run.score.choice.step}"
+            for run in tied
         )
-        for cell in audit.cells
+        + ".",
     )
-    headings = ("Method", "Column", "Printed", "Curve", "Difference", "Printed digits")
-    return TextTable("Every printed number next to the curve's", "Model", headings, rows)
+
+
+def _early(audit: Audit) -> Discrepancy:
+    early = [run for run in audit.runs if run.ends_early]
+    return Discrepancy(
+        "Some runs end before T_stop, so their window is shorter than that of their neighbours.",
+        FOUND if early else NOT_SEEN,
+        _listed(f"{_name(r)} ends at step {r.score.choice.last_step} of {r.score.t_stop}" for r in early)
+        + ".",
+    )
+
+
+def _untrained(audit: Audit) -> Discrepancy:
+    bases: dict[str, list[float]] = {}
+    for run in audit.runs:
+        if run.score.choice.base is not None:
+            bases.setdefault(run.score.model, []).append(run.score.choice.base)
+    parts = [
+        f"{model}: {stat.n} runs start at {points(min(values))} to {points(max(values))} "
+        f"(standard deviation {points(stat.std)})"
+        for model, values in bases.items()
+        if (stat := Stat.of(values)) is not None and stat.std is not None
+    ]
+    return Discrepancy(
+        "The same untrained model scores differently in different runs: the noise of the evaluation alone.",
+        FOUND if parts else NOT_SEEN,
+        _listed(parts) + f". Step 0 was evaluated on {len(bases)} of the models only.",
+    )
+
+
+def _name(run: AuditRun) -> str:
+    """`CISPO on Qwen3-30B-A3B-Base`."""
+    return f"{display_name(run.score.variant)} on {run.score.model}"
+
+
+def _listed(items: Iterable[str]) -> str:
+    """Items as one phrase."""
+    return "; ".join(items) or "none"

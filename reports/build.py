@@ -45,6 +45,9 @@ from cppo_lab.reports.words import METHODS
 
 ZIP = "overleaf.zip"
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date of the zip format: the same files give the same bytes
+_SECTION = re.compile(r'<section id="([a-z]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')
+_MOST_ANSWERS = 6  # sentences that a page begins with; what is beyond them is in the tables
+MOST_ROWS = 500  # of one table; a longer one is cut on the page, and complete in the files beside it
 
 
 @dataclass(frozen=True)
@@ -79,108 +82,6 @@ class About:
             return ""
         before_options = takewhile(lambda word: not word.startswith("-"), words)
         return shlex.join(word for word in before_options if "=" in word)
-
-
-def _overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Sequence[Picture]) -> bytes:
-    """Every LaTeX table of `texts`, numbers and methods, every PDF of `drawn`, and `main.tex`, which shows them all."""
-    figures = [
-        "\\begin{figure}[htbp]\\centering\n"
-        f"  \\includegraphics[width=\\linewidth]{{{picture.name}.pdf}}\n"
-        f"  \\caption{{{escape_latex(f'{picture.title}. {picture.caption}'.strip())}}}\n\\end{{figure}}\\clearpage"
-        for picture in pictures
-        if f"{picture.name}.pdf" in drawn
-    ]
-    before = [rf"\input{{{name}}}" for name in ("numbers", METHODS) if f"{name}.tex" in texts]
-    files = {"main.tex": latex_wrapper(texts, figures, before).encode()}
-    files |= {
-        name: text.encode()
-        for name, text in texts.items()
-        if (name.endswith(".tex") and name != "tables.tex") or name == f"{METHODS}.md"
-    }
-    files |= {name: data for name, data in drawn.items() if name.endswith(".pdf")}
-    out = io.BytesIO()
-    with zipfile.ZipFile(out, "w") as archive:
-        for name, data in sorted(files.items()):
-            entry = zipfile.ZipInfo(name, _TIME)
-            entry.compress_type = zipfile.ZIP_DEFLATED
-            archive.writestr(entry, data)
-    return out.getvalue()
-
-
-_SECTION = re.compile(r'<section id="([a-z]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')
-_MOST_ANSWERS = 6  # sentences that a page begins with; what is beyond them is in the tables
-MOST_ROWS = 500  # of one table; a longer one is cut on the page, and complete in the files beside it
-
-
-@dataclass(frozen=True)
-class PageFigure:
-    """A figure of a page with its heading and caption. `svg` is our markup, `values` JSON with the numbers of its
-    curves; both are empty if there is a `reason` why it is not drawn. `files`: those beside the page, by name; `data`
-    is the name of the one with its numbers.
-    """
-
-    heading: str
-    caption: str
-    reason: str
-    svg: str = ""
-    values: str = ""
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    data: str = ""
-
-
-def page_figure(picture: Picture, command: str, style: Style) -> PageFigure:
-    """Draw a picture; `command` is what made it."""
-    if picture.absent:
-        return PageFigure(picture.heading, "", picture.absent)
-    drawn = render(picture, command, style)
-    svg, values = Markup(drawn.inline), Markup(drawn.values)  # noqa: S704  escaped there
-    caption = f"{picture.caption} Source: {picture.info.source}.".strip()
-    return PageFigure(picture.heading, caption, "", svg, values, drawn.files, f"{picture.name}.csv")
-
-
-def render_template(
-    name: str, about: About, page: Mapping[str, Any], figures: Mapping[str, PageFigure], files: Sequence[str]
-) -> str:
-    """The HTML of `page`, rendered with the template `name`; `figures` are by name, `files` are the names of the
-    files beside it.
-
-    Every text is escaped; only drawings and the numbers of curves are markup. The page's Content-Security-Policy lets
-    the browser run only our script, identified by its hash, and load nothing. A page with `answers` has an additional
-    style sheet and script.
-    """
-    environment = Environment(
-        loader=FunctionLoader(_template),
-        autoescape=True,
-        undefined=StrictUndefined,
-        keep_trailing_newline=True,
-    )
-    environment.globals.update(
-        most_rows=MOST_ROWS, most_answers=_MOST_ANSWERS, origin=origin, sections=sections
-    )
-    environment.globals.update(dark_style=Markup(dark_style()))  # noqa: S704  digits and letters of our own
-    has_answers = any(section.name == "answers" for section in page["sections"])
-    names = ("page", "answers") if has_answers else ("page",)
-    script = "\n".join(_template(f"{part}.js") for part in names)
-    style = "\n".join(_template(f"{part}.css") for part in names)
-    return environment.get_template(name).render(
-        about=about,
-        page=page,
-        figures=figures,
-        files=files,
-        style=Markup(style),  # noqa: S704  files of this package
-        script=Markup(script),  # noqa: S704  files of this package
-        script_hash=b64encode(sha256(script.encode()).digest()).decode(),
-    )
-
-
-def sections(content: str) -> list[tuple[str, Markup]]:
-    """(id, heading) of the sections of a page in order, for its table of contents. The headings are already escaped."""
-    headings = _SECTION.findall(content)
-    return [(name, Markup(heading)) for name, heading in headings]  # noqa: S704  escaped there
-
-
-def _template(name: str) -> str:
-    return resources.files("cppo_lab.reports").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True, eq=False)
@@ -268,6 +169,103 @@ def _files(contents: Contents, style: Style) -> dict[str, bytes]:
     lines = [line for section in sections for line in section.lines]
     values = {name: value for section in sections for name, value in section.values.items()}
     return files | {RECORD: record(about, contents.boards, files, lines, values)}
+
+
+@dataclass(frozen=True)
+class PageFigure:
+    """A figure of a page with its heading and caption. `svg` is our markup, `values` JSON with the numbers of its
+    curves; both are empty if there is a `reason` why it is not drawn. `files`: those beside the page, by name; `data`
+    is the name of the one with its numbers.
+    """
+
+    heading: str
+    caption: str
+    reason: str
+    svg: str = ""
+    values: str = ""
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    data: str = ""
+
+
+def page_figure(picture: Picture, command: str, style: Style) -> PageFigure:
+    """Draw a picture; `command` is what made it."""
+    if picture.absent:
+        return PageFigure(picture.heading, "", picture.absent)
+    drawn = render(picture, command, style)
+    svg, values = Markup(drawn.inline), Markup(drawn.values)  # noqa: S704  escaped there
+    caption = f"{picture.caption} Source: {picture.info.source}.".strip()
+    return PageFigure(picture.heading, caption, "", svg, values, drawn.files, f"{picture.name}.csv")
+
+
+def render_template(
+    name: str, about: About, page: Mapping[str, Any], figures: Mapping[str, PageFigure], files: Sequence[str]
+) -> str:
+    """The HTML of `page`, rendered with the template `name`; `figures` are by name, `files` are the names of the
+    files beside it.
+
+    Every text is escaped; only drawings and the numbers of curves are markup. The page's Content-Security-Policy lets
+    the browser run only our script, identified by its hash, and load nothing. A page with `answers` has an additional
+    style sheet and script.
+    """
+    environment = Environment(
+        loader=FunctionLoader(_template),
+        autoescape=True,
+        undefined=StrictUndefined,
+        keep_trailing_newline=True,
+    )
+    environment.globals.update(
+        most_rows=MOST_ROWS, most_answers=_MOST_ANSWERS, origin=origin, sections=sections
+    )
+    environment.globals.update(dark_style=Markup(dark_style()))  # noqa: S704  digits and letters of our own
+    has_answers = any(section.name == "answers" for section in page["sections"])
+    names = ("page", "answers") if has_answers else ("page",)
+    script = "\n".join(_template(f"{part}.js") for part in names)
+    style = "\n".join(_template(f"{part}.css") for part in names)
+    return environment.get_template(name).render(
+        about=about,
+        page=page,
+        figures=figures,
+        files=files,
+        style=Markup(style),  # noqa: S704  files of this package
+        script=Markup(script),  # noqa: S704  files of this package
+        script_hash=b64encode(sha256(script.encode()).digest()).decode(),
+    )
+
+
+def sections(content: str) -> list[tuple[str, Markup]]:
+    """(id, heading) of the sections of a page in order, for its table of contents. The headings are already escaped."""
+    headings = _SECTION.findall(content)
+    return [(name, Markup(heading)) for name, heading in headings]  # noqa: S704  escaped there
+
+
+def _template(name: str) -> str:
+    return resources.files("cppo_lab.reports").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Sequence[Picture]) -> bytes:
+    """Every LaTeX table of `texts`, numbers and methods, every PDF of `drawn`, and `main.tex`, which shows them all."""
+    figures = [
+        "\\begin{figure}[htbp]\\centering\n"
+        f"  \\includegraphics[width=\\linewidth]{{{picture.name}.pdf}}\n"
+        f"  \\caption{{{escape_latex(f'{picture.title}. {picture.caption}'.strip())}}}\n\\end{{figure}}\\clearpage"
+        for picture in pictures
+        if f"{picture.name}.pdf" in drawn
+    ]
+    before = [rf"\input{{{name}}}" for name in ("numbers", METHODS) if f"{name}.tex" in texts]
+    files = {"main.tex": latex_wrapper(texts, figures, before).encode()}
+    files |= {
+        name: text.encode()
+        for name, text in texts.items()
+        if (name.endswith(".tex") and name != "tables.tex") or name == f"{METHODS}.md"
+    }
+    files |= {name: data for name, data in drawn.items() if name.endswith(".pdf")}
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        for name, data in sorted(files.items()):
+            entry = zipfile.ZipInfo(name, _TIME)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, data)
+    return out.getvalue()
 
 
 def record(

@@ -156,6 +156,7 @@ _COLUMNS: dict[str, str] = {
     "abs_log_ratio_p99": "|log rho| p99",
     "abs_log_ratio_max": "|log rho| max",
 }
+_FORMS = {_ERROR: ".4f", "effective_sample_size": ".4f", _TRUNCATED.rpartition("/")[2]: ".1%"}
 _OF_RULE = {schema.DIVERGENCE_BEFORE: "D_t mean", schema.DIVERGENCE_BEFORE_P90: "D_t p90"}
 _RATE = "rule/delta_b_mean"
 _STATES = {True: "before the first update", False: "over the updates"}
@@ -283,9 +284,6 @@ def _cell(metric: str, values: "pd.Series[float]") -> str:
     worst = min(values) if name == "effective_sample_size" else max(values, key=abs)
     form = _FORMS.get(name, ".2g")
     return f"{float(values.median()):{form}} ({float(worst):{form}})"
-
-
-_FORMS = {_ERROR: ".4f", "effective_sample_size": ".4f", _TRUNCATED.rpartition("/")[2]: ".1%"}
 
 
 def _picture(board: Scoreboard, title: str, palette: str) -> Picture:

@@ -33,22 +33,58 @@ _WORDS = frozenset({"true", "false", "null", "nan", "inf"})  # words that Hydra 
 _NAMES = {state: name for name, state in STATES.items()}
 
 
-def _percent_text(fraction: float) -> str:
-    """A fraction in percent with one decimal, which is the resolution of a search."""
-    return f"{100 * fraction:.1f}\u00a0%"
+@dataclass(frozen=True, kw_only=True)
+class SearchRequest(BuildRequest):
+    """The report of a `study`. `tune` is the command that continues the search. `shipped`: the default settings of the
+    configuration, by key. `chosen`: see `launch_commands`.
+    """
 
+    study: str
+    tune: str
+    shipped: Mapping[str, Value] = field(default_factory=dict)
+    chosen: tuple[str, ...] | None = ()
 
-def _settings_text(trial: FrozenTrial) -> str:
-    """`rule.delta_b=0.012, rule.w_min=0.75`, for display."""
-    return ", ".join(f"{name}={value_text(value)}" for name, value in trial.params.items())
-
-
-def _values_text(result: SearchResult, trial: FrozenTrial) -> str:
-    """`final score 61.3 %, stability 90.0 %`."""
-    return ", ".join(
-        f"{objective_name(name)} {_percent_text(trial.values[index])}"
-        for index, name in enumerate(result.objectives)
-    )
+    def contents(self) -> Contents:
+        """Raises UserError as `read_search`."""
+        result = read_search(self.uri, self.experiment, self.study)
+        seeds = read_seed_values(self.uri, self.experiment, result)
+        space, trials = _space_table(result, self.shipped), _trials_table(result, seeds)
+        texts = table_files({"table_trials": trials, "table_space": space})
+        return Contents(
+            about=About(
+                kind="search",
+                name=self.study,
+                title=result.name,
+                question=result.question,
+                experiment=self.experiment,
+                core=result.core,
+                command=self.command,
+            ),
+            texts=texts | {"table_trials.csv": _trials_csv(result, seeds)},
+            pictures=search_figures(result),
+            boards={},
+            template="search.html.j2",
+            page={
+                "result": result,
+                "states": _states_text(result),
+                "finding": finding(result),
+                "certainty": certainty(result, seeds),
+                "space": space,
+                "trials": trials,
+                "ids": [
+                    (trial.user_attrs["run_ids"], trial.user_attrs["mlflow_id"]) for trial in _by_rank(result)
+                ],
+                "failures": [
+                    (trial.number, trial.user_attrs["reason"] or "no reason was recorded")
+                    for trial in result.trials
+                    if trial.state is STATES["failed"]
+                ],
+                "launches": launch_commands(result, self.chosen),
+                "not_in_main": self.chosen is None and bool(result.complete),
+                "tune": self.tune,
+                "trial_count": len(result.trials),
+            },
+        )
 
 
 def _states_text(result: SearchResult) -> str:
@@ -150,14 +186,22 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
     return sentences
 
 
-def override(name: str, value: Value) -> str:
-    """`key=value` in Hydra's grammar with full precision, quoted for the shell."""
-    written = _exact(value)
-    if isinstance(value, str) and (not _BARE.fullmatch(value) or value.lower() in _WORDS):
-        # Hydra treats a backslash before a quote, and at the end, as an escape.
-        inner = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
-        written = f"'{inner}'"
-    return shlex.quote(f"{name}={written}")
+def _settings_text(trial: FrozenTrial) -> str:
+    """`rule.delta_b=0.012, rule.w_min=0.75`, for display."""
+    return ", ".join(f"{name}={value_text(value)}" for name, value in trial.params.items())
+
+
+def _values_text(result: SearchResult, trial: FrozenTrial) -> str:
+    """`final score 61.3 %, stability 90.0 %`."""
+    return ", ".join(
+        f"{objective_name(name)} {_percent_text(trial.values[index])}"
+        for index, name in enumerate(result.objectives)
+    )
+
+
+def _percent_text(fraction: float) -> str:
+    """A fraction in percent with one decimal, which is the resolution of a search."""
+    return f"{100 * fraction:.1f}\u00a0%"
 
 
 def launch_commands(result: SearchResult, chosen: Sequence[str] | None = ()) -> tuple[str, ...]:
@@ -180,16 +224,17 @@ def launch_commands(result: SearchResult, chosen: Sequence[str] | None = ()) -> 
     return tuple(lines)
 
 
-def _trials(numbers: Iterable[int]) -> str:
-    words = [str(number) for number in numbers]
-    return ("trial " if len(words) == 1 else "trials ") + _listed(words)
+def override(name: str, value: Value) -> str:
+    """`key=value` in Hydra's grammar with full precision, quoted for the shell."""
+    written = _exact(value)
+    if isinstance(value, str) and (not _BARE.fullmatch(value) or value.lower() in _WORDS):
+        # Hydra treats a backslash before a quote, and at the end, as an escape.
+        inner = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), value)
+        written = f"'{inner}'"
+    return shlex.quote(f"{name}={written}")
 
 
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
-
-
-def in_order(result: SearchResult) -> list[FrozenTrial]:
+def _by_rank(result: SearchResult) -> list[FrozenTrial]:
     """The complete trials by rank, then the running, the pruned and the failed ones by number."""
     others = [trial for state in [*STATES.values()][1:] for trial in result.trials if trial.state is state]
     return [*result.ranking, *others]
@@ -215,7 +260,7 @@ def _trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
             trial.user_attrs["reason"],
             result.core,
         )
-        for trial in in_order(result)
+        for trial in _by_rank(result)
     ]
     by_seed = [f"{seed_values.objective}_by_seed" for seed_values in several]
     names = ("trial", "state", *result.spaces, *result.objectives, *by_seed)
@@ -225,7 +270,7 @@ def _trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
 def _trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTable:
     """The table of trials, without ids."""
     rows = []
-    for trial in in_order(result):
+    for trial in _by_rank(result):
         params = [
             value_text(trial.params[name]) if name in trial.params else ABSENT for name in result.spaces
         ]
@@ -300,55 +345,10 @@ def _exact(value: Value) -> str:
     return value_text(value) if value is None or isinstance(value, (bool, str)) else repr(value)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SearchRequest(BuildRequest):
-    """The report of a `study`. `tune` is the command that continues the search. `shipped`: the default settings of the
-    configuration, by key. `chosen`: see `launch_commands`.
-    """
+def _trials(numbers: Iterable[int]) -> str:
+    words = [str(number) for number in numbers]
+    return ("trial " if len(words) == 1 else "trials ") + _listed(words)
 
-    study: str
-    tune: str
-    shipped: Mapping[str, Value] = field(default_factory=dict)
-    chosen: tuple[str, ...] | None = ()
 
-    def contents(self) -> Contents:
-        """Raises UserError as `read_search`."""
-        result = read_search(self.uri, self.experiment, self.study)
-        seeds = read_seed_values(self.uri, self.experiment, result)
-        space, trials = _space_table(result, self.shipped), _trials_table(result, seeds)
-        texts = table_files({"table_trials": trials, "table_space": space})
-        return Contents(
-            about=About(
-                kind="search",
-                name=self.study,
-                title=result.name,
-                question=result.question,
-                experiment=self.experiment,
-                core=result.core,
-                command=self.command,
-            ),
-            texts=texts | {"table_trials.csv": _trials_csv(result, seeds)},
-            pictures=search_figures(result),
-            boards={},
-            template="search.html.j2",
-            page={
-                "result": result,
-                "states": _states_text(result),
-                "finding": finding(result),
-                "certainty": certainty(result, seeds),
-                "space": space,
-                "trials": trials,
-                "ids": [
-                    (trial.user_attrs["run_ids"], trial.user_attrs["mlflow_id"]) for trial in in_order(result)
-                ],
-                "failures": [
-                    (trial.number, trial.user_attrs["reason"] or "no reason was recorded")
-                    for trial in result.trials
-                    if trial.state is STATES["failed"]
-                ],
-                "launches": launch_commands(result, self.chosen),
-                "not_in_main": self.chosen is None and bool(result.complete),
-                "tune": self.tune,
-                "trial_count": len(result.trials),
-            },
-        )
+def _listed(words: Sequence[str]) -> str:
+    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"

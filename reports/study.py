@@ -43,6 +43,46 @@ from cppo_lab.reports.words import Headline, findings_section, headlines, paper_
 from cppo_lab.rules import RULES, Rule, known
 
 
+@dataclass(frozen=True, kw_only=True)
+class StudyRequest(GridRequest):
+    """The report of the `sweeps` of a study. `stated`: their own hypotheses, by sweep.
+
+    The sweep called "main" declares the models in the order of their roles: post-trained, then three Base models by
+    size.
+    """
+
+    sweeps: tuple[SweepGrid, ...]
+    stated: Mapping[str, Hypotheses] = field(default_factory=dict)
+
+    def contents(self) -> Contents:
+        """Raises UserError as `read_study`."""
+        claims = {name: stated.claims for name, stated in self.stated.items()}
+        return study_contents(
+            self, read_study(self.uri, self.experiment, self.name, self.sweeps, self.partial, claims)
+        )
+
+
+def paper_study_request(uri: str, out: Path, **about: Any) -> StudyRequest:
+    """The study of the paper's curves, imported into the store by `cppo reference import`."""
+    ablations: dict[str, dict[ExpectedRun, None]] = {}
+    for row in ablation_curves()[["ablation", "model", "variant"]].drop_duplicates().itertuples():
+        ablations.setdefault(row.ablation, {})[ExpectedRun(None, row.model, row.variant, None)] = None
+    grids = [SweepGrid(MAIN, "Main results", "Is CPPO best on every model?", main_grid())]
+    for name, heading in (*MECHANISMS, *SETTINGS):
+        question = "An ablation of the paper, from its curves."
+        grids.append(SweepGrid(name, heading, question, tuple(ablations[name])))
+    return StudyRequest(
+        name="study",
+        uri=uri,
+        experiment=schema.experiment_name(schema.PAPER),
+        sweeps=tuple(grids),
+        out=out,
+        title="The paper's figures, drawn again from its curves",
+        question="What do the paper's plotted curves show when they go through the report of our own runs?",
+        **{"command": "cppo report study --from paper", **about},
+    )
+
+
 @dataclass(frozen=True, eq=False)
 class StudyReport:
     """A study and its scored sweeps. `pictures`: its figures, which several sections show."""
@@ -77,6 +117,77 @@ class StudyReport:
         """Table 1."""
         main = self.main
         return main_table(main.board, "Mean score by model (Table 1)", main.statistics) if main else None
+
+
+def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
+    """The report of a scored study."""
+    scored = {
+        sweep.grid.name: Scored(
+            name=sweep.grid.name,
+            title=sweep.grid.title,
+            board=sweep.board,
+            uri=request.uri,
+            palette=request.palette,
+            baseline=sweep.grid.baseline,
+            stated=request.stated.get(sweep.grid.name, NONE_STATED),
+            answers=kept_answers(request.uri, sweep.board) if sweep.grid.name == MAIN else {},
+            suffix=f"_{sweep.grid.name}",
+            number=number,
+        )
+        for number, sweep in enumerate(each for each in study.sweeps if each.board is not None)
+        if sweep.board is not None
+    }
+    report = StudyReport(study, scored, gallery(study, request.palette))
+    sentences = (sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated))
+    about = About.of("study", request, report.core, tuple(sentences))
+    sections = tuple(section for section in study_sections(report) if section)
+    summaries = {name: of_sweep.statistics for name, of_sweep in scored.items()}
+    files = paper_texts(study.boards, summaries, sections, about.withdrawn)
+    for name, of_sweep in scored.items():
+        files |= run_files(of_sweep.board, f"long_{name}", f"runs_{name}")
+    gaps: dict[str, list[str]] = {}
+    for name, board in study.boards.items():
+        for run in board.gaps:
+            gaps.setdefault(describe_gap(run), []).append(name)
+    missing = f", of which {len(gaps)} have no result yet" if gaps else ""
+    absent = [f"Sweep {sweep.grid.name}: {sweep.absent}" for sweep in study.sweeps if sweep.board is None]
+    absent += [f"{picture.heading}: {picture.absent}" for picture in report.pictures if picture.absent]
+    return Contents(
+        about=about,
+        texts=files,
+        pictures=report.pictures,
+        boards=study.boards,
+        template="page.html.j2",
+        page={
+            "kind": "study",
+            "short": short_answers([], [], report.main.statistics) if report.main else (),
+            "caution": report.verdicts.view["caution"],
+            "counts": f"{_run_count(report)} runs in {len(study.sweeps)} sweeps{missing}.",
+            "gaps": [f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
+            "gap_count": len(gaps),
+            "absent": absent,
+            "anchors": {name: of_sweep.anchors for name, of_sweep in scored.items()},
+        },
+        sections=sections,
+    )
+
+
+def study_sections(report: StudyReport) -> list[Section | None]:
+    """The sections of a study's page, in its order; None for one with nothing to show."""
+    return [
+        _main(report),
+        report.verdicts,
+        _findings(report),
+        _figures(report),
+        _of_main(statistics_section, report),
+        _of_main(collapse_section, report),
+        _ablations(report),
+        _figure_list("mechanism", "The mechanism at work", "Figures 2, 3 and 7", 2, 3, 7),
+        _methods(report),
+        _figure_list("models", "All curves, model by model", "Figures 8 to 11", 8, 9, 10, 11),
+        answers_section(report.main) if report.main else None,
+        _runs(report),
+    ]
 
 
 def _main(report: StudyReport) -> Section:
@@ -144,6 +255,18 @@ def _methods(report: StudyReport) -> Section:
     }
     view = {"tables": [table for table in tables.values() if table], "anchors": {}}
     return Section("methods", "Methods and settings", view, "Tables 2 and 3", "statistics", tables=tables)
+
+
+def _runs(report: StudyReport) -> Section:
+    boards = [sweep.board for sweep in report.scored.values()]
+    used = {run.run_id for board in boards for run in board.runs}
+    unused = {run_id for board in boards for run_id in board.unused["run_id"]} - used
+    return run_section(report.scored, _run_count(report), sorted(unused))
+
+
+def _run_count(report: StudyReport) -> int:
+    runs = [run for sweep in report.scored.values() for run in sweep.board.runs]
+    return len({run.mlflow_id or describe_gap(run) for run in runs})
 
 
 # Tables 2 and 3: how the rules differ, and the configuration of each model.
@@ -225,126 +348,3 @@ def configuration_table(board: Scoreboard, models: Sequence[str], title: str) ->
         "T_max tokens. delta_b_min is the rate itself where the budget is fixed.",
     )
     return TextTable(title, "Model", [heading for heading, _ in _COLUMNS], rows, notes, core)
-
-
-def _runs(report: StudyReport) -> Section:
-    boards = [sweep.board for sweep in report.scored.values()]
-    used = {run.run_id for board in boards for run in board.runs}
-    unused = {run_id for board in boards for run_id in board.unused["run_id"]} - used
-    return run_section(report.scored, _run_count(report), sorted(unused))
-
-
-def _run_count(report: StudyReport) -> int:
-    runs = [run for sweep in report.scored.values() for run in sweep.board.runs]
-    return len({run.mlflow_id or describe_gap(run) for run in runs})
-
-
-def study_sections(report: StudyReport) -> list[Section | None]:
-    """The sections of a study's page, in its order; None for one with nothing to show."""
-    return [
-        _main(report),
-        report.verdicts,
-        _findings(report),
-        _figures(report),
-        _of_main(statistics_section, report),
-        _of_main(collapse_section, report),
-        _ablations(report),
-        _figure_list("mechanism", "The mechanism at work", "Figures 2, 3 and 7", 2, 3, 7),
-        _methods(report),
-        _figure_list("models", "All curves, model by model", "Figures 8 to 11", 8, 9, 10, 11),
-        answers_section(report.main) if report.main else None,
-        _runs(report),
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class StudyRequest(GridRequest):
-    """The report of the `sweeps` of a study. `stated`: their own hypotheses, by sweep.
-
-    The sweep called "main" declares the models in the order of their roles: post-trained, then three Base models by
-    size.
-    """
-
-    sweeps: tuple[SweepGrid, ...]
-    stated: Mapping[str, Hypotheses] = field(default_factory=dict)
-
-    def contents(self) -> Contents:
-        """Raises UserError as `read_study`."""
-        claims = {name: stated.claims for name, stated in self.stated.items()}
-        return study_contents(
-            self, read_study(self.uri, self.experiment, self.name, self.sweeps, self.partial, claims)
-        )
-
-
-def paper_study_request(uri: str, out: Path, **about: Any) -> StudyRequest:
-    """The study of the paper's curves, imported into the store by `cppo reference import`."""
-    ablations: dict[str, dict[ExpectedRun, None]] = {}
-    for row in ablation_curves()[["ablation", "model", "variant"]].drop_duplicates().itertuples():
-        ablations.setdefault(row.ablation, {})[ExpectedRun(None, row.model, row.variant, None)] = None
-    grids = [SweepGrid(MAIN, "Main results", "Is CPPO best on every model?", main_grid())]
-    for name, heading in (*MECHANISMS, *SETTINGS):
-        question = "An ablation of the paper, from its curves."
-        grids.append(SweepGrid(name, heading, question, tuple(ablations[name])))
-    return StudyRequest(
-        name="study",
-        uri=uri,
-        experiment=schema.experiment_name(schema.PAPER),
-        sweeps=tuple(grids),
-        out=out,
-        title="The paper's figures, drawn again from its curves",
-        question="What do the paper's plotted curves show when they go through the report of our own runs?",
-        **{"command": "cppo report study --from paper", **about},
-    )
-
-
-def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
-    """The report of a scored study."""
-    scored = {
-        sweep.grid.name: Scored(
-            name=sweep.grid.name,
-            title=sweep.grid.title,
-            board=sweep.board,
-            uri=request.uri,
-            palette=request.palette,
-            baseline=sweep.grid.baseline,
-            stated=request.stated.get(sweep.grid.name, NONE_STATED),
-            answers=kept_answers(request.uri, sweep.board) if sweep.grid.name == MAIN else {},
-            suffix=f"_{sweep.grid.name}",
-            number=number,
-        )
-        for number, sweep in enumerate(each for each in study.sweeps if each.board is not None)
-        if sweep.board is not None
-    }
-    report = StudyReport(study, scored, gallery(study, request.palette))
-    sentences = (sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated))
-    about = About.of("study", request, report.core, tuple(sentences))
-    sections = tuple(section for section in study_sections(report) if section)
-    summaries = {name: of_sweep.statistics for name, of_sweep in scored.items()}
-    files = paper_texts(study.boards, summaries, sections, about.withdrawn)
-    for name, of_sweep in scored.items():
-        files |= run_files(of_sweep.board, f"long_{name}", f"runs_{name}")
-    gaps: dict[str, list[str]] = {}
-    for name, board in study.boards.items():
-        for run in board.gaps:
-            gaps.setdefault(describe_gap(run), []).append(name)
-    missing = f", of which {len(gaps)} have no result yet" if gaps else ""
-    absent = [f"Sweep {sweep.grid.name}: {sweep.absent}" for sweep in study.sweeps if sweep.board is None]
-    absent += [f"{picture.heading}: {picture.absent}" for picture in report.pictures if picture.absent]
-    return Contents(
-        about=about,
-        texts=files,
-        pictures=report.pictures,
-        boards=study.boards,
-        template="page.html.j2",
-        page={
-            "kind": "study",
-            "short": short_answers([], [], report.main.statistics) if report.main else (),
-            "caution": report.verdicts.view["caution"],
-            "counts": f"{_run_count(report)} runs in {len(study.sweeps)} sweeps{missing}.",
-            "gaps": [f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
-            "gap_count": len(gaps),
-            "absent": absent,
-            "anchors": {name: of_sweep.anchors for name, of_sweep in scored.items()},
-        },
-        sections=sections,
-    )

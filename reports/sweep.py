@@ -107,6 +107,76 @@ class SweepReport(Scored):
         return table if self.of_paper else self.title
 
 
+def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
+    """The report of a scored sweep."""
+    report = SweepReport(
+        name=request.name,
+        title=request.title,
+        board=board,
+        uri=request.uri,
+        palette=request.palette,
+        baseline=request.baseline,
+        stated=request.stated,
+        answers=kept_answers(request.uri, board),
+        places=request.axes,
+        factorial=request.factorial,
+        of_paper=request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN,
+    )
+    sentences = withdrawn(request.name, request.stated)
+    about = About.of("sweep", request, report.core, sentences, beside=request.beside)
+    sections = tuple(section for section in sweep_sections(report) if section)
+    judged = [line.verdict for line in report.verdicts.lines if line.verdict.claim in report.standings]
+    of_errors = [line for section in sections for line in section.lines if line.verdict.claim.of_errors]
+    gaps = describe_gaps(board.gaps)
+    missing = f", of which {len(board.gaps)} have no result yet" if gaps else ""
+    return Contents(
+        about=about,
+        texts=run_files(board, "table_long", "runs")
+        | paper_texts({request.name: board}, {request.name: report.statistics}, sections, about.withdrawn),
+        pictures=(),
+        boards={request.name: board},
+        template="page.html.j2",
+        page={
+            "kind": "report",
+            "short": short_answers(judged, of_errors, report.statistics),
+            "caution": report.verdicts.view["caution"],
+            "counts": f"{len(board.runs)} runs{missing}.",
+            "gaps": gaps,
+            "gap_count": len(board.gaps),
+            "absent": (),
+            "anchors": {request.name: report.anchors},
+        },
+        sections=sections,
+    )
+
+
+def sweep_sections(report: SweepReport) -> list[Section | None]:
+    """The sections of a sweep's page, in its order; None for one with nothing to show."""
+    board, by_setting, curves = report.board, _by_setting(report), _curves(report)
+    errors = exact_section(report)
+    errors_first = errors is not None and bool(errors.lines)
+    return [
+        errors if errors_first else None,
+        effects_section(report, report.places) if report.factorial else None,
+        by_setting,
+        None if by_setting else curves,
+        _scores(report),
+        report.verdicts if report.verdicts.lines or not errors else None,
+        None if errors_first else errors,
+        replace(curves, hint="") if by_setting else None,
+        findings_section(headlines(board)),
+        statistics_section(report),
+        collapse_section(report),
+        _benchmarks(report),
+        audit_section(report) if report.of_paper else None,
+        _diagnostics(report),
+        mismatch_section(report),
+        _drift(report),
+        answers_section(report),
+        run_section({report.name: report}, len(board.runs), sorted(board.unused["run_id"])),
+    ]
+
+
 def _by_setting(report: SweepReport) -> Section | None:
     title = f"Score by setting ({report.title})"
     info = axes.axes_info(report.board, report.places, title, report.palette)
@@ -165,6 +235,17 @@ def _drift(report: SweepReport) -> Section | None:
         f"response: the mean of -log rho over the steps in which mu had its full age, {info.around}."
     )
     return figure_section("drift", info, axes.draw, caption)
+
+
+def figure_section(name: str, info: Any, draw: Callable[[Any, Any], None], caption: str = "") -> Section:
+    """A folded section of one figure."""
+    picture = _picture(name, info, draw, caption)
+    view = {"figures": [picture.name]}
+    return Section(f"{picture.name}_part", info.title, view, "", "figure_list", pictures=(picture,))
+
+
+def _picture(name: str, info: Any, draw: Callable[[Any, Any], None], caption: str = "") -> Picture:
+    return Picture(f"figure_{name}", "", info.title, caption, info, draw)
 
 
 # The effects of a factorial sweep: what each change of an axis does to a score, alone and together.
@@ -251,84 +332,3 @@ def _change(effect: Effect, places: Axes) -> str:
         for axis, before, after in effect.changes
     )
     return " \N{MULTIPLICATION SIGN} ".join(words) or "mean"
-
-
-def sweep_sections(report: SweepReport) -> list[Section | None]:
-    """The sections of a sweep's page, in its order; None for one with nothing to show."""
-    board, by_setting, curves = report.board, _by_setting(report), _curves(report)
-    errors = exact_section(report)
-    errors_first = errors is not None and bool(errors.lines)
-    return [
-        errors if errors_first else None,
-        effects_section(report, report.places) if report.factorial else None,
-        by_setting,
-        None if by_setting else curves,
-        _scores(report),
-        report.verdicts if report.verdicts.lines or not errors else None,
-        None if errors_first else errors,
-        replace(curves, hint="") if by_setting else None,
-        findings_section(headlines(board)),
-        statistics_section(report),
-        collapse_section(report),
-        _benchmarks(report),
-        audit_section(report) if report.of_paper else None,
-        _diagnostics(report),
-        mismatch_section(report),
-        _drift(report),
-        answers_section(report),
-        run_section({report.name: report}, len(board.runs), sorted(board.unused["run_id"])),
-    ]
-
-
-def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
-    """The report of a scored sweep."""
-    report = SweepReport(
-        name=request.name,
-        title=request.title,
-        board=board,
-        uri=request.uri,
-        palette=request.palette,
-        baseline=request.baseline,
-        stated=request.stated,
-        answers=kept_answers(request.uri, board),
-        places=request.axes,
-        factorial=request.factorial,
-        of_paper=request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN,
-    )
-    sentences = withdrawn(request.name, request.stated)
-    about = About.of("sweep", request, report.core, sentences, beside=request.beside)
-    sections = tuple(section for section in sweep_sections(report) if section)
-    judged = [line.verdict for line in report.verdicts.lines if line.verdict.claim in report.standings]
-    of_errors = [line for section in sections for line in section.lines if line.verdict.claim.of_errors]
-    gaps = describe_gaps(board.gaps)
-    missing = f", of which {len(board.gaps)} have no result yet" if gaps else ""
-    return Contents(
-        about=about,
-        texts=run_files(board, "table_long", "runs")
-        | paper_texts({request.name: board}, {request.name: report.statistics}, sections, about.withdrawn),
-        pictures=(),
-        boards={request.name: board},
-        template="page.html.j2",
-        page={
-            "kind": "report",
-            "short": short_answers(judged, of_errors, report.statistics),
-            "caution": report.verdicts.view["caution"],
-            "counts": f"{len(board.runs)} runs{missing}.",
-            "gaps": gaps,
-            "gap_count": len(board.gaps),
-            "absent": (),
-            "anchors": {request.name: report.anchors},
-        },
-        sections=sections,
-    )
-
-
-def figure_section(name: str, info: Any, draw: Callable[[Any, Any], None], caption: str = "") -> Section:
-    """A folded section of one figure."""
-    picture = _picture(name, info, draw, caption)
-    view = {"figures": [picture.name]}
-    return Section(f"{picture.name}_part", info.title, view, "", "figure_list", pictures=(picture,))
-
-
-def _picture(name: str, info: Any, draw: Callable[[Any, Any], None], caption: str = "") -> Picture:
-    return Picture(f"figure_{name}", "", info.title, caption, info, draw)
