@@ -34,9 +34,7 @@ from numpy.typing import NDArray
 from cppo_lab.errors import UserError
 
 ANSWERS = "answers"  # in a run's folder, and among the artifacts of an MLflow run
-
-
-ABOUT = "about"
+ABOUT = "about"  # in an npz file
 # What zipfile, numpy and json raise on a file that is damaged, or that somebody else made.
 _FAULTS = (
     *(ValueError, TypeError, AttributeError, LookupError, ArithmeticError, EOFError, OSError),
@@ -70,7 +68,7 @@ def pack_arrays(
 def unpacked_arrays(
     data: bytes, columns: Mapping[str, ArrayColumn], version: int, largest: int, what: str, remedy: str
 ) -> Iterator[tuple[dict[str, Any], dict[str, NDArray[Any]]]]:
-    """The JSON object, whose `format` is `version`, and the arrays of a file that `pack` wrote.
+    """The JSON object, whose `format` is `version`, and the arrays of a file of `pack_arrays`.
 
     Raises UserError, `WHAT (reason): REMEDY`, if the file is another or damaged, if it or what it unpacks to has
     more than `largest` bytes, and for what the body of the `with` statement finds wrong with its values.

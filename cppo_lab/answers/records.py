@@ -18,11 +18,10 @@ from cppo_lab.files import names_below, open_below
 if TYPE_CHECKING:
     from cppo_lab.spec import AnswersSpec
 
+_STEP_FILE = re.compile(r"(texts|tokens)-(\d{6,15})\.(?:jsonl\.gz|npz)")
+_TOKEN_SHARE = 0.6  # of a step's size limit: one response of 16,384 tokens fits at the paper's scale
 
-STEP_FILE = re.compile(r"(texts|tokens)-(\d{6,15})\.(?:jsonl\.gz|npz)")
-
-
-Found = TypeVar("Found", Texts, RecordedTokens)
+Contents = TypeVar("Contents", Texts, RecordedTokens)
 
 
 class AnswerFiles(Protocol):
@@ -69,7 +68,7 @@ def read_outcomes(files: AnswerFiles) -> Outcomes | None:
 
 def steps_with(files: AnswerFiles, kind: str) -> list[int]:
     """The steps that have a file of this kind (`texts` or `tokens`), increasing."""
-    matches = (STEP_FILE.fullmatch(name) for name in files.names())
+    matches = (_STEP_FILE.fullmatch(name) for name in files.names())
     return sorted({int(match[2]) for match in matches if match and match[1] == kind})
 
 
@@ -87,14 +86,11 @@ def read_tokens(files: AnswerFiles, step: int) -> RecordedTokens | None:
     return None if data is None else _of_step(tokens.read(data, files.what(name)), step, files.what(name))
 
 
-def _of_step(found: Found, step: int, what: str) -> Found:
-    """What a file was found to have. Raises UserError if it is of another step than its name."""
-    if found.step != step:
-        raise UserError(f"{what} is of step {found.step}, not {step}: delete that file")
-    return found
-
-
-TOKEN_SHARE = 0.6  # of a step's size limit: one response of 16,384 tokens fits at the paper's scale
+def _of_step(contents: Contents, step: int, what: str) -> Contents:
+    """The contents of a file. Raises UserError if it is of another step than its name."""
+    if contents.step != step:
+        raise UserError(f"{what} is of step {contents.step}, not {step}: delete that file")
+    return contents
 
 
 @dataclass(frozen=True)
@@ -136,7 +132,7 @@ class Recording:
         last = -1 if step is None else step
         names = names_below(self.folder, ANSWERS)
         for name in names:
-            match = STEP_FILE.fullmatch(name)
+            match = _STEP_FILE.fullmatch(name)
             if match and int(match[2]) > last:
                 (self.folder / ANSWERS / name).unlink(missing_ok=True)
         self._outcomes = None
@@ -162,7 +158,7 @@ class Recording:
         saved = [self._save(OUTCOMES, outcomes.write(self._outcomes))]
         room = self._room
         if answers.tokens is not None:
-            packed = tokens.write_within(answers.tokens, int(room * TOKEN_SHARE))
+            packed = tokens.write_within(answers.tokens, int(room * _TOKEN_SHARE))
             if packed is not None:
                 saved.append(self._save(tokens_name(step), packed))
                 room -= len(packed)

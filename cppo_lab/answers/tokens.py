@@ -1,7 +1,7 @@
 """The tokens of some training responses of a validated step, with the inputs of a rule's decisions: one npz file.
 
-Derived quantities (position weights, prefix sums, budgets, another rule's mask) are not in the file; `replay` computes
-them.
+Derived quantities (position weights, prefix sums, budgets, another rule's mask) are not in the file;
+`analysis/replay.py` computes them.
 """
 
 import math
@@ -36,7 +36,7 @@ _COLUMNS = {
     "vocabulary": ArrayColumn("<i4"),
 }
 _PER_RESPONSE = ("group", "draw", "advantage", "reward")
-PER_TOKEN = ("token", "rollout_logp", "logp", "divergence", "keep", "reason")
+_PER_TOKEN = ("token", "rollout_logp", "logp", "divergence", "keep", "reason")
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class RecordedTokens:
         vocabulary = np.unique(self.token[:tokens])
         places = np.searchsorted(self.vocabulary, vocabulary)
         cut: dict[str, Any] = {name: getattr(self, name)[:count] for name in _PER_RESPONSE}
-        cut |= {name: getattr(self, name)[:tokens] for name in (*PER_TOKEN, "order")}
+        cut |= {name: getattr(self, name)[:tokens] for name in (*_PER_TOKEN, "order")}
         return replace(
             self,
             ends=self.ends[:count],
@@ -217,7 +217,7 @@ def _check(tokens: RecordedTokens) -> None:
     if np.any(bounds[1:] < bounds[:-1]) or bounds[-1] != count:
         why = "its responses do not cover its tokens"
     elif any(getattr(tokens, name).shape != (responses,) for name in _PER_RESPONSE) or any(
-        getattr(tokens, name).shape != (count,) for name in PER_TOKEN
+        getattr(tokens, name).shape != (count,) for name in _PER_TOKEN
     ):
         why = "its columns have different lengths"
     elif len(tokens.order) not in (0, count) or np.any((tokens.order < 0) | (tokens.order >= max(count, 1))):

@@ -22,7 +22,7 @@ from cppo_lab.cli.command import Exit, UsageError, document, exclusive_output, p
 from cppo_lab.errors import ALSO, StoreAway, UserError, message, say
 from cppo_lab.files import redacted, share_with_group
 
-REMEDIES = {
+_REMEDIES = {
     errno.EISDIR: "move the folder away: there should be a file",
     errno.ENOTDIR: "move the file away: there should be a folder",
     errno.EEXIST: "move it away",
@@ -37,7 +37,7 @@ INTERRUPTED = "interrupted; run the same command to continue"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code (`answer.Exit`); a mistake in the arguments raises SystemExit."""
+    """Run one command. Returns the exit code (`command.Exit`); a mistake in the arguments raises SystemExit."""
     os.environ["PYTHONSAFEPATH"] = (
         "1"  # no Python child, however it is started, imports files of the working folder
     )
@@ -111,7 +111,7 @@ def _of_the_system(error: OSError) -> str:
     """What the system refused, and what can be done about it."""
     if error.filename is None:
         return str(error)
-    remedy = REMEDIES.get(error.errno or 0, "check what is there, or work in another folder")
+    remedy = _REMEDIES.get(error.errno or 0, "check what is there, or work in another folder")
     return f"{error.filename}: {error.strerror}: {remedy}"
 
 

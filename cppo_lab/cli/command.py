@@ -78,6 +78,7 @@ COMMANDS = {
         "print a script with which a shell completes commands, sweeps, variants and run ids",
     ),
 }
+SCHEMA = 1  # of the answers with --json: keys may be added; none is removed, or changes its meaning
 RUN = "run id, or a prefix of it (at least 4 digits), of a launched run or of a run in a shipped sweep"
 SOME_RUN = "run id, or a prefix of it"
 SWEEP = "name of a shipped sweep or study, or path of a sweep file"
@@ -127,7 +128,7 @@ class CommandParser(argparse.ArgumentParser):
         """The help text; conf/ is read only now."""
         text = super().format_help()
         if subcommands(self):
-            text += f"\nexit codes:\n{codes_text()}\n"
+            text += f"\nexit codes:\n{_codes_text()}\n"
         if not self.lists_groups:
             return text
         lines = [
@@ -139,7 +140,7 @@ class CommandParser(argparse.ArgumentParser):
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     """What the user asked for; the chosen function is its `command`. Overrides may come before and after options."""
-    given = with_action(sys.argv[1:] if arguments is None else arguments)
+    given = _with_action(sys.argv[1:] if arguments is None else arguments)
     parser = build_parser(next((word for word in given if word in COMMANDS), ""))
     options, remaining = parser.parse_known_args(given)
     # argparse gives all of KEY=VALUE... to the first gap that it finds; those after an option remain.
@@ -150,7 +151,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return options
 
 
-def with_action(arguments: Sequence[str]) -> Sequence[str]:
+def _with_action(arguments: Sequence[str]) -> Sequence[str]:
     """`export RUN ...` as `export model RUN ...`; every other command line as it is. No run id is a word."""
     if len(arguments) < 2 or arguments[0] != "export" or arguments[1] in ("model", "metrics", "-h", "--help"):
         return arguments
@@ -256,9 +257,6 @@ def parse_states(text: str) -> frozenset[str]:
     return frozenset(names)
 
 
-SCHEMA = 1  # keys may be added; none is removed, or changes its meaning
-
-
 def answer(options: argparse.Namespace, values: Mapping[str, Any], text: object = None) -> None:
     """What the command answers: with --json the object of `values`, which `main` prints once the command has ended, or
     `options.answer_now`; else the `text`, if there is any.
@@ -335,7 +333,7 @@ MEANINGS = {
 }
 
 
-def codes_text() -> str:
+def _codes_text() -> str:
     """The codes as lines of a help text."""
     return "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
 

@@ -308,9 +308,6 @@ def _add_out(command: CommandParser) -> None:
     )
 
 
-SWITCH = "tracking.answers.keep=true"
-
-
 def samples(options: argparse.Namespace) -> int:
     """Print prompts and responses of a validated step."""
     from cppo_lab.answers.records import read_texts
@@ -408,7 +405,8 @@ def _step(run_id: str, files: "AnswerFiles", kind: str, asked: int | None) -> in
     steps = steps_with(files, kind)
     if not steps:
         raise UserError(
-            f"run {run_id} has kept no {kind}: runs keep them from their first validation on if {SWITCH}"
+            f"run {run_id} has kept no {kind}: runs keep them from their first validation on if "
+            "tracking.answers.keep=true"
         )
     if asked is None:
         return steps[-1]

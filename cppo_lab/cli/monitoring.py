@@ -1,4 +1,4 @@
-"""`cppo status`, `watch`, `logs`, `cancel`, `retry`, `sync`: many runs, whoever launched them."""
+"""`cppo status`, `watch`, `logs`, `cancel`, `retry`, `sync`, `note`, `clean`: many runs, whoever launched them."""
 
 import argparse
 import contextlib

@@ -50,7 +50,7 @@ def ui(options: argparse.Namespace) -> int:
             say(
                 f"cppo: --host {options.host}: everyone who can reach this machine can see and change the runs"
             )
-        address = served_at(options.host, port)
+        address = _served_at(options.host, port)
         links = _report(options, address)
         say(f"starting the MLflow UI for {redacted(uri)} ...")
 
@@ -202,7 +202,7 @@ def free_port(host: str, wanted: int | None) -> int:
     )
 
 
-def served_at(host: str, port: int) -> str:
+def _served_at(host: str, port: int) -> str:
     """The address of the page. A server on all addresses is opened at this machine's."""
     if host in ("0.0.0.0", "::"):  # noqa: S104  recognised, and opened at the loopback address
         host = "127.0.0.1"
@@ -327,7 +327,7 @@ def dash(options: argparse.Namespace) -> int:
         port = free_port(HOST, options.port)
         with ThreadingHTTPServer((HOST, port), handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            address = served_at(HOST, port)
+            address = _served_at(HOST, port)
             answer(options, {"links": [{"name": options.sweep, "url": address}]}, address)
             if options.json:
                 options.answer_now()
