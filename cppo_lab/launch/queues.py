@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
+from cppo_lab.launch.slurm import LEDGER
 from cppo_lab.runs.folder import (
     AlreadyRunning,
     end_process,
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
 _ENDED = (*schema.FINISHED, schema.FAILED, schema.PARTIAL, schema.STOPPED)
 PATIENCE_SECONDS = 60.0  # for runs to record their progress
 POLL_SECONDS = 0.2
-WORD = "CANCELLED"  # Slurm's state
-LEDGER = "slurm.db"  # of jobs submitted to Slurm; without it, no module of Slurm is imported
+CANCELLED = "CANCELLED"  # Slurm's word for a job that was
 
 
 def look(runs: Path, warn: bool = False) -> Queued:
@@ -234,18 +234,18 @@ def _cancel_jobs(
     from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
 
     with submitting(runs), Ledger(runs) as ledger:
-        here = refresh(ledger)
-        jobs = {run_id: here[run_id] for run_id in run_ids if run_id in here}
-        mine = {run_id: job for run_id, job in jobs.items() if job.owner == os.getuid()}
-        waiting = {run_id for run_id, job in mine.items() if not job.active}
+        queue = refresh(ledger)
+        jobs = {run_id: queue[run_id] for run_id in run_ids if run_id in queue}
+        cancellable = {run_id: job for run_id, job in jobs.items() if job.owner == os.getuid()}
+        waiting = {run_id for run_id, job in cancellable.items() if not job.active}
         tasks = ledger.open_tasks()
         shared = {
             task.job for task in tasks if task.name not in run_ids and not is_cancelled(runs / task.name)
         }
-        ending = {job.job for run_id, job in mine.items() if run_id in waiting or not queued_only}
+        ending = {job.job for run_id, job in cancellable.items() if run_id in waiting or not queued_only}
         cancel_jobs(sorted(ending - shared))
         # The others are recorded when they have left the queue.
-        ledger.end([task for task in tasks if task.name in waiting], WORD)
+        ledger.end([task for task in tasks if task.name in waiting], CANCELLED)
     return jobs, shared
 
 

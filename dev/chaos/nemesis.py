@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from cppo_lab.launch.slurm.queue import LEDGER
+from cppo_lab.launch.slurm import LEDGER
 from dev.chaos import job_entry
 from dev.chaos.strikes import Fault, Strikes
 from dev.chaos.study import ROOT, Study, environment, kill, require, started

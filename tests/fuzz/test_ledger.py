@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.launch.slurm.queue import LEDGER, Ledger, view
+from cppo_lab.launch.slurm import LEDGER
+from cppo_lab.launch.slurm.queue import Ledger, view
 from tests.fuzz.mangling import damaged, fuzz, refused
 
 RUNS = [f"{number:012x}" for number in range(30)]

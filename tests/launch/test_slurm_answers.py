@@ -21,7 +21,7 @@ from submitit.helpers import DelayedSubmission
 
 from cppo_lab import schema
 from cppo_lab.errors import Interrupted, UserError
-from cppo_lab.launch.queues import WORD, Cancelled, cancel
+from cppo_lab.launch.queues import CANCELLED, Cancelled, cancel
 from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.job import GO_BACK_IF_PREEMPTED, OUTSIDE, PREDECESSOR_SECONDS, SlurmTask
@@ -542,7 +542,7 @@ def test_of_what_is_to_be_cancelled_only_what_waits_if_so_said(
     assert slurm.cancelled == (["17_1"] if queued_only else ["17_0", "17_1"])
     assert (runs / TWO[0] / "cancelled").exists() != queued_only  # one that is left alone is wanted still
     assert [task.name for task in ledger.open_tasks()] == TWO[:1]
-    assert ledger.newest_tasks()[TWO[1]].ended == WORD
+    assert ledger.newest_tasks()[TWO[1]].ended == CANCELLED
 
 
 def test_nothing_is_asked_or_made_for_runs_that_were_never_submitted(

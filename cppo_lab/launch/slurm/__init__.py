@@ -11,3 +11,5 @@ Guarantees of this package:
 Begin with `submit.py` and the ledger in `queue.py`. `job.py` has what a container adds, too. docs/slurm.md is for
 users, docs/slurm_dev.md describes the Slurm of the tests.
 """
+
+LEDGER = "slurm.db"  # of submitted jobs, beside the runs; where there is none, no other module of Slurm is imported

@@ -1,5 +1,5 @@
-"""What runs inside a Slurm job: one launcher job, requeued when Slurm takes its machine away; and what a container adds
-to that job's batch script.
+"""What a container adds to the batch script of a Slurm job; and what runs inside that job: one launcher job, requeued
+when Slurm takes its machine away.
 
 Only the job's Python runs in the container; Slurm's commands are available outside only, to the batch script. A process
 inside that wants the job requeued writes a request to a file, and the batch script carries it out when `srun` has
@@ -172,13 +172,13 @@ def wrapping(job: Job, container: ContainerSpec, python: str | None) -> Wrapping
     return Wrapping((), f"{shlex.join(words)} {command}", (unset, *passed))
 
 
-def before(folder: Path) -> list[str]:
+def lines_before(folder: Path) -> list[str]:
     """The last shell lines before srun. `folder` is that of the submission, without `%` and line breaks."""
     word = f"{shlex.quote(str(folder))}/outside-$SLURM_JOB_ID.${{SLURM_RESTART_COUNT:-0}}"
     return [f"export {OUTSIDE}={word}", "set +e"]  # the lines after srun run whatever its exit status is
 
 
-def after() -> list[str]:
+def lines_after() -> list[str]:
     """Shell lines after srun: carry out the request from inside. The job exits with the status of srun."""
     preempted = (
         'scontrol show job --oneliner "$SLURM_JOB_ID" | grep -Eq " JobState=RUNNING .* PreemptTime=[0-9]"'
@@ -195,7 +195,7 @@ def after() -> list[str]:
     ]
 
 
-def ask_outside(request: str) -> bool:
+def _ask_outside(request: str) -> bool:
     """Make a request to the batch script for when this job's processes have ended; False outside a container."""
     path = os.environ.get(OUTSIDE)
     if path is None:
@@ -210,13 +210,13 @@ def _mounts(places: Sequence[Path], container: ContainerSpec) -> list[str]:
     named = [pair for pair in pairs if ".." not in pair[1].parts]
     mounted: dict[Path, Path] = {}
     # Parent folders come first, since mounting them later would hide the others. Targets of links are mounted as well.
-    for some in ([(real, real) for real, _ in pairs], named):
-        for source, target in sorted(some, key=lambda pair: len(pair[1].parts)):
+    for layer in ([(real, real) for real, _ in pairs], named):
+        for source, target in sorted(layer, key=lambda pair: len(pair[1].parts)):
             _require_mountable(target, container)
             if not any(target.is_relative_to(folder) for folder in mounted):
                 mounted[target] = source
-    theirs = {Path(mount.split(":")[1]) for mount in container.mounts}
-    return [f"{source}:{target}" for target, source in mounted.items() if target not in theirs]
+    of_the_user = {Path(mount.split(":")[1]) for mount in container.mounts}
+    return [f"{source}:{target}" for target, source in mounted.items() if target not in of_the_user]
 
 
 def _require_mountable(place: Path, container: ContainerSpec) -> None:
@@ -269,11 +269,11 @@ class SlurmTask:
         name = os.environ.get("SLURM_JOB_NAME", "")
         if not self.title or "SLURM_ARRAY_TASK_ID" not in os.environ or OUTSIDE in os.environ:
             return
-        mine = self.title + "".join(name.partition("@")[1:])  # the token stays
-        if name != mine and os.environ.get("SLURM_PROCID", "0") == "0":
+        title = self.title + "".join(name.partition("@")[1:])  # the token stays
+        if name != title and os.environ.get("SLURM_PROCID", "0") == "0":
             with contextlib.suppress(OSError, subprocess.TimeoutExpired):
                 job_id = os.environ.get("SLURM_JOB_ID", "")
-                command_output("scontrol", "update", f"JobId={job_id}", f"JobName={mine}")
+                command_output("scontrol", "update", f"JobId={job_id}", f"JobName={title}")
 
     def _run(self, job: Job) -> None:
         deadline = time.monotonic() + PREDECESSOR_SECONDS
@@ -299,7 +299,7 @@ class SlurmTask:
             signal.signal(number, signal.SIG_IGN)
         if _restarts() >= self.requeues:
             sys.exit(self._give_up())
-        if ask_outside(GO_BACK):
+        if _ask_outside(GO_BACK):
             sys.exit(f"{self.job.name}: the batch script requeues the job")
         return DelayedSubmission(self)
 
@@ -310,7 +310,7 @@ class SlurmTask:
         """
         if OUTSIDE in os.environ:
             if _restarts() < self.requeues:
-                ask_outside(GO_BACK_IF_PREEMPTED)
+                _ask_outside(GO_BACK_IF_PREEMPTED)
             return False
         try:
             shown = command_output(

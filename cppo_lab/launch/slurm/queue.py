@@ -25,9 +25,9 @@ from pathlib import Path
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import open_append, open_lock
 from cppo_lab.launch.base import agreed
+from cppo_lab.launch.slurm import LEDGER
 from cppo_lab.runs.state import Place
 
-LEDGER = "slurm.db"
 LOCK = "slurm.lock"
 FOLDER = "slurm"  # of all submissions
 BUSY_SECONDS = 30.0  # how long to wait for another launcher's transaction
@@ -400,8 +400,8 @@ def ended_as(jobs: Sequence[str]) -> dict[str, str]:
     """Slurm's final state of jobs, by job; empty if the cluster has no accounting, or its server does not answer."""
     ended: dict[str, str] = {}
     for start in range(0, len(jobs), SACCT_JOBS):
-        some = ",".join(jobs[start : start + SACCT_JOBS])
-        options = ("--noheader", "--allocations", "--parsable2", "--format=JobID,State", "--jobs", some)
+        ids = ",".join(jobs[start : start + SACCT_JOBS])
+        options = ("--noheader", "--allocations", "--parsable2", "--format=JobID,State", "--jobs", ids)
         try:
             done = command_output("sacct", *options)
         except (OSError, subprocess.TimeoutExpired):

@@ -19,7 +19,15 @@ from pydantic import Field, model_validator
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import replace_file
 from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec, agreed, variables
-from cppo_lab.launch.slurm.job import NO_CONTAINER, ContainerSpec, Line, SlurmTask, after, before, wrapping
+from cppo_lab.launch.slurm.job import (
+    NO_CONTAINER,
+    ContainerSpec,
+    Line,
+    SlurmTask,
+    lines_after,
+    lines_before,
+    wrapping,
+)
 from cppo_lab.launch.slurm.queue import FOLDER, Ledger, ask, configured, refresh, require_slurm, submitting
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.machine import freeze
@@ -122,9 +130,9 @@ class SlurmSpec(LauncherSpec):
     def _check(self) -> Self:
         for name, value in self.sbatch.items():
             # sbatch accepts any unambiguous prefix of a long option.
-            ours = [option for option in OURS if option.startswith(name)]
-            if ours and name not in _WHOLE:
-                raise ValueError(f"sbatch.{name}={value!r} must not be set here: {OURS[ours[0]]}")
+            reserved = [option for option in OURS if option.startswith(name)]
+            if reserved and name not in _WHOLE:
+                raise ValueError(f"sbatch.{name}={value!r} must not be set here: {OURS[reserved[0]]}")
         return self
 
 
@@ -136,12 +144,14 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     taken = job.resources
     wrapped = wrapping(job, spec.container, spec.python)
     # What a layout asks for gives way to what a user sets, in whatever way.
-    theirs = {name: value for name, value in spec.sbatch.items() if value is not False and value is not None}
+    set_options = {
+        name: value for name, value in spec.sbatch.items() if value is not False and value is not None
+    }
     cpus, memory = (taken.cpus, taken.memory_gb) if taken else (None, None)
-    if cpus is None and "cpus-per-gpu" not in theirs:
+    if cpus is None and "cpus-per-gpu" not in set_options:
         cpus = job.cpus if job.gpus else spec.threads
     whole = job.gpus >= _GPUS_OF_A_NODE or (job.gpus > 0 and job.nodes > 1)
-    if memory is None and whole and theirs.keys().isdisjoint(("mem-per-cpu", "mem-per-gpu")):
+    if memory is None and whole and set_options.keys().isdisjoint(("mem-per-cpu", "mem-per-gpu")):
         memory = 0
     gpu_type = f"{taken.gpu_type}:" if taken and taken.gpu_type else ""
     agreement = " ".join(f"{name}={value}" for name, value in AGREED.items())
@@ -165,7 +175,7 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
             "requeue" if spec.requeues else "no-requeue": True,
             # In place of submitit's, which is as the shell was when submitit was loaded.
             "signal": f"{AGREED['SUBMITIT_PREEMPT_SIGNAL']}@{spec.grace_seconds}",
-            **theirs,
+            **set_options,
         },
         "time": 0,  # no limit, where submitit would set five minutes
     }
@@ -322,7 +332,7 @@ def _executor(
     options = dict(values)
     executor = SlurmExecutor(folder, max_num_timeout=spec.requeues, python=options.pop("python", None))
     if spec.container.runtime:
-        options |= {"setup": [*options["setup"], *before(folder.resolve())], "teardown": after()}
+        options |= {"setup": [*options["setup"], *lines_before(folder.resolve())], "teardown": lines_after()}
     if "comment" in options["additional_parameters"]:  # a site may demand a comment: the token is in the name
         name += f"@{token}"
     executor.update_parameters(
@@ -363,12 +373,16 @@ def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
 
 def _remove_overriding(script: str, spec: SlurmSpec) -> None:
     """Remove the variables that override what a batch script sets, or that the launcher relies on, and say which."""
-    ours = {*re.findall(r"^#SBATCH --([a-z-]+)", script, re.M), *(OURS.keys() - _OF_THE_SHELL), *spec.sbatch}
+    reserved = {
+        *re.findall(r"^#SBATCH --([a-z-]+)", script, re.M),
+        *(OURS.keys() - _OF_THE_SHELL),
+        *spec.sbatch,
+    }
     names = [
         name
         for name in sorted(os.environ)
         if name.startswith("SBATCH_")
-        and not ours.isdisjoint(_OPTIONS_OF.get(name, {name[len("SBATCH_") :].lower().replace("_", "-")}))
+        and not reserved.isdisjoint(_OPTIONS_OF.get(name, {name[len("SBATCH_") :].lower().replace("_", "-")}))
     ]
     for name in names:
         del os.environ[name]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cppo_lab.errors import UserError
-from cppo_lab.launch.slurm.job import OUTSIDE, ContainerSpec, Wrapping, after, before, wrapping
+from cppo_lab.launch.slurm.job import OUTSIDE, ContainerSpec, Wrapping, lines_after, lines_before, wrapping
 from cppo_lab.launch.slurm.submit import groups, parameters
 from cppo_lab.search.space import resolve
 from cppo_lab.search.worker import Worker
@@ -198,7 +198,7 @@ def test_the_batch_script_does_what_was_asked_for_inside(
     (programs / "scontrol").chmod(0o755)
     inside = f'printf %s {shlex.quote(asked)} > "${OUTSIDE}"; ' if asked else ""
     # A shell that ends at the first failure, as a line of launcher.setup may want it.
-    script = ["set -e", *before(folder), f"bash -c {shlex.quote(inside + 'exit 41')}", *after()]
+    script = ["set -e", *lines_before(folder), f"bash -c {shlex.quote(inside + 'exit 41')}", *lines_after()]
     environment = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "PREEMPT": preempt}
     if array:
         environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": "2"}
