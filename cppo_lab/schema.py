@@ -250,7 +250,9 @@ TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
 TAG_TRIAL = "cppo.trial"  # number of the trial
 TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
 TAG_SWEEP_PARENT = "cppo.sweep_parent"  # name of the sweep that a run without training represents
-TAG_HYPOTHESES = "cppo.hypotheses"  # of a sweep: registrations, as JSON (the fields of tracking.registration)
+TAG_HYPOTHESES = (
+    "cppo.hypotheses"  # of a sweep: registrations, as JSON (the fields of `tracking.page.Registration`)
+)
 TAG_WARM_START = "cppo.warm_start"  # digest of the weights from which training began
 TAG_SELF_TEST = "cppo.self_test"  # of the verl core: mu of some prompts against the trainer, at each start
 TAG_SEED_FIXES_START = "cppo.seed_fixes_start"  # "true" if the record of its core says it; none before

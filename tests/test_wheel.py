@@ -168,8 +168,8 @@ def test_it_is_installed_whole(way: str, sources: Sources, environment: Environm
 def test_a_tree_on_the_path_alone_works(sources: Sources, empty: Path) -> None:
     """Nothing is installed of it: workers, bare machines and copies of the tree have only the path."""
     ask = (
-        "import cppo_lab.analysis, cppo_lab.reports; from cppo_lab.sweep import file, groups;"
-        "print(cppo_lab.analysis.__path__[0], cppo_lab.reports.__path__[0], groups.CONF, file.SHIPPED, sep='\\n')"
+        "import cppo_lab.analysis, cppo_lab.reports; from cppo_lab.sweep import groups, source;"
+        "print(cppo_lab.analysis.__path__[0], cppo_lab.reports.__path__[0], groups.CONF, source.SHIPPED, sep='\\n')"
     )
     said = done(sys.executable, "-c", ask, at=empty, PYTHONPATH=str(sources.unzipped))
     assert said.split() == [

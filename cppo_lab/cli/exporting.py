@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from cppo_lab.answers.records import AnswerFiles
     from cppo_lab.answers.texts import Sample, Texts
-    from cppo_lab.sweep.plan import Found
+    from cppo_lab.sweep.plan import FoundRun
 
 PARQUET, CSV = FORMATS = "parquet", "csv"
 ABOUT = "about.json"
@@ -382,7 +382,7 @@ def replay(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def _files(beginning: str) -> "tuple[Found, AnswerFiles]":
+def _files(beginning: str) -> "tuple[FoundRun, AnswerFiles]":
     """The run, and its files: those of its folder, else the tracking store's."""
     from cppo_lab.answers.records import FolderFiles
     from cppo_lab.sweep.plan import find_recorded_run

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cppo_lab.sweep.cost import Cost, Limits
     from cppo_lab.sweep.enumerate import PlannedRun
     from cppo_lab.sweep.launch import Launched
-    from cppo_lab.sweep.plan import Found, Plan
+    from cppo_lab.sweep.plan import FoundRun, Plan
     from cppo_lab.sweep.power import PowerQuestion
 
 
@@ -218,7 +218,7 @@ def diff(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def _find(beginning: str, options: argparse.Namespace) -> "Found":
+def _find(beginning: str, options: argparse.Namespace) -> "FoundRun":
     from cppo_lab.sweep.plan import find_run
 
     return find_run(beginning, runs_folder(), options.within)

@@ -20,7 +20,7 @@ begins.
 
 | module | what it decides |
 | --- | --- |
-| `spool.py` | the format of the record, how it is written and read, scores |
+| `spool.py` | the format of the record, how it is written and read, scores, how much of it a store has |
 | `folder.py` | status, lock, cancellation, the lists of launchers |
 | `recorder.py` | what an attempt records, also on a full disk, and how an attempt that died is ended |
 | `state.py` | the state of a run and its text, for every command |

@@ -110,8 +110,8 @@ class Equipped:
     @property
     def cpus(self) -> int | None:
         """CPUs that its GPUs ask for on each machine; None: they ask for none."""
-        each = self.layout.cpus_per_gpu if self.layout else None
-        return self.gpus * each if self.gpus and each else None
+        per_gpu = self.layout.cpus_per_gpu if self.layout else None
+        return self.gpus * per_gpu if self.gpus and per_gpu else None
 
     def resources_in(self, folder: Path) -> Resources:
         """The resources that are passed to the core, which keeps its files in `folder`."""

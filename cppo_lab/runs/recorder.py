@@ -171,8 +171,8 @@ class Recorder:
 
     def doing(self, activity: str, done: int | None = None, of: int | None = None) -> None:
         """Show the run's current activity, such as `warm start` 400 of 1000, in its status. It is not recorded."""
-        same = self._activity.startswith(activity)
-        if same and time.monotonic() - self._told_at < ACTIVITY_SECONDS and done != of:
+        is_same = self._activity.startswith(activity)
+        if is_same and time.monotonic() - self._told_at < ACTIVITY_SECONDS and done != of:
             return
         self._activity = activity if done is None else f"{activity} {done}/{of}"
         self._show_running()

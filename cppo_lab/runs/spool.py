@@ -233,8 +233,8 @@ def files(folder: Path) -> list[Path]:
     names: list[str] = []
     with ignoring(NOWHERE):
         names = os.listdir(folder / FOLDER)  # noqa: PTH208  names alone, of thousands of runs
-    ours = sorted(filter(_FILE.fullmatch, names), key=lambda name: (len(name), name))
-    return [folder / FOLDER / name for name in ours]
+    attempts = sorted(filter(_FILE.fullmatch, names), key=lambda name: (len(name), name))
+    return [folder / FOLDER / name for name in attempts]
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:

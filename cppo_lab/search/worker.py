@@ -1,4 +1,4 @@
-"""Runs a search: its workers through a launcher, then its result.
+"""Runs a search: its workers through a launcher, then its result (`tune`, the last part).
 
 A worker claims a trial, trains its seeds, reports to the study, and claims the next.
 """
@@ -173,7 +173,7 @@ def _child(job: TrainingJob) -> None:
         print(error)
 
 
-class SearchState:
+class _SearchState:
     """The search in MLflow, as updated by one worker. `client` is open; `mlflow_id` is the run of the study."""
 
     def __init__(self, study: SearchStudy, uri: str) -> None:
@@ -266,7 +266,7 @@ class Worker:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
         study = SearchStudy(self.tuning, storage_url(), self.training.attempts[0].runs)
-        state = SearchState(study, self.training.uri)
+        state = _SearchState(study, self.training.uri)
         watch = Watch(self.tuning, study.trials)
         state.publish()
         leave_at = math.inf
@@ -275,7 +275,7 @@ class Worker:
                 if claim is not None:
                     watch.look()
                     try:
-                        _Work(self, state, *claim).do()
+                        _TrialWork(self, state, *claim).do()
                     except Lost:
                         say(
                             f"trial {claim.number}: another worker has it, since this one gave no sign of life"
@@ -304,10 +304,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-class _Work:
+class _TrialWork:
     """One worker on one trial."""
 
-    def __init__(self, worker: Worker, state: SearchState, trial: Trial, number: int) -> None:
+    def __init__(self, worker: Worker, state: _SearchState, trial: Trial, number: int) -> None:
         self.worker, self.state, self.trial, self.number = worker, state, trial, number
         self.tuning, self.study, self.client = worker.tuning, state.study, state.client
         with state.writing():
@@ -430,7 +430,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
     require_folder(runs)
     # Created here once, since workers that start together would all try to create tables, study and experiment.
     study = SearchStudy(tuning, url, runs)
-    state = SearchState(study, uri)
+    state = _SearchState(study, uri)
     run = Attempt(
         base.run,
         runs,
@@ -443,14 +443,14 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
         mismatch=base.tracking.mismatch,
         answers=base.tracking.answers,
     )
-    if left := tuning.trials - ended(study.trials()):
+    if remaining := tuning.trials - ended(study.trials()):
         with (
             address.in_the_environment(url, VARIABLE),
             address.in_the_environment(uri),
             address.in_the_environment(hook, NOTIFY_VARIABLE),
             address.in_the_environment(mirrored, MIRROR_VARIABLE),
         ):
-            _work(Worker(tuning, TrainingJob((run,), uri)), left, study)
+            _run_workers(Worker(tuning, TrainingJob((run,), uri)), remaining, study)
     state.publish()
     trials = study.trials()
     lines = [result_text(tuning, trials)]
@@ -462,14 +462,14 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
     return "\n".join(lines), over
 
 
-def _work(first: Worker, left: int, study: SearchStudy) -> None:
+def _run_workers(first: Worker, remaining: int, study: SearchStudy) -> None:
     """Run the workers, and report their progress."""
     launcher = first.tuning.base.launcher
     record, start = launcher_of(launcher.name), load_launcher(launcher.name)
     if record.in_process:  # the worker reports itself
         start([first], launcher.model_copy(update={"workers": 1}), lambda _: None)
         return
-    count = min(left, launcher.workers or record.search_workers or default_workers([first]))
+    count = min(remaining, launcher.workers or record.search_workers or default_workers([first]))
     workers = [replace(first, number=number) for number in range(count)]
     watch = Watch(first.tuning, study.trials)
 

@@ -1,4 +1,4 @@
-"""Typed, frozen configs. `run` has everything that determines a run's numbers, `layout` where it runs.
+"""Typed, frozen configs. `run` has everything that determines a run's numbers, `job` where it runs and what that costs.
 
 Guarantees of this package:
 

@@ -201,7 +201,9 @@ def note_looks(plan: Plan, uri: str) -> None:
     costs a line.
     """
     stated = [
-        sweep for sweep in plan.sweeps if not all(each.sequential for each in sweep.hypotheses.values())
+        sweep
+        for sweep in plan.sweeps
+        if not all(hypothesis.sequential for hypothesis in sweep.hypotheses.values())
     ]
     database = address.sqlite_file(uri)
     if not stated or (database is not None and not database.is_file()):

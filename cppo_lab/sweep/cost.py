@@ -375,8 +375,8 @@ def sum_costs(run_costs: Mapping[str, Cost | None], states: Mapping[str, RunStat
     return sums
 
 
-def _sum(some: Sequence[Cost], run_costs: Mapping[str, Cost | None]) -> float | None:
+def _sum(costs: Sequence[Cost], run_costs: Mapping[str, Cost | None]) -> float | None:
     """The total GPU-hours; None if no run of the plan uses a GPU."""
     if all(cost is None or cost.gpu_hours is None for cost in run_costs.values()):
         return None
-    return sum(cost.gpu_hours or 0.0 for cost in some)
+    return sum(cost.gpu_hours or 0.0 for cost in costs)

@@ -5,7 +5,6 @@ package is a finding, not an error. What a core or a launcher needs is checked b
 `CoreChecks`; cores/verl/checks.py, launch/slurm/doctor.py). docs/verl.md shows an example.
 """
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -86,7 +85,7 @@ def require_plan(plan: Plan, uri: str) -> None:
     load_launcher(plan.launcher.name)
     # A queue's nodes have other packages, and what another package's core needs it says itself.
     one_machine = launcher_of(plan.launcher.name).one_machine
-    if plan.core in BUILT_IN and one_machine and importlib.util.find_spec("torch") is None:
+    if plan.core in BUILT_IN and one_machine and find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
     kinds = {(run.spec.model.name, run.layout.name): run for run in plan.runs}
     require_machine(
@@ -158,14 +157,14 @@ def check_data(run: RunSpec, paths: PathsSpec) -> Check:
         records = check_folder(folder)
     except UserError as error:
         return Check("data", MISSING, str(error))
-    lacking = [
+    missing = [
         name
         for name in (TRAINING, *(f"{benchmark}.parquet" for benchmark in data.benchmarks))
         if name not in records
     ]
-    if lacking:
+    if missing:
         remedy = "choose data.benchmarks among those prepared"
-        return Check("data", MISSING, f"{folder} has no {', '.join(lacking)}", remedy)
+        return Check("data", MISSING, f"{folder} has no {', '.join(missing)}", remedy)
     rows = records[TRAINING].rows
     if rows < run.batch.prompts:
         remedy = f"cppo data prepare --from hub --out {folder}"

@@ -34,6 +34,8 @@ from cppo_lab.sweep.grid import (
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import override_text, read
 
+MAX_RUNS = 1_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:
@@ -103,9 +105,6 @@ def _outcome(overrides: Sequence[str]) -> str:
     except UserError as error:
         return str(error)
     return ""
-
-
-MAX_RUNS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +243,10 @@ def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit]]:
             fit = fitting.of(model, variant, point)
             used = {key: point[key] for key in fit.axes}
             if len(used) < len(point):
-                same = (model, variant, *used.items())
-                if same in seen:
+                key = (model, variant, *used.items())
+                if key in seen:
                     continue
-                seen.add(same)
+                seen.add(key)
             yield GridPoint(grid.core, model, variant, {**keys, **used}), fit
 
 

@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from cppo_lab import PARTS_FOLDER, schema
+from cppo_lab import schema
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import ALSO, UserError, nearest, unknown
 from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, VARIABLE, from_environment
@@ -35,7 +35,7 @@ from cppo_lab.spec.job import Features, GpuType, Hours, Memory, Word
 from cppo_lab.spec.parse import parse
 from cppo_lab.spec.run import VERL, Name, Positive, Seed, canonical, digest
 from cppo_lab.sweep.groups import add_rules, groups, shipped
-from cppo_lab.sweep.source import mapping, read_text
+from cppo_lab.sweep.source import SHIPPED, mapping, read_text
 
 Scalar = str | int | float | bool | None
 ANY_CORE = "any"  # key of a list for all trainer cores
@@ -532,9 +532,6 @@ class Search(Declared):
                 )
             place, values = f"{place}.{core}", values[core]
         return parse(Choices, values, place) if "choices" in values else parse(Interval, values, place)
-
-
-SHIPPED = PARTS_FOLDER / "sweeps"
 
 
 def _is_scalar(value: object) -> bool:

@@ -12,7 +12,8 @@ from typing import Any, TextIO
 from cppo_lab.errors import UserError, harmless, printable
 from cppo_lab.files import RedactedLines, open_below
 from cppo_lab.launch.queues import look
-from cppo_lab.launch.slurm.queue import LEDGER, Ledger
+from cppo_lab.launch.slurm import LEDGER
+from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs.folder import TRACEBACK, batches_of, read_status
 from cppo_lab.runs.spool import RunRows, score_of
 from cppo_lab.sweep.plan import LENGTH, only, require_beginning

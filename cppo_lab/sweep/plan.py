@@ -214,7 +214,7 @@ _BEGINNING = re.compile(r"[0-9a-f]{4,12}")
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRun:
     """A run, its resolved configuration as plain values, and the source of that.
 
     `planned` and `paths` are set if a sweep declares the run.
@@ -243,7 +243,7 @@ def require_beginning(text: str) -> None:
         )
 
 
-def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> Found:
+def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> FoundRun:
     """The run whose id begins with `beginning`: among those with a folder and those of `sweeps`, or else among those
     of the shipped sweeps.
 
@@ -261,7 +261,7 @@ def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> Found:
     )
 
 
-def find_recorded_run(beginning: str, runs: Path) -> Found:
+def find_recorded_run(beginning: str, runs: Path) -> FoundRun:
     """The run whose id begins with `beginning`, if it has been started here, or finished elsewhere and pulled; no sweep
     is read.
 
@@ -285,18 +285,18 @@ def only(beginning: str, run_ids: Iterable[str]) -> str:
     return run_id
 
 
-def _in_folders(beginning: str, runs: Path) -> dict[str, Found]:
+def _in_folders(beginning: str, runs: Path) -> dict[str, FoundRun]:
     by_id = {}
     for folder in runs.glob(f"{beginning}*"):
         config = read_config(folder / CONFIG)
         if config is not None and re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", folder.name):
-            by_id[folder.name] = Found(folder.name, f"{folder.name}/{CONFIG} in {runs}", config)
+            by_id[folder.name] = FoundRun(folder.name, f"{folder.name}/{CONFIG} in {runs}", config)
     return by_id
 
 
-def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, Found]:
+def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, FoundRun]:
     """Runs of the named sweeps, with each core for which they have models; a complete id ends the search."""
-    by_id: dict[str, Found] = {}
+    by_id: dict[str, FoundRun] = {}
     began = time.monotonic()
     for name in names:
         if time.monotonic() - began > TELL_SECONDS:
@@ -306,7 +306,7 @@ def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, Found]:
             if run.run_id.startswith(beginning) and run.run_id not in by_id:
                 config = run.spec.model_dump(mode="json", exclude_none=True)
                 source = f"sweep {name}, core={core}"
-                by_id[run.run_id] = Found(run.run_id, source, config, run, paths)
+                by_id[run.run_id] = FoundRun(run.run_id, source, config, run, paths)
                 if len(beginning) == LENGTH:
                     return by_id
     return by_id

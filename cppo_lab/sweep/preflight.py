@@ -371,8 +371,8 @@ def kinds(plan: Plan, runs: Path, random_weights: bool = False) -> list[RunKind]
     for run in plan.runs:
         by_folder.setdefault(preflight_folder(run.spec, run.layout, runs), []).append(run)
     if random_weights:
-        by_folder = {folder.with_name(f"{folder.name}-random"): some for folder, some in by_folder.items()}
-    return [RunKind(tuple(some), folder, random_weights) for folder, some in by_folder.items()]
+        by_folder = {folder.with_name(f"{folder.name}-random"): alike for folder, alike in by_folder.items()}
+    return [RunKind(tuple(alike), folder, random_weights) for folder, alike in by_folder.items()]
 
 
 def with_stand_ins(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> Plan:

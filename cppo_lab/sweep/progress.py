@@ -274,15 +274,17 @@ class Progress:
         """
         parts = [self.share()] if self.share() else []
         parts += [f"{self.ended}/{self.todo} ended"] if self.todo > 1 else []
-        same: dict[str, list[str]] = {}
+        by_activity: dict[str, list[str]] = {}
         for started in self.running:
             activity, name = self._activity(started), self._name_of(started.job)
             if started.has_rows:
                 parts.append(f"{name} {self._steps_text(started, activity)}")
             else:
                 kind = re.split(r",? ?\d", activity)[0]
-                same.setdefault(kind, []).extend([f"{name} {activity}".strip()] * len(started.job.attempts))
-        for kind, names in same.items():
+                by_activity.setdefault(kind, []).extend(
+                    [f"{name} {activity}".strip()] * len(started.job.attempts)
+                )
+        for kind, names in by_activity.items():
             alone = len({*names}) == 1
             parts.append(
                 names[0] if alone else f"{kind or 'starting'}: {len(names)} of {counted(self.todo, 'run')}"

@@ -27,8 +27,6 @@ MAX_SAID = 200  # characters of a value in a message
 MAX_DEPTH = 32  # an alias to its parent would be infinitely deep
 TOO_DEEP = f"more than {MAX_DEPTH} levels deep: remove the alias to its own parent, or the extra brackets"
 PLAIN = "only text, numbers, true, false, lists and mappings are values"
-
-
 _TIMESTAMP = "tag:yaml.org,2002:timestamp"
 
 # The path to a value: (path of its parent, key). It is joined only for messages, since aliases make many long paths.

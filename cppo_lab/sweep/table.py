@@ -20,7 +20,7 @@ from cppo_lab.spec.job import UNCERTAINTY, CostEstimate, estimate, estimate_disk
 from cppo_lab.sweep.columns import RUN_ID, aligned
 from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
-from cppo_lab.sweep.plan import Found, Plan
+from cppo_lab.sweep.plan import FoundRun, Plan
 
 LEFT_OUT = "without validations, warm start and start-up"
 
@@ -268,14 +268,14 @@ def run_yaml(run: PlannedRun, sections: dict[str, Any]) -> str:
     return f"# {run.variant} / {run.spec.model.name} / seed {run.spec.seed}\n" + as_yaml(sections)
 
 
-def sections_of(run: Found) -> dict[str, Any]:
+def sections_of(run: FoundRun) -> dict[str, Any]:
     """The description of a run named by its id: in full if a sweep declares it, else only its configuration."""
     if run.planned is not None and run.paths is not None:
         return describe(run.planned, run.paths)
     return {"run_id": run.run_id, "run": _without_none(run.config)}
 
 
-def describe_found(run: Found) -> str:
+def describe_found(run: FoundRun) -> str:
     """The same as a YAML document."""
     sections = sections_of(run)
     text = as_yaml(sections) if run.planned is None else run_yaml(run.planned, sections)
@@ -319,21 +319,21 @@ def _cost(cost: CostEstimate, layout: LayoutSpec) -> dict[str, Any]:
 ABSENT = "-"
 
 
-def differences(left: Found, right: Found) -> dict[str, tuple[Any, Any]]:
+def differences(left: FoundRun, right: FoundRun) -> dict[str, tuple[Any, Any]]:
     """Dotted keys with different values; None if a run does not have the key."""
-    ours, theirs = dotted(left.config), dotted(right.config)
-    keys = [*ours, *(key for key in theirs if key not in ours)]
-    return {key: (ours.get(key), theirs.get(key)) for key in keys if ours.get(key) != theirs.get(key)}
+    first, second = dotted(left.config), dotted(right.config)
+    keys = [*first, *(key for key in second if key not in first)]
+    return {key: (first.get(key), second.get(key)) for key in keys if first.get(key) != second.get(key)}
 
 
-def difference_text(left: Found, right: Found) -> str:
+def difference_text(left: FoundRun, right: FoundRun) -> str:
     """The differences side by side, or a line if there are none."""
     differing = differences(left, right)
     if not differing:
         same = "is the same run" if left.run_id == right.run_id else "has the same configuration"
         return f"{left.run_id} ({left.source}) {same} as {right.run_id} ({right.source}): no key differs"
     rows = [("", left.run_id, right.run_id)]
-    rows += [(_plain(key), _text(ours), _text(theirs)) for key, (ours, theirs) in differing.items()]
+    rows += [(_plain(key), _text(first), _text(second)) for key, (first, second) in differing.items()]
     widths = [max(len(row[i]) for row in rows) for i in range(3)]
     lines = [
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
@@ -342,7 +342,7 @@ def difference_text(left: Found, right: Found) -> str:
     return "\n".join(lines)
 
 
-def difference_values(left: Found, right: Found) -> dict[str, Any]:
+def difference_values(left: FoundRun, right: FoundRun) -> dict[str, Any]:
     """For JSON: the two runs, and the values of each differing key (None if a run lacks it)."""
     differing = differences(left, right)
     return {

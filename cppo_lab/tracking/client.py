@@ -300,11 +300,11 @@ def require_tracking_host(artifact_uri: str, tracking_uri: str) -> None:
     """Raise UserError for artifacts on another server than the tracking server; other ports are other servers."""
     if _NO_HOST.fullmatch(artifact_uri):
         return  # MLflow takes the tracking server
-    ours, theirs = urlsplit(tracking_uri), _PLAIN.fullmatch(artifact_uri)
-    scheme, host, port = theirs.groups() if theirs else ("", "", None)
-    scheme = ours.scheme if scheme == "mlflow-artifacts" else scheme.lower()
+    tracking, match = urlsplit(tracking_uri), _PLAIN.fullmatch(artifact_uri)
+    scheme, host, port = match.groups() if match else ("", "", None)
+    scheme = tracking.scheme if scheme == "mlflow-artifacts" else scheme.lower()
     server = (scheme, host.strip("[]").lower(), int(port) if port else _PORTS.get(scheme))
-    if server != (ours.scheme, ours.hostname, ours.port or _PORTS.get(ours.scheme)):
+    if server != (tracking.scheme, tracking.hostname, tracking.port or _PORTS.get(tracking.scheme)):
         raise UserError(
             f"artifacts at {redacted(artifact_uri)!r} are not on the tracking server {redacted(tracking_uri)}: they "
             "are neither read nor written, since MLflow would send its password there; if you trust that server, "

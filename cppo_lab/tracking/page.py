@@ -304,11 +304,11 @@ def note_look(client: MlflowClient, uri: str, registration: Registration, look: 
         tag = client.get_run(registration.parent).data.tags.get(schema.TAG_HYPOTHESES, "")
         before = parse_registrations(tag, registration.parent)
         noted = [
-            replace(each, looks=(*each.looks, look))
-            if (each.digest, each.time_ms) == (registration.digest, registration.time_ms)
-            and look not in each.looks
-            else each
-            for each in before
+            replace(earlier, looks=(*earlier.looks, look))
+            if (earlier.digest, earlier.time_ms) == (registration.digest, registration.time_ms)
+            and look not in earlier.looks
+            else earlier
+            for earlier in before
         ]
         if noted != [*before] and len(tag) < MOST - 20:
             _keep(client, registration.parent, noted)
@@ -316,8 +316,8 @@ def note_look(client: MlflowClient, uri: str, registration: Registration, look: 
 
 def _keep(client: MlflowClient, parent: str, registrations: Iterable[Registration]) -> None:
     entries = [
-        [each.digest, each.time_ms, each.settings, each.code, each.pairing, each.looks]
-        for each in registrations
+        [entry.digest, entry.time_ms, entry.settings, entry.code, entry.pairing, entry.looks]
+        for entry in registrations
     ]
     client.set_tag(parent, schema.TAG_HYPOTHESES, json.dumps(entries))
 
@@ -336,10 +336,10 @@ def parse_registrations(text: str, parent: str = "") -> tuple[Registration, ...]
     except (ValueError, TypeError, LookupError, RecursionError):
         return ()
     if not all(
-        type(each.time_ms) is int
-        and all(isinstance(text, str) for text in (each.digest, each.settings, each.code, each.pairing))
-        and all(type(count) is int for look in each.looks for count in look)
-        for each in registrations
+        type(entry.time_ms) is int
+        and all(isinstance(text, str) for text in (entry.digest, entry.settings, entry.code, entry.pairing))
+        and all(type(count) is int for look in entry.looks for count in look)
+        for entry in registrations
     ):
         return ()
     return tuple(sorted(registrations, key=_time))

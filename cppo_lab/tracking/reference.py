@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cppo_lab.tracking.page import SweepText
 
 MAIN = "main"
-ARTICLE = "https://arxiv.org/abs/2606.10968"
+_ARTICLE = "https://arxiv.org/abs/2606.10968"
 # The curves are given to six decimals, so the same point computed in two ways can differ by the last digit.
 SAME_POINT = 2e-6
 _MEAN = schema.validation_metric(schema.MEAN)
@@ -43,7 +43,7 @@ _EXPERIMENT_NOTE = f"""\
 # The paper's own curves
 
 These runs were **not trained here**. They hold the values that the paper plots
-("Beyond Uniform Token-Level Trust Region in LLM Reinforcement Learning", [arXiv 2606.10968]({ARTICLE})),
+("Beyond Uniform Token-Level Trust Region in LLM Reinforcement Learning", [arXiv 2606.10968]({_ARTICLE})),
 read off the vector figures of its public PDF: the validation curves of the main grid and of the ablations,
 and the training and warm-up diagnostics. Accuracies and rewards are fractions, response lengths are tokens
 (the paper plots thousands). The paper does not give seeds, hence `{schema.TAG_SEED} = unknown`.
@@ -90,7 +90,7 @@ class ReferenceRun:
             schema.TAG_SEED: "unknown",
             schema.TAG_T_STOP: str(self.t_stop),
             schema.TAG_COLOUR: colours((self.variant,))[self.variant],
-            schema.TAG_NOTE: f"{self.variant} on {self.model}, as plotted in the paper ({ARTICLE}).",
+            schema.TAG_NOTE: f"{self.variant} on {self.model}, as plotted in the paper ({_ARTICLE}).",
         }
         return tags | {schema.sweep_tag(sweep): variant for sweep, variant in self.sweeps.items()}
 

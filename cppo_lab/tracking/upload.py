@@ -466,15 +466,15 @@ class _Shipment:
             )
         )
 
-    def _remove_others(self, ours: Run) -> None:
-        """Delete runs of the record beside `ours`.
+    def _remove_others(self, kept: Run) -> None:
+        """Delete runs of the record beside `kept`.
 
         A request whose response is lost is retried, also by MLflow's client; a server that hung may still carry it out.
         """
         if address.sqlite_file(self.uri) is not None:  # a SQLite file has no retries
             return
-        for run in self._of_record(ours.info.experiment_id):
-            if run.info.run_id != ours.info.run_id:
+        for run in self._of_record(kept.info.experiment_id):
+            if run.info.run_id != kept.info.run_id:
                 self.client.set_terminated(run.info.run_id, "KILLED")
                 self.client.delete_run(run.info.run_id)
 

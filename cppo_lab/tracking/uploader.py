@@ -107,11 +107,11 @@ def tell_left() -> Callable[[int, int], None]:
     """Says now and then how many of how many runs are left to upload."""
     told = time.monotonic()
 
-    def tell(left: int, of: int) -> None:
+    def tell(remaining: int, of: int) -> None:
         nonlocal told
-        if left and time.monotonic() - told > TELL_SECONDS:
+        if remaining and time.monotonic() - told > TELL_SECONDS:
             told = time.monotonic()
-            say(f"uploading to the tracking store: {left} of {of} runs left")
+            say(f"uploading to the tracking store: {remaining} of {of} runs left")
 
     return tell
 

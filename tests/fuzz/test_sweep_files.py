@@ -8,8 +8,9 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from cppo_lab.sweep.file import SHIPPED, load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import load_sweep, shipped_sweeps
 from cppo_lab.sweep.plan import make_plan
+from cppo_lab.sweep.source import SHIPPED
 from tests.fuzz.mangling import altered, damaged, fuzz, refused
 
 TEXTS = [(SHIPPED / f"{name}.yaml").read_bytes() for name in shipped_sweeps()]

@@ -12,7 +12,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.spec.parse import parse_run
 from cppo_lab.sweep import plan as plan_module
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.plan import Found, find_recorded_run, find_run, is_run_id
+from cppo_lab.sweep.plan import FoundRun, find_recorded_run, find_run, is_run_id
 from cppo_lab.sweep.table import difference_text
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY, Command
@@ -37,7 +37,7 @@ def recorded(spec: RunSpec, workspace: Path) -> Path:
     return attempt.folder
 
 
-def find(text: str, *sweeps: str) -> Found:
+def find(text: str, *sweeps: str) -> FoundRun:
     return find_run(text, Path("runs").resolve(), sweeps)
 
 
@@ -90,7 +90,7 @@ def test_in_sweeps_and_studies_that_are_named(
 
 
 def test_a_hostile_value_does_not_steer_the_terminal() -> None:
-    left, right = (Found(name, "here", {"a": value}) for name, value in (("l", "\x1b[2J"), ("r", "x\ny")))
+    left, right = (FoundRun(name, "here", {"a": value}) for name, value in (("l", "\x1b[2J"), ("r", "x\ny")))
     assert "\x1b" not in difference_text(left, right)
     assert difference_text(left, right).count("\n") == 4
 
