@@ -1,7 +1,10 @@
-"""Computes the loss of the embedded cores from log-probabilities: divergence, rule and aggregation."""
+"""Applies a rule to tokens, for every core; and the embedded cores' loss from log-probabilities: divergence, rule and
+aggregation.
+"""
 
+from collections.abc import Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,7 +13,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.rules import aggregate, centred, corrected
 from cppo_lab.maths.tokens import RuleOutput, Tokens
-from cppo_lab.rules import PERMUTATION, rule_of
+from cppo_lab.rules import PERMUTATION, Rule, rule_of
 from cppo_lab.spec import DivergenceSpec, RuleSpec, RunSpec
 
 
@@ -67,6 +70,36 @@ def measured_drift(kind: DivergenceSpec, pi_logp: Tensor, logp: Tensor, mu: Reco
     )
 
 
+def applied(
+    rule: Rule,
+    tokens: Tokens,
+    constants: Mapping[str, Any],
+    rollout_logp: Tensor,
+    *,
+    centering: bool,
+    weights: Mapping[str, Any] | None,
+) -> RuleOutput:
+    """What a rule returns for tokens, with score centering and the correction for the rollout policy if they are set.
+
+    `rollout_logp` is log mu [B, T]; `weights` are the arguments of `corrected`. Every core calls this.
+
+    Raises UserError if the rule's `keep` is no weight, or its objective has no gradient.
+    """
+    function = partial(centred, rule.load) if centering else rule.load
+    output: RuleOutput = function(tokens, **constants)
+    if not bool(((output.keep >= 0) & (output.keep <= 1)).all()):
+        raise UserError(
+            f"rule {rule.name!r} returns a keep with a value that is NaN or outside [0, 1]: return a weight in "
+            "[0, 1] for each token, as docs/rules.md says"
+        )
+    if tokens.log_ratio.requires_grad and not output.objective.requires_grad:
+        raise UserError(
+            f"rule {rule.name!r} returns an objective without a gradient: compute it from tokens.logp or "
+            "tokens.log_ratio, and detach only its weights"
+        )
+    return output if weights is None else corrected(output, tokens, rollout_logp, **weights)
+
+
 class RuleLoss:
     """The loss that `spec` defines on the tokens of a minibatch, with its rule or with `other`."""
 
@@ -74,7 +107,7 @@ class RuleLoss:
         settings = other or spec.rule
         rule = rule_of(settings.name, settings.path)
         self.mode, self.horizon = spec.training.aggregation, spec.rollout.max_response_length
-        self.name, self.rule, self.constants = rule.name, rule.load, settings.arguments(self.horizon)
+        self.rule, self.constants = rule, settings.arguments(self.horizon)
         self.needs, self.shuffles = rule.needs, PERMUTATION in rule.needs
         self.centering, self.weights = spec.objective is not None, spec.rollout.weights
         if self.centering and rule.centering_fault:
@@ -85,22 +118,11 @@ class RuleLoss:
 
         With `centering`, the tokens have log pi at mu's Top-K, in which the loss is differentiable as well.
 
-        Raises UserError if the rule's `keep` is no weight, or its objective has no gradient.
+        Raises UserError as `applied`.
         """
-        rule = partial(centred, self.rule) if self.centering else self.rule
-        output: RuleOutput = rule(tokens, **self.constants)
-        if not bool(((output.keep >= 0) & (output.keep <= 1)).all()):
-            raise UserError(
-                f"rule {self.name!r} returns a keep with a value that is NaN or outside [0, 1]: return a weight in "
-                "[0, 1] for each token, as docs/rules.md says"
-            )
-        if tokens.log_ratio.requires_grad and not output.objective.requires_grad:
-            raise UserError(
-                f"rule {self.name!r} returns an objective without a gradient: compute it from tokens.logp or "
-                "tokens.log_ratio, and detach only its weights"
-            )
-        if self.weights is not None:
-            output = corrected(output, tokens, rollout_logp, **self.weights)
+        output = applied(
+            self.rule, tokens, self.constants, rollout_logp, centering=self.centering, weights=self.weights
+        )
         # The horizon of the run, not the longest response of the batch: the scale must not depend on padding.
         horizon = self.horizon if self.mode == "seq-mean-token-sum-norm" else None
         return -aggregate(output.objective, tokens.valid, self.mode, horizon=horizon), output

@@ -54,14 +54,14 @@ def test_norm_aggregation_divides_by_the_runs_horizon() -> None:
 def test_what_is_no_output_of_a_rule_is_named(change: Callable[[RuleOutput], Any], said: str) -> None:
     """Else it would train on, with statistics that say nothing, or end in an error that names no rule."""
     loss = RuleLoss(compose([*TINY, "rule=grpo"]).run)
-    plain, batch = loss.rule, random_batch(0)
+    plain, batch = loss.rule.load, random_batch(0)
     tokens = Tokens(*batch._replace(logp=batch.logp.requires_grad_()))
     assert loss(tokens, tokens.rollout_logp)[1].keep.any()
 
     def changed(given: Tokens, **constants: float) -> Any:
         return change(plain(given, **constants))
 
-    loss.rule = Rule(name="grpo", function=changed).load
+    loss.rule = Rule(name="grpo", function=changed)
     with pytest.raises(UserError, match=rf"rule 'grpo' returns {said}.*: (return|compute)"):
         loss(tokens, tokens.rollout_logp)
 

@@ -5,7 +5,7 @@ The loss is the same as that of the embedded cores (`cores/rule_loss.py`), cut i
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,12 +19,13 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from cppo_lab import schema
 from cppo_lab.cores.diagnostics import ObservedTokens, mismatch_metrics
+from cppo_lab.cores.rule_loss import applied
 from cppo_lab.cores.verl import logits as from_engine
 from cppo_lab.cores.verl.answers import Decided, places_of
 from cppo_lab.errors import NotFinite, UserError, unknown
 from cppo_lab.maths import divergence, mismatch
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums, relative_logprob_error
-from cppo_lab.maths.rules import aggregate, centred, corrected
+from cppo_lab.maths.rules import aggregate
 from cppo_lab.maths.tokens import Tokens, common_stats, compute_dtype, summarise
 from cppo_lab.rules import DRIFT, ENTROPY, Rule, rule_of
 
@@ -285,12 +286,15 @@ def trust_region_loss(
             given["topk_pi_logp"] = torch.stack([no_padding_2_padding(part, data) for part in parts], -1)
         given["drift"] = logp.detach() - origin_logp if moved is None else moved
         batch = Tokens(logp, old_logp, advantages, valid, d, order, **given)
-        rule = loss_config.record.load
-        rule = partial(centred, rule) if loss_config.centering else rule
-        decided = rule(batch, **loss_config.constants)
-        if loss_config.weights is not None:
-            decided = corrected(decided, batch, rollout_logp, **loss_config.weights)
-            keep = None  # as in the embedded core
+        decided = applied(
+            loss_config.record,
+            batch,
+            loss_config.constants,
+            rollout_logp,
+            centering=loss_config.centering,
+            weights=loss_config.weights,
+        )
+        keep = keep if loss_config.weights is None else None  # as in the embedded core
         loss = _part(config, decided.objective, valid, tokens_in_all, responses) * dp_size
         stats, metrics = decided.stats, {}
         if keep is not None and (places := places_of(data)) is not None:
