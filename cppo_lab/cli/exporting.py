@@ -360,6 +360,7 @@ def replay(options: argparse.Namespace) -> int:
     from cppo_lab.analysis.replay import replay as replayed
     from cppo_lab.answers.records import read_tokens
     from cppo_lab.rules import RULES, path_of_user, trusted_path
+    from cppo_lab.sweep.groups import shipped
 
     run, files = _files(options.run)
     step = _step(run.run_id, files, "tokens", options.step)
@@ -371,8 +372,13 @@ def replay(options: argparse.Namespace) -> int:
         name, constants = tokens.rule.name, dict(tokens.rule.constants)
         path = trusted_path(name, tokens.rule.path)
     else:
-        name, constants = options.rule, _configured(options.rule, run.config)
-        path = None if name in RULES else path_of_user(name)
+        name = options.rule
+        if name not in RULES and name in shipped()["rule"]:
+            raise UserError(
+                f"--rule {name}: conf/rule/{name}.yaml configures a rule, and a replay composes nothing: name the rule "
+                "in that file, with its constants as KEY=VALUE"
+            )
+        constants, path = _configured(name, run.config), None if name in RULES else path_of_user(name)
     result = replayed(
         tokens, name, constants | given, path=path, divergence=None if divergence is None else str(divergence)
     )

@@ -164,6 +164,10 @@ def test_a_sample_with_a_reward_alone_is_shown(run: Path, cppo: Command) -> None
         ("replay RUN --step 0", "has tokens of the steps 10"),
         ("replay RUN --rule m2po", "whole minibatch"),
         ("replay RUN --rule nobodys", "unknown rule 'nobodys'"),
+        (
+            "replay RUN --rule cppo_kl",
+            "conf/rule/cppo_kl.yaml configures a rule, and a replay composes nothing",
+        ),
         ("replay RUN --rule dppo delta", "must be KEY=VALUE"),
         ("replay RUN --rule dppo delta=-1", "cannot be replayed"),
         ("replay RUN --rule dppo delta=big", "delta='big': rule 'dppo' takes a number"),
