@@ -57,9 +57,10 @@ TABULAR = ["validation.every=2", "training.t_stop=6", "rollout.max_response_leng
 BATCHES, ENDED, TUNE = ["./exact.yaml", *TABULAR], ["./ended.yaml", *TABULAR], ["./tune.yaml", "core=exact"]
 INLINE, STUDY = "launcher=inline", "tune-exact_early"
 # Every point that is no time.
+# Where a run without a checkpoint begins again, in another MLflow run, the older point is the last and stands.
 POINTS = """SELECT tags.value || ' ' || metrics.key || ' ' || metrics.step, metrics.value FROM metrics
     JOIN tags ON tags.run_uuid = metrics.run_uuid AND tags.key = 'cppo.run_id'
-    WHERE metrics.key NOT LIKE 'perf/%' AND metrics.key NOT LIKE 'system/%'"""
+    WHERE metrics.key NOT LIKE 'perf/%' AND metrics.key NOT LIKE 'system/%' ORDER BY metrics.timestamp DESC"""
 MOVED = (("runs", "artifact_uri"), ("experiments", "artifact_location"))
 # Processors round differently, and training amplifies that. So the numbers of the first steps behind the checkpoint are
 # compared, with this relative tolerance; of the others, that they are there.
