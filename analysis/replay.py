@@ -113,10 +113,10 @@ def _check_kinds(record: Rule, given: Mapping[str, Any]) -> None:
     takes = inspect.signature(record.load).parameters
     for key, value in given.items():
         kind = takes[key].annotation
-        is_text, is_switch = isinstance(value, str), kind is bool
-        if ((is_text or isinstance(value, bool)) and kind in _NUMBERS) or (is_text and is_switch):
-            wanted = "true or false" if is_switch else "a number"
-            raise UserError(f"{key}={value!r}: rule {record.name!r} takes {wanted}")
+        if kind is bool and isinstance(value, str):
+            raise UserError(f"{key}={value!r}: rule {record.name!r} takes true or false")
+        if kind in _NUMBERS and isinstance(value, str | bool):
+            raise UserError(f"{key}={value!r}: rule {record.name!r} takes a number")
 
 
 def why_not(record: Rule, tokens: RecordedTokens) -> str | None:
@@ -273,8 +273,8 @@ def as_lines(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponsePai
     yield f"step {tokens.step}: {len(pairs)} training responses, {len(tokens.token)} tokens" + (
         f"; {tokens.left_out} responses were omitted for lack of space" if tokens.left_out else ""
     )
-    own = printable(own_divergence(tokens.rule))
-    yield f"{printable(rule)} kept {_mean(tokens.keep):.2%} of them in training, D_t {own}"
+    divergence = printable(own_divergence(tokens.rule))
+    yield f"{printable(rule)} kept {_mean(tokens.keep):.2%} of them in training, D_t {divergence}"
     yield (
         f"{printable(replayed.rule)} keeps {_mean(replayed.keep):.2%}, D_t {printable(replayed.divergence)}, "
         f"{printable(constants)}"

@@ -703,13 +703,13 @@ def trusted_path(name: str, path: str | None) -> str | None:
     """
     if path is None:
         return None
-    own = path_of_user(name)
-    if own is None and path not in _paths_in(VARIABLE):
+    path_here = path_of_user(name)
+    if path_here is None and path not in _paths_in(VARIABLE):
         raise UserError(
             f"rule {name!r} is code that the run's answers say is at {path!r}, which is not run on their word: if you "
             f"trust it, set {VARIABLE}={path}"
         )
-    return own or path
+    return path_here or path
 
 
 def known(name: str) -> Variant | None:

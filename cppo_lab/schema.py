@@ -124,6 +124,7 @@ HORIZON = (
     "rollout.max_response_length"  # the key of the horizon of the exact core, also a parameter of its runs
 )
 MEAN = "mean"  # the pseudo-benchmark: unweighted mean over the benchmarks of a run
+MOST_SAMPLES = 2**16 - 1  # answers to a problem of a validation: 16 bits in the record of outcomes count them
 # {gpu}_memory_peak_megabytes is the highest sample; the rest is MLflow's.
 _GPU = re.compile(
     r"system/gpu_\d+_(?:memory_usage_megabytes|memory_usage_percentage|memory_peak_megabytes"

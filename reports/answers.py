@@ -252,23 +252,28 @@ def _token_responses(
     decisions of some runs' rules cannot be replayed from their recorded tokens: these have none.
     """
     recorded = [(run, answers.tokens[-1]) for run, answers in runs if answers.tokens]
-    reasons = {run.variant: reason for run, tokens in recorded if (reason := _why_not(tokens)) is not None}
-    queues = [_responses(run, tokens, recorded) for run, tokens in recorded if run.variant not in reasons]
+    replays = [(run, tokens, _own_replay(tokens)) for run, tokens in recorded]
+    reasons = [replayed for _, _, replayed in replays if isinstance(replayed, str)]
+    queues = [
+        _responses(run, tokens, replayed, recorded)
+        for run, tokens, replayed in replays
+        if not isinstance(replayed, str)
+    ]
     shown, used = [], 0
     for response in (response for row in zip_longest(*queues) for response in row if response is not None):
         used += len(escape_json(response)) + 1
         if used > most:
             break
         shown.append(response)
-    return shown, list(dict.fromkeys(reasons.values()))
+    return shown, list(dict.fromkeys(reasons))
 
 
-def _why_not(tokens: RecordedTokens) -> str | None:
+def _own_replay(tokens: RecordedTokens) -> "Replayed | str":
+    """The run's own rule on its tokens, or why it cannot be replayed."""
     try:
         from cppo_lab.analysis.replay import replay  # torch
 
-        replay(tokens)
-        return None
+        return replay(tokens)
     except ModuleNotFoundError as error:  # the page is complete otherwise
         return f"package {error.name!r} is not installed"
     except UserError as error:  # also of a package that is not installed here
@@ -276,14 +281,17 @@ def _why_not(tokens: RecordedTokens) -> str | None:
 
 
 def _responses(
-    run: RunScore, tokens: RecordedTokens, recorded: Sequence[tuple[RunScore, RecordedTokens]]
+    run: RunScore,
+    tokens: RecordedTokens,
+    own_replay: "Replayed",
+    recorded: Sequence[tuple[RunScore, RecordedTokens]],
 ) -> Iterator[dict[str, Any]]:
     """The responses of a run as JSON, with numbers in half precision (three digits): T tokens (the first ones of a
     longer one) with log mu, log pi, D_t, and the rules of all runs on the same model on them.
     """
     from cppo_lab.analysis.replay import FROM_SAMPLED, own_divergence, replay  # torch
 
-    replayed = [(display_name(run.variant), True, replay(tokens))]
+    replayed = [(display_name(run.variant), True, own_replay)]
     others = {
         display_name(other.variant): theirs.rule
         for other, theirs in recorded

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cppo_lab.answers import ANSWERS, ArrayColumn, pack_arrays, unpacked_arrays
+from cppo_lab.schema import MOST_SAMPLES
 
 OUTCOMES = f"{ANSWERS}/outcomes.npz"
 FORMAT = 1
 # Bytes, of the file and of what it unpacks to; 90 problems at 112 validations need 80,000, 30,000 at 290 70 million.
 LARGEST = 256 * 2**20
-MOST_SAMPLES = 2**16 - 1
 REMEDY = "delete that file"
 _COLUMNS = {
     "benchmark_of": ArrayColumn("<i8"),

@@ -25,7 +25,7 @@ from pydantic import (
 
 from cppo_lab.plugins import NAME, PATH
 from cppo_lab.rules import ABOVE, AT_MOST, ENTROPY, ENTRY_POINT, KL, RULES
-from cppo_lab.schema import MEAN
+from cppo_lab.schema import MEAN, MOST_SAMPLES
 
 
 def _one_zero(value: float) -> float:
@@ -564,9 +564,6 @@ class SamplingSpec(Spec):
             if self.correction
             else None
         )
-
-
-MOST_SAMPLES = 2**16 - 1  # answers to a problem that the outcomes of a run can count
 
 
 class ValidationSpec(Spec):

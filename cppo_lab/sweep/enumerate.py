@@ -5,7 +5,7 @@ An error in composing a run is located in the sweep file, or on the command line
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from cppo_lab import schema
@@ -329,7 +329,11 @@ def _hypothesis_faults(grid: Grid) -> Iterator[str]:
     sweep = grid.sweep
     if not (sweep.hypotheses or sweep.baseline):
         return
-    labels = _labels(whole(sweep, grid.core))
+    everything = whole(sweep, grid.core)
+    labels = _labels(everything)
+    cells: dict[tuple[str, str], set[str]] = {}
+    for place, _, variant in _labelled(everything, Fitting(everything)) if sweep.exclude else ():
+        cells.setdefault((place.model, str(place.values.get("seed"))), set()).add(variant)
     own_core = set(sweep.models) <= {grid.core, ANY_CORE}
     names = {*labels, *(variant for variant, _ in labels.values())}
     if sweep.baseline and own_core and sweep.baseline not in names:
@@ -351,24 +355,21 @@ def _hypothesis_faults(grid: Grid) -> Iterator[str]:
                 )
             elif own_core and is_of(name, sweep.variants):
                 yield f"{where}: no run is of variant {name!r} (variants: {', '.join(map(repr, list(labels)[:5]))})"
-        if sweep.exclude and hypothesis.outcome not in ERRORS and labels.keys() >= set(hypothesis.variants):
-            yield from (f"{where}: {text}" for text in _one_sided(grid, hypothesis))
+        if hypothesis.outcome not in ERRORS and labels.keys() >= set(hypothesis.variants):
+            yield from (f"{where}: {text}" for text in _one_sided(hypothesis, cells))
 
 
-def _one_sided(grid: Grid, hypothesis: Hypothesis) -> Iterator[str]:
-    """The first model on which `exclude` leaves some of the variants of a hypothesis about scores without a run of a
-    test seed, and not all of them: that comparison could never be decided.
+def _one_sided(hypothesis: Hypothesis, cells: Mapping[tuple[str, str], set[str]]) -> Iterator[str]:
+    """The first of the `cells`, (model, seed) -> variants that have a run, with some variants of a hypothesis about
+    scores and not all: that comparison could never be decided.
     """
-    everything = whole(grid.sweep, grid.core)
-    names: dict[tuple[str, str], set[str]] = {}  # (model, seed) -> variants
-    for place, _, variant in _labelled(everything, Fitting(everything)):
-        if variant in hypothesis.variants:
-            names.setdefault((place.model, str(place.values.get("seed"))), set()).add(variant)
     tested = {str(seed) for seed in hypothesis.test_seeds}
-    for (model, seed), present in names.items():
-        if seed in tested and (lacking := [name for name in hypothesis.variants if name not in present]):
+    for (model, seed), variants in cells.items():
+        present = [name for name in hypothesis.variants if name in variants]
+        lacking = [name for name in hypothesis.variants if name not in variants]
+        if seed in tested and present and lacking:
             yield (
-                f"`exclude` leaves model {model!r}, seed {seed}, with runs of {', '.join(map(repr, sorted(present)))} "
+                f"`exclude` leaves model {model!r}, seed {seed}, with runs of {', '.join(map(repr, present))} "
                 f"and without {', '.join(map(repr, lacking))}, so they are never compared: exclude all of them there, "
                 "or none"
             )
