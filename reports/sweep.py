@@ -200,7 +200,8 @@ def _curves(report: SweepReport) -> Section:
         shown["4"] = validation.curves_info(board, title, _FIGURE_4_MODELS, palette=palette)
     pictures = tuple(_picture(name, info, validation.draw) for name, info in shown.items())
     crowded = any(cell.expected > validation.FEW for cell in board.cells.values())
-    return Section("curves", "Validation curves", {"crowded": crowded}, pictures=pictures)
+    view = {"crowded": crowded, "benchmarks": len(board.benchmarks)}
+    return Section("curves", "Validation curves", view, pictures=pictures)
 
 
 def _scores(report: SweepReport) -> Section:

@@ -311,9 +311,10 @@ def _table_notes(board: Scoreboard) -> tuple[str, ...]:
     """Notes that explain the table; the last one names every gap."""
     core = core_of(board)
     score = score_name(core, board.curves.samples)
+    highest = "mean over the benchmarks" if len(board.benchmarks) > 1 else "score"
     notes = [
         f"Source: {origin(core)}.",
-        f"{score[0].upper()}{score[1:]} in percent, at the step with the highest mean over the benchmarks inside "
+        f"{score[0].upper()}{score[1:]} in percent, at the step with the highest {highest} inside "
         "[0, T_stop]. Best in bold, second best underlined; equal numbers share a mark.",
     ]
     runs_per_cell = max(cell.expected for cell in board.cells.values())

@@ -95,6 +95,7 @@ def test_every_number_of_the_tables_leads_to_its_runs(opened: "Page") -> None:
 def test_a_phone_shows_it_without_scrolling_sideways(opened: "Page", scheme: str) -> None:
     choose_scheme(opened, scheme)
     assert opened.evaluate("document.documentElement.scrollWidth") <= 390
+    assert opened.locator("#curves .scroll").first.evaluate("node => node.scrollWidth <= node.clientWidth")
     card = opened.locator("#curves .card").first.evaluate("node => getComputedStyle(node).backgroundColor")
     assert (card == "rgb(24, 29, 35)") == (scheme == "dark")
     for selector in ("body", ".quiet", ".verdict.undecided", "#figure_curves text", "td a", ".origin"):
