@@ -4,8 +4,8 @@ import os
 import re
 from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ from tests.waiting import CEILING_SECONDS
 # Without the limit of normal use: a right answer may take as long as this machine needs for it.
 grade = partial(grading.grade, limit_seconds=CEILING_SECONDS)
 RIGHT, WRONG = 1.0, 0.0
-Table = dict[str, tuple[tuple[str, ...], tuple[str, ...]]]
+Table = dict[str, list[str]]  # a truth, and answers to it
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -27,54 +27,62 @@ def _no_process_is_left() -> Iterator[None]:
     close_pools()
 
 
-# Truth -> right and wrong answers after "Answer: ", as math-verify decides, too.
+# Right answers after "Answer: ", and wrong ones (NOT_...), as math-verify decides, too.
 # fmt: off
 ANSWERS: Table = {
-    "42": (
-        (
-            "42", "$42$", "$42$.", "\\boxed{42}", "$\\boxed{42}$", "\\(42\\)", "\\[42\\]", "`42`", "42 cm",
-            "42 minutes", "$42\\text{ cm}$", "$42^\\circ$", "$\\$42$", "the sum is 42", "$m+n = 42$",
-            "6*7 = 42", "42.0", "42%",
-        ),
-        ("43", "unknown", "42.5", "42 and 43"),
-    ),
-    "73": (("073",), ()),
-    "073": (("73",), ()),
-    "-3": (("-3", "$-3$", "−3"), ("3",)),
-    "3": (("+3", "\\log_2 8"), ()),
-    "0": (("-0",), ()),
-    "999999999999999999999999": (("999999999999999999999999",), ("999999999999999999999998",)),
-    "1000": (("1,000", "$1{,}000$", "$1\\,000$"), ()),
-    "1,000": (("1000",), ()),
-    "1000000": (("1,000,000",), ("1,000,001",)),
-    "5": (("x = 5",), ()),
-    "6": ((), ("x = 5",)),
-    "\\frac{1}{2}": (("1/2", "\\frac12", "\\dfrac{2}{4}"), ("\\frac{1}{3}",)),
-    "0.5": (("\\frac{1}{2}",), ()),
-    "\\frac{-1}{2}": (("-\\frac{1}{2}",), ()),
-    "\\frac{3}{2}": (("1\\frac{1}{2}",), ()),
-    "\\frac{1}{3}": (("0.3333333",), ("0.33",)),
-    "0.42": ((), ("$42\\%$",)),
-    "\\sqrt{8}": (("2\\sqrt{2}",), ()),
-    "2\\sqrt{2}": (("\\sqrt8",), ()),
-    "\\frac{\\sqrt{2}}{2}": (("\\frac{1}{\\sqrt{2}}",), ()),
-    "\\sqrt{5+2\\sqrt{6}}": (("\\sqrt{2}+\\sqrt{3}",), ()),
-    "1.41": ((), ("\\sqrt{2}",)),
-    "2\\pi": (("\\pi \\cdot 2",), ()),
-    "\\pi": ((), ("\\frac{22}{7}",)),
-    "1024": (("2^{10}",), ()),
-    "3628800": (("10!",), ()),
-    "10": (("\\binom{5}{2}",), ()),
-    "12": (("3 \\times 4",), ("12 or 13", "$12$ or $13$")),
-    "1500": (("1.5 \\times 10^3",), ()),
-    "(x+1)^2": (("x^2+2x+1",), ("x^2+2x+2",)),
-    "4i+3": (("3+4i",), ()),
-    "\\infty": (("\\infty",), ()),
-    "(1,2]": (("(1, 2]",), ()),
-    "(1,2)": ((), ("[1, 2]", "(2, 1)")),
-    "\\{2,1\\}": (("\\{1, 2\\}",), ()),
-    "\\{1,2\\}": (("1, 2",), ("$\\{1,2,3\\}$",)),
-    "x<5": (("5 > x",), ("x < 6",)),
+    "42": [
+        "42", "$42$", "$42$.", "\\boxed{42}", "$\\boxed{42}$", "\\(42\\)", "\\[42\\]", "`42`", "42 cm", "42 minutes",
+        "$42\\text{ cm}$", "$42^\\circ$", "$\\$42$", "the sum is 42", "$m+n = 42$", "6*7 = 42", "42.0", "42%",
+    ],
+    "73": ["073"],
+    "073": ["73"],
+    "-3": ["-3", "$-3$", "−3"],
+    "3": ["+3", "\\log_2 8"],
+    "0": ["-0"],
+    "999999999999999999999999": ["999999999999999999999999"],
+    "1000": ["1,000", "$1{,}000$", "$1\\,000$"],
+    "1,000": ["1000"],
+    "1000000": ["1,000,000"],
+    "5": ["x = 5"],
+    "\\frac{1}{2}": ["1/2", "\\frac12", "\\dfrac{2}{4}"],
+    "0.5": ["\\frac{1}{2}"],
+    "\\frac{-1}{2}": ["-\\frac{1}{2}"],
+    "\\frac{3}{2}": ["1\\frac{1}{2}"],
+    "\\frac{1}{3}": ["0.3333333"],
+    "\\sqrt{8}": ["2\\sqrt{2}"],
+    "2\\sqrt{2}": ["\\sqrt8"],
+    "\\frac{\\sqrt{2}}{2}": ["\\frac{1}{\\sqrt{2}}"],
+    "\\sqrt{5+2\\sqrt{6}}": ["\\sqrt{2}+\\sqrt{3}"],
+    "2\\pi": ["\\pi \\cdot 2"],
+    "1024": ["2^{10}"],
+    "3628800": ["10!"],
+    "10": ["\\binom{5}{2}"],
+    "12": ["3 \\times 4"],
+    "1500": ["1.5 \\times 10^3"],
+    "(x+1)^2": ["x^2+2x+1"],
+    "4i+3": ["3+4i"],
+    "\\infty": ["\\infty"],
+    "(1,2]": ["(1, 2]"],
+    "\\{2,1\\}": ["\\{1, 2\\}"],
+    "\\{1,2\\}": ["1, 2"],
+    "x<5": ["5 > x"],
+}
+NOT_ANSWERS: Table = {
+    "42": ["43", "unknown", "42.5", "42 and 43"],
+    "-3": ["3"],
+    "999999999999999999999999": ["999999999999999999999998"],
+    "1000000": ["1,000,001"],
+    "6": ["x = 5"],
+    "\\frac{1}{2}": ["\\frac{1}{3}"],
+    "\\frac{1}{3}": ["0.33"],
+    "0.42": ["$42\\%$"],
+    "1.41": ["\\sqrt{2}"],
+    "\\pi": ["\\frac{22}{7}"],
+    "12": ["12 or 13", "$12$ or $13$"],
+    "(x+1)^2": ["x^2+2x+2"],
+    "(1,2)": ["[1, 2]", "(2, 1)"],
+    "\\{1,2\\}": ["$\\{1,2,3\\}$"],
+    "x<5": ["x < 6"],
 }
 # fmt: on
 # Two answers of which one may be right.
@@ -97,108 +105,105 @@ SEVERAL = (
 # remarks, other alphabets, formulas over several lines, powers of ten, several answers of which one is right.
 # fmt: off
 CLEANED: Table = {
-    "(3,\\,125)": (
-        ("(3,125)", "(3, 125)", "(3,\\,125)", "(3,\\;125)", "(3,\\ 125)", "(3,~125)", "(3,\\quad 125)"),
-        ("3125",),
-    ),
-    "(3,125)": ((), ("3125", "(3,\\,125]")),
-    "(3,\\;125)": ((), ("3125",)),
-    "(3,\\:125)": ((), ("3125",)),
-    "(3,\\ 125)": ((), ("3125",)),
-    "(3,~125)": ((), ("3125",)),
-    "(3,\\quad 125)": ((), ("3125",)),
-    "(3, 125)": ((), ("(3{,}125)", "(3,\\!125)", "(3\\,125)")),
-    "3,\\,125": ((), ("3\\,125", "3125")),
-    "[3,125)": (("[3,\\;125)",), ()),
-    "\\{125,3\\}": (("\\{3,\\,125\\}",), ()),
-    "1042": (("1{,}042", "1,\\!042", "1\\,042", "1\\;042", "1\\ 042", "1\\!042", "1~042", "1\u202f042"), ()),
-    "1234567": (("$1{,}234{,}567$",), ()),
-    "42": (
-        (
-            "\\,42\\,", "\\;42\\;", "\\!42\\!", "\\:42\\:", "\\ 42\\ ", "~42~", "\\quad 42\\quad ",
-            "\\qquad 42\\qquad ", "\\$42", "$42", "\\$ 42", "\\text{\\$}42", "US\\$42", "€42", "£42", "¥42",
-            "\\pounds 42", "42\\$", "42€", "42 $(n=5)$", "42 (n \\ge 5)", "$42\\quad (n=5)$",
-            "42 (where $n=5$)", "42\\text{ cm}^2", "42~\\mathrm{cm}", "42个", "４２", "42。", "$\\boxed{\n42\n}$",
-            "$\\boxed{42}$", "$$\\boxed{\n42\n}$$", "$$\\boxed{42}$$", "\\(\\boxed{\n42\n}\\)",
-            "\\(\\boxed{42}\\)", "\\[\\boxed{\n42\n}\\]", "\\[\\boxed{42}\\]", "\\boxed{\n42\n}",
-            "\\boxed{42}", "**\\boxed{\n42\n}**", "**\\boxed{42}**", "```\n\\boxed{\n42\n}\n```",
-            "```\n\\boxed{42}\n```", "\\begin{align*}\n\\boxed{\n42\n}\n\\end{align*}",
-            "\\begin{align*}\n\\boxed{42}\n\\end{align*}", "\\begin{align}\n\\boxed{\n42\n}\n\\end{align}",
-            "\\begin{align}\n\\boxed{42}\n\\end{align}", "\\begin{equation}\n\\boxed{\n42\n}\n\\end{equation}",
-            "\\begin{equation}\n\\boxed{42}\n\\end{equation}",
-            "\\begin{gather*}\n\\boxed{\n42\n}\n\\end{gather*}",
-            "\\begin{gather*}\n\\boxed{42}\n\\end{gather*}", "```latex\n\\boxed{\n42\n}\n```",
-            "```latex\n\\boxed{42}\n```", "$$\\begin{aligned}\n\\boxed{\n42\n}\n\\end{aligned}$$",
-            "$$\\begin{aligned}\n\\boxed{42}\n\\end{aligned}$$", "$\n42\n$",
-            "\\begin{align*}\n x &= 6 \\cdot 7 \\\\ &= 42\n\\end{align*}", "$42\nIt costs $5", "42 m/s",
-            "$42$ m/s", "42 m/s²", "42 m s^{-1}", "42\\,\\mathrm{m\\,s^{-1}}", "42 N·m", "42 J/(kg·K)",
-            "42 km per hour", "42 people/km^2", "42 m³", "42 [m/s]", "42 °C", "\\boxed{42 m/s}",
-            "42\\ \\frac{m}{s}", "__42__", "_42_", "“42”", "\\underline{42}", "42 \\square", "42 ∎", "≈42",
-            "#42", "→ 42", "42 ✓", "42 — the sum", "42 (two solutions)", "forty-two (42)", "42 or 42",
-            "6*7 => 42", "4.2e1", "42—exactly",
-        ),
-        ("\\$43",),
-    ),
-    "x+1\\,": (("x+1",), ("x+2",)),
-    "x+1\\;": (("x+1",), ()),
-    "x+1\\!": (("x+1",), ()),
-    "x+1\\ ": (("x+1",), ()),
-    "x+1~": (("x+1",), ()),
-    "x+1\\quad": (("x+1",), ()),
-    "x+1.\\,": (("x+1",), ()),
-    "x+1\\,.": (("x+1",), ()),
-    "x+1": (("$x+1\\,.$",), ()),
-    "9500": (("\\$9,500", "$9,500", "€9,500"), ()),
-    "-42": (("-\\$42", "\\$-42"), ()),
-    "42.5": (("\\$42.50",), ()),
-    "198\\%": (("198",), ()),
-    "198%": (("198",), ()),
-    "198 \\%": (("198",), ()),
-    "198\\text{ percent}": (("198",), ()),
-    "50\\%": (("50%", "50\\%", "50 percent", "50％", "50"), ("0.5",)),
-    "0.5": (("½",), ("50%", "50\\%", "50 percent")),
-    "5": ((), ("42 $(n=5)$", "5 xx - 5 xx + 13", "$5\\text{ xx} - 5\\text{ xx} + 13 cm$")),
-    "20": (("20 $cm^{2}$",), ()),
-    "100000": (("10^5 meters",), ()),
-    "\\frac{1}{2}": (("\\frac{1}{2} cm",), ()),
-    "\\text{Monday}": (("Monday",), ("Tuesday",)),
-    "cd+ab": (("ab + cd",), ()),
-    "12": (("12 \\text{ cm}^2", "\\mathbf{12}"), (*SEVERAL, "12 or one", "\\text{12 or 13}")),
-    "13": ((), (*SEVERAL, "5 xx - 5 xx + 13", "$5\\text{ xx} - 5\\text{ xx} + 13 cm$")),
-    "2": ((), ("sqrt 2", "\\begin{align*}\n x &= 1 \\\\ y &= 2\n\\end{align*}", "2 1/2", "2 3")),
-    "\\sqrt{2}": (("sqrt(2)",), ()),
-    "8": ((), ("log 8",)),
-    "(3,4)": (("（３，４）",), ()),
-    "10-2\\sqrt{5}": (("10 - 2√5",), ()),
-    "10+2\\sqrt{5}": ((), ("10 − 2√5",)),
-    "2\\pi": (("2π",), ()),
-    "1,000": (("1,000\\,\\text{m}^2",), ()),
-    ".998,.965": ((".998,.965 cm",), ()),
-    "-1,0,1": (("-1,0,1°",), ()),
-    "41": ((), ("42 m/s",)),
-    "x=2 (y>0)": (("x = 2 (y>0)",), ()),
-    "1000": (("1e3", "1E+3", "1.0e3", "10**3", "1 000", "1’000", "1'000", "1 thousand"), ()),
-    "0.0015": (("1.5e-3", "1.5×10⁻³", "1.5*10^-3", "1.5 \\cdot 10^{-3}", "15E-4"), ()),
-    "1e4": ((), ("1e3",)),
-    "1e-3": (("0.001",), ()),
-    "\\frac{5}{2}": (("2 1/2", "$2 1/2$", "2\\ 1/2", "2½", "5⁄2", "5÷2", "2 1/2 cm"), ()),
-    "-5/2": (
-        (
-            "-2 1/2", "-2\\frac{1}{2}", "-5/2", "–2 1/2", "–2\\frac{1}{2}", "–5/2", "minus 2 1/2",
-            "minus 2\\frac{1}{2}", "minus 5/2",
-        ),
-        (),
-    ),
-    "1": ((), ("2 1/2",)),
-    "21/2": ((), ("2 1/2",)),
-    "11": ((), ("2 1/2",)),
-    "2 1/2": (("5/2",), ()),
-    "23": ((), ("2 3",)),
-    "3": (("5–2",), ("2 3",)),
-    "6": ((), ("2 3",)),
-    "-3": (("−3", "–3", "—3", "‒3", "‐3", "‑3", "﹣3", "－3", "⁻3", "negative 3"), ()),
-    "1/2": (("\\frac{\\mathbf{1}}{2}",), ()),
-    "12,13": (("12 and 13", "12 cm and 13 cm"), ()),
+    "(3,\\,125)": ["(3,125)", "(3, 125)", "(3,\\,125)", "(3,\\;125)", "(3,\\ 125)", "(3,~125)", "(3,\\quad 125)"],
+    "[3,125)": ["[3,\\;125)"],
+    "\\{125,3\\}": ["\\{3,\\,125\\}"],
+    "1042": ["1{,}042", "1,\\!042", "1\\,042", "1\\;042", "1\\ 042", "1\\!042", "1~042", "1\u202f042"],
+    "1234567": ["$1{,}234{,}567$"],
+    "42": [
+        "\\,42\\,", "\\;42\\;", "\\!42\\!", "\\:42\\:", "\\ 42\\ ", "~42~", "\\quad 42\\quad ", "\\qquad 42\\qquad ",
+        "\\$42", "$42", "\\$ 42", "\\text{\\$}42", "US\\$42", "€42", "£42", "¥42", "\\pounds 42", "42\\$", "42€",
+        "42 $(n=5)$", "42 (n \\ge 5)", "$42\\quad (n=5)$", "42 (where $n=5$)", "42\\text{ cm}^2", "42~\\mathrm{cm}",
+        "42个", "４２", "42。", "$\\boxed{\n42\n}$", "$$\\boxed{\n42\n}$$", "$$\\boxed{42}$$", "\\(\\boxed{\n42\n}\\)",
+        "\\(\\boxed{42}\\)", "\\[\\boxed{\n42\n}\\]", "\\[\\boxed{42}\\]", "\\boxed{\n42\n}", "**\\boxed{\n42\n}**",
+        "**\\boxed{42}**", "```\n\\boxed{\n42\n}\n```", "```\n\\boxed{42}\n```",
+        "\\begin{align*}\n\\boxed{\n42\n}\n\\end{align*}", "\\begin{align*}\n\\boxed{42}\n\\end{align*}",
+        "\\begin{align}\n\\boxed{\n42\n}\n\\end{align}", "\\begin{align}\n\\boxed{42}\n\\end{align}",
+        "\\begin{equation}\n\\boxed{\n42\n}\n\\end{equation}", "\\begin{equation}\n\\boxed{42}\n\\end{equation}",
+        "\\begin{gather*}\n\\boxed{\n42\n}\n\\end{gather*}", "\\begin{gather*}\n\\boxed{42}\n\\end{gather*}",
+        "```latex\n\\boxed{\n42\n}\n```", "```latex\n\\boxed{42}\n```",
+        "$$\\begin{aligned}\n\\boxed{\n42\n}\n\\end{aligned}$$", "$$\\begin{aligned}\n\\boxed{42}\n\\end{aligned}$$",
+        "$\n42\n$", "\\begin{align*}\n x &= 6 \\cdot 7 \\\\ &= 42\n\\end{align*}", "$42\nIt costs $5", "42 m/s",
+        "$42$ m/s", "42 m/s²", "42 m s^{-1}", "42\\,\\mathrm{m\\,s^{-1}}", "42 N·m", "42 J/(kg·K)", "42 km per hour",
+        "42 people/km^2", "42 m³", "42 [m/s]", "42 °C", "\\boxed{42 m/s}", "42\\ \\frac{m}{s}", "__42__", "_42_",
+        "“42”", "\\underline{42}", "42 \\square", "42 ∎", "≈42", "#42", "→ 42", "42 ✓", "42 — the sum",
+        "42 (two solutions)", "forty-two (42)", "42 or 42", "6*7 => 42", "4.2e1", "42—exactly",
+    ],
+    "x+1\\,": ["x+1"],
+    "x+1\\;": ["x+1"],
+    "x+1\\!": ["x+1"],
+    "x+1\\ ": ["x+1"],
+    "x+1~": ["x+1"],
+    "x+1\\quad": ["x+1"],
+    "x+1.\\,": ["x+1"],
+    "x+1\\,.": ["x+1"],
+    "x+1": ["$x+1\\,.$"],
+    "9500": ["\\$9,500", "$9,500", "€9,500"],
+    "-42": ["-\\$42", "\\$-42"],
+    "42.5": ["\\$42.50"],
+    "198\\%": ["198"],
+    "198%": ["198"],
+    "198 \\%": ["198"],
+    "198\\text{ percent}": ["198"],
+    "50\\%": ["50%", "50\\%", "50 percent", "50％", "50"],
+    "0.5": ["½"],
+    "20": ["20 $cm^{2}$"],
+    "100000": ["10^5 meters"],
+    "\\frac{1}{2}": ["\\frac{1}{2} cm"],
+    "\\text{Monday}": ["Monday"],
+    "cd+ab": ["ab + cd"],
+    "12": ["12 \\text{ cm}^2", "\\mathbf{12}"],
+    "\\sqrt{2}": ["sqrt(2)"],
+    "(3,4)": ["（３，４）"],
+    "10-2\\sqrt{5}": ["10 - 2√5"],
+    "2\\pi": ["2π"],
+    "1,000": ["1,000\\,\\text{m}^2"],
+    ".998,.965": [".998,.965 cm"],
+    "-1,0,1": ["-1,0,1°"],
+    "x=2 (y>0)": ["x = 2 (y>0)"],
+    "1000": ["1e3", "1E+3", "1.0e3", "10**3", "1 000", "1’000", "1'000", "1 thousand"],
+    "0.0015": ["1.5e-3", "1.5×10⁻³", "1.5*10^-3", "1.5 \\cdot 10^{-3}", "15E-4"],
+    "1e-3": ["0.001"],
+    "\\frac{5}{2}": ["2 1/2", "$2 1/2$", "2\\ 1/2", "2½", "5⁄2", "5÷2", "2 1/2 cm"],
+    "-5/2": [
+        "-2 1/2", "-2\\frac{1}{2}", "-5/2", "–2 1/2", "–2\\frac{1}{2}", "–5/2", "minus 2 1/2", "minus 2\\frac{1}{2}",
+        "minus 5/2",
+    ],
+    "2 1/2": ["5/2"],
+    "3": ["5–2"],
+    "-3": ["–3", "—3", "‒3", "‐3", "‑3", "﹣3", "－3", "⁻3", "negative 3"],
+    "1/2": ["\\frac{\\mathbf{1}}{2}"],
+    "12,13": ["12 and 13", "12 cm and 13 cm"],
+}
+NOT_CLEANED: Table = {
+    "(3,\\,125)": ["3125"],
+    "(3,125)": ["3125", "(3,\\,125]"],
+    "(3,\\;125)": ["3125"],
+    "(3,\\:125)": ["3125"],
+    "(3,\\ 125)": ["3125"],
+    "(3,~125)": ["3125"],
+    "(3,\\quad 125)": ["3125"],
+    "(3, 125)": ["(3{,}125)", "(3,\\!125)", "(3\\,125)"],
+    "3,\\,125": ["3\\,125", "3125"],
+    "42": ["\\$43"],
+    "x+1\\,": ["x+2"],
+    "50\\%": ["0.5"],
+    "0.5": ["50%", "50\\%", "50 percent"],
+    "5": ["42 $(n=5)$", "5 xx - 5 xx + 13", "$5\\text{ xx} - 5\\text{ xx} + 13 cm$"],
+    "\\text{Monday}": ["Tuesday"],
+    "12": [*SEVERAL, "12 or one", "\\text{12 or 13}"],
+    "13": [*SEVERAL, "5 xx - 5 xx + 13", "$5\\text{ xx} - 5\\text{ xx} + 13 cm$"],
+    "2": ["sqrt 2", "\\begin{align*}\n x &= 1 \\\\ y &= 2\n\\end{align*}", "2 1/2", "2 3"],
+    "8": ["log 8"],
+    "10+2\\sqrt{5}": ["10 − 2√5"],
+    "41": ["42 m/s"],
+    "1e4": ["1e3"],
+    "1": ["2 1/2"],
+    "21/2": ["2 1/2"],
+    "11": ["2 1/2"],
+    "23": ["2 3"],
+    "3": ["2 3"],
+    "6": ["2 3"],
 }
 # fmt: on
 # What a careful grader of competition mathematics decides: who denies an answer does not give it, who offers two gives
@@ -208,207 +213,230 @@ CLEANED: Table = {
 # of them" does not.
 # fmt: off
 CAREFUL: Table = {
-    "42": (
-        (
-            *("4\u200b2", "\u206042", "42\ufeff", "4\u00ad2", "\u202a42\u202c", "\u200e42\u200f", "\u206642\u2069"),
-            *("4\u200d2", "4\ufe0f2\ufe0f", "\u200942\u2009", "𝟒𝟐", "٤٢", "４２"),
-            *("forty-two", "Forty two", "FORTY-TWO.", "\\text{forty-two}", "**forty-two**", "forty\u2011two"),
-            *("forty-two apples", "the answer is forty-two", "42 (forty-two)"),
-            *("42 (not 43)", "42, not 43", "42 rather than 43", "42 instead of 41", "not 43 but 42", "42 (≠ 43)"),
-            *("42 (not 43 or 44)", "42 (not counting repeats)", "42, since x cannot be negative", "n \\neq 0, n = 42"),
-            *("42 (no other solutions)", "There is no solution other than 42", "42 because n is not prime"),
-            *("42_{10}", "at least 42", "approximately 42"),
-            *("42.", "{42}", "$42$ dollars", "42 apples and oranges", "42 or 42"),
-        ),
-        (
-            *("not 42", "isn't 42", "It isn’t 42", "isnt 42", "NOT 42", "Not 42.", "not (42)", "never 42"),
-            *("\\text{not } 42", "\\text{not 42}", "$\\text{NOT }42$", "42 is wrong", "42 isn't right"),
-            *("cannot be 42", "can't be 42", "42 is not the answer", "not equal to 42", "unequal to 42", "不是42"),
-            *("neither 42", "neither 42 nor 43", "42 nor 43", "anything but 42", "other than 42", "not 42 but 43"),
-            *("≠ 42", "≠42", "\\neq 42", "\\ne 42", "\\ne42", "$\\neq 42$", "x \\neq 42", "\\not= 42", "\\not = 42"),
-            *("!= 42", "=/= 42", "<> 42", "¬42", "\\lnot 42", "> 42", "\\ge 42", "≥42", "more than 42", "less than 42"),
-            *("42_8", "42_{8}", "$42_8$", "42₈", "42₍₈₎", "42_{(8)}", "(42)_8", "42_{\\text{hex}}"),
-            *("42_{\\text{eight}}", "42 base 8", "42 (base 8)", "042_8", "not $42$", "not forty-two"),
-            *("42 or x", "x or 42", "42 or \\pi", "\\pi or 42", "42 or none", "42 or \\infty", "42 and \\pi"),
-            *("42 \\text{ or } \\pi", "42 ∨ x", "42 xor x", "42, maybe \\pi", "42 versus \\pi", "42 或 \\pi"),
-            *("42 or more", "42, 43 apples", "one of 42, 43", "forty-two or forty-three", "forty"),
-            *("one hundred forty-two", "forty-two hundred"),
-            *("half of 42", "twice 42", "the square root of 42", "the negative of $42$", "42 squared", "42 minus one"),
-            *("42 +", "42-", "a multiple of 42", "divisible by 42", "below 42", "over 42", "none of 42", "all but 42"),
-            *("everything except 42", "no 42", "far from 42", "hardly 42", "by no means 42", "it ain't 42"),
-            *("42 is impossible", "42 must be rejected", "42 is the wrong answer", "42 (wrong)", "42? No.", "42 fails"),
-            *("\\not 42", "没有42", "除了42", "小于42", "不可能是42", "42不对", "42是错的", "41 \\boxed{42}"),
-            *("-\\boxed{42}", "2\\cdot\\boxed{42}", "\\boxed{42}^2"),
-        ),
-    ),
-    "x": (("x", "x or x"), ("x or y", "y or x", "$x$ or $y$", "\\text{x or y}", "x and y", "not x", "x ∨ y")),
-    "\\sqrt{2}": (
-        ("√2", "\\sqrt2 or \\sqrt{2}"),
-        (
-            "\\sqrt2 or \\pi", "\\pi or \\sqrt2", "$\\sqrt2$ or $\\pi$", "√2 or π", "\\sqrt2 & \\pi", "not \\sqrt2",
-            "\\sqrt{2} \\text{ or } \\pi", "\\sqrt{2} and \\sqrt{3}", "\\neq \\sqrt2",
-        ),
-    ),
-    "\\pi": (("pi",), ("\\sqrt2 or \\pi", "\\pi or e", "pi or e", "not \\pi", "\\pi & \\sqrt2")),
-    "3.14": ((), ("\\pi or 3.14", "pi or 3.14")),
-    "2n": (("2n",), ("n or 2n", "2n or n", "n and 2n")),
-    "n^2": ((), ("n^2 or n",)),
-    "A": (
-        (
-            *("A", "(A)", "\\text{A}", "\\textbf{(A)}", "A)", "A.", "Option A"),
-            *("choice (A)", "The answer is A", "选A", "Ａ"),
-            "a",
-        ),
-        (
-            *("B", "Option B", "A) or B)", "A) 42 or B) 43", "A'", "AB", "B) A"),
-            *("B or A", "either A or B", "(A) or (B)", "A and B", "A nor B", "not A", "≠ A", "A/B", "A | B"),
-        ),
-    ),
-    "1": (("one", "One"), ("either 1 or 2", "one or two", "neither 1 nor 2", "one of them", "1 or more", "neither")),
-    "2": (("two", "two solutions"), ("2_3", "one or two", "two halves", "twenty-two")),
-    "4": (("four", "4 (not five)"), ("fourteen", "not four")),
-    "5": (
-        ("5 (not 6)", "5, not 6", "5 not 6", "not 6 but 5", "five (not six)", "5 (instead of 6)"),
-        ("6 (not 5)", "not 5 but 6", "5 is not 6"),
-    ),
-    "6": ((), ("5 (not 6)", "5, not 6", "5 (≠ 6)", "five, not six")),
-    "-5": (("−5", "minus five", "negative five", "-five"), ("five",)),
-    "7": (("seven", "Seven."), ("seven or eight", "seven hundred", "seventy", "seven eighths", "7 eighths", "seventh")),
-    "0": (("zero", "↉"), ("not zero",)),
-    "105": (("one hundred and five", "one hundred five"), ("one hundred", "five")),
-    "1200": (("twelve hundred", "one thousand two hundred"), ()),
-    "1000000": (("a million", "one million"), ()),
-    "1000": (("1\u2006000", "1\u202f000", "one thousand"), ()),
-    "100": (("10²", "one hundred"), ("10₂",)),
-    "1/3": (("⅓", "$⅓$", "one third", "one-third"), ("⅔", "1⅓", "not ⅓")),
-    "1/2": (("half", "one half", "a half", "1/2 (not 1/3)"), ("\\neq \\frac{1}{2}", "½ or ⅓", "not half")),
-    "2/5": (("⅖",), ()),
-    "7/8": (("⅞", "seven eighths"), ()),
-    "5/2": (
-        ("2½", "2 ½", "$2½$", "two and a half", "Two-and-a-half hours", "2 and a half", "two and one-half"),
-        ("½", "two or a half", "two and a third", "two", "half of 5/2", "\\frac{5}{2} squared"),
-    ),
-    "-11/4": (("minus two and three quarters",), ("two and three quarters",)),
-    "6.02\\times10^{23}": (("6.02 x 10^23", "6.02X10^{23}"), ("6.02 x 10^22",)),
-    "3/4": (("{3 \\over 4}", "three quarters", "three fourths", "¾"), ("three",)),
-    "Yes": (("Yes", "yes", "YES.", "\\text{yes}"), ("No", "Yes or no", "not yes")),
-    "Monday": (("MONDAY",), ("Sunday",)),
-    "-\\frac{5}{2}": (("−2½", "-2 ½"), ()),
-    "42_8": (("42_8", "42_{8}", "42₈", "42"), ("42_9", "34")),
-    "x_2": (("x₂", "x_2"), ("x",)),
-    "x \\neq 2": (("x ≠ 2", "x \\ne 2"), ("x = 2",)),
-    "(1,2)": (("(1, 2) (not (2, 1))", "1, 2"), ("not (1,2)", "(1,2) or (2,1)")),
-    "\\{(1,2),(3,4)\\}": (("\\{(3,4),(1,2)\\}",), ()),
-    "n": (("n",), ("N", "n'", "twice n")),
-    "2a": ((), ("a+A",)),
-    "f'(x)": (("f'(x)",), ("f(x)", "f''(x)")),
-    "12, 13": (("12 and 13", "12, 13 (not 14)"), ("not 12 and 13",)),
-    "\\text{not prime}": (("not prime",), ("prime",)),
-    "4\u200b2": (("42",), ("4",)),
+    "42": [
+        "4\u200b2", "\u206042", "42\ufeff", "4\u00ad2", "\u202a42\u202c", "\u200e42\u200f", "\u206642\u2069",
+        "4\u200d2", "4\ufe0f2\ufe0f", "\u200942\u2009", "𝟒𝟐", "٤٢", "forty-two", "Forty two", "FORTY-TWO.",
+        "\\text{forty-two}", "**forty-two**", "forty\u2011two", "forty-two apples", "the answer is forty-two",
+        "42 (forty-two)", "42 (not 43)", "42, not 43", "42 rather than 43", "42 instead of 41", "not 43 but 42",
+        "42 (≠ 43)", "42 (not 43 or 44)", "42 (not counting repeats)", "42, since x cannot be negative",
+        "n \\neq 0, n = 42", "42 (no other solutions)", "There is no solution other than 42",
+        "42 because n is not prime", "42_{10}", "at least 42", "approximately 42", "42.", "{42}", "$42$ dollars",
+        "42 apples and oranges",
+    ],
+    "x": ["x", "x or x"],
+    "\\sqrt{2}": ["√2", "\\sqrt2 or \\sqrt{2}"],
+    "\\pi": ["pi"],
+    "2n": ["2n"],
+    "A": [
+        "A", "(A)", "\\text{A}", "\\textbf{(A)}", "A)", "A.", "Option A", "choice (A)", "The answer is A", "选A", "Ａ",
+        "a",
+    ],
+    "1": ["one", "One"],
+    "2": ["two", "two solutions"],
+    "4": ["four", "4 (not five)"],
+    "5": ["5 (not 6)", "5, not 6", "5 not 6", "not 6 but 5", "five (not six)", "5 (instead of 6)"],
+    "-5": ["−5", "minus five", "negative five", "-five"],
+    "7": ["seven", "Seven."],
+    "0": ["zero", "↉"],
+    "105": ["one hundred and five", "one hundred five"],
+    "1200": ["twelve hundred", "one thousand two hundred"],
+    "1000000": ["a million", "one million"],
+    "1000": ["1\u2006000", "1\u202f000", "one thousand"],
+    "100": ["10²", "one hundred"],
+    "1/3": ["⅓", "$⅓$", "one third", "one-third"],
+    "1/2": ["half", "one half", "a half", "1/2 (not 1/3)"],
+    "2/5": ["⅖"],
+    "7/8": ["⅞", "seven eighths"],
+    "5/2": ["2½", "2 ½", "$2½$", "two and a half", "Two-and-a-half hours", "2 and a half", "two and one-half"],
+    "-11/4": ["minus two and three quarters"],
+    "6.02\\times10^{23}": ["6.02 x 10^23", "6.02X10^{23}"],
+    "3/4": ["{3 \\over 4}", "three quarters", "three fourths", "¾"],
+    "Yes": ["Yes", "yes", "YES.", "\\text{yes}"],
+    "Monday": ["MONDAY"],
+    "-\\frac{5}{2}": ["−2½", "-2 ½"],
+    "42_8": ["42_8", "42_{8}", "42₈", "42"],
+    "x_2": ["x₂", "x_2"],
+    "x \\neq 2": ["x ≠ 2", "x \\ne 2"],
+    "(1,2)": ["(1, 2) (not (2, 1))", "1, 2"],
+    "\\{(1,2),(3,4)\\}": ["\\{(3,4),(1,2)\\}"],
+    "n": ["n"],
+    "f'(x)": ["f'(x)"],
+    "12, 13": ["12 and 13", "12, 13 (not 14)"],
+    "\\text{not prime}": ["not prime"],
+    "4\u200b2": ["42"],
+}
+NOT_CAREFUL: Table = {
+    "42": [
+        "not 42", "isn't 42", "It isn’t 42", "isnt 42", "NOT 42", "Not 42.", "not (42)", "never 42",
+        "\\text{not } 42", "\\text{not 42}", "$\\text{NOT }42$", "42 is wrong", "42 isn't right", "cannot be 42",
+        "can't be 42", "42 is not the answer", "not equal to 42", "unequal to 42", "不是42", "neither 42",
+        "neither 42 nor 43", "42 nor 43", "anything but 42", "other than 42", "not 42 but 43", "≠ 42", "≠42",
+        "\\neq 42", "\\ne 42", "\\ne42", "$\\neq 42$", "x \\neq 42", "\\not= 42", "\\not = 42", "!= 42", "=/= 42",
+        "<> 42", "¬42", "\\lnot 42", "> 42", "\\ge 42", "≥42", "more than 42", "less than 42", "42_8", "42_{8}",
+        "$42_8$", "42₈", "42₍₈₎", "42_{(8)}", "(42)_8", "42_{\\text{hex}}", "42_{\\text{eight}}", "42 base 8",
+        "42 (base 8)", "042_8", "not $42$", "not forty-two", "42 or x", "x or 42", "42 or \\pi", "\\pi or 42",
+        "42 or none", "42 or \\infty", "42 and \\pi", "42 \\text{ or } \\pi", "42 ∨ x", "42 xor x", "42, maybe \\pi",
+        "42 versus \\pi", "42 或 \\pi", "42 or more", "42, 43 apples", "one of 42, 43", "forty-two or forty-three",
+        "forty", "one hundred forty-two", "forty-two hundred", "half of 42", "twice 42", "the square root of 42",
+        "the negative of $42$", "42 squared", "42 minus one", "42 +", "42-", "a multiple of 42", "divisible by 42",
+        "below 42", "over 42", "none of 42", "all but 42", "everything except 42", "no 42", "far from 42",
+        "hardly 42", "by no means 42", "it ain't 42", "42 is impossible", "42 must be rejected",
+        "42 is the wrong answer", "42 (wrong)", "42? No.", "42 fails", "\\not 42", "没有42", "除了42", "小于42",
+        "不可能是42", "42不对", "42是错的", "41 \\boxed{42}", "-\\boxed{42}", "2\\cdot\\boxed{42}", "\\boxed{42}^2",
+    ],
+    "x": ["x or y", "y or x", "$x$ or $y$", "\\text{x or y}", "x and y", "not x", "x ∨ y"],
+    "\\sqrt{2}": [
+        "\\sqrt2 or \\pi", "\\pi or \\sqrt2", "$\\sqrt2$ or $\\pi$", "√2 or π", "\\sqrt2 & \\pi", "not \\sqrt2",
+        "\\sqrt{2} \\text{ or } \\pi", "\\sqrt{2} and \\sqrt{3}", "\\neq \\sqrt2",
+    ],
+    "\\pi": ["\\sqrt2 or \\pi", "\\pi or e", "pi or e", "not \\pi", "\\pi & \\sqrt2"],
+    "3.14": ["\\pi or 3.14", "pi or 3.14"],
+    "2n": ["n or 2n", "2n or n", "n and 2n"],
+    "n^2": ["n^2 or n"],
+    "A": [
+        "B", "Option B", "A) or B)", "A) 42 or B) 43", "A'", "AB", "B) A", "B or A", "either A or B", "(A) or (B)",
+        "A and B", "A nor B", "not A", "≠ A", "A/B", "A | B",
+    ],
+    "1": ["either 1 or 2", "one or two", "neither 1 nor 2", "one of them", "1 or more", "neither"],
+    "2": ["2_3", "one or two", "two halves", "twenty-two"],
+    "4": ["fourteen", "not four"],
+    "5": ["6 (not 5)", "not 5 but 6", "5 is not 6"],
+    "6": ["5 (not 6)", "5, not 6", "5 (≠ 6)", "five, not six"],
+    "-5": ["five"],
+    "7": ["seven or eight", "seven hundred", "seventy", "seven eighths", "7 eighths", "seventh"],
+    "0": ["not zero"],
+    "105": ["one hundred", "five"],
+    "100": ["10₂"],
+    "1/3": ["⅔", "1⅓", "not ⅓"],
+    "1/2": ["\\neq \\frac{1}{2}", "½ or ⅓", "not half"],
+    "5/2": ["½", "two or a half", "two and a third", "two", "half of 5/2", "\\frac{5}{2} squared"],
+    "-11/4": ["two and three quarters"],
+    "6.02\\times10^{23}": ["6.02 x 10^22"],
+    "3/4": ["three"],
+    "Yes": ["No", "Yes or no", "not yes"],
+    "Monday": ["Sunday"],
+    "42_8": ["42_9", "34"],
+    "x_2": ["x"],
+    "x \\neq 2": ["x = 2"],
+    "(1,2)": ["not (1,2)", "(1,2) or (2,1)"],
+    "n": ["N", "n'", "twice n"],
+    "2a": ["a+A"],
+    "f'(x)": ["f(x)", "f''(x)"],
+    "12, 13": ["not 12 and 13"],
+    "\\text{not prime}": ["prime"],
+    "4\u200b2": ["4"],
 }
 # fmt: on
 # Beside the number: a unit of measure, the letter of a choice, another formula. Currencies, and nouns such as
 # apples, are no units; a truth of one letter outside text has none, either (5m may be a product).
 # fmt: off
 BESIDE: Table = {
-    "5 \\text{ cm}": (
-        (
-            "5 cm", "5", "5cm", "5 centimetres", "5\\,\\mathrm{cm}", "x = 5 cm", "5 cm long", "(A) 5 cm",
-            "5 units", "5 cm \\boxed{5 cm}", "4s = 5", "1) $5$", "n=4: $5$",
-        ),
-        ("5 kg", "5\\text{ kg}", "5 km", "5 m", "5 \\mathrm{mm}", "5 seconds", "5 Kilograms", "5 inches", "5 dollars"),
-    ),
-    "5 \\text{ cm}^3": (("5 mL", "5 ml", "5 cm^3"), ("5 kg",)),
-    "5 \\text{ N m}": (("5 Joules",), ("5 kg",)),
-    "20 $cm^{2}$": (("20 cm^2", "20\\text{ cm}^2"), ("20 kg", "20 m^2")),
-    "30 \\mathrm{~km} / \\mathrm{h}": (
-        ("30 km/h", "30 kilometers an hour", "30", "30 kph"), ("30 m/s", "30 kg", "30 mph"),
-    ),
-    "12 \\text{ hours}": (("12 hrs", "twelve hours", "12 h", "12 hours per day"), ("12 minutes", "twelve days")),
-    "5 \\text{ minutes}": (("5 min", "5 m"), ("5 s",)),
-    "90^\\circ": (("90", "90°", "90 degrees"), ("90 radians", "90 K g 90 kg")),
-    "\\frac{1}{2} \\text{ kg}": (("0.5 kilograms", "1/2 kg"), ("0.5 g", "1/2 cm")),
-    "5m": (("5m", "5 m", "5 meters"), ("5n",)),
-    "3 ms": (("3ms",), ()),
-    "\\$5": (("\\$5 a day", "5 dollars"), ("6 dollars",)),
-    "42": (
-        (
-            "A) 42", "(A) 42", "(A) $42$", "$\\textbf{(A)}\\ 42$", "\\text{(A) } 42", "\\textbf{(D)}~42", "D: 42",
-            "C. 42", "Option B: 42", "42 (A)", "42 \\boxed{42}", "42. $\\boxed{42}$", "$42$ \\boxed{42}",
-            "\\boxed{42} 42", "42 \\(\\boxed{42}\\)", "(1) $42$", "6*7 = $42$", "42 ($6 \\cdot 7$)", "$42$ m/s^2",
-        ),
-        (
-            "A) 43", "(A) 43", "A42", "A) not 42", "A) 42, B) 43", "(A) 42 (B) 43", "42 \\boxed{43}", "43 \\boxed{42}",
-            "2 \\boxed{42}", "42 - \\boxed{42}", "41 $42$", "41, $42$", "41, x = $42$", "41 \\(42\\)", "$42$ 41",
-            "41. $\\boxed{42}$", "41 $\\boxed{42}$",
-        ),
-    ),
-    "-7": (("(B) $-7$", "\\textbf{(C)}~{-7}"), ("A) 7", "(A) - 8")),
-    "x+1": (("(A) x+1", "x+1 \\boxed{x+1}"), ("Ax+1", "(A) x+2")),
-    "A": (
-        ("(A) 42", "A. 42", "\\textbf{(A)}\\ 42", "A: 42"),
-        ("(B) 42", "B) A", "A) or B)", "A) is wrong", "D. $A$", "A) B"),
-    ),
-    "A+1": (("A+1",), ("A) 1", "(B) 1")),
-    "i": (("i", "D. $i$"), ("-i",)),
-    "\\frac{3}{4}": (("(D) 3/4", "3/4 \\boxed{\\frac34}", "0.75 ($\\frac34$)"), ("3/4 \\boxed{\\frac{3}{5}}",)),
-    "2\\sqrt{3}": (
-        ("(B) 2\\sqrt{3}", "$2\\sqrt3$ (3.46)", "\\(2\\sqrt{3}\\) ≈ 3.46"),
-        ("(B) 3\\sqrt2", "3 $2\\sqrt3$"),
-    ),
-    "\\frac{3}{2}": (("1 $\\frac12$",), ("2 $\\frac12$",)),
-    "(3,4)": (
-        ("x=3, y=4", "\\big(3,4\\big)", "f(2) = $(3,4)$", "\\{x=3, y=4\\}", "(3,4) (not \\{3,4\\})"),
-        ("\\{3,4\\}", "\\left\\{3,4\\right\\}", "$\\{3, 4\\}$", "the set \\{3,4\\}", "\\{4,3\\}"),
-    ),
-    "(x, y) = (\\frac12, 4)": (("(0.5, 4)",), ("\\{\\frac12, 4\\}",)),
-    "(0,1)": ((), ("\\{0,1\\}", "[0,1]")),
-    "\\{3,4\\}": (("\\{4,3\\}", "3, 4"), ("\\{3,5\\}",)),
-    "3, 4": (("3, 4 \\boxed{3,4}", "(A) 3,4", "\\{3,4\\}"), ("3, 4 \\boxed{3,5}",)),
-    "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}": (("\\begin{bmatrix}1\\\\2\\end{bmatrix}",), ()),
+    "5 \\text{ cm}": [
+        "5 cm", "5", "5cm", "5 centimetres", "5\\,\\mathrm{cm}", "x = 5 cm", "5 cm long", "(A) 5 cm", "5 units",
+        "5 cm \\boxed{5 cm}", "4s = 5", "1) $5$", "n=4: $5$",
+    ],
+    "5 \\text{ cm}^3": ["5 mL", "5 ml", "5 cm^3"],
+    "5 \\text{ N m}": ["5 Joules"],
+    "20 $cm^{2}$": ["20 cm^2", "20\\text{ cm}^2"],
+    "30 \\mathrm{~km} / \\mathrm{h}": ["30 km/h", "30 kilometers an hour", "30", "30 kph"],
+    "12 \\text{ hours}": ["12 hrs", "twelve hours", "12 h", "12 hours per day"],
+    "5 \\text{ minutes}": ["5 min", "5 m"],
+    "90^\\circ": ["90", "90°", "90 degrees"],
+    "\\frac{1}{2} \\text{ kg}": ["0.5 kilograms", "1/2 kg"],
+    "5m": ["5m", "5 m", "5 meters"],
+    "3 ms": ["3ms"],
+    "\\$5": ["\\$5 a day", "5 dollars"],
+    "42": [
+        "A) 42", "(A) 42", "(A) $42$", "$\\textbf{(A)}\\ 42$", "\\text{(A) } 42", "\\textbf{(D)}~42", "D: 42",
+        "C. 42", "Option B: 42", "42 (A)", "42 \\boxed{42}", "42. $\\boxed{42}$", "$42$ \\boxed{42}",
+        "\\boxed{42} 42", "42 \\(\\boxed{42}\\)", "(1) $42$", "6*7 = $42$", "42 ($6 \\cdot 7$)", "$42$ m/s^2",
+    ],
+    "-7": ["(B) $-7$", "\\textbf{(C)}~{-7}"],
+    "x+1": ["(A) x+1", "x+1 \\boxed{x+1}"],
+    "A": ["(A) 42", "A. 42", "\\textbf{(A)}\\ 42", "A: 42"],
+    "A+1": ["A+1"],
+    "i": ["i", "D. $i$"],
+    "\\frac{3}{4}": ["(D) 3/4", "3/4 \\boxed{\\frac34}", "0.75 ($\\frac34$)"],
+    "2\\sqrt{3}": ["(B) 2\\sqrt{3}", "$2\\sqrt3$ (3.46)", "\\(2\\sqrt{3}\\) ≈ 3.46"],
+    "\\frac{3}{2}": ["1 $\\frac12$"],
+    "(3,4)": ["x=3, y=4", "\\big(3,4\\big)", "f(2) = $(3,4)$", "\\{x=3, y=4\\}", "(3,4) (not \\{3,4\\})"],
+    "(x, y) = (\\frac12, 4)": ["(0.5, 4)"],
+    "\\{3,4\\}": ["\\{4,3\\}", "3, 4"],
+    "3, 4": ["3, 4 \\boxed{3,4}", "(A) 3,4", "\\{3,4\\}"],
+    "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}": ["\\begin{bmatrix}1\\\\2\\end{bmatrix}"],
+}
+NOT_BESIDE: Table = {
+    "5 \\text{ cm}": [
+        "5 kg", "5\\text{ kg}", "5 km", "5 m", "5 \\mathrm{mm}", "5 seconds", "5 Kilograms", "5 inches", "5 dollars",
+    ],
+    "5 \\text{ cm}^3": ["5 kg"],
+    "5 \\text{ N m}": ["5 kg"],
+    "20 $cm^{2}$": ["20 kg", "20 m^2"],
+    "30 \\mathrm{~km} / \\mathrm{h}": ["30 m/s", "30 kg", "30 mph"],
+    "12 \\text{ hours}": ["12 minutes", "twelve days"],
+    "5 \\text{ minutes}": ["5 s"],
+    "90^\\circ": ["90 radians", "90 K g 90 kg"],
+    "\\frac{1}{2} \\text{ kg}": ["0.5 g", "1/2 cm"],
+    "5m": ["5n"],
+    "\\$5": ["6 dollars"],
+    "42": [
+        "A) 43", "(A) 43", "A42", "A) not 42", "A) 42, B) 43", "(A) 42 (B) 43", "42 \\boxed{43}", "43 \\boxed{42}",
+        "2 \\boxed{42}", "42 - \\boxed{42}", "41 $42$", "41, $42$", "41, x = $42$", "41 \\(42\\)", "$42$ 41",
+        "41. $\\boxed{42}$", "41 $\\boxed{42}$",
+    ],
+    "-7": ["A) 7", "(A) - 8"],
+    "x+1": ["Ax+1", "(A) x+2"],
+    "A": ["(B) 42", "A) is wrong", "D. $A$", "A) B"],
+    "A+1": ["A) 1", "(B) 1"],
+    "i": ["-i"],
+    "\\frac{3}{4}": ["3/4 \\boxed{\\frac{3}{5}}"],
+    "2\\sqrt{3}": ["(B) 3\\sqrt2", "3 $2\\sqrt3$"],
+    "\\frac{3}{2}": ["2 $\\frac12$"],
+    "(3,4)": ["\\{3,4\\}", "\\left\\{3,4\\right\\}", "$\\{3, 4\\}$", "the set \\{3,4\\}", "\\{4,3\\}"],
+    "(x, y) = (\\frac12, 4)": ["\\{\\frac12, 4\\}"],
+    "(0,1)": ["\\{0,1\\}", "[0,1]"],
+    "\\{3,4\\}": ["\\{3,5\\}"],
+    "3, 4": ["3, 4 \\boxed{3,5}"],
 }
 # fmt: on
 # fmt: off
 RESPONSES: Table = {
-    "42": (
-        (
-            "The answer is $\\boxed{\\textbf{(C)}\\ 42}$", "The answer is (C) 42.",
-            "First \\boxed{41}, no: \\boxed{42}", "Answer:\n\n$$\\frac{84}{2}$$\n", "The final answer is 42.",
-            "so the result is 42.", "<think>Answer: 41</think> Answer: 42",
-            "<think>a</think>b<think>c</think>Answer: 42", "<think>a<think>b</think>Answer: 42",
-            "So $\\boxed{\\,42\\,}$", "So \\fbox{42}.", "So \\boxed 42.", "So \\boxed {42}.",
-            "\\boxed{Answer: 42}", "答案：42", "最终答案是：$42$", "解答：先算 7。答：42", "【答案】42",
-            "<answer>42</answer> took 7 steps", "<Answer>\n$$42$$\n</Answer> 7",
-            "<answer>41</answer><answer>42</answer> 7", "<final_answer>Answer: 42</final_answer>",
-            "Answer: <answer>42</answer>", "<answer></answer> so it is 42", "等于42", "等于４２。",
-            "The final answer is 42. It took 7 steps.", "The final answer is forty-two.", "An\u200bswer:\u200b 42",
-            "so n is not 6 but 42.", "so n is not 6 but \\boxed{42}.", "$40+2=\\boxed{42}$", "- \\boxed{42}",
-            "It is not a prime, so \\boxed{42}", "\\boxed{42}^\\circ", "\\boxed{42}\n\n\\boxed{42}", 
-            "a) $\\boxed{42}$.", "2\\sqrt{441}=\\boxed{42}\\text{ cm}", "**\\boxed{42}**", "Since $x=3$, \\boxed{42}",
-            "\\boxed{42} or \\boxed{42}", "the number of people who are not sick is $$\\boxed{42}$$",
-            "It's not hard to see \\boxed{42}", "\\boxed{42} is not hard to find", "\\boxed{42}^{th}",
-        ),
-        (
-            "First \\boxed{42}, no: \\boxed{41}", "Answer: 42\nAnswer: 41", "so the result is 43.",
-            "I do not know", "", "<think>Answer: 42</think> Answer: 41", "<think>It is 42. Answer: 42",
-            "<think>a</think>b<think>c Answer: 42", "<think>a</think>Answer: 42<think>", "答案：41\n等于42",
-            "so the answer is not 42.", "so it isn't 42", "so it is 42_8", "not \\boxed{42}",
-            "It is not $\\boxed{42}$.",
-            "\\boxed{42} is wrong", "$\\boxed{42}$ is not the answer", "\\boxed{41} or \\boxed{42}",
-            "$\\boxed{41}$, $\\boxed{42}$", "\\boxed{42} or 43", "43 or \\boxed{42}", "\\boxed{43}\\boxed{42}",
-            "-\\boxed{42}",
-            "2\\cdot\\boxed{42}", "\\sqrt{\\boxed{42}}", "\\boxed{42}^2", "\\boxed{42}.5", "\\boxed{42}/2",
-            "1\\boxed{42}",
-            "\\boxed{42}\\pi", "\\not\\boxed{42}", "\\neq \\boxed{42}", "more than \\boxed{42}", "不是\\boxed{42}",
-        ),
-    ),
-    "41": ((), ("<answer>42</answer>",)),
-    "41, 42": (("\\boxed{41}, \\boxed{42}", "$\\boxed{41}$ and $\\boxed{42}$"), ("\\boxed{42}",)),
-    "$y_1=x^2$\n$y_2=x^3$": (("Answer: $y_1 = x^2$\n$y_2=x^3$.",), ()),
-    "50": (("so it is 50%.",), ()),
-    "0.5": ((), ("so it is 50%.",)),
-    "12": ((), ("The final answer is 12 or 13.",)),
-    "13": ((), ("The final answer is 12 or 13.",)),
+    "42": [
+        "The answer is $\\boxed{\\textbf{(C)}\\ 42}$", "The answer is (C) 42.", "First \\boxed{41}, no: \\boxed{42}",
+        "Answer:\n\n$$\\frac{84}{2}$$\n", "The final answer is 42.", "so the result is 42.",
+        "<think>Answer: 41</think> Answer: 42", "<think>a</think>b<think>c</think>Answer: 42",
+        "<think>a<think>b</think>Answer: 42", "So $\\boxed{\\,42\\,}$", "So \\fbox{42}.", "So \\boxed 42.",
+        "So \\boxed {42}.", "\\boxed{Answer: 42}", "答案：42", "最终答案是：$42$", "解答：先算 7。答：42", "【答案】42",
+        "<answer>42</answer> took 7 steps", "<Answer>\n$$42$$\n</Answer> 7",
+        "<answer>41</answer><answer>42</answer> 7", "<final_answer>Answer: 42</final_answer>",
+        "Answer: <answer>42</answer>", "<answer></answer> so it is 42", "等于42", "等于４２。",
+        "The final answer is 42. It took 7 steps.", "The final answer is forty-two.", "An\u200bswer:\u200b 42",
+        "so n is not 6 but 42.", "so n is not 6 but \\boxed{42}.", "$40+2=\\boxed{42}$", "- \\boxed{42}",
+        "It is not a prime, so \\boxed{42}", "\\boxed{42}^\\circ", "\\boxed{42}\n\n\\boxed{42}", "a) $\\boxed{42}$.",
+        "2\\sqrt{441}=\\boxed{42}\\text{ cm}", "**\\boxed{42}**", "Since $x=3$, \\boxed{42}",
+        "\\boxed{42} or \\boxed{42}", "the number of people who are not sick is $$\\boxed{42}$$",
+        "It's not hard to see \\boxed{42}", "\\boxed{42} is not hard to find", "\\boxed{42}^{th}",
+    ],
+    "41, 42": ["\\boxed{41}, \\boxed{42}", "$\\boxed{41}$ and $\\boxed{42}$"],
+    "$y_1=x^2$\n$y_2=x^3$": ["Answer: $y_1 = x^2$\n$y_2=x^3$."],
+    "50": ["so it is 50%."],
+}
+NOT_RESPONSES: Table = {
+    "42": [
+        "First \\boxed{42}, no: \\boxed{41}", "Answer: 42\nAnswer: 41", "so the result is 43.", "I do not know", "",
+        "<think>Answer: 42</think> Answer: 41", "<think>It is 42. Answer: 42", "<think>a</think>b<think>c Answer: 42",
+        "<think>a</think>Answer: 42<think>", "答案：41\n等于42", "so the answer is not 42.", "so it isn't 42",
+        "so it is 42_8", "not \\boxed{42}", "It is not $\\boxed{42}$.", "\\boxed{42} is wrong",
+        "$\\boxed{42}$ is not the answer", "\\boxed{41} or \\boxed{42}", "$\\boxed{41}$, $\\boxed{42}$",
+        "\\boxed{42} or 43", "43 or \\boxed{42}", "\\boxed{43}\\boxed{42}", "-\\boxed{42}", "2\\cdot\\boxed{42}",
+        "\\sqrt{\\boxed{42}}", "\\boxed{42}^2", "\\boxed{42}.5", "\\boxed{42}/2", "1\\boxed{42}", "\\boxed{42}\\pi",
+        "\\not\\boxed{42}", "\\neq \\boxed{42}", "more than \\boxed{42}", "不是\\boxed{42}",
+    ],
+    "41": ["<answer>42</answer>"],
+    "41, 42": ["\\boxed{42}"],
+    "0.5": ["so it is 50%."],
+    "12": ["The final answer is 12 or 13."],
+    "13": ["The final answer is 12 or 13."],
 }
 # fmt: on
 # Of files that people train on: math-verify cannot read them, or not as what they mean.
@@ -424,20 +452,25 @@ TRUTHS = (
 # fmt: on
 
 
-def rows(table: Table, before: str = "") -> list[tuple[str, str, float]]:
+def rows(right: Table, wrong: Table, before: str = "") -> list[tuple[str, str, float]]:
     """Each response, truth and verdict."""
+    verdicts = (RIGHT, right), (WRONG, wrong)
     return [
         (before + text, truth, verdict)
-        for truth, answers in table.items()
-        for verdict, texts in zip((RIGHT, WRONG), answers, strict=True)
-        for text in texts
+        for verdict, table in verdicts
+        for truth in table
+        for text in table[truth]
     ]
+
+
+# After work that is not looked at; the verdicts on ANSWERS are also math-verify's.
+LAST_LINES = (ANSWERS, NOT_ANSWERS), (CLEANED, NOT_CLEANED), (CAREFUL, NOT_CAREFUL), (BESIDE, NOT_BESIDE)
 
 
 @pytest.mark.parametrize(
     ("response", "truth", "verdict"),
-    [row for table in (ANSWERS, CLEANED, CAREFUL, BESIDE) for row in rows(table, "Some work.\nAnswer: ")]
-    + rows(RESPONSES),
+    [row for pair in LAST_LINES for row in rows(*pair, "Some work.\nAnswer: ")]
+    + rows(RESPONSES, NOT_RESPONSES),
 )
 def test_the_table_of_answers(response: str, truth: str, verdict: float) -> None:
     result = grade(response, truth)
@@ -500,7 +533,7 @@ def direct(answer: str, truth: str) -> bool:
 
 @pytest.mark.parametrize(
     ("answer", "truth"),
-    [row[:2] for row in rows(ANSWERS) if not set("$`") & set(row[0]) and " " not in row[0]],
+    [row[:2] for row in rows(ANSWERS, NOT_ANSWERS) if not set("$`") & set(row[0]) and " " not in row[0]],
 )
 def test_the_verdict_is_math_verifys(answer: str, truth: str) -> None:
     if answer in ("\\boxed{42}", "\\(42\\)", "\\[42\\]"):
@@ -557,36 +590,25 @@ def test_any_truth_gets_a_grade(truth: str) -> None:
     assert grade("Answer: \\frac{1}{7}", truth, limit_seconds=1.0).right in (0.0, 1.0)
 
 
-def fractions(numerator: int) -> tuple[str, float]:
-    """A response that needs math-verify, and its grade against 3/7."""
-    return f"Answer: \\frac{{{numerator}\\cdot 2}}{{14}}", float(numerator == 3)
+SEVENTHS = "Answer: \\frac{3\\cdot 2}{14}"  # needs math-verify
 
 
 def graders() -> set[int]:
     """Process ids of this process's own grading processes."""
-    found = set()
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            parent = int(status.read_text().split("PPid:")[1].split()[0])
-            if parent == os.getpid() and b"grader_child" in (status.parent / "cmdline").read_bytes():
-                found.add(int(status.parent.name))
-        except (OSError, IndexError):  # it has ended meanwhile
-            continue
-    return found
+    children = psutil.Process().children()
+    return {child.pid for child in children if any("grader_child" in word for word in child.cmdline())}
 
 
 def test_a_forked_process_has_children_of_its_own() -> None:
-    response, verdict = fractions(3)
-    assert grade(response, "3/7").right == verdict
+    assert grade(SEVENTHS, "3/7").right == RIGHT
     before = graders()
     assert before
     child = os.fork()
     if child == 0:
-        right = grade(response, "3/7").right
-        own = graders()
+        right = grade(SEVENTHS, "3/7").right
+        started = graders()
         close_pools()
-        os._exit(0 if right == verdict and len(own) == 1 and not graders() else 1)
+        os._exit(0 if right == RIGHT and len(started) == 1 and not graders() else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert graders() == before
-    assert grade(response, "3/7").right == verdict
+    assert grade(SEVENTHS, "3/7").right == RIGHT
     assert graders() == before
