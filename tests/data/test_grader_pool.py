@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,8 @@ from tests.waiting import CEILING_SECONDS, until
 
 LIMIT = 1.0  # of what does not end by itself; easy answers take as long as this machine needs for them
 HANGING = "9^{9^{9^9}}"
-
+EASY = ("Answer: \\frac{84}{2}", "\\frac{42}{1}", 1.0)
+RIGHT = MathVerifyResult(True)
 
 pytestmark = pytest.mark.usefixtures("patient_grading")
 
@@ -31,6 +32,23 @@ def alive(pid: int) -> bool:
     except FileNotFoundError:
         return False
     return state not in "ZX"
+
+
+@pytest.fixture
+def pool() -> Iterator[GraderPool]:
+    """Of one child, which takes as long as it needs; closed at the end, and the child with it."""
+    pool = GraderPool(CEILING_SECONDS, workers=1)
+    yield pool
+    pids = pool.processes()
+    pool.close()
+    assert not pool.processes() and not any(map(alive, pids))
+
+
+def child_of(pool: GraderPool) -> int:
+    """The process of a pool of one child, after a right answer that is put to math-verify."""
+    assert pool.grade("\\frac{2}{4}", True, "0.5") == RIGHT
+    [pid] = pool.processes()
+    return pid
 
 
 HOSTILE = {
@@ -66,18 +84,22 @@ def _pools() -> Iterator[None]:
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_hostile_answer_costs_one_grade(name: str, _pools: None) -> None:
-    assert grade("Answer: \\frac{84}{2}", "\\frac{42}{1}", LIMIT, workers=1).right == 1.0
-    assert grade(HOSTILE[name], "\\sqrt{42}", LIMIT, workers=1).right == 0.0
-    assert grade("Answer: \\frac{84}{2}", "\\frac{42}{1}", LIMIT, workers=1).right == 1.0
+    for response, truth, right in (EASY, (HOSTILE[name], "\\sqrt{42}", 0.0), EASY):
+        assert grade(response, truth, LIMIT, workers=1).right == right
 
 
-def test_the_limit_holds_and_is_told(_pools: None) -> None:
-    result = grade(f"Answer: {HANGING}", "\\sqrt{42}", LIMIT, workers=1)
-    assert (result.right, result.timeout, result.error) == (0.0, 1.0, 0.0)
-    result = grade("Answer: " + "7" * 1_001, "7", LIMIT, workers=1)
-    assert (result.right, result.timeout, result.error) == (0.0, 0.0, 1.0)
-    result = grade("Answer: 7", "7" * 1_001, LIMIT, workers=1)
-    assert (result.right, result.timeout, result.error) == (0.0, 0.0, 1.0)
+@pytest.mark.parametrize(
+    ("response", "truth", "timeout"),
+    [
+        (f"Answer: {HANGING}", "\\sqrt{42}", 1.0),
+        ("Answer: " + "7" * 1_001, "7", 0.0),
+        ("Answer: 7", "7" * 1_001, 0.0),
+    ],
+    ids=["hanging", "a long answer", "a long truth"],
+)
+def test_the_limit_holds_and_is_told(response: str, truth: str, timeout: float, _pools: None) -> None:
+    result = grade(response, truth, LIMIT, workers=1)
+    assert (result.right, result.timeout, result.error) == (0.0, timeout, 1.0 - timeout)
 
 
 def test_hostile_and_normal_answers_side_by_side() -> None:
@@ -92,19 +114,17 @@ def test_hostile_and_normal_answers_side_by_side() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [verdicts[place].right for place in range(6)] == [place % 3 != 0 for place in range(6)]
-    assert [verdicts[place].fault == "timeout" for place in range(6)] == [
-        place % 3 == 0 for place in range(6)
-    ]
+    timeout = MathVerifyResult(False, "timeout")
+    assert verdicts == {place: RIGHT if place % 3 else timeout for place in range(6)}
     assert len(pool.processes()) <= 2
     pool.close()
     assert pool.processes() == []
 
 
-def test_a_child_killed_in_the_middle_of_a_grade_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
-    pool = GraderPool(CEILING_SECONDS, workers=1)
-    assert pool.grade("\\frac{2}{4}", True, "0.5").right
-    [pid] = pool.processes()
+def test_a_child_killed_in_the_middle_of_a_grade_is_replaced(
+    pool: GraderPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid = child_of(pool)
     os.kill(pid, signal.SIGSTOP)  # so that the grade is under way when the child is killed
     asked, read = threading.Event(), grader_pool._Child._read
 
@@ -119,118 +139,95 @@ def test_a_child_killed_in_the_middle_of_a_grade_is_replaced(monkeypatch: pytest
     assert asked.wait(CEILING_SECONDS)
     os.kill(pid, signal.SIGKILL)
     thread.join(CEILING_SECONDS)
-    assert verdicts == [MathVerifyResult(True)]
-    assert not alive(pid)
+    assert verdicts == [RIGHT] and not alive(pid)
+
+
+def test_a_child_limits_its_own_memory_and_ignores_interrupts() -> None:
+    pool = GraderPool(LIMIT, workers=1, memory_bytes=1 << 30)
+    pid = child_of(pool)
+    limits = Path(f"/proc/{pid}/limits").read_text()
+    [memory] = [line for line in limits.splitlines() if line.startswith("Max address space")]
+    assert memory.split()[3:5] == [str(1 << 30)] * 2
+    os.kill(pid, signal.SIGINT)
+    assert child_of(pool) == pid
     pool.close()
 
 
-def test_an_answer_that_kills_its_child_is_given_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    child = tmp_path / "child.py"
-    child.write_text(
-        "import os, sys\n"
-        "print('{\"ready\": true}', flush=True)\n"
-        "sys.stdin.readline()\n"
-        f"open({str(tmp_path / 'deaths')!r}, 'a').write('x')\n"
-        "os.kill(os.getpid(), int(os.environ['DEATH']))\n"
-    )
-    monkeypatch.setattr(grader_pool, "CHILD", child)
-    for death, times, fault in (
+def test_a_child_stays_although_its_owner_is_large(pool: GraderPool) -> None:
+    ballast = bytearray(b"x") * (600 << 20)
+    assert child_of(pool) == child_of(pool)
+    del ballast
+
+
+# Children in place of ours, without math-verify.
+READY = "import json, os, sys\nprint('{\"ready\": true}', flush=True)\n"
+ANSWERING = READY + "for line in sys.stdin:\n    print(json.dumps({'right': True, 'last': %s}), flush=True)\n"
+
+
+@pytest.fixture
+def made_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """The code of the children of pools from now on."""
+    monkeypatch.setattr(grader_pool, "CHILD", tmp_path / "child.py")
+    return grader_pool.CHILD.write_text
+
+
+@pytest.mark.parametrize(
+    ("death", "times", "fault"),
+    [
         (signal.SIGSEGV, 1, "error"),
         (signal.SIGKILL, 2, "error"),
         (signal.SIGXCPU, 1, "timeout"),  # the kernel was faster than the clock
-    ):
-        (tmp_path / "deaths").write_text("")
-        monkeypatch.setenv("DEATH", str(int(death)))
-        pool = GraderPool(CEILING_SECONDS, workers=1)
-        assert pool.grade("1", True, "1") == MathVerifyResult(False, fault)
-        assert (tmp_path / "deaths").read_text() == "x" * times
-        pool.close()
+    ],
+)
+def test_an_answer_that_kills_its_child_is_given_up(
+    pool: GraderPool, made_child: Callable[[str], None], tmp_path: Path, death: int, times: int, fault: str
+) -> None:
+    note = f"open({str(tmp_path / 'deaths')!r}, 'a').write('x')\n"
+    made_child(f"{READY}sys.stdin.readline()\n{note}os.kill(os.getpid(), {int(death)})\n")
+    assert pool.grade("1", True, "1") == MathVerifyResult(False, fault)
+    assert (tmp_path / "deaths").read_text() == "x" * times
 
 
-def test_a_grader_that_cannot_start_is_said_loudly(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    child = tmp_path / "child.py"
-    monkeypatch.setattr(grader_pool, "CHILD", child)
-    child.write_text("import sys; sys.exit(1)")
-    pool = GraderPool(LIMIT, workers=1)
-    for _ in range(2):  # and again: the place of the child is not lost
-        with pytest.raises(UserError, match="did not start"):
+def test_a_grader_that_cannot_start_is_said_loudly(
+    pool: GraderPool, made_child: Callable[[str], None]
+) -> None:
+    for code, said in (
+        ("import sys; sys.exit(1)", "did not start"),
+        ("import sys; sys.exit(1)", "did not start"),  # the place of the first child is not lost
+        ('print(\'{"missing": "math_verify"}\', flush=True)', r"'math_verify' is needed .*pip install math-verify"),
+    ):  # fmt: skip
+        made_child(code)
+        with pytest.raises(UserError, match=said):
             pool.grade("1", True, "1")
-    child.write_text('print(\'{"missing": "math_verify"}\', flush=True)')
-    with pytest.raises(UserError, match=r"'math_verify' is needed .*pip install math-verify"):
-        pool.grade("1", True, "1")
     for arguments in ((0.0, 1), (float("nan"), 1), (1.0, 0)):
         with pytest.raises(UserError, match="give a limit above 0"):
             GraderPool(*arguments)
 
 
-def test_a_child_limits_its_own_memory_and_ignores_interrupts() -> None:
-    pool = GraderPool(LIMIT, workers=1, memory_bytes=1 << 30)
-    assert pool.grade("\\frac{2}{4}", True, "0.5").right
-    [pid] = pool.processes()
-    limits = Path(f"/proc/{pid}/limits").read_text()
-    [memory] = [line for line in limits.splitlines() if line.startswith("Max address space")]
-    assert memory.split()[3:5] == [str(1 << 30)] * 2
-    os.kill(pid, signal.SIGINT)
-    assert pool.grade("\\frac{2}{4}", True, "0.5").right
-    assert pool.processes() == [pid]
-    pool.close()
-    assert not alive(pid)
-
-
-def test_a_child_stays_although_its_owner_is_large() -> None:
-    ballast = bytearray(b"x") * (600 << 20)
-    pool = GraderPool(LIMIT, workers=1)
-    assert pool.grade("\\frac{2}{4}", True, "0.5").right
-    [pid] = pool.processes()
-    assert pool.grade("\\frac{2}{4}", True, "0.5").right
-    assert pool.processes() == [pid]
-    pool.close()
-    del ballast
-
-
-# Answers as a child does, without math-verify.
-READY = "import json, os, sys\nprint('{\"ready\": true}', flush=True)\n"
-ANSWERING = READY + "for line in sys.stdin:\n    print(json.dumps({'right': True, 'last': %s}), flush=True)\n"
-
-
-def made_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, text: str) -> None:
-    (tmp_path / "child.py").write_text(text)
-    monkeypatch.setattr(grader_pool, "CHILD", tmp_path / "child.py")
-
-
 @pytest.mark.parametrize("last", [False, True])
 def test_a_child_that_says_that_it_ends_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, last: bool
+    pool: GraderPool, made_child: Callable[[str], None], last: bool
 ) -> None:
-    made_child(monkeypatch, tmp_path, ANSWERING % last)
-    pool = GraderPool(CEILING_SECONDS, workers=1)
-    assert pool.grade("1", True, "1") == MathVerifyResult(True)
-    first = pool.processes()
-    assert pool.grade("1", True, "1") == MathVerifyResult(True)
-    assert (pool.processes() != first) is last
-    pool.close()
+    made_child(ANSWERING % last)
+    assert (child_of(pool) != child_of(pool)) is last
 
 
 def test_a_child_that_is_already_dead_when_it_is_asked_is_replaced(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pool: GraderPool, made_child: Callable[[str], None]
 ) -> None:
-    made_child(monkeypatch, tmp_path, ANSWERING % False)
-    pool = GraderPool(CEILING_SECONDS, workers=1)
-    assert pool.grade("1", True, "1") == MathVerifyResult(True)
-    [pid] = pool.processes()
+    made_child(ANSWERING % False)
+    pid = child_of(pool)
     os.kill(pid, signal.SIGKILL)
     until("the child has ended", lambda: not alive(pid))
-    assert pool.grade("1", True, "1") == MathVerifyResult(True)
-    assert pool.processes() != [pid]
-    pool.close()
+    assert child_of(pool) != pid
 
 
 def test_a_child_that_only_closes_its_output_is_killed(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pool: GraderPool, made_child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pids = tmp_path / "pids"
     note = f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
-    made_child(monkeypatch, tmp_path, f"{READY}{note}sys.stdin.readline()\nos.close(1)\nsys.stdin.read()\n")
+    made_child(f"{READY}{note}sys.stdin.readline()\nos.close(1)\nsys.stdin.read()\n")
     wait = subprocess.Popen.wait
 
     def impatient(process: Any, timeout: float | None = None) -> int:
@@ -239,18 +236,15 @@ def test_a_child_that_only_closes_its_output_is_killed(
         return wait(process)
 
     monkeypatch.setattr(subprocess.Popen, "wait", impatient)
-    pool = GraderPool(CEILING_SECONDS, workers=1)
     assert pool.grade("1", True, "1") == MathVerifyResult(False, "error")
     asked = [int(line) for line in pids.read_text().split()][:2]
     assert len(asked) == 2 and not any(map(alive, asked))
-    pool.close()
 
 
 def test_a_child_that_the_system_refuses_does_not_take_a_place(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    pool: GraderPool, made_child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made_child(monkeypatch, tmp_path, ANSWERING % False)
-    pool = GraderPool(CEILING_SECONDS, workers=1)
+    made_child(ANSWERING % False)
 
     def refuse(*_: object, **__: object) -> None:
         raise BlockingIOError("Resource temporarily unavailable")
@@ -260,8 +254,7 @@ def test_a_child_that_the_system_refuses_does_not_take_a_place(
         for _ in range(2):
             with pytest.raises(BlockingIOError):
                 pool.grade("1", True, "1")
-    assert pool.grade("1", True, "1") == MathVerifyResult(True)
-    pool.close()
+    assert child_of(pool)
 
 
 # Waits for as long as it lives, and tells when it waits for a child.
@@ -291,10 +284,9 @@ def test_no_child_outlives_its_owner(state: str) -> None:
         [sys.executable, "-c", OWNER, state], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert owner.stdout
-    assert [owner.stdout.readline() for _ in range(2)] == [
-        "waits\n"
-    ] * 2  # for its start, for the easy answer
-    pid = int(owner.stdout.readline())
+    said = [owner.stdout.readline() for _ in range(3)]
+    assert said[:2] == ["waits\n"] * 2  # for its start, for the easy answer
+    pid = int(said[2])
     if state == "busy":
         assert owner.stdout.readline() == "waits\n"
     else:
