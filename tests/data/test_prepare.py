@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.data.prepare import check_folder, prepare
+from cppo_lab.data.prepare import FileRecord, check_folder, prepare
 from cppo_lab.errors import UserError
 from tests.data.made_files import (
     AFTER,
@@ -28,72 +28,86 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
 
 
-def test_the_shipped_rows_in_verls_layout(tmp_path: Path) -> None:
-    records = prepare("sample", tmp_path / "data")
-    assert sorted(contents(tmp_path / "data")) == FILES
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    """The folder into which the tests prepare data; it is not there yet."""
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def prepared(out: Path) -> Path:
+    """`out` with the shipped rows."""
+    prepare("sample", out)
+    return out
+
+
+def trained_on(out: Path, source: Path, **options: Any) -> tuple[FileRecord, list[dict[str, Any]]]:
+    """What the manifest says of the training set that is prepared from a file, and its rows."""
+    record = prepare(str(source), out, **options)["train.parquet"]
+    return record, read_parquet(out / "train.parquet")
+
+
+def test_the_shipped_rows_in_verls_layout(out: Path) -> None:
+    records = prepare("sample", out)
+    assert sorted(contents(out)) == FILES
     assert {name: record.rows for name, record in records.items()} == {
         "train.parquet": 8,
-        "aime24.parquet": 30,
-        "aime25.parquet": 30,
-        "aime26.parquet": 30,
+        **dict.fromkeys(FILES[:3], 30),
     }
-    for row, published in zip(
-        read_parquet(tmp_path / "data" / "train.parquet"), shipped("dapo_math_sample"), strict=True
-    ):
+    for row, published in zip(read_parquet(out / "train.parquet"), shipped("dapo_math_sample"), strict=True):
         assert row["prompt"] == published["prompt"]
-        assert row["reward_model"] == {
-            "style": "rule",
-            "ground_truth": published["reward_model"]["ground_truth"],
-        }
+        truth = published["reward_model"]["ground_truth"]
+        assert row["reward_model"] == {"style": "rule", "ground_truth": truth}
         assert row["extra_info"]["id"] == published["extra_info"]["index"]
         assert (row["data_source"], row["ability"]) == ("math_dapo", "MATH")
 
 
 @pytest.mark.parametrize("name", ["aime24", "aime25", "aime26"])
-def test_aime_problems_get_the_prompt_of_the_published_rows(tmp_path: Path, name: str) -> None:
+def test_aime_problems_get_the_prompt_of_the_published_rows(prepared: Path, name: str) -> None:
     published = shipped("dapo_math_sample")[0]["prompt"][0]["content"]
-    assert published.startswith(BEFORE)
-    assert published.endswith(AFTER)
-    prepare("sample", tmp_path / "data")
-    rows = read_parquet(tmp_path / "data" / f"{name}.parquet")
-    for index, (row, problem) in enumerate(zip(rows, shipped(name), strict=True)):
-        assert row == {
+    assert published.startswith(BEFORE) and published.endswith(AFTER)
+    assert read_parquet(prepared / f"{name}.parquet") == [
+        {
             "data_source": name,
             "prompt": [{"role": "user", "content": BEFORE + problem["problem"] + AFTER}],
             "ability": "MATH",
             "reward_model": {"style": "rule", "ground_truth": problem["answer"]},
             "extra_info": {"index": index, "split": name, "id": problem["id"]},
         }
+        for index, problem in enumerate(shipped(name))
+    ]
 
 
-def test_each_prompt_stays_once_in_the_order_of_first_rows(tmp_path: Path) -> None:
+def test_each_prompt_stays_once_in_the_order_of_first_rows(tmp_path: Path, out: Path) -> None:
     """Rows of JSON lines and of parquet give the same content; the manifest holds no path and no date."""
     names = ["c", "a", "d", "b"]
     rows = [dapo_row(f"problem {name}", str(place), name) for place, name in enumerate(names)] * 100
     records = []
     for write, suffix in ((write_jsonl, "jsonl"), (write_parquet, "parquet")):
-        file = write(tmp_path / f"dapo-math-17k.{suffix}", rows)
-        records.append(prepare(str(file), tmp_path / "data")["train.parquet"])  # replaces what was prepared
-        assert (records[-1].rows_read, records[-1].duplicates_dropped, records[-1].rows) == (400, 396, 4)
-        made = read_parquet(tmp_path / "data" / "train.parquet")
-        assert [row["extra_info"]["id"] for row in made] == names
-        assert [row["extra_info"]["index"] for row in made] == [0, 1, 2, 3]
-        assert [row["reward_model"]["ground_truth"] for row in made] == ["0", "1", "2", "3"]
-        text = (tmp_path / "data" / "manifest.json").read_text()
+        record, made = trained_on(
+            out, write(tmp_path / f"dapo-math-17k.{suffix}", rows)
+        )  # replaces the first
+        records.append(record)
+        assert (record.rows_read, record.duplicates_dropped, record.rows) == (400, 396, 4)
+        kept = [
+            (row["extra_info"]["id"], row["extra_info"]["index"], row["reward_model"]["ground_truth"])
+            for row in made
+        ]
+        assert kept == [(name, place, str(place)) for place, name in enumerate(names)]
+        text = (out / "manifest.json").read_text()
         assert str(tmp_path) not in text
         assert set(json.loads(text)) == {"format", "tool", "pyarrow", "files", "sha256"}
-        check_folder(tmp_path / "data")
+        check_folder(out)
     assert (records[0].content_sha256, records[0].sha256) == (records[1].content_sha256, records[1].sha256)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "dapo-math-17k.jsonl", "dapo-math-17k.parquet", "data",
-    ]  # fmt: skip
+    files = ["dapo-math-17k.jsonl", "dapo-math-17k.parquet", "data"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == files
 
 
-def test_a_prompt_with_two_answers_is_left_out_of_training_and_listed(tmp_path: Path) -> None:
+def test_a_prompt_with_two_answers_is_left_out_of_training_and_listed(tmp_path: Path, out: Path) -> None:
     rows = [dapo_row("clear", "1", "x"), dapo_row("disputed", "2", "y"), dapo_row("disputed", "3", "z")] * 3
     rows.append(dapo_row("clear", "01", "w"))  # the same number
-    record = prepare(str(write_jsonl(tmp_path / "train.jsonl", rows)), tmp_path / "data")["train.parquet"]
-    assert [row["extra_info"]["id"] for row in read_parquet(tmp_path / "data" / "train.parquet")] == ["x"]
+    record, made = trained_on(out, write_jsonl(tmp_path / "train.jsonl", rows))
+    assert [row["extra_info"]["id"] for row in made] == ["x"]
     assert (record.rows_read, record.rows) == (10, 1)
     assert (record.duplicates_dropped, record.conflicting_rows_dropped) == (3, 6)
     assert record.conflicts == [{"id": "y", "answers": ["2", "3"]}]
@@ -110,51 +124,39 @@ def test_a_prompt_with_two_answers_is_left_out_of_training_and_listed(tmp_path: 
         ("x+1\\,", "x + 1"),
     ],
 )
-def test_copies_with_equal_answers_are_one_problem(tmp_path: Path, one: str, other: str) -> None:
+def test_copies_with_equal_answers_are_one_problem(tmp_path: Path, out: Path, one: str, other: str) -> None:
     rows = [
-        dapo_row("p", one, "x"),
-        dapo_row("p", other, "y"),
-        dapo_row("q", one, "z"),
-        dapo_row("q", "4711", "w"),
+        dapo_row(*row) for row in (("p", one, "x"), ("p", other, "y"), ("q", one, "z"), ("q", "4711", "w"))
     ]
-    record = prepare(str(write_jsonl(tmp_path / "train.jsonl", rows)), tmp_path / "data")["train.parquet"]
-    (row,) = read_parquet(tmp_path / "data" / "train.parquet")
+    record, [row] = trained_on(out, write_jsonl(tmp_path / "train.jsonl", rows))
     assert (row["extra_info"]["id"], row["reward_model"]["ground_truth"]) == ("x", one)
     assert (record.duplicates_dropped, record.conflicting_rows_dropped) == (1, 2)
     assert record.conflicts == [{"id": "z", "answers": [one, "4711"]}]
 
 
-def test_a_folder_without_benchmarks_gets_the_shipped_ones(tmp_path: Path) -> None:
+def test_a_folder_without_benchmarks_gets_the_shipped_ones(tmp_path: Path, out: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     write_jsonl(source / "train.jsonl", [dapo_row("p", "1")])
     write_jsonl(source / "aime24.jsonl", list(reversed(shipped("aime24"))))
-    records = prepare(str(source), tmp_path / "data")
-    assert [record.origin for record in records.values()] == [
-        "local:train.jsonl",
-        "local:aime24.jsonl",
-        "shipped:aime25.jsonl",
-        "shipped:aime26.jsonl",
+    assert [record.origin for record in prepare(str(source), out).values()] == [
+        *("local:train.jsonl", "local:aime24.jsonl", "shipped:aime25.jsonl", "shipped:aime26.jsonl")
     ]
-    first = read_parquet(tmp_path / "data" / "aime24.parquet")[0]
-    assert first["extra_info"]["id"] == "aime24-29"
+    assert read_parquet(out / "aime24.parquet")[0]["extra_info"]["id"] == "aime24-29"
 
 
-def test_preparing_again_changes_nothing(tmp_path: Path) -> None:
-    out = tmp_path / "data"
-    prepare("sample", out)
-    before, times = contents(out), [path.stat().st_mtime_ns for path in sorted(out.iterdir())]
+def test_preparing_again_changes_nothing(prepared: Path, tmp_path: Path) -> None:
+    before, times = contents(prepared), [path.stat().st_mtime_ns for path in sorted(prepared.iterdir())]
     said: list[str] = []
-    prepare("sample", out, said.append)
-    assert contents(out) == before
-    assert [path.stat().st_mtime_ns for path in sorted(out.iterdir())] == times
-    assert said == [f"{out}: unchanged"]
+    prepare("sample", prepared, said.append)
+    assert contents(prepared) == before
+    assert [path.stat().st_mtime_ns for path in sorted(prepared.iterdir())] == times
+    assert said == [f"{prepared}: unchanged"]
     prepare("sample", tmp_path / "elsewhere")
     assert contents(tmp_path / "elsewhere") == before
 
 
-def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
-    out = tmp_path / "data"
+def test_a_failure_leaves_what_was_there(tmp_path: Path, out: Path) -> None:
     broken = write_jsonl(tmp_path / "train.jsonl", [dapo_row("p", "1"), {"problem": "q"}])
     with pytest.raises(UserError, match=r"train.jsonl, line 2: `answer` is missing"):
         prepare(str(broken), out)
@@ -167,69 +169,67 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "train.jsonl"]
 
 
-def test_a_folder_of_something_else_is_not_touched(tmp_path: Path) -> None:
-    (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(UserError, match=r"in use \(thesis.tex\)"):
-        prepare("sample", tmp_path)
-    out = tmp_path / "data"
-    prepare("sample", out)
-    (out / "mine.txt").write_text("x")
-    with pytest.raises(UserError, match=r"in use \(mine.txt\)"):
-        prepare("sample", out)
-    (out / "mine.txt").unlink()
-    (out / "manifest.json").unlink()
+def test_a_folder_of_something_else_is_not_touched(tmp_path: Path, prepared: Path) -> None:
+    thesis, mine = tmp_path / "thesis.tex", prepared / "mine.txt"
+    thesis.write_text("years of work")
+    mine.write_text("x")
+    for folder, said in (
+        (tmp_path, r"in use \(data, thesis.tex\)"),
+        (prepared, r"in use \(mine.txt\)"),
+        (thesis, "is a file"),
+    ):
+        with pytest.raises(UserError, match=said):
+            prepare("sample", folder)
+    mine.unlink()
+    (prepared / "manifest.json").unlink()
     with pytest.raises(UserError, match=r"data without manifest.json"):
-        prepare("sample", out)
-    with pytest.raises(UserError, match="is a file"):
-        prepare("sample", tmp_path / "thesis.tex")
+        prepare("sample", prepared)
 
 
 @pytest.mark.parametrize("place", [0, 0.3, 0.6, 0.999])
-def test_one_changed_byte_is_named(tmp_path: Path, place: float) -> None:
-    out = tmp_path / "data"
-    prepare("sample", out)
+def test_one_changed_byte_is_named(prepared: Path, place: float) -> None:
     for name in ("train.parquet", "aime26.parquet"):
-        data = bytearray((out / name).read_bytes())
+        data = bytearray((prepared / name).read_bytes())
         data[int(place * len(data))] ^= 1
-        (out / name).write_bytes(data)
+        (prepared / name).write_bytes(data)
         with pytest.raises(UserError, match=f"{name} is changed"):
-            check_folder(out)
+            check_folder(prepared)
 
 
-def test_any_changed_byte_of_the_manifest_is_noticed(tmp_path: Path) -> None:
-    out = tmp_path / "data"
-    prepare("sample", out)
-    whole = (out / "manifest.json").read_bytes()
+def test_any_changed_byte_of_the_manifest_is_noticed(prepared: Path) -> None:
+    manifest = prepared / "manifest.json"
+    whole = manifest.read_bytes()
     for place in range(0, len(whole), 7):
         changed = bytearray(whole)
         changed[place] ^= 1
-        (out / "manifest.json").write_bytes(changed)
+        manifest.write_bytes(changed)
         with pytest.raises(UserError, match=r"manifest.json is changed"):
-            check_folder(out)
+            check_folder(prepared)
 
 
-def test_changed_missing_and_foreign_files_are_named(tmp_path: Path) -> None:
-    out = tmp_path / "data"
-    prepare("sample", out)
-    write_parquet(out / "aime24.parquet", read_parquet(out / "aime24.parquet"))
-    (out / "aime25.parquet").unlink()
-    (out / "notes.txt").write_text("x")
+def test_changed_missing_and_foreign_files_are_named(prepared: Path, tmp_path: Path) -> None:
+    write_parquet(prepared / "aime24.parquet", read_parquet(prepared / "aime24.parquet"))
+    (prepared / "aime25.parquet").unlink()
+    (prepared / "notes.txt").write_text("x")
     with pytest.raises(UserError) as error:
-        check_folder(out)
-    assert "aime24.parquet is changed (sha256 " in str(error.value)
-    assert "aime25.parquet is missing" in str(error.value)
-    assert "not part of the prepared data: notes.txt" in str(error.value)
+        check_folder(prepared)
+    for said in (
+        "aime24.parquet is changed (sha256 ",
+        "aime25.parquet is missing",
+        "not part of the prepared data: notes.txt",
+    ):
+        assert said in str(error.value)
     with pytest.raises(UserError, match=r"holds no manifest.json"):
         check_folder(tmp_path)
 
 
-def test_the_folder_can_be_read_by_others(tmp_path: Path) -> None:
+def test_the_folder_can_be_read_by_others(out: Path) -> None:
     mask = os.umask(0o022)
     try:
-        prepare("sample", tmp_path / "data")
+        prepare("sample", out)
     finally:
         os.umask(mask)
-    assert (tmp_path / "data").stat().st_mode & 0o777 == 0o755
+    assert out.stat().st_mode & 0o777 == 0o755
 
 
 def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
@@ -247,28 +247,26 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
         prepare("sample", tmp_path / "loop")
 
 
-def test_a_full_disk_names_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_names_the_folder(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    prepare("sample", tmp_path / "data")
-    before = contents(tmp_path / "data")
+    before = contents(prepared)
     monkeypatch.setattr("cppo_lab.data.prepare.write_rows", full)
     with pytest.raises(OSError, match="No space") as error:
-        prepare("sample", tmp_path / "data")
-    assert error.value.filename == str(tmp_path / "data")
-    assert contents(tmp_path / "data") == before
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+        prepare("sample", prepared)
+    assert error.value.filename == str(prepared)
+    assert contents(prepared) == before
+    assert [path.name for path in prepared.parent.iterdir()] == ["data"]
 
 
-def test_keys_that_are_null_are_those_of_other_rows(tmp_path: Path) -> None:
+def test_keys_that_are_null_are_those_of_other_rows(tmp_path: Path, out: Path) -> None:
     asked = [{"role": "user", "content": "2 + 2?"}]
     rows = [
         {"problem": "p", "messages": None, "prompt": None, "answer": "1"},
         {"problem": None, "messages": asked, "prompt": None, "answer": "4"},
     ]
-    prepare(str(write_parquet(tmp_path / "mine.parquet", rows)), tmp_path / "data")
-    made = read_parquet(tmp_path / "data" / "train.parquet")
+    _, made = trained_on(out, write_parquet(tmp_path / "mine.parquet", rows))
     assert [row["prompt"][-1]["content"] for row in made] == [f"{BEFORE}p{AFTER}", "2 + 2?"]
 
 
@@ -278,14 +276,14 @@ def own_rows(tmp_path: Path, data: bytes) -> Path:
     return path
 
 
-def test_a_byte_order_mark_line_ends_of_windows_and_blank_lines_lose_no_row(tmp_path: Path) -> None:
+def test_a_byte_order_mark_line_ends_of_windows_and_blank_lines_lose_no_row(
+    tmp_path: Path, out: Path
+) -> None:
     lines = [json.dumps({"problem": f"p{place}", "answer": place}).encode() for place in range(3)]
-    plain = prepare(str(own_rows(tmp_path, b"\n".join(lines))), tmp_path / "plain")
-    windows = prepare(
-        str(own_rows(tmp_path, b"\xef\xbb\xbf" + b"\r\n\r\n".join(lines) + b"\r\n")), tmp_path / "windows"
-    )
-    assert plain["train.parquet"].rows == 3
-    assert plain["train.parquet"].content_sha256 == windows["train.parquet"].content_sha256
+    windows = b"\xef\xbb\xbf" + b"\r\n\r\n".join(lines) + b"\r\n"
+    records = [trained_on(out, own_rows(tmp_path, data))[0] for data in (b"\n".join(lines), windows)]
+    assert records[0].rows == 3
+    assert records[0].content_sha256 == records[1].content_sha256
 
 
 DAMAGED = (
@@ -300,27 +298,24 @@ DAMAGED = (
 )
 
 
-def test_a_damaged_row_is_named_by_its_line_or_skipped_and_counted(tmp_path: Path) -> None:
+def test_a_damaged_row_is_named_by_its_line_or_skipped_and_counted(tmp_path: Path, out: Path) -> None:
     file = own_rows(tmp_path, DAMAGED)
     with pytest.raises(UserError, match="line 2 is not a row in JSON"):
-        prepare(str(file), tmp_path / "data")
+        prepare(str(file), out)
     said: list[str] = []
-    record = prepare(str(file), tmp_path / "data", said.append, skip=True)["train.parquet"]
+    record, _ = trained_on(out, file, say=said.append, skip=True)
     assert (record.rows, record.rows_skipped) == (2, 6)
     numbers = [int(line.partition(", line ")[2].split()[0].rstrip(":")) for line in said]
     assert numbers == [2, 4, 6, 7, 8]  # the first five
-    assert check_folder(tmp_path / "data")["train.parquet"].rows_skipped == 6
+    assert check_folder(out)["train.parquet"].rows_skipped == 6
 
 
-@pytest.mark.parametrize("write", [write_jsonl, write_parquet])
-def test_messages_and_validation_sets_of_ones_own(tmp_path: Path, write: Any) -> None:
+@pytest.mark.parametrize(("write", "suffix"), [(write_jsonl, "jsonl"), (write_parquet, "parquet")])
+def test_messages_and_validation_sets_of_ones_own(tmp_path: Path, out: Path, write: Any, suffix: str) -> None:
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
-    file = write(
-        tmp_path / f"mine.{'jsonl' if write is write_jsonl else 'parquet'}",
-        [{"messages": asked, "answer": "4"}],
-    )
-    records = prepare(str(file), tmp_path / "data", validation={"held": file})
+    file = write(tmp_path / f"mine.{suffix}", [{"messages": asked, "answer": "4"}])
+    records = prepare(str(file), out, validation={"held": file})
     assert list(records) == ["train.parquet", "held.parquet"]
-    (row,) = read_parquet(tmp_path / "data" / "held.parquet")
+    (row,) = read_parquet(out / "held.parquet")
     assert (row["prompt"], row["reward_model"]["ground_truth"]) == (asked, "4")
     assert row["data_source"] == "held"  # by which verl separates validation sets
