@@ -43,6 +43,14 @@ def test_aggregation_by_hand(mode: str, expected: float) -> None:
     assert float(aggregate(values, valid, mode)) == pytest.approx(expected)
 
 
+@pytest.mark.parametrize("shape", [(0, 4), (3, 0), (3, 4)])
+@pytest.mark.parametrize("mode", MODES)
+def test_without_a_token_it_is_0_with_a_gradient_of_0(mode: str, shape: tuple[int, int]) -> None:
+    values = torch.full(shape, 7.0, requires_grad=True)
+    loss = aggregate(values, torch.zeros(shape), mode)
+    assert loss.item() == 0 and not torch.autograd.grad(loss, values)[0].any()
+
+
 @pytest.mark.parametrize("mode", MODES)
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**32 - 1), cut=st.integers(1, 4))

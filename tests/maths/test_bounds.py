@@ -184,28 +184,6 @@ def test_the_identity_is_exact(pairs: list[Pair]) -> None:
     assert sum(abs(pair.residual) > 1e-3 for pair in pairs) > INSTANCES / 4
 
 
-def test_the_suffix_bound(pairs: list[Pair]) -> None:
-    """TV of what follows a state <= 1 - prod (1 - l_j) <= sum l_j, j from the state's own token on."""
-    ratios = []
-    for pair in pairs:
-        for state in pair.mu:
-            later = pair.largest[len(state) :]
-            product = 1 - math.prod(1 - value for value in later)
-            tv = process.suffix_tv(pair.mu, pair.pi, state, pair.vocabulary, pair.length)
-            assert tv <= product * ROUNDING + 1e-15
-            assert product <= sum(later) * ROUNDING + 1e-15
-            if len(later) > 1:
-                ratios.append((tv, product))
-    assert share_above(ratios, 0.5) > 0.2
-
-
-def test_proposition_4(pairs: list[Pair]) -> None:
-    longer = [(abs(pair.residual), general(pair)) for pair in pairs if pair.length > 1]
-    assert all(value <= bound * ROUNDING + 1e-15 for value, bound in longer)
-    assert share_above(longer, 0.2) > 0.2
-    assert share_above(longer, 0.9) > 0.01
-
-
 @pytest.mark.parametrize("slack", [False, True], ids=["theorem 1", "proposition 6"])
 def test_theorem_1_and_its_slack_version(pairs: list[Pair], slack: bool) -> None:
     chosen = [pair for pair in pairs if pair.length > 1 and (pair.eta > 0) == slack]

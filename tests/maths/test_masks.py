@@ -192,28 +192,6 @@ def test_masks_of_16k_tokens_differ_by_rounding_only(title: str, dtype: torch.dt
         assert int((~decided).sum()) > 1000, "the critical half must press the threshold"
 
 
-def test_two_running_sums_lose_much_more_than_one() -> None:
-    """S_{t-1} - delta_b W_{t-1} from two separate running sums is what `prefix_excess` avoids."""
-    rate = 2.0**-6  # the same number in float32, so that only the sums differ
-    valid = torch.ones(ROWS, LENGTH, dtype=torch.bool)
-    weights = weights_of(valid, W_MIN)
-    divergence = critical_divergence(rate, weights, torch.Generator().manual_seed(1))
-    rates = torch.full((ROWS,), rate, dtype=torch.float64)
-    exact = prefix_excess(weights, divergence, valid, rates)
-    narrow = weights.float(), divergence.float()
-    single = prefix_excess(*narrow, valid, rates.float()).double()
-    double = (prefix_weight(narrow[0] * narrow[1]) - rate * prefix_weight(narrow[0])).double()
-    weighted = weights * divergence
-    decided = (weighted - (DELTA - exact)).abs() > MARGIN
-    errors = [float((excess - exact).abs().max()) for excess in (single, double)]
-    wrong = [
-        int((((weighted > DELTA - exact) != (weighted > DELTA - excess)) & decided).sum())
-        for excess in (single, double)
-    ]
-    assert errors[0] < MARGIN and errors[1] > 20 * errors[0]
-    assert wrong[0] == 0 and wrong[1] > 0.02 * exact.numel()
-
-
 def test_soft_weights_of_16k_tokens_hold_in_float32() -> None:
     batch, constants = long_batch(DELTA_B, W_MIN), CPPO | {"delta_b_mode": "fixed"}
     wide, narrow = (apply("cppo_soft", *b, **constants).keep for b in (batch, cast(batch, torch.float32)))

@@ -106,6 +106,14 @@ def test_packed_tokens_are_the_padded_ones(lengths: list[int], seed: int) -> Non
     assert torch.equal(gradient, 2 * padded.log_ratio[valid])
 
 
+def test_no_packed_response_makes_no_row() -> None:
+    nothing = torch.zeros(0)
+    tokens = Tokens.packed(
+        torch.zeros(1, dtype=torch.int32), logp=nothing, rollout_logp=nothing, advantages=nothing
+    )
+    assert tokens.logp.shape == tokens.valid.shape == (0, 0)
+
+
 ONES = torch.ones(4)
 REFUSED_PACKED = [
     (torch.tensor([0, 3]), {}, r"logp has shape \[4\], expected \[3\]"),

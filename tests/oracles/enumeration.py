@@ -71,12 +71,6 @@ def residual(mu: Policy, pi: Policy, reward: Reward) -> float:
     return total
 
 
-def suffix_tv(mu: Policy, pi: Policy, state: tuple[int, ...], vocabulary: int, length: int) -> float:
-    """TV between the two distributions of everything that follows `state`."""
-    ends = [(*state, *tail) for tail in sequences(vocabulary, length - len(state))]
-    return 0.5 * sum(abs(probability(mu, end, len(state)) - probability(pi, end, len(state))) for end in ends)
-
-
 def mean_tv(mu: Policy, pi: Policy, length: int) -> list[float]:
     """u_t = E_mu[D_t]."""
     result = [0.0] * length

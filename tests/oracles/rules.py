@@ -1,14 +1,21 @@
 """Slow float64 references of the comparison rules, one token at a time. They import nothing of the package.
 
-Each takes a response as three lists (log pi, log mu, A), `m2po` alone a whole minibatch of them, and returns for every
-token the objective, its derivative in that token's log pi, and whether the rule keeps the token (or its weight in
-[0, 1]). GSPO and GMPO are in the token form: the response's value with the token's own gradient.
+Each takes a response as three lists (log pi, log mu, A), `estr` with the entropy of mu as a fourth, `m2po` alone a
+whole minibatch of them, and returns for every token the objective, its derivative in that token's log pi, and whether
+the rule keeps the token (or its weight in [0, 1]). GSPO and GMPO are in the token form: the response's value with the
+token's own gradient.
 """
 
 import math
+from collections.abc import Callable
 
-Response = tuple[list[float], list[float], list[float]]
+Response = tuple[list[float], ...]
 Token = tuple[float, float, float]
+
+
+def by_token(rule: Callable[..., Token]) -> Callable[..., list[Token]]:
+    """A rule of one token, (log pi, log mu, A), on each of a response."""
+    return lambda response, **constants: [rule(*token, **constants) for token in zip(*response, strict=True)]
 
 
 def masked(keep: bool, lp: float, mu: float, a: float) -> Token:
@@ -47,30 +54,24 @@ def geo_mean(response: Response, *, log_clip_low: float, log_clip_high: float) -
     return [(mean * a, mean * a * keep, float(keep)) for a, keep in zip(response[2], free, strict=True)]
 
 
-def sapo(response: Response, *, tau_positive: float, tau_negative: float) -> list[Token]:
-    tokens = []
-    for lp, mu, a in zip(*response, strict=True):
-        tau = tau_positive if a > 0 else tau_negative
-        ratio = math.exp(lp - mu)
-        p = 1 / (1 + math.exp(-tau * (ratio - 1)))
-        weight = 4 * p * (1 - p)
-        tokens.append((4 / tau * p * a, weight * ratio * a, weight if a else 1.0))
-    return tokens
+@by_token
+def sapo(lp: float, mu: float, a: float, *, tau_positive: float, tau_negative: float) -> Token:
+    tau = tau_positive if a > 0 else tau_negative
+    ratio = math.exp(lp - mu)
+    p = 1 / (1 + math.exp(-tau * (ratio - 1)))
+    weight = 4 * p * (1 - p)
+    return 4 / tau * p * a, weight * ratio * a, weight if a else 1.0
 
 
-def icepop(response: Response, *, ratio_low: float, ratio_high: float) -> list[Token]:
-    return [
-        masked(ratio_low <= math.exp(lp - mu) <= ratio_high, lp, mu, a)
-        for lp, mu, a in zip(*response, strict=True)
-    ]
+@by_token
+def icepop(lp: float, mu: float, a: float, *, ratio_low: float, ratio_high: float) -> Token:
+    return masked(ratio_low <= math.exp(lp - mu) <= ratio_high, lp, mu, a)
 
 
-def ipo(response: Response, *, delta: float, kl_tau: float) -> list[Token]:
-    tokens = []
-    for lp, mu, a in zip(*response, strict=True):
-        value, gradient, keep = masked(abs(math.exp(lp) - math.exp(mu)) <= delta, lp, mu, a)
-        tokens.append((value - kl_tau * (lp - mu) ** 2, gradient - 2 * kl_tau * (lp - mu), keep))
-    return tokens
+@by_token
+def ipo(lp: float, mu: float, a: float, *, delta: float, kl_tau: float) -> Token:
+    value, gradient, keep = masked(abs(math.exp(lp) - math.exp(mu)) <= delta, lp, mu, a)
+    return value - kl_tau * (lp - mu) ** 2, gradient - 2 * kl_tau * (lp - mu), keep
 
 
 def binary_kl(p: float, q: float) -> float:
@@ -78,23 +79,34 @@ def binary_kl(p: float, q: float) -> float:
     return p * math.log(p / q) + (1 - p) * math.log((1 - p) / (1 - q))
 
 
-def kpop(response: Response, *, delta: float) -> list[Token]:
-    tokens = []
-    for lp, mu, a in zip(*response, strict=True):
-        p, q = math.exp(lp), math.exp(mu)
-        tokens.append(masked(binary_kl(p, q) <= delta and binary_kl(q, p) <= delta, lp, mu, a))
-    return tokens
+@by_token
+def kpop(lp: float, mu: float, a: float, *, delta: float) -> Token:
+    p, q = math.exp(lp), math.exp(mu)
+    return masked(binary_kl(p, q) <= delta and binary_kl(q, p) <= delta, lp, mu, a)
 
 
-def drpo(response: Response, *, delta: float) -> list[Token]:
-    tokens = []
-    for lp, mu, a in zip(*response, strict=True):
-        ratio, probability = math.exp(lp - mu), math.exp(min(mu, 0.0))
-        shift = probability * (ratio - 1)
-        value = ratio * a - abs(a) * probability * (ratio - 1) ** 2 / (2 * delta)
-        weight = 1 - (abs(shift) if a * (ratio - 1) > 0 else -abs(shift)) / delta
-        tokens.append((value, weight * ratio * a, clamp(weight, 0.0, 1.0) if a else 1.0))
-    return tokens
+@by_token
+def drpo(lp: float, mu: float, a: float, *, delta: float) -> Token:
+    ratio, probability = math.exp(lp - mu), math.exp(min(mu, 0.0))
+    shift = probability * (ratio - 1)
+    value = ratio * a - abs(a) * probability * (ratio - 1) ** 2 / (2 * delta)
+    weight = 1 - (abs(shift) if a * (ratio - 1) > 0 else -abs(shift)) / delta
+    return value, weight * ratio * a, clamp(weight, 0.0, 1.0) if a else 1.0
+
+
+def clipped(lp: float, mu: float, a: float, clip_low: float, clip_high: float) -> Token:
+    """min(rho A, clip(rho) A)."""
+    ratio = math.exp(lp - mu)
+    bounded = clamp(ratio, 1 - clip_low, 1 + clip_high)
+    return (bounded * a, 0.0, 0.0) if bounded * a < ratio * a else (ratio * a, ratio * a, 1.0)
+
+
+@by_token
+def estr(
+    lp: float, mu: float, a: float, entropy: float, *, tau: float, clip_low: float, clip_high: float
+) -> Token:
+    kept = (lp - mu) ** 2 / (entropy + 0.01) <= tau
+    return clipped(lp, mu, a, clip_low, clip_high) if kept else (0.0, 0.0, 0.0)
 
 
 def m2po(batch: list[Response], *, m2: float) -> list[list[Token]]:
@@ -137,17 +149,10 @@ def geo_mask(response: Response, *, ratio_low: float, ratio_high: float) -> list
 
 def opsm(response: Response, *, delta: float, clip_low: float, clip_high: float) -> list[Token]:
     drift = sum(mu - lp for lp, mu in zip(response[0], response[1], strict=True)) / max(len(response[0]), 1)
-    tokens = []
-    for lp, mu, a in zip(*response, strict=True):
-        ratio = math.exp(lp - mu)
-        bounded = clamp(ratio, 1 - clip_low, 1 + clip_high)
-        if a < 0 and drift > delta:
-            tokens.append((0.0, 0.0, 0.0))
-        elif bounded * a < ratio * a:
-            tokens.append((bounded * a, 0.0, 0.0))
-        else:
-            tokens.append((ratio * a, ratio * a, 1.0))
-    return tokens
+    return [
+        (0.0, 0.0, 0.0) if a < 0 and drift > delta else clipped(lp, mu, a, clip_low, clip_high)
+        for lp, mu, a in zip(*response, strict=True)
+    ]
 
 
 def vaco(response: Response, *, delta: float) -> list[Token]:
@@ -171,24 +176,19 @@ def topr(response: Response, *, ratio_high: float) -> list[Token]:
     return tokens
 
 
-def pspo(response: Response, *, smoothing: float) -> list[Token]:
-    tokens = []
-    for lp, mu, a in zip(*response, strict=True):
-        smooth = (1 - smoothing) * math.exp(lp) + smoothing * math.exp(mu)
-        tokens.append(
-            (smooth / math.exp(mu) * a, (1 - smoothing) * math.exp(lp - mu) * a, 1 - smoothing * (a != 0))
-        )
-    return tokens
+@by_token
+def pspo(lp: float, mu: float, a: float, *, smoothing: float) -> Token:
+    smooth = (1 - smoothing) * math.exp(lp) + smoothing * math.exp(mu)
+    slope = (1 - smoothing) * math.exp(lp - mu)
+    return smooth / math.exp(mu) * a, slope * a, 1 - smoothing * (a != 0)
 
 
-def cfpo(response: Response, *, delta: float) -> list[Token]:
-    tokens = []
-    for lp, mu, a in zip(*response, strict=True):
-        ratio = math.exp(lp - mu)
-        value = ratio * a - abs(a) / (2 * delta) * (ratio - 1) ** 2
-        slope = a - abs(a) / delta * (ratio - 1)  # in the ratio, whose own derivative is itself
-        tokens.append((value, ratio * slope, clamp(slope / a, 0, 1) if a else 1.0))
-    return tokens
+@by_token
+def cfpo(lp: float, mu: float, a: float, *, delta: float) -> Token:
+    ratio = math.exp(lp - mu)
+    value = ratio * a - abs(a) / (2 * delta) * (ratio - 1) ** 2
+    slope = a - abs(a) / delta * (ratio - 1)  # in the ratio, whose own derivative is itself
+    return value, ratio * slope, clamp(slope / a, 0, 1) if a else 1.0
 
 
 def vespo(
