@@ -1,5 +1,6 @@
 """Tiers, the order of the tests, what ends with them, and a run small enough for a unit test."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -24,6 +25,7 @@ from sqlalchemy import Engine
 
 from cppo_lab import errors, schema
 from cppo_lab.cli import main
+from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
@@ -295,6 +297,14 @@ def cppo(workspace: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return typed
 
 
+@contextlib.contextmanager
+def user_error(says: str) -> Iterator["pytest.ExceptionInfo[UserError]"]:
+    """How a block is refused: in one line that has a pattern."""
+    with pytest.raises(UserError, match=says) as error:
+        yield error
+    assert "\n" not in str(error.value)
+
+
 def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
     """Reports without their figures, which take most of the time: for tests of what reports say."""
 
@@ -309,6 +319,14 @@ def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     leave_undrawn(monkeypatch)
+
+
+@pytest.fixture
+def no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs have plausible curves at once, with whatever core."""
+    from tests import plausible
+
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda core: plausible.train)
 
 
 @pytest.fixture

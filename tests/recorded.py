@@ -3,7 +3,7 @@
 import threading
 from pathlib import Path
 
-from mlflow.entities import Run
+from mlflow.entities import Run, ViewType
 
 from cppo_lab import schema
 from cppo_lab.runs.spool import newest_record
@@ -18,18 +18,30 @@ def sent(folder: Path) -> int:
     return ship(folder, tracking_uri(), open_client(tracking_uri()))
 
 
+def mlflow_runs(
+    core: str = "mini", view: int = ViewType.ACTIVE_ONLY, tag: str = schema.TAG_RUN_ID
+) -> list[Run]:
+    """Those in the store of the working folder that have a tag, the oldest first: runs of training, if not said."""
+    client = open_client(tracking_uri())
+    number = client.get_experiment_by_name(schema.experiment_name(core)).experiment_id
+    runs = client.search_runs([number], f"tags.`{tag}` LIKE '%'", view)
+    return sorted(runs, key=lambda run: run.info.start_time)
+
+
 def mlflow_run(folder: Path, core: str = "mini") -> Run:
     """The MLflow run of the newest record of a run's folder, which is shipped first."""
     sent(folder)
     record = newest_record(folder)
     assert record is not None
-    client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name(schema.experiment_name(core))
-    assert experiment is not None
-    [run] = client.search_runs(
-        [experiment.experiment_id], f"tags.`{schema.TAG_RECORD}` = '{record.begin.record}'"
-    )
+    [run] = [run for run in mlflow_runs(core) if run.data.tags.get(schema.TAG_RECORD) == record.begin.record]
     return run
+
+
+def history(run: Run, metric: str) -> dict[int, float]:
+    """The points of a metric by step, of which each is there once."""
+    points = open_client(tracking_uri()).get_metric_history(run.info.run_id, metric)
+    assert len({point.step for point in points}) == len(points)
+    return {point.step: point.value for point in points}
 
 
 def points(folder: Path, metric: str) -> list[tuple[int, float, int]]:

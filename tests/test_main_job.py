@@ -18,7 +18,8 @@ from cppo_lab import schema
 from cppo_lab.cli import main
 from tests.conftest import TINY
 from tests.launch.gate import Gate
-from tests.launch.test_launch import history, mlflow_runs, started
+from tests.launch.test_launch import started
+from tests.recorded import history, mlflow_runs
 
 RULES = ["grpo", "cppo"]
 SWEEP = ["quickstart", *TINY, "training.t_stop=6", "training.collapse_share=0", "variant=grpo,cppo"]

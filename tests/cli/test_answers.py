@@ -12,12 +12,11 @@ from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.answers.texts import Texts, texts_name
 from cppo_lab.answers.texts import write as write_texts
 from cppo_lab.answers.tokens import tokens_name, write
-from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import CONFIG, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import AnswersSpec, RunSpec
 from tests.answers import made
-from tests.conftest import FINISHED, Command
+from tests.conftest import FINISHED, Command, user_error
 from tests.recorded import sent
 
 KEPT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
@@ -126,7 +125,7 @@ def test_code_that_a_file_names_runs_only_where_the_user_names_it(
         f"not run on their word: if you trust it, set CPPO_RULES={path}"
         in cppo(f"replay {run.name}", code=2).err
     )
-    with pytest.raises(UserError, match="not run on their word"):
+    with user_error("not run on their word"):
         replay(replace(tokens, rule=rule))
     assert "tests.rules.acme_rules" not in sys.modules
     assert "dppo keeps" in cppo(f"replay {run.name} --rule dppo").out

@@ -9,9 +9,7 @@ import pytest
 from cppo_lab.cores.base import BEST_MODEL
 from cppo_lab.launch import queues
 from cppo_lab.launch.slurm.queue import Ledger
-from cppo_lab.runs import attempt as attempts
 from cppo_lab.runs.folder import read_status
-from tests import plausible
 from tests.conftest import Command
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -20,9 +18,8 @@ SWEEP = "quickstart variant=grpo"
 
 
 @pytest.fixture
-def runs(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def runs(cppo: Command, no_training: None) -> list[Path]:
     """Two finished runs with weights."""
-    monkeypatch.setattr(attempts, "load_core", lambda name: plausible.train)
     cppo(f"launch {SWEEP} launcher=inline")
     folders = sorted(path.parent for path in Path("runs").glob("*/status.json"))
     for folder in folders:
@@ -82,8 +79,7 @@ def test_an_archive_unpacked_elsewhere_gives_the_report_again(
     assert Path("reports/build/quickstart/numbers.tex").read_bytes() == numbers
 
 
-def test_an_archive_has_the_file_of_its_sweep(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "load_core", lambda name: plausible.train)
+def test_an_archive_has_the_file_of_its_sweep(cppo: Command, no_training: None) -> None:
     text = "title: Mine\nquestion: Which?\nmodels: [mini_quick]\nvariants: {grpo: {rule: grpo}}\n"
     Path("mine.yaml").write_text(text)
     cppo("launch ./mine.yaml launcher=inline")

@@ -14,13 +14,11 @@ import pytest
 from cppo_lab import plugins, schema
 from cppo_lab.cli import main, reporting
 from cppo_lab.reports.sweep import ReportRequest
-from cppo_lab.runs import attempt as execute
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.overrides import read
 from cppo_lab.tracking.client import fault_line
 from tests.conftest import FINISHED, ROOT, TINY, Command
-from tests.plausible import train
 from tests.recorded import sent
 
 # Runs each of the commands in a process that cannot import some packages, and prints what they execute and return.
@@ -89,8 +87,7 @@ def test_commands_that_look_start_without_heavy_libraries_and_ask_no_store(
         assert len(executed[0]) <= 36
 
 
-def test_reports_need_no_trainer(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(execute, "load_core", lambda name: train)
+def test_reports_need_no_trainer(cppo: Command, no_training: None) -> None:
     sweep = "quickstart variant=grpo seed=0"
     cppo(f"launch {sweep} launcher=inline")
     report = f"report {sweep} --out page --partial --no-log"
@@ -157,12 +154,11 @@ def test_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plugins.remedy("torch") == "pip install torch"
 
 
-@pytest.mark.usefixtures("undrawn")
+@pytest.mark.usefixtures("undrawn", "no_training")
 def test_half_a_sweep_is_refused_or_marked(
     cppo: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a store named from outside. A whole one: tests/test_main_job.py."""
-    monkeypatch.setattr(execute, "load_core", lambda name: train)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workspace}/tracking.db?timeout=30")
     assert "note: tracking database" in cppo("plan quickstart").err
     cppo("launch quickstart launcher=inline variant=grpo,cppo")

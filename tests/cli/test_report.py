@@ -19,7 +19,6 @@ from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.cli import reporting
 from cppo_lab.errors import UserError
 from cppo_lab.reports.sweep import ReportRequest
-from cppo_lab.runs import attempt
 from cppo_lab.runs.folder import held
 from cppo_lab.runs.spool import add_evaluation
 from cppo_lab.sweep.file import load_sweep
@@ -28,8 +27,7 @@ from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import sqlite_file, tracking_uri
 from cppo_lab.tracking.page import SweepText
 from tests.conftest import Command
-from tests.launch.test_launch import mlflow_runs
-from tests.plausible import train
+from tests.recorded import mlflow_runs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -41,23 +39,15 @@ def launched(seed: str) -> None:
 
 
 @pytest.fixture
-def trained(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A store with the runs of one variant of the quickstart; training took no time."""
-    monkeypatch.setattr(attempt, "load_core", lambda name: train)
+def trained(workspace: Path, no_training: None) -> Path:
+    """A store with the runs of one variant of the quickstart."""
     launched("seed=0")
     return workspace
 
 
 def parent() -> Run:
-    client = MlflowClient(tracking_uri())
-    experiment = client.get_experiment_by_name("cppo-mini")
-    assert experiment is not None
-    (found,) = [
-        attempt
-        for attempt in client.search_runs([experiment.experiment_id])
-        if schema.TAG_SWEEP_PARENT in attempt.data.tags
-    ]
-    return found
+    [parent] = mlflow_runs(tag=schema.TAG_SWEEP_PARENT)
+    return parent
 
 
 def test_a_terminal_shows_each_step_in_its_place_and_it_need_not_be_kept(

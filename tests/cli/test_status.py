@@ -21,9 +21,10 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import status
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY, Command
-from tests.launch.test_launch import mlflow_runs
-from tests.recorded import sent
+from tests.launch.stand_in import Slurm, slurm
+from tests.recorded import mlflow_runs, sent
 
+__all__ = ["slurm"]  # a fixture
 SWEEP = " ".join(["quickstart", *TINY, "seed=0", "variant=cppo"])
 
 
@@ -51,27 +52,6 @@ def made(runs: Path, number: int, **values: Any) -> Path:
     folder = runs / run_id(number)
     folder.mkdir()
     write_status(folder, values)
-    return folder
-
-
-@pytest.fixture
-def slurm_says(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Stand-ins for Slurm's commands: `squeue` prints this file and counts its calls; `scontrol ping` fails at will."""
-    folder = workspace / "bin"
-    folder.mkdir()
-    # Each record begins with the mark that the format begins with.
-    mark = """mark=$(printf '%s\\n' "$@" | sed -n 's/^--format=\\([0-9a-f]*\\)%.*/\\1/p')"""
-    scripts = {
-        "squeue": f'echo asked >> "{folder}/calls"; {mark}; sed "s/^/$mark/" "{folder}/squeue.txt"',
-        "scontrol": f'[ ! -e "{folder}/down" ] || {{ echo "Slurmctld(primary) at x is DOWN"; exit 1; }}',
-        "sacct": f'cat "{folder}/sacct.txt"',
-    }
-    for name, script in scripts.items():
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
-    for name in ("squeue.txt", "sacct.txt"):
-        (folder / name).write_text("")
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     return folder
 
 
@@ -127,27 +107,23 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
     assert (row["run_id"], row["reason"], row["gpu_hours"]) == (run_id(3), seen[run_id(3)]["reason"], "4.0")
 
 
-def test_what_slurm_says(
-    runs: Path, slurm_says: Path, cppo: Command, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_slurm_says(runs: Path, slurm: Slurm, cppo: Command, capsys: pytest.CaptureFixture[str]) -> None:
     """Each word of a queue: tests/runs/test_state.py, tests/launch/test_slurm_answers.py."""
     made(runs, 1, **told("running"))
     made(runs, 2, **told("partial", reason="interrupted: by SIGTERM"))  # preempted: it will be back
     made(runs, 4, **told("partial", reason="interrupted: terminated by SIGTERM at step 20"))
-    me = os.getuid()
     with Ledger(runs) as ledger:
         token = ledger.claim([run_id(number) for number in range(5)])
         ledger.submitted(token, 70)
         ledger.end([task for task in ledger.open_tasks() if task.position == 4], "TIMEOUT")
         ledger.claim([run_id(9)])
-    lines = [
-        f"70_0|{me}|PENDING|Resources|{token}",
-        f"70_1|{me}|OUT_OF_MEMORY|OutOfMemory|{token}",
-        f"70_2|{me}|COMPLETING|None|{token}",
-        f"99|{me}|RUNNING|None|of somebody's",
-    ]
-    (slurm_says / "squeue.txt").write_text("\n".join(lines) + "\n")
-    (slurm_says / "sacct.txt").write_text("70_3|CANCELLED by 1000\n")
+    slurm.shows(
+        f"70_0;PENDING;{token};Resources",
+        f"70_1;OUT_OF_MEMORY;{token};OutOfMemory",
+        f"70_2;COMPLETING;{token}",
+        "99;RUNNING;of somebody's",
+    )
+    slurm.says("sacct.txt", "CANCELLED by 1000")
     expected = {
         0: ("queued", "Slurm job 70_0: pending, Resources", "70_0"),
         1: ("partial", "Slurm job 70_1: OUT_OF_MEMORY", "70_1"),
@@ -159,28 +135,26 @@ def test_what_slurm_says(
     assert {key: (row["state"], row["reason"], row["job"]) for key, row in rows(cppo).items()} == {
         run_id(number): words for number, words in expected.items()
     }
-    assert (slurm_says / "calls").read_text() == "asked\n"
+    assert slurm.heard("squeue_calls") == "asked\n"
 
-    (slurm_says / "down").touch()
+    slurm.command("scontrol", "echo 'Slurmctld(primary) at x is DOWN'; exit 1")
     row = rows(cppo)[run_id(0)]
     assert row["state"] == "queued"  # as far as anybody can say
     assert "Slurmctld(primary) at x is DOWN" in row["reason"]
     planned = states(runs, [run_id(0)], look(runs, warn=True))[run_id(0)]  # `cppo plan` knows as much
     assert (planned.state, planned.reason) == ("queued", row["reason"])
     assert "the state of Slurm's queue is unknown" in capsys.readouterr().err
-    assert (slurm_says / "calls").read_text() == "asked\n"  # squeue would take ten seconds to notice
+    assert slurm.heard("squeue_calls") == "asked\n"  # squeue would take ten seconds to notice
 
 
-def test_repair_ends_what_nobody_trains(
-    runs: Path, slurm_says: Path, tiny_spec: RunSpec, cppo: Command
-) -> None:
+def test_repair_ends_what_nobody_trains(runs: Path, slurm: Slurm, tiny_spec: RunSpec, cppo: Command) -> None:
     folder = runs / tiny_spec.run_id
     folder.mkdir()
     Recorder(tiny_spec, {}, folder)._status(schema.RUNNING, 2)
     sent(folder)
     with Ledger(runs) as ledger:
         ledger.submitted(ledger.claim([tiny_spec.run_id]), 5)
-    (slurm_says / "squeue.txt").write_text(f"5|{os.getuid()}|TIMEOUT|TimeLimit|x\n")
+    slurm.shows("5;TIMEOUT;x;TimeLimit")
     for line in ("status", f"plan {SWEEP}"):  # the same words
         row = rows(cppo, line)[tiny_spec.run_id]
         assert (row["state"], row["reason"]) == ("partial", "Slurm job 5: TIMEOUT")

@@ -17,6 +17,7 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.page import where_to_look
 from dev.servers.group import free_port
+from tests.conftest import user_error
 
 
 def empty_store() -> str:
@@ -63,7 +64,7 @@ def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> Non
         return installed(name)
 
     monkeypatch.setattr(metadata, "distribution", without_mlflow)
-    with pytest.raises(UserError, match=r"pip install .*(\[ui\]|mlflow)"):
+    with user_error(r"pip install .*(\[ui\]|mlflow)"):
         ui.require_mlflow_server()
 
 
@@ -78,7 +79,7 @@ def test_a_launch_says_how_to_look(workspace: Path) -> None:
 
 
 def test_a_report_is_opened_with_the_address_of_mlflow(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no report is there"):
+    with user_error("no report is there"):
         ui.report_link(tmp_path, "http://localhost:5000")
     (tmp_path / "index.html").write_text("<p>")
     _, link = ui.report_link(tmp_path, "http://localhost:5000")
@@ -100,7 +101,7 @@ def test_what_fails_while_the_server_starts_ends_it(servers: Mock) -> None:
     away = Mock(side_effect=UserError("the store is away"))
     before = len(psutil.Process().children(recursive=True))
     with (
-        pytest.raises(UserError, match="the store is away"),
+        user_error("the store is away"),
         ui.serving("sqlite:///x.db", "127.0.0.1", free_port(), away),
     ):
         pass
@@ -114,7 +115,7 @@ def test_a_server_that_ends_says_why(servers: Mock, tmp_path: Path) -> None:
         (tmp_path / "told").write_text("x")
 
     with (
-        pytest.raises(UserError, match="did not start: address in use"),
+        user_error("did not start: address in use"),
         ui.serving("sqlite:///x.db", "127.0.0.1", free_port(), tell),
     ):
         pass

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from cppo_lab.errors import UserError
 from cppo_lab.sweep.file import Sweep, load_sweep
 from dev.exact_selection import FREE, REFERENCE, SEEDS, Tried, chosen, read
+from tests.conftest import user_error
 
 
 def tried(variant: str, delta: float, *movements: float) -> list[Tried]:
@@ -48,5 +48,5 @@ def test_the_nearest_is_taken_and_one_too_far_refused() -> None:
         "rule": 0.03
     }
     assert chosen([*reference, *tried("rule", 0.03, 0.96, 1.92)]) == {"rule": 0.03}
-    with pytest.raises(UserError, match=r"0\.80 times as far"):
+    with user_error(r"0\.80 times as far"):
         chosen([*reference, *tried("rule", 0.03, 0.8, 1.6)])

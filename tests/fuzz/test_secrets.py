@@ -25,6 +25,7 @@ from cppo_lab.tracking.address import locked
 from dev.servers.faulty_proxy import FaultyProxy
 from dev.servers.group import free_port
 from dev.servers.postgres import Postgres
+from tests.conftest import user_error
 from tests.fuzz.mangling import fuzz
 
 SECRET = "hunter2-s3cret-9"
@@ -169,7 +170,7 @@ def test_the_page_of_the_store_is_for_this_machine(monkeypatch: pytest.MonkeyPat
         return real([sys.executable, "-c", says], **options)
 
     monkeypatch.setattr(subprocess, "Popen", start)
-    with pytest.raises(UserError, match=r"ada:\*\*\*@"), ui.serving(URI, "127.0.0.1", free_port()):
+    with user_error(r"ada:\*\*\*@"), ui.serving(URI, "127.0.0.1", free_port()):
         pass
     assert SECRET not in " ".join(commands[0])
     assert commands[0][commands[0].index("--host") + 1] == "127.0.0.1"

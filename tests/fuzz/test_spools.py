@@ -22,7 +22,7 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import upload
 from tests.fuzz.conftest import fresh
 from tests.fuzz.mangling import SCALARS, as_json, damaged, fuzz, refused, within
-from tests.launch.test_launch import history, mlflow_runs
+from tests.recorded import history, mlflow_runs
 
 NAME = "0001.jsonl"
 DATASET = {

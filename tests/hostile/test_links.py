@@ -11,6 +11,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.files import open_append, open_lock
 from cppo_lab.runs.folder import cancel, held
 from cppo_lab.spec import RunSpec
+from tests.conftest import user_error
 from tests.jobs import job
 
 PRECIOUS = "mine"
@@ -47,7 +48,7 @@ def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, tiny_spec: RunSpec) ->
     folder.mkdir(parents=True)
     precious.write_text(PRECIOUS)
     (folder / "lock").symlink_to(precious)
-    with pytest.raises(UserError, match=r"lock is a link or not a plain file.*remove it"):
+    with user_error(r"lock is a link or not a plain file.*remove it"):
         job(tiny_spec, tmp_path / "runs", f"sqlite:///{tmp_path / 'mlflow.db'}").run()
     assert precious.read_text() == PRECIOUS
 

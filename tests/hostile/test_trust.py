@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.errors import UserError
 from cppo_lab.files import ANYBODY, require_folder
+from tests.conftest import user_error
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_who_may_write(
     if not refused:
         require_folder(folder)
         return
-    with pytest.raises(UserError, match=rf"{refused} is writable for every user.*chmod o-w"):
+    with user_error(rf"{refused} is writable for every user.*chmod o-w"):
         require_folder(folder)
     monkeypatch.setenv(ANYBODY, "1")
     require_folder(folder)

@@ -30,7 +30,8 @@ from tests.conftest import Command
 from tests.cores.exact_specs import DPPO, exact_run
 from tests.cores.test_mini import ListSink
 from tests.launch.gate import Gate
-from tests.launch.test_launch import history, mlflow_runs, started
+from tests.launch.test_launch import started
+from tests.recorded import history, mlflow_runs
 
 SHORT = ["core=exact", "validation.every=2", "training.t_stop=6", "rollout.max_response_length=16"]
 SWEEP = ["quickstart", *SHORT, "variant=grpo,cppo", "seed=0,1,2"]

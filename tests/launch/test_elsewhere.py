@@ -9,7 +9,6 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.errors import StoreAway
-from cppo_lab.runs import attempt as attempt_module
 from cppo_lab.runs.folder import announce, cancel, is_held, read_status
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.recorder import Recorder
@@ -21,9 +20,7 @@ from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY, Command
-from tests.launch.test_launch import mlflow_runs
-from tests.plausible import train
-from tests.recorded import mlflow_run, sent
+from tests.recorded import mlflow_run, mlflow_runs, sent
 
 EIGHT = ["quickstart", *TINY, "seed=0,1,2,3", "variant=grpo,cppo", "launcher=inline"]
 LOST = "http://127.0.0.1:9"
@@ -62,9 +59,8 @@ def recorder(run: PlannedRun, runs: Path) -> Recorder:
 
 
 @pytest.fixture
-def planned(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, PlannedRun]:
-    """A run in each situation; those finished elsewhere are in the store alone, and training takes no time."""
-    monkeypatch.setattr(attempt_module, "load_core", lambda name: train)
+def planned(workspace: Path, no_training: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, PlannedRun]:
+    """A run in each situation; those finished elsewhere are in the store alone."""
     monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.2)  # most stores here never answer
     plan = make_plan(load_sweep(EIGHT[0]), EIGHT[1:])
     planned, runs = dict(zip(SITUATIONS, plan.runs, strict=True)), workspace / "runs"

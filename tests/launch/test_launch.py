@@ -10,7 +10,6 @@ import threading
 from pathlib import Path
 
 import pytest
-from mlflow.entities import Run, ViewType
 
 from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT
@@ -23,27 +22,13 @@ from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY, Command
 from tests.jobs import job
 from tests.launch.gate import Gate
+from tests.recorded import history, mlflow_runs
 from tests.waiting import CEILING_SECONDS, until
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
 # A tiny model may well break down on the way: these go on until something ends them.
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.t_stop=12", "training.collapse_share=0"]
 TWO = [text for text in ONE if not text.startswith("variant=")] + ["variant=grpo,cppo"]
-
-
-def mlflow_runs(core: str = "mini", view: int = ViewType.ACTIVE_ONLY) -> list[Run]:
-    """Those of runs in the store of the working folder, the oldest first."""
-    client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name(schema.experiment_name(core))
-    assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id], "tags.`cppo.run_id` LIKE '%'", view)
-    return sorted(runs, key=lambda run: run.info.start_time)
-
-
-def history(run: Run, metric: str) -> dict[int, float]:
-    points = open_client(tracking_uri()).get_metric_history(run.info.run_id, metric)
-    assert len({point.step for point in points}) == len(points)
-    return {point.step: point.value for point in points}
 
 
 def started(*arguments: str, gate: Gate | None = None, deaf: bool = False) -> "subprocess.Popen[str]":

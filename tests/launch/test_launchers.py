@@ -1,12 +1,10 @@
 """The records of the launchers and the files in conf/ are the same."""
 
-import pytest
-
 from cppo_lab import PARTS_FOLDER
-from cppo_lab.errors import UserError
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import LAUNCHERS, launcher_kind, load_launcher
 from cppo_lab.launch.slurm.submit import SlurmSpec
+from tests.conftest import user_error
 
 
 def test_records_names_and_files_agree() -> None:
@@ -19,5 +17,5 @@ def test_records_names_and_files_agree() -> None:
 
 
 def test_a_launcher_that_there_is_not() -> None:
-    with pytest.raises(UserError, match=r"slum.*inline, local, slurm"):
+    with user_error(r"slum.*inline, local, slurm"):
         load_launcher("slum")

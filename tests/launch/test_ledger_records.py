@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm import queue as queue_module
 from cppo_lab.launch.slurm.queue import LEDGER, LOCK, Ledger, name_of, submitting
+from tests.conftest import user_error
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -78,7 +78,7 @@ def test_a_claim_that_fails_leaves_nothing(ledger: Ledger, script: str, names: s
     with sqlite3.connect(ledger.path) as database:
         database.execute(script)
     database.close()
-    with pytest.raises(UserError, match=f"{fault}: the record of submitted jobs cannot be used"):
+    with user_error(f"{fault}: the record of submitted jobs cannot be used"):
         ledger.claim(list(names))
     assert (jobs(ledger), ledger.unanswered()) == ({}, [])
     ledger.submitted(ledger.claim(["a", "c"]), 17)
@@ -130,10 +130,10 @@ def test_a_file_that_only_its_owner_may_write_says_whose_it_is(
         lambda path, timeout, isolation_level: connect(readable, isolation_level=isolation_level, uri=True),
     )
     with Ledger(tmp_path) as ledger:
-        with pytest.raises(UserError, match=r"readonly database.* move it away if it is damaged"):
+        with user_error(r"readonly database.* move it away if it is damaged"):
             ledger.claim(["a"])
         monkeypatch.setattr(os, "access", lambda path, mode: False)
-        with pytest.raises(UserError, match=f"{LEDGER} is writable only for {ME}: ask them to share"):
+        with user_error(f"{LEDGER} is writable only for {ME}: ask them to share"):
             ledger.claim(["a"])
         assert jobs(ledger) == {}
 
@@ -143,9 +143,7 @@ def test_a_file_that_only_its_owner_may_write_says_whose_it_is(
 
     monkeypatch.setattr(queue_module, "open_lock", refused)
     with (
-        pytest.raises(
-            UserError, match=f"{LOCK} is writable only for {ME}: .*chmod -R g.w {tmp_path}; docs/slurm.md"
-        ),
+        user_error(f"{LOCK} is writable only for {ME}: .*chmod -R g.w {tmp_path}; docs/slurm.md"),
         submitting(tmp_path),
     ):
         pytest.fail("nobody may submit without the lock")

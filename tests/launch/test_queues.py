@@ -15,7 +15,6 @@ from mlflow.exceptions import MlflowException
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
-from cppo_lab.errors import UserError
 from cppo_lab.launch import queues
 from cppo_lab.launch.queues import look, repair
 from cppo_lab.runs import attempt as attempt_module
@@ -30,10 +29,9 @@ from cppo_lab.tracking import upload
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import find
-from tests.conftest import FINISHED, Command
+from tests.conftest import FINISHED, Command, user_error
 from tests.jobs import job
-from tests.launch.test_launch import mlflow_runs
-from tests.recorded import sent
+from tests.recorded import mlflow_runs, sent
 
 
 @pytest.fixture
@@ -149,7 +147,7 @@ def test_what_the_store_refuses_is_sent_by_the_next_repair(
     (recorder.folder / CHECKPOINT).touch()
     with monkeypatch.context() as patch:
         patch.setattr(upload, "ship", Mock(side_effect=MlflowException("a value is too long")))
-        with pytest.raises(UserError, match=r"could not be uploaded .*`cppo sync` uploads the rest"):
+        with user_error(r"could not be uploaded .*`cppo sync` uploads the rest"):
             repaired(recorder)
     assert not (recorder.folder / CHECKPOINT).exists()
     assert repaired(recorder) == []

@@ -28,8 +28,7 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY, Command
 from tests.jobs import job
-from tests.launch.test_launch import history, mlflow_runs
-from tests.recorded import mlflow_run, sent
+from tests.recorded import history, mlflow_run, mlflow_runs, sent
 from tests.tracking.test_upload import Killed, dying
 
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]

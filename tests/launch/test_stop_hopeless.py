@@ -8,7 +8,7 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from tests.conftest import TINY, Command
-from tests.launch.test_launch import mlflow_runs
+from tests.recorded import mlflow_runs
 from tests.waiting import until
 
 LAUNCH = ["quickstart", *TINY, "variant=cppo", "seed=0,1", "training.t_stop=1000", "launcher=inline"]

@@ -12,13 +12,12 @@ import pytest
 
 from cppo_lab.analysis.statistics import verdicts
 from cppo_lab.analysis.statistics.claims import Claim, Hypotheses, log_size
-from cppo_lab.errors import UserError
 from cppo_lab.reports import exact_view
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.sweep.file import Sweep, load_sweep
 from cppo_lab.sweep.plan import make_plan
 from tests.analysis.statistics.test_exact_study import HORIZONS, claim, study
-from tests.conftest import Command
+from tests.conftest import Command, user_error
 
 SWEEP = """
 title: Tiny
@@ -70,13 +69,13 @@ def loaded(text: str) -> Sweep:
 )  # fmt: skip
 def test_what_is_wrong_is_named(workspace: Path, old: str, new: str, message: str) -> None:
     assert SWEEP.count(old) == 1
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         make_plan(loaded(SWEEP.replace(old, new)), [])
 
 
 def test_a_sweep_of_the_cores_own_models_needs_no_core(workspace: Path) -> None:
     assert make_plan(loaded(SWEEP), ["seed=0"]).core == "exact"
-    with pytest.raises(UserError, match="has no models for core=mini"):
+    with user_error("has no models for core=mini"):
         make_plan(loaded(SWEEP), ["core=mini"])
 
 

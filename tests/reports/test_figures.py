@@ -18,7 +18,6 @@ from PIL import Image
 
 from cppo_lab import schema
 from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE
-from cppo_lab.errors import UserError
 from cppo_lab.reports.figures import drawing, palette, training, validation
 from cppo_lab.reports.figures.drawing import (
     USUAL_STYLE,
@@ -30,6 +29,7 @@ from cppo_lab.reports.figures.drawing import (
     render,
 )
 from tests.analysis.made_sweeps import MadeRun, both
+from tests.conftest import user_error
 from tests.reports.conftest import board_of
 
 TWO_SEEDS = (
@@ -246,7 +246,6 @@ def test_panels_are_stacked_where_the_width_takes_no_two(width: str, columns: in
     ],
 )
 def test_what_is_no_style(text: str, says: str) -> None:
-    with pytest.raises(UserError) as error:
+    with user_error("") as error:
         parse_style(text)
     assert str(error.value).startswith("--figures ") and says in str(error.value)
-    assert "\n" not in str(error.value)

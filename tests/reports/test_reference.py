@@ -5,10 +5,10 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError
 from cppo_lab.tracking import reference
 from cppo_lab.tracking.page import SweepText
 from cppo_lab.tracking.reference import ReferenceRun, import_reference, nest_reference, reference_runs
+from tests.conftest import user_error
 
 
 def stored(uri: str) -> dict[str, Run]:
@@ -126,5 +126,5 @@ def test_the_papers_runs_are_nested_as_ours_are_and_those_of_others_are_left_alo
     assert "runs: 3 (3 done)" in parent.data.tags[schema.TAG_NOTE]
     assert {run.info.run_id for run in runs} == {run.info.run_id for run in (parent, *children)} | {other}
     client.delete_experiment(number)
-    with pytest.raises(UserError, match="was deleted"):
+    with user_error("was deleted"):
         import_reference(empty_uri)

@@ -15,7 +15,6 @@ from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.claims import CLAIMS
 from cppo_lab.analysis.study import PositionGaps, StudyResults, StudySweep, TokenWindow
-from cppo_lab.errors import UserError
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures import gallery as paper
 from cppo_lab.reports.figures import tokens
@@ -30,6 +29,7 @@ from cppo_lab.reports.study import (
 )
 from cppo_lab.rules import RULES
 from tests.analysis.made_sweeps import MadeRun, make_data
+from tests.conftest import user_error
 from tests.reports.test_build import ALWAYS, assert_self_contained, contents, named
 
 MODELS = ("post", "base_s", "base_m", "moe")
@@ -259,7 +259,7 @@ def test_a_study_with_gaps_is_refused_or_marked(reference_uri: str, tmp_path: Pa
         replace(main, name="late", expected=()),
     ]
     request = replace(request, sweeps=tuple(sweeps))
-    with pytest.raises(UserError, match=r"dppo on Qwen3-1.7B, seed 0 \(missing\)"):
+    with user_error(r"dppo on Qwen3-1.7B, seed 0 \(missing\)"):
         build_report(request)
     assert not (tmp_path / "out").exists()
 

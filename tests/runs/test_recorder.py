@@ -22,8 +22,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED
 from tests.jobs import job
-from tests.launch.test_launch import mlflow_runs
-from tests.recorded import mlflow_run, sent
+from tests.recorded import mlflow_run, mlflow_runs, sent
 from tests.runs.test_folder import full
 
 

@@ -5,14 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from mlflow.entities import Run
 
 from cppo_lab.search import worker
 from cppo_lab.search.space import Tuning, resolve
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import Search, load_sweep
-from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.search_record import Point
 from tests.conftest import TINY
 
@@ -54,14 +51,6 @@ def made_tuning(values: dict[str, Any] | None = None, *overrides: str, **options
     search = load_sweep("./" + write_search(values or search_values()))
     assert isinstance(search, Search)
     return resolve(search, overrides, **options)
-
-
-def mlflow_runs(tag: str) -> list[Run]:
-    """The runs of the store of the working folder that have a tag, the oldest first."""
-    client = open_client(tracking_uri())
-    number = client.get_experiment_by_name("cppo-mini").experiment_id
-    runs = client.search_runs([number], order_by=["attributes.start_time ASC"])
-    return [run for run in runs if tag in run.data.tags]
 
 
 Score = Callable[[RunSpec, int], float]

@@ -18,7 +18,8 @@ from cppo_lab.runs.spool import files, read_rows
 from cppo_lab.search.study import numbered
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
-from tests.search.made_search import mlflow_runs, search_values, write_search
+from tests.recorded import mlflow_runs
+from tests.search.made_search import search_values, write_search
 from tests.search.terminals import LOG, Terminals, searching
 from tests.servers.forked import Forked, Gate
 from tests.waiting import until
@@ -55,10 +56,10 @@ def assert_whole(search: Terminals, trains: bool) -> None:
     trials = numbered(optunas())
     assert [(trial.number, trial.state) for trial in trials] == [(n, TrialState.COMPLETE) for n in range(4)]
     assert len({str(trial.params) for trial in trials}) == 4  # no point was drawn twice
-    records = {run.info.run_id: run for run in mlflow_runs(schema.TAG_TRIAL)}
-    trained = mlflow_runs(schema.TAG_RUN_ID)
+    records = {run.info.run_id: run for run in mlflow_runs(tag=schema.TAG_TRIAL)}
+    trained = mlflow_runs()
     assert {run.info.status for run in [*records.values(), *trained]} == {"FINISHED"}
-    assert len(records) == 4 and len(mlflow_runs(schema.TAG_SEARCH)) == 5  # with the search's run
+    assert len(records) == 4 and len(mlflow_runs(tag=schema.TAG_SEARCH)) == 5  # with the search's run
     run_ids = Counter(run_id for trial in trials for run_id in trial.user_attrs["run_ids"])
     assert Counter(run.data.tags[schema.TAG_RUN_ID] for run in trained) == (run_ids if trains else {})
     for trial in trials:

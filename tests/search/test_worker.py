@@ -19,7 +19,6 @@ from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
-from cppo_lab.errors import UserError
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.search import worker
 from cppo_lab.search.study import numbered
@@ -30,12 +29,13 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts_at
+from tests.conftest import user_error
 from tests.jobs import job
+from tests.recorded import mlflow_runs
 from tests.search.made_search import (
     Score,
     constant,
     made_tuning,
-    mlflow_runs,
     search_values,
     training,
     write_search,
@@ -69,8 +69,8 @@ def trials(study: str) -> list[FrozenTrial]:
 
 def recorded() -> tuple[list[Run], list[Run], list[Run]]:
     """The MLflow runs of searches, of trials, and of training."""
-    searches = [run for run in mlflow_runs(schema.TAG_SEARCH) if schema.TAG_TRIAL not in run.data.tags]
-    return searches, mlflow_runs(schema.TAG_TRIAL), mlflow_runs(schema.TAG_RUN_ID)
+    searches = [run for run in mlflow_runs(tag=schema.TAG_SEARCH) if schema.TAG_TRIAL not in run.data.tags]
+    return searches, mlflow_runs(tag=schema.TAG_TRIAL), mlflow_runs()
 
 
 def content() -> dict[str, Any]:
@@ -126,9 +126,7 @@ def test_a_search_is_recorded_and_goes_on_where_it_was(
 
 def test_runs_on_several_nodes_are_refused_before_anything_is_made(workspace: Path) -> None:
     tuning, two = made_tuning(), compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"])
-    with pytest.raises(
-        UserError, match=r"^layout=cpu_two_nodes of model tiny_qwen3 takes 2 nodes, .*one_node"
-    ):
+    with user_error(r"^layout=cpu_two_nodes of model tiny_qwen3 takes 2 nodes, .*one_node"):
         carry_out(replace(tuning, base=two), tracking_uri(), "sqlite:///optuna.db", Path("runs"))
     assert not Path("optuna.db").exists() and not FOLDER.exists()
 
@@ -246,7 +244,7 @@ def test_a_real_run_is_trained_once_and_serves_every_search(workspace: Path, gat
     # Nothing that reads training runs takes a search or a trial for one.
     [run_id] = first.user_attrs["run_ids"]
     assert list(read_sweep(tracking_uri(), "cppo-mini", "tune", run_ids=[run_id]).runs["run_id"]) == [run_id]
-    with pytest.raises(UserError, match="has no run of sweep"):
+    with user_error("has no run of sweep"):
         read_sweep(tracking_uri(), "cppo-mini", "tune-mini_base")
     attempts = attempts_at(open_client(tracking_uri()), "cppo-mini", run_id)
     assert [attempt.mlflow_id for attempt in attempts] == [run.info.run_id]

@@ -24,7 +24,8 @@ from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import TINY
 from tests.jobs import job
 from tests.launch.gate import Gate
-from tests.launch.test_launch import history, mlflow_runs, started
+from tests.launch.test_launch import started
+from tests.recorded import history, mlflow_runs
 from tests.servers.forked import Forked
 
 SIZE = 1_000_000  # bytes

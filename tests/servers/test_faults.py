@@ -21,7 +21,7 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.upload import upload
 from dev.servers.faulty_proxy import Fault, FaultyProxy
 from dev.servers.mlflow_server import MlflowServer
-from tests.conftest import FINISHED
+from tests.conftest import FINISHED, user_error
 from tests.recorded import mlflow_run, sent
 from tests.servers.forked import context
 from tests.tracking.conftest import Attempt, attempt, folder, log
@@ -92,7 +92,7 @@ def test_a_server_hangs_and_carries_out_later_what_was_given_up(
     monkeypatch.setattr("cppo_lab.tracking.upload.open_client", lambda uri: client)
     server.pause()
     try:
-        with pytest.raises(UserError, match="`cppo sync` uploads the rest"):
+        with user_error("`cppo sync` uploads the rest"):
             upload([folder], server.uri)
     finally:
         server.resume()
@@ -108,7 +108,7 @@ def test_several_processes_write_into_one_file_that_could_not_be_reached_at_firs
     folders = [folder.with_name(name) for name in "abcd"]
     for place in folders:
         attempt(*range(5), place=place).finish(FINISHED)
-    with pytest.raises(UserError, match="cannot be used"):
+    with user_error("cannot be used"):
         upload(folders, tracking_uri())
     away.unlink()
     away.mkdir()

@@ -8,7 +8,6 @@ from unittest.mock import Mock
 import pytest
 from urllib3.util import connection
 
-from cppo_lab.errors import UserError
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
@@ -18,6 +17,7 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import find
 from cppo_lab.tracking.upload import upload
 from cppo_lab.tracking.uploader import upload_last
+from tests.conftest import user_error
 from tests.jobs import job
 from tests.recorded import upload_ended
 from tests.servers.test_postgres_search import files_with
@@ -42,7 +42,7 @@ def test_a_store_that_is_away_is_named_without_its_password_after_one_more_try_a
     tries = [Mock(side_effect=psycopg2.connect), Mock(side_effect=connection.create_connection)]
     monkeypatch.setattr(psycopg2, "connect", tries[0])
     monkeypatch.setattr(connection, "create_connection", tries[1])  # for http
-    with pytest.raises(UserError, match=r"\*\*\*.*refused") as refused:
+    with user_error(r"\*\*\*.*refused") as refused:
         open_client(uri)
     assert 1 <= sum(counted.call_count for counted in tries) <= 2
     monkeypatch.setattr("cppo_lab.tracking.uploader.PATIENCE_SECONDS", 0.1)
@@ -54,14 +54,13 @@ def test_a_store_that_is_away_is_named_without_its_password_after_one_more_try_a
     upload_last([folder], uri)
     upload_ended()
     for ask in (lambda: find(uri, "mini", [tiny_spec.run_id]), lambda: upload([folder], uri)):
-        with pytest.raises(UserError) as caught:
+        with user_error("") as caught:
             ask()
         errors.append(caught)
     printed = capfd.readouterr()
     assert printed.err.count("tracking store does not answer") == 1
     assert "`cppo sync` uploads it" in printed.err
     assert SECRET not in printed.out + printed.err + "".join(str(error.value) for error in errors)
-    assert "\n" not in str(refused.value)
     assert files_with(SECRET, workspace) == []
 
 
@@ -81,7 +80,7 @@ def test_a_job_on_file_has_no_password_and_finds_it_again(
     for elsewhere in ("", uri.replace("127.0.0.1", "elsewhere")):
         monkeypatch.setenv(address.VARIABLE, elsewhere)
         message = r"the password of tracking store .* is not known here: set MLFLOW_TRACK"
-        with pytest.raises(UserError, match=message):
+        with user_error(message):
             pickle.loads(written)
 
 
@@ -95,6 +94,6 @@ def test_the_driver_that_is_installed_is_used(
     if driver:
         assert absolute_uri("postgresql://me:pw@host/db") == f"{meant}://me:pw@host/db"
     else:
-        with pytest.raises(UserError, match=r"me:\*\*\*@host/db: no driver .*: pip install psycopg2-binary"):
+        with user_error(r"me:\*\*\*@host/db: no driver .*: pip install psycopg2-binary"):
             absolute_uri("postgresql://me:pw@host/db")
     assert absolute_uri("postgresql+asyncpg://host/db") == "postgresql+asyncpg://host/db"

@@ -19,6 +19,7 @@ from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.groups import CONF, groups
 from cppo_lab.sweep.overrides import read
 from cppo_lab.sweep.plan import make_plan
+from tests.conftest import user_error
 from tests.fuzz.mangling import fuzz, refused
 
 BASES = [
@@ -165,7 +166,7 @@ def test_a_sweep_file_chooses_among_the_rewards_of_its_users_environment(
     Path("own_reward_b.py").write_text("def strict(**_): return 1\n")
     text = "title: t\nmodels: [tiny_qwen3]\naxes: {data.reward: [score, strict]}\n"
     Path("mine.yaml").write_text(text)
-    with pytest.raises(UserError, match="CPPO_REWARDS"):
+    with user_error("CPPO_REWARDS"):
         make_plan(load_sweep("mine.yaml"), own_data[:-1])
     monkeypatch.setenv("CPPO_REWARDS", "own_reward_a:score,own_reward_b:strict")
     runs = make_plan(load_sweep("mine.yaml"), own_data[:-1]).runs

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import Study, Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.source import mapping
+from tests.conftest import user_error
 
 HEAD = "title: t\nquestion: q\nmodels: {mini: [mini_base, mini_strong], verl: [tiny_qwen3, qwen3_8b_base]}\n"
 
@@ -61,7 +61,7 @@ def test_numbers_of_yaml_1_2_and_words_of_yaml_1_1() -> None:
 def test_a_number_that_programs_read_differently_is_refused(value: str) -> None:
     refused = rf"sweep x line 1, column \d+: .*'{re.escape(value)}' is a number that .* quote"
     for text in (f"a: {value}", f"a: [{value}]", f"a: {{b: {value}}}", f"{value}: a"):
-        with pytest.raises(UserError, match=refused):
+        with user_error(refused):
             mapping(text, "x")
     assert read(f"'{value}'") == value
 
@@ -80,7 +80,7 @@ def test_an_axis_goes_to_the_rules_that_have_it(workspace: Path) -> None:
     assert [run.spec.rule.w_min for run in plan.runs][:6] == [0.6, 0.6, 0.8, 0.8, None, None]
     assert labels(planned(text, "rule.w_min=0.7")) == ["cppo w_min=0.7", "dppo"]
     assert labels(planned(text, "variant=dppo")) == ["dppo"]
-    with pytest.raises(UserError, match=r"no variant of this sweep has the key 'rule\.w_min'"):
+    with user_error(r"no variant of this sweep has the key 'rule\.w_min'"):
         planned(text, "variant=dppo", "rule.w_min=0.7")
 
 
@@ -129,7 +129,7 @@ def test_a_list_on_the_command_line_is_an_axis(workspace: Path) -> None:
     assert labels(plan) == ["cppo delta_b=0.01", "cppo delta_b=0.03", "dppo"]
     assert {run.spec.seed for run in plan.runs} == {0, 1}
     assert labels(planned(text, "data.benchmarks=[a,b]")) == ["cppo", "dppo"]  # one value, which is a list
-    with pytest.raises(UserError, match="choose among them"):
+    with user_error("choose among them"):
         planned(text, "rule=cppo,grpo")
 
 
@@ -153,7 +153,7 @@ def test_exclusions(workspace: Path) -> None:
     big = [run for run in planned(EXCLUDED, "core=verl").runs if run.spec.model.name == "qwen3_8b_base"]
     assert [(run.variant, run.spec.seed) for run in big] == [("cppo", 0), ("cppo", 1), ("cppo", 2)]
     assert len(planned(EXCLUDED, "seed=5").runs) == 3  # the entry on seeds 1 and 2 stays valid
-    with pytest.raises(UserError) as caught:
+    with user_error("") as caught:
         planned(EXCLUDED, "variant=cppo", "model=mini_strong")
     assert str(caught.value) == (
         "sweep mine.yaml: exclude removes every run that 'variant=cppo model=mini_strong' chooses: "

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cppo_lab.errors import UserError
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.parse import parse_run
@@ -15,7 +14,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.plan import FoundRun, find_recorded_run, find_run, is_run_id
 from cppo_lab.sweep.table import difference_text
 from cppo_lab.tracking.address import tracking_uri
-from tests.conftest import FINISHED, TINY, Command
+from tests.conftest import FINISHED, TINY, Command, user_error
 from tests.jobs import job
 from tests.recorded import sent
 
@@ -52,9 +51,9 @@ def test_in_its_folder_and_never_in_the_store(workspace: Path, tiny_spec: RunSpe
     assert (run.run_id, "config.json in " in run.source) == (tiny_spec.run_id, True)
     assert parse_run(run.config, "found").run_id == tiny_spec.run_id
     shutil.rmtree(folder)
-    with pytest.raises(UserError, match=r"has not been started: .* `cppo pull SWEEP` gives it one"):
+    with user_error(r"has not been started: .* `cppo pull SWEEP` gives it one"):
         find_recorded_run(tiny_spec.run_id, folder.parent)
-    with pytest.raises(UserError, match=r"no folder in .* and no run of a shipped sweep has such an id"):
+    with user_error(r"no folder in .* and no run of a shipped sweep has such an id"):
         find(tiny_spec.run_id)
 
 
@@ -74,18 +73,18 @@ def test_in_sweeps_and_studies_that_are_named(
     Path("all.yaml").write_text("title: t\nquestion: q\nsweeps: [./mine.yaml]\n")
     run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run_id
     monkeypatch.setattr(plan_module, "TELL_SECONDS", 0.0)
-    with pytest.raises(UserError, match="--in SWEEP"):
+    with user_error("--in SWEEP"):
         find(run_id)
     assert f"looking for run '{run_id}' in sweep quickstart; --in SWEEP" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"unknown run 'abcd'.*--in SWEEP"):
+    with user_error(r"unknown run 'abcd'.*--in SWEEP"):
         find("abcd", "tune_cppo")  # a search declares no runs of its own
     for name in ("mine.yaml", "all.yaml"):  # of a study, with the cores that all its sweeps have
         assert find(run_id[:5], name).source == f"sweep {name}, core=mini"
     plan_module._declared.cache_clear()
     Path("mine.yaml").write_text(OURS.replace("0.61", "7"))
-    with pytest.raises(UserError, match=r"rule\.w_min=7: must be in \(0, 1\]"):
+    with user_error(r"rule\.w_min=7: must be in \(0, 1\]"):
         find("abcd", "mine.yaml")
-    with pytest.raises(UserError, match=r"mine\.yaml"):  # with no core are there runs
+    with user_error(r"mine\.yaml"):  # with no core are there runs
         find(run_id, "all.yaml")
 
 

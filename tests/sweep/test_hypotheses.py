@@ -8,11 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError
 from cppo_lab.runs import attempt
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.recorder import Recorder
@@ -24,8 +22,8 @@ from cppo_lab.sweep.results import load
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.page import Registration, find_registrations, parse_registrations
-from tests.conftest import Command
-from tests.plausible import train
+from tests.conftest import Command, user_error
+from tests.recorded import mlflow_runs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -55,7 +53,7 @@ def test_a_variant_is_named_with_its_axis_values(workspace: Path) -> None:
     # An axis of the command line makes other runs, which do not test the hypothesis.
     assert len(make_plan(loaded(STATED), ["rule.delta=0.1,0.2"]).runs) == 12
     said = r"no run is of variant 'cppo delta=1e-1' \(variants: 'cppo delta=0\.1'"
-    with pytest.raises(UserError, match=said):
+    with user_error(said):
         make_plan(loaded(named.replace("[cppo delta=0.1]", "[cppo delta=1e-1]")), [])
 
 
@@ -134,13 +132,6 @@ def register(entry: list[object]) -> None:
     open_client(tracking_uri()).set_tag(registrations()[0].parent, schema.TAG_HYPOTHESES, json.dumps([entry]))
 
 
-def stored(query: str) -> list[Run]:
-    client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    assert experiment is not None
-    return list(client.search_runs([experiment.experiment_id], f"tags.`{query}` LIKE '%'"))
-
-
 PAGES = Path("reports") / "build"
 
 
@@ -150,9 +141,8 @@ def judged(name: str = "two") -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def words(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def words(cppo: Command, no_training: None) -> Callable[..., str]:
     """What the page says of the first claim, between its heading and its numbers. Training takes no time."""
-    monkeypatch.setattr(attempt, "load_core", lambda name: train)
 
     def verdict(overrides: str = "") -> str:
         cppo(f"report two.yaml --partial --no-log {overrides}")
@@ -173,7 +163,7 @@ def test_registered_before_the_runs_and_judged_by_the_test_seeds_alone(cppo: Com
     assert registered.digest == digest
     cppo(LAUNCH)
     assert [version.time_ms for version in registrations()] == [registered.time_ms]  # once
-    [parent] = stored(schema.TAG_SWEEP_PARENT)
+    [parent] = mlflow_runs(tag=schema.TAG_SWEEP_PARENT)
     client = open_client(tracking_uri())
     text = client.download_artifacts(parent.info.run_id, f"hypotheses/{digest}.json")
     assert json.loads(Path(text).read_text())["hypotheses"]["above"]["claim"] == "CPPO is above DPPO"
@@ -242,7 +232,7 @@ def test_runs_that_were_deleted_or_replaced_have_been_seen(cppo: Command, words:
     loaded(STATED)
     assert "Not registered: `cppo launch` registers hypotheses" in words()
     client = open_client(tracking_uri())
-    for run in stored(schema.TAG_RUN_ID):
+    for run in mlflow_runs():
         client.delete_run(run.info.run_id)
     shutil.rmtree("runs")  # else they are on disk, and not trained again
     cppo(LAUNCH)

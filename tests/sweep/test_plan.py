@@ -3,12 +3,12 @@
 import numpy as np
 import pytest
 
-from cppo_lab.errors import UserError
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import make_plan
+from tests.conftest import user_error
 from tests.sweep.test_study import GRID
 
 
@@ -90,7 +90,7 @@ def test_every_shipped_option_composes(override: str) -> None:
 def test_quoted_text_arrives_as_it_is_or_is_refused(value: str) -> None:
     """Text from a sweep file is data: no list, no dictionary, and no interpolation comes out of it."""
     if "${" in value:
-        with pytest.raises(UserError, match="holds plain values"):
+        with user_error("holds plain values"):
             quote(value)
     else:
         assert compose([f"tracking.uri={quote(value)}"]).tracking.uri == value

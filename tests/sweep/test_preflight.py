@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cppo_lab.cores.base import Allocation, write_phases
-from cppo_lab.errors import UserError
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep import preflight as module
 from cppo_lab.sweep.cost import (
@@ -37,6 +36,7 @@ from cppo_lab.sweep.preflight import (
     report,
     shortened,
 )
+from tests.conftest import user_error
 
 STEP = Step(1, 100.0, 60.0, 30.0, 5.0, 5.0, 4000.0, 8000.0, 1000.0, 12.5, 1e-3)
 RESULT = PreflightResult(
@@ -259,7 +259,7 @@ def test_parts_become_a_measurement(job: PreflightJob) -> None:
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     for text in ("{", "[]", "{}", json.dumps({"steps": [{"x": 1}]})):
         (tmp_path / FILE).write_text(text)
-        with pytest.raises(UserError, match="is damaged"):
+        with user_error("is damaged"):
             read_preflight(tmp_path)
 
 
@@ -269,6 +269,6 @@ def test_a_folder_that_is_a_link_is_not_emptied(job: PreflightJob, tmp_path: Pat
     (elsewhere / "mine").touch()
     job.folder.parent.mkdir(parents=True)
     job.folder.symlink_to(elsewhere)
-    with pytest.raises(UserError, match="is a link"):
+    with user_error("is a link"):
         job.run()
     assert [path.name for path in elsewhere.iterdir()] == ["mine"]

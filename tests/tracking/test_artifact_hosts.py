@@ -16,7 +16,7 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client, require_tracking_host
 from cppo_lab.tracking.read import histories, open_store, stored_run
 from cppo_lab.tracking.upload import upload
-from tests.conftest import FINISHED, Command
+from tests.conftest import FINISHED, Command, user_error
 from tests.recorded import sent
 from tests.tracking.conftest import Attempt
 from tests.tracking.fake_server import RUN, FakeServer, fake_server
@@ -74,7 +74,7 @@ def test_another_server_is_refused_by_its_name_and_asked_nothing(
         monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", PASSWORD)
     tracking, other = servers
     tracking.artifact_uri = address.format(other.netloc)
-    with pytest.raises(UserError, match=rf"artifacts at .*{other.netloc}.* not on the tracking server"):
+    with user_error(rf"artifacts at .*{other.netloc}.* not on the tracking server"):
         do(act, tracking.uri, tmp_path)
     assert (tracking.passwords, other.seen) == ({header}, [])
 
@@ -127,7 +127,7 @@ def test_a_database_has_no_server_whose_password_could_go_anywhere(
     assert other.netloc in cppo("samples", tiny_spec.run_id[:8], code=2).err
     moved = folder.rename(folder.parent.with_name("elsewhere"))
     (moved / "spool" / "shipped.json").unlink()
-    with pytest.raises(UserError, match=other.netloc):
+    with user_error(other.netloc):
         upload([moved], tracking_uri())
     assert other.seen == []
 

@@ -35,6 +35,7 @@ from cppo_lab.tracking.client import (
 )
 from cppo_lab.tracking.page import ensure_parent, register
 from cppo_lab.tracking.read import find, newest_runs, reading
+from tests.conftest import user_error
 from tests.tracking.fake_server import ENDPOINTS, FakeServer, fake_server
 
 
@@ -214,7 +215,7 @@ def test_no_question_waits_for_days(server: FakeServer, monkeypatch: pytest.Monk
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_BACKOFF_FACTOR", "0")
     server.endpoint, server.status, server.headers = "search", 429, {"Retry-After": "86400"}
-    with pytest.raises(UserError, match="cannot be used: it answers with HTTP error 429: check"):
+    with user_error("cannot be used: it answers with HTTP error 429: check"):
         open_client(uri)
     assert len(server.seen) == 2
     server.endpoint, server.slow = "", True  # a byte now and then: no single wait is long
@@ -222,7 +223,7 @@ def test_no_question_waits_for_days(server: FakeServer, monkeypatch: pytest.Monk
     monkeypatch.setattr(read, "SILENCE_SECONDS", 1.0)
     with pytest.raises(StoreAway, match="cannot be read: it has not answered within 1 seconds: check"):
         find(uri, "mini", ["r"])
-    with pytest.raises(UserError, match="cannot be used: it has not answered within 3 seconds: check"):
+    with user_error("cannot be used: it has not answered within 3 seconds: check"):
         open_client(uri)
 
 
@@ -248,7 +249,7 @@ def test_a_fault_of_our_own_code_is_none_of_the_store(
         client.search_experiments()
         ours()
     monkeypatch.setattr(MlflowClient, "search_experiments", ours)  # reading an answer
-    with pytest.raises(UserError, match=r"its answer is not MLflow's \('?ours'?\): check"):
+    with user_error(r"its answer is not MLflow's \('?ours'?\): check"):
         open_client(server.uri)
 
 

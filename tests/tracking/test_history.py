@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.errors import UserError
 from cppo_lab.tracking import history
 from cppo_lab.tracking.history import HISTORY, History, from_rows, pack, unpack
+from tests.conftest import user_error
 
 NAMES = st.sampled_from(["train/loss", "val/a/avg_at_16", "perf/step_seconds", "x", "é"])
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -134,9 +134,8 @@ BROKEN = BROKEN_FILES | {name: saved(**arrays) for name, arrays in BROKEN_ARRAYS
 
 @pytest.mark.parametrize("data", BROKEN.values(), ids=BROKEN)
 def test_a_file_that_is_none_is_named(data: bytes) -> None:
-    with pytest.raises(UserError, match=r"^run 7's history.npz is no metric history \(.+\): delete") as error:
+    with user_error(r"^run 7's history.npz is no metric history \(.+\): delete"):
         unpack(data, "run 7's history.npz")
-    assert "\n" not in str(error.value)
 
 
 def test_what_would_be_too_large_is_not_unpacked(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,5 +147,5 @@ def test_what_would_be_too_large_is_not_unpacked(monkeypatch: pytest.MonkeyPatch
         (1000, "more than the 1000 allowed"),
     ):
         monkeypatch.setattr(history, "LARGEST_UNPACKED", largest)
-        with pytest.raises(UserError, match=reason):
+        with user_error(reason):
             unpack(bomb, HISTORY)

@@ -15,7 +15,6 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.runs import attempt as attempts
 from cppo_lab.runs.folder import held, read_status, write_status
@@ -24,7 +23,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import services
 from cppo_lab.tracking.services import notifying, webhook
-from tests.conftest import TINY, Command
+from tests.conftest import TINY, Command, user_error
 from tests.tracking.fake_server import FakeServer, fake_server
 from tests.waiting import until
 
@@ -72,7 +71,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_no_webhook_is_refused_and_not_shown(url: str) -> None:
     """By a launch: tests/hostile."""
-    with pytest.raises(UserError, match=r"notify\.url") as error:
+    with user_error(r"notify\.url") as error:
         webhook(url)
     assert url == "h" or url not in str(error.value)
 

@@ -13,10 +13,8 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import UserError
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import in_order
-from cppo_lab.runs import attempt
 from cppo_lab.sweep import parents as sweep_parents
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
@@ -36,16 +34,16 @@ from cppo_lab.tracking.page import (
     variant_means,
     verdict_markdown,
 )
-from tests.plausible import train
+from tests.conftest import user_error
+from tests.recorded import mlflow_runs
 
 TEXT = SweepText("quickstart", "A title", "A question? <b>", ("Table 1",))
 SERVER = "http://host:5000"  # whose stores know no lock
 
 
 @pytest.fixture
-def uri(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A store, and training that takes no time."""
-    monkeypatch.setattr(attempt, "load_core", lambda name: train)
+def uri(workspace: Path, no_training: None) -> str:
+    """A store."""
     return tracking_uri()
 
 
@@ -62,36 +60,34 @@ def launch_sweep(uri: str, name: str, *overrides: str) -> Plan:
     return plan
 
 
-def runs_with(uri: str, tag: str, value: str | None = None) -> list[Run]:
-    client = MlflowClient(uri)
-    runs = client.search_runs([client.get_experiment_by_name("cppo-mini").experiment_id])
-    return [run for run in runs if tag in run.data.tags and value in (None, run.data.tags[tag])]
-
-
-def parent_of(uri: str, sweep: str = "quickstart") -> Run:
-    [parent] = runs_with(uri, schema.TAG_SWEEP_PARENT, sweep)
+def parent_of(sweep: str = "quickstart") -> Run:
+    [parent] = [
+        run
+        for run in mlflow_runs(tag=schema.TAG_SWEEP_PARENT)
+        if run.data.tags[schema.TAG_SWEEP_PARENT] == sweep
+    ]
     return parent
 
 
-def note_of(uri: str, sweep: str = "quickstart") -> str:
-    return str(parent_of(uri, sweep).data.tags[schema.TAG_NOTE])
+def note_of(sweep: str = "quickstart") -> str:
+    return str(parent_of(sweep).data.tags[schema.TAG_NOTE])
 
 
 def test_a_launch_nests_its_runs_and_describes_the_sweep_and_a_wider_one_adds(uri: str) -> None:
     before: dict[str, dict[str, str]] = {}
     for _ in range(2):  # the second changes nothing
         launch_sweep(uri, "quickstart", "variant=cppo", "seed=0")
-        tags = {run.info.run_id: run.data.tags for run in runs_with(uri, "mlflow.runName")}
+        tags = {run.info.run_id: run.data.tags for run in mlflow_runs(tag="mlflow.runName")}
         assert before in ({}, tags)
         before = tags
     launch_sweep(
         uri, "quickstart", "variant=cppo", "seed=1"
     )  # the description keeps what this launch has not
-    parent, children = parent_of(uri), runs_with(uri, schema.TAG_RUN_ID)
+    parent, children = parent_of(), mlflow_runs()
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "sweep quickstart")
     assert [run.data.tags[schema.TAG_PARENT] for run in children] == [parent.info.run_id] * 2
     assert {run.data.tags[schema.TAG_COLOUR] for run in children} == {"#0052D9"}
-    assert note_of(uri).startswith("## Quickstart\n") and "runs: 2 (2 done)" in note_of(uri)
+    assert note_of().startswith("## Quickstart\n") and "runs: 2 (2 done)" in note_of()
     experiment = MlflowClient(uri).get_experiment_by_name("cppo-mini")
     assert experiment.tags[schema.TAG_NOTE] == core_of("mini").note
     [model] = {run.data.tags[schema.TAG_MODEL] for run in children}
@@ -106,13 +102,13 @@ def test_a_run_of_two_sweeps_stays_with_the_first_and_an_orphan_finds_a_parent(u
         "title: Other\nquestion: Why?\nmodels: [mini_quick]\nvariants:\n  ours: {rule: cppo}\naxes:\n  seed: [0]\n"
     )
     launch_sweep(uri, "./other.yaml")
-    [child], first = runs_with(uri, schema.TAG_RUN_ID), parent_of(uri).info.run_id
+    [child], first = mlflow_runs(), parent_of().info.run_id
     assert child.data.tags[schema.TAG_PARENT] == first
     assert child.data.tags[schema.sweep_tag("other")] == "ours"
     MlflowClient(uri).delete_run(first)
     launch_sweep(uri, *quickstart)
-    [child] = runs_with(uri, schema.TAG_RUN_ID)
-    assert child.data.tags[schema.TAG_PARENT] == parent_of(uri).info.run_id != first
+    [child] = mlflow_runs()
+    assert child.data.tags[schema.TAG_PARENT] == parent_of().info.run_id != first
 
 
 def test_the_oldest_parent_takes_the_runs_of_the_others(made: tuple[MlflowClient, str], uri: str) -> None:
@@ -132,14 +128,14 @@ def test_a_parent_that_another_launcher_removes_at_once_is_no_fault(
     real = client.set_terminated
 
     def late(mlflow_id: str, status: str) -> None:
-        monkeypatch.undo()
+        monkeypatch.setattr(client, "set_terminated", real)
         older = client.create_run(number, tags={schema.TAG_SWEEP_PARENT: "s"}, start_time=1)
         assert ensure_parent(client, SERVER, number, "s") == older.info.run_id
         real(mlflow_id, status)
 
     monkeypatch.setattr(client, "set_terminated", late)
     [oldest] = {ensure_parent(client, SERVER, number, "s") for _ in range(2)}
-    assert parent_of(uri, "s").info.run_id == oldest
+    assert parent_of("s").info.run_id == oldest
 
 
 @pytest.mark.parametrize(
@@ -169,7 +165,7 @@ def test_a_store_that_is_away_for_the_parents_costs_a_line(
     launch_sweep(uri, "quickstart", "variant=cppo", "seed=0")
     printed = capsys.readouterr().err
     assert calls and (says in printed if says else "did not accept" not in printed)
-    assert [run.data.tags[schema.TAG_STATUS] for run in runs_with(uri, schema.TAG_RUN_ID)] == [schema.DONE]
+    assert [run.data.tags[schema.TAG_STATUS] for run in mlflow_runs()] == [schema.DONE]
 
 
 @pytest.mark.parametrize(
@@ -204,7 +200,7 @@ def test_of_a_planned_run_the_planner_knows_the_state(made: tuple[MlflowClient, 
         ({}, "1 (1 done)", {"variant_mean/m/v": 0.5}),
     ):
         update_parent(client, parent, SweepText("s", "T", ""), planned)
-        assert f"- runs: {count}\n" in note_of(uri, "s")
+        assert f"- runs: {count}\n" in note_of("s")
         assert client.get_run(parent).data.metrics == means
 
 
@@ -235,10 +231,10 @@ def log_of(folder: Path) -> ReportLog:
 def test_page_figures_and_verdicts_are_with_the_sweep(uri: str, tmp_path: Path) -> None:
     launch_sweep(uri, "quickstart", "variant=cppo", "seed=0")
     keep_report(uri, "cppo-mini", log_of(tmp_path))
-    parent = parent_of(uri).info.run_id
+    parent = parent_of().info.run_id
     listed = MlflowClient(uri).list_artifacts(parent, "report")
     assert {artifact.path for artifact in listed} == {f"report/{name}" for name in FILES}
-    head, _, verdict = note_of(uri).partition("\n### Verdict\n")
+    head, _, verdict = note_of().partition("\n### Verdict\n")
     assert head.startswith("## A title\n") and "runs: 1 (1 done)" in head
     assert verdict == (
         "\nFrom the report (core=mini&#58; a miniature model); its page and figures are among the artifacts.\n"
@@ -248,7 +244,7 @@ def test_page_figures_and_verdicts_are_with_the_sweep(uri: str, tmp_path: Path) 
     )
     keep_report(uri, "cppo-mini", replace(log_of(tmp_path), verdicts=[("open", "CPPO", "It **loses**.")]))
     launch_sweep(uri, "quickstart", "variant=cppo", "seed=1")  # a verdict stays when the note is written anew
-    note = note_of(uri)
+    note = note_of()
     assert note.startswith("## Quickstart\n") and "runs: 2 (2 done)" in note
     assert "CPPO. It &#42;&#42;loses&#42;&#42;." in note
     assert note.count("### Verdict") == note.count("CPPO.") == 1
@@ -259,7 +255,7 @@ def test_a_report_of_a_study_has_a_run_of_its_own(
 ) -> None:
     sweep = SweepText("study", "All", "Why <i>?")
     keep_report(uri, "cppo-mini", replace(log_of(tmp_path), sweep=sweep, whole_study=True))
-    note = note_of(uri, "study")
+    note = note_of("study")
     assert (
         note.startswith("## All\n\n**Why &#60;i&#62;?**\n\n### Verdict\n") and "The rest. It holds." in note
     )
@@ -276,7 +272,7 @@ def test_a_store_that_does_not_take_a_report_is_named_without_its_password(
     uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, store: str, experiment: str, said: str
 ) -> None:
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
-    with pytest.raises(UserError, match=said) as error:
+    with user_error(said) as error:
         keep_report(store or uri, experiment, log_of(tmp_path))
     assert "secret" not in str(error.value) and "\n" not in str(error.value)
 
@@ -299,7 +295,7 @@ def test_colours_are_those_of_the_report(uri: str, more: str, overrides: tuple[s
     Path("own.yaml").write_text(OWN_SWEEP + more, encoding="utf-8")
     planned = dict.fromkeys(run.variant for run in launch_sweep(uri, "./own.yaml", *overrides).runs)
     tag, names = schema.sweep_tag("own"), planned if more else ("tight", "cppo_kl", "cppo", "loose")
-    colours = {run.data.tags[tag]: run.data.tags[schema.TAG_COLOUR] for run in runs_with(uri, tag)}
+    colours = {run.data.tags[tag]: run.data.tags[schema.TAG_COLOUR] for run in mlflow_runs(tag=tag)}
     report = PALETTES[PAPER].strokes(in_order(names))
     assert colours == {name: report[name].colour for name in planned}
     assert len(set(colours.values())) == len(planned)

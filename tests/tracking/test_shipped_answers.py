@@ -19,7 +19,7 @@ from cppo_lab.answers.records import (
     read_tokens,
     steps_with,
 )
-from cppo_lab.errors import StoreAway, UserError
+from cppo_lab.errors import StoreAway
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import AnswersSpec, RunSpec
 from cppo_lab.tracking import upload as upload_module
@@ -28,7 +28,7 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import StoredFiles, stored_files
 from cppo_lab.tracking.upload import TABLE, TABLE_TAG, answers_table
 from tests.answers import made
-from tests.conftest import FINISHED
+from tests.conftest import FINISHED, user_error
 from tests.recorded import mlflow_run
 from tests.tracking.conftest import Attempt
 
@@ -68,9 +68,9 @@ def test_the_store_has_the_files_byte_by_byte_and_texts_are_a_table_of_mlflows(
         assert sampled is not None and sampled.samples[0].step == 20
         assert tokens is not None and len(tokens.token) == 14
         assert read_texts(files, 5) is None and read_tokens(files, 0) is None
-    with pytest.raises(UserError, match=f"texts-000010.jsonl.gz of MLflow run {run.info.run_id} has no"):
+    with user_error(f"texts-000010.jsonl.gz of MLflow run {run.info.run_id} has no"):
         read_texts(stored, 10)
-    with pytest.raises(UserError, match="more than the 5 allowed"):
+    with user_error("more than the 5 allowed"):
         stored.content("answers/outcomes.npz", 5)
     assert json.loads(run.data.tags[TABLE_TAG]) == [{"path": TABLE, "type": "table"}]
     table = client.load_table(run.info.experiment_id, TABLE, run_ids=[run.info.run_id])
@@ -92,7 +92,7 @@ def test_a_table_is_bounded_and_has_the_newest(
 
 def test_a_link_in_place_of_the_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     (folder / "answers").symlink_to(tmp_path)
-    with pytest.raises(UserError, match="remove it"):
+    with user_error("remove it"):
         FolderFiles(folder).names()
     assert answers_table(folder) is None
 

@@ -24,7 +24,6 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST
 
 from cppo_lab import files as safe_open
 from cppo_lab import schema
-from cppo_lab.errors import UserError
 from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status
 from cppo_lab.runs.recorder import Recorder, record_end
@@ -38,8 +37,8 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts_at
 from cppo_lab.tracking.upload import forget_lost, retire, ship, upload
 from cppo_lab.tracking.uploader import upload_last
-from tests.conftest import FINISHED, TINY
-from tests.recorded import mlflow_run, points, sent, upload_ended
+from tests.conftest import FINISHED, TINY, user_error
+from tests.recorded import mlflow_run, mlflow_runs, points, sent, upload_ended
 from tests.tracking.conftest import LOSS, REWARD, Attempt, log
 
 
@@ -52,12 +51,6 @@ def steps(folder: Path) -> list[int]:
     rewards, losses = ([step for step, _, _ in points(folder, metric)] for metric in (REWARD, LOSS))
     assert rewards == losses
     return rewards
-
-
-def all_runs(view: int = ViewType.ALL) -> list[Run]:
-    client = open_client(tracking_uri())
-    experiment = client.get_experiment_by_name("cppo-mini")
-    return list(client.search_runs([experiment.experiment_id], run_view_type=view))
 
 
 def artifacts(run: Run) -> set[str]:
@@ -110,7 +103,7 @@ def test_a_run_goes_on_in_its_mlflow_run(folder: Path, tiny_spec: RunSpec, attem
     [stored] = attempts_at(open_client(tracking_uri()), "cppo-mini", tiny_spec.run_id)
     assert (stored.status, stored.tags[schema.TAG_FILES]) == (schema.DONE, "complete")
     assert schema.TAG_REASON not in stored.tags and stored.tags[schema.TAG_WARM_START] == "0123456789ab"
-    assert len(all_runs()) == 1
+    assert len(mlflow_runs(view=ViewType.ALL)) == 1
 
 
 def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec, attempt: Attempt) -> None:
@@ -171,7 +164,7 @@ def test_killed_at_any_request_the_next_one_brings_the_rest(
         if forgets:
             (folder / FOLDER / "shipped.json").unlink(missing_ok=True)
         assert [point[:2] for point in points(folder, REWARD)] == [(n, n / 10) for n in range(5)], survived
-        [run] = all_runs()
+        [run] = mlflow_runs(view=ViewType.ALL)
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
         assert schema.TAG_REASON not in run.data.tags
         assert {"config.json", "diagnostics", history.HISTORY} <= artifacts(run)
@@ -256,7 +249,7 @@ def test_a_result_that_a_user_deleted_is_on_disk_and_comes_back(
         if lost == "files":
             patch.setattr("cppo_lab.tracking.upload._Shipment._send_artifact", away)
         sent(folder)
-    [before] = all_runs()
+    [before] = mlflow_runs(view=ViewType.ALL)
     assert unsent(folder, tracking_uri()) is (lost == "files")
     open_client(tracking_uri()).delete_run(before.info.run_id)
     if lost == "noticed":
@@ -264,7 +257,7 @@ def test_a_result_that_a_user_deleted_is_on_disk_and_comes_back(
     elif lost == "progress":
         (folder / FOLDER / "shipped.json").unlink()
     sent(folder)
-    [after] = all_runs(ViewType.ACTIVE_ONLY)
+    [after] = mlflow_runs()
     assert (after.info.status, after.data.metrics) == ("FINISHED", before.data.metrics)
     assert after.data.tags[schema.TAG_FILES] == "complete"
     assert not unsent(folder, tracking_uri())
@@ -299,9 +292,9 @@ def test_a_run_that_cannot_be_sent_stops_no_other(folder: Path, attempt: Attempt
         (folders, "run strange could not be uploaded .*which this program did not write.*, and 1 more"),
         (folders[1:2], "'cppo-verl' was deleted"),
     ):
-        with pytest.raises(UserError, match=said):
+        with user_error(said):
             upload(places, tracking_uri())
-    assert [run.info.status for run in all_runs()] == ["FINISHED"]
+    assert [run.info.status for run in mlflow_runs(view=ViewType.ALL)] == ["FINISHED"]
     assert not unsent(folder, tracking_uri())
 
 
@@ -320,7 +313,7 @@ def test_a_step_of_a_damaged_line_that_is_trained_again_is_recorded_once(
         assert points(folder, REWARD)[:5] == before
         assert steps(folder) == [0, 1, 2, 3, 4, 5]
         (folder / FOLDER / "shipped.json").unlink()  # it may be lost
-    assert len(all_runs()) == 1
+    assert len(mlflow_runs(view=ViewType.ALL)) == 1
 
 
 @pytest.mark.parametrize("lost", [(), ("shipped.json",)])
@@ -363,7 +356,7 @@ def test_a_copied_folder_that_is_trained_in_both_places_doubles_no_step(
     for turn in (1, 0):
         recorders[turn].finish(FINISHED)
         assert steps(folders[turn]) == [0, 1, 2, 3, 4, 5]
-    assert len(all_runs()) == 1
+    assert len(mlflow_runs(view=ViewType.ALL)) == 1
 
 
 def test_points_that_the_store_has_lost_are_sent_again_at_the_end(folder: Path, attempt: Attempt) -> None:
@@ -420,7 +413,7 @@ def test_a_run_whose_points_the_store_does_not_keep_is_not_complete(
         # As of a server, whose gateway may lose a request.
         patch.setattr(address, "sqlite_file", lambda uri: None)
         ship(folder, uri, client)
-    [run] = all_runs()
+    [run] = mlflow_runs(view=ViewType.ALL)
     assert schema.TAG_FILES not in run.data.tags and unsent(folder, tracking_uri())
     assert steps(folder) == [0, 1, 2]  # once it does
     assert mlflow_run(folder).data.tags[schema.TAG_FILES] == "complete"
@@ -523,10 +516,10 @@ def test_an_evaluation_after_the_end_is_a_point_and_in_the_history_once(
 
 def test_only_a_finished_run_with_all_of_its_steps_is_evaluated(folder: Path, attempt: Attempt) -> None:
     running = attempt(0, 1)
-    with pytest.raises(UserError, match="is not finished"):
+    with user_error("is not finished"):
         add_evaluation(folder, 1, {schema.evaluation_metric("other", 4): 0.5})
     running.finish(Outcome(schema.DONE, 5))  # steps 2 to 5 are not on file
-    with pytest.raises(UserError, match="its record here is not whole"):
+    with user_error("its record here is not whole"):
         add_evaluation(folder, 1, {schema.evaluation_metric("other", 4): 0.5})
 
 
@@ -605,7 +598,7 @@ def test_a_store_that_is_away_at_the_end_loses_nothing(
     assert store.asked > 1 and read_status(folder)["status"] == schema.DONE
     printed = capsys.readouterr().err
     assert printed.count("tracking store does not answer") == 1 and "`cppo sync` uploads it" in printed
-    with pytest.raises(UserError, match="nothing is lost, `cppo sync` uploads the rest"):
+    with user_error("nothing is lost, `cppo sync` uploads the rest"):
         upload([folder], tracking_uri())
     upload_ended()
     store.away = False

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.errors import UserError
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.queue import LEFT, Ledger, ended_as, in_queue, refresh
@@ -24,7 +23,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from dev.slurm.cluster import Cluster
-from tests.conftest import Command
+from tests.conftest import Command, user_error
 from tests.launch.slurm.conftest import ROOT
 from tests.launch.slurm.jobs import (
     Long,
@@ -91,7 +90,7 @@ def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
     }
     bare_slurm.end("slurmctld")  # while four run: a job that ends now would try for a minute to report it
     late = Noted(tmp_path, "late")
-    with pytest.raises(UserError, match="controller"):
+    with user_error("controller"):
         launch_slurm([late], slurm_spec(), events.append)
     bare_slurm.start_controller()
     launch_slurm([*jobs, late], slurm_spec(), events.append)

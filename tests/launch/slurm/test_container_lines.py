@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.job import OUTSIDE, ContainerSpec, Wrapping, lines_after, lines_before, wrapping
 from cppo_lab.launch.slurm.submit import groups, parameters
 from cppo_lab.search.space import resolve
 from cppo_lab.search.worker import Worker
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import Search, load_sweep
+from tests.conftest import user_error
 from tests.jobs import job
 from tests.launch.slurm.containers import RUNTIMES
 from tests.launch.slurm.jobs import Noted, slurm_spec
@@ -97,10 +97,10 @@ def test_a_folder_that_cannot_be_mounted_is_refused(
     odd = work / name
     odd.mkdir(exist_ok=True)
     refused = r"cannot be mounted by its name .*rename it, or work in another"
-    with pytest.raises(UserError, match=refused):
+    with user_error(refused):
         wrapping(Placed(work, "job", places=(odd,)), spec(runtime), None)
     monkeypatch.chdir(odd)
-    with pytest.raises(UserError, match=refused):
+    with user_error(refused):
         wrapping(Placed(work, "job"), spec(runtime), None)
 
 

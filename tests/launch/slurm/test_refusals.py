@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm.queue import Ledger, in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import PATH, Cluster
-from tests.conftest import TINY, Command
+from tests.conftest import TINY, Command, user_error
 from tests.launch.slurm.jobs import Noted, slurm_spec, takes
 from tests.waiting import until
 
@@ -71,7 +70,7 @@ def test_nodes_that_are_drained(bare_slurm: Cluster, tmp_path: Path) -> None:
         [queued] = in_queue(tmp_path).values()
         assert queued.state == "PENDING"
         for name, resources in (("memory", takes(memory_gb=100_000)), ("cores", takes(cpus=4000))):
-            with pytest.raises(UserError, match="Slurm rejects these jobs"):
+            with user_error("Slurm rejects these jobs"):
                 launch_slurm([Noted(tmp_path, name, resources=resources)], slurm_spec(), lambda event: None)
         assert bare_slurm.call("squeue", "-h", "-r", "-o", "%i").split() == [queued.job]
     finally:

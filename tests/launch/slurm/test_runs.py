@@ -19,7 +19,7 @@ from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.launch.slurm import holding
 from tests.launch.slurm.jobs import nothing_queued
-from tests.launch.test_launch import mlflow_runs
+from tests.recorded import mlflow_runs
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]

@@ -9,8 +9,8 @@ from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import code_state
 from dev.slurm.cluster import Cluster
 from tests.conftest import Command
-from tests.launch.test_launch import mlflow_runs
 from tests.launch.test_limits import WRONG, own_rule
+from tests.recorded import mlflow_runs
 from tests.tracking.fake_server import FakeServer
 from tests.tracking.test_notify import bodies, receiver, url
 from tests.waiting import until

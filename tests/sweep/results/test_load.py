@@ -11,9 +11,9 @@ import pytest
 
 import cppo_lab
 from cppo_lab import schema
-from cppo_lab.errors import UserError
 from cppo_lab.sweep.results import override_text
 from tests.answers import made
+from tests.conftest import user_error
 
 SCORE = schema.validation_metric("mean", 16)
 
@@ -119,7 +119,7 @@ def test_the_paper_s_study_has_every_sweep() -> None:
     assert whole.runs["run_id"].nunique() == 37
     assert len(cppo_lab.load("kl_vs_tv", source="paper").runs) == (whole.runs["sweep"] == "kl_vs_tv").sum()
     assert whole.history("val/mean/*")["run_id"].nunique() == 37
-    with pytest.raises(UserError, match=r"no outcomes.*source='runs'"):
+    with user_error(r"no outcomes.*source='runs'"):
         whole.outcomes()
 
 
@@ -144,7 +144,7 @@ def test_the_paper_s_study_has_every_sweep() -> None:
 def test_mistakes_are_named(
     in_trained: Path, arguments: tuple[str, ...], values: dict[str, object], message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         cppo_lab.load(*arguments, **values)  # type: ignore[arg-type]
     assert not (in_trained / "nowhere.db").exists()
 
@@ -155,7 +155,7 @@ def test_unknown_metrics_and_runs_are_named(in_trained: Path) -> None:
         ({"metrics": "train/rewart"}, "unknown metric 'train/rewart': did you mean 'train/reward'"),
         ({"runs": ["abc"]}, "run 'abc' is not one of quickstart"),
     ):
-        with pytest.raises(UserError, match=message):
+        with user_error(message):
             study.history(**names)  # type: ignore[arg-type]
     with pytest.raises(AttributeError, match="no attribute 'lod'"):
         _ = cppo_lab.lod  # type: ignore[attr-defined]
