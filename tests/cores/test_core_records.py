@@ -23,7 +23,8 @@ from cppo_lab.sweep.overrides import read
 from cppo_lab.testing import CoreTests
 from cppo_lab.testing import cores as conformance
 from cppo_lab.testing.cores import Life
-from tests.cores.test_mini import Killed, ListSink
+from tests.cores.kills import Killed
+from tests.cores.test_mini import ListSink
 from tests.waiting import CEILING_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -71,14 +72,11 @@ def python(folder: Path, *arguments: str, path: Path | None = None, **variables:
     known = {
         key: value for key, value in os.environ.items() if key not in ("CPPO_RULES", "MLFLOW_TRACKING_URI")
     }
+    places = os.pathsep.join(map(str, filter(None, (ROOT, path))))
     done = subprocess.run(
-        [sys.executable, *arguments],
-        cwd=folder,
-        env=known | {"PYTHONPATH": os.pathsep.join(map(str, [ROOT, *([path] if path else [])])), **variables},
-        capture_output=True,
-        text=True,
-        timeout=CEILING_SECONDS,
-    )
+        [sys.executable, *arguments], cwd=folder, env=known | {"PYTHONPATH": places, **variables},
+        capture_output=True, text=True, timeout=CEILING_SECONDS,
+    )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
 
 
@@ -125,7 +123,7 @@ class InThisProcess(CoreTests):
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "test", "said"),
+    "right, wrong, test, said",
     [
         ("", "", "killed_it_continues_with_the_same_numbers", ""),
         ("replace_file(path", "print(path", "killed_it_continues_with_the_same_numbers", "nothing was kept"),
@@ -206,7 +204,7 @@ def test_machines_and_gpus_are_the_layouts_where_it_is_used() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "said"),
+    "path, said",
     [
         ("tests.cores.test_core_records:RECORD", "is a str, not a cppo_lab.core_records.CoreRecord"),
         ("cppo_lab.cores.mini:MINI", "is the record of 'mini'"),

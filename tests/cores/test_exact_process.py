@@ -7,9 +7,11 @@ from statistics import fmean
 
 import numpy as np
 import pytest
+import torch
 
 from cppo_lab.cores.exact.process import Array, Process, compare, returns_by_start, sample
 from cppo_lab.maths import bounds
+from tests.cores.test_mini import check_frequencies
 from tests.oracles import enumeration
 from tests.oracles.fork_process import Policy, Rules, State
 
@@ -43,7 +45,7 @@ def cases() -> Iterator[tuple[str, int, int, int]]:
     yield from itertools.product(FAMILIES, (2, 3, 5), (0, 1), (1, 2))
 
 
-@pytest.mark.parametrize(("family", "horizon", "allowed", "stretches"), list(cases()))
+@pytest.mark.parametrize("family, horizon, allowed, stretches", list(cases()))
 def test_against_every_sequence(family: str, horizon: int, allowed: int, stretches: int) -> None:
     """J, L', Delta, movement and the bound, of three symbols, by enumeration from every start."""
     process = Process(family, 3, horizon, allowed, stretches)
@@ -68,9 +70,7 @@ def test_against_every_sequence(family: str, horizon: int, allowed: int, stretch
     assert found.returns[0] == pytest.approx(fmean(values), abs=1e-12)
     assert returns_by_start(process, pi)[0] == pytest.approx(values, abs=1e-12)
     surrogate = fmean(enumeration.surrogate(m, p, r) for m, p, r in triples)
-    error = [
-        0.0
-    ] * horizon  # Delta's term of each position, summed over the states there, from the definition
+    error = [0.0] * horizon  # Delta's term of each position, summed over the states there, by definition
     for m, p, r in triples:
         for state, token in itertools.product(m, range(3)):
             behind = (*state, token)
@@ -116,6 +116,4 @@ def test_sampling_has_the_right_frequencies() -> None:
     count = 40_000
     uniforms = np.random.default_rng(1).random((1, count, 2))
     drawn = sample(process, policy, np.full((1, count), process.starts[0]), uniforms)
-    expected = policy[0, 0, process.starts[0]]
-    seen = np.bincount(drawn.tokens[0, :, 0], minlength=4) / count
-    assert np.abs(seen - expected).max() < 5 * 0.5 / math.sqrt(count)
+    check_frequencies(torch.from_numpy(drawn.tokens[0, :, 0]), policy[0, 0, process.starts[0]].tolist())

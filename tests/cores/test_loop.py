@@ -1,5 +1,6 @@
 """The loop of the embedded cores: a broken run continues with the numbers of an unbroken one, a collapsed one ends."""
 
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,8 +24,9 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
-from tests.cores.exact_specs import DISTURBED, DPPO, exact_run
-from tests.cores.test_mini import Killed, ListSink, trainer_of
+from tests.cores.exact_specs import DISTURBED, DPPO, SHUFFLED, exact_run
+from tests.cores.kills import survives
+from tests.cores.test_mini import ListSink, trainer_of, without_times
 
 MAKER = "torch on cpu"
 LONGER = [*TINY, "training.t_stop=8"]
@@ -50,7 +52,6 @@ class KeepingSink(ListSink):
         super().log(step, metrics)
 
 
-SHUFFLED = {"name": "cppo_no_prefix_budget_shuffled", "delta": 0.05, "w_min": 0.5}
 ALONG = {"rule": DPPO, "learning_rate": 0.05, "match": "scale"}
 RUNS: dict[str, Callable[[], RunSpec]] = {
     "cppo": lambda: compose([*LONGER, "rule=cppo"]).run,
@@ -72,8 +73,7 @@ def test_killed_at_any_step_it_continues_with_the_same_numbers(tmp_path: Path, n
     different = {hash(tuple(sorted(files.items()))): moment for moment, files in unbroken.left.items()}
     begun = []
     for moment in different.values():
-        folder = tmp_path / moment
-        folder.mkdir()
+        (folder := tmp_path / moment).mkdir()
         for file, content in unbroken.left[moment].items():
             (folder / file).write_bytes(content)
         resumed, outcome = run(spec, tmp_path, folder)
@@ -87,7 +87,7 @@ def test_killed_at_any_step_it_continues_with_the_same_numbers(tmp_path: Path, n
 def test_killed_at_any_file_it_keeps_the_best_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed before and after each file that it writes: what is kept is of the best step, to the bit."""
+    """Killed at each operation on files: what is kept is of the best step, to the bit."""
     spec = compose(LONGER).run
     weights: dict[int, dict[str, torch.Tensor]] = {}
     validate = Trainer.validate
@@ -105,27 +105,10 @@ def test_killed_at_any_file_it_keeps_the_best_weights(
     assert len(scores) == 4 and not all(
         torch.equal(weights[best][key], weights[0][key]) for key in weights[0]
     )
-    replace = Path.replace
-    for moment in range(100):
-        folder, left = tmp_path / str(moment), moment
-
-        def dying(path: Path, target: Path) -> Path:
-            nonlocal left
-            for before in (True, False):
-                if not before:
-                    replace(path, target)
-                if not left:
-                    raise Killed
-                left -= 1
-            return target
-
-        with monkeypatch.context() as patch:
-            patch.setattr(Path, "replace", dying)
-            try:
-                run(spec, tmp_path, folder)
-                break
-            except Killed:
-                pass
+    for moment in itertools.count():
+        folder = tmp_path / str(moment)
+        if survives(monkeypatch, moment, lambda folder=folder: run(spec, tmp_path, folder)):
+            break
         run(spec, tmp_path, folder)
         kept = read_checkpoint(folder / BEST_MODEL, spec.run_id)
         assert [step for step, _ in kept["history"]] == [best]
@@ -150,7 +133,7 @@ class TestCheckpoint:
         assert list((tmp_path / "run").iterdir()) == []
 
     @pytest.mark.parametrize(
-        ("run_id", "maker", "said"),
+        "run_id, maker, said",
         [
             ("a", "torch on cuda", "made by torch on cuda, this is torch on cpu"),
             ("b", MAKER, "not a checkpoint of run a"),
@@ -165,7 +148,7 @@ class TestCheckpoint:
         assert said in capsys.readouterr().err
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        "change, said",
         [
             (lambda kept: kept.pop("history"), "KeyError: 'history'"),
             (lambda kept: kept["history"].pop(), "its rows are not those of its steps"),
@@ -200,7 +183,7 @@ class TestCheckpoint:
 
 class TestCollapse:
     @pytest.mark.parametrize(
-        ("scores", "collapsed"),
+        "scores, collapsed",
         [
             ([0.2, 0.5, 0.9, 0.3, 0.3], True),
             ([0.2, 0.5, 0.9, 0.3, 0.6], False),  # one bad validation
@@ -242,7 +225,7 @@ class TestCollapse:
         assert (outcome.status, again.numbers()) == (schema.COLLAPSED, sink.numbers())
 
     @pytest.mark.parametrize(
-        ("change", "said"),
+        "change, said",
         [
             (
                 lambda _, model: model.embedding.weight.register_hook(lambda g: g * math.nan),
@@ -305,9 +288,7 @@ class TestCollapse:
         metrics, error = step_together([whole, broken], 1)
         assert isinstance(error, NotFinite)
         [alone] = step_together([Learner(exact_run())], 1)
-        assert isinstance(metrics, dict) and isinstance(alone, dict)
-        names = [name for name in alone if not name.startswith("perf/")]
-        assert [metrics[name] for name in names] == [alone[name] for name in names]
+        assert without_times(metrics) == without_times(alone)
 
 
 def test_staleness_is_counted_in_rollout_batches(tmp_path: Path) -> None:
@@ -323,7 +304,6 @@ def test_staleness_is_counted_in_rollout_batches(tmp_path: Path) -> None:
 def test_shuffled_weights_are_drawn_per_rollout_and_kept_over_its_minibatches(tmp_path: Path) -> None:
     trainer = trainer_of(tmp_path, "rule=cppo_no_prefix_budget_shuffled")
     first, second = trainer.collect(), trainer.collect()
-    assert first.permutation is not None and second.permutation is not None
     for row, length in zip(first.permutation.tolist(), first.rollout.lengths.tolist(), strict=True):
         assert sorted(row[:length]) == list(range(length))
     assert not torch.equal(first.permutation, second.permutation)

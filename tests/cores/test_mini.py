@@ -24,7 +24,7 @@ from cppo_lab.cores.mini.warm_start import (
 )
 from cppo_lab.errors import UserError
 from cppo_lab.maths.divergence import topk
-from cppo_lab.spec import Architecture, RunSpec, TaskData
+from cppo_lab.spec import Architecture, RunSpec, SyntheticModel, TaskData
 from cppo_lab.spec.run import ANNEAL_STEPS, VERL
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.groups import groups
@@ -86,16 +86,12 @@ class TestModel:
         one = model.continuations(prompts, torch.tensor([1, 0]), torch.zeros(2, 1, dtype=torch.long))
         torch.testing.assert_close(one[:, 0], model(prompts)[:, -1].flip(0))
 
-    def test_cached_decoding_equals_the_full_forward(self, model: Transformer) -> None:
-        """Token by token, and reading on after a prompt."""
+    def test_reading_on_after_a_prompt_equals_the_full_forward(self, model: Transformer) -> None:
+        """Several tokens at once; one by one: `test_what_is_recorded_of_a_rollout`."""
         tokens = torch.randint(0, 10, (3, 12), generator=torch.Generator().manual_seed(1))
-        present = torch.ones_like(tokens, dtype=torch.bool)
-        full = model(tokens, present)
-        cache, other = model.new_cache(3, 12), model.new_cache(3, 12)
-        parts = [model(tokens[:, :5], None, cache)]
-        parts += [model(tokens[:, i : i + 1], present[:, : i + 1], cache) for i in range(5, 12)]
-        for read in (parts, [model(tokens[:, :4], None, other), model(tokens[:, 4:], None, other)]):
-            torch.testing.assert_close(torch.cat(read, 1), full, atol=1e-5, rtol=1e-5)
+        cache = model.new_cache(3, 12)
+        read = [model(part, None, cache) for part in (tokens[:, :4], tokens[:, 4:])]
+        torch.testing.assert_close(torch.cat(read, 1), model(tokens), atol=1e-5, rtol=1e-5)
 
     def test_left_padding_changes_nothing(self, model: Transformer) -> None:
         tokens = torch.randint(0, 10, (2, 8), generator=torch.Generator().manual_seed(2))
@@ -110,11 +106,13 @@ class TestModel:
             model(tokens, tokens == 0)
 
 
-def nucleus(probabilities: list[float], top_p: float) -> list[float]:
-    """The truncated distribution by its definition: most likely tokens until their mass reaches `top_p`."""
+def nucleus(probabilities: list[float], top_p: float, top_k: int = -1) -> list[float]:
+    """The truncated distribution by its definition: most likely tokens until their mass reaches `top_p`, at most
+    `top_k` of them if it is above 0.
+    """
     kept, mass = [0.0] * len(probabilities), 0.0
-    for token in sorted(range(len(probabilities)), key=lambda i: -probabilities[i]):
-        if mass >= top_p:
+    for rank, token in enumerate(sorted(range(len(probabilities)), key=lambda i: -probabilities[i])):
+        if mass >= top_p or rank == top_k > 0:
             break
         kept[token] = probabilities[token]
         mass += probabilities[token]
@@ -130,12 +128,13 @@ def check_frequencies(tokens: torch.Tensor, expected: list[float]) -> None:
 
 
 class TestSampler:
-    @pytest.mark.parametrize("copies", [1, 4])
-    def test_what_is_recorded_of_a_rollout(self, model: Transformer, copies: int) -> None:
-        """On policy, the sampler's log-probabilities and the trainer's agree to float32 rounding; copies of a prompt
-        are neighbours and differ; a row ends at its end token.
+    @pytest.mark.parametrize("copies, padded", [(1, False), (4, False), (4, True)])
+    def test_what_is_recorded_of_a_rollout(self, model: Transformer, copies: int, padded: bool) -> None:
+        """On policy, the sampler's log-probabilities, from its cache, and those of whole sequences agree to float32
+        rounding; copies of a prompt are neighbours and differ; a row ends at its end token.
         """
         prompts = TASK.sample(16, torch.Generator().manual_seed(3)).prompts
+        prompts[1, :4] = TOKENIZER.pad if padded else prompts[1, :4]
         rollout = sample(
             model, prompts, TOKENIZER, copies=copies, max_response_length=12, temperature=0.8, top_p=1.0,
             generator=torch.Generator().manual_seed(4), top_k=TOKENIZER.vocabulary,
@@ -177,8 +176,9 @@ class TestSampler:
         assert draw_nucleus(probabilities, 1e-300, torch.Generator().manual_seed(1)).tolist() == [1] * 100
 
 
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours catches it."""
+def without_times(row: Mapping[str, float]) -> dict[str, float]:
+    """All that must not differ between two runs with one seed."""
+    return {name: value for name, value in row.items() if not name.startswith("perf/")}
 
 
 class ListSink:
@@ -203,11 +203,7 @@ class ListSink:
         self.artifacts[name] = values
 
     def numbers(self) -> list[tuple[int, dict[str, float]]]:
-        """All that must not differ between two runs with one seed."""
-        return [
-            (step, {name: value for name, value in row.items() if not name.startswith("perf/")})
-            for step, row in self.rows
-        ]
+        return [(step, without_times(row)) for step, row in self.rows]
 
 
 DECOUPLED = (
@@ -219,6 +215,12 @@ DECOUPLED = (
 def trainer_of(folder: Path, *overrides: str, **given: Any) -> Trainer:
     """Of a tiny run, which has its warm start in `folder`."""
     return Trainer(compose([*TINY, *overrides]).run, Resources(folder, folder, device="cpu", **given))
+
+
+def started(spec: RunSpec, seed: int = 0, **settings: Any) -> SyntheticModel:
+    """The model of a run with another warm start."""
+    warm_start = spec.model.warm_start.model_copy(update=settings)
+    return spec.model.model_copy(update={"warm_start": warm_start}).for_seed(seed)
 
 
 def train_tiny(folder: Path, *overrides: str) -> list[tuple[int, dict[str, float]]]:
@@ -237,7 +239,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class TestTrainer:
     @pytest.mark.parametrize(
-        ("rule", "divergence"),
+        "rule, divergence",
         [
             *((name, "topk_kl") for name in groups()["rule"] if not name.startswith(VERL)),
             *(("cppo", name) for name in ("binary_kl", "exact_kl", "sample_k2", "sample_k3")),
@@ -251,7 +253,7 @@ class TestTrainer:
         assert {"val/chain24/avg_at_16", "val/mean/avg_at_16"} <= set(rows[2][1]) & set(rows[0][1])
         assert "rule/masked_fraction" in rows[1][1] | rows[2][1]
 
-    @pytest.mark.parametrize(("rule", "divergence"), [("cppo", "topk_tv"), ("ipo", "exact_kl")])
+    @pytest.mark.parametrize("rule, divergence", [("cppo", "topk_tv"), ("ipo", "exact_kl")])
     def test_a_centred_loss_trains_another_policy(self, shared: Path, rule: str, divergence: str) -> None:
         """From a mu that is not pi; from the same, what is subtracted is the mean score of pi, which is 0."""
         kind = (f"rule={rule}", f"divergence={divergence}", "training.t_stop=4", "rollout.precision=bfloat16")
@@ -262,7 +264,7 @@ class TestTrainer:
         assert math.isfinite(centred["train/loss"])
         assert centred["train/grad_norm"] != pytest.approx(plain["train/grad_norm"], rel=1e-4)
 
-    @pytest.mark.parametrize(("rule", "origin"), [("cppo", "mu"), ("pdm", "old")])
+    @pytest.mark.parametrize("rule, origin", [("cppo", "mu"), ("pdm", "old")])
     def test_three_policies_of_which_two_are_one_train_to_the_bit_as_two(
         self, shared: Path, rule: str, origin: str
     ) -> None:
@@ -374,15 +376,9 @@ class TestTrainer:
         """Measured by a loop of its own on other problems: the most likely token of each step."""
         torch.manual_seed(0)
         model = Transformer(tiny_spec.model.architecture, TOKENIZER.vocabulary, 32)
-        longer = {
-            "steps": 3000,
-            "batch": 32,
-            "learning_rate": 0.01,
-            "step_noise": 0.1,
-            "target_accuracy": 0.8,
-        }
-        warm_start = tiny_spec.model.warm_start.model_copy(update=longer)
-        made = tiny_spec.model.model_copy(update={"warm_start": warm_start}).for_seed(0)
+        made = started(
+            tiny_spec, steps=3000, batch=32, learning_rate=0.01, step_noise=0.1, target_accuracy=0.8
+        )
         steps: list[int] = []
         train_warm_start(made, tiny_spec.data, model, lambda _, step=0, of=0: steps.append(step))
         assert steps == list(range(len(steps))) and ANNEAL_STEPS < len(steps) < 3000
@@ -391,20 +387,15 @@ class TestTrainer:
         problems = task.sample(50, generator)
         right = []
         for prompt, response in zip(
-            problems.prompts.tolist(), task.noisy_traces(problems, 0.0, generator).tolist(), strict=True
+            problems.prompts, task.noisy_traces(problems, 0.0, generator), strict=True
         ):
             for at, token in enumerate(response):
-                read = torch.tensor([[*prompt, *response[:at]]])
-                right.append(
-                    int(model(read, torch.ones_like(read, dtype=torch.bool))[0, -1].argmax()) == token
-                )
+                read = torch.cat([prompt, response[:at]])
+                right.append(int(model(read[None])[0, -1].argmax()) == token)
         assert sum(right) / len(right) > 0.78
 
     def test_rates_of_a_warm_start_with_a_target(self, tiny_spec: RunSpec) -> None:
-        settings = {"steps": 1000, "learning_rate": 0.5, "target_accuracy": 0.9}
-        warm_start = tiny_spec.model.warm_start.model_copy(update=settings)
-        made = tiny_spec.model.model_copy(update={"warm_start": warm_start}).for_seed(3)
-
+        made = started(tiny_spec, seed=3, steps=1000, learning_rate=0.5, target_accuracy=0.9)
         progress = []
 
         def rates(*accuracies: float) -> list[float]:
@@ -440,7 +431,6 @@ class TestTrainer:
 
     @pytest.mark.parametrize("steps", [1, 2, 9, 10, 11])
     def test_a_short_warm_start_has_a_schedule(self, tiny_spec: RunSpec, steps: int) -> None:
-        short = tiny_spec.model.warm_start.model_copy(update={"steps": steps, "batch": 2})
-        made = tiny_spec.model.model_copy(update={"warm_start": short}).for_seed(0)
+        made = started(tiny_spec, steps=steps, batch=2)
         model = Transformer(tiny_spec.model.architecture, make_task(tiny_spec.data).tokenizer.vocabulary, 32)
         assert math.isfinite(train_warm_start(made, tiny_spec.data, model))

@@ -21,11 +21,12 @@ from cppo_lab.spec import AnswersSpec, MiniRun
 from cppo_lab.sweep.compose import compose
 from tests.answers.made import averages
 from tests.conftest import TINY
-from tests.cores.test_mini import Killed, ListSink
+from tests.cores.kills import Killed
+from tests.cores.test_mini import ListSink
 
 # With a mask that drops something in a few steps of a tiny model.
 WORDS = [*TINY, "rule.delta=0.01", "optim.learning_rate=0.01", "rollout.staleness=1", "training.t_stop=6"]
-DEFAULT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
+DEFAULT = compose(TINY).tracking.answers
 
 
 class FileSink(ListSink):
@@ -49,10 +50,16 @@ class FileSink(ListSink):
         super().log(step, metrics)
 
 
+def read_outcomes(folder: Path) -> outcomes.Outcomes:
+    return outcomes.read((folder / OUTCOMES).read_bytes(), "the file")
+
+
+def read_texts(folder: Path, step: int) -> texts.Texts:
+    return texts.read((folder / texts_name(step)).read_bytes(), "the file")
+
+
 def run_of(*overrides: str) -> MiniRun:
-    run = compose([*WORDS, *overrides]).run
-    assert isinstance(run, MiniRun)
-    return run
+    return compose([*WORDS, *overrides]).run
 
 
 def trained(folder: Path, run: MiniRun, answers: AnswersSpec | None = DEFAULT, **kill: int) -> ListSink:
@@ -81,11 +88,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 def test_outcomes_are_those_of_the_logged_scores(whole: Whole) -> None:
     folder, run, sink = whole
-    found = outcomes.read((folder / OUTCOMES).read_bytes(), "the file")
+    found = read_outcomes(folder)
     scored = [(step, row) for step, row in sink.rows if any(name.startswith("val/") for name in row)]
     assert len(scored) > 2
-    assert found.steps.tolist() == [step for step, _ in scored]
-    assert found.benchmarks == run.data.benchmarks
+    assert (found.steps.tolist(), found.benchmarks) == ([step for step, _ in scored], run.data.benchmarks)
     for place, benchmark in enumerate(found.benchmarks):
         name = schema.validation_metric(benchmark, run.validation.samples)
         logged = np.array([row[name] for _, row in scored], dtype=np.float32)
@@ -96,7 +102,7 @@ def test_outcomes_are_those_of_the_logged_scores(whole: Whole) -> None:
 def test_texts_show_numbers_in_whatever_spelling_and_tokens_name_it(tmp_path: Path) -> None:
     run = run_of("data.spellings=3", "divergence.k=8")
     trained(tmp_path / "run", run)
-    samples = texts.read((tmp_path / "run" / texts_name(6)).read_bytes(), "the file").samples
+    samples = read_texts(tmp_path / "run", 6).samples
     for one in samples:
         assert set(one.prompt.split() + one.response.split()) <= {*"0123456789", *"+-*=", "<eos>", "<pad>"}
     kept = tokens.read((tmp_path / "run" / tokens_name(6)).read_bytes(), "the file")
@@ -105,7 +111,7 @@ def test_texts_show_numbers_in_whatever_spelling_and_tokens_name_it(tmp_path: Pa
 
 def test_samples_are_graded_as_their_outcomes_say(whole: Whole) -> None:
     folder, run, _ = whole
-    found = outcomes.read((folder / OUTCOMES).read_bytes(), "the file")
+    found = read_outcomes(folder)
     problems = validation_sets(make_task(run.data))
     prompts = {
         make_task(run.data).tokenizer.decode(prompt.tolist())
@@ -113,7 +119,7 @@ def test_samples_are_graded_as_their_outcomes_say(whole: Whole) -> None:
         for prompt in one.prompts
     }
     for row, step in enumerate(found.steps.tolist()):
-        kept = texts.read((folder / texts_name(step)).read_bytes(), "the file")
+        kept = read_texts(folder, step)
         own = [one for one in kept.samples if one.kind == "validation"]
         assert kept.left_out == 0
         assert len(own) == 8 * run.validation.samples
@@ -139,7 +145,7 @@ def test_tokens_are_those_of_the_training_samples(whole: Whole) -> None:
     seen: set[str] = set()
     for path in sorted((folder / ANSWERS).glob("tokens-*")):
         found = tokens.read(path.read_bytes(), path.name)
-        kept = texts.read((folder / texts_name(found.step)).read_bytes(), "the file")
+        kept = read_texts(folder, found.step)
         drawn = {(one.group, one.draw): one for one in kept.samples if one.kind == "training"}
         words, places = found.texts(), list(found.responses())
         assert len(places) == len(drawn) > 0
@@ -154,9 +160,7 @@ def test_tokens_are_those_of_the_training_samples(whole: Whole) -> None:
 
 @pytest.mark.parametrize("rule", ["cppo", "cppo_no_prefix_budget_shuffled", "grpo"])
 def test_rules_are_replayed_as_they_were_trained(tmp_path: Path, rule: str) -> None:
-    run = compose([*TINY, "optim.learning_rate=0.01", f"rule={rule}"]).run
-    assert isinstance(run, MiniRun)
-    trained(tmp_path / "run", run)
+    trained(tmp_path / "run", compose([*TINY, "optim.learning_rate=0.01", f"rule={rule}"]).run)
     for path in sorted((tmp_path / "run" / ANSWERS).glob("tokens-*")):
         found = tokens.read(path.read_bytes(), path.name)
         again = replay(found)
@@ -176,7 +180,7 @@ def test_settings_decide_what_is_kept(tmp_path: Path) -> None:
     run = run_of("training.t_stop=2")
     settings = AnswersSpec(keep=True, problems="all", groups=0, megabytes=50.0)
     trained(tmp_path / "all", run, settings)
-    kept = texts.read((tmp_path / "all" / texts_name(2)).read_bytes(), "the file")
+    kept = read_texts(tmp_path / "all", 2)
     problems = len(run.data.benchmarks) * run.data.validation_problems
     assert len(kept.samples) == problems * run.validation.samples
     assert not (tmp_path / "all" / tokens_name(2)).exists()
@@ -184,7 +188,7 @@ def test_settings_decide_what_is_kept(tmp_path: Path) -> None:
     trained(tmp_path / "little", run, little)
     files = {name: len(data) for name, data in files_of(tmp_path / "little").items()}
     assert sum(files.values()) - files["outcomes.npz"] <= 0.004 * 2**20
-    assert texts.read((tmp_path / "little" / texts_name(2)).read_bytes(), "the file").left_out > 0
+    assert read_texts(tmp_path / "little", 2).left_out > 0
 
 
 @pytest.mark.parametrize(
@@ -217,22 +221,9 @@ def test_files_of_a_run_that_starts_again_are_its_own(
     (tmp_path / "damaged" / OUTCOMES).write_bytes(b"nothing of ours")
     trained(tmp_path / "damaged", run)
     assert "outcomes of earlier validations are lost" in capsys.readouterr().err
-    found, whole_file = (
-        outcomes.read((path / OUTCOMES).read_bytes(), "the file") for path in (tmp_path / "damaged", unbroken)
-    )
+    found, whole_file = (read_outcomes(path) for path in (tmp_path / "damaged", unbroken))
     assert 0 < len(found.steps) < len(whole_file.steps)
     np.testing.assert_array_equal(found.right, whole_file.right[-len(found.steps) :])
-
-
-def test_the_settings_are_no_part_of_a_run() -> None:
-    """Nor that of the metrics between sampler and trainer."""
-    off = compose(
-        [*TINY, "tracking.answers.keep=false", "tracking.answers.problems=all", "tracking.mismatch=false"]
-    )
-    on = compose(TINY)
-    assert on.tracking.answers == DEFAULT and on.tracking.mismatch
-    assert not off.tracking.answers.keep and not off.tracking.mismatch
-    assert on.run_id == off.run_id
 
 
 def test_no_checkpoint_is_written_whose_answers_are_not_on_disk(tmp_path: Path) -> None:
@@ -248,5 +239,4 @@ def test_no_checkpoint_is_written_whose_answers_are_not_on_disk(tmp_path: Path) 
     train(run, sink, Resources(tmp_path, tmp_path, device="cpu", answers=DEFAULT))
     assert [step for step, _ in sink.rows] == list(range(7))
     kept = load_checkpoint(tmp_path / CHECKPOINT, run.run_id, f"torch {torch.__version__} on cpu")
-    assert kept is not None
     assert kept["history"][-1][0] == 2

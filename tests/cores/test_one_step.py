@@ -1,6 +1,5 @@
 """One update of a rule from each state of another training: against plain training, and against numbers by hand."""
 
-import itertools
 import math
 from typing import Any
 
@@ -13,14 +12,18 @@ from cppo_lab.cores.exact.learner import Learner, equal_length
 from cppo_lab.cores.exact.process import state_probabilities
 from cppo_lab.cores.exact.trainer import histories_together, learner_of, step_together
 from cppo_lab.errors import UserError
-from cppo_lab.maths.masks import cppo
-from cppo_lab.maths.tokens import Tokens
+from cppo_lab.rules import PERMUTATION
 from cppo_lab.spec import ExactRun
-from tests.cores.exact_specs import CPPO, DPPO, NO_TRUST_REGION, exact_run
-from tests.cores.test_exact import REVERSED, SHUFFLED, history
+from tests.cores.exact_specs import CPPO, DPPO, NO_TRUST_REGION, SHUFFLED, exact_run
+from tests.cores.test_exact import REVERSED, history
+from tests.cores.test_mini import without_times
+from tests.maths.maths_batches import CONSTANTS, apply, random_batch, random_permutation
 
 TIGHT = {**DPPO, "delta": 0.01}
 ALONG = {"rule": TIGHT, "learning_rate": 0.05, "match": "scale"}
+
+
+STALE: dict[str, Any] = {"rollout": {"staleness": 4}, "model": {"mismatch": 0.02}}
 
 
 def along(rule: dict[str, Any], along: dict[str, Any] = ALONG, **changes: Any) -> ExactRun:
@@ -28,9 +31,8 @@ def along(rule: dict[str, Any], along: dict[str, Any] = ALONG, **changes: Any) -
 
 
 def step(learner: Learner, number: int) -> dict[str, float]:
-    (metrics,) = step_together([learner], number)
-    assert not isinstance(metrics, Exception)
-    return {name: value for name, value in metrics.items() if not name.startswith("perf/")}
+    [metrics] = step_together([learner], number)
+    return without_times(metrics)
 
 
 def exact_rows(spec: ExactRun) -> list[dict[str, float]]:
@@ -43,7 +45,7 @@ def test_the_rule_that_trains_measures_its_own_training() -> None:
     declared = {metric.name for metric in schema.METRICS}
     assert {
         name for name in measured[0] if not name[-1].isdigit()
-    } <= declared  # those by position are numbered
+    } <= declared  # by position they are numbered
     assert [row.pop("exact/matched") for row in measured] == [1.0] * 6
     # By bisection, whose last bit depends on the processor.
     assert [row.pop("exact/update_length") for row in measured] == pytest.approx([1.0] * 6, rel=1e-12)
@@ -73,7 +75,6 @@ def test_the_measured_update_is_the_first_of_a_training_with_that_rule_but_for_i
     start = plain.parameters.detach().clone()
     length = step(measured, 1)["exact/update_length"]
     step(plain, 1)
-    assert measured.measured is not None
     assert 0.01 < length < 0.99
     moved = length * (plain.parameters.detach() - start)
     torch.testing.assert_close(measured.measured - start, moved, rtol=1e-9, atol=1e-12)
@@ -98,12 +99,7 @@ def test_matched_by_its_threshold_an_update_needs_less_change_of_length() -> Non
 @pytest.mark.parametrize("rule", [CPPO, NO_TRUST_REGION], ids=lambda rule: str(rule["name"]))
 def test_from_a_stale_mu_an_update_is_matched_by_what_it_moves_itself(rule: dict[str, Any]) -> None:
     """Its start is further from mu than its end may be: measured from mu, no length would do."""
-    stale: dict[str, Any] = {
-        "rollout": {"staleness": 4},
-        "training": {"t_stop": 12},
-        "model": {"mismatch": 0.02},
-    }
-    rows, reference = (exact_rows(along(name, **stale)) for name in (rule, TIGHT))
+    rows, reference = (exact_rows(along(name, **STALE, training={"t_stop": 12})) for name in (rule, TIGHT))
     assert [row["exact/matched"] for row in rows] == [1.0] * 12
     for row, expected in zip(rows, reference, strict=True):
         assert row["exact/update_movement"] == expected["exact/update_movement"]
@@ -114,13 +110,11 @@ def test_from_a_stale_mu_an_update_is_matched_by_what_it_moves_itself(rule: dict
 @pytest.mark.parametrize("match", ["scale", "update"])
 def test_the_movement_of_an_update_by_its_definition(match: str) -> None:
     """Where mu goes: from what mu would be of the policy before the update, or from that policy itself."""
-    stale: dict[str, Any] = {"rollout": {"staleness": 4}, "model": {"mismatch": 0.02}}
-    learner = learner_of(along(NO_TRUST_REGION, {**ALONG, "match": match}, **stale))
+    learner = learner_of(along(NO_TRUST_REGION, {**ALONG, "match": match}, **STALE))
     for number in range(1, 6):
         start = learner.parameters.detach().clone()
         oldest = [*learner.past, start][0]
         row = step(learner, number)
-    assert learner.measured is not None
     unmoved = learner.sampler(start) if match == "scale" else learner.log_policy(1.0, start)
     process, pi = learner.process, learner.log_policy(1.0, learner.measured)
     visits = state_probabilities(process, learner.sampler(oldest).exp()[None].numpy())[:-1, 0]
@@ -129,7 +123,7 @@ def test_the_movement_of_an_update_by_its_definition(match: str) -> None:
 
 
 def test_matched_by_the_movement_of_the_policy_itself_the_noise_of_mu_is_no_part_of_it() -> None:
-    stale = {"rollout": {"staleness": 4}, "model": {"mismatch": 0.2}, "training": {"t_stop": 12}}
+    stale = STALE | {"model": {"mismatch": 0.2}, "training": {"t_stop": 12}}
     from_mu, of_policy = (
         exact_rows(along(NO_TRUST_REGION, {**ALONG, "match": match}, **stale))
         for match in ("scale", "update")
@@ -150,7 +144,7 @@ def test_a_step_that_no_length_matches_says_so_and_has_no_error() -> None:
 
 
 @pytest.mark.parametrize(
-    ("beyond", "length"),
+    "beyond, length",
     [
         (lambda s: s - 1, 1.0),
         (lambda s: s**2 - 9, 3.0),
@@ -166,27 +160,20 @@ def test_the_length_at_which_an_update_moves_as_far(beyond: Any, length: float |
 
 @pytest.mark.parametrize("delta_b", [0.01, math.inf])  # with the prefix test, and without it
 def test_a_random_mask_drops_as_many_tokens_that_move_away(delta_b: float) -> None:
-    generator = torch.Generator().manual_seed(3)
-    logp, rollout = (torch.randn((6, 20), generator=generator).double() / 5 - 1 for _ in range(2))
-    valid = torch.arange(20) < torch.tensor([[20], [20], [13], [7], [2], [1]])
-    advantages = torch.randn((6, 1), generator=generator).double().expand(6, 20)
-    divergence = (logp - rollout).abs().masked_fill(~valid, 0.0)
-    order = torch.rand((6, 20), generator=generator).masked_fill(~valid, 2.0).argsort(1)
-    constants: dict[str, Any] = {"delta": 0.2, "delta_b": delta_b, "delta_b_mode": "fixed", "w_min": 0.5}
-    plain = cppo(Tokens(logp, rollout, advantages, valid, divergence), **constants)
-    shuffled = cppo(
-        Tokens(logp, rollout, advantages, valid, divergence, order), random_mask=True, **constants
+    """The first ones in the drawn order."""
+    batch, constants = random_batch(3), CONSTANTS["cppo"] | {"delta_b": delta_b, "delta_b_mode": "fixed"}
+    order = random_permutation(batch.valid, 0)
+    plain, random = (
+        (apply(name, *batch, **drawn, **constants).keep == 0) & batch.valid
+        for name, drawn in (("cppo", {}), ("cppo_random_mask", {PERMUTATION: order}))
     )
-    away = advantages * ((logp - rollout).exp() - 1) > 0
-    dropped, random = (out.keep[valid.any(1)] == 0 for out in (plain, shuffled))
-    assert (dropped & valid).sum(1).tolist() == (random & valid).sum(1).tolist()
-    assert not (random & valid & ~away).any()
-    assert not torch.equal(dropped & valid, random & valid)
-    for row, count in enumerate((dropped & valid).sum(1).tolist()):  # the first ones in the drawn order
-        drawn = [place for place in order[row].tolist() if away[row, place] and valid[row, place]]
-        assert sorted(itertools.islice(drawn, count)) == (random & valid)[row].nonzero()[:, 0].tolist()
+    away = (batch.advantages * (batch.logp - batch.rollout_logp) > 0) & batch.valid
+    assert not torch.equal(plain, random)
+    for row, count in enumerate(plain.sum(1).tolist()):
+        drawn = [place for place in order[row].tolist() if away[row, place]]
+        assert sorted(drawn[:count]) == random[row].nonzero()[:, 0].tolist()
     with pytest.raises(ValueError, match="permutation"):
-        cppo(Tokens(logp, rollout, advantages, valid, divergence), random_mask=True, **constants)
+        apply("cppo", *batch, random_mask=True, **constants)
 
 
 def test_a_rule_without_delta_cannot_be_matched_by_it() -> None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cppo_lab.cores.rule_loss import RuleLoss
 from cppo_lab.errors import UserError
-from cppo_lab.maths.tokens import RuleOutput, Tokens
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import Rule
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
@@ -27,31 +28,33 @@ def test_norm_aggregation_divides_by_the_runs_horizon() -> None:
     assert values["seq-mean-token-sum-norm"] * 9 == pytest.approx(values["seq-mean-token-sum"])
 
 
+RANGE = r"a keep with a value that is NaN or outside \[0, 1\]"
+
+
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "part, change, said",
     [
-        (lambda out: None, "a NoneType"),
-        (lambda out: tuple(out), "a tuple"),
-        (lambda out: out._replace(keep=out.keep[:, :1]), r"a keep of shape \[5, 1\] and torch.float64"),
-        (lambda out: out._replace(keep=out.keep[0]), r"a keep of shape \[12\]"),
-        (lambda out: out._replace(keep=out.keep.bool()), r"a keep of shape \[5, 12\] and torch.bool"),
-        (lambda out: out._replace(keep=out.keep.float()), r"a keep .*torch.float32"),
-        (
-            lambda out: out._replace(keep=out.keep * torch.nan),
-            r"a keep with a value that is NaN or outside \[0, 1\]",
-        ),
-        (lambda out: out._replace(keep=2 * out.keep), r"a keep with a value that is NaN or outside \[0, 1\]"),
-        (lambda out: out._replace(keep=-out.keep), r"a keep with a value that is NaN or outside \[0, 1\]"),
-        (lambda out: out._replace(objective=out.objective.sum(1)), r"an objective of shape \[5\]"),
-        (lambda out: out._replace(objective=out.objective.bfloat16()), r"an objective .*torch.bfloat16"),
-        (lambda out: out._replace(objective=out.objective.tolist()), "an objective of list"),
-        (lambda out: out._replace(objective=out.objective.detach()), "an objective without a gradient"),
-        (lambda out: out._replace(stats=out.stats | {"masked": 1.0}), "the statistic 'masked' of float"),
-        (lambda out: out._replace(stats=out.stats | {"masked": out.keep}), "the statistic 'masked' of shape"),
-        (lambda out: out._replace(tests={"mine": out.keep[0]}), r"the test 'mine' of shape \[12\]"),
+        (None, lambda out: None, "a NoneType"),
+        (None, tuple, "a tuple"),
+        ("keep", lambda keep: keep[:, :1], r"a keep of shape \[5, 1\] and torch.float64"),
+        ("keep", lambda keep: keep[0], r"a keep of shape \[12\]"),
+        ("keep", Tensor.bool, r"a keep of shape \[5, 12\] and torch.bool"),
+        ("keep", Tensor.float, r"a keep .*torch.float32"),
+        ("keep", lambda keep: keep * torch.nan, RANGE),
+        ("keep", lambda keep: 2 * keep, RANGE),
+        ("keep", Tensor.neg, RANGE),
+        ("objective", lambda objective: objective.sum(1), r"an objective of shape \[5\]"),
+        ("objective", Tensor.bfloat16, r"an objective .*torch.bfloat16"),
+        ("objective", Tensor.tolist, "an objective of list"),
+        ("objective", Tensor.detach, "an objective without a gradient"),
+        ("stats", lambda stats: stats | {"masked": 1.0}, "the statistic 'masked' of float"),
+        ("stats", lambda stats: stats | {"masked": torch.ones(5)}, "the statistic 'masked' of shape"),
+        ("tests", lambda tests: {"mine": torch.ones(12)}, r"the test 'mine' of shape \[12\]"),
     ],
 )
-def test_what_is_no_output_of_a_rule_is_named(change: Callable[[RuleOutput], Any], said: str) -> None:
+def test_what_is_no_output_of_a_rule_is_named(
+    part: str | None, change: Callable[[Any], Any], said: str
+) -> None:
     """Else it would train on, with statistics that say nothing, or end in an error that names no rule."""
     loss = RuleLoss(compose([*TINY, "rule=grpo"]).run)
     plain, batch = loss.rule.load, random_batch(0)
@@ -59,7 +62,8 @@ def test_what_is_no_output_of_a_rule_is_named(change: Callable[[RuleOutput], Any
     assert loss(tokens, tokens.rollout_logp)[1].keep.any()
 
     def changed(given: Tokens, **constants: float) -> Any:
-        return change(plain(given, **constants))
+        output = plain(given, **constants)
+        return output._replace(**{part: change(getattr(output, part))}) if part else change(output)
 
     loss.rule = Rule(name="grpo", function=changed)
     with pytest.raises(UserError, match=rf"rule 'grpo' returns {said}.*: (return|compute)"):
@@ -83,14 +87,12 @@ def test_the_loss_of_a_sampled_batch(tmp_path: Path, recipe: str) -> None:
     )
     assert len({len(row) for row in now}) > 1
     rule = run.rule
-    assert rule.delta is not None and rule.delta_b is not None and rule.w_min is not None
-    wanted = authors_loss(
+    expected = authors_loss(
         now, then, advantages.double().tolist(), width=run.rollout.max_response_length,
         delta=rule.delta, delta_b=rule.delta_b, w_min=rule.w_min,
     )  # fmt: skip
-    assert any(not kept for row in wanted.mask for kept in row)
-    found = float(result.loss.detach())
-    assert (found == pytest.approx(wanted.loss, rel=1e-4)) == (recipe == "authors")
+    assert any(not keep for row in expected.mask for keep in row)
+    assert (float(result.loss.detach()) == pytest.approx(expected.loss, rel=1e-4)) == (recipe == "authors")
 
 
 def test_groups_are_centred_and_not_scaled(tmp_path: Path) -> None:

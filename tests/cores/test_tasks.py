@@ -15,7 +15,6 @@ from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import (
     OPERATORS,
     TASKS,
-    Problems,
     Task,
     Tokenizer,
     make_task,
@@ -27,6 +26,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.spec import TaskData
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
+from tests.cores.test_mini import check_frequencies
 
 NAMES = sorted(TASKS)
 
@@ -71,10 +71,6 @@ def by_value(task: Task, ids: Tensor) -> list[list[int]]:
     return torch.where(ids < task.tokenizer.operator, ids % task.data.modulus, ids).tolist()
 
 
-def reward(task: Task, response: list[int], length: int, problems: Problems) -> float:
-    return task.rewards(torch.tensor([response]), torch.tensor([length]), problems).item()
-
-
 class TestOldNumbers:
     def test_chain_with_one_spelling_draws_what_it_always_drew(self) -> None:
         """Golden values of the code before there were tasks and spellings; conf/data/chain.yaml rests on them."""
@@ -104,14 +100,12 @@ class TestTokenizer:
         assert tokenizer.values(torch.tensor([7, 27, 999, 1000, 1005])).tolist() == [7, 7, 9, -1, -1]
 
     def test_spellings_follow_zipfs_law(self) -> None:
-        n, spellings = 200_000, 20
-        ids = Tokenizer(10, spellings).spell(torch.full((n // 2, 2), 3), generator(0))
-        assert ids.shape == (n // 2, 2)
+        spellings, shape = 20, (100_000, 2)
+        ids = Tokenizer(10, spellings).spell(torch.full(shape, 3), generator(0))
+        assert ids.shape == shape
         assert (ids % 10 == 3).all()
-        share = torch.bincount(ids.flatten() // 10, minlength=spellings) / n
-        expected = 1 / torch.arange(1, spellings + 1)
-        expected = expected / expected.sum()
-        assert ((share - expected).abs() < 5 * (expected * (1 - expected) / n).sqrt()).all()
+        weights = 1 / torch.arange(1, spellings + 1)
+        check_frequencies(ids.flatten() // 10, (weights / weights.sum()).tolist())
 
 
 class TestProblems:
@@ -199,43 +193,40 @@ class TestTraces:
             assert abs(kinds[kind] / hard - noise / 2) < tolerance
 
 
+# Task, operations and values: 1 + 3; 7 + 5 = 12 and 4 + 5 + 1 = 10.
+CHAIN, ADDITION = ("chain", 1, [1, 0, 3]), ("addition", 2, [7, 5, 4, 5])
+
+
 class TestGrading:
     @pytest.mark.parametrize(
-        ("response", "length", "expected"),
+        "problem, response, length, expected",
         [
-            ([14, 24, 25], 2, 1.0),  # the other spelling of 4
-            ([5, 24, 25], 2, 0.0),
-            ([9, 4, 24], 3, 1.0),
-            ([4, 24, 4], 3, 0.0),  # ran on after its end
-            ([9, 9, 4], 3, 0.0),  # truncated
-            ([24, 25, 25], 1, 0.0),  # empty
-            ([20, 24, 25], 2, 0.0),  # an operator is no number
+            (CHAIN, [14, 24, 25], 2, 1.0),  # the other spelling of 4
+            (CHAIN, [5, 24, 25], 2, 0.0),
+            (CHAIN, [9, 4, 24], 3, 1.0),
+            (CHAIN, [4, 24, 4], 3, 0.0),  # ran on after its end
+            (CHAIN, [9, 9, 4], 3, 0.0),  # truncated
+            (CHAIN, [24, 25, 25], 1, 0.0),  # empty
+            (CHAIN, [20, 24, 25], 2, 0.0),  # an operator is no number
+            (ADDITION, [12, 1, 10, 11, 24], 5, 1.0),  # 7 + 5 = 12; 4 + 5 + 1 = 10, in other spellings
+            (ADDITION, [2, 0, 0, 1, 24], 5, 1.0),  # carries in between are not graded
+            (ADDITION, [2, 1, 0, 1, 24, 25, 25], 5, 1.0),
+            (ADDITION, [2, 1, 1, 1, 24], 5, 0.0),
+            (ADDITION, [2, 1, 0, 0, 24], 5, 0.0),  # the last carry is
+            (ADDITION, [2, 1, 0, 1], 4, 0.0),  # truncated, no room
+            (ADDITION, [2, 1, 0, 1, 24, 1, 24], 7, 0.0),  # too long
+            (ADDITION, [2, 1, 24, 25, 25], 3, 0.0),  # too short
+            (ADDITION, [2, 1, 0, 21, 24], 5, 0.0),  # an operator is no number
         ],
     )
-    def test_chain(self, response: list[int], length: int, expected: float) -> None:
-        task = task_of("chain", operations=1, spellings=2)
+    def test_responses(
+        self, problem: tuple[str, int, list[int]], response: list[int], length: int, expected: float
+    ) -> None:
+        name, operations, values = problem
+        task = task_of(name, operations=operations, spellings=2)
         assert (task.tokenizer.eos, task.tokenizer.pad) == (24, 25)
-        problems = task.write(torch.tensor([[1, 0, 3]]), generator(0))  # 1 + 3
-        assert reward(task, response, length, problems) == expected
-
-    @pytest.mark.parametrize(
-        ("response", "length", "expected"),
-        [
-            ([12, 1, 10, 11, 24], 5, 1.0),  # 7 + 5 = 12; 4 + 5 + 1 = 10, in other spellings
-            ([2, 0, 0, 1, 24], 5, 1.0),  # carries in between are not graded
-            ([2, 1, 0, 1, 24, 25, 25], 5, 1.0),
-            ([2, 1, 1, 1, 24], 5, 0.0),
-            ([2, 1, 0, 0, 24], 5, 0.0),  # the last carry is
-            ([2, 1, 0, 1], 4, 0.0),  # truncated, no room
-            ([2, 1, 0, 1, 24, 1, 24], 7, 0.0),  # too long
-            ([2, 1, 24, 25, 25], 3, 0.0),  # too short
-            ([2, 1, 0, 21, 24], 5, 0.0),  # an operator is no number
-        ],
-    )
-    def test_addition(self, response: list[int], length: int, expected: float) -> None:
-        task = task_of("addition", operations=2, spellings=2)
-        problems = task.write(torch.tensor([[7, 5, 4, 5]]), generator(0))
-        assert reward(task, response, length, problems) == expected
+        problems = task.write(torch.tensor([values]), generator(0))
+        assert task.rewards(torch.tensor([response]), torch.tensor([length]), problems).tolist() == [expected]
 
 
 class TestConfig:
@@ -243,7 +234,7 @@ class TestConfig:
         assert set(TASKS) == set(get_args(TaskData.model_fields["task"].annotation))
 
     @pytest.mark.parametrize(
-        ("overrides", "message"),
+        "overrides, message",
         [
             (
                 ["data.modulus=1000", "data.spellings=1000"],

@@ -36,7 +36,7 @@ def a_run(folder: Path, status: str) -> Path:
 
 @pytest.mark.parametrize("status", sorted(schema.FINISHED))
 @pytest.mark.parametrize(
-    ("parts", "gone", "freed"),
+    "parts, gone, freed",
     [
         (["checkpoints"], WEIGHTS, 4000),
         (["superseded"], ["replaced"], 1000),

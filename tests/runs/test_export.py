@@ -3,7 +3,6 @@
 from cppo_lab import schema
 from cppo_lab.cores.base import Exported
 from cppo_lab.runs.export import Subject, front_matter, model_card
-from cppo_lab.spec import HubModel
 from cppo_lab.sweep.compose import compose
 
 
@@ -22,7 +21,6 @@ def made_subject() -> Subject:
 def test_a_published_model_is_named_with_its_revision_and_its_data() -> None:
     subject = made_subject()
     model, exported = subject.spec.model, Exported(10, "bfloat16", 1000)
-    assert isinstance(model, HubModel)
     matter = front_matter(subject, exported)
     assert matter["base_model"] == model.repository == "Qwen/Qwen3-1.7B-Base"
     assert matter["datasets"] == ["BytedTsinghua-SIA/DAPO-Math-17k"]

@@ -86,7 +86,6 @@ def test_a_run_is_queued_until_it_has_ended(tmp_path: Path) -> None:
 def test_the_list_of_a_killed_launcher_counts_no_more_and_is_removed_by_the_next(tmp_path: Path) -> None:
     command = [sys.executable, "-c", HOLD, str(tmp_path)]
     launcher = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert launcher.stdout is not None
     assert launcher.stdout.readline() == "there\n"
     assert queued(tmp_path) == {"aaa", "bbb"}
     launcher.send_signal(signal.SIGKILL)

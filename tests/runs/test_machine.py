@@ -109,7 +109,7 @@ FAULTS = [
 ]
 
 
-@pytest.mark.parametrize(("fault", "reason"), FAULTS)
+@pytest.mark.parametrize("fault, reason", FAULTS)
 def test_a_version_that_git_could_not_read_says_so_and_equals_no_other(
     checkout: Path,
     fault: Exception,
@@ -212,7 +212,7 @@ def test_a_job_of_slurm_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("end", "deadline"), [("1700000000", 1700000000.0), ("", 1000 + 7200.0), ("Unknown", 1000 + 7200.0)]
+    "end, deadline", [("1700000000", 1700000000.0), ("", 1000 + 7200.0), ("Unknown", 1000 + 7200.0)]
 )
 def test_when_the_process_is_ended(monkeypatch: pytest.MonkeyPatch, end: str, deadline: float) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", end)
@@ -293,7 +293,7 @@ VISIBLE = {None: [0, 1, 2], "": [], "-1": [], "2,0": [2, 0], "GPU-b1": [1], "1,7
 VISIBLE["GPU-"] = []  # means several
 
 
-@pytest.mark.parametrize(("chosen", "devices"), VISIBLE.items())
+@pytest.mark.parametrize("chosen, devices", VISIBLE.items())
 def test_visible(chosen: str | None, devices: list[int]) -> None:
     assert visible(["GPU-a0", "GPU-b1", "GPU-c2"], chosen) == devices
 
@@ -341,7 +341,6 @@ def test_workers_count(tmp_path: Path) -> None:
     before = next(loads(tmp_path))["process_memory_megabytes"]
     with subprocess.Popen([sys.executable, "-c", HOLDS], stdout=subprocess.PIPE) as worker:
         try:
-            assert worker.stdout is not None
             worker.stdout.readline()
             readings = loads(tmp_path)
             assert next(readings)["process_memory_megabytes"] - before >= 200

@@ -141,7 +141,7 @@ def test_a_step_that_no_file_has_is_sent_only_of_a_run_that_has_finished(
 
 
 @pytest.mark.parametrize(
-    ("record", "left"),
+    "record, left",
     [
         (ShippedRecord("known"), False),
         (ShippedRecord("known", pending=["config.json"]), True),

@@ -43,7 +43,7 @@ ENDS = [  # how; MLflow's status and ours, reason, cause
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("end", "mlflow", "status", "reason", "cause"), ENDS)
+@pytest.mark.parametrize("end, mlflow, status, reason, cause", ENDS)
 def test_how_a_run_ended_is_in_its_status_its_spool_and_the_store(
     recorder: Recorder, end: Callable[[Recorder], object], mlflow: str, status: str, reason: str, cause: str
 ) -> None:
@@ -55,19 +55,17 @@ def test_how_a_run_ended_is_in_its_status_its_spool_and_the_store(
         recorder.fail("SystemExit: terminated by SIGTERM", "traceback")
         recorder.interrupt("terminated by SIGTERM")
     assert {path.name for path in folder.parent.parent.iterdir()} == {"runs"}  # no store is made or asked for
-    record, written = newest_record(folder), read_status(folder)
-    assert record is not None and record.end is not None
-    assert (record.end.status, record.end.reason, record.end.step) == (status, reason, 3)
+    end_of_record, written = newest_record(folder).end, read_status(folder)
+    assert (end_of_record.status, end_of_record.reason, end_of_record.step) == (status, reason, 3)
     assert (written["status"], written["reason"], written["cause"]) == (status, reason, cause)
     assert 0 <= written["seconds"] < 3600
     assert [path.read_text() for path in folder.glob(TRACEBACK)] == ["Traceback"] * (status == "failed")
-    assert status not in schema.FINISHED or not record_end(
-        folder, schema.PARTIAL, "a result is never interrupted"
-    )
+    finished = status in schema.FINISHED
+    assert not (finished and record_end(folder, schema.PARTIAL, "a result is never interrupted"))
     run = mlflow_run(folder)
     assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == (mlflow, status)
     assert run.data.tags.get(schema.TAG_REASON, "") == reason
-    assert run.data.tags.get(schema.TAG_STEP) == (None if status in schema.FINISHED else "3")
+    assert run.data.tags.get(schema.TAG_STEP) == (None if finished else "3")
 
 
 def test_a_step_that_is_trained_again_is_on_file_once_and_not_shown(
@@ -106,7 +104,7 @@ def test_a_record_that_ends_on_a_full_disk_has_its_end_once_there_is_room(
     ends = [(line.record, line.reason) for line in lines(recorder.folder) if isinstance(line, End)]
     assert [record for record, _ in ends] == [recorder.record_name] * 2 and "from scratch" in ends[1][1]
     record = newest_record(recorder.folder)
-    assert record is not None and record.begin.record == again.record_name != recorder.record_name
+    assert record.begin.record == again.record_name != recorder.record_name
     assert [row.metrics["train/reward"] for row in record.rows.values()] == [0.7]
     assert sent(recorder.folder) == 2
     assert sorted(run.info.status for run in mlflow_runs()) == ["KILLED", "RUNNING"]
@@ -239,10 +237,9 @@ def test_other_files_begin_where_the_attempt_did(tmp_path: Path) -> None:
         "output/7_log.out.txt": b"of the launcher\n",
         "output/1_7_log.out.txt": b"ours\n",
     }
-    slurm.write_text("")  # cut off
-    assert len(captured_output(tmp_path, starts)) == 1
-    slurm.unlink()
-    assert len(captured_output(tmp_path, starts)) == 1
+    for cut in (lambda: slurm.write_text(""), slurm.unlink):
+        cut()
+        assert len(captured_output(tmp_path, starts)) == 1
 
 
 OWN = "import json; from cppo_lab.runs.recorder import own_output; print('before', flush=True);"

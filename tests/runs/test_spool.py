@@ -1,13 +1,13 @@
 """What a run records is on file when it says so, outlives its attempts, and is read while it is written."""
 
 import contextlib
-import csv
 import json
 import math
 import resource
 from collections.abc import Iterator
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from cppo_lab import schema
@@ -72,13 +72,11 @@ def test_a_record_goes_on_in_the_files_of_later_attempts_until_another_begins(tm
     second = [BEGIN, StepEvent(2, 9999, {"train/reward": -1.0}), StepEvent(3, 5000, {"train/reward": 1.0})]
     written(tmp_path, *second)
     assert [path.name for path in files(tmp_path)] == ["0001.jsonl", "0002.jsonl"]
-    record = newest_record(tmp_path)
-    assert record is not None and record.end is None
+    assert newest_record(tmp_path).end is None
     assert read_rows(tmp_path) == [*ROWS, second[2]]  # step 2 stands as it was measured first
     for some in ([OTHER], [END]):  # the end is that of the first record
         written(tmp_path, *some)
         record = newest_record(tmp_path)
-        assert record is not None
         assert (record.begin, record.rows, record.end) == (OTHER, {}, None)
 
 
@@ -177,9 +175,8 @@ def test_rows_are_read_once_and_a_new_record_begins_from_nothing(tmp_path: Path)
     spool.add(row(3, 0.5, second=30))
     assert news() == [3]
     assert (rows.scores, rows.step, rows.times) == ({0: 0.25, 3: 0.5}, 3, [(1, 20.0), (3, 30.0)])
-    path = written(
-        tmp_path, BEGIN, row(3, 0.9, second=40), row(4, 0.75, second=50)
-    ).path  # 3 was recorded already
+    again = row(3, 0.9, second=40)
+    path = written(tmp_path, BEGIN, again, row(4, 0.75, second=50)).path
     assert news() == [4]
     assert rows.scores == {0: 0.25, 3: 0.5, 4: 0.75}
     whole = path.read_bytes()
@@ -195,15 +192,13 @@ def test_rows_are_read_once_and_a_new_record_begins_from_nothing(tmp_path: Path)
 def test_the_three_scores_by_hand() -> None:
     """Of [0, 10] the last 30 % are the steps 8, 9 and 10; the first of two equal scores is the best."""
     scores = summarise({0: 0.1, 2: 0.6, 4: 0.2, 6: 0.6, 7: 0.3, 8: 0.4, 10: 0.5}, t_stop=10)
-    assert scores is not None and scores.final_mean == pytest.approx(0.45)
+    assert scores.final_mean == pytest.approx(0.45)
     assert (scores.last, scores.best, scores.best_step) == (0.5, 0.6, 2)
     assert scores.metrics == {"val/best": 0.6, "val/best_step": 2.0, "val/final_mean": scores.final_mean}
     assert summarise({}, 10) is None
-    early = summarise({0: 0.1, 7: 0.2}, t_stop=10)
-    assert early is not None and "val/final_mean" not in early.metrics
+    assert "val/final_mean" not in summarise({0: 0.1, 7: 0.2}, t_stop=10).metrics
     # 0.7 x 90 is below 63 in binary; step 63 is none of the last 27.
-    late = summarise({63: 0.2, 64: 0.4, 90: 0.6}, t_stop=90)
-    assert late is not None and late.final_mean == pytest.approx(0.5)
+    assert summarise({63: 0.2, 64: 0.4, 90: 0.6}, t_stop=90).final_mean == pytest.approx(0.5)
     for t_stop in range(10, 3000, 10):
         assert (schema.late_after(t_stop), schema.early_until(t_stop)) == (7 * t_stop // 10, 3 * t_stop // 10)
 
@@ -214,7 +209,7 @@ def test_scores_in_words() -> None:
 
 
 @pytest.mark.parametrize(
-    ("last", "best", "warns"),
+    "last, best, warns",
     [(0.049, 0.5, True), (0.05, 0.5, False), (0.001, 0.04, False), (0.0, 0.05, True), (None, 0.5, False)],
 )
 def test_early_signs_by_hand(last: float | None, best: float | None, warns: bool) -> None:
@@ -223,16 +218,10 @@ def test_early_signs_by_hand(last: float | None, best: float | None, warns: bool
 
 def test_the_chance_of_a_warning_is_that_of_the_recorded_runs() -> None:
     """Counted with the product's own rule, from the validations of step 5 on, without that by which a run collapsed."""
-    runs: dict[tuple[str, str], list[dict[str, str]]] = {}
-    with (ROOT / "docs" / "evidence" / "early_warning.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            runs.setdefault((row["variant"], row["seed"]), []).append(row)
-    warned = collapsed = 0
-    for rows in runs.values():
-        best, warns, fell = 0.0, False, rows[0]["collapsed"] == "1"
-        for row in sorted(rows, key=lambda row: int(row["step"])):
-            best = max(best, score := float(row["score"]))
-            if int(row["step"]) >= 5 and not (fell and row["step"] == row["end"]):
-                warns |= bool(early_signs(score, best))
-        warned, collapsed = warned + warns, collapsed + (warns and fell)
-    assert (len(runs), warned, collapsed) == (136, WARNED, COLLAPSED)
+    rows = pd.read_csv(ROOT / "docs" / "evidence" / "early_warning.csv").sort_values("step")
+    runs = rows.groupby(["variant", "seed"])
+    rows["best"] = runs.score.cummax()
+    seen = rows[(rows.step >= 5) & ~((rows.collapsed == 1) & (rows.step == rows.end))]
+    warns = seen[[bool(early_signs(*scores)) for scores in zip(seen.score, seen.best, strict=True)]]
+    warned = warns.groupby(["variant", "seed"]).collapsed.first()
+    assert (len(runs), len(warned), warned.sum()) == (136, WARNED, COLLAPSED)

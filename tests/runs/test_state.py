@@ -22,10 +22,7 @@ from cppo_lab.spec import RunSpec
 
 RUN = "0123456789ab"
 DIED = f"interrupted: {WORDS[Cause.DIED]}"
-NEW, OLD = (
-    -1e6,
-    100.0,
-)  # ages of a submission: however late the test runs after it was collected, the first is new
+NEW, OLD = -1e6, 100.0  # ages of a submission: however late the test runs, the first is new
 
 
 def slurm(state: str, reason: str = "") -> SlurmView:
@@ -99,7 +96,7 @@ TABLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("run", "queued", "expected"), TABLE)
+@pytest.mark.parametrize("run, queued, expected", TABLE)
 def test_of_a_folder_and_a_queue(run: RunFolder, queued: Queued, expected: str) -> None:
     state = state_of(run, queued)
     assert text(state) == expected
@@ -116,7 +113,7 @@ REPLACEMENTS = [  # of the replacement: its status, whether it is trained; expec
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("status", "trained", "expected"), REPLACEMENTS)
+@pytest.mark.parametrize("status, trained, expected", REPLACEMENTS)
 def test_a_result_stands_unless_its_replacement_is_running(
     tmp_path: Path, status: dict[str, Any], trained: bool, expected: str
 ) -> None:

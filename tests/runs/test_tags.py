@@ -68,7 +68,7 @@ def test_the_yaml_makes_the_run_again(tiny_spec: RunSpec) -> None:
     assert list(read) == ["run_id", "run", *parts]
     assert parse_run(read["run"], "test").run_id == read["run_id"] == composed.run.run_id
     for name, part in parts.items():
-        assert part is not None and parse(type(part), read[name], "test") == part
+        assert parse(type(part), read[name], "test") == part
     mini = yaml.safe_load(resolved_yaml(tiny_spec))
     assert (list(mini), parse_run(mini["run"], "test")) == (["run_id", "run"], tiny_spec)
 
@@ -82,7 +82,7 @@ SHOWN = {
 }
 
 
-@pytest.mark.parametrize(("text", "shown"), SHOWN.items())
+@pytest.mark.parametrize("text, shown", SHOWN.items())
 def test_other_peoples_words_are_no_markup(text: str, shown: str) -> None:
     assert escaped(text) == shown
     assert (code("a=1"), code("a`b|c")) == ("`a=1`", "a&#96;b&#124;c")

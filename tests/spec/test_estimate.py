@@ -34,17 +34,18 @@ def cost(*overrides: str, **verl: object) -> CostEstimate:
     composed = compose(list(overrides))
     settings = {f"actor_rollout_ref.{key.replace('__', '.')}": value for key, value in verl.items()}
     layout = composed.layout.model_copy(update={"verl": composed.layout.verl | settings})
-    result = estimate(composed.run, layout)
-    assert result is not None
-    return result
+    return estimate(composed.run, layout)
+
+
+def rollout_seconds(steps: float) -> float:
+    """Of Qwen3-1.7B on 8 GPUs: 512 responses of 5154 tokens after prompts of 200, 64 for each of 8 engines."""
+    parameters, kv = 1.721e9, 2 * 28 * 1024 * 2
+    read = steps * parameters * 2 + 64 * 5154 * (200 + 2577) * kv
+    return 64 * 200 * 2 * parameters / (989e12 * 0.4) + steps * 0.003 + read / (3.35e12 * 0.8)
 
 
 def test_the_time_of_a_step_by_hand() -> None:
-    """Qwen3-1.7B on 8 GPUs: 512 responses of 5154 tokens after prompts of 200, 64 for each of 8 engines."""
-    parameters, kv = 1.721e9, 2 * 28 * 1024 * 2
-    steps = 8192
-    read = steps * parameters * 2 + 64 * 5154 * (200 + 2577) * kv
-    rollout = 64 * 200 * 2 * parameters / (989e12 * 0.4) + steps * 0.003 + read / (3.35e12 * 0.8)
+    parameters, rollout = 1.721e9, rollout_seconds(8192)
     update = 512 * 5354 * 6 * (parameters + 28 * 2048 * 5354) / (8 * 989e12 * 0.30)
     time = cost(*DENSE).time
     assert time.rollout == pytest.approx(rollout, rel=1e-9)
@@ -70,7 +71,7 @@ def test_the_memory_of_a_gpu_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "each"),
+    "overrides, each",
     [((), 16), (("optim.master_dtype=bfloat16",), 8), (("optim.lora_rank=32", "optim.lora_alpha=32"), 4)],
 )
 def test_what_fsdp_keeps_of_a_parameter(overrides: tuple[str, ...], each: int) -> None:
@@ -90,7 +91,7 @@ def test_the_memory_of_a_mixture_of_experts_by_hand() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "layers", "inputs"),
+    "settings, layers, inputs",
     [
         ({"granularity": None}, 48, 0),  # as verl has it
         ({"granularity": "selective"}, 48, 0),
@@ -113,10 +114,7 @@ def test_a_small_cache_or_an_engine_that_takes_few_responses_makes_them_wait() -
     """64 for each engine, 32 at a time: twice as many decoding steps as their mean length."""
     assert cost(*MOE, "layout.rollout_memory=0.3").time.rollout > 1.5 * cost(*MOE).time.rollout
     few = cost(*DENSE, rollout__max_num_seqs=32).time
-    parameters, kv, steps = 1.721e9, 2 * 28 * 1024 * 2, 64 * 5154 / 32
-    read = steps * parameters * 2 + 64 * 5154 * (200 + 2577) * kv
-    rollout = 64 * 200 * 2 * parameters / (989e12 * 0.4) + steps * 0.003 + read / (3.35e12 * 0.8)
-    assert few.rollout == pytest.approx(rollout, rel=1e-9)
+    assert few.rollout == pytest.approx(rollout_seconds(64 * 5154 / 32), rel=1e-9)
     assert cost(*DENSE, rollout__max_num_seqs=256).time == cost(*DENSE).time  # verl's own
 
 
@@ -194,23 +192,8 @@ def test_one_small_gpu_trains_what_it_can_hold() -> None:
     assert compose(["core=verl", "model=qwen3_0_6b_base"]).layout.name == "workstation"
 
 
-NODES = ("one_node", "two_nodes", "four_nodes")
-FITS = {
-    "model=qwen3_1_7b": NODES,
-    "model=qwen3_8b_base": NODES,
-    "model=qwen3_30b_a3b_base": (*(f"{name}_megatron" for name in NODES), "four_nodes_moe"),
-}
-
-
-def test_what_the_shipped_layouts_are_for_fits() -> None:
-    for model, layouts in FITS.items():
-        for layout in layouts:
-            memory = cost("core=verl", model, f"layout={layout}").memory
-            assert memory.fits and memory.verdict.startswith("fits in 80 GB (peak "), (model, layout)
-
-
 @pytest.mark.parametrize(
-    ("overrides", "reason"),
+    "overrides, reason",
     [
         ([*MOE, "layout=one_node"], "peak 115 GB, in rollout"),
         ([*MOE, "layout=four_nodes"], "the rollout engine lacks"),
@@ -247,7 +230,7 @@ def test_runs_without_gpus_have_no_estimate() -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "training", "recorded"),
+    "overrides, training, recorded",
     [
         # Gigabytes of 1.721e9 parameters: two checkpoints of float32 weights and two moments, and weights.
         (DENSE, 1.721 * 28, 1.721 * 4),
@@ -266,7 +249,6 @@ def test_runs_without_gpus_have_no_estimate() -> None:
 def test_the_disk_of_checkpoints(overrides: list[str], training: float, recorded: float) -> None:
     composed = compose(overrides)
     disk = estimate_disk(composed.run, composed.layout)
-    assert disk is not None
     assert (disk.training / 1e9, disk.recorded / 1e9) == pytest.approx((training, recorded))
 
 
@@ -301,7 +283,7 @@ def test_the_documented_costs_are_the_estimated_ones() -> None:
         assert peak == f"{found.memory.peak / 1e9:.0f} GB"
 
 
-@pytest.mark.parametrize(("max_staleness", "longest"), [(1, 8000), (3, 4000), (100, 1000)])
+@pytest.mark.parametrize("max_staleness, longest", [(1, 8000), (3, 4000), (100, 1000)])
 def test_an_asynchronous_engine_waits_less_for_the_longest_response(max_staleness: int, longest: int) -> None:
     """It has that many batches more for it, and at least as long as responses are on average."""
     layout = compose(DENSE).layout

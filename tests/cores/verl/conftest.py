@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.waiting import until
+from tests.waiting import CEILING_SECONDS, until
 
 if TYPE_CHECKING:
     from tests.cores.verl.story import Story
@@ -22,6 +22,13 @@ ROOT = Path(__file__).parents[3]
 
 # The tests here import verl at their top; without the extra there is nothing to collect.
 collect_ignore_glob = [] if find_spec("verl") else ["test_*.py"]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.is_relative_to(Path(__file__).parent):
+            item.add_marker("verl")
+
 
 # verl's tokenisation for Qwen3 wants "\n" to be one token, and <|im_end|> (verl/utils/tokenizer/continuous_token.py).
 WORDS = ["<pad>", "<|im_end|>", "<unk>", "user:", "assistant:", "\n", *"0123456789+-*/=?.,:;()[]{}<>_abcde"]
@@ -76,6 +83,17 @@ import ray
 ray.init(address=sys.argv[1], log_to_driver=False)
 print("let in", ray.cluster_resources()["CPU"])
 """
+
+
+def ran(
+    folder: Path, module: str, *arguments: str, python: str = sys.executable, **environment: str
+) -> "subprocess.CompletedProcess[str]":
+    """A module of this folder as a process of its own, in `folder`, which is its first argument."""
+    return subprocess.run(
+        [python, "-m", f"tests.cores.verl.{module}", str(folder), *arguments],
+        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environment},
+        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=CEILING_SECONDS,
+    )  # fmt: skip
 
 
 # In the order in which they come: each is waited for by itself.

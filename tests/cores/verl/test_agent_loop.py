@@ -23,7 +23,6 @@ from cppo_lab.errors import UserError
 from tests.cores.verl.test_rollout import recomputed
 from tests.waiting import until
 
-pytestmark = pytest.mark.verl
 K, LIMIT = 4, 6
 SAMPLING = {"temperature": 1.0, "logprobs": True}
 ROW = {
@@ -92,13 +91,15 @@ def test_training_rows_carry_their_topk_as_columns(tiny_model: Path, n: int) -> 
     server = Server(n)
     output = run(loop(tiny_model, server))
     columns = output.as_dict()
-    kept = min(n, LIMIT)
-    assert columns["responses"].tolist() == list(range(6, 6 + kept))
-    assert columns["rollout_topk_ids"].dtype == torch.int32
-    assert columns["rollout_topk_logp"].dtype == torch.float16
-    assert columns["rollout_topk_ids"].tolist() == np.arange(kept * K).reshape(kept, K).tolist()
-    assert columns["rollout_topk_logp"].tolist() == (-np.arange(kept * K)).reshape(kept, K).tolist()
-    assert columns["rollout_log_probs"].tolist() == [-0.5 * t for t in range(kept)]
+    length = min(n, LIMIT)
+    numbers = torch.arange(length * K).view(length, K)
+    for name, expected in {
+        "responses": torch.arange(6, 6 + length),
+        "rollout_topk_ids": numbers.int(),
+        "rollout_topk_logp": -numbers.half(),
+        "rollout_log_probs": -0.5 * torch.arange(length),
+    }.items():
+        torch.testing.assert_close(columns[name], expected, rtol=0, atol=0)  # of one type, too
     # Neither reaches the reward workers, which get `extra_fields` as objects.
     assert not [name for name in output.extra_fields if "topk" in name]
     assert columns["extra_fields"]["min_global_steps"] == 9 and columns["extra_fields"]["turn_scores"] == []
@@ -118,8 +119,8 @@ def test_seeds_name_step_problem_and_session(tiny_model: Path) -> None:
         {"uid": "a new one after resuming"},
     ):
         run(made, **changes)
-    seeds = [asked["seed"] for asked in server.asked]
-    assert seeds[0] == seeds[-1] and len(set(seeds)) == len(seeds) - 1
+    first, *others, last = (asked["seed"] for asked in server.asked)
+    assert first == last and len({first, *others}) == 5
     # A recorded run must draw the same responses when it is resumed by a later version.
     assert RolloutSettings(seed=7).request_seed(1, "dapo", 3, 0) == 6841481850812842704
     # Validation asks for no Top-K and seeds every step alike, whether training has seeds or not.
@@ -137,7 +138,7 @@ def test_seeds_name_step_problem_and_session(tiny_model: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("server", "changes", "message"),
+    "server, changes, message",
     [
         (
             Server(3, rows=0),
@@ -237,11 +238,11 @@ def test_each_piece_of_an_answer_has_mu_of_the_policy_that_sampled_it(
         for step in set(steps.tolist()):
             here = steps == step
             expected = recomputed(policies[step], prompts[number], output.token_ids, 0.8)
-            taken = expected[range(len(here)), output.token_ids]
+            taken, top = expected[range(len(here)), output.token_ids], expected.topk(K, -1)
             np.testing.assert_allclose(np.array(output.log_probs)[here], taken[here], atol=1e-5)
-            np.testing.assert_allclose(logp[here], expected.topk(K, -1).values[here], atol=1e-5)
-            np.testing.assert_array_equal(ids[here], expected.topk(K, -1).indices[here])
-            assert np.abs(logp[~here] - expected.topk(K, -1).values.numpy()[~here]).max() > 1e-2
+            np.testing.assert_allclose(logp[here], top.values[here], atol=1e-5)
+            np.testing.assert_array_equal(ids[here], top.indices[here])
+            assert np.abs(logp[~here] - top.values.numpy()[~here]).max() > 1e-2
     assert output.extra_fields["global_steps"] == 13
     asyncio.run(server.load_weights(dict(model.state_dict()), None))
     assert server.global_steps == 13
@@ -260,9 +261,6 @@ def test_the_policy_of_each_token_is_a_column_of_training_rows(tiny_model: Path)
         made = loop(tiny_model, Async(LIMIT + 3), **settings)
         columns = run(made).as_dict()
         assert columns[POLICY_STEP].tolist() == list(range(LIMIT))
-        assert (
-            len([name for name in columns if name in (POLICY_STEP, "rollout_topk_ids", "rollout_topk_logp")])
-            == names
-        )
+        assert len({POLICY_STEP, "rollout_topk_ids", "rollout_topk_logp"} & {*columns}) == names
         assert POLICY_STEP not in columns["extra_fields"]
         assert POLICY_STEP not in run(made, **{VALIDATE: True}).as_dict()

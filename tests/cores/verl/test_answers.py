@@ -22,7 +22,6 @@ from cppo_lab.sweep.compose import compose
 from tests.answers.made import averages
 from tests.cores.verl.queue_in_memory import Queue
 
-pytestmark = pytest.mark.verl
 SAMPLES, STEP, LONGEST = 4, 10, 12
 SETTINGS = AnswersSpec(keep=True, problems=3, groups=2, megabytes=50)
 Rows = list[dict[str, Any]]
@@ -30,11 +29,10 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def run() -> VerlRun:
-    spec = compose(
+    return compose(
         ["core=verl", "model=tiny_qwen3", f"validation.samples={SAMPLES}", "data.validation_problems=5",
          f"rollout.max_response_length={LONGEST}", "training.t_stop=2", "rule=cppo"]
     ).run  # fmt: skip
-    return spec
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +96,7 @@ def validated(
     for keys in (answered.keys[:half], answered.keys[half:]):
         record.validation(STEP, answered.batch(keys))
     answers = record.take(STEP)
-    assert answers is not None and record.take(STEP) is None
+    assert record.take(STEP) is None
     return answered, answers
 
 

@@ -12,8 +12,6 @@ from tests.cores.verl.asynchronous import BOUND
 from tests.cores.verl.queue_in_memory import Queue
 from tests.cores.verl.test_trainer import prompts_of, rollout, trainer
 
-pytestmark = pytest.mark.verl
-
 
 def test_ages_count_updated_batches_and_have_a_bound() -> None:
     steps = torch.tensor([4, 4, 6, 5])

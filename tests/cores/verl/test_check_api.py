@@ -16,7 +16,6 @@ from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab.cores.verl import check_api
 
-pytestmark = pytest.mark.verl
 ROOT = Path(__file__).parents[3]
 # verl must be told its device before it is imported: a process per question.
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

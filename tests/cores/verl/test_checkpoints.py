@@ -29,6 +29,7 @@ from cppo_lab.cores.verl.checkpoints import (
 )
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
+from tests.cores.kills import survives
 
 SCORE = "val/mean/avg_at_16"
 MODEL, OPTIMISER = "actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt"
@@ -47,38 +48,6 @@ def read(folder: Path) -> list[int]:
 def record(folder: Path, *numbers: int) -> None:
     for number in numbers:
         append_row(folder, number, {"train/reward": number / 10})
-
-
-class Killed(BaseException):
-    """Stands for SIGKILL: nothing of ours catches it."""
-
-
-OPERATIONS: list[tuple[Any, str]] = [
-    (os, "mkdir"), (os, "link"), (Path, "write_text"), (os, "unlink"), (os, "rmdir"), (Path, "replace"),
-    (os, "fsync"),
-]  # fmt: skip
-
-
-def survives(patch: pytest.MonkeyPatch, number: int, work: Callable[[], object]) -> bool:
-    """Whether this is through before its operation on files of that number, at which it is killed."""
-    left = iter(range(number))
-
-    def dying(operation: Callable[..., Any]) -> Callable[..., Any]:
-        def die(*arguments: Any, **options: Any) -> Any:
-            if next(left, None) is None:
-                raise Killed
-            return operation(*arguments, **options)
-
-        return die
-
-    with patch.context() as inner:
-        for owner, name in OPERATIONS:
-            inner.setattr(owner, name, dying(getattr(owner, name)))
-        try:
-            work()
-        except Killed:
-            return False
-    return True
 
 
 # -- The record --------------------------------------------------------------------------------------------------------
@@ -271,7 +240,7 @@ def zero(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "name"),
+    "damage, name",
     [
         *[(cut, name) for name in (MODEL, "verl_traces.pt", SHARD, CONFIG, SIZES)],
         *[(empty, name) for name in (OPTIMISER, SHARD, SIZES)],

@@ -30,7 +30,7 @@ from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.preflight import shortened
 
-pytestmark = [pytest.mark.verl, pytest.mark.filterwarnings("ignore:Disabled critic")]
+pytestmark = pytest.mark.filterwarnings("ignore:Disabled critic")
 
 ROOT = Path(__file__).parents[3]
 TINY = ("core=verl", "model=tiny_qwen3")
@@ -123,8 +123,11 @@ def test_every_layout_passes_as_documented_for_the_papers_runs(layout: str, reci
             continue
         composition = composed(*kind, f"rule={rule}", *COMPANIONS.get(rule, ()))
         if peak == "refused":
-            with pytest.raises(UserError, match=r"does not fit in (80|24) GB"):
+            with pytest.raises(
+                UserError, match=r"does not fit in (80|24) GB \(.*layout\.device_memory_gb=\1"
+            ):
                 checked(composition)
+            checked(with_layout(composition, device_memory_gb=400))
         else:
             checked(composition)
             assert peak == f"{estimate(composition.run, composition.layout).memory.peak / 1e9:.0f}"
@@ -137,13 +140,7 @@ def documented(layout: str) -> dict[str, str]:
     column = [cell.strip() for cell in head.split("|")].index(f"`{layout}`")
     rows = [[cell.strip() for cell in line.split("|")] for line in lines if line.startswith("| `qwen3_")]
     peaks = {cells[1].strip("`"): cells[column] for cells in rows}
-    assert set(peaks) == {
-        "qwen3_0_6b_base",
-        "qwen3_1_7b",
-        "qwen3_1_7b_base",
-        "qwen3_8b_base",
-        "qwen3_30b_a3b_base",
-    }
+    assert len(peaks) == 5
     return peaks
 
 
@@ -239,15 +236,13 @@ def test_a_decoupled_run_has_verls_pi_old_and_our_weights() -> None:
         "rollout_rs": "token_k1", "rollout_rs_threshold": 5.0,
     }  # fmt: skip
     texts = [f"rollout.{name}={value}" for name, value in weights.items()]
-    composition = composed(
-        *TINY, "rollout.correction=decoupled", "divergence=binary_tv", "divergence.origin=old", *texts
-    )
-    config = checked(composition)
+    decoupled = (*TINY, "rollout.correction=decoupled")
+    config = checked(composed(*decoupled, "divergence=binary_tv", "divergence.origin=old", *texts))
     loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor).policy_loss
     correction = config.algorithm.rollout_correction
     assert (dict(loss.weights), loss.origin) == (weights, "old")
     assert (correction.bypass_mode, correction.rollout_is, correction.rollout_rs) == (False, None, None)
-    plain = tree(composed(*TINY, "rollout.correction=decoupled")).actor_rollout_ref.actor.policy_loss
+    plain = tree(composed(*decoupled)).actor_rollout_ref.actor.policy_loss
     assert (plain.weights, plain.origin) == ({}, None)
 
 
@@ -268,8 +263,10 @@ def test_every_key_of_ours_is_one_of_verls_or_says_that_it_is_new(overrides: tup
         section, _, name = key.rpartition(".")
         if name not in list(OmegaConf.select(theirs, section)):  # `in` misses those without a value
             new.add(key)
-    loss = ["rule", "path", "constants", "estimator", "measure", "k", "convention", "horizon", "centering"]
-    loss += ["weights", "origin"]
+    loss = (
+        "rule", "path", "constants", "estimator", "measure", "k", "convention", "horizon", "centering", "weights",
+        "origin",
+    )  # fmt: skip
     engine_keys = {"fsdp_config.mixed_precision", "megatron.override_transformer_config.moe_router_dtype"}
     assert new - {f"{ACTOR}.{key}" for key in engine_keys} == {
         *(f"{ACTOR}.policy_loss.{key}" for key in loss),
@@ -300,7 +297,7 @@ NUMBERS = [
 
 
 @pytest.mark.parametrize(
-    ("overrides", "key", "value"), NUMBERS, ids=[f"{key}={value}" for _, key, value in NUMBERS]
+    "overrides, key, value", NUMBERS, ids=[f"{key}={value}" for _, key, value in NUMBERS]
 )
 def test_a_layout_cannot_change_what_a_run_computes(overrides: tuple[str, ...], key: str, value: Any) -> None:
     """The id of a run does not know its layout. Refused by the plan, and by what trains."""
@@ -313,7 +310,7 @@ def test_a_layout_cannot_change_what_a_run_computes(overrides: tuple[str, ...], 
 
 
 @pytest.mark.parametrize(
-    ("key", "text"),
+    "key, text",
     [
         (f"{ROLLOUT}.max_num_seq", rf"did you mean '{ROLLOUT}\.max_num_seqs'\?"),
         ("num_workers", rf"did you mean '{ROLLOUT}\.agent\.num_workers' or 'reward\.num_workers'\?"),
@@ -357,7 +354,7 @@ def test_verl_must_not_delete_a_checkpoint_before_the_next_is_written(number: An
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "text"),
+    "key, value, text",
     [
         (f"{ACTOR}.use_torch_compile", "yes", r"actor\.use_torch_compile='yes' must be bool"),
         (f"{ROLLOUT}.max_num_seqs", True, r"max_num_seqs=True must be"),
@@ -365,13 +362,12 @@ def test_verl_must_not_delete_a_checkpoint_before_the_next_is_written(number: An
     ],
 )
 def test_a_value_of_another_type_is_refused(key: str, value: Any, text: str) -> None:
-    composition = with_layout(composed(*TINY), verl={key: value})
     with pytest.raises(UserError, match=text):
-        checked(composition)
+        checked(with_layout(composed(*TINY), verl={key: value}))
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "text"),
+    "key, value, text",
     [
         (f"{ACTOR}.policy_loss.loss_mode", "trust_regoin", r"'trust_regoin': did you mean 'trust_region'"),
         (f"{ROLLOUT}.temperature", 0.0, r"verl refuses .*temperature should be greater than 0"),
@@ -386,22 +382,17 @@ def test_what_verl_or_the_loss_refuses_is_said_in_one_line(key: str, value: Any,
 
 
 def test_another_verl_is_refused_with_the_one_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    composition = composed(*TINY)
-    config = tree(composition)
     monkeypatch.setattr(check_api, "version", lambda package: "0.10.0")
     said = r"verl 0\.10\.0 is installed, but >=0\.9\.1,<0\.9\.2 is supported: pip install 'verl>=0\.9\.1,<0\.9\.2'"
     with pytest.raises(UserError, match=said):
-        check_config(composition.run, composition.layout, config)
+        checked(composed(*TINY))
 
 
 def test_devices_that_share_a_sequence_share_its_tokens() -> None:
     """With half the tokens per device; composing refuses less (tests/spec/test_spec.py)."""
-    checked(
-        composed(
-            "core=verl", "model=qwen3_8b_base", "layout.sequence_parallel=2", "layout.tokens_per_device=5120"
-        )
-    )
-    checked(composed(*EXPERTS, "layout.megatron.context=2", "layout.tokens_per_device=9216"))
+    for model, sharing, tokens in (("8b", "sequence_parallel", 5120), ("30b_a3b", "megatron.context", 9216)):
+        layout = (f"layout.{sharing}=2", f"layout.tokens_per_device={tokens}")
+        checked(composed("core=verl", f"model=qwen3_{model}_base", *layout))
 
 
 def test_one_tree_is_not_changed_by_the_next() -> None:
@@ -414,22 +405,6 @@ def test_one_tree_is_not_changed_by_the_next() -> None:
     assert tree(composed(*DENSE)).actor_rollout_ref.rollout.name == "vllm"
     assert OmegaConf.to_yaml(first, resolve=True) == before
     assert OmegaConf.to_yaml(tree(composed(*TINY)), resolve=True) == before
-
-
-@pytest.mark.parametrize(
-    ("overrides", "peak"),
-    [
-        ([*EXPERTS, "layout=four_nodes"], "the rollout engine lacks"),
-        ([*EXPERTS, "layout=two_nodes_megatron", "layout.tokens_per_device=200000"], "in training"),
-        ([*DENSE, "layout=one_node", "layout.rollout_memory=0.95"], "in rollout"),
-    ],
-    ids=str,
-)
-def test_a_layout_that_does_not_fit_is_refused(overrides: list[str], peak: str) -> None:
-    composition = composed(*overrides)
-    with pytest.raises(UserError, match=rf"does not fit in 80 GB \(.*{peak}.*layout.device_memory_gb=80"):
-        checked(composition)
-    checked(composed(*overrides, "layout.device_memory_gb=400"))
 
 
 def test_a_preflight_trains_fewer_steps_than_lie_between_checkpoints() -> None:
@@ -447,7 +422,7 @@ ASYNC = ("rollout.mode=async", "rollout.max_staleness=3")
 
 
 @pytest.mark.parametrize(
-    ("overrides", "expected"),
+    "overrides, expected",
     [
         (
             [*DENSE, *LORA],
@@ -477,7 +452,7 @@ def test_what_a_run_declares_reaches_verl_and_its_id(overrides: list[str], expec
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    "overrides, says",
     [
         ([*EXPERTS, "rollout.router_replay=R3", "layout=four_nodes_moe"], "choose a layout with Megatron"),
         ([*DENSE, "optim.master_dtype=bfloat16", "layout=one_node_megatron"], "with strategy fsdp2"),
@@ -493,10 +468,6 @@ def test_what_verls_engines_cannot_do_is_refused(overrides: list[str], says: str
     assert "\n" not in str(error.value)
 
 
-def test_synchronous_rollouts_are_not_part_of_an_id() -> None:
-    assert composed(*TINY, "rollout.mode=sync").run.run_id == composed(*TINY).run.run_id
-
-
 def test_megatron_recomputes_its_layers_and_routes_in_float32() -> None:
     """And a mixture of experts trains without seeds of requests."""
     rollout = tree(composed(*EXPERTS)).actor_rollout_ref.rollout
@@ -504,8 +475,7 @@ def test_megatron_recomputes_its_layers_and_routes_in_float32() -> None:
     for name in ("one_node_megatron", "two_nodes_megatron", "four_nodes_megatron"):
         config = tree(composed(*EXPERTS, f"layout={name}"))
         made = omega_conf_to_dataclass(config.actor_rollout_ref.actor).megatron.override_transformer_config
-        wanted = {
+        assert made.items() >= {
             "recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1,
             "moe_router_dtype": "fp32", "moe_permute_fusion": True,
-        }  # fmt: skip
-        assert {key: made[key] for key in wanted} == wanted
+        }.items()  # fmt: skip

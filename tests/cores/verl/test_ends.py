@@ -20,8 +20,6 @@ from cppo_lab.sweep.compose import Composed, compose
 from tests.cores.test_mini import ListSink
 from tests.waiting import CEILING_SECONDS
 
-pytestmark = pytest.mark.verl
-
 
 @pytest.fixture(scope="module")
 def composed() -> Composed:
@@ -56,7 +54,7 @@ class NoVerl:
 
 
 @pytest.mark.parametrize(
-    ("scores", "status", "step"),
+    "scores, status, step",
     [([0.1, 0.2, 0.4, 0.3, 0.2], schema.DONE, 8), ([0.5, 0.6, 0.1, 0.1], schema.COLLAPSED, 6)],
 )
 def test_a_run_that_was_killed_at_its_very_end_is_not_trained_again(
@@ -134,10 +132,7 @@ def test_rows_are_handed_over_as_they_are_written(
         assert arrived.wait(CEILING_SECONDS)
         checkpoints.append_row(tmp_path, 2, {"train/reward": 0.2})
     assert [number for number, _ in sink.numbers()] == [1, 2]
-    with (
-        pytest.raises(ValueError, match="not in schema"),
-        core._following(tmp_path, answers, sink),
-    ):
+    with pytest.raises(ValueError, match="not in schema"), core._following(tmp_path, answers, sink):
         checkpoints.append_row(tmp_path, 3, {"x": 0.1})
 
 
@@ -152,10 +147,7 @@ def test_the_environment_is_as_before_after_a_run(
         place = Path(ray_init["_temp_dir"])
         token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
         assert token.is_relative_to(place) and len(token.read_text()) == 64
-        assert (stat.S_IMODE(token.stat().st_mode), stat.S_IMODE(token.parent.stat().st_mode)) == (
-            0o600,
-            0o700,
-        )
+        assert [stat.S_IMODE(path.stat().st_mode) for path in (token, token.parent)] == [0o600, 0o700]
         assert (secret := token.read_text()) not in json.dumps(ray_init)
         assert ray_init["include_dashboard"] is False and os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert dict(os.environ) == before

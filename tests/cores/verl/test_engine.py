@@ -11,9 +11,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-
-pytest.importorskip("verl")
-
 import torch.multiprocessing as mp
 from torch import Tensor
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
@@ -30,7 +27,6 @@ from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
 from tests.cores.verl.recorded import actor, nested
 
-pytestmark = pytest.mark.verl
 STEPS = 10  # of two minibatches each
 MICRO_BATCH = 2
 SETTINGS = [
@@ -118,6 +114,9 @@ def columns(batch: GradedRollout) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
+OF_RESPONSES = ("responses", "old_log_probs", "rollout_log_probs", "rollout_topk_ids", "rollout_topk_logp")
+
+
 def verl_batch(spec: RunSpec, batch: dict[str, Tensor], rank: int, ranks: int) -> Any:
     """This rank's rows of every minibatch of a step, as verl's trainer hands them on. Dropped rows pad."""
     size = spec.batch.minibatch_prompts * spec.batch.responses
@@ -131,17 +130,12 @@ def verl_batch(spec: RunSpec, batch: dict[str, Tensor], rank: int, ranks: int) -
             if not row["keep"]:  # as verl's no-op rows: any prompt, one response token, no mask
                 row, length = {name: torch.zeros_like(value) for name, value in row.items()}, 1
             mask = torch.full((length,), int(row["keep"]))
-            own = {
-                "prompts": row["prompts"], "responses": row["responses"][:length],
-                "input_ids": torch.cat([row["prompts"], row["responses"][:length]]),
-                "response_mask": mask, "loss_mask": mask, "old_log_probs": row["old_log_probs"][:length],
-                "rollout_log_probs": row["rollout_log_probs"][:length],
-                "rollout_topk_ids": row["rollout_topk_ids"][:length],
-                "rollout_topk_logp": row["rollout_topk_logp"][:length],
-                "advantages": row["advantages"].expand(length),
+            own = {name: row[name][:length] for name in OF_RESPONSES} | {
+                "prompts": row["prompts"], "input_ids": torch.cat([row["prompts"], row["responses"][:length]]),
+                "response_mask": mask, "loss_mask": mask, "advantages": row["advantages"].expand(length),
                 "minibatch_responses": torch.tensor([kept if row["keep"] else 0.0]),
+                "position_ids": torch.arange(len(row["prompts"]) + length),
             }  # fmt: skip
-            own["position_ids"] = torch.arange(len(own["input_ids"]))
             for name, value in own.items():
                 rows.setdefault(name, []).append(value)
     data = tu.get_tensordict({name: nested(values) for name, values in rows.items()}, {})
@@ -216,16 +210,13 @@ def work(rank: int, ranks: int, folder: str) -> None:
     join(rank, ranks, place / f"store{ranks}")
     torch.set_num_threads(1)
     batches = torch.load(place / "batches.pt")
-    for name, case in CASES.items():
+    for name, case in (CASES | dict.fromkeys(DECLARED, ("by token", 2, False))).items():
         if case[1] == ranks:
-            result = through_verl(case, rank, place / case[0], batches[case[0]])
+            declared = DECLARED.get(name, {})
+            steps = batches[case[0]][: 2 if declared else STEPS]
+            result = through_verl(case, rank, place / case[0], steps, **declared)
             if rank == 0:
                 torch.save(result, place / f"{name}.pt")
-    for name, declared in DECLARED.items() if ranks == 2 else ():
-        case = ("by token", 2, False)
-        result = through_verl(case, rank, place / case[0], batches[case[0]][:2], **declared)
-        if rank == 0:
-            torch.save(result, place / f"{name}.pt")
     torch.distributed.destroy_process_group()
 
 

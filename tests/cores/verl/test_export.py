@@ -40,7 +40,6 @@ from tests.cores.test_mini import ListSink
 from tests.cores.verl.conftest import WORDS
 from tests.cores.verl.story import ROOT, SAMPLES, Story
 
-pytestmark = pytest.mark.verl
 SCORES, BEST_STEP = {0: 0.125, 2: 0.5, 4: 0.25}, 2
 RANKS = (1, 2)
 FACTOR = 1.25  # another model than the one that is loaded, and exact in every precision
@@ -61,16 +60,12 @@ def save(rank: int, ranks: int, model: str, folder: str) -> None:
 
     join(rank, ranks, Path(folder, f"store{ranks}"))
     torch.set_num_threads(1)
-    worker = make_worker(Path(model), micro_batch=1, load_tokenizer=True)
-    with torch.no_grad():
-        for parameter in worker.engine.module.parameters():
-            parameter.mul_(FACTOR)
-    worker.save_checkpoint(f"{folder}/{ranks}/actor", global_step=4)
-    worker = make_worker(Path(model), micro_batch=1, load_tokenizer=True, lora=LORA)
-    with torch.no_grad():
-        for parameter in worker.engine.module.parameters():
-            parameter.add_(0.01)
-    worker.save_checkpoint(f"{folder}/lora{ranks}/actor", global_step=4)
+    for kind, lora in (("", (0, 0)), ("lora", LORA)):
+        worker = make_worker(Path(model), micro_batch=1, load_tokenizer=True, lora=lora)
+        with torch.no_grad():
+            for parameter in worker.engine.module.parameters():
+                parameter.add_(0.01) if kind else parameter.mul_(FACTOR)
+        worker.save_checkpoint(f"{folder}/{kind}{ranks}/actor", global_step=4)
     torch.save(sent(worker), f"{folder}/lora{ranks}/sent.pt")
     torch.distributed.destroy_process_group()
 
@@ -101,9 +96,10 @@ def record(runs: Path, spec: RunSpec, ends: bool = True) -> Path:
     names = [schema.validation_metric(name, spec.validation.samples) for name in spec.data.benchmarks]
     mean = schema.validation_metric(schema.MEAN, spec.validation.samples)
     for step in range(5):
-        score = SCORES.get(step)
-        row = {} if score is None else {mean: score} | {name: score + i / 100 for i, name in enumerate(names)}
-        recorder.log(step, {"train/reward": 0.5, **row})
+        row = {"train/reward": 0.5}
+        if step in SCORES:
+            row |= {mean: SCORES[step]} | {name: SCORES[step] + i / 100 for i, name in enumerate(names)}
+        recorder.log(step, row)
     if ends:
         recorder.finish(Outcome(schema.DONE, 4))
     return folder
@@ -552,11 +548,8 @@ def test_an_embedded_model_says_the_same_as_a_qwen3(
 
 def test_two_exports_to_one_place_and_one_that_fails(tmp_path: Path) -> None:
     """Neither removes what the other writes; the first one to be ready has the place. One that fails leaves nothing."""
-    place = require_free(tmp_path / "model")
-    with (
-        pytest.raises(UserError, match="another process has written there in the meantime"),
-        appearing(place) as first,
-    ):
+    place, said = require_free(tmp_path / "model"), "another process has written there in the meantime"
+    with pytest.raises(UserError, match=said), appearing(place) as first:
         (first / "file").write_text("first")
         with appearing(place) as other:
             (other / "file").write_text("other")

@@ -22,7 +22,6 @@ from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.waiting import CEILING_SECONDS
 
-pytestmark = pytest.mark.verl
 TINY = ["core=verl", "model=tiny_qwen3", "model.warm_start.steps=30"]
 FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "model.safetensors")
 HUB = ["core=verl", "model=qwen3_1_7b_base"]
@@ -30,9 +29,8 @@ HUB = ["core=verl", "model=qwen3_1_7b_base"]
 
 def planned(shared: Path, *overrides: str) -> tuple[VerlRun, Files]:
     composition = compose([*overrides] if overrides and overrides[0] == HUB[0] else [*TINY, *overrides])
-    return composition.run, planned_files(
-        composition.run, composition.paths, shared, shared / composition.run.run_id
-    )
+    run = composition.run
+    return run, planned_files(run, composition.paths, shared, shared / run.run_id)
 
 
 @pytest.fixture(scope="module")
@@ -67,8 +65,7 @@ def test_every_symbol_is_one_token_and_verls_data_set_gives_our_prompts(
     expected = {name: problems.prompts.tolist() for name, problems in validation_sets(task).items()}
     prompts: dict[str, list[Any]] = {name: [] for name in expected}
     rows = RLHFDataset([str(files.validation[0])], fast, config)
-    for place in range(len(rows)):
-        row = rows[place]
+    for row in (rows[place] for place in range(len(rows))):
         ids = fast.apply_chat_template(
             row["raw_prompt"], add_generation_prompt=True, tokenize=True, return_dict=False
         )
@@ -110,9 +107,10 @@ def test_the_task_of_a_run(made: tuple[VerlRun, Files, Path]) -> None:
     assert not held_out & {row["reward_model"]["ground_truth"] for row in train}
     names = [(row["data_source"], row["extra_info"]["index"]) for row in (*train, *validation)]
     assert len(set(names)) == len(names)  # seeds of requests are made of them
-    before = [path.read_bytes() for path in (files.train, files.validation[0])]
+    paths = (files.train, files.validation[0])
+    before = [path.read_bytes() for path in paths]
     require_files(spec, files, shared)
-    assert [path.read_bytes() for path in (files.train, files.validation[0])] == before
+    assert [path.read_bytes() for path in paths] == before
     other, another = planned(shared, "seed=1")
     write_task(other, another.train, another.validation[0])
     assert another.train.read_bytes() != before[0]

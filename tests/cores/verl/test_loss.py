@@ -4,9 +4,6 @@ from typing import Any
 
 import pytest
 import torch
-
-pytest.importorskip("verl")
-
 from verl.utils.metric import reduce_metrics
 from verl.utils.py_functional import rename_dict
 from verl.workers.utils.losses import ppo_loss
@@ -33,7 +30,6 @@ from tests.cores.verl.recorded import (
 )
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, random_batch
 
-pytestmark = pytest.mark.verl
 CPPO = CONSTANTS["cppo"]
 TOPK = {"estimator": "topk", "k": 20, "convention": "union"}
 
@@ -178,7 +174,7 @@ SEVERAL = [[[FOUR[0]], [FOUR[1]]], [[TWO[4]], [TWO[5]]]]
 
 
 @pytest.mark.parametrize(
-    ("minibatches", "first"),
+    "minibatches, first",
     [*(([cuts], 12) for cuts in ONE.values()), (SEVERAL, 8), ([[[range(3, 4)]], *SEVERAL], 8)],
     ids=[*ONE, "several", "after padding"],
 )

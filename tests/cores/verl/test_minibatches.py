@@ -13,11 +13,9 @@ from verl.utils import tensordict_utils as tu
 
 from cppo_lab.cores.verl.trainer import Arrangement, arrange, by_rank
 
-pytestmark = pytest.mark.verl
-
 
 @pytest.mark.parametrize(
-    ("groups", "lengths", "keep", "ranks", "expected"),
+    "groups, lengths, keep, ranks, expected",
     [
         # Two minibatches of two groups of two, one rank: the longest first.
         ("00112233", [5, 6, 7, 8, 4, 3, 2, 1], "11111111", 1, [[[3, 2, 1, 0]], [[4, 5, 6, 7]]]),

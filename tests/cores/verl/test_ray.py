@@ -26,8 +26,6 @@ from cppo_lab.sweep.compose import compose
 from tests.cores.verl.conftest import OnRay
 from tests.waiting import until
 
-pytestmark = pytest.mark.verl
-
 # 127.0.0.1, and the same as an IPv6 socket sees it, in /proc's byte order.
 LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
 LAYOUT = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
@@ -259,7 +257,7 @@ def test_the_job_goes_back_when_a_machine_has_not_joined_for_long(
 
 
 @pytest.mark.parametrize(
-    ("words", "cpus", "threads"),
+    "words, cpus, threads",
     [
         ("model=tiny_qwen3", 1, 3),  # those of the launcher
         ("model=qwen3_1_7b", 96, 12),
@@ -292,7 +290,7 @@ def test_the_processes_of_a_gpu_share_its_cpus_and_too_few_are_refused(
         pass
 
 
-@pytest.mark.parametrize(("outside", "inside"), [(None, "1"), ("0", "0"), ("1", "1")])
+@pytest.mark.parametrize("outside, inside", [(None, "1"), ("0", "0"), ("1", "1")])
 def test_a_run_with_its_model_on_disk_asks_no_hub(
     outside: str | None, inside: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -306,7 +304,7 @@ def test_a_run_with_its_model_on_disk_asks_no_hub(
         assert os.environ.get("HF_HUB_OFFLINE") == outside
 
 
-@pytest.mark.parametrize(("device", "backend"), [("cpu", "cpu:gloo"), ("cuda", None)])
+@pytest.mark.parametrize("device, backend", [("cpu", "cpu:gloo"), ("cuda", None)])
 def test_ranks_wait_for_a_checkpoint_as_long_as_the_settings_say(
     device: str, backend: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,10 +32,9 @@ from cppo_lab.cores.verl.rollout.cpu import (
 )
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 from cppo_lab.errors import UserError
+from tests.cores.test_mini import check_frequencies, nucleus
 from tests.cores.verl.conftest import EOS
 from tests.waiting import CEILING_SECONDS
-
-pytestmark = pytest.mark.verl
 
 PLAIN = SamplingRule()
 LIMITS = Limits(prompt_length=8, response_length=12, max_model_len=256, max_num_seqs=64)
@@ -107,20 +106,9 @@ def test_a_response_ends_with_its_first_stop_token_or_at_its_own_limit(model: Pr
 def test_draws_follow_the_truncated_softmax(rule: SamplingRule) -> None:
     logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(0)) * 2
     log_mu = log_policy(logits, rule)
-    # By a plain loop: the most likely tokens until top_p of the mass, at most top_k of them.
-    expected, mass = np.zeros(12), 0.0
-    for rank, v in enumerate(sorted(range(12), key=lambda v: -float(log_mu[0, v]))):
-        if mass >= rule.top_p or (rule.top_k > 0 and rank >= rule.top_k):
-            break
-        expected[v] = float(log_mu[0, v].exp())
-        mass += expected[v]
-    n = 40_000
-    uniforms = torch.tensor(np.random.default_rng(1).random(n))
-    counts = np.bincount(draw(log_mu.expand(n, -1), rule, uniforms).numpy(), minlength=12)
-    assert not counts[expected == 0].any()
-    share = expected[expected > 0] / expected.sum() * n
-    chi_square = ((counts[expected > 0] - share) ** 2 / share).sum()
-    assert chi_square < 40  # 11 degrees of freedom: exceeded with probability 4e-5
+    uniforms = torch.tensor(np.random.default_rng(1).random(40_000))
+    tokens = draw(log_mu.expand(len(uniforms), -1), rule, uniforms)
+    check_frequencies(tokens, nucleus(log_mu[0].exp().tolist(), rule.top_p, rule.top_k))
 
 
 def test_extreme_uniforms_never_draw_an_impossible_token() -> None:
@@ -183,7 +171,7 @@ def test_limits_are_those_of_verl(model: PreTrainedModel) -> None:
 
 
 @pytest.mark.parametrize(
-    ("prompt", "change", "message"),
+    "prompt, change, message",
     [
         ([3], {"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
         ([3], {"stop": ["."]}, "stop=\\['.'\\]"),
@@ -244,10 +232,9 @@ def test_wrong_weights_are_named(model: PreTrainedModel) -> None:
     for head in ("lm_head.weight", "model.embed_tokens.weight"):
         load_named_tensors(model, {name: tensor for name, tensor in whole.items() if name != head})
     untied = Qwen3ForCausalLM(type(model.config)(**model.config.to_dict() | {"tie_word_embeddings": False}))
+    del whole["lm_head.weight"]
     with pytest.raises(UserError, match=r"missing \['lm_head.weight'\]"):
-        load_named_tensors(
-            untied, {name: tensor for name, tensor in whole.items() if name != "lm_head.weight"}
-        )
+        load_named_tensors(untied, whole)
 
 
 def test_end_tokens_are_the_tokenizers_and_the_generation_configs() -> None:

@@ -14,13 +14,10 @@ from cppo_lab.cores.verl.checkpoints import STAGED, TAGS, HandOver, stage
 from cppo_lab.files import replace_file
 from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose
+from tests.cores.kills import Killed
 
 KEPT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50)
 STEPS = (0, 2, 4)
-
-
-class Killed(BaseException):
-    """The process that records is killed."""
 
 
 class Sink:

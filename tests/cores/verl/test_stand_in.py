@@ -5,9 +5,6 @@ from pathlib import Path
 
 import pytest
 from pyarrow.parquet import read_table
-
-pytest.importorskip("verl")
-
 from transformers import AutoTokenizer
 
 from cppo_lab.cli import main
@@ -23,14 +20,12 @@ from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.preflight import kinds, make_stand_ins
 
-pytestmark = pytest.mark.verl
 MODELS = ("qwen3_0_6b_base", "qwen3_1_7b", "qwen3_1_7b_base", "qwen3_8b_base", "qwen3_30b_a3b_base")
 SMALL = {"layers": 2, "width": 32, "kv_width": 128, "vocabulary": 64, "context": 256}
 
 
 def hub_model(name: str) -> HubModel:
-    model = compose(["core=verl", f"model={name}"]).run.model
-    return model
+    return compose(["core=verl", f"model={name}"]).run.model
 
 
 @pytest.mark.parametrize("name", MODELS)

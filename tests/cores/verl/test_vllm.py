@@ -24,14 +24,12 @@ from cppo_lab.cores.verl.rollout import settings
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 from cppo_lab.sweep.compose import compose
 
-pytestmark = pytest.mark.verl
 N, V, K = 30, 50, 20
 VERSION = "0.22.0"
 SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 TRAIN = SAMPLING | {"cppo_topk": K, "cppo_topk_dtype": "float16", "seed": 3}
-HANDLE = (
-    "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"  # verl's, in the first job of any Ray cluster
-)
+# verl's, in the first job of any Ray cluster.
+HANDLE = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
 
 
 class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -180,7 +178,7 @@ def test_requests_at_once_keep_their_own_topk(module: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("topk", "given", "expected"), [(20, {}, None), (64, {}, 64), (64, {"max_logprobs": 80}, 80)]
+    "topk, given, expected", [(20, {}, None), (64, {}, 64), (64, {"max_logprobs": 80}, 80)]
 )
 def test_vllm_is_told_to_allow_the_topk(
     module: Any, topk: int, given: dict[str, int], expected: int | None

@@ -9,7 +9,7 @@ import pytest
 
 from tests.requirement import VLLM, VLLM_PYTHON
 
-pytestmark = [pytest.mark.verl, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[4]
 N = 12  # tokens of a response
 EXACT = {"ids": True, "logp": True, "sampled": True}

@@ -12,7 +12,7 @@ from tests.cores.verl.test_logits import V, recorded, topk
 from tests.cores.verl.vllm.megatron_ranks import MEASURE, RANKS
 from tests.requirement import VLLM, VLLM_PYTHON
 
-pytestmark = [pytest.mark.verl, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[4]
 
 

@@ -7,7 +7,7 @@ import pytest
 from tests.cores.verl.test_async_runs import Runs, check_pieces
 from tests.requirement import VLLM, VLLM_PYTHON
 
-pytestmark = [pytest.mark.verl, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 
 def test_pieces_of_an_aborted_response_are_those_of_the_weights_that_they_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from tests.requirement import VLLM, VLLM_PYTHON
 
 VERSION = "0.28.0+cpu"
 
-pytestmark = [pytest.mark.verl, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 # One minibatch a step: the policy that is trained is the one that has sampled, to the last bit but rounding.
 OVERRIDES = ("layout=cpu_vllm", "batch.minibatch_prompts=8", "model.architecture.head_dim=32")
