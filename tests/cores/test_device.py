@@ -45,10 +45,8 @@ class Lent(Tensor):
             given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
             if name not in MAY_MIX and (mixed := [t for t in given if type(t) is not Lent and t.dim()]):
                 raise RuntimeError(f"{name} mixes devices: {[tuple(t.shape) for t in mixed]} on the CPU")
-            places = [value for value in (*args, kwargs.get("device")) if is_place(value)]
-            args, kwargs = tree_map(on_cpu, (tuple(args), kwargs))
-            result = function(*args, **kwargs)
-        if name in ("cpu", "numpy") or any(torch.device(place).type == "cpu" for place in places):
+            result, places = called(function, args, kwargs)
+        if name in ("cpu", "numpy") or "cpu" in places:
             return result
         # What is done in place has the same tensor as its result.
         same = {id(value.data_of): value for value in given if type(value) is Lent}
@@ -62,12 +60,15 @@ class Factories(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if any(issubclass(kind, Lent) for kind in types):
             return function(*args, **kwargs)
-        places = [value for value in (*args, kwargs.get("device")) if is_place(value)]
-        args, kwargs = tree_map(on_cpu, (tuple(args), kwargs))
-        result = function(*args, **kwargs)
-        if not any(torch.device(place).type == "cuda" for place in places):
-            return result
-        return lent(result)
+        result, places = called(function, args, kwargs)
+        return lent(result) if "cuda" in places else result
+
+
+def called(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, list[str]]:
+    """The result on the CPU, and the kinds of devices that the arguments name."""
+    places = [torch.device(value).type for value in (*args, kwargs.get("device")) if is_place(value)]
+    args, kwargs = tree_map(on_cpu, (tuple(args), kwargs))
+    return function(*args, **kwargs), places
 
 
 def is_place(value: object) -> bool:

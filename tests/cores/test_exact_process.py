@@ -53,18 +53,13 @@ def test_against_every_sequence(family: str, horizon: int, allowed: int, stretch
     mu, pi = table(process, 1), table(process, 2)
     found = compare(process, mu, pi, tv_table(mu, pi))
     starts = (1, 2)
-    before = [rules.flatten(as_function(process, mu), start) for start in starts]
-    after = [rules.flatten(as_function(process, pi), start) for start in starts]
-    rewards = [rules.rewards(start) for start in starts]
-    values = [enumeration.value(p, r, ()) for p, r in zip(after, rewards, strict=True)]
-    triples = list(zip(before, after, rewards, strict=True))
-    movement = [
-        fmean(u) for u in zip(*(enumeration.mean_tv(m, p, horizon) for m, p, _ in triples), strict=True)
-    ]
-    largest = [
-        max(most)
-        for most in zip(*(enumeration.largest_tv(m, p, horizon) for m, p, _ in triples), strict=True)
-    ]
+    before, after = (as_function(process, policy) for policy in (mu, pi))
+    triples = [(rules.flatten(before, s), rules.flatten(after, s), rules.rewards(s)) for s in starts]
+    values = [enumeration.value(p, r, ()) for _, p, r in triples]
+    moved, most = (
+        [each(m, p, horizon) for m, p, _ in triples] for each in (enumeration.mean_tv, enumeration.largest_tv)
+    )
+    movement, largest = [*map(fmean, zip(*moved, strict=True))], [*map(max, zip(*most, strict=True))]
     rollout_return = fmean(enumeration.value(m, r, ()) for m, _, r in triples)
     assert found.rollout_return[0] == pytest.approx(rollout_return, abs=1e-12)
     assert found.returns[0] == pytest.approx(fmean(values), abs=1e-12)
@@ -75,8 +70,8 @@ def test_against_every_sequence(family: str, horizon: int, allowed: int, stretch
         for state, token in itertools.product(m, range(3)):
             behind = (*state, token)
             gap = enumeration.value(m, r, behind) - enumeration.value(p, r, behind)
-            moved = p[state][token] - m[state][token]
-            error[len(state)] += enumeration.probability(m, state) * moved * gap / len(starts)
+            change = p[state][token] - m[state][token]
+            error[len(state)] += enumeration.probability(m, state) * change * gap / len(starts)
     assert found.surrogate[0].sum() == pytest.approx(surrogate, abs=1e-12)
     assert found.error[0] == pytest.approx(error, abs=1e-12)
     assert found.movement[0] == pytest.approx(movement, abs=1e-12)

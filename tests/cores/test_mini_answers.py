@@ -88,73 +88,75 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
 
 def test_outcomes_are_those_of_the_logged_scores(whole: Whole) -> None:
     folder, run, sink = whole
-    found = read_outcomes(folder)
+    outcome = read_outcomes(folder)
     scored = [(step, row) for step, row in sink.rows if any(name.startswith("val/") for name in row)]
     assert len(scored) > 2
-    assert (found.steps.tolist(), found.benchmarks) == ([step for step, _ in scored], run.data.benchmarks)
-    for place, benchmark in enumerate(found.benchmarks):
+    assert (outcome.steps.tolist(), outcome.benchmarks) == ([step for step, _ in scored], run.data.benchmarks)
+    for place, benchmark in enumerate(outcome.benchmarks):
         name = schema.validation_metric(benchmark, run.validation.samples)
         logged = np.array([row[name] for _, row in scored], dtype=np.float32)
-        np.testing.assert_array_equal(averages(found)[:, place].astype(np.float32), logged)
-    assert found.right.max() > 0 and found.length.min() >= 1
+        np.testing.assert_array_equal(averages(outcome)[:, place].astype(np.float32), logged)
+    assert outcome.right.max() > 0 and outcome.length.min() >= 1
 
 
 def test_texts_show_numbers_in_whatever_spelling_and_tokens_name_it(tmp_path: Path) -> None:
     run = run_of("data.spellings=3", "divergence.k=8")
     trained(tmp_path / "run", run)
     samples = read_texts(tmp_path / "run", 6).samples
-    for one in samples:
-        assert set(one.prompt.split() + one.response.split()) <= {*"0123456789", *"+-*=", "<eos>", "<pad>"}
-    kept = tokens.read((tmp_path / "run" / tokens_name(6)).read_bytes(), "the file")
-    assert {piece.partition("_")[2] for piece in kept.pieces} >= {"1", "2"}
+    words = {word for sample in samples for word in f"{sample.prompt} {sample.response}".split()}
+    assert words <= {*"0123456789+-*=", "<eos>", "<pad>"}
+    table = tokens.read((tmp_path / "run" / tokens_name(6)).read_bytes(), "the file")
+    assert {piece.partition("_")[2] for piece in table.pieces} >= {"1", "2"}
 
 
 def test_samples_are_graded_as_their_outcomes_say(whole: Whole) -> None:
     folder, run, _ = whole
-    found = read_outcomes(folder)
+    outcome = read_outcomes(folder)
     problems = validation_sets(make_task(run.data))
     prompts = {
         make_task(run.data).tokenizer.decode(prompt.tolist())
-        for one in problems.values()
-        for prompt in one.prompts
+        for part in problems.values()
+        for prompt in part.prompts
     }
-    for row, step in enumerate(found.steps.tolist()):
-        kept = read_texts(folder, step)
-        own = [one for one in kept.samples if one.kind == "validation"]
-        assert kept.left_out == 0
-        assert len(own) == 8 * run.validation.samples
-        for problem in {one.problem for one in own}:
-            place, k = found.problems.index(problem), [one for one in own if one.problem == problem]
-            assert sorted(one.draw for one in k) == list(range(run.validation.samples))
-            assert sum(one.right for one in k) == found.right[row, place]
-            assert sum(one.cut_off for one in k) == found.cut_off[row, place]
-            assert np.mean([one.length for one in k]) == pytest.approx(found.length[row, place], rel=1e-6)
-        for one in own:
-            assert one.right == (one.answer is not None and one.answer == one.truth)
-            assert one.prompt in prompts
-            assert one.response.endswith("<eos>") == (one.stop == "end") == (not one.cut_off)
-            assert len(one.response.split()) <= one.length  # padding that was sampled has no text
-        drawn = [one for one in kept.samples if one.kind == "training"]
+    for row, step in enumerate(outcome.steps.tolist()):
+        file = read_texts(folder, step)
+        validated = [sample for sample in file.samples if sample.kind == "validation"]
+        assert file.left_out == 0
+        assert len(validated) == 8 * run.validation.samples
+        for problem in {sample.problem for sample in validated}:
+            place = outcome.problems.index(problem)
+            k = [sample for sample in validated if sample.problem == problem]
+            assert sorted(sample.draw for sample in k) == list(range(run.validation.samples))
+            assert sum(sample.right for sample in k) == outcome.right[row, place]
+            assert sum(sample.cut_off for sample in k) == outcome.cut_off[row, place]
+            mean = np.mean([sample.length for sample in k])
+            assert mean == pytest.approx(outcome.length[row, place], rel=1e-6)
+        for sample in validated:
+            assert sample.right == (sample.answer is not None and sample.answer == sample.truth)
+            assert sample.prompt in prompts
+            assert sample.response.endswith("<eos>") == (sample.stop == "end") == (not sample.cut_off)
+            assert len(sample.response.split()) <= sample.length  # padding that was sampled has no text
+        drawn = [sample for sample in file.samples if sample.kind == "training"]
         assert len(drawn) == (2 * run.batch.responses if step else 0) or step
-        assert all(one.right == (one.reward == 1) and one.advantage is not None for one in drawn)
-        assert not {one.prompt for one in drawn} & prompts
+        assert all(sample.right == (sample.reward == 1) and sample.advantage is not None for sample in drawn)
+        assert not {sample.prompt for sample in drawn} & prompts
 
 
 def test_tokens_are_those_of_the_training_samples(whole: Whole) -> None:
     folder, _, _ = whole
     seen: set[str] = set()
     for path in sorted((folder / ANSWERS).glob("tokens-*")):
-        found = tokens.read(path.read_bytes(), path.name)
-        kept = read_texts(folder, found.step)
-        drawn = {(one.group, one.draw): one for one in kept.samples if one.kind == "training"}
-        words, places = found.texts(), list(found.responses())
+        table = tokens.read(path.read_bytes(), path.name)
+        file = read_texts(folder, table.step)
+        drawn = {(sample.group, sample.draw): sample for sample in file.samples if sample.kind == "training"}
+        words, places = table.texts(), list(table.responses())
         assert len(places) == len(drawn) > 0
         for number, place in enumerate(places):
-            one = drawn[int(found.group[number]), int(found.draw[number])]
-            assert " ".join(words[place]) == one.response or "" in words[place]
-            assert (one.length, one.reward) == (place.stop - place.start, found.reward[number])
-            assert one.advantage == pytest.approx(float(found.advantage[number]))
-        seen |= {found.reason_of(number) for number in range(len(found.token))}
+            sample = drawn[int(table.group[number]), int(table.draw[number])]
+            assert " ".join(words[place]) == sample.response or "" in words[place]
+            assert (sample.length, sample.reward) == (place.stop - place.start, table.reward[number])
+            assert sample.advantage == pytest.approx(float(table.advantage[number]))
+        seen |= {table.reason_of(number) for number in range(len(table.token))}
     assert {"", "threshold"} <= seen
 
 
@@ -162,17 +164,17 @@ def test_tokens_are_those_of_the_training_samples(whole: Whole) -> None:
 def test_rules_are_replayed_as_they_were_trained(tmp_path: Path, rule: str) -> None:
     trained(tmp_path / "run", compose([*TINY, "optim.learning_rate=0.01", f"rule={rule}"]).run)
     for path in sorted((tmp_path / "run" / ANSWERS).glob("tokens-*")):
-        found = tokens.read(path.read_bytes(), path.name)
-        again = replay(found)
-        np.testing.assert_array_equal(again.keep, found.keep)
-        np.testing.assert_array_equal(again.reason, found.reason)
-        assert (len(found.order) > 0) == ("shuffled" in rule)
+        table = tokens.read(path.read_bytes(), path.name)
+        again = replay(table)
+        np.testing.assert_array_equal(again.keep, table.keep)
+        np.testing.assert_array_equal(again.reason, table.reason)
+        assert (len(table.order) > 0) == ("shuffled" in rule)
 
 
 def test_keeping_answers_changes_no_number(tmp_path: Path, whole: Whole) -> None:
     for name, settings in (("none", None), ("off", DEFAULT.model_copy(update={"keep": False}))):
-        found = trained(tmp_path / name, whole[1], settings)
-        assert found.numbers() == whole[2].numbers()
+        sink = trained(tmp_path / name, whole[1], settings)
+        assert sink.numbers() == whole[2].numbers()
         assert not (tmp_path / name / ANSWERS).exists()
 
 
@@ -180,9 +182,9 @@ def test_settings_decide_what_is_kept(tmp_path: Path) -> None:
     run = run_of("training.t_stop=2")
     settings = AnswersSpec(keep=True, problems="all", groups=0, megabytes=50.0)
     trained(tmp_path / "all", run, settings)
-    kept = read_texts(tmp_path / "all", 2)
+    file = read_texts(tmp_path / "all", 2)
     problems = len(run.data.benchmarks) * run.data.validation_problems
-    assert len(kept.samples) == problems * run.validation.samples
+    assert len(file.samples) == problems * run.validation.samples
     assert not (tmp_path / "all" / tokens_name(2)).exists()
     little = AnswersSpec(keep=True, problems="all", groups=2, megabytes=0.004)
     trained(tmp_path / "little", run, little)
@@ -200,9 +202,9 @@ def test_killed_and_continued_it_leaves_the_same_files(
     folder, run, sink = whole
     with pytest.raises(Killed):
         trained(tmp_path / "broken", run, **kill)
-    found = trained(tmp_path / "broken", run)
+    continued = trained(tmp_path / "broken", run)
     assert files_of(tmp_path / "broken") == files_of(folder)
-    assert found.numbers()[-1] == sink.numbers()[-1]
+    assert continued.numbers()[-1] == sink.numbers()[-1]
 
 
 def test_files_of_a_run_that_starts_again_are_its_own(
@@ -221,9 +223,9 @@ def test_files_of_a_run_that_starts_again_are_its_own(
     (tmp_path / "damaged" / OUTCOMES).write_bytes(b"nothing of ours")
     trained(tmp_path / "damaged", run)
     assert "outcomes of earlier validations are lost" in capsys.readouterr().err
-    found, whole_file = (read_outcomes(path) for path in (tmp_path / "damaged", unbroken))
-    assert 0 < len(found.steps) < len(whole_file.steps)
-    np.testing.assert_array_equal(found.right, whole_file.right[-len(found.steps) :])
+    left, whole_file = (read_outcomes(path) for path in (tmp_path / "damaged", unbroken))
+    assert 0 < len(left.steps) < len(whole_file.steps)
+    np.testing.assert_array_equal(left.right, whole_file.right[-len(left.steps) :])
 
 
 def test_no_checkpoint_is_written_whose_answers_are_not_on_disk(tmp_path: Path) -> None:
@@ -238,5 +240,5 @@ def test_no_checkpoint_is_written_whose_answers_are_not_on_disk(tmp_path: Path) 
     sink = FullSink(tmp_path)
     train(run, sink, Resources(tmp_path, tmp_path, device="cpu", answers=DEFAULT))
     assert [step for step, _ in sink.rows] == list(range(7))
-    kept = load_checkpoint(tmp_path / CHECKPOINT, run.run_id, f"torch {torch.__version__} on cpu")
-    assert kept["history"][-1][0] == 2
+    checkpoint = load_checkpoint(tmp_path / CHECKPOINT, run.run_id, f"torch {torch.__version__} on cpu")
+    assert checkpoint["history"][-1][0] == 2

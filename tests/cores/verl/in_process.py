@@ -3,7 +3,7 @@
 Import only what needs no Ray at the top: its environment must be set first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,8 +51,33 @@ def with_workers(made: Callable[[], type]) -> type:
     return Replaced
 
 
-def train_here(config: Any) -> None:
-    """Train in this process by verl's `run_ppo`."""
+def seen_worker() -> type:
+    """Our training worker, which says what weights it has, and of which earlier steps it has copies."""
+    from verl.single_controller.base.decorator import Dispatch, register
+
+    from cppo_lab.cores.verl.worker import TrustRegionWorker
+    from tests.cores.verl.cpu_engine import weights
+
+    class SeenWorker(TrustRegionWorker):
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def policy(self) -> tuple[dict[str, Any], list[int]]:
+            return weights(self.actor), sorted(self._policies)
+
+    return SeenWorker
+
+
+def queued(batch: Any, keys: list[str], names: Sequence[str]) -> dict[str, list[Any]]:
+    """Columns of a batch, row by row."""
+    import transfer_queue as tq
+
+    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=list(names))
+    return {name: [row.clone() for row in data[name].unbind()] for name in names}
+
+
+def train_here(
+    config: Any, train: Callable[[Any], object] | None = None, begin: Callable[[], object] = dict
+) -> None:
+    """Train in this process by verl's `run_ppo`; `begin` is called once Ray is up."""
     from verl.trainer.main_ppo import run_ppo
 
     class Here:
@@ -60,6 +85,7 @@ def train_here(config: Any) -> None:
 
         @staticmethod
         def remote() -> Any:
+            begin()
             return Here
 
         class run:  # a method of Ray's handles
@@ -67,7 +93,7 @@ def train_here(config: Any) -> None:
             def remote(config: Any) -> Any:
                 import ray
 
-                TaskRunner().run(config)
+                (train or TaskRunner().run)(config)
                 return ray.put(None)
 
     with longer_start_timeout():

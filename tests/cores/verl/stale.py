@@ -18,7 +18,7 @@ from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.core import own_ray
 from cppo_lab.sweep.compose import Composed, compose
-from tests.cores.verl.in_process import configured, train_here, with_workers
+from tests.cores.verl.in_process import configured, queued, seen_worker, train_here, with_workers
 
 STALENESS = (0, 2)
 STEPS, EVERY = 4, 2
@@ -50,30 +50,14 @@ def has(server: Any) -> str:
     return digest(server.model.state_dict())
 
 
-def worker_class() -> Any:
-    """Our training worker, which says what weights it has, and how many copies of earlier ones."""
-    from verl.single_controller.base.decorator import Dispatch, register
-
-    from cppo_lab.cores.verl.worker import TrustRegionWorker
-    from tests.cores.verl.cpu_engine import weights
-
-    class SeenWorker(TrustRegionWorker):
-        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-        def digest(self) -> tuple[str, list[int]]:
-            return digest(weights(self.actor)), sorted(self._policies)
-
-    return SeenWorker
-
-
 def trainer_class(folder: Path, specs: dict[int, Composed]) -> Any:
     """Our trainer, which trains all runs, and goes on from each of their checkpoints."""
     import ray
-    import transfer_queue as tq
 
     from cppo_lab.cores.verl.rollout.cpu import server_name
     from cppo_lab.cores.verl.trainer import LabTrainer
 
-    class Stale(with_workers(worker_class), LabTrainer):  # type: ignore[misc]
+    class Stale(with_workers(seen_worker), LabTrainer):  # type: ignore[misc]
         seen: dict[str, Any]
 
         def fit(self, loops: Any) -> None:
@@ -114,10 +98,8 @@ def trainer_class(folder: Path, specs: dict[int, Composed]) -> Any:
             torch.save(self.seen | {"rows": rows}, folder / f"{name}.pt")
 
         def _see_policy(self) -> None:
-            ranks = self.actor_rollout_wg.digest()
-            assert (
-                len({policy for policy, _ in ranks}) == 1 and len({str(copies) for _, copies in ranks}) == 1
-            )
+            ranks = [(digest(policy), copies) for policy, copies in self.actor_rollout_wg.policy()]
+            assert ranks == [ranks[0]] * RANKS
             self.seen["trained"][self.global_steps], self.seen["copies"][self.global_steps] = ranks[0]
 
         def _served(self) -> set[str]:
@@ -138,10 +120,7 @@ def trainer_class(folder: Path, specs: dict[int, Composed]) -> Any:
             order = sorted(
                 batch.keys, key=lambda key: (self._order[key.split("_")[0]], int(key.split("_")[1]))
             )
-            data = tq.kv_batch_get(keys=order, partition_id=batch.partition_id, select_fields=list(COLUMNS))
-            self.seen["batches"][self.global_steps] = {
-                name: [row.clone() for row in data[name].unbind()] for name in COLUMNS
-            }
+            self.seen["batches"][self.global_steps] = queued(batch, order, COLUMNS)
             return super()._balance_batch(batch, *given, **named)
 
     return Stale

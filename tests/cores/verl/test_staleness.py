@@ -3,9 +3,7 @@
 The runs are those of `stale`, a process of its own.
 """
 
-import os
 import subprocess
-import sys
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,12 +22,11 @@ from cppo_lab.errors import UserError
 from cppo_lab.schema import MISMATCH
 from cppo_lab.spec.job import shape_of
 from cppo_lab.sweep.compose import compose
+from tests.cores.test_mini import without_times
+from tests.cores.verl.conftest import ran
 from tests.cores.verl.stale import EVERY, RANKS, SETTINGS, STALENESS, STEPS, composed
-from tests.waiting import CEILING_SECONDS
 
-pytestmark = pytest.mark.verl
 slow = pytest.mark.slow
-ROOT = Path(__file__).parents[3]
 STALE = [staleness for staleness in STALENESS if staleness]
 
 
@@ -45,11 +42,7 @@ class Runs:
 
     @cached_property
     def process(self) -> "subprocess.CompletedProcess[str]":
-        return subprocess.run(
-            [sys.executable, "-m", "tests.cores.verl.stale", str(self.folder)],
-            cwd=self.folder, env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=CEILING_SECONDS,
-        )  # fmt: skip
+        return ran(self.folder, "stale")
 
 
 class Machine:
@@ -156,7 +149,7 @@ def test_servers_sample_from_the_policy_of_k_batches_ago_and_validate_the_curren
 
 @slow
 @pytest.mark.parametrize(
-    ("staleness", "step"), [(staleness, step) for staleness in STALE for step in range(1, STEPS)]
+    "staleness, step", [(staleness, step) for staleness in STALE for step in range(1, STEPS)]
 )
 def test_a_run_that_is_killed_behind_a_step_goes_on_with_the_same_numbers(
     runs: Runs, staleness: int, step: int
@@ -177,10 +170,6 @@ def test_a_run_that_is_killed_behind_a_step_goes_on_with_the_same_numbers(
     size = sum(x.nbytes for shard in shards for policy in shard.values() for x in policy.values())
     parameters = shape_of(composed(0).run).parameters
     assert size == pytest.approx(len(steps) * parameters * 4, rel=0.02)  # norms are not counted
-
-
-def without_times(row: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in row.items() if not name.startswith("perf/")}
 
 
 @slow
