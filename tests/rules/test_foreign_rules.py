@@ -127,11 +127,6 @@ def test_the_id_says_which_rule_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "rule", "said"),
     [
-        (
-            SWEEP + "  evil: {rule: one_sided, rule.path: 'os:system'}\n",
-            YAML,
-            "variants.evil.rule.path='os:system'",
-        ),
         (SWEEP.replace("[0]}", "[0], rule.path: ['os:system', 'a:b']}"), YAML, "axes.rule.path"),
         (SWEEP, YAML + "path: os:system\n", "rule.path='os:system'"),
     ],
