@@ -10,16 +10,11 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cppo_lab.analysis.statistics.estimate import (
-    AGGREGATES,
-    Estimate,
-    bootstrap,
-)
-from cppo_lab.analysis.statistics.paired import difference, difference_of, mean_difference
+from cppo_lab.analysis.statistics.estimate import AGGREGATES, Estimate, bootstrap
+from cppo_lab.analysis.statistics.paired import difference_of
 from cppo_lab.analysis.statistics.power import STUDIES as PLANNED
 from cppo_lab.analysis.statistics.power import Design, planned_power
 from cppo_lab.analysis.statistics.problems import problem_difference
-from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, Score
 from tests.analysis.statistics.test_paired import LENGTHS, TREND, slope_of
 
 STUDIES = int(os.environ.get("CPPO_STUDIES", "400"))
@@ -61,25 +56,6 @@ def test_runs_that_share_their_start(n: int) -> None:
     assert np.mean(halves[True]) < np.mean(halves[False]) / 4
 
 
-@pytest.mark.parametrize("n", [5, 20])
-def test_a_mean_over_models_whose_starts_a_seed_draws(n: int) -> None:
-    """What a seed does to the differences of all models does not average out over them."""
-
-    def study(rng: np.random.Generator, common: bool) -> Estimate:
-        start, tilt, runs = rng.normal(0.6, SHARED, n), rng.normal(0, OWN, n), []
-        for model, variant in ((model, variant) for model in "mno" for variant in "ab"):
-            scores = start + (0.02 + tilt) * (variant == "a") + rng.normal(0, OWN, n)
-            for seed, score in enumerate(scores):
-                of_scores = score, score, score, score
-                runs.append(RunValues(model, variant, seed, False, *of_scores, None, 9, 3, common=common))
-        values = FinishedRuns(runs)
-        parts = [difference(values, model, "a", "b", Score.FINAL) for model in "mno"]
-        return mean_difference(parts, values).estimate
-
-    assert honest(0.02, lambda rng: study(rng, True), n)
-    assert covered(0.02, lambda rng: study(rng, False), n) < 0.95 - margin(0.95)
-
-
 def draw(rng: np.random.Generator, n: int) -> list[np.ndarray]:
     levels = ((0.20, 0.01), (0.30, 0.02), (0.40, 0.015), (0.50, 0.03))  # and spreads of four models
     return [rng.normal(level, spread, n) for level, spread in levels]
@@ -109,24 +85,6 @@ def test_a_difference_over_other_seeds_and_other_problems(spread: float) -> None
         return problem_difference(*shares, BENCHMARK_OF, *over_seeds).both
 
     assert covered(0.02, study, 3) >= 0.95 - margin(0.95)
-
-
-@pytest.mark.parametrize("seeds", [3, 5])
-@pytest.mark.parametrize(
-    ("scatter", "spread"),
-    [(0.0, (1.5,) * 4), (2.0, (1.5,) * 4), (1.0, (1.0, 1.0, 1.0, 6.0))],
-    ids=["models alike", "scatter 2", "one noisy model"],
-)
-def test_a_slope_over_length_that_does_nothing(scatter: float, spread: tuple[float, ...], seeds: int) -> None:
-    """Leads differ between models by `scatter` points and between the seeds of a model by `spread`."""
-    rng, claimed = np.random.default_rng(seeds), 0
-    for _ in range(STUDIES):
-        leads = {
-            model: 0.03 + 0.01 * (rng.normal(0, scatter) + rng.normal(0, of_model, seeds))
-            for model, of_model in zip(LENGTHS, spread, strict=True)
-        }
-        claimed += slope_of(leads).low > 0
-    assert claimed / STUDIES <= 0.025 + margin(0.025) / 2
 
 
 @pytest.mark.parametrize("scatter", [0.0, 0.005])

@@ -111,18 +111,6 @@ def test_baseline() -> None:
 PROBLEMS, SAMPLES = 30, 16
 
 
-def test_of_a_mean_over_benchmarks() -> None:
-    error = sampling_error([0.5, 0.5, 0.5], PROBLEMS, SAMPLES)
-    assert error.answers == pytest.approx(0.5 / math.sqrt(3 * 480))
-    # A bound for problems of any difficulty, such as chances from a Beta distribution.
-    rng = np.random.default_rng(1)
-    scores = rng.binomial(SAMPLES, rng.beta(0.5, 1.0, (4000, 1, PROBLEMS)), (4000, 20, PROBLEMS)).mean(
-        axis=-1
-    )
-    bound = sampling_error([1 / 3], PROBLEMS, SAMPLES)
-    assert scores.var(axis=1, ddof=1).mean() < (SAMPLES * bound.answers) ** 2
-
-
 @pytest.mark.parametrize("shares", [(0.0,), (1.0, 1.0), (0.0, 1.0), ()])
 def test_a_share_at_the_edge_has_wilsons_limits(shares: tuple[float, ...]) -> None:
     edge = edge_share(shares, [PROBLEMS * SAMPLES] * len(shares))
