@@ -2,28 +2,49 @@
 
 import math
 from itertools import product
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cppo_lab.maths.rules import corrected, get_rule
 from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import ENTROPY, RULES
-from tests.maths.maths_batches import CONSTANTS, fields, random_batch
+from tests.maths.maths_batches import CONSTANTS, TokenBatch, fields, random_batch
 
 WEIGHTS = [None, ("token", 1.2), ("sequence", 1.5)]
 BANDS = [None, ("token_k1", 1.3), ("seq_sum_k1", 2.0), ("seq_mean_k1", 1.1)]
 
 
-def arguments(weigh: tuple[str, float] | None, reject: tuple[str, float] | None) -> dict:
-    named = {"rollout_is": weigh, "rollout_rs": reject}
-    given = {name: choice for name, choice in named.items() if choice}
-    return {
-        k: v for name, (how, limit) in given.items() for k, v in ((name, how), (f"{name}_threshold", limit))
-    }
+Bound = tuple[str, float] | None  # what is bounded, and the bound
 
 
-def plain(weigh: tuple[str, float] | None, reject: tuple[str, float] | None, x: list[float]) -> list[float]:
+def arguments(weigh: Bound, reject: Bound) -> dict[str, str | float]:
+    """Of `corrected`."""
+    given: dict[str, str | float] = {}
+    for name, bound in (("rollout_is", weigh), ("rollout_rs", reject)):
+        if bound:
+            given |= {name: bound[0], f"{name}_threshold": bound[1]}
+    return given
+
+
+def learned(
+    name: str, batch: TokenBatch, origin: Tensor | None = None, old: Tensor | None = None, **settings: Any
+) -> tuple[RuleOutput, Tensor]:
+    """A rule's output and its gradient in logp, with D_t from `origin`. `old`: log pi_old, in place of log mu, which
+    the output is then corrected for, or for the setting `mu`.
+    """
+    logp, mu = batch.logp.clone().requires_grad_(), settings.pop("mu", batch.rollout_logp)
+    rollout_logp = batch.rollout_logp if old is None else old
+    tokens = Tokens(logp, rollout_logp, *batch[2:], **fields(name, batch), origin_logp=origin)
+    output = get_rule(name)(tokens, **CONSTANTS[name])
+    if old is not None:
+        output = corrected(output, tokens, mu, **settings)
+    return output, torch.autograd.grad(output.objective.sum(), logp)[0]
+
+
+def plain(weigh: Bound, reject: Bound, x: list[float]) -> list[float]:
     """v M of a response's tokens with these log pi_old / mu."""
     result = []
     for own in x:
@@ -38,71 +59,48 @@ def plain(weigh: tuple[str, float] | None, reject: tuple[str, float] | None, x: 
 
 
 @pytest.mark.parametrize(("weigh", "reject"), list(product(WEIGHTS, BANDS)))
-def test_weights_and_rejection_of_each_token(
-    weigh: tuple[str, float] | None, reject: tuple[str, float] | None
-) -> None:
+def test_weights_and_rejection_of_each_token(weigh: Bound, reject: Bound) -> None:
     """Both together are their product; the rule's own decision stays, and so do the prefixes that it counts."""
     batch = random_batch(3, rows=20)
     old = batch.rollout_logp
     mu = old - 0.2 * torch.randn(old.shape, generator=torch.Generator().manual_seed(1), dtype=old.dtype)
     mu[~batch.valid] = -torch.inf  # no number at padding counts
-    logp = batch.logp.clone().requires_grad_()
-    tokens = Tokens(logp, *batch[1:])
-    before = get_rule("cppo")(tokens, **CONSTANTS["cppo"])
-    output = corrected(before, tokens, mu, **arguments(weigh, reject))
-    expected = torch.zeros_like(old)
+    before, plain_gradient = learned("cppo", batch)
+    output, gradient = learned("cppo", batch, None, old, mu=mu, **arguments(weigh, reject))
+    expected, weights = torch.zeros_like(old), 0.0
     for row, length in enumerate(batch.valid.sum(1).tolist()):
         x = (old - mu)[row, :length].tolist()
         expected[row, :length] = torch.tensor(plain(weigh, reject, x), dtype=old.dtype)
-    gradients = [
-        torch.autograd.grad(each.objective.sum(), logp, retain_graph=True)[0] for each in (before, output)
-    ]
-    torch.testing.assert_close(gradients[1], expected * gradients[0], rtol=1e-12, atol=1e-14)
+        weights += sum(plain(weigh, None, x))  # rejected or not
+    torch.testing.assert_close(gradient, expected * plain_gradient, rtol=1e-12, atol=1e-14)
     torch.testing.assert_close(output.objective, expected * before.objective, rtol=1e-12, atol=1e-14)
     assert torch.equal(output.keep, before.keep)
     rejected = (expected == 0) & batch.valid
     assert bool(rejected.any()) == bool(reject) and int(output.stats["rejected"]) == int(rejected.sum())
-    unrejected = [
-        v for row, n in enumerate(batch.valid.sum(1).tolist()) for v in plain(weigh, None, (old - mu)[row, :n].tolist())
-    ]  # fmt: skip
-    assert float(output.stats["importance_weight"]) == pytest.approx(sum(unrejected))
+    assert float(output.stats["importance_weight"]) == pytest.approx(weights)
 
 
 @pytest.mark.parametrize("name", [name for name, rule in RULES.items() if ENTROPY not in rule.needs])
 def test_a_mu_that_is_pi_old_leaves_every_rule_to_the_bit(name: str) -> None:
     batch = random_batch(4)
-    results = []
-    for decoupled in (False, True):
-        logp = batch.logp.clone().requires_grad_()
-        origin = {"origin_logp": batch.rollout_logp} if decoupled else {}
-        tokens = Tokens(logp, *batch[1:], **fields(name, batch), **origin)
-        output = get_rule(name)(tokens, **CONSTANTS[name])
-        if decoupled:
-            settings = arguments(("sequence", 2.0), ("token_k1", 1.001))
-            output = corrected(output, tokens, batch.rollout_logp, **settings)
-        results.append((output, torch.autograd.grad(output.objective.sum(), logp)[0]))
-    (plain_output, plain_gradient), (output, gradient) = results
-    assert torch.equal(gradient, plain_gradient) and torch.equal(output.objective, plain_output.objective)
-    assert {key: float(output.stats[key]) for key in plain_output.stats} == pytest.approx(
-        {key: float(value) for key, value in plain_output.stats.items()}, abs=0
+    mu, settings = batch.rollout_logp, arguments(("sequence", 2.0), ("token_k1", 1.001))
+    (plain_output, plain_gradient), (output, gradient) = (
+        learned(name, batch),
+        learned(name, batch, mu, mu, **settings),
     )
+    assert torch.equal(gradient, plain_gradient) and torch.equal(output.objective, plain_output.objective)
+    assert all(torch.equal(output.stats[key], value) for key, value in plain_output.stats.items())
 
 
 @pytest.mark.parametrize("name", ["dppo", "cppo", "cppo_soft", "pdm", "trm_avg"])
 def test_all_weights_of_tokens_make_two_policies_of_three(name: str) -> None:
     """A mask by D_t from mu, on pi / pi_old times pi_old / mu: the same tokens and gradient as on pi / mu."""
     batch = random_batch(5, rows=12)
-    shift = 0.3 * torch.randn(
-        batch.logp.shape, generator=torch.Generator().manual_seed(2), dtype=torch.float64
+    mu, noise = batch.rollout_logp, torch.Generator().manual_seed(2)
+    (two, of_two), (three, of_three) = (
+        learned(name, batch, mu, old, rollout_is="token")
+        for old in (mu, mu + 0.3 * torch.randn(mu.shape, generator=noise, dtype=mu.dtype))
     )
-    results: list[tuple[RuleOutput, torch.Tensor]] = []
-    for old in (batch.rollout_logp, batch.rollout_logp + shift):
-        logp = batch.logp.clone().requires_grad_()
-        tokens = Tokens(logp, old, *batch[2:], **fields(name, batch), origin_logp=batch.rollout_logp)
-        output = get_rule(name)(tokens, **CONSTANTS[name])
-        output = corrected(output, tokens, batch.rollout_logp, rollout_is="token")
-        results.append((output, torch.autograd.grad(output.objective.sum(), logp)[0]))
-    (two, of_two), (three, of_three) = results
     assert torch.equal(two.keep, three.keep) and int((two.keep[batch.valid] < 1).sum()) > 0
     torch.testing.assert_close(of_three, of_two, rtol=1e-12, atol=1e-15)
 
@@ -111,11 +109,9 @@ def test_all_weights_of_tokens_make_two_policies_of_three(name: str) -> None:
 def test_a_rule_of_ratios_has_the_direction_of_its_ratio(name: str) -> None:
     """Not that of D_t, which it does not test."""
     batch = random_batch(6, rows=12)
-    masks = [
-        get_rule(name)(Tokens(*batch, origin_logp=origin), **CONSTANTS[name]).keep
-        for origin in (None, batch.logp + 1)
-    ]
+    given = [Tokens(*batch, origin_logp=origin) for origin in (None, batch.logp + 1)]
+    masks = [get_rule(name)(tokens, **CONSTANTS[name]).keep for tokens in given]
     assert torch.equal(*masks) and bool((masks[0][batch.valid] == 0).any())
-    directions = [Tokens(*batch, origin_logp=origin).moves_away for origin in (None, batch.logp + 1)]
+    directions = [tokens.moves_away for tokens in given]
     assert bool((directions[1] == (batch.valid & (batch.advantages < 0))).all())
     assert not torch.equal(*directions)
