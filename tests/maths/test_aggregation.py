@@ -1,7 +1,6 @@
 """Advantages, aggregation and the statistics of minibatches, on numbers small enough to check by hand."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -9,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cppo_lab.maths.rules import MODES, aggregate, group_advantages
-from cppo_lab.maths.tokens import merge, summarise
+from cppo_lab.maths.tokens import summarise
 from tests.maths.maths_batches import apply, random_batch
 
 
@@ -105,33 +104,3 @@ def test_the_statistics_of_cppo_by_hand() -> None:
             "ratio_mean": 15.5 / 8,
         }
     )
-
-
-ONES, THREE = torch.ones(2, 3), torch.arange(3)
-REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: aggregate(ONES, ONES, "mean"), r"mode='mean' is unknown: choose one of \['token-mean'"),
-    (
-        lambda: aggregate(ONES, ONES, "token-mean", horizon=3),
-        r"horizon=3 belongs to seq-mean-token-sum-norm, not",
-    ),
-    (lambda: aggregate(ONES, ONES, "seq-mean-token-sum-norm", horizon=0), r"horizon=0 must be a positive"),
-    (lambda: aggregate(ONES, ONES, "token-mean", denominator=0), r"denominator=0.0 must be a positive"),
-    (lambda: aggregate(ONES[0], ONES, "token-mean"), r"values has shape \[3\], expected \[2, 3\]"),
-    (lambda: group_advantages(ONES, THREE), r"rewards has shape \[2, 3\], expected \[N\]"),
-    (lambda: group_advantages(ONES[0], THREE[:2]), r"groups has shape \[2\], expected \[3\]"),
-    (lambda: group_advantages(ONES[0], ONES[0]), r"groups has dtype torch.float32, expected integers"),
-    (lambda: group_advantages(ONES[0] * math.nan, THREE), r"rewards is NaN or infinite at 3"),
-    (lambda: group_advantages(ONES[0], THREE, eps=-1.0), r"eps=-1.0 must be a finite number"),
-    (lambda: merge([]), r"stats_list is empty"),
-    (lambda: summarise({"masked": ONES[0, 0]}), r"have 'masked' without 'active_tokens', of which it"),
-    (
-        lambda: merge([{"tokens": ONES[0, 0]}, {"masked": ONES[0, 0]}]),
-        r"stats_list\[1\] has \['masked'\], stats_list\[0\] has \['tokens'\]",
-    ),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
-def test_call_is_refused(call: Callable[[], object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

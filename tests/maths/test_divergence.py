@@ -1,7 +1,6 @@
 """Divergences: their order, precision, limits, and what is refused. The golden vectors have their values."""
 
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
@@ -156,33 +155,3 @@ def test_nothing_carries_a_gradient() -> None:
         *(estimate(sampled, sampled) for estimate in divergences.ESTIMATES.values()),
     ]
     assert not any(result.requires_grad for result in results)
-
-
-LOGP = torch.full((2, 3), 1 / 3).log()
-TOPK = {"rollout_topk_ids": torch.zeros(2, 1, dtype=torch.int64), "rollout_topk_logp": LOGP[:, :1]}
-TOPK |= {"pi_logits_or_logp": LOGP, "tokens": torch.zeros(2, dtype=torch.int64), "rollout_logp": LOGP[:, 0]}
-REFUSED: list[tuple[Callable[[], Tensor], str]] = [
-    (lambda: divergences.exact(LOGP, LOGP, "js"), r"measure='js' is unknown: choose one of \['tv', 'kl'\]"),
-    (lambda: divergences.exact(LOGP, LOGP[:, :2]), r"pi_logp has shape \[2, 2\], expected \[2, 3\]"),
-    (lambda: divergences.binary(LOGP, LOGP[0], "tv"), r"rollout_logp has shape \[3\]"),
-    (lambda: divergences.k2(LOGP, LOGP[0]), r"rollout_logp has shape \[3\]"),
-    (lambda: divergences.k3(LOGP, LOGP[0]), r"rollout_logp has shape \[3\]"),
-    *(
-        (lambda change=change: divergences.topk(**{**TOPK, "measure": "tv", **change}), message)
-        for change, message in (
-            (
-                {"convention": "replace"},
-                r"convention='replace' is unknown: choose one of \['union', 'replace_kth'\]",
-            ),
-            ({"rollout_topk_logp": LOGP}, r"rollout_topk_logp has shape \[2, 3\], expected \[2, 1\]"),
-            ({"tokens": TOPK["tokens"][:1]}, r"tokens has shape \[1\], expected \[2\]"),
-            ({"pi_logits_or_logp": LOGP[:1]}, r"pi_logits_or_logp has shape \[1, 3\], expected \[2, 3\]"),
-        )
-    ),
-]
-
-
-@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
-def test_call_is_refused(call: Callable[[], Tensor], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        call()

@@ -473,6 +473,9 @@ REFUSED = [
     ("grpo", {"clip_high": -0.1}, r"clip_high=-0.1 must be a finite number >= 0"),
     ("grpo", {"dual_clip": 1.0}, r"dual_clip=1.0 must be above 1"),
     ("cispo", {"clip_low": -0.5}, r"clip_low=-0.5 must lie in \[0, 1\], or be None"),
+    ("dppo", {"ratio_cap": 0.5}, "ratio_cap=0.5 must be at least 1"),
+    ("dppo", {"ratio_cap": NAN}, "ratio_cap=nan must be at least 1"),
+    ("dppo", {"log_ratio_clamp": 0.0}, "log_ratio_clamp=0.0 must be a positive number"),
     ("icepop", {"ratio_low": 1.1}, r"ratio_low=1.1 must lie in \[0, 1\]"),
 ]
 # No constant of any rule may be NaN.
