@@ -83,11 +83,9 @@ def test_a_step_that_is_trained_again_is_on_file_once_and_not_shown(
         status = read_status(recorder.folder)
         shown.append((status["step"], status["first_step"]))
     assert shown == [(3, None)] * 4 + [(4, 4)]  # its pace, too, is that of new steps
-    logged = [line.step for line in lines(recorder.folder) if isinstance(line, StepEvent)]
-    assert logged == [0, 1, 2, 3, 4]
-    assert {row.step: row.metrics["train/reward"] for row in read_rows(recorder.folder)} == {
-        **dict.fromkeys((0, 1, 2, 3), 0.5), 4: 0.7
-    }  # fmt: skip
+    steps = [line for line in lines(recorder.folder) if isinstance(line, StepEvent)]
+    rewards = [(line.step, line.metrics["train/reward"]) for line in steps]
+    assert rewards == [(0, 0.5), (1, 0.5), (2, 0.5), (3, 0.5), (4, 0.7)]
 
 
 def test_a_record_that_ends_on_a_full_disk_has_its_end_once_there_is_room(
