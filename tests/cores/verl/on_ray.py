@@ -18,11 +18,10 @@ from typing import Any
 
 import psutil
 
-from cppo_lab.cores.verl.cluster import longer_start_timeout
 from cppo_lab.cores.verl.core import TaskRunner, _signals_after_ray, own_ray
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.groups import add_rules
-from tests.cores.verl.in_process import configured, with_workers
+from tests.cores.verl.in_process import configured, train_here, with_workers
 from tests.cores.verl.story import OVERRIDES
 from tests.waiting import until
 
@@ -185,33 +184,15 @@ class Job:
         first = self.specs[RULES[0]]
         signal.signal(signal.SIGUSR2, lambda *_: self.heard.append(1))
         with own_ray(first.layout) as ray_init:
-            from verl.trainer.main_ppo import run_ppo
-
             answers = first.tracking.answers
             config = configured(first, first.layout, ray_init, self.shared, self.folder, answers=answers)
-            with longer_start_timeout(), _signals_after_ray() as runner:
-                run_ppo(config, task_runner_class=self._here(runner))
+            with _signals_after_ray() as runner:
 
-    def _here(self, runner: Any) -> Any:
-        """What verl takes for the actor that trains: this process itself, which saves one."""
-        job = self
+                def begin() -> None:
+                    with contextlib.suppress(ValueError):
+                        runner.options(no_such_option=1)  # verl has started Ray and asks for its runner
 
-        class Here:
-            @staticmethod
-            def remote() -> Any:
-                with contextlib.suppress(ValueError):
-                    runner.options(no_such_option=1)  # verl has started Ray and asks for its runner
-                return Here
-
-            class run:  # a method of Ray's handles
-                @staticmethod
-                def remote(config: Any) -> Any:
-                    import ray
-
-                    job.everything(config)
-                    return ray.put(None)
-
-        return Here
+                train_here(config, self.everything, begin)
 
     def everything(self, config: Any) -> None:
         from cppo_lab.cores.verl import trainer

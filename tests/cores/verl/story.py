@@ -65,16 +65,8 @@ def client(folder: Path) -> MlflowClient:
 def launch(
     folder: Path, log: Path, python: str, overrides: Sequence[str], **more: str
 ) -> "subprocess.Popen[bytes]":
-    command = [
-        python,
-        "-m",
-        "cppo_lab.cli",
-        "launch",
-        "one.yaml",
-        *OVERRIDES,
-        *overrides,
-        "launcher.workers=1",
-    ]
+    words = ("launch", "one.yaml", *OVERRIDES, *overrides, "launcher.workers=1")
+    command = [python, "-m", "cppo_lab.cli", *words]
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     environment |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **more}
     with log.open("wb") as output:

@@ -25,7 +25,7 @@ from tests.cores.verl.conftest import OnRay
 from tests.cores.verl.on_ray import FOREIGN, RULES
 from tests.cores.verl.story import DAMAGED, EVERY, KILLED_AFTER, RESUMED, RULE, SAMPLES, STEPS, Story
 
-pytestmark = [pytest.mark.verl, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 SCORE = schema.validation_metric(schema.MEAN, SAMPLES)
 
@@ -45,7 +45,7 @@ def test_a_run_is_killed_and_continues_in_the_same_mlflow_run(story: Story) -> N
         r"log mu within (\S+) nats of .* at most; Top-\d+ mass 0\.\d+ to (\S+); D_t (\S+) on average \(\d+ .*\)",
         run.data.tags[schema.TAG_SELF_TEST],
     )
-    assert said is not None and float(said[1]) < 1e-5 and float(said[2]) <= 1 and float(said[3]) < 1e-5
+    assert float(said[1]) < 1e-5 and float(said[2]) <= 1 and float(said[3]) < 1e-5
     said = (
         rf"global_step_{DAMAGED} is ignored, training resumes from step {RESUMED}: actor/optim_\S+ has \d+ of"
     )
@@ -62,8 +62,7 @@ def test_every_metric_stands_once_at_its_step(story: Story) -> None:
     for name in ("train/reward", "train/response_length", "perf/step_seconds"):
         assert [step for step, _ in story.history(name)] == list(range(1, STEPS + 1))
     trained = [step for step, _ in story.history("train/loss")]
-    assert trained
-    assert trained == sorted(set(trained))  # a step whose groups all lack variance has no loss
+    assert trained and trained == sorted(set(trained))  # a step whose groups all lack variance has no loss
     for name in (
         "train/entropy",
         "train/relative_logprob_error",
@@ -165,7 +164,7 @@ def test_every_rule_trains(on_ray: OnRay, rule: str, monkeypatch: pytest.MonkeyP
     np.testing.assert_array_equal(again.reason, table.reason)
     assert (again.tests, again.divergence) == (
         table.tests,
-        "topk_kl" if rule.startswith("trm") else "topk_tv",
+        f"topk_{'kl' if rule.startswith('trm') else 'tv'}",
     )
     assert bool(len(table.order)) == (rule == "cppo_no_prefix_budget_shuffled")
 

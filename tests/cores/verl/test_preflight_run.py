@@ -10,7 +10,7 @@ from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.preflight import job_of, kinds
 from tests.conftest import Command
 
-pytestmark = [pytest.mark.verl, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
 COMMAND = ["quickstart", "core=verl", "launcher=local", "validation.samples=4"]
 
@@ -33,7 +33,6 @@ def test_a_preflight_measures_every_part(workspace: Path, cppo: Command) -> None
         assert min(step.sampled_per_second, step.trained_per_second, step.topk_megabytes) > 0
         assert step.logprob_error is not None  # no group is left out
     for seconds in (measured.start, measured.resume, measured.validation, measured.checkpoint):
-        assert seconds is not None
         assert seconds > 0
     assert measured.memory["max_memory_allocated_gb"] > 0
     # Checkpoints and data are gone, logs and times are kept; nothing was recorded as a run.
