@@ -3,6 +3,7 @@
 import threading
 from pathlib import Path
 
+from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
 from cppo_lab import schema
@@ -13,16 +14,21 @@ from cppo_lab.tracking.upload import ship
 from tests.waiting import until
 
 
+def mlflow_client() -> MlflowClient:
+    """Of the store of the working folder."""
+    return open_client(tracking_uri())
+
+
 def sent(folder: Path) -> int:
     """Ship a run's folder to the store of the working folder; the number of points sent."""
-    return ship(folder, tracking_uri(), open_client(tracking_uri()))
+    return ship(folder, tracking_uri(), mlflow_client())
 
 
 def mlflow_runs(
     core: str = "mini", view: int = ViewType.ACTIVE_ONLY, tag: str = schema.TAG_RUN_ID
 ) -> list[Run]:
     """Those in the store of the working folder that have a tag, the oldest first: runs of training, if not said."""
-    client = open_client(tracking_uri())
+    client = mlflow_client()
     number = client.get_experiment_by_name(schema.experiment_name(core)).experiment_id
     runs = client.search_runs([number], f"tags.`{tag}` LIKE '%'", view)
     return sorted(runs, key=lambda run: run.info.start_time)
@@ -39,14 +45,14 @@ def mlflow_run(folder: Path, core: str = "mini") -> Run:
 
 def history(run: Run, metric: str) -> dict[int, float]:
     """The points of a metric by step, of which each is there once."""
-    points = open_client(tracking_uri()).get_metric_history(run.info.run_id, metric)
+    points = mlflow_client().get_metric_history(run.info.run_id, metric)
     assert len({point.step for point in points}) == len(points)
     return {point.step: point.value for point in points}
 
 
 def points(folder: Path, metric: str) -> list[tuple[int, float, int]]:
     """(step, value, time) of every point that the store has of a metric, once the folder is shipped."""
-    history = open_client(tracking_uri()).get_metric_history(mlflow_run(folder).info.run_id, metric)
+    history = mlflow_client().get_metric_history(mlflow_run(folder).info.run_id, metric)
     return [(point.step, point.value, point.timestamp) for point in history]
 
 

@@ -130,6 +130,13 @@ def test_a_link_on_the_way_is_named(tmp_path: Path) -> None:
         ("unknown model '../../etc/passwd': valid: a", "unknown model '../../etc/passwd': valid: a"),
         ("TOKENIZERS_PARALLELISM=false", "TOKENIZERS_PARALLELISM=false"),
         ("no password was given; sk-learn-and-more", "no password was given; sk-learn-and-more"),
+        # Addresses of webhooks.
+        ("notify.url=http://h/x y", "notify.url=*** y"),
+        ("override 'notify.url=\"http://h/x\"'", "override 'notify.url=\"***\"'"),
+        ('"CPPO_NOTIFY_URL": "https://h/x"', '"CPPO_NOTIFY_URL": "***"'),
+        ("see https://hooks.slack.com/services/T0/B0/xyz.", "see https://hooks.slack.com/***"),
+        ("https://discord.com/api/webhooks/1/abc", "https://discord.com/api/webhooks/***"),
+        ("notify.url is not set", "notify.url is not set"),
     ],
 )
 def test_redacted(text: str, shown: str) -> None:

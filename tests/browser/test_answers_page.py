@@ -67,7 +67,6 @@ def click_cell(page: "Page", method: int, row: int, step: int) -> None:
     canvas = page.locator(".maps canvas").nth(method)
     canvas.scroll_into_view_if_needed()
     box = canvas.bounding_box()
-    assert box is not None
     canvas.click(position={"x": (step + 0.5) * box["width"] / 21, "y": (row + 0.5) * box["height"] / 30})
 
 
@@ -210,7 +209,6 @@ def test_each_jump_ends_at_the_chosen_token(opened: "Page") -> None:
             shows(opened.locator(".token-facts"), f"token {number} of {TOKENS}")
     strip = opened.locator(".strip")
     box = strip.bounding_box()
-    assert box is not None
     for share in (0.5, 0.1, 0.99):
         strip.click(position={"x": share * box["width"], "y": box["height"] / 2})
         assert_seen(share)

@@ -145,7 +145,7 @@ def test_the_contents_stay_in_view_and_open_what_they_lead_to(opened: "Page", wi
     opened.mouse.wheel(0, 10_000)
     opened.wait_for_function("() => scrollY > 0")
     box = opened.locator(".contents").bounding_box()
-    assert box is not None and -1 <= box["y"] <= 900
+    assert -1 <= box["y"] <= 900
     opened.locator("#runs summary").click()
     table.wait_for(state="hidden")
     runs.click()  # the address is the same as before

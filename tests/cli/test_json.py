@@ -144,8 +144,7 @@ def test_a_command_answers_with_its_keys(
     if name == "ui":
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
     run, other = (run.run_id for run in make_plan(load_sweep("quickstart"), ["variant=grpo"]).runs)
-    line = CASES[name].format(run=run, other=other)
-    code, answer = answered(line, capfd)
+    code, answer = answered(CASES[name].format(run=run, other=other), capfd)
     expected = Exit.NO if name == "preflight" else Exit.DONE
     heading = [answer[key] for key in ("schema", "command", "exit_code", "error")]
     assert (code, heading) == (expected, [1, name, expected, None])

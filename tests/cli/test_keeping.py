@@ -55,7 +55,7 @@ def test_what_no_store_has_yet_is_not_freed(cppo: Command, runs: list[Path]) -> 
 
 
 def test_an_archive_unpacked_elsewhere_gives_the_report_again(
-    cppo: Command, runs: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    cppo: Command, runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cppo(f"report {SWEEP} --no-log")
     assert cppo(f"archive {SWEEP} --out a.zip").out == "a.zip: 2 of 2 runs\n"

@@ -17,7 +17,6 @@ from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.overrides import read
-from cppo_lab.tracking.client import fault_line
 from tests.conftest import FINISHED, ROOT, TINY, Command
 from tests.recorded import sent
 
@@ -69,7 +68,7 @@ def test_help_loads_nothing_heavy_and_lists_the_groups() -> None:
 
 
 def test_commands_that_look_start_without_heavy_libraries_and_ask_no_store(
-    cppo: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
+    cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cppo(f"launch {SMALL} launcher=inline")
     one, two = sorted(path.parent.name for path in Path("runs").glob("*/config.json"))
@@ -250,12 +249,6 @@ def test_overrides_with_brackets_in_documents_survive_a_shell(document: Path) ->
         for word in shlex.split(place.rstrip("\\").partition(" #")[0]):
             if re.match(r"\+*[a-z_.-]+=\[", word) and "." in word.partition("=")[0]:
                 assert read(word).parsed is not None, word
-
-
-def test_a_server_that_does_not_answer_in_time_is_one_short_sentence() -> None:
-    """One that refuses: tests/hostile/folders.py."""
-    fault = "HTTPConnectionPool(host='h', port=1): Read timed out. (read timeout=30)"
-    assert fault_line(OSError(fault)) == "it does not answer: timed out"
 
 
 def test_a_question_may_be_left_out_and_a_title_that_ends_a_sentence_gets_no_second_stop(

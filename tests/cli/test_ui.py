@@ -11,13 +11,13 @@ from unittest.mock import Mock
 import psutil
 import pytest
 
-from cppo_lab.cli import main, ui
+from cppo_lab.cli import ui
 from cppo_lab.errors import UserError
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.page import where_to_look
 from dev.servers.group import free_port
-from tests.conftest import user_error
+from tests.conftest import Command, user_error
 
 
 def empty_store() -> str:
@@ -26,33 +26,27 @@ def empty_store() -> str:
     return uri
 
 
-def test_a_server_is_only_pointed_at(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_is_only_pointed_at(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = empty_store()
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@host:5000/")
     monkeypatch.setattr("cppo_lab.tracking.client.open_client", lambda _, real=open_client: real(uri))
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started a server"))
-    assert main(["ui"]) == 0
-    said = capsys.readouterr()
+    said = cppo("ui")
     assert "host:5000/#/experiments/1/runs?" in said.out
     assert "secret" not in said.out + said.err
 
 
-def test_mistakes_are_named(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_named(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     empty_store()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         monkeypatch.setattr(ui, "PORTS", range(port, port + 1))
         for words, message in (
-            (["--port", str(port)], f"port {port} of 127.0.0.1 is taken"),
-            ([], "choose another with --port"),
-            (["--host", "no.such.host.invalid"], "--host no.such.host.invalid"),
+            (f"--port {port}", f"port {port} of 127.0.0.1 is taken"),
+            ("", "choose another with --port"),
+            ("--host no.such.host.invalid", "--host no.such.host.invalid"),
         ):
-            assert main(["ui", *words]) == 2
-            assert message in capsys.readouterr().err
+            assert message in cppo(f"ui {words}", code=2).err
 
 
 def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,7 +36,6 @@ def test_it_serves_until_it_is_ended_and_leaves_nothing(workspace: Path, number:
         # Children inherit it: the tests may be in the background of a script, where SIGINT is ignored.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as served:
-        assert served.stdout is not None
         title, link = served.stdout.readline(), served.stdout.readline().strip()
         assert title.startswith("cppo-mini")
         found = re.match(r"(http://127\.0\.0\.1:\d+)/#/experiments/1/runs\?", link)

@@ -15,6 +15,7 @@ from cppo_lab.sweep.status import Label, RunStatus, watch
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import Sent
 from tests.cli.test_status import run_id, told
+from tests.conftest import Command
 
 
 class Terminal(io.StringIO):
@@ -62,7 +63,7 @@ def test_a_terminal_is_drawn_anew_and_shows_what_matters(monkeypatch: pytest.Mon
 
 
 def test_the_end_is_told_to_a_command_without_a_shell(
-    workspace: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    workspace: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for number, state in enumerate(["done", "collapsed", "failed", "partial"]):
         folder = workspace / "runs" / run_id(number)
@@ -83,7 +84,7 @@ def test_the_end_is_told_to_a_command_without_a_shell(
 
 
 def test_an_outage_is_one_line_of_sync_and_its_end_another(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = UserError("the tracking store does not answer")
     looks: Iterator[BaseException | Sent] = iter([away, Sent(2, 30), Sent(), KeyboardInterrupt()])
@@ -97,7 +98,6 @@ def test_an_outage_is_one_line_of_sync_and_its_end_another(
     monkeypatch.setattr("cppo_lab.tracking.upload.forget_lost", lambda *_: next_of(asked))
     monkeypatch.setattr("cppo_lab.tracking.upload.upload", lambda *_: next_of(looks))
     monkeypatch.setattr(time, "sleep", lambda _: None)
-    assert main(["sync", "--watch"]) == 130
-    said = capsys.readouterr()
+    said = cppo("sync --watch", code=130)
     assert said.err.count(f"cppo: {away}; trying again") == 1
     assert said.out.splitlines() == [f"30 points of 2 runs uploaded to {tracking_uri()}"]

@@ -120,8 +120,7 @@ def test_a_link_that_leads_nowhere_fails_the_build(tree: Path, tmp_path: Path) -
 
     done = built()
     assert (done.returncode, done.stderr) == (0, "")
-    page = (tmp_path / "html" / "CONTRIBUTING.html").read_text()
-    assert 'href="docs/two.html#a-part"' in page
+    assert 'href="docs/two.html#a-part"' in (tmp_path / "html" / "CONTRIBUTING.html").read_text()
     for text in ("[gone](docs/gone.md)", "[gone](docs/two.md#gone)", "![gone](docs/pictures/gone.png)"):
         (tree / "CONTRIBUTING.md").write_text(f"# Contributing\n\n{text}\n")
         done = built()

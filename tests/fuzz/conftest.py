@@ -39,8 +39,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory, run: RunSpec) -> Path:
             recorder.artifact("diagnostics/positions.json", {"position": [1], "tokens": [3]})
             recorder.fail("ValueError: bad", "Traceback\nValueError: bad\n")
     with Ledger(runs) as ledger:
-        token = ledger.claim([run.run_id])
-        ledger.submitted(token, 17)
+        ledger.submitted(ledger.claim([run.run_id]), 17)
         ledger.end(ledger.open_tasks(), "FAILED")
     return runs
 

@@ -101,9 +101,7 @@ def test_foreign_pickles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(scope="module")
 def spec() -> MiniRun:
-    found = compose([*TINY, "rollout.staleness=1", "training.t_stop=2"]).run
-    assert isinstance(found, MiniRun)
-    return found
+    return compose([*TINY, "rollout.staleness=1", "training.t_stop=2"]).run
 
 
 @pytest.fixture(scope="module")

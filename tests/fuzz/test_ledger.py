@@ -18,8 +18,7 @@ RUNS = [f"{number:012x}" for number in range(30)]
 def made(runs: Path) -> Path:
     with Ledger(runs) as ledger:
         for start in range(0, 30, 10):
-            token = ledger.claim(RUNS[start : start + 10])
-            ledger.submitted(token, 100 + start)
+            ledger.submitted(ledger.claim(RUNS[start : start + 10]), 100 + start)
         ledger.end(ledger.open_tasks(), "COMPLETED")
     return runs / LEDGER
 

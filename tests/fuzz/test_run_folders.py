@@ -112,8 +112,7 @@ TEXTS = {"reason": "a\nb\x1b[2J", "rule": "\x1b[2J\ud800", "job": "\ud800", "mod
 def test_texts_of_a_status_have_one_line(
     whole: Path, desk: Path, run: RunSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    runs = fresh(whole, desk)
-    (runs / run.run_id / "status.json").write_bytes(as_json({**STATUS, **TEXTS}))
+    (fresh(whole, desk) / run.run_id / "status.json").write_bytes(as_json({**STATUS, **TEXTS}))
     code, out = asked(capsys, "status", "--json")
     assert code == 0
     [shown] = json.loads(out, parse_constant=pytest.fail)["runs"]
@@ -133,8 +132,7 @@ def test_repair(
     whole: Path, desk: Path, run: RunSpec, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
     """What a folder says wrongly of its run, its spool puts right."""
-    runs = fresh(whole, desk)
-    (runs / run.run_id / "status.json").write_bytes(content)
+    (fresh(whole, desk) / run.run_id / "status.json").write_bytes(content)
     assert asked(capsys, "status", "--repair")[0] == 0
     _, out = asked(capsys, "status", "--json")
     [shown] = json.loads(out)["runs"]

@@ -18,9 +18,6 @@ from cppo_lab.cli.command import parse
 from cppo_lab.cores.verl.cluster import private_token
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
-from cppo_lab.runs.recorder import Recorder
-from cppo_lab.spec import RunSpec
-from cppo_lab.tracking import address
 from cppo_lab.tracking.address import locked
 from dev.servers.faulty_proxy import FaultyProxy
 from dev.servers.group import free_port
@@ -87,34 +84,6 @@ def test_a_report_names_its_command_without_passwords(
     monkeypatch.setattr(reporting, "_own_request", request)
     assert main(["report", "quickstart", f"tracking.uri={URI}"]) == 2
     assert named == ["cppo report quickstart tracking.uri=postgresql://ada:***@127.0.0.1:1/mlflow"]
-
-
-def test_a_run_keeps_no_secret_of_its_environment(
-    workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither in the names nor in the values of what surrounds it, nor in the words of what broke it."""
-    named = (
-        "HF_TOKEN",
-        "AWS_SECRET_ACCESS_KEY",
-        "MLFLOW_TRACKING_PASSWORD",
-        "USER",
-        "LOGNAME",
-        SECRET.upper(),
-    )
-    for name in named:
-        monkeypatch.setenv(name, SECRET)
-    monkeypatch.setenv(address.VARIABLE, URI)
-    monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setenv("SLURM_JOB_NAME", f"train --token {SECRET}")
-    recorder = Recorder(tiny_spec, {}, workspace / "runs" / tiny_spec.run_id)
-    recorder.begin(None)
-    recorder.fail(
-        f"OSError: {URI}", f"Traceback\nHF_TOKEN={SECRET}\n  connect('{URI}', api_key='{SECRET}')\n"
-    )
-    files = [path for path in (workspace / "runs").rglob("*") if path.is_file()]
-    assert files
-    for path in files:
-        assert SECRET not in path.read_text(errors="replace").lower(), path
 
 
 def test_a_lock_lies_beside_its_file_and_not_where_everybody_writes(

@@ -115,8 +115,7 @@ def test_offsets_and_names_of_other_kinds(desk: Path) -> None:
     folder, uri = written(desk / "runs" / "0123456789ab", WHOLE), "sqlite:///nowhere.db"
     save_shipped(folder, uri, Shipped({NAME: 20}, {}))
     path = folder / FOLDER / SHIPPED
-    states = json.loads(path.read_text())
-    [key] = states
+    [key] = json.loads(path.read_text())
     for value in (value for value in SCALARS if not isinstance(value, str)):
         path.write_bytes(as_json({key: {"offsets": {NAME: value}, "records": {}}}))
         with within():
@@ -125,8 +124,7 @@ def test_offsets_and_names_of_other_kinds(desk: Path) -> None:
 
 def test_an_attempt_goes_on_behind_a_broken_one(desk: Path, whole: Path, run: RunSpec) -> None:
     """Its file is its own: what is broken in an earlier one takes nothing of it away."""
-    runs = fresh(whole, desk)
-    folder = runs / run.run_id
+    folder = fresh(whole, desk) / run.run_id
     (folder / FOLDER / "0002.jsonl").write_bytes(b"\xff\0garbage\n" * 3)
     recorder = Recorder(run, {}, folder)
     recorder.begin(2)
@@ -134,6 +132,5 @@ def test_an_attempt_goes_on_behind_a_broken_one(desk: Path, whole: Path, run: Ru
     recorder.finish(schema.Outcome(schema.DONE, 4))
     assert [row.step for row in read_rows(folder)] == [0, 1, 2, 3]
     record = newest_record(folder)
-    assert record is not None and record.end is not None
     assert record.end.status == schema.DONE
     assert open_spool(folder).path.name == "0004.jsonl"

@@ -36,8 +36,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(path: Path) -> None:
-    declared = load_sweep(str(path))
-    assert declared.source == str(path)
+    assert load_sweep(str(path)).source == str(path)
 
 
 @fuzz(100)

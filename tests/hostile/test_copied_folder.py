@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.cli import main
+from cppo_lab import schema
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.client import open_client
-from tests.conftest import TINY
+from tests.conftest import TINY, Command
+from tests.recorded import mlflow_client, mlflow_runs
 
 SWEEP = ["quickstart", *TINY, "variant=cppo"]
 
@@ -21,33 +21,30 @@ def run_id(seed: int) -> str:
     return run.run_id
 
 
-def histories(store: str) -> dict[str, list[list[tuple[int, float, int]]]]:
+def histories() -> dict[str, list[list[tuple[int, float, int]]]]:
     """The rewards of each run, by id: one list for each of its MLflow runs."""
-    client = open_client(store)
-    [experiment] = [one for one in client.search_experiments() if one.name == "cppo-mini"]
-    found: dict[str, list[list[tuple[int, float, int]]]] = {}
-    for run in client.search_runs([experiment.experiment_id]):
-        if name := run.data.tags.get("cppo.run_id"):
-            history = client.get_metric_history(run.info.run_id, "train/reward")
-            found.setdefault(name, []).append([(p.step, p.value, p.timestamp) for p in history])
-    return found
+    rewards: dict[str, list[list[tuple[int, float, int]]]] = {}
+    for run in mlflow_runs():
+        points = mlflow_client().get_metric_history(run.info.run_id, "train/reward")
+        of_run = rewards.setdefault(run.data.tags[schema.TAG_RUN_ID], [])
+        of_run.append([(point.step, point.value, point.timestamp) for point in points])
+    return rewards
 
 
 @pytest.mark.parametrize("interrupted", [False, True])
-def test_a_copied_folder(workspace: Path, capsys: pytest.CaptureFixture[str], interrupted: bool) -> None:
-    store, runs = f"sqlite:///{workspace}/mlflow.db", workspace / "runs"
+def test_a_copied_folder(cppo: Command, interrupted: bool) -> None:
+    runs = Path("runs")
     theirs, ours = run_id(0), run_id(1)
-    assert main(["launch", *SWEEP, "seed=0", "launcher=inline"]) == 0
-    before = histories(store)[theirs]
+    cppo("launch", *SWEEP, "seed=0", "launcher=inline")
+    before = histories()[theirs]
     shutil.copytree(runs / theirs, runs / ours)
     if interrupted:  # as one that was killed has it
         for path in (runs / ours / "spool").glob("*.jsonl"):
             lines = path.read_text().splitlines(keepends=True)
             path.write_text("".join(line for line in lines if json.loads(line).get("kind") != "end"))
-    capsys.readouterr()
-    assert main(["launch", *SWEEP, "seed=1", "launcher=inline"]) == 0
-    assert f"{ours} was copied from run {theirs}" in capsys.readouterr().err
-    after = histories(store)
+    said = cppo("launch", *SWEEP, "seed=1", "launcher=inline")
+    assert f"{ours} was copied from run {theirs}" in said.err
+    after = histories()
     assert after[theirs] == before
     [mine] = after[ours]
     assert [step for step, _, _ in mine] == [step for step, _, _ in before[0]] and mine != before[0]

@@ -1,9 +1,7 @@
 """No shell reads a user's value: folders, names and overrides with spaces, quotes, line ends, `$()` and backticks."""
 
 import json
-import os
 import shlex
-import stat
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,46 +11,25 @@ import pytest
 from cppo_lab.cli import main
 from cppo_lab.launch.slurm.queue import FOLDER
 from tests.conftest import TINY
+from tests.launch.stand_in import Slurm, slurm
+
+__all__ = ["slurm"]  # a fixture
 
 HOSTILE = "$(touch canary) `touch canary`; touch canary '\" #&"
-# What a cluster would do: keep the batch script, and say what was submitted.
-SBATCH = """#!/bin/sh
-[ "$1" = --test-only ] && exit 0
-for script; do :; done
-cp "$script" "$CPPO_TEST_RECORD/script.sh"
-echo "Submitted batch job 77"
-"""
-# What a node would start: its words are kept as they came, ended by NUL.
-SRUN = """#!/bin/sh
-printf '%s\\0' "$@" > "$CPPO_TEST_RECORD/srun"
-"""
-SQUEUE = """#!/bin/sh
-[ -f "$CPPO_TEST_RECORD/script.sh" ] || exit 0
+# What was submitted waits in the queue.
+WAITS = """[ -f "$ANSWERS/script" ] || exit 0
 mark=$(printf '%s\\n' "$@" | sed -n 's/^--format=\\([0-9a-f]*\\)%.*/\\1/p')
-sed -n "s/^#SBATCH --comment=/${mark}77|$(id -u)|PENDING|None|/p" "$CPPO_TEST_RECORD/script.sh"
+sed -n "s/^#SBATCH --comment=/${mark}100|$(id -u)|PENDING|None|/p" "$ANSWERS/script"
 """
-SILENT = "#!/bin/sh\nexit 0\n"
-CLUSTER = {
-    "sbatch": SBATCH,
-    "srun": SRUN,
-    "squeue": SQUEUE,
-    **dict.fromkeys(("scancel", "sinfo", "sacct", "scontrol"), SILENT),
-}
 RUN = ["quickstart", "variant=grpo", "seed=0"]
 
 
 @pytest.fixture
-def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder in which a stand-in for Slurm keeps what it was given."""
-    programs, kept = tmp_path / "bin", tmp_path / "record"
-    kept.mkdir()
-    programs.mkdir()
-    for name, text in CLUSTER.items():
-        (programs / name).write_text(text)
-        (programs / name).chmod(stat.S_IRWXU)
-    monkeypatch.setenv("PATH", f"{programs}{os.pathsep}{os.environ['PATH']}")
-    monkeypatch.setenv("CPPO_TEST_RECORD", str(kept))
-    return kept
+def record(slurm: Slurm) -> Path:
+    """A folder in which a stand-in for Slurm keeps what it was given: of srun each word as it came, ended by NUL."""
+    slurm.command("squeue", WAITS)
+    slurm.command("srun", """printf '%s\\0' "$@" > "$ANSWERS/srun_given\"""")
+    return slurm.folder
 
 
 @pytest.fixture(autouse=True)
@@ -72,12 +49,12 @@ def carried_out(script: Path, record: Path) -> list[str]:
     subprocess.run(["bash", "-n", str(script)], check=True)
     done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
-    return words(record / "srun")
+    return words(record / "srun_given")
 
 
 def test_the_batch_script_of_a_folder_with_a_hostile_name(folder_of_a_stranger: Path, record: Path) -> None:
     assert main(["launch", *RUN, "launcher=slurm"]) == 0
-    script = record / "script.sh"
+    script = record / "script"
     directives = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
     assert [line for line in directives if line.startswith("#SBATCH --job-name=quickstart/grpo-0-")]
     given = carried_out(script, record)
@@ -96,14 +73,14 @@ def test_a_sweep_file_with_hostile_texts(
     )
     paths = f'paths.data="{HOSTILE[:-5]}"'
     assert main(["launch", name, "launcher=slurm", paths]) == 0
-    carried_out(record / "script.sh", record)
+    carried_out(record / "script", record)
     # What is printed to be typed again means the same to a shell.
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Slurm has them: ")]
     commands = line.removeprefix("Slurm has them: ")
-    shell = 'cppo() { printf "%s\\0" "$@" > "$CPPO_TEST_RECORD/$1"; }\n' + commands
+    shell = 'cppo() { printf "%s\\0" "$@" > "$ANSWERS/$1.typed"; }\n' + commands
     subprocess.run(["bash", "-c", shell], check=True)
-    assert words(record / "watch") == ["watch", name, "launcher=slurm", paths]
-    assert words(record / "status") == ["status", name, "launcher=slurm", paths]
+    assert words(record / "watch.typed") == ["watch", name, "launcher=slurm", paths]
+    assert words(record / "status.typed") == ["status", name, "launcher=slurm", paths]
 
 
 def test_options_of_sbatch_and_srun_arrive_as_they_are(folder_of_a_stranger: Path, record: Path) -> None:
@@ -124,7 +101,7 @@ def test_options_of_sbatch_and_srun_arrive_as_they_are(folder_of_a_stranger: Pat
     given = [f"+launcher.sbatch.{name}={quoted(value)}" for name, value in options.items()]
     given.append(f"launcher.srun=[{','.join(map(quoted, arguments))}]")
     assert main(["launch", *RUN, "launcher=slurm", *given]) == 0
-    script = record / "script.sh"
+    script = record / "script"
     lines = script.read_text().splitlines()
     wanted = {f"#SBATCH --{name}={shlex.quote(value)}" for name, value in options.items()}
     assert wanted - set(lines) == set()
@@ -146,7 +123,7 @@ def test_folders_that_slurm_would_read_differently(
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("cppo: error: launcher=slurm: the folder ")
     assert line.endswith("which Slurm misreads: rename it, or work in another folder")
-    assert not (record / "script.sh").exists()
+    assert not (record / "script").exists()
 
 
 def test_processes_of_a_folder_with_a_hostile_name(folder_of_a_stranger: Path) -> None:
@@ -167,7 +144,7 @@ def test_processes_of_a_folder_with_a_hostile_name(folder_of_a_stranger: Path) -
     assert json.loads((folder / "status.json").read_text())["status"] == "done"
 
 
-def test_the_way_to_a_store_can_be_typed(folder_of_a_stranger: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_to_a_store_can_be_typed(folder_of_a_stranger: Path) -> None:
     from cppo_lab.tracking.address import absolute_uri
     from cppo_lab.tracking.page import where_to_look
 

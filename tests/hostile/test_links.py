@@ -37,8 +37,7 @@ def test_a_run_in_a_folder_of_links_overwrites_nothing(tmp_path: Path, tiny_spec
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).symlink_to(target)
     job(tiny_spec, tmp_path / "runs", f"sqlite:///{tmp_path / 'mlflow.db'}").run()
-    changed = [path.name for path in elsewhere.iterdir() if path.read_text() != PRECIOUS]
-    assert changed == []
+    assert [path.name for path in elsewhere.iterdir() if path.read_text() != PRECIOUS] == []
     for name in ("config.json", "status.json", "requirements.txt"):
         assert not (folder / name).is_symlink() and (folder / name).stat().st_size > 10
 

@@ -61,8 +61,8 @@ class Slurm:
     folder: Path
 
     def command(self, name: str, text: str) -> None:
-        """A stand-in's shell script from now on."""
-        (self.folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        """A stand-in's script from now on, by default the shell's."""
+        (self.folder / name).write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
         (self.folder / name).chmod(0o755)
 
     def shows(self, *jobs: str) -> None:

@@ -23,15 +23,13 @@ from cppo_lab.runs.folder import cancel, end_process, held, in_living_batch, rea
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import ExactRun, MiniRun
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import histories, stored_run
 from tests.conftest import Command
 from tests.cores.exact_specs import DPPO, exact_run
 from tests.cores.test_mini import ListSink
 from tests.launch.gate import Gate
 from tests.launch.test_launch import started
-from tests.recorded import history, mlflow_runs
+from tests.recorded import history, mlflow_client, mlflow_runs
 
 SHORT = ["core=exact", "validation.every=2", "training.t_stop=6", "rollout.max_response_length=16"]
 SWEEP = ["quickstart", *SHORT, "variant=grpo,cppo", "seed=0,1,2"]
@@ -99,7 +97,7 @@ def test_an_inline_batch_leaves_what_single_runs_leave(cppo: Command) -> None:
         rows = {step: row["exact/error"] for step, row in recorded(spec.run_id) if step}
         assert history(run, "exact/error") == {step: rows[step] for step in (2, 4, 6)}
         assert run.data.metrics["exact/error"] == rows[6]
-        client = open_client(tracking_uri())
+        client = mlflow_client()
         [(_, read)] = histories(client, [stored_run(run)], "exact/error".__eq__)  # of its file
         assert dict(zip(read.step.tolist(), read.value.tolist(), strict=True)) == rows
         names = {file.path for file in client.list_artifacts(run.info.run_id)}

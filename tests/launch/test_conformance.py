@@ -114,25 +114,26 @@ def test_a_launcher_of_another_package_conforms_and_trains_a_sweep(
         assert code == expected and text in out + err, out + err
 
 
-def twice(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+Report = Callable[[Event[SmallJob]], None]
+
+
+def twice(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
     """A launcher that runs each job here, two times, and reports nothing."""
     for job in [*jobs, *jobs]:
         if not job.fails:
             job.run()
 
 
-def late(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+def late(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
     """A launcher that begins jobs that were cancelled, and says that all is well."""
-    assert callable(report)
     for job in jobs:
         report(Event("started", job))
         job.run()
         report(Event("ended", job))
 
 
-def at_once(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+def at_once(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
     """A launcher that starts all jobs whatever `workers` is, on a machine so slow that they do not overlap."""
-    assert callable(report)
     for job in jobs:
         report(Event("started", job))
     for job in jobs:
@@ -140,18 +141,16 @@ def at_once(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
         report(Event("ended", job))
 
 
-def too_soon(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+def too_soon(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
     """A launcher that reports a job's end when it starts it."""
-    assert callable(report)
     for job in jobs:
         report(Event("ended", job))
         with suppress(RuntimeError):
             job.run()
 
 
-def successes(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+def successes(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
     """A launcher that reports no end of a job that fails."""
-    assert callable(report)
     for job in jobs:
         with suppress(RuntimeError):
             job.run()
@@ -159,8 +158,7 @@ def successes(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
             report(Event("ended", job))
 
 
-def ends_what_never_began(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
-    assert callable(report)
+def ends_what_never_began(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
     for job in jobs:
         report(Event("cancelled" if (cancelled := is_cancelled(job.folder)) else "started", job))
         if not cancelled:
@@ -168,15 +166,14 @@ def ends_what_never_began(jobs: list[SmallJob], spec: LauncherSpec, report: obje
         report(Event("ended", job))
 
 
-def queue_up(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+def queue_up(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
     """A launcher with a queue, which is empty when it returns."""
-    assert callable(report)
     for job in jobs:
         job.run()
         report(Event("submitted", job))
 
 
-def elsewhere(jobs: list[SmallJob], spec: LauncherSpec, report: object) -> None:
+def elsewhere(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
     """A queue whose machines see other folders: they do not learn that a job was cancelled."""
     for job in jobs:
         replace(job, created=None).run()

@@ -18,9 +18,8 @@ from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY, Command
-from tests.recorded import mlflow_run, mlflow_runs, sent
+from tests.recorded import mlflow_client, mlflow_run, mlflow_runs, sent
 
 EIGHT = ["quickstart", *TINY, "seed=0,1,2,3", "variant=grpo,cppo", "launcher=inline"]
 LOST = "http://127.0.0.1:9"
@@ -84,7 +83,7 @@ def pulled(json_answer: JsonAnswer, planned: dict[str, PlannedRun], gone: bool =
     assert set(values["asked"]) == {ids[n] for n in ("announced", "cancelled", "absent", "stub", "gone")}
     if gone:
         [run] = [stored for stored in mlflow_runs() if stored.data.tags[schema.TAG_RUN_ID] == ids["gone"]]
-        open_client(tracking_uri()).delete_run(run.info.run_id)
+        mlflow_client().delete_run(run.info.run_id)
         values = json_answer("pull", *EIGHT)
         assert (values["pulled"], values["removed"]) == ([], [ids["gone"]])
         line = f"run {ids['gone']} was finished elsewhere, and is not in the tracking store any more: removed"
@@ -126,23 +125,26 @@ def test_all_commands_agree(
             shutil.copy("mlflow.db", workspace / place)
         monkeypatch.setattr(launch_module, "find", away)
     ids = {run.run_id: name for name, run in planned.items()}
+
+    def states(values: dict[str, Any]) -> dict[str, str]:
+        return {ids[run["run_id"]]: run["state"] for run in values["runs"]}
+
     ahead = json_answer("launch", *EIGHT, *options, "--dry-run", code=3 if held else 0)
     for values in (json_answer("plan", *EIGHT), json_answer("status", *EIGHT), ahead):
-        assert {ids[run["run_id"]]: run["state"] for run in values["runs"]} == SITUATIONS
+        assert states(values) == SITUATIONS
     trains = {name for name, state in SITUATIONS.items() if state in (schema.PARTIAL, schema.MISSING)} - held
     assert {ids[run_id] for run_id in ahead["to_train"]} == trains
     assert {ids[run_id] for run_id in ahead["held"]} == held
     done = json_answer("launch", *EIGHT, *options, code=3 if held else 4)
     assert (done["to_train"], done["left"], done["held"]) == (ahead["to_train"], ahead["left"], ahead["held"])
-    states = {ids[run["run_id"]]: run["state"] for run in done["runs"]}
-    assert states == SITUATIONS | dict.fromkeys(trains, schema.DONE)
+    assert states(done) == SITUATIONS | dict.fromkeys(trains, schema.DONE)
     [line] = [one for one in ahead["said"].splitlines() if "cannot be read" in one] if store else [""]
     assert (
         "held, since runs may have been finished elsewhere: 4 runs without a record here (" in line
     ) == bool(held)
     assert line in done["said"]
     for values in (json_answer("plan", *EIGHT), json_answer("status", *EIGHT)):
-        assert {ids[run["run_id"]]: run["state"] for run in values["runs"]} == states
+        assert states(values) == states(done)
 
 
 def test_a_launch_writes_the_stubs_and_then_asks_for_no_run(
@@ -155,8 +157,7 @@ def test_a_launch_writes_the_stubs_and_then_asks_for_no_run(
         "5 runs have no record here; the tracking store has 2 of these as finished elsewhere" in ahead["said"]
     )
     assert sorted(Path().rglob("*")) == before
-    done = json_answer("launch", *EIGHT, code=4)
-    assert done["to_train"] == ahead["to_train"]
+    assert json_answer("launch", *EIGHT, code=4)["to_train"] == ahead["to_train"]
     stub = Path("runs") / planned["stub"].run_id
     status = read_status(stub)
     assert (status["status"], status["origin"]) == (schema.DONE, tracking_uri())
@@ -219,7 +220,7 @@ def test_a_stub_of_another_store_stays(
 
 
 def test_hypotheses_that_no_store_registers_are_not_tested(
-    workspace: Path, json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
+    json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Path("mine.yaml").write_text(
         "title: T\nquestion: Q?\nmodels: {mini: [mini_base]}\nvariants: {cppo: {rule: cppo}, grpo: {rule: grpo}}\n"

@@ -18,11 +18,10 @@ from cppo_lab.runs.folder import CANCELLED, Cause, cancel, held, is_held, read_s
 from cppo_lab.runs.state import WORDS
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from tests.conftest import TINY, Command
 from tests.jobs import job
 from tests.launch.gate import Gate
-from tests.recorded import history, mlflow_runs
+from tests.recorded import history, mlflow_client, mlflow_runs
 from tests.waiting import CEILING_SECONDS, until
 
 SWEEP = ["quickstart", *TINY, "seed=0", "variant=grpo,cppo"]
@@ -64,7 +63,7 @@ def test_local_launch_records_everything_and_repeats_nothing(
     assert (params["rule.w_min"], params["batch.prompts"]) == ("0.8", "8")
     assert set(history(by_rule["cppo"], "val/mean/avg_at_16")) == {0, 2, 4}
     assert set(history(by_rule["cppo"], "train/reward")) == {1, 2, 3, 4}
-    artifacts = open_client(tracking_uri()).list_artifacts(by_rule["cppo"].info.run_id)
+    artifacts = mlflow_client().list_artifacts(by_rule["cppo"].info.run_id)
     assert [artifact.path for artifact in artifacts] == [
         *("answers", "answers.json", "config.json", "config.yaml", "diagnostics", "history.npz", "output"),
         "requirements.txt",
@@ -195,7 +194,7 @@ def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(
     assert run.data.tags[schema.TAG_STEP] == "2"
 
 
-def test_two_launchers_at_once_train_each_run_once(workspace: Path, cppo: Command) -> None:
+def test_two_launchers_at_once_train_each_run_once(cppo: Command) -> None:
     """On a new store, whose tables and experiment both want to make."""
     launchers = [started("launch", *SWEEP) for _ in range(2)]
     outputs = [launcher.communicate()[0] for launcher in launchers]

@@ -15,7 +15,7 @@ from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import FAILED, Outcome
-from cppo_lab.spec import HubModel, RunSpec
+from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.cost import NO_LIMITS, Limits, past_costs
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
@@ -183,9 +183,7 @@ def test_what_does_not_fit_is_not_started_in_the_order_of_the_plan(workspace: Pa
     assert beyond(Limits(2.5 * each), states=done) == ids[1:]
     assert beyond(Limits(4.5 * each), states=done | {ids[1]: "running"}) == ids[3:]
     # 1.7e9 parameters: float32 weights stay, and two checkpoints of 12 bytes while it trains (spec/job.py).
-    model = plan.runs[0].spec.model
-    assert isinstance(model, HubModel)
-    parameters = model.parameters
+    parameters = plan.runs[0].spec.model.parameters
     weights, training = 4 * parameters, 2 * 12 * parameters
     assert beyond(Limits(disk=2 * weights + training + 0.1)) == ids[2:]
     assert beyond(Limits(disk=2 * weights + 2 * training - 0.1), at_once=2) == ids[1:]

@@ -25,10 +25,9 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import launch as launch_module
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from tests.conftest import FINISHED, TINY, Command
 from tests.jobs import job
-from tests.recorded import history, mlflow_run, mlflow_runs, sent
+from tests.recorded import history, mlflow_client, mlflow_run, mlflow_runs, sent
 from tests.tracking.test_upload import Killed, dying
 
 ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]
@@ -62,7 +61,7 @@ def test_results_of_other_code_are_kept_unless_replace(
     assert len(mlflow_runs(view=ViewType.ALL)) == 2
 
     assert "0 to train" in cppo("launch", *ONE, "--replace").err  # by the same code: nothing to do
-    open_client(tracking_uri()).restore_run(old.info.run_id)
+    mlflow_client().restore_run(old.info.run_id)
     cppo("launch", *ONE)
     assert len(mlflow_runs()) == 2  # what a user brought back stays
 

@@ -592,12 +592,9 @@ def test_what_is_said_when_commands_do_not_answer(
 ) -> None:
     for seconds in ("PING_SECONDS", "PATIENCE_SECONDS"):
         monkeypatch.setattr(queue, seconds, 0.1 if SILENT in commands.values() else 60.0)
-    asked = tmp_path / "asked"
-    for name, text in commands.items():
-        (tmp_path / name).write_text(text if text.startswith("#!") else f"#!/bin/sh\n{text}\n")
-        (tmp_path / name).chmod(0o755)
-    if "squeue" not in commands and commands:
-        Slurm(tmp_path).command("squeue", f"echo > {asked}")
+    answers, asked = Slurm(tmp_path), tmp_path / "asked"
+    for name, text in (({"squeue": f"echo > {asked}"} | commands) if commands else {}).items():
+        answers.command(name, text)
     monkeypatch.setenv("PATH", str(tmp_path))
     if not said:
         assert jobs_of([]) == []

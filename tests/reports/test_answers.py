@@ -50,7 +50,6 @@ def view_of(**tokens: RecordedTokens) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the page has of these tokens of the variants, without texts, and what of it is JSON."""
     answers = {run_of(name).mlflow_id or "": RunAnswers((), (of_run,)) for name, of_run in tokens.items()}
     view = answers_view(pair(), answers)
-    assert view is not None
     return view, json.loads(view["content"])
 
 
@@ -96,7 +95,7 @@ def test_controls_are_written_out_and_no_text_can_act_on_the_page() -> None:
     short = "x" * 10 + "\n[… 180 characters are left out …]\n" + "y" * 10
     assert shortened("x" * 100 + "y" * 100, 20) == short
     view = answers_view(pair(), answers())
-    assert view is not None and view["maps"] and view["texts"] and view["tokens"]
+    assert view["maps"] and view["texts"] and view["tokens"]
     assert not set(view["content"]) & {"<", ">", "&", "\u2028", "\u202e", "\x00"}
     content = json.loads(view["content"])
     shown = content["texts"]["samples"]
@@ -117,7 +116,6 @@ def test_tokens_are_those_of_the_file_and_of_the_replay() -> None:
     cppo, dppo = second["rules"]
     assert (cppo["name"], dppo["name"], "w" in dppo) == ("CPPO", "DPPO", False)
     expected = replay(tokens)
-    assert expected.weight is not None
     for text, values in (
         (second["ratio"], tokens.logp - tokens.rollout_logp),
         (cppo["w"], expected.weight),
@@ -147,7 +145,7 @@ def test_without_torch_the_page_has_all_but_the_tokens(monkeypatch: pytest.Monke
     monkeypatch.delitem(sys.modules, "cppo_lab.analysis.replay")
     monkeypatch.setitem(sys.modules, "torch", None)
     view = answers_view(pair(), answers())
-    assert view is not None and view["maps"] and view["texts"] and not view["tokens"]
+    assert view["maps"] and view["texts"] and not view["tokens"]
     assert view["not_replayed"] == ["package 'torch' is not installed"]
 
 
@@ -162,7 +160,7 @@ def test_what_it_adds_to_a_page_is_bounded() -> None:
     text = Texts(200, tuple(made.sample(step=200, draw=draw, response=response) for draw in range(30)))
     of_run = RunAnswers((text,) * 3, (made_tokens("cppo", (TOKENS, 40_000, TOKENS)),))
     view = answers_view(board, {run.mlflow_id or "": of_run for run in shown_runs(board)})
-    assert view is not None and len(view["content"].encode()) <= MOST_BYTES
+    assert len(view["content"].encode()) <= MOST_BYTES
     content = json.loads(view["content"])
     assert len(content["tokens"]) >= 1 and content["texts"]["left"] > 0 and content["maps"][0]["left"] > 0
     parts = MOST_SAMPLE_BYTES + MOST_TOKEN_BYTES + 3 * MOST_CELLS

@@ -45,9 +45,7 @@ def shown(
 ) -> AxesInfo:
     """The figure of variants at (group, values on the axes)."""
     at = tuple(AxisPlace(name, group, values) for name, (group, values) in places.items())  # type: ignore[arg-type]
-    info = axes_info(board, Axes(names, at), "Title")
-    assert info is not None
-    return info
+    return axes_info(board, Axes(names, at), "Title")
 
 
 def drawing(info: AxesInfo) -> Drawn:
@@ -153,7 +151,7 @@ def test_two_axes_are_a_surface_and_noise_has_no_colours(
     if not said:
         assert info.noise is None
         return
-    assert info.noise is not None and info.noise.startswith("chain: ") and said in info.noise
+    assert info.noise.startswith("chain: ") and said in info.noise
     assert "chain: " in picture.svg and said.split()[0] in picture.svg
     assert said in figure_csv(info)
 
@@ -204,7 +202,6 @@ def test_drift_is_by_age_and_third_of_steps_with_a_mu_of_that_age() -> None:
             runs.append(MadeRun(name, seed=seed, scores=both({10: 0.5}), logged=logged))
     board, axes = board_of(*runs), Axes(("rule.delta", "rollout.staleness"), tuple(places))
     info = drift_info(board, axes, "Title")
-    assert info is not None
     assert [panel.surface_of for panel in info.panels] == ["cppo delta=0.1", "cppo delta=0.2"]
     for panel, rate in zip(info.panels, (0.1, 0.2), strict=True):
         assert [line.group for line in panel.lines] == ["early third", "middle third", "late third"]
@@ -242,7 +239,6 @@ def test_effects_are_drawn_and_listed_with_their_intervals() -> None:
     ]
     scored = Scored("demo", "Demo", board_of(*runs), "sqlite://")
     section = effects_section(scored, Axes(("rule.x", "data.y"), places))
-    assert section is not None
     rows = {row.cells[0]: row.cells[1:] for row in section.tables["effects"].rows}
     mean, half = 100 * statistics.fmean(SEEDS), 100 * T_3 * statistics.stdev(SEEDS) / math.sqrt(3)
     assert rows["x 0 to 4"][0] == f"+{8 + mean:.2f} ({8 + mean - half:.1f} to {8 + mean + half:.1f})"

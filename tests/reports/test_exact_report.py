@@ -51,9 +51,7 @@ hypotheses:
 
 def loaded(text: str) -> Sweep:
     Path("tiny.yaml").write_text(text)
-    sweep = load_sweep("tiny.yaml")
-    assert isinstance(sweep, Sweep)
-    return sweep
+    return load_sweep("tiny.yaml")
 
 
 @pytest.mark.parametrize(
@@ -153,9 +151,7 @@ def section(
     board: Any = SimpleNamespace(
         runs=(), gaps=(), results=frozenset(), cells={}, models=("early",), data=data
     )
-    result = exact_view.exact_section(Scored("s", "Tiny", board, "", stated=Hypotheses(claims)))
-    assert result is not None
-    return result
+    return exact_view.exact_section(Scored("s", "Tiny", board, "", stated=Hypotheses(claims)))
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,6 @@ def test_diagnostics_take_what_was_logged_and_bin_it() -> None:
         )
     )
     info = training.diagnostics_info(board_of(*runs), "Demo")
-    assert info is not None
     assert [panel.metric for panel in info.panels] == ["train/reward", "rule/masked_fraction"]
     (cppo,), (dppo,) = (panel.traces for panel in info.panels)
     assert (cppo.runs, dppo.variant, dppo.steps, dppo.mean) == (2, "dppo", (1.0,), (0.01,))

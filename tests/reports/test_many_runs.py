@@ -49,7 +49,6 @@ def test_each_of_few_runs_is_drawn_and_of_many_the_mean_and_the_last_cross() -> 
 def test_figures_show_the_best_of_very_many_variants_and_say_so() -> None:
     board = board_of(*made(MOST_VARIANTS + 5, 1))
     curves, traces = curves_info(board, "Curves"), diagnostics_info(board, "Traces")
-    assert traces is not None
     for info in (curves, traces):
         assert len(info.keys) == MOST_VARIANTS
         assert f"the best {MOST_VARIANTS} of {MOST_VARIANTS + 5} variants" in info.source

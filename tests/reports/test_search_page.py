@@ -234,7 +234,6 @@ def panels(name: str, content: dict[str, Any]) -> list[Axes]:
     """The panels of a figure, as it is drawn."""
     [picture] = [each for each in search_figures(parsed(content)) if each.name == f"figure_{name}"]
     figure = picture.draw(picture.info, Figure())
-    assert figure is not None
     return [*figure.axes]
 
 

@@ -1,9 +1,6 @@
 """The tables of statistics of single runs: their numbers against plain ones, and which there are."""
 
-import pytest
-
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.reports.sections import mlflow_link
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import TextTable, main_table
 
@@ -30,14 +27,3 @@ def test_the_papers_single_runs_have_scores_and_order_alone(paper_board: Scorebo
     assert "Qwen3-1.7B-Base 1.00" in order.notes[-1]
     for table in (scores, order):  # every row leads to runs
         assert {row.pair for row in table.rows} == set(paper_board.cells)
-
-
-@pytest.mark.parametrize(
-    ("uri", "link"),
-    [
-        ("https://user:secret@host:5000/mlflow/?x=1", "https://host:5000/mlflow/#/abc"),
-        ("postgresql://u:p@host/db", ""),
-    ],
-)
-def test_pages_of_a_server_have_an_address(uri: str, link: str) -> None:
-    assert mlflow_link(uri, "#/abc") == link

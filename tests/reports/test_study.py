@@ -164,29 +164,24 @@ def test_figures_1_to_3() -> None:
     study = made_study()
     info = tokens.schematic_info(study.board("main"), "moe", "Figure 1", "")
     assert {"token", "prefix", "away", "toward"} <= set(info.rules[3].kinds)
-    assert info.panel is not None and info.panel.model == "moe"
+    assert info.panel.model == "moe"
     labels = [key.label for key in info.scores]
     assert "CISPO: collapse" in labels and re.fullmatch(r"CPPO: \d+\.\d\d", labels[-1])
 
     gaps = tokens.gaps_info(study, "Figure 2")
-    assert isinstance(gaps, tokens.GapsInfo)
     assert (gaps.model, gaps.delta, len(gaps.threshold)) == ("post", 0.15, LENGTH)
     assert [(line.variant, line.gaps.runs) for line in gaps.lines] == [("dppo", 2), ("cppo", 2)]
     assert (gaps.threshold[0], gaps.threshold[-1]) == (pytest.approx(0.15), pytest.approx(0.15 / 0.8))
     assert set(gaps.run_ids) == {f"post-{name}-{seed}" for name in ("cppo", "dppo") for seed in (0, 1)}
 
     window = tokens.window_info(study, "Figure 3")
-    assert isinstance(window, tokens.WindowInfo)
     assert (len(window.symbols), len(window.run_ids)) == (tokens.TOKENS, 1)
     assert {"token", "prefix"} <= set(window.kinds)  # both kinds of masking
     assert max(window.effective) <= window.window.token_threshold
 
 
 def test_rewards_are_smoothed() -> None:
-    board = made_study().board("main")
-    assert board is not None
-    info = paper.model_info(board, "moe", "Figure 11")
-    assert isinstance(info, paper.ModelInfo)
+    info = paper.model_info(made_study().board("main"), "moe", "Figure 11")
     (reward,) = (line for line in info.rewards if line.variant == "cppo")
     assert reward.steps == tuple(range(1, T_STOP + 1)) and max(reward.smooth) < max(reward.raw)
 

@@ -9,7 +9,7 @@ import yaml
 from cppo_lab.search import worker
 from cppo_lab.search.space import Tuning, resolve
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.file import Search, load_sweep
+from cppo_lab.sweep.file import load_sweep
 from cppo_lab.tracking.search_record import Point
 from tests.conftest import TINY
 
@@ -49,7 +49,6 @@ def write_search(values: dict[str, Any], path: str = "tune.yaml") -> str:
 def made_tuning(values: dict[str, Any] | None = None, *overrides: str, **options: Any) -> Tuning:
     """A validated search. It writes `tune.yaml` into the working folder."""
     search = load_sweep("./" + write_search(values or search_values()))
-    assert isinstance(search, Search)
     return resolve(search, overrides, **options)
 
 
@@ -58,7 +57,6 @@ Score = Callable[[RunSpec, int], float]
 
 def constant(spec: RunSpec, step: int) -> float:
     """A run whose score rises with the position weight, step by step."""
-    assert spec.rule.w_min is not None
     return spec.rule.w_min * (1 + step) / 10
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
-from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages import BaseStorage
 from sqlalchemy import Engine, event
 
 from cppo_lab.cli import main
@@ -57,7 +57,6 @@ def _train(
 
 def _impatient(url: str, opening: Callable[[str], BaseStorage] = study.open_storage) -> BaseStorage:
     storage = opening(url)
-    assert isinstance(storage, RDBStorage)
     storage.grace_period = -1
     return storage
 

@@ -16,9 +16,7 @@ from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.runs.folder import holder, is_held
 from cppo_lab.runs.spool import files, read_rows
 from cppo_lab.search.study import numbered
-from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
-from tests.recorded import mlflow_runs
+from tests.recorded import mlflow_client, mlflow_runs
 from tests.search.made_search import search_values, write_search
 from tests.search.terminals import LOG, Terminals, searching
 from tests.servers.forked import Forked, Gate
@@ -66,15 +64,15 @@ def assert_whole(search: Terminals, trains: bool) -> None:
         record = records[trial.user_attrs["mlflow_id"]]
         assert record.data.tags[schema.TAG_TRIAL] == str(trial.number)
         assert record.data.metrics["search/final_score"] == trial.value
-        points = open_client(tracking_uri()).get_metric_history(record.info.run_id, "search/score")
+        points = mlflow_client().get_metric_history(record.info.run_id, "search/score")
         assert {point.step: point.value for point in points} == trial.intermediate_values
         assert len(points) == len(trial.intermediate_values)
 
 
-def test_workers_are_killed_at_any_statement(workspace: Path, search: Terminals) -> None:
+def test_workers_are_killed_at_any_statement(search: Terminals) -> None:
     """To the study or to MLflow, each one later than the one before, which it follows. The curves are made up."""
     write_search(search_values())
-    open_client(tracking_uri())  # its tables alone take hundreds
+    mlflow_client()  # its tables alone take hundreds
     for statement in itertools.count(20, 45):
         if (ended := search.tune(INLINE, kill=statement, trains=False).end()) == 0:
             break
@@ -107,7 +105,6 @@ def test_workers_are_killed_while_they_train(workspace: Path, search: Terminals)
     until("its run has come to its end", lambda: not is_held(orphaned))
 
     held = holder(broken)
-    assert held is not None
     first.kill()
     os.kill(held[1], signal.SIGKILL)
     until("the run is nobody's", lambda: not is_held(broken))

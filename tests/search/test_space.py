@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cppo_lab.search.space import main_overrides, resolve
-from cppo_lab.sweep.file import Search, load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import load_sweep, shipped_sweeps
 from cppo_lab.sweep.plan import make_plan
 from tests.conftest import Command
 from tests.search.made_search import SETTINGS, made_tuning, search_values, write_search
@@ -20,7 +20,6 @@ SHIPPED = ["tune_cppo", "tune_tradeoff"]
 def test_every_shipped_search_composes_on_both_cores(name: str) -> None:
     assert [shipped for shipped in shipped_sweeps() if shipped.startswith("tune_")] == SHIPPED
     search = load_sweep(name)
-    assert isinstance(search, Search)
     mini, verl = (resolve(search, [f"core={core}"]) for core in ("mini", "verl"))
     assert (mini.base.run.core, verl.base.run.core) == ("mini", "verl")
     assert (mini.study, verl.study) == tuple(f"{name}-{search.models[core]}" for core in ("mini", "verl"))
@@ -108,7 +107,6 @@ POINT = {"rule.delta_b": 0.01, "rule.w_min": 0.7}
 def test_the_line_trains_the_runs_of_the_best_trial(overrides: tuple[str, ...]) -> None:
     tuning = made_tuning(None, *overrides)
     words = main_overrides(tuning)
-    assert words is not None
     line = shlex.split(" ".join([*words, *(f"{key}={value}" for key, value in POINT.items()), "seed=1,2"]))
     runs = make_plan(load_sweep("main"), line).runs
     assert [run.run_id for run in runs] == [tuning.at(POINT, seed).run_id for seed in (1, 2)]

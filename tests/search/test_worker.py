@@ -44,6 +44,7 @@ from tests.search.terminals import ForkedRuns
 from tests.servers.forked import Gate
 from tests.waiting import until
 
+pytestmark = pytest.mark.usefixtures("workspace")
 TUNE = ["tune", "./tune.yaml", "launcher=inline"]
 FOLDER = Path("runs/searches/tune-mini_base")
 
@@ -78,7 +79,7 @@ def content() -> dict[str, Any]:
 
 
 def test_a_search_is_recorded_and_goes_on_where_it_was(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trained = made_up(monkeypatch)
     ended = tune()
@@ -124,16 +125,14 @@ def test_a_search_is_recorded_and_goes_on_where_it_was(
     assert "training.t_stop was 4, is 8" in capsys.readouterr().err
 
 
-def test_runs_on_several_nodes_are_refused_before_anything_is_made(workspace: Path) -> None:
+def test_runs_on_several_nodes_are_refused_before_anything_is_made() -> None:
     tuning, two = made_tuning(), compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"])
     with user_error(r"^layout=cpu_two_nodes of model tiny_qwen3 takes 2 nodes, .*one_node"):
         carry_out(replace(tuning, base=two), tracking_uri(), "sqlite:///optuna.db", Path("runs"))
     assert not Path("optuna.db").exists() and not FOLDER.exists()
 
 
-def test_seeds_are_averaged_and_their_curves_follow_each_other(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_are_averaged_and_their_curves_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     made_up(monkeypatch, lambda spec, step: 0.1 * spec.seed + 0.01 * step)
     [trial] = tune(trials=1, seeds=[1, 3])
     assert trial.value == pytest.approx(0.2 + 0.02)
@@ -142,7 +141,7 @@ def test_seeds_are_averaged_and_their_curves_follow_each_other(
 
 
 def test_a_bad_trial_is_pruned_where_its_running_score_is_below_the_median(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Optuna sets the best score so far against the median of the others at that step."""
     trained = made_up(monkeypatch, lambda spec, step: 0.5 if len(trained) > 6 else 0.5 + step / 100)
@@ -158,7 +157,7 @@ def test_a_bad_trial_is_pruned_where_its_running_score_is_below_the_median(
 
 
 def test_an_interrupted_trial_is_taken_up_in_its_record(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def interrupted(spec: RunSpec, step: int) -> float:
         if step == 4:
@@ -185,7 +184,7 @@ def test_an_interrupted_trial_is_taken_up_in_its_record(
 
 
 def test_several_objectives_give_a_pareto_front(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made_up(monkeypatch, lambda spec, step: {0: 0.5, 2: 0.9, 4: 0.9 - (spec.rule.w_min or 0)}[step])
     changes = {"objectives": ["best_score", "stability"], "sampler": {"name": "nsga2", "startup": 4}}
@@ -210,7 +209,7 @@ def gate(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     return gate
 
 
-def test_a_trial_whose_run_is_cancelled_fails_at_once(workspace: Path, gate: Gate) -> None:
+def test_a_trial_whose_run_is_cancelled_fails_at_once(gate: Gate) -> None:
     gate.let(2)
 
     def waiting() -> list[Path]:
@@ -228,7 +227,7 @@ def test_a_trial_whose_run_is_cancelled_fails_at_once(workspace: Path, gate: Gat
     assert (trial.state, trial.user_attrs["reason"]) == (TrialState.FAIL, "its run was cancelled")
 
 
-def test_a_real_run_is_trained_once_and_serves_every_search(workspace: Path, gate: Gate) -> None:
+def test_a_real_run_is_trained_once_and_serves_every_search(gate: Gate) -> None:
     [first] = tune(trials=1)
     [second] = tune("--study", "other", trials=1)  # draws the same point
     assert (first.params, first.value, first.intermediate_values) == (
@@ -251,7 +250,7 @@ def test_a_real_run_is_trained_once_and_serves_every_search(workspace: Path, gat
 
 
 def test_an_error_in_training_fails_the_trial_with_its_reason(
-    workspace: Path, capsys: pytest.CaptureFixture[str], gate: Gate
+    capsys: pytest.CaptureFixture[str], gate: Gate
 ) -> None:
     Path("runs").mkdir()
     Path("runs/warm_starts").write_text("")  # a file where a folder must be
@@ -294,7 +293,7 @@ def test_a_pruned_run_ends_in_order_and_can_be_continued(
     [("tpe", "hyperband", 12), ("random", "hyperband", 12), ("nsga2", "median", 8), ("random", "none", 4)],
 )
 def test_every_sampler_goes_with_every_pruner(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch, sampler: str, pruner: str, count: int
+    monkeypatch: pytest.MonkeyPatch, sampler: str, pruner: str, count: int
 ) -> None:
     made_up(monkeypatch)
     ended = tune(trials=count, sampler={"name": sampler, "startup": 4}, pruner={"name": pruner})

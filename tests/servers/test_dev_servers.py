@@ -23,7 +23,6 @@ def test_a_group_ends_with_whoever_started_it(tmp_path: Path) -> None:
         "print(group._process.pid, flush=True); time.sleep(1000)"
     )
     owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
-    assert owner.stdout is not None
     group = psutil.Process(int(owner.stdout.readline()))
     members = [group, *group.children(recursive=True)]
     owner.kill()

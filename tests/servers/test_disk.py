@@ -91,7 +91,7 @@ def test_a_launch_whose_disk_stays_full_says_what_came_of_it(workspace: Path, sm
             ballast.unlink()
             assert main(["launch", *sweep, "launcher=inline"]) == 0
             record = newest_record(folder)
-            assert record is not None and record.end is not None and record.end.status == "done"
+            assert record.end.status == "done"
         assert read_status(folder)["status"] == "done"
         [state] = plan_states(make_plan(load_sweep(sweep[0]), sweep[1:])).values()
         assert state.state == "done"
@@ -100,7 +100,6 @@ def test_a_launch_whose_disk_stays_full_says_what_came_of_it(workspace: Path, sm
 
 @pytest.mark.parametrize("free", [0, 4_096, 20_000, 60_000])
 def test_an_almost_full_disk_costs_checkpoints_and_not_the_run(
-    workspace: Path,
     small_disk: Path,
     tiny_spec: RunSpec,
     free: int,

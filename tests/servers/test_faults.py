@@ -22,7 +22,7 @@ from cppo_lab.tracking.upload import upload
 from dev.servers.faulty_proxy import Fault, FaultyProxy
 from dev.servers.mlflow_server import MlflowServer
 from tests.conftest import FINISHED, user_error
-from tests.recorded import mlflow_run, sent
+from tests.recorded import mlflow_client, mlflow_run, sent
 from tests.servers.forked import context
 from tests.tracking.conftest import Attempt, attempt, folder, log
 from tests.tracking.test_upload import steps
@@ -37,7 +37,7 @@ def assert_whole(folder: Path) -> None:
     assert (run.info.status, run.data.tags[schema.TAG_FILES]) == ("FINISHED", "complete")
     assert steps(folder) == [*range(5)]
     condition = f"tags.`{schema.TAG_RECORD}` = '{run.data.tags[schema.TAG_RECORD]}'"
-    of_record = open_client(tracking_uri()).search_runs([run.info.experiment_id], condition, ViewType.ALL)
+    of_record = mlflow_client().search_runs([run.info.experiment_id], condition, ViewType.ALL)
     assert "RUNNING" not in [run.info.status for run in of_record]
 
 
@@ -187,13 +187,10 @@ def launched(*words: str, first: float) -> tuple["subprocess.Popen[str]", psutil
     command = [sys.executable, "-c", LAUNCHER, *words, str(first)]
     with Path("err").open("w") as errors:
         launcher = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-    assert launcher.stdout is not None
     return launcher, psutil.Process(int(launcher.stdout.readline()))
 
 
-def test_it_outlives_a_killed_launcher_while_a_run_goes_on(
-    folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_it_outlives_a_killed_launcher_while_a_run_goes_on(folder: Path, attempt: Attempt) -> None:
     uri = f"sqlite:///{folder.parent.parent}/mlflow.db"
     with held(folder):
         recorder = attempt(0)

@@ -86,7 +86,6 @@ class RayJob:
 
     def _note(self, what: str, **values: Any) -> None:
         """Write down what happened, and in which life of the job."""
-        assert self.allocation is not None
         life = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
         line = {"what": what, "machine": self.allocation.machine, "life": life, **values}
         with (self.folder / "notes").open("a", encoding="utf-8") as file:

@@ -61,7 +61,7 @@ def test_a_cluster_gets_ports_that_nobody_has(tmp_path: Path) -> None:
 def test_a_process_is_not_taken_for_a_later_one() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = daemons.look_up(child.pid)
-    assert process is not None and process.parent == os.getpid() and process.alive()
+    assert process.parent == os.getpid() and process.alive()
     later = daemons.Process(process.pid, process.started + 1, process.parent)
     assert not later.alive()
     daemons.end(lambda: [later], patience=0)

@@ -47,7 +47,6 @@ def by_hydra(overrides: Sequence[str]) -> dict[str, Any]:
     """Hydra's own composition of all overrides, resolved."""
     with hydra.initialize_config_dir(str(CONF), version_base="1.3"):
         values = OmegaConf.to_container(hydra.compose("config", list(overrides)), resolve=True)
-    assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
 

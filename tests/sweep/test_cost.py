@@ -47,7 +47,6 @@ def past_run(workspace: Path, composed: Composed, seconds: list[float]) -> Recor
 
 def gpu_estimate(composed: Composed) -> TimeEstimate:
     cost = estimate(composed.run, composed.layout)
-    assert cost is not None
     return cost.time
 
 
@@ -58,7 +57,6 @@ def test_the_steps_of_an_estimate_are_scaled_and_nothing_else(factors: list[floa
     composed = compose(LARGE)
     time = gpu_estimate(composed)
     cost = cost_of(composed.run, composed.layout, [value * time.step for value in factors])
-    assert cost is not None
     steps = composed.run.training.t_stop * (time.rollout + time.update + time.overhead)
     assert cost.hours * 3600 == pytest.approx(time.total - steps + factor * steps)
     assert cost.gpu_hours == pytest.approx(cost.hours * time.devices)
@@ -69,7 +67,6 @@ def test_where_no_estimate_exists_past_runs_say_it(tiny_spec: RunSpec) -> None:
     layout = compose(TINY).layout
     assert cost_of(tiny_spec, layout, []) is None
     cost = cost_of(tiny_spec, layout, [3.0, 900.0, 5.0])
-    assert cost is not None
     assert cost.hours == pytest.approx(4 * 5.0 / 3600)
     assert (cost.gpu_hours, cost.basis, cost.measured_runs) == (None, MEASURED, 3)
 
@@ -89,7 +86,6 @@ def test_runs_of_another_kind_do_not_count(workspace: Path, change: list[str]) -
     assert past_costs([run]) == {run.run_id: None}
     past_run(workspace, compose([*TINY, "rule.delta=0.1", "seed=7"]), [9.0, 2.0, 1.0])  # of the same kind
     cost = past_costs([run])[run.run_id]
-    assert cost is not None
     assert cost.hours == pytest.approx(4 * 2.0 / 3600)
 
 
@@ -98,8 +94,7 @@ def test_the_newest_runs_count_and_only_those_with_enough_steps(workspace: Path)
         past_run(workspace, compose([*TINY, f"seed={seed}"]), [seconds] * 3)
     past_run(workspace, compose([*TINY, "seed=4"]), [50.0] * 2)
     times = StepTimes(workspace / "runs", 3)
-    found = times("mini", "mini_base", "", {"batch.prompts": "8"})
-    assert found == [[4.0] * 3, [3.0] * 3, [2.0] * 3]
+    assert times("mini", "mini_base", "", {"batch.prompts": "8"}) == [[4.0] * 3, [3.0] * 3, [2.0] * 3]
     assert times("mini", "mini_base", "other", {}) == times("verl", "mini_base", "", {}) == []
 
 
@@ -109,7 +104,7 @@ def test_another_layout_is_another_kind(workspace: Path) -> None:
     past_run(workspace, there, [2 * gpu_estimate(there).step] * 3)
     for composed, basis in ((here, (ESTIMATE, 0)), (there, (MEASURED, 1))):
         [cost] = past_costs([planned(composed)]).values()
-        assert cost is not None and (cost.basis, cost.measured_runs) == basis
+        assert (cost.basis, cost.measured_runs) == basis
         attempt = Attempt(composed.run, workspace, layout=composed.layout)
         assert schema.TAG_LAYOUT in _tags(attempt)
     assert schema.TAG_LAYOUT not in _tags(Attempt(compose(TINY).run, workspace, layout=compose(TINY).layout))

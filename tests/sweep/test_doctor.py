@@ -24,6 +24,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.doctor import examine, lines, ready
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import Command
+from tests.launch.stand_in import Slurm
 
 TINY = "core=verl model=tiny_qwen3"
 PAPER = "core=verl model=qwen3_1_7b"
@@ -133,10 +134,9 @@ def test_the_documented_ranges_accept_what_the_tests_run_with() -> None:
         assert check.status != "warning", check.line
 
 
-def test_interfaces_of_verl(here: Here, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interfaces_of_verl(here: Here) -> None:
     here.problems += ["verl.a.b (called) is missing", "verl.c.d (overridden) has changed"]
-    composed = compose(TINY.split())
-    checks = examine(composed, "sqlite:///x.db", here.folder / "runs")
+    checks = examine(compose(TINY.split()), "sqlite:///x.db", here.folder / "runs")
     assert [check.found for check in checks if check.name == "interfaces of verl"] == here.problems
     assert not ready(checks)
     here.patch.setattr(verl, "find_spec", lambda name: None)
@@ -400,8 +400,7 @@ def test_what_a_launch_through_slurm_needs(here: Here) -> None:
         for path in programs.iterdir():
             path.unlink()
         for command, text in (dict.fromkeys(("sbatch", "squeue", "scancel", "srun"), "") | texts).items():
-            (programs / command).write_text(f"#!/bin/sh\n{text}\n")
-            (programs / command).chmod(0o755)
+            Slurm(programs).command(command, text)
         checks = here.checks(f"{run} {more}")
         assert "GPUs" not in checks
         return checks[name].line if name in checks else ""

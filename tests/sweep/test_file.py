@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.file import Study, Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import load_sweep, shipped_sweeps
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.source import mapping
 from tests.conftest import user_error
 
+pytestmark = pytest.mark.usefixtures("workspace")
 HEAD = "title: t\nquestion: q\nmodels: {mini: [mini_base, mini_strong], verl: [tiny_qwen3, qwen3_8b_base]}\n"
 
 
@@ -66,13 +67,13 @@ def test_a_number_that_programs_read_differently_is_refused(value: str) -> None:
     assert read(f"'{value}'") == value
 
 
-def test_only_models_and_a_seed(workspace: Path) -> None:
+def test_only_models_and_a_seed() -> None:
     plan = planned("axes: {seed: [3]}")
     assert labels(plan) == ["mine"]
     assert plan.runs[0].run_id == compose(["model=mini_base", "seed=3"]).run.run_id
 
 
-def test_an_axis_goes_to_the_rules_that_have_it(workspace: Path) -> None:
+def test_an_axis_goes_to_the_rules_that_have_it() -> None:
     text = "variants: {cppo: {rule: cppo}, dppo: {rule: dppo}}\naxes: {rule.w_min: [0.6, 0.8], seed: [0, 1]}"
     plan = planned(text)
     assert labels(plan) == ["cppo w_min=0.6", "cppo w_min=0.8", "dppo"]
@@ -84,7 +85,7 @@ def test_an_axis_goes_to_the_rules_that_have_it(workspace: Path) -> None:
         planned(text, "variant=dppo", "rule.w_min=0.7")
 
 
-def test_an_axis_of_model_constants_goes_to_the_rules_that_take_them(workspace: Path) -> None:
+def test_an_axis_of_model_constants_goes_to_the_rules_that_take_them() -> None:
     text = "variants: {cppo: {rule: cppo}, own: {rule: cppo, rule.delta: 0.3}, grpo: {rule: grpo, data.name: '1e5'}}\n"
     plan = planned(text + "axes: {trust_region.delta: [0.05, 0.1]}")
     assert plan.runs[3].spec.data.name == "1e5"  # text that looks like a number
@@ -105,13 +106,13 @@ def test_an_axis_of_model_constants_goes_to_the_rules_that_take_them(workspace: 
          ["chain_short binary_tv", "chain_short exact_tv"]),
     ],
 )  # fmt: skip
-def test_labels(workspace: Path, axes: str, expected: list[str]) -> None:
+def test_labels(axes: str, expected: list[str]) -> None:
     plan = planned(f"axes: {axes}")
     assert labels(plan) == expected
     assert len({run.run_id for run in plan.runs}) == len(plan.runs) == 2 * len(expected)
 
 
-def test_labels_do_not_depend_on_what_is_asked_for(workspace: Path) -> None:
+def test_labels_do_not_depend_on_what_is_asked_for() -> None:
     text = "variants: {a: {rule: cppo}}\naxes: {rule.w_min: [0.6, 0.8], rule.delta: [0.1, 0.2]}"
     every = {run.run_id: run.variant for run in planned(text).runs}
     for narrow in (
@@ -123,7 +124,7 @@ def test_labels_do_not_depend_on_what_is_asked_for(workspace: Path) -> None:
         assert some.items() < every.items()
 
 
-def test_a_list_on_the_command_line_is_an_axis(workspace: Path) -> None:
+def test_a_list_on_the_command_line_is_an_axis() -> None:
     text = "variants: {cppo: {rule: cppo}, dppo: {rule: dppo}}\naxes: {seed: [0]}"
     plan = planned(text, "rule.delta_b=choice(0.01,0.03)", "seed=range(0,2)")
     assert labels(plan) == ["cppo delta_b=0.01", "cppo delta_b=0.03", "dppo"]
@@ -143,7 +144,7 @@ exclude:
 """
 
 
-def test_exclusions(workspace: Path) -> None:
+def test_exclusions() -> None:
     plan = planned(EXCLUDED)
     assert [(run.variant, run.spec.model.name, run.spec.seed) for run in plan.runs] == [
         *(("cppo", "mini_base", seed) for seed in (0, 1, 2)),
@@ -171,7 +172,7 @@ resources:
 """
 
 
-def test_resources(workspace: Path) -> None:
+def test_resources() -> None:
     plan = planned(RESOURCES, "core=verl")
     found = {(run.spec.model.name, run.variant): run for run in plan.runs}
     tiny = found["tiny_qwen3", "cppo"]
@@ -184,7 +185,7 @@ def test_resources(workspace: Path) -> None:
     assert [run.run_id for run in plan.runs] == [run.run_id for run in plain.runs]
 
 
-def test_the_command_line_has_the_last_word_on_resources(workspace: Path) -> None:
+def test_the_command_line_has_the_last_word_on_resources() -> None:
     asked = ["core=verl", "layout=two_nodes", "resources.hours=5", "model=qwen3_8b_base"]
     for run in planned(RESOURCES, *asked).runs:
         assert (run.layout.name, run.layout.nodes, run.resources.hours) == ("two_nodes", 2, 5)
@@ -193,7 +194,7 @@ def test_the_command_line_has_the_last_word_on_resources(workspace: Path) -> Non
         assert (run.layout.name, run.layout.nodes) == ("four_nodes", 8)
 
 
-def test_values_for_each_core(workspace: Path) -> None:
+def test_values_for_each_core() -> None:
     text = "variants: {a: {rule: cppo}}\naxes: {rule.delta_b: {mini: [0.01], verl: [0.02, 0.04]}}\n"
     text += "exclude: [{model: qwen3_8b_base, rule.delta_b: 0.04}]"
     assert labels(planned(text)) == ["a delta_b=0.01"]  # the entry is about the other core
@@ -204,8 +205,8 @@ def test_values_for_each_core(workspace: Path) -> None:
     ]
 
 
-def test_paths_in_a_study_are_beside_it(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = workspace / "deep" / "er"
+def test_paths_in_a_study_are_beside_it() -> None:
+    folder = Path("deep/er")
     folder.mkdir(parents=True)
     (folder / "one.yaml").write_text(HEAD + "variants: {cppo: {rule: cppo}}\naxes: {seed: [0]}")
     (folder / "all.yaml").write_text(
@@ -235,9 +236,6 @@ def test_the_grid_of_sensitivity() -> None:
 def test_the_papers_tables_and_figures_all_have_a_sweep() -> None:
     fed = {name: set(load_sweep(name).feeds) for name in shipped_sweeps()}
     everything = {f"Table {i}" for i in (1, 2, 3, 4)} | {f"Figure {i}" for i in range(1, 12)}
-    study = load_sweep("study")
-    assert isinstance(study, Study)
     assert fed["study"] == everything
-    of_sweeps = set().union(*(fed[name] for name in study.sweeps))
+    of_sweeps = set().union(*(fed[name] for name in load_sweep("study").sweeps))
     assert of_sweeps == everything - {"Table 2"}  # made from the registry of rules, without any run
-    assert isinstance(load_sweep("sensitivity_grid"), Sweep)

@@ -19,13 +19,11 @@ from cppo_lab.sweep import parents
 from cppo_lab.sweep.file import Sweep, differences, load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.results import load
-from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.page import Registration, find_registrations, parse_registrations
 from tests.conftest import Command, user_error
-from tests.recorded import mlflow_runs
+from tests.recorded import mlflow_client, mlflow_runs
 
-pytestmark = pytest.mark.usefixtures("undrawn")
+pytestmark = pytest.mark.usefixtures("undrawn", "workspace")
 
 HEAD = """
 title: Two rules
@@ -41,12 +39,10 @@ LAUNCH = "launch two.yaml launcher=inline"
 
 def loaded(text: str) -> Sweep:
     Path("two.yaml").write_text(text)
-    sweep = load_sweep("two.yaml")
-    assert isinstance(sweep, Sweep)
-    return sweep
+    return load_sweep("two.yaml")
 
 
-def test_a_variant_is_named_with_its_axis_values(workspace: Path) -> None:
+def test_a_variant_is_named_with_its_axis_values() -> None:
     text = STATED.replace("seed: [0, 1, 2]", "rule.delta: [0.1], seed: [0, 1, 2]")
     named = text.replace("[cppo]", "[cppo delta=0.1]").replace("[dppo]", "[dppo delta=0.1]")
     assert len(make_plan(loaded(named), []).runs) == 6
@@ -57,7 +53,7 @@ def test_a_variant_is_named_with_its_axis_values(workspace: Path) -> None:
         make_plan(loaded(named.replace("[cppo delta=0.1]", "[cppo delta=1e-1]")), [])
 
 
-def test_the_digest_is_of_what_is_stated_and_of_nothing_else(workspace: Path) -> None:
+def test_the_digest_is_of_what_is_stated_and_of_nothing_else() -> None:
     first = loaded(STATED).statement()
     assert loaded(STATED.replace("Two rules", "Another title")).statement() == first
     assert json.loads(first[0])["hypotheses"]["above"]["test_seeds"] == [1, 2]
@@ -88,13 +84,12 @@ OLDER = "02b633dd9704"
     ],
 )
 def test_shipped_hypotheses_are_those_that_were_registered_before_the_runs_of_the_documents(
-    workspace: Path, sweep: str, registered: str
+    sweep: str, registered: str
 ) -> None:
-    declared = load_sweep(sweep)
-    assert isinstance(declared, Sweep) and declared.statement()[1] == registered
+    assert load_sweep(sweep).statement()[1] == registered
 
 
-def test_overrides_that_change_the_runs_change_the_digest(workspace: Path) -> None:
+def test_overrides_that_change_the_runs_change_the_digest() -> None:
     sweep = loaded(STATED)
     plain = sweep.statement()[1]
     assert plain == OLDER
@@ -124,12 +119,12 @@ EXPERIMENT = schema.experiment_name("mini")
 
 
 def registrations() -> tuple[Registration, ...]:
-    return tuple(find_registrations(open_client(tracking_uri()), EXPERIMENT, "two"))
+    return tuple(find_registrations(mlflow_client(), EXPERIMENT, "two"))
 
 
 def register(entry: list[object]) -> None:
     """What the store has of the registration is replaced."""
-    open_client(tracking_uri()).set_tag(registrations()[0].parent, schema.TAG_HYPOTHESES, json.dumps([entry]))
+    mlflow_client().set_tag(registrations()[0].parent, schema.TAG_HYPOTHESES, json.dumps([entry]))
 
 
 PAGES = Path("reports") / "build"
@@ -147,7 +142,6 @@ def words(cppo: Command, no_training: None) -> Callable[..., str]:
     def verdict(overrides: str = "") -> str:
         cppo(f"report two.yaml --partial --no-log {overrides}")
         match = re.search(r'<ol class="verdicts">(.*?)<dl', (PAGES / "two/index.html").read_text(), re.DOTALL)
-        assert match is not None
         return match[1]
 
     return verdict
@@ -164,7 +158,7 @@ def test_registered_before_the_runs_and_judged_by_the_test_seeds_alone(cppo: Com
     cppo(LAUNCH)
     assert [version.time_ms for version in registrations()] == [registered.time_ms]  # once
     [parent] = mlflow_runs(tag=schema.TAG_SWEEP_PARENT)
-    client = open_client(tracking_uri())
+    client = mlflow_client()
     text = client.download_artifacts(parent.info.run_id, f"hypotheses/{digest}.json")
     assert json.loads(Path(text).read_text())["hypotheses"]["above"]["claim"] == "CPPO is above DPPO"
     said = words()
@@ -231,7 +225,7 @@ def test_runs_that_were_deleted_or_replaced_have_been_seen(cppo: Command, words:
     assert registrations() == ()
     loaded(STATED)
     assert "Not registered: `cppo launch` registers hypotheses" in words()
-    client = open_client(tracking_uri())
+    client = mlflow_client()
     for run in mlflow_runs():
         client.delete_run(run.info.run_id)
     shutil.rmtree("runs")  # else they are on disk, and not trained again

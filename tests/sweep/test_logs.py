@@ -58,8 +58,8 @@ def test_output_of_every_launcher(workspace: Path, cppo: Command) -> None:
     assert cppo(f"logs {RUN}").out == "in Slurm\n"
     text = cppo(f"logs {RUN} --all").out
     assert text.index("local") < text.index("a warning") < text.index("in Slurm")
-    said = cppo(f"logs {OTHER}", code=2).err  # its job has not started
-    assert "it has no output and no training step" in said
+    # Its job has not started.
+    assert "it has no output and no training step" in cppo(f"logs {OTHER}", code=2).err
     assert "is a prefix of 2 ids" in cppo(f"logs {RUN[:8]}", code=2).err  # one has no folder
 
 
@@ -84,8 +84,7 @@ def test_following_ends_with_the_run_and_misses_nothing(
         spool.add(StepEvent(len(slept), 1000, {}))
         slept.append(seconds)
 
-    clock = SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept))
-    monkeypatch.setattr(logs, "time", clock)
+    monkeypatch.setattr(logs, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
     monkeypatch.setattr(logs, "LOOK_SECONDS", 1.5 * logs.POLL_SECONDS)  # at every other piece
     logs.follow(tmp_path, RUN, lambda: len(slept) < len(pieces), out)
     first = "step 0/3\none\nstep 1/3\n"  # a line as soon as it is whole

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import load_sweep, shipped_sweeps
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import make_plan
@@ -29,8 +29,7 @@ def test_the_quickstart_warms_up_one_model_in_which_topk_truncates() -> None:
 )
 def test_every_shipped_sweep_composes(name: str) -> None:
     """Those of the paper's study: test_study.py; searches: tests/search/test_space.py."""
-    overrides = ["core=exact"] if name == "exact" else []
-    assert make_plan(load_sweep(name), overrides).runs
+    assert make_plan(load_sweep(name), ["core=exact"] if name == "exact" else []).runs
 
 
 def _model_of(data: str) -> str:
@@ -96,20 +95,14 @@ def test_quoted_text_arrives_as_it_is_or_is_refused(value: str) -> None:
         assert compose([f"tracking.uri={quote(value)}"]).tracking.uri == value
 
 
-def declared(name: str) -> Sweep:
-    found = load_sweep(name)
-    assert isinstance(found, Sweep)
-    return found
-
-
 def test_the_two_quickstarts_compare_the_same_rules_and_link_to_each_other() -> None:
-    exact, mini = declared("quickstart_exact"), declared("quickstart")
+    exact, mini = load_sweep("quickstart_exact"), load_sweep("quickstart")
     assert exact.variants == mini.variants
     assert (exact.beside, mini.beside) == (("quickstart",), ("quickstart_exact",))
 
 
 def test_its_claim_is_about_all_its_runs_and_none_that_chose_it() -> None:
-    sweep = declared("quickstart_exact")
+    sweep = load_sweep("quickstart_exact")
     [claim] = sweep.hypotheses.values()
     runs = make_plan(sweep).runs
     assert len(runs) == 60
@@ -122,6 +115,6 @@ def test_its_claim_is_about_all_its_runs_and_none_that_chose_it() -> None:
 def test_a_plan_pairs_the_runs_of_one_seed_where_they_share_their_start() -> None:
     """As the report will (tests/analysis/statistics/test_paired.py)."""
     cases = {"quickstart_exact": [], "main": ["core=exact", "variant=cppo,dppo"], "horizon": []}
-    assert all(make_plan(declared(name), more).is_paired(name) for name, more in cases.items())
-    assert not make_plan(declared("main"), ["core=verl", "variant=cppo,dppo"]).is_paired("main")
-    assert not make_plan(declared("quickstart"), ["model.warm_start.seed=0"]).is_paired("quickstart")
+    assert all(make_plan(load_sweep(name), more).is_paired(name) for name, more in cases.items())
+    assert not make_plan(load_sweep("main"), ["core=verl", "variant=cppo,dppo"]).is_paired("main")
+    assert not make_plan(load_sweep("quickstart"), ["model.warm_start.seed=0"]).is_paired("quickstart")

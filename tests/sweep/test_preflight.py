@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cppo_lab.cores.base import Allocation, write_phases
-from cppo_lab.spec import VerlRun
 from cppo_lab.sweep import preflight as module
 from cppo_lab.sweep.cost import (
     FILE,
@@ -101,7 +100,6 @@ def test_runs_of_one_model_and_layout_are_one_kind(main_plan: Plan, tmp_path: Pa
 
 def test_the_short_run_keeps_all_shapes(run: PlannedRun) -> None:
     spec = run.spec
-    assert isinstance(spec, VerlRun)
     short = shortened(spec, 2)
     assert (short.training.t_stop, short.validation.every) == (2, 1)
     assert not short.advantage.drop_zero_variance
@@ -115,9 +113,7 @@ def test_hours_of_a_whole_run(run: PlannedRun) -> None:
 
     def hours_with(length: float) -> Hours:
         steps = tuple(replace(step, response_length=length) for step in RESULT.steps)
-        hours = whole_run(replace(RESULT, steps=steps), run.spec)
-        assert hours is not None
-        return hours
+        return whole_run(replace(RESULT, steps=steps), run.spec)
 
     def high(grown: float) -> float:
         others = (69 * 200 + 68 * 20) * grown
@@ -151,10 +147,9 @@ def test_the_plan_goes_by_it_until_there_are_past_runs(
     assert read_preflight(kind.folder) == RESULT
     hours = whole_run(RESULT, run.spec)
     cost = costs([run], lambda *_: [], tmp_path)[run.run_id]
-    assert hours is not None and cost is not None
     assert (cost.basis, cost.hours, cost.gpu_hours) == (PREFLIGHT, hours.middle, hours.middle * 8)
     past = costs([run], lambda *_: [[50.0] * 10], tmp_path)[run.run_id]
-    assert past is not None and past.basis == "measured"
+    assert past.basis == "measured"
 
 
 def test_the_report_names_parts_memory_and_hours(kind: RunKind) -> None:
@@ -204,7 +199,6 @@ def test_several_nodes_meet_anew_for_each_part(
             self.job, self.last = args
 
         def start(self) -> None:
-            assert self.job.allocation is not None
             over = [allocation.ended() for allocation in meetings]
             seen.append((self.last, self.job.allocation.meeting == meetings[self.last - 1].meeting, over))
             part = {"began": 1.0, "ended": 2.0, "error": error}
@@ -253,7 +247,7 @@ def test_parts_become_a_measurement(job: PreflightJob) -> None:
     assert dead.error == "starting, before the first validation: OutOfMemoryError: 80 GB"
     job.give_up("out of time")  # no launcher goes on with it
     given_up = read_preflight(job.folder)
-    assert given_up is not None and given_up.error == "out of time"
+    assert given_up.error == "out of time"
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

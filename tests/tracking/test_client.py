@@ -277,3 +277,5 @@ def test_a_fault_is_told_without_its_statement_and_parameters(kind: Callable[[ob
     )
     line = fault_line(kind(error))
     assert line.endswith("disk I/O error") and len(line) < 60
+    late = "HTTPConnectionPool(host='h', port=1): Read timed out. (read timeout=30)"
+    assert fault_line(OSError(late)) == "it does not answer: timed out"

@@ -24,12 +24,11 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import AnswersSpec, RunSpec
 from cppo_lab.tracking import upload as upload_module
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import StoredFiles, stored_files
 from cppo_lab.tracking.upload import TABLE, TABLE_TAG, answers_table
 from tests.answers import made
 from tests.conftest import FINISHED, user_error
-from tests.recorded import mlflow_run
+from tests.recorded import mlflow_client, mlflow_run
 from tests.tracking.conftest import Attempt
 
 KEPT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
@@ -55,18 +54,18 @@ def test_the_store_has_the_files_byte_by_byte_and_texts_are_a_table_of_mlflows(
     record_answers(recorder)
     (folder / texts.texts_name(10)).write_bytes(b"nothing of ours")
     recorder.finish(FINISHED)
-    run, client = mlflow_run(folder), open_client(tracking_uri())
+    run, client = mlflow_run(folder), mlflow_client()
     local, stored = FolderFiles(folder), stored_files(tracking_uri(), "mini", tiny_spec.run_id)
-    assert stored is not None and stored.mlflow_id == run.info.run_id
+    assert stored.mlflow_id == run.info.run_id
     assert stored.names() == local.names() and len(local.names()) == 6
     for name in local.names():
         assert stored.content(f"answers/{name}", 10**9) == local.content(f"answers/{name}", 10**9)
     for files in (local, stored):
         outcomes, sampled, tokens = read_outcomes(files), read_texts(files, 20), read_tokens(files, 20)
-        assert outcomes is not None and outcomes.steps.tolist() == [0, 10, 20]
+        assert outcomes.steps.tolist() == [0, 10, 20]
         assert (steps_with(files, "texts"), steps_with(files, "tokens")) == ([0, 10, 20], [10, 20])
-        assert sampled is not None and sampled.samples[0].step == 20
-        assert tokens is not None and len(tokens.token) == 14
+        assert sampled.samples[0].step == 20
+        assert len(tokens.token) == 14
         assert read_texts(files, 5) is None and read_tokens(files, 0) is None
     with user_error(f"texts-000010.jsonl.gz of MLflow run {run.info.run_id} has no"):
         read_texts(stored, 10)

@@ -38,7 +38,7 @@ from cppo_lab.tracking.read import attempts_at
 from cppo_lab.tracking.upload import forget_lost, retire, ship, upload
 from cppo_lab.tracking.uploader import upload_last
 from tests.conftest import FINISHED, TINY, user_error
-from tests.recorded import mlflow_run, mlflow_runs, points, sent, upload_ended
+from tests.recorded import mlflow_client, mlflow_run, mlflow_runs, points, sent, upload_ended
 from tests.tracking.conftest import LOSS, REWARD, Attempt, log
 
 
@@ -54,13 +54,13 @@ def steps(folder: Path) -> list[int]:
 
 
 def artifacts(run: Run) -> set[str]:
-    return {file.path for file in open_client(tracking_uri()).list_artifacts(run.info.run_id)}
+    return {file.path for file in mlflow_client().list_artifacts(run.info.run_id)}
 
 
 def packed_history(folder: Path) -> dict[str, list[tuple[int, float, int]]]:
     """The points in the artifact that the store has."""
     run = mlflow_run(folder)
-    path = Path(open_client(tracking_uri()).download_artifacts(run.info.run_id, history.HISTORY))
+    path = Path(mlflow_client().download_artifacts(run.info.run_id, history.HISTORY))
     packed = history.unpack(path.read_bytes(), "it")
     columns = (packed.step, packed.value, packed.time_ms)
     return {
@@ -100,7 +100,7 @@ def test_a_run_goes_on_in_its_mlflow_run(folder: Path, tiny_spec: RunSpec, attem
     assert points(folder, REWARD)[:4] == before and steps(folder) == [0, 1, 2, 3, 4, 5]
     times = [time for _, _, time in points(folder, REWARD)]
     assert times == sorted(set(times))
-    [stored] = attempts_at(open_client(tracking_uri()), "cppo-mini", tiny_spec.run_id)
+    [stored] = attempts_at(mlflow_client(), "cppo-mini", tiny_spec.run_id)
     assert (stored.status, stored.tags[schema.TAG_FILES]) == (schema.DONE, "complete")
     assert schema.TAG_REASON not in stored.tags and stored.tags[schema.TAG_WARM_START] == "0123456789ab"
     assert len(mlflow_runs(view=ViewType.ALL)) == 1
@@ -114,7 +114,7 @@ def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec
     old_id = mlflow_run(folder).info.run_id
     attempt(0).finish(FINISHED)  # the one before was killed: it could not say so itself
     assert steps(folder) == [0]
-    client = open_client(tracking_uri())
+    client = mlflow_client()
     newest, old = attempts_at(client, "cppo-mini", tiny_spec.run_id)
     assert (newest.status, old.mlflow_id) == (schema.DONE, old_id)
     assert newest.tags["looked"] == old.tags["looked"] == "yes"
@@ -215,7 +215,7 @@ def test_a_line_that_a_kill_cut_off_is_not_waited_for(folder: Path, attempt: Att
 def test_a_file_that_only_seemed_to_arrive_is_sent_again_at_the_end(
     folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recorder, client = attempt(), open_client(tracking_uri())
+    recorder, client = attempt(), mlflow_client()
     with monkeypatch.context() as patch:
         patch.setattr(client, "log_artifact", lambda *_: None)
         ship(folder, tracking_uri(), client)
@@ -227,7 +227,7 @@ def test_a_file_that_only_seemed_to_arrive_is_sent_again_at_the_end(
 def test_a_run_that_a_user_deletes_while_it_trains_is_recorded_anew(folder: Path, attempt: Attempt) -> None:
     recorder = attempt(0, 1)
     old = mlflow_run(folder).info.run_id
-    open_client(tracking_uri()).delete_run(old)
+    mlflow_client().delete_run(old)
     log(recorder, 2)
     recorder.finish(FINISHED)
     assert steps(folder) == [0, 1, 2]
@@ -251,7 +251,7 @@ def test_a_result_that_a_user_deleted_is_on_disk_and_comes_back(
         sent(folder)
     [before] = mlflow_runs(view=ViewType.ALL)
     assert unsent(folder, tracking_uri()) is (lost == "files")
-    open_client(tracking_uri()).delete_run(before.info.run_id)
+    mlflow_client().delete_run(before.info.run_id)
     if lost == "noticed":
         assert forget_lost([folder], tracking_uri()) == [folder]
     elif lost == "progress":
@@ -279,7 +279,7 @@ def test_only_files_of_the_run_are_uploaded(folder: Path, attempt: Attempt) -> N
 
 def test_a_run_that_cannot_be_sent_stops_no_other(folder: Path, attempt: Attempt) -> None:
     """A record with a strange name, and a deleted experiment."""
-    client = open_client(tracking_uri())
+    client = mlflow_client()
     client.delete_experiment(client.create_experiment("cppo-verl"))
     verl = compose([*TINY[1:], "core=verl", "model=tiny_qwen3"]).run
     folders = [folder.with_name("strange"), folder.with_name(verl.run_id), folder]
@@ -363,7 +363,6 @@ def test_points_that_the_store_has_lost_are_sent_again_at_the_end(folder: Path, 
     """As when its database is put back to an older copy while the run trains. Some are no numbers, one is twice."""
     recorder, database = attempt(0), sqlite_file(tracking_uri())
     sent(folder)
-    assert database is not None
     with (
         contextlib.closing(sqlite3.connect(database)) as store,
         contextlib.closing(sqlite3.connect(":memory:")) as old,
@@ -374,7 +373,7 @@ def test_points_that_the_store_has_lost_are_sent_again_at_the_end(folder: Path, 
         sent(folder)
         old.backup(store)
     # By somebody else: the number of points alone would hide one that is lost.
-    open_client(tracking_uri()).log_metric(mlflow_run(folder).info.run_id, REWARD, 0.5, step=0)
+    mlflow_client().log_metric(mlflow_run(folder).info.run_id, REWARD, 0.5, step=0)
     log(recorder, 4)
     recorder.finish(FINISHED)
     assert mlflow_run(folder).data.tags[schema.TAG_FILES] == "complete"
@@ -390,7 +389,7 @@ def test_points_fill_their_requests(folder: Path, attempt: Attempt, monkeypatch:
     for number in range(400):
         recorder.log(number, {REWARD: 0.5, LOSS: 0.5, "train/response_length": 8.0})
     recorder.finish(FINISHED)
-    client = open_client(tracking_uri())
+    client = mlflow_client()
     monkeypatch.setattr(client, "log_batch", asked := Mock(wraps=client.log_batch))
     ship(folder, tracking_uri(), client)
     sizes = [len(call.kwargs.get("metrics", ())) for call in asked.call_args_list]
@@ -401,7 +400,7 @@ def test_a_run_whose_points_the_store_does_not_keep_is_not_complete(
     folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     attempt(0, 1, 2).finish(FINISHED)
-    client = open_client(tracking_uri())
+    client = mlflow_client()
     real = client.log_batch
 
     def forgetful(mlflow_id: str, metrics: Any = (), **named: Any) -> None:
@@ -429,7 +428,7 @@ def test_a_result_is_deleted_once_the_run_that_replaces_it_has_finished(
 ) -> None:
     """It is named by its MLflow id, as before version 0.2.0, or by its record. Another run's, and one that is gone
     for good (`mlflow gc`), are left alone."""
-    client, tags = open_client(tracking_uri()), {schema.TAG_RUN_ID: "r"}
+    client, tags = mlflow_client(), {schema.TAG_RUN_ID: "r"}
     number = client.create_experiment("cppo-mini")
     old, recorded, other, third = (
         client.create_run(number, tags=more).info.run_id
@@ -570,7 +569,7 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, spool: bool) -> Non
 
 def stored(folder: Path, name: str) -> bytes:
     """A file of the run, as the store has it."""
-    client, run = open_client(tracking_uri()), mlflow_run(folder)
+    client, run = mlflow_client(), mlflow_run(folder)
     return Path(client.download_artifacts(run.info.run_id, name)).read_bytes()
 
 

@@ -137,9 +137,7 @@ def run_ids() -> list[str]:
     return [run.run_id for run in make_plan(load_sweep(SWEEP[0]), SWEEP[1:]).runs]
 
 
-def test_an_array_of_batches_with_two_launchers_at_once(
-    bare_slurm: Cluster, workspace: Path, cppo: Command
-) -> None:
+def test_an_array_of_batches_with_two_launchers_at_once(bare_slurm: Cluster, cppo: Command) -> None:
     command = [sys.executable, "-m", "cppo_lab.cli", "launch", *SWEEP, *SLURM]
     launchers = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
     for launcher in launchers:

@@ -14,7 +14,7 @@ from cppo_lab.launch.slurm.submit import groups, parameters
 from cppo_lab.search.space import resolve
 from cppo_lab.search.worker import Worker
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.file import Search, load_sweep
+from cppo_lab.sweep.file import load_sweep
 from tests.conftest import user_error
 from tests.jobs import job
 from tests.launch.slurm.containers import RUNTIMES
@@ -212,9 +212,7 @@ def test_the_batch_script_does_what_was_asked_for_inside(
 
 
 def test_a_search_shows_its_study_s_file_too(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    declared = load_sweep("tune_cppo")
-    assert isinstance(declared, Search)
-    tuning = resolve(declared)
+    tuning = resolve(load_sweep("tune_cppo"))
     worker = Worker(tuning, job(tuning.base.run, work / "runs", f"sqlite:///{work}/mlflow.db"))
     assert mounted(wrapping(worker, spec(), None)) == [f"{work}:{work}"]
     studies = work.parent / "studies"

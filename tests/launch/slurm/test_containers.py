@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.launch.slurm.queue import in_queue
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.conftest import Command
 from tests.launch.slurm import holding
 from tests.launch.slurm.containers import PROJECT, RUNTIMES, make_image, overrides, settings, stand_ins
 from tests.launch.slurm.jobs import Noted, nothing_queued, slurm_spec
-from tests.launch.slurm.test_runs import LONG, Points, attempts, histories, run_id, states, strike
+from tests.launch.slurm.test_runs import FATES, LONG, Points, attempts, histories, meet_fates, run_id, states
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -112,14 +111,8 @@ def expected(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> d
         return histories(local)
 
 
-FATES = [*(GO_ON := ("warned", "requeued", "preempted")), "used up", "cancelled"]
-WHERE = {
-    "warned": ["+launcher.sbatch.nodelist=n1"],
-    "requeued": ["+launcher.sbatch.nodelist=n2"],
-    "preempted": ["+launcher.sbatch.nodelist=n3", "resources.partition=low_grace", "resources.cpus=2"],
-    "used up": ["+launcher.sbatch.nodelist=n4", "launcher.requeues=0"],
-    "cancelled": ["+launcher.sbatch.nodelist=n4"],
-}
+GO_ON = ("warned", "requeued", "preempted")
+WHERE = {fate: FATES[fate] for fate in (*GO_ON, "used up", "cancelled")}
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -132,21 +125,12 @@ def test_a_run_in_a_container_goes_on_after_whatever_slurm_does_to_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    sweeps = {fate: [*LONG, f"seed={seed}"] for seed, fate in enumerate(FATES)}
+    sweeps = {fate: [*LONG, f"seed={seed}"] for seed, fate in enumerate(WHERE)}
     ids = {fate: run_id(sweep) for fate, sweep in sweeps.items()}
     inside = [*overrides(runtime, site / "the image.sqsh"), f"launcher.python='python -m {holding.__name__}'"]
     for fate, sweep in sweeps.items():
         assert main(["launch", *sweep, SLURM, *WHERE[fate], *inside]) == 0
-    jobs = in_queue(tmp_path / "runs")
-    left = set(FATES)
-
-    def strike_those_that_train() -> bool:
-        for fate in [fate for fate in left if holding.holds(tmp_path / "runs" / ids[fate])]:
-            strike(bare_slurm, fate, jobs[ids[fate]].job)
-            left.remove(fate)
-        return not left
-
-    until("each has met its fate", strike_those_that_train)
+    meet_fates(bare_slurm, ids)
     until("the queue is empty", lambda: nothing_queued(tmp_path / "runs"))
     found = {fate: states(sweep)[ids[fate]] for fate, sweep in sweeps.items()}
     recorded = histories(tmp_path)

@@ -9,17 +9,15 @@ from mlflow.entities import Run
 
 from cppo_lab.cli import main
 from cppo_lab.cli.training import plan_states
-from cppo_lab.launch.slurm.queue import in_queue
+from cppo_lab.launch.slurm.queue import QueuedJob, in_queue
 from cppo_lab.runs.state import RunState
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.launch.slurm import holding
 from tests.launch.slurm.jobs import nothing_queued
-from tests.recorded import mlflow_runs
+from tests.recorded import mlflow_client, mlflow_runs
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -41,7 +39,7 @@ def histories(folder: Path) -> dict[str, Points]:
     """Every metric of every finished run in the store of a working folder: its steps and values, as recorded."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        client = open_client(tracking_uri())
+        client = mlflow_client()
         return {
             run.data.tags["cppo.run_id"]: {
                 # Seconds and rates are the machine's.
@@ -111,16 +109,7 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         for fate, settings in FATES.items():
             held = [] if fate == "failed" else [f"launcher.python={holding.python()}"]
             assert main(["launch", *sweep_of(fate), SLURM, *settings, *held]) == 0
-        jobs = in_queue(folder / "runs")
-        left = set(FATES) - {"failed"}
-
-        def strike_those_that_train() -> bool:
-            for fate in [fate for fate in left if holding.holds(folder / "runs" / ids[fate])]:
-                strike(bare_slurm, fate, jobs[ids[fate]].job)
-                left.remove(fate)
-            return not left
-
-        until("each has met its fate", strike_those_that_train)
+        jobs = meet_fates(bare_slurm, {fate: ids[fate] for fate in FATES if fate != "failed"})
         # It goes on elsewhere: Slurm says to a dead node what it did not hear once it is back, and the job's next life
         # would be ended there for the one before.
         failed = ids["its node failed"]
@@ -146,6 +135,21 @@ def strike(slurm: Cluster, fate: str, job: str) -> None:
         slurm.call("sbatch", "-p", "high", "-w", "n3", "-c", "2", "-o", "/dev/null", "--wrap", "true")
     elif fate == "cancelled":
         slurm.call("scancel", job)
+
+
+def meet_fates(slurm: Cluster, ids: dict[str, str]) -> dict[str, QueuedJob]:
+    """Strike each of the working folder's runs, by fate, once it trains; the jobs that they were in, by run."""
+    runs, left = Path("runs").resolve(), set(ids)
+    jobs = in_queue(runs)
+
+    def strike_those_that_train() -> bool:
+        for fate in [fate for fate in left if holding.holds(runs / ids[fate])]:
+            strike(slurm, fate, jobs[ids[fate]].job)
+            left.remove(fate)
+        return not left
+
+    until("each has met its fate", strike_those_that_train)
+    return jobs
 
 
 def test_a_run_that_slurm_takes_away_ends_like_an_unbroken_one(aftermath: Aftermath) -> None:

@@ -7,6 +7,7 @@ import pytest
 from cppo_lab.answers import outcomes
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.runs import attempt
+from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import load_sweep
@@ -17,11 +18,8 @@ from tests import plausible
 from tests.answers import made
 
 
-def train(spec: RunSpec, recorder: object, resources: object) -> Outcome:
+def train(spec: RunSpec, recorder: Recorder, resources: object) -> Outcome:
     """As `plausible.train`; CPPO's runs keep outcomes, those of GRPO fail."""
-    from cppo_lab.runs.recorder import Recorder
-
-    assert isinstance(recorder, Recorder)
     if spec.rule.name == "grpo":
         raise RuntimeError("out of memory")
     ended = plausible.train(spec, recorder, resources)

@@ -11,26 +11,21 @@ import pyarrow.parquet as pq
 import pytest
 
 import cppo_lab
-from cppo_lab.cli import exporting, main
+from cppo_lab.cli import exporting
+from tests.conftest import Command
 
 SCORE = "val/mean/avg_at_16"
 
 
 @pytest.fixture
-def study(in_trained: Path) -> cppo_lab.Results:
-    return cppo_lab.load("quickstart")
+def export(cppo: Command, in_trained: Path) -> Command:
+    """`cppo export metrics quickstart` into a folder, where the runs are."""
+    return lambda out, words="", **code: cppo(f"export metrics quickstart --out {out} {words}", **code)
 
 
-def export(out: Path, *words: str) -> int:
-    return main(["export", "metrics", "quickstart", "--out", str(out), *words])
-
-
-def test_parquet_has_the_frames(
-    study: cppo_lab.Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "new" / "tables"
-    assert export(out) == 0
-    printed = capsys.readouterr()
+def test_parquet_has_the_frames(export: Command, tmp_path: Path) -> None:
+    out, study = tmp_path / "new" / "tables", cppo_lab.load("quickstart")
+    printed = export(out)
     assert printed.out == f"{out}\n" and "history.parquet" in printed.err
     frames = {"runs": study.runs, "history": study.history(), "outcomes": study.outcomes()}
     assert {path.name for path in out.iterdir()} == {"about.json", *(f"{name}.parquet" for name in frames)}
@@ -47,60 +42,47 @@ def test_parquet_has_the_frames(
 
 
 def test_csv_has_whole_numbers_and_every_digit_and_json_says_what_was_written(
-    study: cppo_lab.Results, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    export: Command, tmp_path: Path
 ) -> None:
-    out, names = tmp_path / "out", ["train/reward", SCORE]
-    assert export(out, "variant=cppo", "--json", "--format", "csv", "--metrics", ",".join(names)) == 0
+    out, names, study = tmp_path / "out", ["train/reward", SCORE], cppo_lab.load("quickstart")
+    written = export(out, f"variant=cppo --json --format csv --metrics {','.join(names)}").answer
     with (out / "history.csv").open(newline="") as file:
         rows = [(row["run_id"], int(row["step"]), float(row["value"])) for row in csv.DictReader(file)]
     expected = study.history(names, runs=study.runs[study.runs["variant"] == "cppo"])
     columns = (expected[name] for name in ("run_id", "step", "value"))
     assert sorted(rows) == sorted(zip(*columns, strict=True))
-    written = json.loads(capsys.readouterr().out)
     assert (written["folder"], written["overrides"]) == (str(out), ["variant=cppo"])
     assert (written["states"], written["rows"]["history.csv"]) == ({"done": 2}, len(rows))
 
 
 def test_nothing_is_overwritten_without_force(
-    in_trained: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    export: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    assert export(out, "--format", "csv") == 0
-    assert export(out) == 2
-    assert re.search("not empty: name another folder.*--force replaces", capsys.readouterr().err)
+    export(out, "--format csv")
+    assert re.search("not empty: name another folder.*--force replaces", export(out, code=2).err)
     with monkeypatch.context() as patch:  # a full disk while it writes: what was there stays
         full = OSError(28, "No space left on device", str(out))
         patch.setattr(pd.DataFrame, "to_parquet", Mock(side_effect=full))
-        assert export(out, "--force") == 2
-        assert "free space" in capsys.readouterr().err
+        assert "free space" in export(out, "--force", code=2).err
     assert (out / "history.csv").is_file()
-    assert export(out, "--force") == 0
+    export(out, "--force")
     assert (out / "history.parquet").is_file() and not (out / "history.csv").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     (out / "about.json").write_text("{}")  # no longer an export of ours
-    assert export(out, "--force") == 2
-    assert "exists and is not empty" in capsys.readouterr().err
+    assert "exists and is not empty" in export(out, "--force", code=2).err
 
 
-def test_the_paper_s_curves_need_no_store(tmp_path: Path, workspace: Path) -> None:
-    out = tmp_path / "out"
-    words = ["export", "metrics", "kl_vs_tv", "--from", "paper", "--format", "csv", "--out", str(out)]
-    assert main(words) == 0
-    assert {path.name for path in out.iterdir()} == {"about.json", "history.csv", "runs.csv"}
-    assert "paper-" in (out / "runs.csv").read_text()
-    assert not (workspace / "mlflow.db").exists()
+def test_the_paper_s_curves_need_no_store(cppo: Command) -> None:
+    cppo("export metrics kl_vs_tv --from paper --format csv --out out")
+    assert {path.name for path in Path("out").iterdir()} == {"about.json", "history.csv", "runs.csv"}
+    assert "paper-" in Path("out/runs.csv").read_text()
+    assert not Path("mlflow.db").exists()
 
 
 def test_a_package_that_is_missing_is_named(
-    in_trained: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    export: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
-    assert export(tmp_path / "out") == 2
-    assert "pip install 'cppo-lab[export]'" in capsys.readouterr().err
+    assert "pip install 'cppo-lab[export]'" in export(tmp_path / "out", code=2).err
     assert not (tmp_path / "out").exists()
