@@ -163,7 +163,7 @@ def test_a_table_that_is_too_wide_says_so(opened: "Page") -> None:
 
 
 @pytest.mark.parametrize(
-    ("mlflow", "count"),
+    "mlflow, count",
     [("http://127.0.0.1:5001/base", 4), ("http://example.org", 0), ("javascript:alert(1)", 0)],
 )
 def test_runs_lead_to_the_mlflow_that_the_address_names(

@@ -155,7 +155,7 @@ def test_a_sample_with_a_reward_alone_is_shown(run: Path, cppo: Command) -> None
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    "words, said",
     [
         ("samples RUN --step 5", "has texts of the steps 0, 10"),
         ("samples RUN --problem x", "step 10 has answers to aime24-1, aime25-7, t-1"),

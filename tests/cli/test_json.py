@@ -170,7 +170,7 @@ def test_a_file_is_no_benchmark_of_a_core_that_makes_its_problems(
 
 
 @pytest.mark.parametrize(
-    ("line", "key"), [("plan quickstart --effect 1 --power", "claims"), ("plan tune_cppo", "search")]
+    "line, key", [("plan quickstart --effect 1 --power", "claims"), ("plan tune_cppo", "search")]
 )
 def test_other_answers_of_plan(
     line: str, key: str, workspace: Path, capfd: pytest.CaptureFixture[str]
@@ -195,7 +195,7 @@ def test_what_is_printed_meanwhile_is_not_in_the_object(
 
 
 @pytest.mark.parametrize(
-    ("line", "code", "says"),
+    "line, code, says",
     [
         ("status --bogus", Exit.USAGE, "--bogus"),
         ("plan quickstart rule.delta=x", Exit.USAGE, "rule.delta"),

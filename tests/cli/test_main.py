@@ -122,7 +122,7 @@ PACKAGES = "pip install 'torch<3,>=2.4'"
 
 
 @pytest.mark.parametrize(
-    ("url", "editable", "command"),
+    "url, editable, command",
     [
         ("FOLDER", True, "pip install -e 'FOLDER[train]'"),
         ("FOLDER", False, "pip install 'FOLDER[train]'"),
@@ -209,7 +209,7 @@ def test_a_report_is_told_the_command_that_makes_it(cppo: Command, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "form"),
+    "wrong, form",
     [
         ("launcher.srun=[--export=ALL]", "launcher.srun=['--export=ALL']"),
         ("launcher.srun=[--export=ALL, --mpi=pmix]", "launcher.srun=['--export=ALL','--mpi=pmix']"),

@@ -51,7 +51,7 @@ def test_sweeps_have_a_line_each(files: None, cppo: Command) -> None:
             assert (row["title"], row["question"]) == (declared.title, declared.question)
 
 
-@pytest.mark.parametrize(("what", "group"), [("models", "model"), ("rules", "rule")])
+@pytest.mark.parametrize("what, group", [("models", "model"), ("rules", "rule")])
 def test_models_and_rules_have_a_meaning(what: str, group: str, cppo: Command) -> None:
     lines = cppo(f"list {what}").out.splitlines()
     assert [line.split()[0] for line in lines] == shipped()[group]

@@ -187,7 +187,7 @@ axes: {seed: [0, 1, 2, 3]}
 """
 
 
-@pytest.mark.parametrize(("core", "degrees"), [("exact", 1), ("mini", 2)])
+@pytest.mark.parametrize("core, degrees", [("exact", 1), ("mini", 2)])
 def test_power_without_claims_is_what_the_seeds_of_two_methods_show(
     cppo: Command, workspace: Path, core: str, degrees: int
 ) -> None:

@@ -201,7 +201,7 @@ def asked(text: str, cppo: Command, monkeypatch: pytest.MonkeyPatch) -> ReportRe
 
 
 @pytest.mark.parametrize(
-    ("named", "expected"),
+    "named, expected",
     [
         ("own", Baseline("own", AT_ITS_OWN)),
         ("own w_min=0.8", Baseline("own w_min=0.8")),

@@ -137,7 +137,7 @@ def test_the_script_does_what_the_documents_say(
     assert called[-1] == f"git config --system --add safe.directory {ROOT}"
 
 
-@pytest.mark.parametrize(("fault", "calls"), [("gpu-fsdp", 1), ("ninja", 2), ("flash", 3)])
+@pytest.mark.parametrize("fault, calls", [("gpu-fsdp", 1), ("ninja", 2), ("flash", 3)])
 def test_the_script_stops_at_what_fails(
     fault: str, calls: int, stand_ins: dict[str, str], tmp_path: Path
 ) -> None:

@@ -86,7 +86,7 @@ def test_cpu_builds_of_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "taken", "left_out"),
+    "name, taken, left_out",
     [
         (
             "A",
@@ -132,7 +132,7 @@ SKIPPED = {"name": "c", "skip_reason": "Dependency not found on PyPI"}
 
 
 @pytest.mark.parametrize(
-    ("packages", "status", "last"),
+    "packages, status, last",
     [
         ([CLEAN], 0, "1 of 1 packages looked up, 0 known vulnerabilities"),
         ([CLEAN, FLAWED], 1, "2 of 2 packages looked up, 1 known vulnerabilities"),
@@ -149,7 +149,7 @@ def test_an_audit_that_skips_is_no_success(packages: list[object], status: int, 
     assert ("b 2: CVE-1, fixed in 2.1" in lines) == (FLAWED in packages)
 
 
-@pytest.mark.parametrize(("output", "errors"), [("", "Traceback\nConnectionError: no route"), ("[]", "")])
+@pytest.mark.parametrize("output, errors", [("", "Traceback\nConnectionError: no route"), ("[]", "")])
 def test_an_audit_without_an_answer_is_no_success(output: str, errors: str) -> None:
     status, [line] = audit.verdict(output, errors)
     assert status == 2

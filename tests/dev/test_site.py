@@ -80,7 +80,7 @@ def test_metrics_have_a_line_each() -> None:
 
 
 @pytest.mark.parametrize(
-    ("docstring", "expected"),
+    "docstring, expected",
     [
         ("The mean of `a * b`, *always*.", ["The mean of ``a * b``, \\*always\\*."]),
         (

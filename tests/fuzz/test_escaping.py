@@ -250,7 +250,7 @@ def test_cells_of_csv(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("uri", "link"),
+    "uri, link",
     [
         ("javascript:alert(1)//http://x", ""),
         (

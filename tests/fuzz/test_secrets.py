@@ -99,7 +99,7 @@ def test_a_lock_lies_beside_its_file_and_not_where_everybody_writes(
     assert lock.name == ".x.db.lock" and list(everybody.iterdir()) == []
 
 
-@pytest.mark.parametrize(("mode", "expected"), [(0o2775, 0o664), (0o755, 0o644)])
+@pytest.mark.parametrize("mode, expected", [(0o2775, 0o664), (0o755, 0o644)])
 def test_a_lock_is_shared_where_its_folder_is(tmp_path: Path, mode: int, expected: int) -> None:
     tmp_path.chmod(mode)
     before = os.umask(0o022)

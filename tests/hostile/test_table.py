@@ -72,7 +72,7 @@ def _ship(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-@pytest.mark.parametrize(("kind", "case"), TABLE, ids=[f"{kind}-{case.says[:40]}" for kind, case in TABLE])
+@pytest.mark.parametrize("kind, case", TABLE, ids=[f"{kind}-{case.says[:40]}" for kind, case in TABLE])
 def test_a_bad_input_costs_one_line_and_writes_nothing(
     kind: str,
     case: Case,

@@ -9,7 +9,7 @@ from tests.conftest import user_error
 
 
 @pytest.mark.parametrize(
-    ("parent", "runs", "refused"),
+    "parent, runs, refused",
     [
         (0o755, 0o755, ""),
         (0o775, 0o2775, ""),  # shared with a group

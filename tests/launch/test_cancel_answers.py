@@ -21,7 +21,7 @@ FOREIGN = PermissionError(1, "Operation not permitted")
 
 
 @pytest.mark.parametrize(
-    ("queued_only", "holders", "faults", "text", "signals"),
+    "queued_only, holders, faults, text, signals",
     [
         (False, [HERE] * 2, {}, ASKED, TERMINATED),
         (True, [HERE] * 2, {}, "has started meanwhile: left alone", []),

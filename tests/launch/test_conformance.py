@@ -201,7 +201,7 @@ def test_a_job_cancelled_in_a_queue(function: Callable[..., None], monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("function", "test"),
+    "function, test",
     [
         (twice, "test_every_job_runs_once_in_its_own_process"),
         (twice, "test_no_more_jobs_than_workers_run_at_a_time"),

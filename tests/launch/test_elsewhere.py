@@ -92,7 +92,7 @@ def pulled(json_answer: JsonAnswer, planned: dict[str, PlannedRun], gone: bool =
 
 
 @pytest.mark.parametrize(
-    ("store", "options", "held"),
+    "store, options, held",
     [
         ("", [], set()),
         (LOST, [], {"announced", "cancelled", "absent", "gone"}),

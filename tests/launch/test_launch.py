@@ -172,7 +172,7 @@ def test_killed_launcher_leaves_nothing_running_for_ever(workspace: Path, cppo: 
 
 
 @pytest.mark.parametrize(
-    ("number", "deaf"), [(signal.SIGINT, False), (signal.SIGHUP, False), (signal.SIGTERM, True)]
+    "number, deaf", [(signal.SIGINT, False), (signal.SIGHUP, False), (signal.SIGTERM, True)]
 )
 def test_interrupted_launch_ends_its_runs_and_says_how_to_go_on(
     workspace: Path, number: signal.Signals, deaf: bool

@@ -70,7 +70,7 @@ ROLLED_BACK = (
 
 
 @pytest.mark.parametrize(
-    ("script", "names", "fault"),
+    "script, names, fault",
     [("", "aba", "UNIQUE.*"), (ROLLED_BACK, "ab", "database or disk is full")],
     ids=["refused by the table", "taken back by SQLite"],
 )

@@ -76,7 +76,7 @@ def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("text", "option", "begun"),
+    "text, option, begun",
     [
         (lambda seed: f"no room for {seed} GiB", ["--keep-going"], 5),
         (lambda seed: "this" if seed != 1 else "that", [], 5),  # of another kind

@@ -217,7 +217,7 @@ ENDS: dict[str, tuple[Callable[[Recorder], None], str, str]] = {
 
 # MLflow's status after somebody's remark in an old run, one in a script that fails, and a correction.
 @pytest.mark.parametrize("status", ["FINISHED", "FAILED", "RUNNING"])
-@pytest.mark.parametrize(("end", "expected", "note"), ENDS.values(), ids=ENDS)
+@pytest.mark.parametrize("end, expected, note", ENDS.values(), ids=ENDS)
 def test_what_somebody_does_to_a_run_in_mlflow_changes_no_state(
     recorder: Recorder, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, end: Callable[[Recorder], None],
     expected: str, note: str, status: str,

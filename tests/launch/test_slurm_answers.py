@@ -113,7 +113,7 @@ def test_accounts_are_asked_for_every_job_in_few_requests(
 
 
 @pytest.mark.parametrize(
-    ("accounts", "ended"),
+    "accounts, ended",
     [("RUNNING", LEFT), ("PENDING", LEFT), ("", LEFT), ("OUT_OF_MEMORY", "OUT_OF_MEMORY")],
 )
 def test_accounts_that_lag_do_not_say_how_a_job_ended(
@@ -142,7 +142,7 @@ def test_jobs_of_launchers_that_died_before_they_were_complete_are_cancelled(
 
 
 @pytest.mark.parametrize(
-    ("config", "longest", "sizes"),
+    "config, longest, sizes",
     [
         ("MaxArraySize = 4", 3, [3, 3, 2]),
         ("MaxArraySize = 1001\nSchedulerParameters = max_array_tasks=3,bf_continue", 3, [3, 3, 2]),
@@ -238,7 +238,7 @@ def test_no_variable_of_the_shell_overrides_what_the_launcher_sets(
     assert said.startswith(f"cppo: {', '.join(sorted(dropped))}: ignored, since") and "\n" not in said
 
 
-@pytest.mark.parametrize(("cpus", "passed"), [(None, True), (96, False)])
+@pytest.mark.parametrize("cpus, passed", [(None, True), (96, False)])
 def test_the_shell_says_the_cpus_of_a_gpu_where_the_layout_does_not(
     slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch, cpus: int | None, passed: bool
 ) -> None:
@@ -267,7 +267,7 @@ NONE = {"cpus-per-task": None, "srun": None, "mem": None}
 
 
 @pytest.mark.parametrize(
-    ("job", "settings", "resources", "expected"),
+    "job, settings, resources, expected",
     [
         ({}, {"threads": 2}, {}, {"cpus-per-task": "2", "srun": "2", "gpus-per-node": None, "mem": None}),
         ({}, {}, {"cpus": 6, "gpu_type": "a100"}, {"cpus-per-task": "6", "srun": "6", "gpus-per-node": None}),
@@ -307,7 +307,7 @@ def test_every_layout_on_gpus_asks_for_cpus() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "cpus"),
+    "words, cpus",
     [
         ("core=verl model=qwen3_1_7b", 96),
         ("core=verl model=qwen3_30b_a3b_base layout=four_nodes_megatron", 96),
@@ -331,7 +331,7 @@ def test_every_kind_of_job_asks_for_the_cpus_of_its_gpus(words: str, cpus: int |
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "held"),
+    "state, reason, held",
     [
         *(
             ("PENDING", reason, True)
@@ -416,7 +416,7 @@ def test_a_submission_is_found_whatever_comment_the_site_demands(
 
 
 @pytest.mark.parametrize(
-    ("variants", "size", "title"),
+    "variants, size, title",
     [
         ({"quickstart": "cppo"}, 1, "quickstart/cppo-1-{id}"),
         ({"mine": "cppo w_min=0.8, λ|x", "study": "b"}, 1, "mine/cppo_w_min=0.8_x-1-{id}"),
@@ -537,7 +537,7 @@ def test_jobs_that_the_cluster_hides_are_in_the_queue_still(
 
 
 @pytest.mark.parametrize(
-    ("settings", "shown"),
+    "settings, shown",
     [
         ("PrivateData = none", True),
         ("PrivateData = accounts,usage", True),
@@ -568,7 +568,7 @@ CHECK = "squeue: {}: check that Slurm's controller is up \\(`scontrol ping`\\)$"
 
 
 @pytest.mark.parametrize(
-    ("commands", "said"),
+    "commands, said",
     [
         ({}, "sbatch, squeue, scancel, srun not found .* go to a login node"),
         (
@@ -679,7 +679,7 @@ def requeues(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("answer", "requeued"),
+    "answer, requeued",
     [
         ("JobId=7 JobState=RUNNING PreemptTime=2026-11-26T10:00:00 Comment=x", True),
         ("JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-11-26T10:00:00", True),
@@ -737,9 +737,7 @@ def test_a_warned_job_goes_back_into_the_queue_as_often_as_it_may(
     assert (outside.read_text() if outside.exists() else "") == ("requeue" if goes_back and contained else "")
 
 
-@pytest.mark.parametrize(
-    ("restarts", "asked"), [(0, GO_BACK_IF_PREEMPTED), (1, GO_BACK_IF_PREEMPTED), (2, "")]
-)
+@pytest.mark.parametrize("restarts, asked", [(0, GO_BACK_IF_PREEMPTED), (1, GO_BACK_IF_PREEMPTED), (2, "")])
 def test_a_job_that_is_ended_in_a_container_leaves_the_question_to_the_batch_script(
     runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch, restarts: int, asked: str
 ) -> None:

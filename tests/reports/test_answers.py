@@ -128,7 +128,7 @@ def test_tokens_are_those_of_the_file_and_of_the_replay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "constants", "reason"),
+    "rule, constants, reason",
     [("m2po", {"m2": 0.04}, "rule 'm2po' decides over a whole minibatch"), ("somebodys", {}, "somebodys")],
 )
 def test_a_rule_that_cannot_be_replayed_is_named(rule: str, constants: dict[str, float], reason: str) -> None:

@@ -16,7 +16,7 @@ from tests.analysis.made_sweeps import MadeRun, both, scored
 
 
 @pytest.mark.parametrize(
-    ("printed", "exact", "printing"),
+    "printed, exact, printing",
     [
         ("30.41", "30.4167", Printing.TRUNCATED),
         ("30.63", "30.6250", Printing.ROUNDED),
@@ -30,7 +30,7 @@ def test_classify(printed: str, exact: str, printing: Printing) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fraction", "text"),
+    "fraction, text",
     [
         (0.31875, "31.88"),  # a tie in decimals, below it in binary
         ((0.15625 + 0.120833 + 0.079167) / 3, "11.88"),  # 0.11874999999999998 in binary

@@ -70,7 +70,7 @@ def test_one_axis_has_means_in_its_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("counts", "said"),
+    "counts, said",
     [
         ((1, 1), "of one run each, without an interval"),
         ((2, 1), "with the range of two seeds"),
@@ -99,7 +99,7 @@ def test_two_seeds_have_their_range(counts: tuple[int, int], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "scale"),
+    "values, scale",
     [
         ((0.01, 0.02, 0.04), LINEAR),
         ((0.001, 0.01, 0.1), LOG),
@@ -117,7 +117,7 @@ NOISY = (0.0, 0.02, -0.01, 0.03, 0.01, -0.02, 0.02, 0.0, 0.01, -0.03, 0.03, -0.0
 
 
 @pytest.mark.parametrize(
-    ("rise", "spread", "said"),
+    "rise, spread, said",
     [
         (0.0, NOISY, "which is within noise, so they are not coloured"),
         (0.2, NOISY, ""),

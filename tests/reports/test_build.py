@@ -112,7 +112,7 @@ def test_another_palette_changes_the_figures_alone(built: ReportRequest, tmp_pat
 
 @pytest.mark.usefixtures("undrawn")
 @pytest.mark.parametrize(
-    ("owner", "name"),
+    "owner, name",
     [(MlflowClient, "search_runs"), (build, "render_template"), (Path, "write_bytes"), (Path, "rename")],
     ids=["reading", "drawing", "writing", "swapping"],
 )

@@ -110,7 +110,7 @@ def test_the_command(made: Path, cppo: Command) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "words"),
+    "change, words",
     [
         (lambda record: record["sweeps"].append("x"), "has sweeps.1='x'"),
         (

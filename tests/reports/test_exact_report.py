@@ -55,7 +55,7 @@ def loaded(text: str) -> Sweep:
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    "old, new, message",
     [
         ("models: {exact: [exact_early]}", "models: [exact_early]", "computed by core=exact alone"),
         ("only: [exact_early]", "only: [exact_late]", r"model 'exact_late' is not in models \(valid: exact_early\)"),
@@ -155,7 +155,7 @@ def section(
 
 
 @pytest.mark.parametrize(
-    ("law", "of_claim", "meaning"),
+    "law, of_claim, meaning",
     [
         (0.7, {}, ("It holds: ", "an advantage below 10 % counts as none")),
         (0.85, {"smallest": log_size(0.4)}, ("It holds, but the effect is below the smallest", "below 40 %")),
@@ -174,7 +174,7 @@ def test_an_outcome_is_said_in_words(
     assert line.power.startswith(power)
 
 
-@pytest.mark.parametrize(("control", "as_much"), [(0.5, True), (1.0, False), (1.5, False)])
+@pytest.mark.parametrize("control, as_much", [(0.5, True), (1.0, False), (1.5, False)])
 def test_a_control_that_does_as_much_as_the_rule_is_named_with_the_verdict(
     monkeypatch: pytest.MonkeyPatch, control: float, as_much: bool
 ) -> None:

@@ -87,7 +87,7 @@ def test_words_stand_beside_the_numbers_of_their_place() -> None:
 
 
 @pytest.mark.parametrize(
-    ("info", "said"),
+    "info, said",
     [
         *(
             (Anything(value), "field value of Anything cannot be written")

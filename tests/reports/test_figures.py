@@ -84,7 +84,7 @@ def test_what_has_no_validation_or_is_unfinished() -> None:
 
 
 @pytest.mark.parametrize(
-    ("labels", "width", "columns"), [((), 5, 1), (("ab",) * 3, 20, 3), (("x" * 60,) * 4, 7.2, 1)]
+    "labels, width, columns", [((), 5, 1), (("ab",) * 3, 20, 3), (("x" * 60,) * 4, 7.2, 1)]
 )
 def test_the_legend_fits_the_figure(labels: tuple[str, ...], width: float, columns: int) -> None:
     assert legend_columns(labels, width) == columns
@@ -226,7 +226,7 @@ def test_a_style_has_its_width_font_and_size(drawn: drawing.Drawn) -> None:
     assert parse_style("font=DejaVu Sans Mono").font == "DejaVu Sans Mono"
 
 
-@pytest.mark.parametrize(("width", "columns"), [("", 3), ("width=6.5in", 2), ("width=3.3in", 1)])
+@pytest.mark.parametrize("width, columns", [("", 3), ("width=6.5in", 2), ("width=3.3in", 1)])
 def test_panels_are_stacked_where_the_width_takes_no_two(width: str, columns: int) -> None:
     with figure_style(parse_style(width) if width else USUAL_STYLE):
         axes = panel_grid(Figure(), 3, 3, (3.8, 3.3), ("Title",))
@@ -234,7 +234,7 @@ def test_panels_are_stacked_where_the_width_takes_no_two(width: str, columns: in
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    "text, says",
     [
         ("", "'': not a setting of figures; valid: width=3.3in, font=serif, size=8pt"),
         ("width", "'width': not a setting"),

@@ -48,7 +48,7 @@ PLAIN = (  # the median, and the worst: of the ESS the least
 
 
 @pytest.mark.parametrize(
-    ("points", "staleness", "shown", "absent"),
+    "points, staleness, shown, absent",
     [
         (lambda _v, _s, step: plain(step), 0, PLAIN, ("staleness",)),
         (

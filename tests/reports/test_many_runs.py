@@ -58,7 +58,7 @@ def test_figures_show_the_best_of_very_many_variants_and_say_so() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runs", "listed", "left_out"), [(made(4, MANY // 2), MANY // 4, MANY // 4), (made(2, 10), 10, 0)]
+    "runs, listed, left_out", [(made(4, MANY // 2), MANY // 4, MANY // 4), (made(2, 10), 10, 0)]
 )
 def test_every_cell_of_a_long_list_of_runs_has_an_equal_share(
     runs: list[MadeRun], listed: int, left_out: int

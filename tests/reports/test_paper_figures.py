@@ -111,7 +111,7 @@ def test_every_drawn_number_and_name_is_in_the_csv_and_in_view(
                 assert low <= np.nanmin(values) and np.nanmax(values) <= high, name
 
 
-@pytest.mark.parametrize(("name", "models"), [("figure_1", MODELS[3:]), ("figure_4", MODELS[1:])])
+@pytest.mark.parametrize("name, models", [("figure_1", MODELS[3:]), ("figure_4", MODELS[1:])])
 def test_main_curves(
     drawn: dict[str, tuple[Picture, Figure]], validation: Curves, name: str, models: tuple[str, ...]
 ) -> None:
@@ -150,7 +150,7 @@ def test_warmup(drawn: dict[str, tuple[Picture, Figure]]) -> None:
         assert floor == ([0.02] if name[0].startswith("delta_b") else [])
 
 
-@pytest.mark.parametrize(("number", "model"), list(enumerate(MODELS, 8)))
+@pytest.mark.parametrize("number, model", list(enumerate(MODELS, 8)))
 def test_all_curves_of_a_model(
     drawn: dict[str, tuple[Picture, Figure]], validation: Curves, diagnostics: Curves, number: int, model: str
 ) -> None:

@@ -34,7 +34,7 @@ def audited(board: Scoreboard, printed: list[dict[str, str]]) -> list[Discrepanc
     return discrepancies(audit_tables(board, printed), board, ablations, shared_curves(board, ablations))
 
 
-@pytest.mark.parametrize(("name", "make"), [("table_main", main_table), ("table_full", full_table)])
+@pytest.mark.parametrize("name, make", [("table_main", main_table), ("table_full", full_table)])
 def test_tables_1_and_4_as_printed(paper_board: Scoreboard, name: str, make: object) -> None:
     text = tables.table_csv(make(paper_board, "Table"))  # type: ignore[operator]
     ours, printed = list(csv.DictReader(io.StringIO(text))), printed_table(name)

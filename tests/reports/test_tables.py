@@ -43,7 +43,7 @@ def rows_of(text: str) -> list[list[str]]:
 
 
 @pytest.mark.parametrize(
-    ("entries", "marks"),
+    "entries, marks",
     [
         ([1, 3, 2], " bs"),
         ([3, 3, 2], "bbs"),
@@ -163,7 +163,7 @@ def test_a_markdown_row_stays_one_row() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "cell"),
+    "text, cell",
     [
         *((text, f"'{text}") for text in ("=HYPERLINK(1)", "+cmd", "-1+1", "@SUM(A1)", "\t=1")),
         ("\r=1", "'\n=1"),
@@ -207,7 +207,7 @@ EQUAL = [flat(name, 0.5) for name in ("grpo", "dppo", "cppo")]
 
 
 @pytest.mark.parametrize(
-    ("runs", "said"),
+    "runs, said",
     [
         (
             [
@@ -245,7 +245,7 @@ def test_headlines(runs: list[MadeRun], said: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("steps", "text"),
+    "steps, text",
     [
         ((), "–"),
         ((20,) * 20, "20"),

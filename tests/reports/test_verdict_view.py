@@ -32,7 +32,7 @@ def answers(cells: dict[str, list[float]], *own: Claim) -> list[tuple[Word, str]
 
 @pytest.mark.parametrize("own", [(), (ABOVE,)], ids=["against the baseline", "a hypothesis"])
 @pytest.mark.parametrize(
-    ("ours", "word", "beginning"),
+    "ours, word, beginning",
     [
         (moved(0.05), Word.BETTER, "CPPO scores higher than DPPO on "),
         (moved(-0.05), Word.BETTER, "DPPO scores higher than CPPO on "),
@@ -62,7 +62,7 @@ def test_a_claim_about_speed_says_so() -> None:
     assert "learns faster" in sentence
 
 
-@pytest.mark.parametrize(("others", "word"), [(1, Word.BETTER), (8, Word.OPEN)])
+@pytest.mark.parametrize("others, word", [(1, Word.BETTER), (8, Word.OPEN)])
 def test_many_comparisons_are_corrected(others: int, word: Word) -> None:
     """A just significant difference among many is none."""
     crowd = {f"same_{number}": moved(0.02, WIDE) for number in range(others)}

@@ -65,7 +65,7 @@ def test_numbers_of_a_sweep() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runs", "word", "low"),
+    "runs, word, low",
     [
         (grid(), "better", True),
         (grid(seeds=1), "not decided", False),
@@ -146,7 +146,7 @@ NO_TEST = ("two-sided", "interval", "Welch", "Student", "Hypothes", "Claims", "c
 
 
 @pytest.mark.parametrize(
-    ("runs", "absent"),
+    "runs, absent",
     [(grid(seeds=1), NO_TEST), (grid(variants=("dppo",)), ("compared with", *NO_TEST, "without a test"))],
 )
 def test_methods_say_nothing_that_the_records_do_not_show(

@@ -9,7 +9,7 @@ COLLAPSED = [(0, 0.2), (2, 0.6), (4, 0.1)]
 
 
 @pytest.mark.parametrize(
-    ("objective", "curves", "value"),
+    "objective, curves, value",
     [
         ("final_score", [WHOLE], (0.3 + 0.4 + 0.6) / 3),
         ("best_score", [WHOLE], 0.6),

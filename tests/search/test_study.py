@@ -93,7 +93,7 @@ def test_a_trial_whose_worker_is_silent_is_repeated_with_its_point_and_curve(url
 
 
 @pytest.mark.parametrize(
-    ("owner", "step"), [(optuna.storages, "fail_stale_trials"), (module, "_repeat")], ids=["fail", "repeat"]
+    "owner, step", [(optuna.storages, "fail_stale_trials"), (module, "_repeat")], ids=["fail", "repeat"]
 )
 def test_a_process_killed_while_it_repeats_a_trial_loses_none(
     url: str, silence: None, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str
@@ -243,7 +243,7 @@ def test_the_budget_can_be_raised_and_lowered(url: str, silence: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "overrides", "message"),
+    "changes, overrides, message",
     [
         ({"objectives": ["best_score"]}, [], r"objectives was \['final_score'\], is \['best_score'\]"),
         (

@@ -289,7 +289,7 @@ def test_a_pruned_run_ends_in_order_and_can_be_continued(
 
 
 @pytest.mark.parametrize(
-    ("sampler", "pruner", "count"),
+    "sampler, pruner, count",
     [("tpe", "hyperband", 12), ("random", "hyperband", 12), ("nsga2", "median", 8), ("random", "none", 4)],
 )
 def test_every_sampler_goes_with_every_pruner(

@@ -42,7 +42,7 @@ def assert_whole(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "begun"),
+    "fault, begun",
     [
         (Fault(status=503), True),
         (Fault(status=200), True),  # a page, as of a login or of a gateway that is kind

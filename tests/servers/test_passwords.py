@@ -85,7 +85,7 @@ def test_a_job_on_file_has_no_password_and_finds_it_again(
 
 
 @pytest.mark.parametrize(
-    ("driver", "meant"), [("psycopg2", "postgresql+psycopg2"), ("psycopg", "postgresql+psycopg"), ("", "")]
+    "driver, meant", [("psycopg2", "postgresql+psycopg2"), ("psycopg", "postgresql+psycopg"), ("", "")]
 )
 def test_the_driver_that_is_installed_is_used(
     monkeypatch: pytest.MonkeyPatch, driver: str, meant: str

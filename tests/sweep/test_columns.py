@@ -52,7 +52,7 @@ def test_runs_are_ordered_by_a_score() -> None:
         assert [run.label.seed for run in ordered(runs, score)] == seeds
 
 
-@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+@pytest.mark.parametrize("name, value", [("NO_COLOR", "1"), ("TERM", "dumb")])
 def test_no_colour_where_the_environment_forbids_it(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

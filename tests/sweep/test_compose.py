@@ -173,7 +173,7 @@ def test_a_sweep_file_chooses_among_the_rewards_of_its_users_environment(
 
 
 @pytest.mark.parametrize(
-    ("text", "values"),
+    "text, values",
     [
         ("seed=1,2", (1, 2)),
         ("seed=range(0,3)", (0, 1, 2)),

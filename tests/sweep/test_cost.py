@@ -51,7 +51,7 @@ def gpu_estimate(composed: Composed) -> TimeEstimate:
 
 
 @pytest.mark.parametrize(
-    ("factors", "factor"), [([], 1.0), ([2.0], 2.0), ([0.5, 3.0, 1.5], 1.5), ([2.0, 4.0], 3.0)]
+    "factors, factor", [([], 1.0), ([2.0], 2.0), ([0.5, 3.0, 1.5], 1.5), ([2.0, 4.0], 3.0)]
 )
 def test_the_steps_of_an_estimate_are_scaled_and_nothing_else(factors: list[float], factor: float) -> None:
     composed = compose(LARGE)

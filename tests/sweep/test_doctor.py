@@ -193,7 +193,7 @@ def test_gpus_in_number_and_memory(here: Here) -> None:
     assert here.checks()["GPUs"].status == "not needed"
 
 
-@pytest.mark.parametrize(("layout", "needed"), [("one_node", set()), ("one_node_megatron", set(MEGATRON))])
+@pytest.mark.parametrize("layout, needed", [("one_node", set()), ("one_node_megatron", set(MEGATRON))])
 def test_megatron_only_where_the_layout_has_it(here: Here, layout: str, needed: set[str]) -> None:
     for name in MEGATRON:
         del here.versions[name]
@@ -347,7 +347,7 @@ def test_limits_of_the_machine_are_warnings(here: Here) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "cpus", "status", "wanted"),
+    "more, cpus, status, wanted",
     [
         ("", 96, "ok", ""),
         ("", 95, "warning", "layout=one_node wants 96: layout.cpus_per_gpu, or resources.cpus"),
@@ -443,7 +443,7 @@ def test_what_a_launch_through_slurm_needs(here: Here) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "status"),
+    "text, status",
     [
         ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build", "ok"),
         ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5", "missing"),

@@ -94,7 +94,7 @@ def test_an_axis_of_model_constants_goes_to_the_rules_that_take_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("axes", "expected"),
+    "axes, expected",
     [
         ("{rule: [cppo, dppo], rule.delta_b: [0.01]}", ["cppo delta_b=0.01", "dppo"]),
         ("{validation.temperature: [1], rollout.temperature: [1, 2]}",

@@ -74,7 +74,7 @@ OLDER = "02b633dd9704"
 
 
 @pytest.mark.parametrize(
-    ("sweep", "registered"),
+    "sweep, registered",
     [
         ("exact", "dd5a7f33df64"),
         ("exact_paper_dose", "050c588ca04e"),
@@ -178,7 +178,7 @@ def test_registered_before_the_runs_and_judged_by_the_test_seeds_alone(cppo: Com
 
 
 @pytest.mark.parametrize(
-    ("core", "recordings"),
+    "core, recordings",
     [
         # A version that did not record it paired by warm starts, and took the runs of the exact core as independent.
         ("mini", {"seed": False, "none": True, None: False}),

@@ -174,7 +174,7 @@ def test_the_report_names_parts_memory_and_hours(kind: RunKind) -> None:
     assert "to the last step" not in report(kind)
 
 
-@pytest.mark.parametrize(("error", "trained"), [("", [1, 2]), ("OutOfMemoryError", [1])])
+@pytest.mark.parametrize("error, trained", [("", [1, 2]), ("OutOfMemoryError", [1])])
 def test_several_nodes_meet_anew_for_each_part(
     job: PreflightJob, error: str, trained: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:

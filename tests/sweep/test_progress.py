@@ -98,7 +98,7 @@ def look(progress: Progress) -> str:
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    "status, said",
     [
         ({}, "starting"),
         ({"status": "done", "step": 4, "t_stop": 4, "updated": 999.0}, "starting"),  # of an earlier attempt

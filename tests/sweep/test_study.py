@@ -49,7 +49,7 @@ def test_base_models_differ_as_their_roles_do(study: Plan) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "runs", "sweeps"),
+    "overrides, runs, sweeps",
     [
         (["seed=5"], 37, 7),
         (["core=exact", "seed=0"], 37, 7),

@@ -11,7 +11,7 @@ from cppo_lab.tracking.address import artifact_folder
 
 
 @pytest.mark.parametrize(
-    ("artifact_uri", "path"),
+    "artifact_uri, path",
     [
         ("file:///a%20b/artifacts", "/a b/artifacts"),
         ("file://localhost/a", "/a"),
@@ -28,7 +28,7 @@ def test_which_artifacts_are_files_of_this_machine(artifact_uri: str, path: str 
 
 
 @pytest.mark.parametrize(
-    ("folders", "noted", "place"),
+    "folders, noted, place",
     [
         ("a b/mlartifacts/e", "a/mlartifacts/e/r/artifacts", "b/mlartifacts/e/r/artifacts"),
         ("a b", "a/mlartifacts/e/r/artifacts", "b/mlartifacts/e/r/artifacts"),  # moved without them
@@ -47,7 +47,7 @@ def test_artifacts_of_a_moved_store(tmp_path: Path, folders: str, noted: str, pl
 
 
 @pytest.mark.parametrize(
-    ("number", "writable", "entered"),
+    "number, writable, entered",
     [
         (errno.EACCES, False, [True]),
         (errno.EROFS, False, [True]),

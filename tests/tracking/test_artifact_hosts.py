@@ -58,7 +58,7 @@ def do(act: str, uri: str, folder: Path) -> None:
 
 @pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize(
-    ("address", "header"),
+    "address, header",
     [*((address, BASIC) for address in ADDRESSES), (ADDRESSES[0], f"Bearer {PASSWORD}")],
 )
 def test_another_server_is_refused_by_its_name_and_asked_nothing(
@@ -157,7 +157,7 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(
-    ("artifacts", "tracking", "refused"),
+    "artifacts, tracking, refused",
     [
         *((artifacts, HOST, True) for artifacts in OTHERS),
         ("http://tracking/a", "https://tracking", True),

@@ -139,7 +139,7 @@ def test_a_parent_that_another_launcher_removes_at_once_is_no_fault(
 
 
 @pytest.mark.parametrize(
-    ("name", "times", "says"),
+    "name, times, says",
     [
         ("save_view", 1, ""),  # a tag that another launcher adds at once
         ("ensure_parent", 99, "did not accept the parents of the sweeps: no answer"),
@@ -169,7 +169,7 @@ def test_a_store_that_is_away_for_the_parents_costs_a_line(
 
 
 @pytest.mark.parametrize(
-    ("oldest_first", "shown"),
+    "oldest_first, shown",
     [
         ([schema.DONE, schema.DONE], 1),
         ([schema.DONE, schema.COLLAPSED], 1),
@@ -262,7 +262,7 @@ def test_a_report_of_a_study_has_a_run_of_its_own(
 
 
 @pytest.mark.parametrize(
-    ("store", "experiment", "said"),
+    "store, experiment, said",
     [
         ("http://mia:secret@127.0.0.1:9", "cppo-mini", r"127\.0\.0\.1:9"),
         ("", "nothing", "'nothing' is not in"),
@@ -290,7 +290,7 @@ variants:
 AXES = "axes: {rule.w_min: [0.7, 0.9]}\n"
 
 
-@pytest.mark.parametrize(("more", "overrides"), [("", ()), ("", ("variant=loose,cppo_kl",)), (AXES, ())])
+@pytest.mark.parametrize("more, overrides", [("", ()), ("", ("variant=loose,cppo_kl",)), (AXES, ())])
 def test_colours_are_those_of_the_report(uri: str, more: str, overrides: tuple[str, ...]) -> None:
     Path("own.yaml").write_text(OWN_SWEEP + more, encoding="utf-8")
     planned = dict.fromkeys(run.variant for run in launch_sweep(uri, "./own.yaml", *overrides).runs)
@@ -322,7 +322,7 @@ def test_two_variants_or_models_have_two_metrics(names: tuple[str, str]) -> None
 
 
 @pytest.mark.parametrize(
-    ("text", "digests"),
+    "text, digests",
     [
         ('[["b", 2, "", "", ""], ["a", 1]]', ["a", "b"]),
         *((text, []) for text in ("", "{", "null", "5", "[5]", "[[]]", "[{}]", '[["a"]]', '[["a", "1"]]')),

@@ -148,7 +148,7 @@ def with_values(**values: float | None) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("artifact", "status", "from_store"),
+    "artifact, status, from_store",
     [
         (WHOLE, schema.DONE, set()),
         (WHOLE, schema.FAILED, set()),

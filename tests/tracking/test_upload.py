@@ -138,7 +138,7 @@ WRITES = ("create_run", "log_batch", "update_run", "set_terminated", "log_artifa
 
 
 @pytest.mark.parametrize(
-    ("after", "forgets", "first"),
+    "after, forgets, first",
     [(False, False, 0), (True, False, 1), (False, True, 2), (True, True, 3)],
     ids=["before", "after", "before-forgets", "after-forgets"],
 )
@@ -420,7 +420,7 @@ def test_a_run_whose_points_the_store_does_not_keep_is_not_complete(
 
 
 @pytest.mark.parametrize(
-    ("status", "gone"),
+    "status, gone",
     [(schema.RUNNING, False), (schema.PARTIAL, False), (schema.DONE, True), (schema.COLLAPSED, True)],
 )
 def test_a_result_is_deleted_once_the_run_that_replaces_it_has_finished(

@@ -179,7 +179,7 @@ exit 0
 
 
 @pytest.mark.parametrize(
-    ("asked", "preempt", "array", "requeued"),
+    "asked, preempt, array, requeued",
     [
         ("requeue", "None", "", "7"),
         ("requeue", "None", "5", "5_2"),  # the last task of an array has the number of the array

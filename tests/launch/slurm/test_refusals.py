@@ -18,7 +18,7 @@ LAUNCH = ["launch", "quickstart", *TINY, "launcher=slurm"]
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    "override, said",
     [
         ("resources.partition=nowhere", "invalid partition specified: nowhere"),
         ("resources.memory_gb=100000", "Requested node configuration is not available"),

@@ -124,7 +124,7 @@ def test_the_paper_s_study_has_every_sweep() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "values", "message"),
+    "arguments, values, message",
     [
         (("quickstat",), {}, "did you mean 'quickstart'"),
         (("quickstart",), {"source": "papr"}, "unknown source 'papr': did you mean 'paper'"),
@@ -162,7 +162,7 @@ def test_unknown_metrics_and_runs_are_named(in_trained: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "text"),
+    "key, value, text",
     [
         ("seed", range(2), "seed=0,1"),
         ("rule.delta_b_cap", np.float64(0.5), "rule.delta_b_cap=0.5"),
