@@ -72,7 +72,6 @@ ROUNDING = 1 + 1e-9
 class Pair(NamedTuple):
     """A feasible pair of policies with a reward, and what enumeration says about it."""
 
-    vocabulary: int
     length: int
     delta: float
     delta_b: float
@@ -115,7 +114,7 @@ def feasible_pair(seed: int) -> Pair:
     reward = {sequence: xi * value for sequence, value in reward.items()}
     u, largest = process.mean_tv(mu, pi, length), process.largest_tv(mu, pi, length)
     gap = process.residual(mu, pi, reward)
-    return Pair(vocabulary, length, delta, delta_b, w_min, eta, xi, mu, pi, reward, u, largest, gap)
+    return Pair(length, delta, delta_b, w_min, eta, xi, mu, pi, reward, u, largest, gap)
 
 
 @pytest.fixture(scope="module")

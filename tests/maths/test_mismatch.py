@@ -27,12 +27,10 @@ def made(lengths: Sequence[int], seed: int = 0, scale: float = 0.3) -> Rows:
 
 def tensors(rows: Rows, width: int, filler: float = math.nan) -> tuple[Tensor, Tensor, Tensor]:
     """[B, T] each: log pi, log mu, valid. Padding holds `filler`."""
-    logp, rollout = (torch.full((len(rows), width), filler, dtype=torch.float64) for _ in range(2))
-    valid = torch.zeros(len(rows), width, dtype=torch.bool)
-    for b, row in enumerate(rows):
-        for t, (pi, mu) in enumerate(row):
-            logp[b, t], rollout[b, t], valid[b, t] = pi, mu, True
-    return logp, rollout, valid
+    valid = torch.arange(width) < torch.tensor([len(row) for row in rows])[:, None]
+    values = torch.full((2, *valid.shape), filler, dtype=torch.float64)
+    values[:, valid] = torch.tensor([pair for row in rows for pair in row], dtype=torch.float64).view(-1, 2).T
+    return *values, valid
 
 
 def sums_of(logp: Tensor, rollout_logp: Tensor, valid: Tensor) -> MismatchSums:
