@@ -45,8 +45,8 @@ class Case(NamedTuple):
 
     logits: Tensor
     tokens: Tensor
-    ids: Tensor
-    topk_logp: Tensor
+    rollout_topk_ids: Tensor
+    rollout_topk_logp: Tensor
     rollout_logp: Tensor
 
 
@@ -92,8 +92,8 @@ def test_equals_the_plain_functions(
     )
     wide = (c.logits if dtype == torch.float64 else c.logits.float()) / temperature
     expected = divergences.topk(
-        c.ids,
-        c.topk_logp,
+        c.rollout_topk_ids,
+        c.rollout_topk_logp,
         wide.log_softmax(-1),
         c.tokens,
         c.rollout_logp,
@@ -138,10 +138,10 @@ def test_log_probabilities_of_the_top_k_have_their_gradient_if_asked_for(
     """An empty place is read at id 0, and has a gradient only if it is used."""
     c, gradients = case(dtype), []
     weights = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(2), dtype=dtype)
-    weights[c.ids < 0] = 0.0
+    weights[c.rollout_topk_ids < 0] = 0.0
     leaf = c.logits.clone().requires_grad_()
     result = logp_and_divergence(leaf, *c[1:], measure="tv", temperature=0.6, topk_gradient=True, **way)
-    expected = (leaf / 0.6).log_softmax(-1).gather(-1, c.ids.clamp_min(0))
+    expected = (leaf / 0.6).log_softmax(-1).gather(-1, c.rollout_topk_ids.clamp_min(0))
     tolerance = {"rtol": TOLERANCE[dtype], "atol": 4 * TOLERANCE[dtype]}
     torch.testing.assert_close(result.topk_logp, expected, **tolerance)
     for logp, topk_logp in ((result.logp, result.topk_logp), (plain_logp(leaf, c.tokens, 0.6), expected)):
@@ -160,7 +160,9 @@ def test_without_top_k_the_divergence_is_binary(
     result = logp_and_divergence(c.logits, c.tokens, None, None, c.rollout_logp, measure=measure, **way)
     expected = divergences.binary(plain_logp(c.logits, c.tokens), c.rollout_logp, measure)
     torch.testing.assert_close(result.divergence, expected, rtol=0, atol=TOLERANCE[dtype])
-    none = c._replace(ids=c.ids[:, :0], topk_logp=c.topk_logp[:, :0])
+    none = c._replace(
+        rollout_topk_ids=c.rollout_topk_ids[:, :0], rollout_topk_logp=c.rollout_topk_logp[:, :0]
+    )
     without = logp_and_divergence(*none, measure=measure, **way)
     torch.testing.assert_close(without.divergence, expected, rtol=0, atol=TOLERANCE[dtype])
 
@@ -185,7 +187,7 @@ def test_impossible_and_padding_tokens_stay_finite_where_they_should(
     logits = c.logits.masked_fill(impossible, -torch.inf).requires_grad_()
     tokens = c.tokens.masked_fill(c.tokens == 7, 8)
     tokens[2], tokens[-1] = 33, -1
-    ids = c.ids.clone()
+    ids = c.rollout_topk_ids.clone()
     ids[2] = torch.arange(31, 31 + K)
     with blocks_of(16):
         result = logp_and_divergence(logits, tokens, ids, *c[3:], measure="kl", entropy=True, **way)
@@ -303,7 +305,7 @@ def test_the_kernels_take_any_strides() -> None:
     wide = torch.randn(2 * ROWS, 2 * VOCABULARY, generator=torch.Generator().manual_seed(0))
     for logits in (wide[::2, :VOCABULARY], wide[:ROWS, ::2], wide[:VOCABULARY].T[:ROWS, : ROWS * 2]):
         tokens = c.tokens % logits.shape[1]
-        eager, kernel = both_ways(logits, tokens, c.ids[:, 1:3] % logits.shape[1])
+        eager, kernel = both_ways(logits, tokens, c.rollout_topk_ids[:, 1:3] % logits.shape[1])
         for expected, actual in zip(eager, kernel, strict=True):
             torch.testing.assert_close(actual, expected, rtol=2e-6, atol=2e-6)
         layer = (wide * 1).requires_grad_() * 1
@@ -407,8 +409,14 @@ REFUSED = [
     ({"logits": C.logits.long()}, r"logits has .* dtype torch.int64"),
     ({"tokens": C.tokens[1:]}, r"tokens has shape \[12\], expected \[13\]"),
     ({"rollout_logp": C.rollout_logp[1:]}, r"rollout_logp has shape \[12\]"),
-    ({"rollout_topk_ids": C.ids[1:]}, r"rollout_topk_ids has shape \[12, 6\], expected \[13, 6\]"),
-    ({"rollout_topk_logp": C.topk_logp[:, 1:]}, r"rollout_topk_logp has shape \[13, 5\], expected \[13, 6\]"),
+    (
+        {"rollout_topk_ids": C.rollout_topk_ids[1:]},
+        r"rollout_topk_ids has shape \[12, 6\], expected \[13, 6\]",
+    ),
+    (
+        {"rollout_topk_logp": C.rollout_topk_logp[:, 1:]},
+        r"rollout_topk_logp has shape \[13, 5\], expected \[13, 6\]",
+    ),
     ({"rollout_topk_logp": None}, r"only one of rollout_topk_ids and rollout_topk_logp is None"),
     ({"logits": LEAF, "overwrite_logits": True}, r"overwrite_logits=True with logits that are a leaf"),
     ({"fused": True}, r"fused=True with float64 logits"),
@@ -417,7 +425,5 @@ REFUSED = [
 
 @pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
 def test_call_is_refused(change: dict, message: str) -> None:
-    names = ("logits", "tokens", "rollout_topk_ids", "rollout_topk_logp", "rollout_logp")
-    arguments = dict(zip(names, C, strict=True)) | {"measure": "tv"}
     with pytest.raises(ValueError, match=message):
-        logp_and_divergence(**arguments | change)
+        logp_and_divergence(**C._asdict() | {"measure": "tv"} | change)
