@@ -140,24 +140,24 @@ def test_what_cannot_be_prepared(tmp_path: Path, files: dict[str, Any], source: 
 
 
 @pytest.fixture
-def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Path]:
-    """Files in the layouts of the four pinned data sets, and a hub that hands them out."""
+def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """A hub that hands out files in the layouts of the four data sets; called, these are the pinned ones."""
     folder = tmp_path / "hub"
     folder.mkdir()
-    rows = [dapo_row(f"problem {place}", str(place), f"uuid-{place}") for place in range(5)]
-    aime24 = [
-        dapo_row(row["problem"], row["answer"], f"{place}") for place, row in enumerate(shipped("aime24"))
-    ]
     arena = [
         {"problem_idx": place + 1, "problem": row["problem"], "answer": int(row["answer"])}
         for place, row in enumerate(shipped("aime25"))
     ]
-    files = {
-        "train": write_parquet(folder / "dapo.parquet", rows * 100),
-        "aime24": write_parquet(folder / "aime24.parquet", aime24 * 32),
-        "aime25": write_parquet(folder / "aime25.parquet", arena),
-        "aime26": write_parquet(folder / "aime26.parquet", arena),
+    rows = {
+        "train": [dapo_row(f"problem {place}", str(place), f"uuid-{place}") for place in range(5)] * 100,
+        "aime24": [
+            dapo_row(row["problem"], row["answer"], f"{place}") for place, row in enumerate(shipped("aime24"))
+        ]
+        * 32,
+        "aime25": arena,
+        "aime26": arena,
     }
+    files = {split: write_parquet(folder / f"{split}.parquet", content) for split, content in rows.items()}
     asked = {(pin.repository, pin.revision, pin.file): files[split] for split, pin in sources.HUB.items()}
 
     def download(repository: str, file: str, *, repo_type: str, revision: str) -> str:
@@ -166,17 +166,15 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Pa
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
 
-    def pin() -> Path:
+    def pin() -> None:
         for split, path in files.items():
-            monkeypatch.setitem(
-                sources.HUB, split, replace(sources.HUB[split], sha256=sources.sha256_of(path))
-            )
-        return folder
+            pinned = replace(sources.HUB[split], sha256=sources.sha256_of(path))
+            monkeypatch.setitem(sources.HUB, split, pinned)
 
     return pin
 
 
-def test_the_layouts_of_the_hub(fake_hub: Callable[[], Path], tmp_path: Path) -> None:
+def test_the_layouts_of_the_hub(fake_hub: Callable[[], None], tmp_path: Path) -> None:
     fake_hub()
     said: list[str] = []
     records = prepare("hub", tmp_path / "data", said.append)
@@ -189,11 +187,11 @@ def test_the_layouts_of_the_hub(fake_hub: Callable[[], Path], tmp_path: Path) ->
     assert records["train.parquet"].origin.startswith("hub:BytedTsinghua-SIA/DAPO-Math-17k@65877096c24f")
     assert len(said) == 4
     prepare("sample", tmp_path / "sample")
-    for name in ("aime24", "aime25"):
+    for name in ("aime24.parquet", "aime25.parquet"):
         from_hub, ours = (
             [
                 (row["data_source"], row["prompt"], row["reward_model"])
-                for row in read_parquet(tmp_path / folder / f"{name}.parquet")
+                for row in read_parquet(tmp_path / folder / name)
             ]
             for folder in ("data", "sample")
         )
@@ -203,7 +201,7 @@ def test_the_layouts_of_the_hub(fake_hub: Callable[[], Path], tmp_path: Path) ->
 
 
 def test_a_file_of_the_hub_that_is_not_the_pinned_one_is_refused(
-    fake_hub: Callable[[], Path], tmp_path: Path
+    fake_hub: Callable[[], None], tmp_path: Path
 ) -> None:
     with pytest.raises(UserError, match=r"has sha256 [0-9a-f]{64}, not 534375d6"):
         prepare("hub", tmp_path / "data")
