@@ -43,7 +43,7 @@ def clipped(
 
 
 @pytest.mark.parametrize(
-    ("fault", "setting"),
+    "fault, setting",
     [
         ({}, {}),
         ({"dual_clip": 3.0}, {"dual_clip": 3.0}),
@@ -116,7 +116,7 @@ def test_a_table_keeps_the_rows_of_others(tmp_path: Path, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize(
-    ("arguments", "part"),
+    "arguments, part",
     [
         (["ver"], "verl"),
         (["verl", "--rule", "dapp"], "dapo"),

@@ -54,7 +54,7 @@ NUMBER = "is not a number: pass one such as"
 
 
 @pytest.mark.parametrize(
-    ("option", "value", "says"),
+    "option, value, says",
     [
         ("--delta", "x", f"delta='x' {NUMBER} --delta 0.5"),
         ("--delta", "-1", f"delta=-1.0 {TV}"),
@@ -76,7 +76,7 @@ def test_a_value_out_of_range_is_one_line(
 
 
 @pytest.mark.parametrize(
-    ("words", "code"),
+    "words, code",
     [(["bounds", "--horizon", "1"], 0), (["vectors", "gone.npz"], 2)],
     ids=lambda value: str(value),
 )

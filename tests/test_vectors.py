@@ -207,7 +207,7 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "message"), DAMAGES)
+@pytest.mark.parametrize("kind, message", DAMAGES)
 def test_a_file_that_cannot_be_checked_costs_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, message: str
 ) -> None:

@@ -87,7 +87,7 @@ def test_of_retries_the_newest_result_counts(uri: str, write: Callable[..., str]
 
 
 @pytest.mark.parametrize(
-    ("tag", "ended", "status"),
+    "tag, ended, status",
     [
         (None, "FINISHED", schema.RUNNING),
         (schema.RUNNING, "FINISHED", schema.RUNNING),
@@ -110,7 +110,7 @@ def test_a_shared_run_is_found_by_its_id_with_the_tag_of_another_sweep(
 
 
 @pytest.mark.parametrize(
-    ("core", "tag", "drawn"),
+    "core, tag, drawn",
     [("acme", "true", True), ("acme", None, False), ("exact", None, True), ("mini", None, False)],
     ids=["another package's", "not said", "older than the tag", "by its warm start"],
 )
@@ -124,7 +124,7 @@ def test_whose_seed_draws_their_start(
 
 
 @pytest.mark.parametrize(
-    ("experiment", "sweep", "message"),
+    "experiment, sweep, message",
     [
         (
             EXPERIMENT,

@@ -119,7 +119,7 @@ def test_divergences_of_sampled_tokens_follow_from_any_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rule", "constants", "said"),
+    "rule, constants, said",
     [
         ("pdm", {"delta": 0.1}, "needs the probabilities of tokens that were not sampled"),
         ("verl_gspo", {}, "unknown rule"),

@@ -27,7 +27,7 @@ def test_seeds_are_averaged_after_each_was_selected() -> None:
 
 
 @pytest.mark.parametrize(
-    ("gap", "words"),
+    "gap, words",
     [
         (None, "missing"),
         (MadeRun("cppo", seed=1, scores=BETTER, status=schema.RUNNING), "running"),
@@ -102,7 +102,7 @@ def test_which_of_several_stored_runs_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declared", "partial", "message"),
+    "declared, partial, message",
     [
         ([], False, "declares no runs"),
         ([MadeRun("cppo", run_id="x"), DONE], False, "declares two configurations as cppo on chain, seed 0"),

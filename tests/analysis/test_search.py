@@ -65,7 +65,7 @@ def test_the_front_comes_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    "path, value, message",
     [
         ("format", 2, "has format=2"),
         ("core", "own", "core='own'"),

@@ -33,7 +33,7 @@ def chosen(scores: Curves, t_stop: int | None = 100) -> Choice:
 
 
 @pytest.mark.parametrize(
-    ("curve", "t_stop", "step", "ties"),
+    "curve, t_stop, step, ties",
     [
         ({0: 0.1, 10: 0.3, 20: 0.2}, 100, 10, (10,)),  # highest
         ({10: 0.3, 20: 0.5}, 20, 20, (20,)),  # T_stop itself is inside
@@ -56,7 +56,7 @@ def test_the_mean_is_that_of_the_benchmarks_and_not_the_logged_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("curve", "t_stop", "state"),
+    "curve, t_stop, state",
     [
         ({10: 0.5, 20: 0.0}, 100, COLLAPSE),  # ends at zero
         ({10: 0.5, 20: 0.049}, 100, COLLAPSE),  # just below a tenth
@@ -78,7 +78,7 @@ def test_the_last_score_of_a_collapse_is_the_last_whole_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "t_stop", "state"),
+    "scores, t_stop, state",
     [
         ({}, 100, SelectionState.NO_VALIDATION),
         (both({50: 0.3}), 40, SelectionState.NO_VALIDATION),

@@ -96,7 +96,7 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    "name, change, message",
     [
         ("positions", "{", "has no JSON: Invalid JSON"),
         ("positions", {"tokens": [1]}, r"lists of different lengths: .*'tokens': 1"),
@@ -136,7 +136,7 @@ def test_a_large_file_is_refused(store: tuple[str, str], monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize(
-    ("letters", "shown"),
+    "letters, shown",
     [
         ("ttttaaaatpa", "aatp"),  # both kinds before many of one; kept ones that move away beside them
         ("....ttaa", "ttaa"),

@@ -33,7 +33,7 @@ def test_text_comes_back_as_it_was(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    "given, text",
     [
         (b"caf\xe9 \xff", "caf\ufffd \ufffd"),
         ("a\ud800b\udc00", "a\ufffdb\ufffd"),

@@ -51,7 +51,7 @@ def test_a_bounded_file_has_whole_responses() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trained", "most", "chosen"),
+    "trained, most, chosen",
     [([3, 5, 8, 9], 2, [9, 5]), ([3, 5, 8, 9], 1, [9]), ([3, 5], 9, [5, 3]), ([], 2, []), ([3], 0, [])],
 )
 def test_groups_are_spread_and_the_last_one_comes_first(

@@ -8,7 +8,7 @@ from cppo_lab.data.answers import answer_of, canonical, value
 
 
 @pytest.mark.parametrize(
-    ("response", "text", "marked"),
+    "response, text, marked",
     [
         ("Answer: 42", "42", True),
         ("Answer: 41\nno\nAnswer: 42\n", "42", True),
@@ -93,7 +93,7 @@ def test_equal_answers_have_one_spelling(same: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "number"),
+    "text, number",
     [
         ("The sum of 20 and 21 is 41.", "41"),
         ("so the final answer is $\\boxed{41}$. It took 7 steps.", "41"),

@@ -6,7 +6,7 @@ from cppo_lab.data.grading import follows_answer_rule
 
 
 @pytest.mark.parametrize(
-    ("response", "truth", "accepted"),
+    "response, truth, accepted",
     [
         ("Answer: 42", "42", True),
         ("Answer: 41\nAnswer: 42", "42", True),

@@ -89,7 +89,7 @@ def test_a_hostile_answer_costs_one_grade(name: str, _pools: None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("response", "truth", "timeout"),
+    "response, truth, timeout",
     [
         (f"Answer: {HANGING}", "\\sqrt{42}", 1.0),
         ("Answer: " + "7" * 1_001, "7", 0.0),
@@ -172,7 +172,7 @@ def made_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str
 
 
 @pytest.mark.parametrize(
-    ("death", "times", "fault"),
+    "death, times, fault",
     [
         (signal.SIGSEGV, 1, "error"),
         (signal.SIGKILL, 2, "error"),

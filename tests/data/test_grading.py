@@ -468,7 +468,7 @@ LAST_LINES = (ANSWERS, NOT_ANSWERS), (CLEANED, NOT_CLEANED), (CAREFUL, NOT_CAREF
 
 
 @pytest.mark.parametrize(
-    ("response", "truth", "verdict"),
+    "response, truth, verdict",
     [row for pair in LAST_LINES for row in rows(*pair, "Some work.\nAnswer: ")]
     + rows(RESPONSES, NOT_RESPONSES),
 )
@@ -532,7 +532,7 @@ def direct(answer: str, truth: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("answer", "truth"),
+    "answer, truth",
     [row[:2] for row in rows(ANSWERS, NOT_ANSWERS) if not set("$`") & set(row[0]) and " " not in row[0]],
 )
 def test_the_verdict_is_math_verifys(answer: str, truth: str) -> None:

@@ -114,7 +114,7 @@ def test_a_prompt_with_two_answers_is_left_out_of_training_and_listed(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    "one, other",
     [
         ("1,000", "1000"),
         ("+3", "3"),
@@ -309,7 +309,7 @@ def test_a_damaged_row_is_named_by_its_line_or_skipped_and_counted(tmp_path: Pat
     assert check_folder(out)["train.parquet"].rows_skipped == 6
 
 
-@pytest.mark.parametrize(("write", "suffix"), [(write_jsonl, "jsonl"), (write_parquet, "parquet")])
+@pytest.mark.parametrize("write, suffix", [(write_jsonl, "jsonl"), (write_parquet, "parquet")])
 def test_messages_and_validation_sets_of_ones_own(tmp_path: Path, out: Path, write: Any, suffix: str) -> None:
     asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
     file = write(tmp_path / f"mine.{suffix}", [{"messages": asked, "answer": "4"}])

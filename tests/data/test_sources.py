@@ -127,7 +127,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("files", "source", "told"), REFUSED, ids=[row[2][:40] for row in REFUSED])
+@pytest.mark.parametrize("files, source, told", REFUSED, ids=[row[2][:40] for row in REFUSED])
 def test_what_cannot_be_prepared(tmp_path: Path, files: dict[str, Any], source: str, told: str) -> None:
     for name, content in files.items():
         if isinstance(content, bytes):

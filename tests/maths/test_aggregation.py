@@ -28,7 +28,7 @@ def test_equal_rewards_are_dropped_despite_rounding(normalize_std: bool) -> None
 
 
 @pytest.mark.parametrize(
-    ("mode", "expected"),
+    "mode, expected",
     [
         ("token-mean", 15 / 5),
         ("seq-mean-token-sum", 15 / 2),

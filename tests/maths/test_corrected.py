@@ -58,7 +58,7 @@ def plain(weigh: Bound, reject: Bound, x: list[float]) -> list[float]:
     return result
 
 
-@pytest.mark.parametrize(("weigh", "reject"), list(product(WEIGHTS, BANDS)))
+@pytest.mark.parametrize("weigh, reject", list(product(WEIGHTS, BANDS)))
 def test_weights_and_rejection_of_each_token(weigh: Bound, reject: Bound) -> None:
     """Both together are their product; the rule's own decision stays, and so do the prefixes that it counts."""
     batch = random_batch(3, rows=20)

@@ -82,7 +82,7 @@ def plain_logp(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tens
 @pytest.mark.parametrize("convention", divergences.CONVENTIONS)
 @pytest.mark.parametrize("measure", divergences.MEASURES)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize(("dtype", "way"), WAYS, ids=str)
+@pytest.mark.parametrize("dtype, way", WAYS, ids=str)
 def test_equals_the_plain_functions(
     dtype: torch.dtype, measure: str, convention: str, temperature: float, way: dict[str, Any]
 ) -> None:
@@ -111,7 +111,7 @@ def test_equals_the_plain_functions(
 
 @pytest.mark.parametrize("overwrite", [False, True])
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize(("dtype", "way"), WAYS, ids=str)
+@pytest.mark.parametrize("dtype, way", WAYS, ids=str)
 def test_gradient_is_that_of_the_plain_version(
     dtype: torch.dtype, temperature: float, way: dict[str, Any], overwrite: bool
 ) -> None:
@@ -131,7 +131,7 @@ def test_gradient_is_that_of_the_plain_version(
     torch.testing.assert_close(actual, gradient(plain_logp), **tolerance)
 
 
-@pytest.mark.parametrize(("dtype", "way"), [pair for pair in WAYS if pair[0] != torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype, way", [pair for pair in WAYS if pair[0] != torch.bfloat16], ids=str)
 def test_log_probabilities_of_the_top_k_have_their_gradient_if_asked_for(
     dtype: torch.dtype, way: dict[str, Any]
 ) -> None:
@@ -152,7 +152,7 @@ def test_log_probabilities_of_the_top_k_have_their_gradient_if_asked_for(
 
 
 @pytest.mark.parametrize("measure", divergences.MEASURES)
-@pytest.mark.parametrize(("dtype", "way"), [WAYS[0], WAYS[-2]], ids=str)
+@pytest.mark.parametrize("dtype, way", [WAYS[0], WAYS[-2]], ids=str)
 def test_without_top_k_the_divergence_is_binary(
     dtype: torch.dtype, way: dict[str, Any], measure: str
 ) -> None:
@@ -177,7 +177,7 @@ def test_no_tokens_give_empty_results_and_an_empty_gradient(way: dict[str, Any])
     assert logits.grad.shape == (0, VOCABULARY)
 
 
-@pytest.mark.parametrize(("dtype", "way"), [WAYS[0], *WAYS[-2:]], ids=str)
+@pytest.mark.parametrize("dtype, way", [WAYS[0], *WAYS[-2:]], ids=str)
 def test_impossible_and_padding_tokens_stay_finite_where_they_should(
     dtype: torch.dtype, way: dict[str, Any]
 ) -> None:
@@ -279,7 +279,7 @@ def both_ways(logits: Tensor, tokens: Tensor, ids: Tensor | None, **options: Any
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize(
-    ("vocabulary", "k", "block"),
+    "vocabulary, k, block",
     [(151_936, 20, 8192), (5003, 3, 1024), (4096, None, 4096), (257, 256, 128), (3, 1, 8192), (1, 0, 8192)],
 )
 def test_the_kernels_are_the_eager_code_in_double_precision(
@@ -423,7 +423,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
+@pytest.mark.parametrize("change, message", REFUSED, ids=[message[:30] for _, message in REFUSED])
 def test_call_is_refused(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         logp_and_divergence(**C._asdict() | {"measure": "tv"} | change)

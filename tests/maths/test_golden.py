@@ -26,7 +26,7 @@ ABSOLUTE = ("in", "D", "w", "delta_b", "mask", "loss", "dloss", "extreme")
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"),
+    "case, dtype",
     [*((case, dtype) for case in (*VECTORS.cases, "extreme") for dtype in DTYPES), ("theory", DTYPES[0])],
     ids=str,
 )

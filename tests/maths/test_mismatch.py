@@ -103,7 +103,7 @@ def test_the_percentile_is_within_its_bound(seed: int, scale: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("x", "percentile"),
+    "x, percentile",
     [
         ([1e-5] * 50, 0.0),
         ([-17.0] * 50 + [-40.0], 40.0),

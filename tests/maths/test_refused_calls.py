@@ -75,7 +75,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "message"), REFUSED, ids=[message[:40] for _, message in REFUSED])
+@pytest.mark.parametrize("call, message", REFUSED, ids=[message[:40] for _, message in REFUSED])
 def test_call_is_refused(call: Callable[[], object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         call()

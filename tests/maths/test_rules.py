@@ -135,7 +135,7 @@ def that_needs_a_token(tokens: Tokens, *, delta: float) -> RuleOutput:
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    "rule, said",
     [
         (of_the_first_batch, "it depends on earlier calls"),
         (that_clamps_in_place, "it changes tokens.divergence|not divergence of keep"),
@@ -319,7 +319,7 @@ def test_ratios_that_overflow_are_named_or_bounded(name: str, dtype: torch.dtype
                 assert all(bool(part.isfinite().all()) for part in parts)
 
 
-@pytest.mark.parametrize(("name", "bounds"), [("seq_mis", {"ratio_low": 0.0}), ("seq_tis", {})])
+@pytest.mark.parametrize("name, bounds", [("seq_mis", {"ratio_low": 0.0}), ("seq_tis", {})])
 def test_an_open_bound_with_a_weight_that_overflows_is_an_error(name: str, bounds: dict[str, float]) -> None:
     batch = random_batch(0, dtype=torch.float32)
     batch.rollout_logp[0, 2] = -200.0
@@ -488,7 +488,7 @@ NAN_ERRORS = [
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    "name, change, message",
     REFUSED + NAN_ERRORS,
     ids=[f"{row[0]}-{row[2][:30]}" for row in REFUSED + NAN_ERRORS],
 )

@@ -53,7 +53,7 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), REFUSED, ids=[message[:30] for _, message in REFUSED])
+@pytest.mark.parametrize("change, message", REFUSED, ids=[message[:30] for _, message in REFUSED])
 def test_tensor_is_refused(change: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Tokens(**BATCH._asdict() | change)
@@ -126,7 +126,7 @@ REFUSED_PACKED = [
 ]
 
 
-@pytest.mark.parametrize(("cu_lengths", "change", "message"), REFUSED_PACKED)
+@pytest.mark.parametrize("cu_lengths, change, message", REFUSED_PACKED)
 def test_packed_lengths_are_refused(cu_lengths: Tensor, change: dict[str, Tensor], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Tokens.packed(cu_lengths, **{"logp": ONES, "rollout_logp": ONES, "advantages": ONES} | change)

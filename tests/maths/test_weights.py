@@ -15,7 +15,7 @@ from tests.oracles.authors import quantile
 
 
 @pytest.mark.parametrize(
-    ("length", "w_min", "padding"), [*product((1, 2, 7, 60), (0.01, 0.8, 1.0), (0, 5)), (25, 0.8, 72)]
+    "length, w_min, padding", [*product((1, 2, 7, 60), (0.01, 0.8, 1.0), (0, 5)), (25, 0.8, 72)]
 )
 def test_the_weights_are_those_of_the_formula_without_torch(length: int, w_min: float, padding: int) -> None:
     """`cppo_lab.rules` has it for bounds and figures: T the own length, or the padded width."""
@@ -39,7 +39,7 @@ def test_the_quantile_is_that_of_each_rows_own_values(q: float) -> None:
         assert masked_quantile(values, valid, q).tolist() == pytest.approx(expected, abs=1e-12)
 
 
-@pytest.mark.parametrize(("cap", "scale"), list(product([1.0, 2.0, 5.0, math.inf], [0.0, 0.5, 1.0, 3.0])))
+@pytest.mark.parametrize("cap, scale", list(product([1.0, 2.0, 5.0, math.inf], [0.0, 0.5, 1.0, 3.0])))
 def test_the_adaptive_budget(cap: float, scale: float) -> None:
     batch = random_batch(6, rows=9)
     for q in (0.0, 0.9, 0.95):

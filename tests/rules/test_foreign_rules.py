@@ -125,7 +125,7 @@ def test_the_id_says_which_rule_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rule", "said"),
+    "text, rule, said",
     [
         (SWEEP.replace("[0]}", "[0], rule.path: ['os:system', 'a:b']}"), YAML, "axes.rule.path"),
         (SWEEP, YAML + "path: os:system\n", "rule.path='os:system'"),
@@ -139,7 +139,7 @@ def test_a_file_alone_imports_nothing(tmp_path: Path, text: str, rule: str, said
 
 
 @pytest.mark.parametrize(
-    ("rule", "said"),
+    "rule, said",
     [
         ("name: one_sided\ndelta: ${oc.env:HOME}\n", "${oc.env:HOME}"),
         ("name: one_sided\ndelta: ${paths.data}\n", "${paths.data}"),

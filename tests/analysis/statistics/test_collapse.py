@@ -31,7 +31,7 @@ def proportion(collapsed: int, runs: int, level: float = 0.95) -> tuple[float, f
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "limits"),
+    "ours, theirs, limits",
     [
         ((56, 70), (48, 80), (0.0524, 0.3339)),  # Newcombe 1998, Table II, method 10
         ((9, 10), (3, 10), (0.1705, 0.8090)),

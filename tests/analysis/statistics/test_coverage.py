@@ -62,7 +62,7 @@ def draw(rng: np.random.Generator, n: int) -> list[np.ndarray]:
 
 
 @pytest.mark.parametrize(
-    ("name", "n"), [("mean", 3), ("iqm", 3), ("iqm", 5), ("iqm", 10), ("median", 3), ("median", 10)]
+    "name, n", [("mean", 3), ("iqm", 3), ("iqm", 5), ("iqm", 10), ("median", 3), ("median", 10)]
 )
 def test_aggregates_over_four_models(name: str, n: int) -> None:
     statistic = AGGREGATES[name]

@@ -80,7 +80,7 @@ def test_no_spread_and_no_interval_are_made_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("t", "degrees", "p"),
+    "t, degrees, p",
     [
         (1e6, 1, math.atan2(1, 1e6) / math.pi),  # Cauchy's distribution: a small p does not come from 1 - p
         (-2.5, 1, 1 - math.atan2(1, 2.5) / math.pi),
@@ -142,7 +142,7 @@ def test_the_bootstraps_error_of_a_mean_is_the_closed_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("p_values", "adjusted"),
+    "p_values, adjusted",
     [
         ((0.03, 0.01, 0.032), (0.06, 0.03, 0.06)),  # 3 * 0.01, 2 * 0.03, and 0.032 not below it
         ((0.6, 0.9), (1.0, 1.0)),

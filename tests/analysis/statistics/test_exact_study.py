@@ -178,7 +178,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, found: dict[Condition, Curves], stat
 
 
 @pytest.mark.parametrize(
-    ("seeds", "outcome"),
+    "seeds, outcome",
     [(range(15), "supported"), (range(15, 30), "not supported"), ([77], "undecided")],
 )
 def test_runs_of_other_seeds_do_not_count(

@@ -54,7 +54,7 @@ NOISE = {"model.start_noise": "0.3"}
 
 
 @pytest.mark.parametrize(
-    ("logged", "drawn", "pairing", "paired"),
+    "logged, drawn, pairing, paired",
     [
         ({}, False, None, True),
         ({**OWN, "model.warm_start.seed": "own"}, False, None, True),

@@ -45,7 +45,7 @@ def t_power(lead: float, error: float, degrees: int) -> float:
 
 
 @pytest.mark.parametrize(
-    ("claim", "scores", "deviation"),
+    "claim, scores, deviation",
     [(MEAN, SCORES, 0.01), (BEST, SCORES, 0.01), (ABOUT, ALIKE, 0.007)],
     ids=lambda value: getattr(value, "key", ""),
 )
@@ -66,7 +66,7 @@ def test_planned_power_is_the_share_of_studies_that_the_verdicts_support(
 
 
 @pytest.mark.parametrize(
-    ("claim", "effect", "seeds", "design"),
+    "claim, effect, seeds, design",
     [
         (ABOVE, 0.01, 3, Design()),
         (ABOVE, 0.02, 10, Design()),
@@ -115,7 +115,7 @@ def test_the_seeds_that_it_takes() -> None:
             planned_power(ABOVE, scores, deviation, 3)
 
 
-@pytest.mark.parametrize(("lead", "n"), [(0.02, 3), (0.02, 6), (0.005, 10)])
+@pytest.mark.parametrize("lead, n", [(0.02, 3), (0.02, 6), (0.005, 10)])
 def test_reached_power_is_that_of_the_t_test(lead: float, n: int) -> None:
     """Also from 5 runs on to n: the error shrinks with their root, the degrees of freedom grow."""
     exact = t_power(lead, 0.015 / n**0.5, n - 1)

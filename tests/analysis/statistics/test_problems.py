@@ -87,7 +87,7 @@ def over_seeds(ours: np.ndarray, theirs: np.ndarray, paired: bool) -> Estimate:
     return found[0]
 
 
-@pytest.mark.parametrize(("runs", "paired"), [(1, True), (4, True), (4, False)])
+@pytest.mark.parametrize("runs, paired", [(1, True), (4, True), (4, False)])
 def test_a_difference_over_problems_and_seeds_against_the_two_way_table(runs: int, paired: bool) -> None:
     """Mean squares by plain loops, of a crossed design without replication. Of single runs it is the paired t test."""
     rng = np.random.default_rng(3)
@@ -259,7 +259,7 @@ def main_text(board: Scoreboard) -> str:
     return markdown(main_table(board, "Main")).replace("\\", "")
 
 
-@pytest.mark.parametrize(("right", "text"), [(0, "to {high:.2f}"), (4, "from {low:.2f}"), (1, "")])
+@pytest.mark.parametrize("right, text", [(0, "to {high:.2f}"), (4, "from {low:.2f}"), (1, "")])
 def test_no_right_or_no_wrong_answer_has_wilsons_limit(right: int, text: str) -> None:
     """`right` of four answers to each of six problems."""
     alike = made_outcomes(0, 0.0, right)
@@ -296,7 +296,7 @@ def test_tables_and_what_is_not_there(board: Scoreboard) -> None:
 
 
 @pytest.mark.parametrize(
-    ("votes", "share"),
+    "votes, share",
     [
         # 7 7 3 3: a tie. 7 - - -: answers that were not found vote for nothing. The others: 3 3 3 7.
         ({"p0": list("7733"), "p1": ["7", None, None, None], "": list("3337")}, (0.5 + 0.25) / PROBLEMS),

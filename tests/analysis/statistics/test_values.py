@@ -42,7 +42,7 @@ def values(
 
 
 @pytest.mark.parametrize(
-    ("curve", "final"),
+    "curve, final",
     [
         # T_stop 20: the last 30 % begins after 14, so it holds 16, 18 and 20.
         ({0: 0.2, 6: 0.9, 8: 0.1, 10: 0.1}, 0.1),  # broke before: all three count as it ended
@@ -58,7 +58,7 @@ def test_a_collapsed_run_counts_with_the_score_it_ended_at(curve: dict[int, floa
 
 
 @pytest.mark.parametrize(
-    ("curve", "t_stop", "status", "area"),
+    "curve, t_stop, status, area",
     [
         ({0: 0.0, 10: 0.4, 20: 0.4, 40: 0.0, 50: 0.9}, 40, schema.DONE, (2.0 + 4.0 + 4.0) / 40),
         ({10: 0.3}, 100, schema.DONE, 0.3),

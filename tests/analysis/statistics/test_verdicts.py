@@ -33,7 +33,7 @@ def moved(shift: float, *wiggle: float) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    ("claim", "shift", "outcome", "word", "said"),
+    "claim, shift, outcome, word, said",
     [
         (ABOVE, 0.05, SUPPORTED, "better", "It holds: a against b"),
         (ABOVE, -0.05, NOT_SUPPORTED, "worse", "1 of 1 comparisons contradict it; the strongest:"),
@@ -182,7 +182,7 @@ def test_claims_are_about_what_the_sweeps_declare(claim: Claim) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "variants", "of_sweep"),
+    "name, variants, of_sweep",
     [
         ("cppo", ("cppo_tv", "cppo_kl"), "cppo_tv"),
         ("cppo", ("cppo", "cppo_tv"), "cppo"),
@@ -212,7 +212,7 @@ def test_the_mean_over_models_is_one_test() -> None:
 
 
 @pytest.mark.parametrize(
-    ("levels", "closed_by"),
+    "levels, closed_by",
     [
         ({"a": moved(0.05)}, ["", "", ""]),
         ({"a": moved(-0.05)}, ["", "first", "first"]),
@@ -248,7 +248,7 @@ CLEAR = [0.050, 0.052, 0.048, 0.051]
 
 
 @pytest.mark.parametrize(
-    ("leads", "outcome", "looked"),
+    "leads, outcome, looked",
     [
         (CLEAR[:3], UNDECIDED, 3),  # before the first look, however clear
         (CLEAR, SUPPORTED, 4),
@@ -278,7 +278,7 @@ def test_looks_have_wider_intervals_and_end_before_a_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    "text, said",
     [
         ("outcome: error", "sequential with outcome='error': it is for scores"),
         ("models: trend", "sequential with models=trend: it is for scores"),
