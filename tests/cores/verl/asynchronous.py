@@ -16,7 +16,7 @@ import torch
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.core import own_ray
 from cppo_lab.sweep.compose import Composed, compose
-from tests.cores.verl.in_process import configured, train_here, with_workers
+from tests.cores.verl.in_process import configured, queued, seen_worker, train_here, with_workers
 
 STEPS, EVERY, BOUND = 6, 3, 2
 SETTINGS = [
@@ -25,13 +25,8 @@ SETTINGS = [
     f"rollout.max_staleness={BOUND}",
 ]  # fmt: skip
 COLUMNS = (
-    "prompts",
-    "responses",
-    "rollout_log_probs",
-    "rollout_topk_ids",
-    "rollout_topk_logp",
-    "policy_step",
-)
+    "prompts", "responses", "rollout_log_probs", "rollout_topk_ids", "rollout_topk_logp", "policy_step",
+)  # fmt: skip
 
 
 def composed(*overrides: str) -> Composed:
@@ -52,21 +47,6 @@ def slow(server: Any) -> None:
     cpu.log_policy = later
 
 
-def worker_class() -> Any:
-    """Our training worker, which says what weights it has."""
-    from verl.single_controller.base.decorator import Dispatch, register
-
-    from cppo_lab.cores.verl.worker import TrustRegionWorker
-    from tests.cores.verl.cpu_engine import weights
-
-    class SeenWorker(TrustRegionWorker):
-        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-        def weights(self) -> dict[str, torch.Tensor]:
-            return weights(self.actor)
-
-    return SeenWorker
-
-
 def trainer_class(folder: Path, killed: int) -> Any:
     """Our trainer, which notes what it does."""
     import ray
@@ -74,12 +54,12 @@ def trainer_class(folder: Path, killed: int) -> Any:
 
     from cppo_lab.cores.verl.trainer import AsyncLabTrainer
 
-    class Seen(with_workers(worker_class), AsyncLabTrainer):  # type: ignore[misc]
+    class Seen(with_workers(seen_worker), AsyncLabTrainer):  # type: ignore[misc]
         def on_train_begin(self) -> None:
             restored = tq.kv_list("train") or {}
             self.seen: dict[str, Any] = {
                 "submitted": [], "restored": sorted({tag["status"] for tag in restored.get("train", {}).values()}),
-                "weights": {self.global_steps - 1: self.actor_rollout_wg.weights()[0]},
+                "weights": {self.global_steps - 1: self.actor_rollout_wg.policy()[0][0]},
             }  # fmt: skip
             if self.config.actor_rollout_ref.rollout.name == "cppo_cpu":
                 ray.get(self.llm_server_manager.server_handles[0].__ray_call__.remote(slow))
@@ -93,14 +73,13 @@ def trainer_class(folder: Path, killed: int) -> Any:
             if self.global_steps == killed:
                 os.kill(os.getpid(), signal.SIGKILL)
             keys = sorted(batch.keys)
-            data = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=list(COLUMNS))
-            self.seen |= {name: [row.clone() for row in data[name].unbind()] for name in COLUMNS}
+            self.seen |= queued(batch, keys, COLUMNS)
             self.seen["trained"] = [key.split("_")[0] for key in keys]
             return super()._balance_batch(batch, *given, **named)
 
         def on_step_end(self) -> None:
             super().on_step_end()
-            self.seen["weights"][self.global_steps] = self.actor_rollout_wg.weights()[0]
+            self.seen["weights"][self.global_steps] = self.actor_rollout_wg.policy()[0][0]
             torch.save(self.seen, folder / f"{self.global_steps}.pt")
 
     return Seen

@@ -4,9 +4,7 @@ They are those of `asynchronous`, a process each.
 """
 
 import json
-import os
 import signal
-import subprocess
 import sys
 from functools import cached_property
 from pathlib import Path
@@ -19,11 +17,11 @@ from transformers import AutoModelForCausalLM
 from cppo_lab import schema
 from cppo_lab.cores.verl import checkpoints
 from tests.cores.verl.asynchronous import BOUND, STEPS, composed
+from tests.cores.verl.conftest import ROOT, ran
 from tests.cores.verl.story import HOLD
-from tests.waiting import CEILING_SECONDS
+from tests.cores.verl.test_rollout import recomputed
 
-pytestmark = [pytest.mark.verl, pytest.mark.slow]
-ROOT = Path(__file__).parents[3]
+pytestmark = pytest.mark.slow
 KILLED = 4
 PROMPTS = composed().run.batch.prompts
 RESPONSES = composed().run.batch.responses
@@ -52,11 +50,8 @@ class Runs:
 
     def _train(self, folder: Path, killed: int = 0) -> int:
         folder.mkdir(exist_ok=True)
-        ended = subprocess.run(
-            [self.python, "-m", "tests.cores.verl.asynchronous", str(folder), str(killed), *self.overrides],
-            cwd=folder, env=os.environ | {"PYTHONPATH": f"{ROOT}:{HOLD}", "HF_HUB_OFFLINE": "1", "SLOW_ENGINE": "0.03"},
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=CEILING_SECONDS,
-        )  # fmt: skip
+        slow = {"PYTHONPATH": f"{ROOT}:{HOLD}", "SLOW_ENGINE": "0.03"}
+        ended = ran(folder, "asynchronous", str(killed), *self.overrides, python=self.python, **slow)
         assert ended.returncode in (0, -signal.SIGKILL), ended.stdout[-5000:]
         return ended.returncode
 
@@ -97,9 +92,7 @@ def check_pieces(run: dict[int, dict[str, Any]], folder: Path) -> None:
             pieces += len(set(steps.tolist())) - 1
             for step in set(steps.tolist()):
                 model.load_state_dict(weights[step], strict=False)
-                with torch.no_grad():
-                    logits = model(torch.cat([prompt, response])[None]).logits[0, len(prompt) - 1 : -1]
-                log_mu, here = logits.log_softmax(-1), steps == step
+                log_mu, here = recomputed(model, prompt.tolist(), response.tolist(), 1.0), steps == step
                 taken = log_mu.gather(-1, response[:, None])[:, 0]
                 topk = log_mu.gather(-1, seen["rollout_topk_ids"][place].long())
                 for name, expected in (("rollout_log_probs", taken), ("rollout_topk_logp", topk)):
