@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cppo_lab.maths import bounds
 from tests.oracles import enumeration as process
 
-SOME = settings(max_examples=100, deadline=None, derandomize=True)
+SOME = settings(max_examples=100)
 LENGTHS = st.integers(1, 60)
 FRACTIONS = st.floats(0.001, 1)
 

@@ -23,7 +23,7 @@ from tests.maths.maths_batches import TokenBatch, apply, random_batch
 from tests.oracles import loops
 
 SEEDS = st.integers(0, 2**32 - 1)
-MANY = settings(max_examples=150, deadline=None, derandomize=True)
+MANY = settings(max_examples=150)
 
 
 def responses(batch: TokenBatch) -> list[tuple[list[float], list[float], list[float]]]:

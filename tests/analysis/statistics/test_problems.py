@@ -119,7 +119,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_answer(right: int, k: in
     assert pass_at_k(np.array([right]), 5, k)[0] == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 4), st.lists(st.integers(1, 3), max_size=3), st.integers(1, 7))
 def test_majority_is_the_share_of_subsets_that_vote_right(right: int, wrong: list[int], k: int) -> None:
     votes = ["right"] * right + [f"wrong {i}" for i, count in enumerate(wrong) for _ in range(count)]
