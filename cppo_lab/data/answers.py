@@ -28,12 +28,13 @@ _STATED = re.compile(r"(?i)\banswer\s++is\s*+[:：]?+\s*+(?=\S)")
 _SENTENCE_END = re.compile(r"\.\s|\n|。")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*+(\{|-?[0-9]+)")
-# What changes a box from outside: "not \\boxed{42}", "-\\boxed{42}", "\\boxed{41} or \\boxed{42}", "\\boxed{42}^2"
+# What changes a box from outside: "not \\boxed{42}", "-\\boxed{42}", "\\boxed{41} or \\boxed{42}", "\\boxed{42}^2".
+# A number that ends the line before (`\Z`, which `$` is not) is none of it.
 _BEFORE_BOX = re.compile(
-    r"(?:\\(?:boxed|fbox)\{(?:[^{}]|\{[^{}]*\})*+\}[$ ]*(?:,|;|、|和|and|\\text\{ *and *\})?[$ ]*)+$"
-    rf"|\S+ *(?:\bor|或|\\text\{{ *or *\}})[$ ]*$"
+    r"(?:\\(?:boxed|fbox)\{(?:[^{}]|\{[^{}]*\})*+\}[$ ]*(?:,|;|、|和|and|\\text\{ *and *\})?[$ ]*)+\Z"
+    rf"|\S+ *(?:\bor|或|\\text\{{ *or *\}})[$\s]*\Z"
     rf"|(?i:(?:{NOT}|{SIGN})(?:\s+(?:be|equal\s+to|the\s+answer))*)[\s$({{\\]*$"
-    r"|(?:[-+/^\d]|\\(?:not|cdot|times|div|pm|sqrt|[dt]?frac|log|ln) *\{?)[$({\\]*$"
+    r"|(?:[-+/^\d]|\\(?:not|cdot|times|div|pm|sqrt|[dt]?frac|log|ln)\s*\{?)[$({\\]*\Z"
 )
 _AFTER_BOX = re.compile(
     r"^(?:(?:\^(?!\{?\s*(?:\\circ|\\text|[snrt][tdh]\b))|_(?=\{?\d)|\.?\d|/|\\(?:cdot|times|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
@@ -57,7 +58,21 @@ _FENCES = (
     ("“", "”"),
     ("‘", "’"),
     ("「", "」"),
-    *((f"\\{box}{{", "}") for box in ("underline", "text", "textbf", "mathbf", "mathrm", "bm")),
+    *(
+        (f"\\{box}{{", "}")
+        for box in (
+            "underline",
+            "text",
+            "textbf",
+            "mathbf",
+            "mathrm",
+            "bm",
+            "boldsymbol",
+            "large",
+            "Large",
+            "huge",
+        )
+    ),
     ("{", "}"),
 )
 _CODE = re.compile(r"```[a-z]*+\s++(.*)```", re.DOTALL)
@@ -89,7 +104,16 @@ _CONDITION = rf"(?:(?:where|for|when|with|if)\s++)?+\$?[A-Za-z]\s*+{_RELATION}[^
 _REMARK = re.compile(
     rf"(?<=[\d}})$]){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)"
 )
+# "2\sqrt{3} (approximately 3.46)"
+_ROUNDED = re.compile(
+    rf"(?<=[\w}})$]){_SPACE}*+\(\$?(?:\\approx(?![A-Za-z])|~|(?:or\s+)?(?:about|approx[a-z]*|roughly)\b)[^()]*+\)"
+    r"(?=(?:\s|\$|\\[)\]]|\})*$)"
+)
 _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
+# "0.1\overline{6}": math-verify reads "0.1".
+_REPEATING = re.compile(
+    r"([0-9]*+)\.([0-9]*+)\\(?:overline|bar|dot)\s*+(?:\{\s*+([0-9]++)\s*+\}|([0-9]))(?!\d)"
+)
 _EXPONENT = re.compile(r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*+([0-9]{1,3})(?!\w)")
 _LETTER_TIMES = re.compile(r"(?i)(?<=\d)\s*+x\s*+(?=10\s*+\^)")  # "6.02 x 10^23"
 _POWER = re.compile(r"(?<=[\w)}])(?:\*\*(-?[0-9]++|(?=\())|\^\s*+(-[0-9]++))")
@@ -109,7 +133,7 @@ _INVISIBLE = re.compile(
 _UNICODE = str.maketrans(
     {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
     | {"\u3000": " ", "。": ".", "’": "'", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty "}
-    | {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup "}
+    | {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "′": "'", "″": "''"}
     | dict.fromkeys("−–‒‐‑﹣⁻", "-")
     | {
         "⁄": "/",
@@ -243,7 +267,8 @@ def canonical(text: str) -> str:
     if number is not None:
         return str(number)
     text = _LAYOUT.sub(" ", _TEXT.sub(r" \1 ", re.sub(r"\\[dt]frac(?![A-Za-z])", r"\\frac", text)))
-    text = re.sub(rf"(\\\\)|{_SPACE}", r"\1 ", text)
+    text = re.sub(rf"(\\\\)|{_SPACE}", r"\1 ", text).replace("\\varnothing", "\\emptyset")
+    text = re.sub(r"(\\[A-Za-z]+) +(?=\d)", r"\1", re.sub(r"(?<!\\)\{(\w)\}", r" \1 ", text))  # \pmod{4}
     if match := _CHOICE.fullmatch(text.strip()):
         return match[1].upper()
     if _WORDS.fullmatch(text):
@@ -268,12 +293,14 @@ def _rational(text: str) -> Fraction | None:
 
 
 def without_units(text: str) -> str:
-    """An answer without the units behind its number, such as m/s; for a truth that has no letters."""
+    """An answer without the units behind its number, such as m/s; for a truth that has no letters but in commands."""
     bare = _bare(text)
     number = _UNITS.sub("", _TEXT.sub(r" \1 ", bare).strip())
     return (
         tidy(number)
-        if number != bare and re.search(r"\d", number) and not re.search(r"[A-Za-z]{2}", number)
+        if number != bare
+        and re.search(r"\d", number)
+        and not re.search(r"(?<![\\A-Za-z])[A-Za-z]{2}", number)
         else text
     )
 
@@ -308,15 +335,23 @@ def tidy(text: str) -> str:
     text = _POWER.sub(
         lambda match: f"^{{{match[1] or match[2]}}}" if match[1] or match[2] else "^", _MINUS.sub("-", text)
     )
+    text = _REPEATING.sub(_fraction, text)
     text = _EXPONENT.sub(r"\1 \\times 10^{\2\3}", _LETTER_TIMES.sub(r"\\times ", text)).replace("^{+", "^{")
     if text.count("$") == 1 or _CURRENCIES.search(text):  # of currency, or cut off
         text = text.replace("$", "")
     text = _SPACE_IN_LIST.sub(", ", _SEPARATOR.sub("", _trimmed(text)))
     text = _SPACED.sub(lambda match: match[0].replace(" ", ""), text)
-    text = _MIXED.sub(r"\1\\frac{\2}{\3}", _REMARK.sub("", text))
+    text = _MIXED.sub(r"\1\\frac{\2}{\3}", _ROUNDED.sub("", _REMARK.sub("", text)))
     if not re.search("[A-Za-z]", text.replace("\\circ", "")[:-1]):
         text = _DEGREES.sub("", text)
     return _trimmed(text)
+
+
+def _fraction(match: re.Match[str]) -> str:
+    """A repeating decimal as a fraction."""
+    whole, head, repeated = match[1], match[2], match[3] or match[4]
+    above = int(whole + head + repeated) - int(f"0{whole}{head}")
+    return f"\\frac{{{above}}}{{{10 ** len(head) * (10 ** len(repeated) - 1)}}}"
 
 
 def _ascii(text: str) -> str:
@@ -405,7 +440,7 @@ def _last_boxed(text: str) -> str | None:
     if box[1] != "{":
         return box[1]
     content, before = text[box.end() :], "".join(_BEFORE_BOX.findall(text[: box.start()][-_REACH:]))
-    before = re.sub(r"\\(?:boxed|fbox)|[{}$]", " ", before)
+    before = re.sub(r"(\\[a-z]+)\s+\Z", r"\1", re.sub(r"\\(?:boxed|fbox)|[{}$]", " ", before))
     ends = (end for end, depth in _braces(content) if depth < 0)
     return next(
         (before + content[: end - 1] + "".join(_AFTER_BOX.findall(content[end:][:_REACH])) for end in ends),

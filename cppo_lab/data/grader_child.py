@@ -167,9 +167,8 @@ def load_grader() -> Callable[[str, bool, str], bool]:
         return parsed
 
     def right(text: str, truth: str) -> bool:
-        return bool(
-            verify(parsed_truth(truth), parse(text, of_answer, parsing_timeout=None), timeout_seconds=None)
-        )
+        true, given = parsed_truth(truth), parse(text, of_answer, parsing_timeout=None)
+        return bool(verify(true, given, timeout_seconds=None)) and _of_one_size(true, given)
 
     def grade(answer: str, marked: bool, truth: str) -> bool:
         if not set(_BASE.findall(answer)) <= set(_BASE.findall(truth)) or _conflict(answer, truth):
@@ -190,6 +189,18 @@ def load_grader() -> Callable[[str, bool, str], bool]:
     for example in ("$\\frac{1}{2}$", "Answer: 0.5"):
         grade(example, True, "1/2")
     return grade
+
+
+def _of_one_size(true: list[Any], given: list[Any]) -> bool:
+    """Whether two numbers that math-verify takes for equal are so in their first five digits: it compares six decimals,
+    in which all small numbers are equal ("6.6e-33" and "6.6e-34").
+    """
+    if not all(expressions and getattr(expressions[0], "is_number", False) for expressions in (true, given)):
+        return True
+    try:
+        return bool(abs((given[0] / true[0]).evalf(15) - 1) < 1e-5)
+    except Exception:  # noqa: BLE001  what sympy cannot compute; math-verify's verdict stands
+        return True
 
 
 def _conflict(answer: str, truth: str) -> bool:

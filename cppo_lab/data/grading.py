@@ -83,7 +83,7 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
     if said is not None and _other_unit(text, truth):
         return Grade(0.0, answer_rule, marked)
     truth = tidy(truth)
-    if not re.search("[A-Za-z]", truth):
+    if not re.search(r"(?<![\\A-Za-z])[A-Za-z]", truth):  # \sqrt has none
         text = without_units(text)
     whole, true_whole = whole_number(text), whole_number(truth)
     if whole is not None and true_whole is not None:
