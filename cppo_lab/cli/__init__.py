@@ -31,6 +31,7 @@ _REMEDIES = {
     errno.EACCES: "ask for permission, or work in another folder",
     errno.EROFS: "work in a folder that you can write to",
     errno.ENOSPC: "free space on the disk, then run the same command to continue",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), then run the same command to continue",
     errno.EDQUOT: "free space in your quota, then run the same command to continue",
 }
 INTERRUPTED = "interrupted; run the same command to continue"
@@ -109,10 +110,10 @@ def _run(options: argparse.Namespace) -> tuple[int, str | None]:
 
 def _of_the_system(error: OSError) -> str:
     """What the system refused, and what can be done about it."""
+    remedy = _REMEDIES.get(error.errno or 0)
     if error.filename is None:
-        return str(error)
-    remedy = _REMEDIES.get(error.errno or 0, "check what is there, or work in another folder")
-    return f"{error.filename}: {error.strerror}: {remedy}"
+        return f"{error.strerror}: {remedy}" if remedy else str(error)
+    return f"{error.filename}: {error.strerror}: {remedy or 'check what is there, or work in another folder'}"
 
 
 def _refuse(text: str) -> str:

@@ -430,7 +430,7 @@ def _dry_run(
 ) -> int:
     """Say what `train` would do. Writes nothing."""
     from cppo_lab.launch.queues import look
-    from cppo_lab.runs.state import explained
+    from cppo_lab.runs.state import explained, state_of
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import choose, look_ahead
     from cppo_lab.sweep.table import cost_summary, run_table
@@ -440,7 +440,8 @@ def _dry_run(
     without_store = getattr(options, "without_store", False)
     leave = getattr(options, "stop_hopeless", False)
     todo, failed, held, not_started = choose(plan, ahead, uri, retry, without_store, _limits(options), leave)
-    states = explained(ahead.states, queued)
+    present = {run_id: state_of(ahead.folders[run_id], queued) for run_id in ahead.replaces}
+    states = explained(ahead.states | present, queued)
     run_ids = [run.run_id for run in todo]
     code = Exit.STORE_AWAY if held else Exit.DONE
     if options.json:

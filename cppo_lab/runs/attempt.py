@@ -276,6 +276,8 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
                 if alone:
                     raise
                 say(f"run {attempt.run_id} failed: {describe(error)}")
+        for run in open_runs:
+            run.recorder.together = len(open_runs)
         handle_signals()
         if open_runs:
             _train_runs(open_runs, alone)

@@ -86,6 +86,7 @@ class Recorder:
         here = here or environment()
         self.spec, self.folder, self._datasets, self._yaml = spec, folder, datasets, yaml
         self.sampled: Callable[[], Mapping[str, float]] = dict  # the load of the machine since the last step
+        self.together = 1  # runs that this process trains at the same time
         # Of one of several runs: a cancelled run ends without a signal, since the process trains others.
         self.is_cancelled: Callable[[], bool] = bool
         self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
@@ -305,6 +306,7 @@ class Recorder:
                 "started": self._started,
                 "updated": now,
                 "seconds": self._before + time.monotonic() - self._began,
+                "together": self.together,
                 "first_step": first_step,
                 "first_time": first_time,
                 "replaces": bool(self._tags.get(schema.TAG_REPLACES)),

@@ -108,9 +108,10 @@ def train(run: Run, see: See) -> list[Point]:
     """Train `run` unless it is done, and return its curve. If another process is training it, wait for that.
 
     `see` takes the points so far, before training starts and after each validation, and whether the run may be ended:
-    it then raises Pruned, which leaves here once the run has ended cleanly. Raises TrainingFailed.
+    it then raises Pruned, which leaves here once the run has ended cleanly. Raises TrainingFailed, and UserError if the
+    store does not take the trained run.
     """
-    died, folder = 0, run.attempt.folder
+    died, refused, folder = 0, 0, run.attempt.folder
     while (curve := run.finished()) is None:
         if is_held(folder):
             while is_held(folder):
@@ -119,6 +120,12 @@ def train(run: Run, see: See) -> list[Point]:
             continue
         see(run.live(), True)
         if (reason := _train_here(run, see)) is None:
+            refused += not is_held(folder)  # by another process, which trains it
+            if refused > TRIES:
+                raise UserError(
+                    f"run {run.attempt.run_id} is trained, but the tracking store does not have it, see {_log(folder)}: "
+                    "run the same command again once the store accepts it"
+                )
             continue
         if is_cancelled(folder, run.attempt.created):
             raise TrainingFailed("its run was cancelled")

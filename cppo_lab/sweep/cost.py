@@ -311,7 +311,12 @@ class Limits:
         for run in sorted(runs, key=lambda run: run.run_id in ids):
             run_id, disk = run.run_id, estimate_disk(run.spec, run.layout)
             state, status, cost = states[run_id], read_status(runs_folder() / run_id), run_costs[run_id]
-            used = float(status.get("gpus") or 0) * seconds_trained(status) / 3600
+            used = (
+                float(status.get("gpus") or 0)
+                * seconds_trained(status)
+                / 3600
+                / (status.get("together") or 1)
+            )
             lives = run_id in ids or state == schema.RUNNING
             hours += max(used, cost.gpu_hours or 0.0) if cost and lives else used
             if disk and run_id in ids:

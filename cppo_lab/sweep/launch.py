@@ -157,6 +157,7 @@ def launch(
     if not todo:
         return Launched(ahead.states, left=left, held=held_ids, not_started=not_started)
     _warn_of_jobs_that_trained_nothing(todo, queued)
+    new = [run.run_id for run in todo if not (runs / run.run_id).exists()]
     for run in todo:
         announce(runs / run.run_id, {**names(run.spec), "variants": variants_text(run.variants)})
         forget_cancelled(runs / run.run_id)
@@ -192,6 +193,9 @@ def launch(
             progress.shown(),
         ):
             _train(plan, work, uri, progress.see)
+    except UserError:
+        _forget(runs, new)
+        raise
     finally:  # also after an interrupt: a run may have been terminated before it could record its end
         queued = look(runs, warn=True)
         ended = end_dead(runs, trained, queued)
@@ -207,6 +211,14 @@ def launch(
         if states[run_id].state not in schema.FINISHED or unsent(runs / run_id, uri) or not replaced[run_id]:
             del replaced[run_id]
     return Launched(explained(states, queued), replaced, left, trained, held_ids, not_started)
+
+
+def _forget(runs: Path, run_ids: Iterable[str]) -> None:
+    """Remove the folders that a refused launch has made, of runs that nobody has begun or has in a queue."""
+    queued = look(runs)
+    for run in (RunFolder(runs / run_id) for run_id in run_ids):
+        if run.is_empty and state_of(run, queued).state == schema.MISSING:
+            shutil.rmtree(run.path, ignore_errors=True)
 
 
 def _note_held(folder: Path, why: str) -> None:

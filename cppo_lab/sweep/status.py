@@ -58,8 +58,9 @@ class RunStatus:
     """One run and its state.
 
     `score` (the last), `best` and `final_mean` are fractions (runs/spool.py), `eta_seconds` the time to its last
-    step at the pace of this attempt; `hours` and `gpu_hours` were used by all attempts together. `job` is the newest
-    Slurm job, or host:pid of the training process. Unknown values are None or empty.
+    step at the pace of this attempt; `hours` and `gpu_hours` were used by all attempts, and by the `together` runs that
+    one process trained at the same time. `job` is the newest Slurm job, or host:pid of the training process. Unknown
+    values are None or empty.
     """
 
     run_id: str
@@ -76,6 +77,7 @@ class RunStatus:
     hours: float | None = None
     gpu_hours: float | None = None
     job: str = ""
+    together: int = 1
 
     @property
     def title(self) -> str:
@@ -89,7 +91,10 @@ def known_runs(runs: Path, queued: Queued) -> list[str]:
     if runs.is_dir():
         with os.scandir(runs) as entries:
             folders = {entry.name for entry in entries if entry.is_dir()}
-    return sorted(filter(_RUN_ID.fullmatch, folders.union(queued.listed, queued.places)))
+    waiting = (
+        i for i, place in queued.places.items() if place.job or place.waits is not None
+    )  # not what was refused
+    return sorted(filter(_RUN_ID.fullmatch, folders.union(queued.listed, waiting)))
 
 
 def run_statuses(runs: Path, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
@@ -154,6 +159,7 @@ def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatu
         hours=hours,
         gpu_hours=hours * status["gpus"] if hours and status.get("gpus") else None,
         job=job,
+        together=status.get("together") or 1,
     )
 
 
@@ -221,7 +227,9 @@ def totals(runs: Sequence[RunStatus]) -> str:
     """`6 runs: 4 done, 2 running; 1.20 GPU-hours used; the last of the running ones ends in about 12 min`."""
     states = ", ".join(f"{count} {state}" for state, count in _counts(runs).items())
     parts = [f"{len(runs)} run{'' if len(runs) == 1 else 's'}" + (f": {states}" if states else "")]
-    gpu_hours, hours = (sum(getattr(run, name) or 0.0 for run in runs) for name in ("gpu_hours", "hours"))
+    gpu_hours, hours = (
+        sum((getattr(run, name) or 0.0) / run.together for run in runs) for name in ("gpu_hours", "hours")
+    )
     if gpu_hours or hours:
         parts.append(f"{gpu_hours or hours:.2f} {'GPU-hours' if gpu_hours else 'hours'} used")
     running = [run for run in runs if run.eta_seconds is not None]

@@ -19,6 +19,7 @@ from cppo_lab.sweep.file import load_sweep, shipped_sweeps
 from cppo_lab.sweep.groups import shipped
 from cppo_lab.sweep.source import key_words
 from tests.conftest import ROOT, Command
+from tests.runs.test_spool import room_for
 from tests.waiting import CEILING_SECONDS
 
 RUN = "0123456789ab"
@@ -177,3 +178,9 @@ def test_scripts_can_be_read_by_their_shells(shell: str, cppo: Command) -> None:
         pytest.skip(f"{shell} is not installed")
     done = subprocess.run([program, "-n"], input=script, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_limit_on_the_size_of_files_is_named(workspace: Path, cppo: Command) -> None:
+    with room_for(100):
+        said = cppo("new first", code=2).err
+    assert "File too large: raise the limit on the size of files (ulimit -f)" in said

@@ -55,6 +55,23 @@ def made(runs: Path, number: int, **values: Any) -> Path:
     return folder
 
 
+def test_hours_of_runs_that_one_process_trained_together_count_once(runs: Path, cppo: Command) -> None:
+    for number in (1, 2):
+        made(runs, number, **told("done", together=2))
+    made(runs, 3, **told("done"))
+    assert "8.00 GPU-hours used" in cppo("status").out
+    assert {row["hours"] for row in rows(cppo).values()} == {0.5}
+
+
+def test_a_launch_that_slurm_refuses_leaves_no_runs(slurm: Slurm, runs: Path, cppo: Command) -> None:
+    launch = f"launch {SWEEP} launcher=slurm resources.hours=0.2 resources.partition"
+    assert "no such partition" in cppo(f"{launch}=refused", code=2).err
+    assert (rows(cppo), [path.name for path in runs.glob("*/status.json")]) == ({}, [])
+    slurm.shows("100;PENDING;x")
+    cppo(f"{launch}=good")
+    assert len(rows(cppo)) == 1
+
+
 def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = compose([*TINY, "seed=0"]).run
     now = 1_800_000_000.0

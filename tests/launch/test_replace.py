@@ -80,6 +80,7 @@ def test_a_finished_run_is_retrained_on_demand(cppo: Command, monkeypatch: pytes
         assert error in cppo(*command, code=2).err
     said = cppo(*again, "--finished", "--dry-run")
     assert "would train 1 of 1 runs, 1 of them again" in said.out
+    assert [line.split()[-1] for line in said.out.splitlines() if line.startswith(run_id)] == ["done"]
     with monkeypatch.context() as patch:
         patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
         cppo(*again, "--finished", code=130)

@@ -302,6 +302,18 @@ def test_every_sampler_goes_with_every_pruner(
     assert {trial.state for trial in ended} == states
 
 
+def test_a_trained_run_that_the_store_does_not_take_ends_the_worker(
+    tmp_path: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a full disk: the trial goes back, and does not count."""
+    attempt = job(tiny_spec, tmp_path / "runs", "sqlite:///mlflow.db", created=1000.0).attempts[0]
+    attempt.folder.mkdir(parents=True)
+    monkeypatch.setattr(worker, "_train_here", lambda run, see: None)
+    monkeypatch.setattr(worker.Run, "finished", lambda run: None)
+    with user_error(f"run {tiny_spec.run_id} is trained, but the tracking store does not have it"):
+        worker.train(worker.Run(attempt, MlflowClient(), "", {}), lambda points, may_end: None)
+
+
 def test_a_run_whose_process_dies_is_tried_again(
     tmp_path: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
