@@ -25,9 +25,9 @@ from cppo_lab.analysis.selection import (
     state_in_store,
     validation_curves,
 )
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, counted
 
-_MOST_LISTED = 20  # gaps that are named individually; the others are counted
+_MOST_LISTED = 20  # gaps that are named; the others are counted
 
 
 class NothingScored(UserError):
@@ -205,16 +205,28 @@ def _score(entry: ExpectedRun, row: Any, curves: ValidationCurves) -> RunScore:
     )
 
 
-def describe_gap(run: RunScore) -> str:
-    """`cppo on chain-8, seed 1 (failed: out of memory)`."""
+def describe_gap(run: RunScore, *others: RunScore) -> str:
+    """`cppo on chain-8, seed 1 (failed: out of memory)`; with `others` that differ in their seeds, `seeds 1 to 4`."""
     named = ExpectedRun(run.run_id, run.model, run.variant, run.seed).describe()
+    if others:
+        seeds = sorted(gap.seed or 0 for gap in (run, *others))
+        whole = len(seeds) > 2 and seeds[-1] - seeds[0] == len(others)
+        listed = f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds))
+        named = f"{run.variant} on {run.model}, seeds {listed}"
     return f"{named} ({run.state.value}{': ' + run.reason if run.reason else ''})"
 
 
 def describe_gaps(gaps: Sequence[RunScore]) -> list[str]:
-    """Every gap; of a long list the first ones and the number of the others."""
-    more = [f"and {len(gaps) - _MOST_LISTED} more"] if len(gaps) > _MOST_LISTED else []
-    return [*(describe_gap(run) for run in gaps[:_MOST_LISTED]), *more]
+    """Every gap, those that differ in their seeds alone together; of a long list the first ones and the number of the
+    others.
+    """
+    alike: dict[tuple[str, str, str, str], list[RunScore]] = {}
+    for run in gaps:
+        alike.setdefault((run.variant, run.model, run.state.value, run.reason), []).append(run)
+    groups = list(alike.values())
+    left = sum(map(len, groups[_MOST_LISTED:]))
+    more = [f"and {counted(left, 'more run')}"] if left else []
+    return [*(describe_gap(*runs) for runs in groups[:_MOST_LISTED]), *more]
 
 
 # Robustness of a selected score: the late part of the window, ranks, and the step-to-step noise of a run.

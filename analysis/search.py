@@ -25,7 +25,7 @@ from cppo_lab.analysis.inputs import SweepData
 from cppo_lab.analysis.reader import read_runs, read_searches
 from cppo_lab.analysis.statistics.values import starts_with_seed
 from cppo_lab.core_records import core_names
-from cppo_lab.errors import UserError, one_line
+from cppo_lab.errors import UserError, first_fault
 from cppo_lab.tracking import address
 from cppo_lab.tracking.read import StoredFiles, reading
 from cppo_lab.tracking.search_record import OBJECTIVES, filled
@@ -215,13 +215,7 @@ def parse_search(content: str, mlflow_id: str) -> SearchResult:
             warnings.simplefilter("ignore", ExperimentalWarning)
             return SearchResult.model_validate_json(content).model_copy(update={"mlflow_id": mlflow_id})
     except ValidationError as error:
-        [first, *_] = error.errors()
-        place, value = ".".join(map(str, first["loc"])), first["input"]
-        shown = "" if isinstance(value, (dict, list)) else f"={value!r:.60}"
-        why = first["msg"].removeprefix("Value error, ")
-        raise UserError(
-            _damaged(mlflow_id, one_line(f"has {place}{shown}: {why}" if place else f"is invalid: {why}"))
-        ) from None
+        raise UserError(_damaged(mlflow_id, first_fault(error.errors()))) from None
 
 
 def scaled(space: Space, value: Value) -> float:

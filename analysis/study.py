@@ -9,22 +9,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
 import pydantic.dataclasses as checked
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, FiniteFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from cppo_lab import schema
-from cppo_lab.analysis.fields import Count, Model, Number, parsed
 from cppo_lab.analysis.inputs import SweepGrid, is_result
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.analysis.statistics.verdicts import score_claimed
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, first_fault
 from cppo_lab.rules import position_weight
 from cppo_lab.tracking import address
 from cppo_lab.tracking.read import StoredFiles, reading
@@ -55,13 +54,13 @@ class PositionGaps:
     constants, None if it has none. `span` is T of the position weight if that is the padded width, else None.
     """
 
-    positions: Annotated[tuple[Count, ...], Field(alias="position")]
-    tokens: tuple[Count, ...]
+    positions: Annotated[tuple[NonNegativeInt, ...], Field(alias="position")]
+    tokens: tuple[NonNegativeInt, ...]
     mean: Annotated[tuple[Gap, ...], Field(alias="gap_mean")]
     top10: Annotated[tuple[Gap, ...], Field(alias="gap_top10")]
-    w_min: Number | None = None
-    delta: Number | None = None
-    span: Count | None = None
+    w_min: FiniteFloat | None = None
+    delta: FiniteFloat | None = None
+    span: NonNegativeInt | None = None
 
     def __post_init__(self) -> None:
         """Raises ValueError for what does not fit together."""
@@ -80,10 +79,10 @@ class TokenWindow:
     kept).
     """
 
-    step: Count
+    step: NonNegativeInt
     symbols: Annotated[tuple[str, ...], Field(min_length=1)]
-    weighted_divergence: tuple[Number, ...]
-    token_threshold: Number
+    weighted_divergence: tuple[FiniteFloat, ...]
+    token_threshold: FiniteFloat
     prefix_threshold: tuple[Annotated[float, Field(gt=-math.inf)], ...]
     moves_away: tuple[bool, ...]
     masked_by: tuple[Literal["", "token", "prefix"], ...]
@@ -129,7 +128,10 @@ def read_windows(uri: str, mlflow_ids: Iterable[str]) -> dict[str, TokenWindow]:
     return _read(uri, mlflow_ids, "window.json", TokenWindow)
 
 
-def _read(uri: str, mlflow_ids: Iterable[str], name: str, kind: type[Model]) -> dict[str, Model]:
+Diagnostics = TypeVar("Diagnostics", PositionGaps, TokenWindow)
+
+
+def _read(uri: str, mlflow_ids: Iterable[str], name: str, kind: type[Diagnostics]) -> dict[str, Diagnostics]:
     address.require_store(uri)
     path, records = f"diagnostics/{name}", {}
     with reading(uri) as client:
@@ -137,8 +139,19 @@ def _read(uri: str, mlflow_ids: Iterable[str], name: str, kind: type[Model]) -> 
             content = StoredFiles(client, mlflow_id).content(path, LARGEST)
             if content is not None:
                 text = content.decode("utf-8", errors="replace")
-                records[mlflow_id] = parsed(kind, text, f"{path} of MLflow run {mlflow_id}")
+                records[mlflow_id] = parse_diagnostics(kind, text, f"{path} of MLflow run {mlflow_id}")
     return records
+
+
+def parse_diagnostics(kind: type[Diagnostics], content: str | bytes, what: str) -> Diagnostics:
+    """The content of the file `what`. Raises UserError if it is invalid."""
+    try:
+        return TypeAdapter(kind).validate_json(content, strict=True)
+    except ValidationError as error:
+        raise UserError(
+            f"{what} {first_fault(error.errors())}: the run was recorded by other code than this; run it again, or "
+            "delete it"
+        ) from None
 
 
 # The gaps over several seeds, and the threshold that position weights induce.

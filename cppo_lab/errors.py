@@ -8,9 +8,10 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from types import FrameType
+from typing import Any
 
 _JOINTS = re.compile(r"[\s/-]+")  # between the words of a name, where ours have `_`
 _SEPARATORS = re.compile(r"[._]+")
@@ -99,6 +100,14 @@ def message(text: str) -> str:
 def one_line(text: str) -> str:
     """Somebody's words, of any number of lines, on a single line."""
     return printable(" ".join(text.split()))
+
+
+def first_fault(faults: Sequence[Mapping[str, Any]]) -> str:
+    """What is wrong with a file by the first of pydantic's faults: `has step=-1: ...`, or `is invalid: ...`."""
+    place, value = ".".join(map(str, faults[0]["loc"])), faults[0]["input"]
+    shown = "" if isinstance(value, dict | list) else f"={value!r:.60}"
+    why = faults[0]["msg"].removeprefix("Value error, ")
+    return one_line(f"has {place}{shown}: {why}" if place else f"is invalid: {why}")
 
 
 def describe(error: BaseException) -> str:

@@ -10,10 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, FiniteFloat, NonNegativeInt, ValidationError
 
-from cppo_lab.analysis.fields import Count, Number, parsed
-from cppo_lab.errors import UserError, printable
+from cppo_lab.errors import UserError, first_fault, printable
 from cppo_lab.files import read_plain
 
 MARKER = ".cppo-report"  # marks a folder that we may replace
@@ -66,8 +65,8 @@ Values = dict[str, Any]  # of a cell, a run or a verdict, by the keys of the rec
 
 
 class _Stat(BaseModel, strict=True):  # of a score, a fraction
-    mean: Number | None = None
-    n: Count
+    mean: FiniteFloat | None = None
+    n: NonNegativeInt
 
 
 class _Cell(BaseModel, strict=True):
@@ -75,7 +74,7 @@ class _Cell(BaseModel, strict=True):
     variant: str
     state: str
     provisional: bool
-    expected: Count
+    expected: NonNegativeInt
     score: _Stat | None = None
     components: dict[str, _Stat | None]
 
@@ -84,8 +83,8 @@ class _Run(BaseModel, strict=True):
     key: str
     run_id: str | None = None
     state: str
-    step: Count | None = None
-    score: Number | None = None
+    step: NonNegativeInt | None = None
+    score: FiniteFloat | None = None
     version: str
 
 
@@ -102,9 +101,9 @@ class _Verdict(BaseModel, strict=True):
     outcome: str
     reason: str
     provisional: bool
-    estimate: Number | None = None
-    low: Number | None = None
-    high: Number | None = None
+    estimate: FiniteFloat | None = None
+    low: FiniteFloat | None = None
+    high: FiniteFloat | None = None
 
 
 class SavedReport(BaseModel, strict=True):
@@ -166,7 +165,10 @@ def read_record(folder: Path) -> SavedReport:
         raise UserError(f"{path} has more than the {_LARGEST} bytes allowed: {_REMEDY}")
     if data is None:
         raise UserError(f"{folder} is not a report, it has no {RECORD}: {_REMEDY}")
-    return parsed(SavedReport, data, str(path), _REMEDY)
+    try:
+        return SavedReport.model_validate_json(data, strict=True)
+    except ValidationError as error:
+        raise UserError(f"{path} {first_fault(error.errors())}: {_REMEDY}") from None
 
 
 # The differences between two reports, from their records, and as lines for a terminal.

@@ -10,7 +10,7 @@ from typing import Annotated, Final, Literal, TypeVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from cppo_lab.answers import ANSWERS
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, first_fault
 
 FORMAT = 1
 LARGEST = 64 * 2**20  # bytes of a file
@@ -150,8 +150,7 @@ def _parsed(kind: TypeAdapter[T], line: str) -> T:
     try:
         return kind.validate_python(json.loads(line))
     except ValidationError as error:
-        [first, *_] = error.errors()
-        raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'a line'}: {first['msg']}") from None
+        raise ValueError(f"a line {first_fault(error.errors())}") from None
 
 
 def in_order_of_draws(samples: Sequence[Sample]) -> tuple[Sample, ...]:

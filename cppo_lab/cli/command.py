@@ -18,11 +18,14 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from importlib import import_module  # noqa: TID251  of the literal list COMMANDS
-from typing import IO, Any, NoReturn
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 from cppo_lab import __version__, schema
-from cppo_lab.errors import UserError, say, unknown
+from cppo_lab.errors import UserError, say, together, unknown
 from cppo_lab.sweep.groups import groups
+
+if TYPE_CHECKING:
+    from cppo_lab.sweep.file import Search, Study, Sweep
 
 # Name -> the module with its function and, as `NAME_arguments`, its arguments; and what it does.
 COMMANDS = {
@@ -380,3 +383,22 @@ def known_store(uri: str) -> str:
     if note := require_place(uri):
         say(f"cppo: note: {note}")
     return uri
+
+
+def load_any(options: argparse.Namespace) -> "Sweep | Study | Search":
+    """`load_checked`, whose error has of a search file also the mistakes that only `resolve` finds."""
+    from cppo_lab.sweep.file import Search, SweepFaults
+    from cppo_lab.sweep.plan import load_checked
+
+    try:
+        return load_checked(options.sweep, options.overrides)
+    except SweepFaults as error:
+        from cppo_lab.search.space import resolve
+
+        faults = [str(error)]
+        try:
+            if isinstance(error.sound, Search):
+                resolve(error.sound, options.overrides)
+        except UserError as more:
+            faults.append(str(more))
+        raise together(faults, f"search {options.sweep}: ") from None

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.command import SWEEP, CommandParser, Exit, add_sweep, answer, passing
-from cppo_lab.cli.searching import load_any
+from cppo_lab.cli.command import SWEEP, CommandParser, Exit, add_sweep, answer, load_any, passing
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError, counted, say
 from cppo_lab.files import redacted
@@ -219,8 +218,6 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
 
 
 def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
-    from cppo_lab.reports.study import StudyRequest
-    from cppo_lab.reports.sweep import ReportRequest
     from cppo_lab.sweep.claims import axes_of, grids_of, note_looks, stated_in
     from cppo_lab.tracking.page import SweepText
 
@@ -245,8 +242,12 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         note_looks(plan, uri)
     stated = stated_in(plan, uri, experiment)
     if plan.is_study:
+        from cppo_lab.reports.study import StudyRequest
+
         text = SweepText(plan.name, plan.title, plan.question)
         return StudyRequest(sweeps=grids, stated=stated, **about), text
+    from cppo_lab.reports.sweep import ReportRequest
+
     text = SweepText(plan.name, plan.title, plan.question, plan.sweeps[0].feeds)
     beside = plan.sweeps[0].beside if out.name == plan.name else ()  # elsewhere the links would lead nowhere
     about |= {

@@ -5,33 +5,14 @@ import shlex
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
-from cppo_lab.cli.command import CommandParser, Exit, add_sweep, answer
-from cppo_lab.errors import UserError, together
+from cppo_lab.cli.command import CommandParser, Exit, add_sweep, answer, load_any
+from cppo_lab.errors import UserError
 from cppo_lab.files import redacted, runs_folder
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
     from cppo_lab.search.space import Tuning
-    from cppo_lab.sweep.file import Search, Study, Sweep
-
-
-def load_any(options: argparse.Namespace) -> "Sweep | Study | Search":
-    """`load_checked`, whose error has of a search file also the mistakes that only `resolve` finds."""
-    from cppo_lab.sweep.file import Search, SweepFaults
-    from cppo_lab.sweep.plan import load_checked
-
-    try:
-        return load_checked(options.sweep, options.overrides)
-    except SweepFaults as error:
-        from cppo_lab.search.space import resolve
-
-        faults = [str(error)]
-        try:
-            if isinstance(error.sound, Search):
-                resolve(error.sound, options.overrides)
-        except UserError as more:
-            faults.append(str(more))
-        raise together(faults, f"search {options.sweep}: ") from None
+    from cppo_lab.sweep.file import Search
 
 
 def tune(options: argparse.Namespace) -> int:

@@ -19,6 +19,7 @@ from cppo_lab.cli.command import (
     answer,
     coloured,
     known_store,
+    load_any,
     parse_states,
     passing,
     width,
@@ -55,7 +56,6 @@ def plan(options: argparse.Namespace) -> int:
     """List the runs of a sweep; without a name, the sweeps."""
     if options.sweep is None:
         return _list_sweeps(options)
-    from cppo_lab.cli.searching import load_any, plan_search
     from cppo_lab.sweep import table
     from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
@@ -66,6 +66,8 @@ def plan(options: argparse.Namespace) -> int:
     if isinstance(declared, Search):
         if question is not None:
             raise UserError(f"--power: {declared.name} is a search, which tests no claim; remove it")
+        from cppo_lab.cli.searching import plan_search
+
         return plan_search(declared, options)
     only = frozenset[str]() if options.state is None else parse_states(options.state)
     plan, _ = planned(options)

@@ -98,7 +98,7 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
 @pytest.mark.parametrize(
     "name, change, message",
     [
-        ("positions", "{", "has no JSON: Invalid JSON"),
+        ("positions", "{", "is invalid: Invalid JSON"),
         ("positions", {"tokens": [1]}, r"lists of different lengths: .*'tokens': 1"),
         (
             "positions",

@@ -6,9 +6,8 @@ from typing import Any
 import pytest
 from hypothesis import example, given
 
-from cppo_lab.analysis.fields import parsed
 from cppo_lab.analysis.search import parse_search
-from cppo_lab.analysis.study import PositionGaps, TokenWindow
+from cppo_lab.analysis.study import PositionGaps, TokenWindow, parse_diagnostics
 from cppo_lab.reports.saved import compare, compare_lines, read_record
 from cppo_lab.tracking.history import from_rows, pack, unpack
 from tests.analysis.made_search import made_search
@@ -93,14 +92,14 @@ def test_record(tmp_path_factory: pytest.TempPathFactory, values: Any) -> None:
 @fuzz(60)
 @given(values=altered(POSITIONS))
 def test_positions(values: Any) -> None:
-    refused(lambda: parsed(PositionGaps, as_json(values), "positions.json"), "positions.json")
+    refused(lambda: parse_diagnostics(PositionGaps, as_json(values), "positions.json"), "positions.json")
 
 
 @fuzz(60)
 @given(values=altered(WINDOW))
 def test_window(values: Any) -> None:
     def read() -> None:
-        window = parsed(TokenWindow, as_json(values), "window.json")
+        window = parse_diagnostics(TokenWindow, as_json(values), "window.json")
         assert len(window.cut(4).symbols) <= 4
         assert len(window.effective()) == len(window.symbols)
 

@@ -86,18 +86,18 @@ OCCUPIED: list[tuple[str, str, dict[str, Content] | Callable[[Path], None]]] = [
     ("study --from paper", "d", {"d/mine.txt": "x"}),
 ]
 RECORDS: dict[Content, str] = {
-    "": "has no JSON: Invalid JSON: …",
-    "{": "has no JSON: Invalid JSON: …",
-    "[]": "has no JSON: Input should be an object",
+    "": "is invalid: Invalid JSON: …",
+    "{": "is invalid: Invalid JSON: …",
+    "[]": "is invalid: Input should be an object",
     "{}": "has format: Field required",
     '{"format": 99}': "has format=99: Input should be 'cppo-report-1'",
     '{"format": "cppo-report-1"}': "has kind: Field required",
     '{"format": "cppo-report-1", "sweeps": [], "verdicts": [], "figures": {}, "files": {}, "kind": 5}': (
         "has kind=5: Input should be a valid string"
     ),
-    b"\xff\xfe\x00": "has no JSON: Invalid JSON: …",
-    "[" * 100_000: "has no JSON: Invalid JSON: …",
-    "9" * 5000: "has no JSON: Invalid JSON: …",
+    b"\xff\xfe\x00": "is invalid: Invalid JSON: …",
+    "[" * 100_000: "is invalid: Invalid JSON: …",
+    "9" * 5000: "is invalid: Invalid JSON: …",
 }
 NO_RECORD = f"a is not a report, it has no report.json: {AGAIN}"
 REPORTS = [

@@ -79,11 +79,16 @@ def test_the_page_of_very_many_variants_is_bounded_and_says_what_it_leaves_out(
     assert "and 48 more, in the CSV file of runs beside this page" in large
 
 
-def test_a_long_list_of_gaps_is_cut_and_counted() -> None:
-    runs = made(1, 60)
-    board = scored(runs[:10], gaps=runs[10:])
+def test_gaps_that_differ_in_seeds_are_one_and_a_long_list_is_cut_and_counted() -> None:
+    runs = made(26, 4)
+    present = [run for run in runs if run.seed == 1]
+    board = scored(present, gaps=[run for run in runs if run not in present])
     _, html = page_of(board)
-    assert "of which 50 have no result yet" in html
-    assert html.count("<li>v0000 on chain, seed") == 20
-    assert "and 30 more" in html
-    assert "seed 29 (missing); and 30 more." in " ".join(main_table(board, "Main").notes)
+    assert "of which 78 have no result yet" in html
+    assert html.count(" on chain, seeds 0, 2, 3 (missing)</li>") == 20
+    assert "and 18 more runs" in html
+    assert "v0019 on chain, seeds 0, 2, 3 (missing); and 18 more runs." in " ".join(
+        main_table(board, "Main").notes
+    )
+    one_cell = scored(runs[:1], gaps=runs[1:4])
+    assert "result yet: v0000 on chain, seeds 1 to 3 (missing)." in " ".join(main_table(one_cell, "Main").notes)
