@@ -86,7 +86,12 @@ def new(options: argparse.Namespace) -> int:
         raise UserError(f"{name!r} is a sweep that comes with the product: give yours another name")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(TEMPLATE.read_text(encoding="utf-8").replace("NAME", name))
+            try:
+                file.write(TEMPLATE.read_text(encoding="utf-8").replace("NAME", name))
+                file.flush()
+            except OSError:  # a full disk: half a file would be in the way of the next attempt
+                path.unlink()
+                raise
     except FileExistsError:
         raise UserError(f"{path} exists: edit it, or give the new sweep another name") from None
     text = f"wrote {path}: edit it; then cppo plan {path}, cppo launch {path} and cppo report {path}"

@@ -184,3 +184,4 @@ def test_a_limit_on_the_size_of_files_is_named(workspace: Path, cppo: Command) -
     with room_for(100):
         said = cppo("new first", code=2).err
     assert "File too large: raise the limit on the size of files (ulimit -f)" in said
+    assert "wrote first.yaml" in cppo("new first").out  # nothing was left in its way
