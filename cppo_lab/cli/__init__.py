@@ -42,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["PYTHONSAFEPATH"] = (
         "1"  # no Python child, however it is started, imports files of the working folder
     )
+    os.environ["MPLBACKEND"] = "agg"  # a notebook's shell names its own, which matplotlib here may not know
     # A name that the terminal's encoding lacks must not end a command.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

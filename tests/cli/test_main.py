@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import shlex
 import subprocess
@@ -274,3 +275,12 @@ def test_a_title_that_the_terminal_cannot_show_is_printed_all_the_same(
         assert main(["plan", "mine.yaml", *form]) == 0
         sys.stdout.seek(0)
         assert "\\u03bb=1" in sys.stdout.read()
+
+
+def test_a_command_draws_without_the_backend_of_a_notebook() -> None:
+    code = "from cppo_lab.cli import main; main(['list']); import matplotlib; print(matplotlib.get_backend())"
+    environment = {**os.environ, "MPLBACKEND": "module://nowhere.backend_inline"}
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    assert said.stdout.splitlines()[-1] == "agg"
