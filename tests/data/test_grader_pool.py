@@ -241,6 +241,16 @@ def test_a_child_that_only_closes_its_output_is_killed(
     assert len(asked) == 2 and not any(map(alive, asked))
 
 
+def test_a_child_that_takes_too_long_is_killed(made_child: Callable[[str], None], tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    note = f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
+    made_child(f"{READY}{note}sys.stdin.readline()\nimport signal\nsignal.pause()\n")
+    pool = GraderPool(LIMIT, workers=1)
+    assert pool.grade("1", True, "1") == MathVerifyResult(False, "timeout")
+    assert not alive(int(pids.read_text().split()[0]))
+    pool.close()
+
+
 def test_a_child_that_the_system_refuses_does_not_take_a_place(
     pool: GraderPool, made_child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
