@@ -110,9 +110,9 @@ _ROUNDED = re.compile(
     r"(?=(?:\s|\$|\\[)\]]|\})*$)"
 )
 _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
-# "0.1\overline{6}": math-verify reads "0.1".
+# "0.1\overline{6}", of which math-verify reads "0.1", and "0.(6)"; "0.1(6)" may be a product.
 _REPEATING = re.compile(
-    r"([0-9]*+)\.([0-9]*+)\\(?:overline|bar|dot)\s*+(?:\{\s*+([0-9]++)\s*+\}|([0-9]))(?!\d)"
+    r"([0-9]*+)\.([0-9]*+)(?:\\(?:overline|bar|dot)\s*+(?:\{\s*+([0-9]++)\s*+\}|([0-9]))(?!\d)|(?<=\.)\(([0-9]++)\))"
 )
 _EXPONENT = re.compile(r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*+([0-9]{1,3})(?!\w)")
 _LETTER_TIMES = re.compile(r"(?i)(?<=\d)\s*+x\s*+(?=10\s*+\^)")  # "6.02 x 10^23"
@@ -349,7 +349,7 @@ def tidy(text: str) -> str:
 
 def _fraction(match: re.Match[str]) -> str:
     """A repeating decimal as a fraction."""
-    whole, head, repeated = match[1], match[2], match[3] or match[4]
+    whole, head, repeated = match[1], match[2], match[3] or match[4] or match[5]
     above = int(whole + head + repeated) - int(f"0{whole}{head}")
     return f"\\frac{{{above}}}{{{10 ** len(head) * (10 ** len(repeated) - 1)}}}"
 
