@@ -138,10 +138,12 @@ def _write_once(path: Path, text: str) -> None:
         return
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
-    draft.write_text(text, encoding="utf-8")
-    with contextlib.suppress(FileExistsError):  # another process was first
-        os.link(draft, path)
-    draft.unlink()
+    try:
+        draft.write_text(text, encoding="utf-8")
+        with contextlib.suppress(FileExistsError):  # another process was first
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
 
 
 # The lock

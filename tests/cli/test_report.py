@@ -55,9 +55,9 @@ def test_a_terminal_shows_each_step_in_its_place_and_it_need_not_be_kept(
 ) -> None:
     monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
     monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
-    cppo(f"{REPORT} seed=0 --no-log")
+    cppo(f"{REPORT} seed=0,1 --partial --no-log")
     steps = [text.removesuffix(" ...") for text in screen.getvalue().split("\r\x1b[K")]
-    assert steps[:3] == ["", "reading the tracking store", "scoring 1 run"]
+    assert steps[:3] == ["", "reading the tracking store", "scoring 2 runs"]
     assert steps[3].startswith("scored 1 run; drawing ") and steps[4:] == ["writing the page", ""]
     assert schema.TAG_REPORT not in parent().data.tags
 

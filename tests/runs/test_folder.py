@@ -37,6 +37,18 @@ def test_a_status_on_a_full_disk_takes_the_place_of_the_old_one(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_announced_on_a_full_disk_leaves_no_draft(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.link", link)
+    with pytest.raises(OSError, match="No space left"):
+        announce(tmp_path / "run", {"seed": 0})
+    assert list((tmp_path / "run").iterdir()) == []
+
+
 def test_a_run_is_announced_once_and_begun_again_with_its_names(tmp_path: Path) -> None:
     for rule in ("cppo", "grpo"):
         announce(tmp_path / "run", {"rule": rule, "seed": 0})
