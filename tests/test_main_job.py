@@ -118,3 +118,16 @@ def test_the_page_shows_the_runs_the_curves_and_what_they_are(job: Job) -> None:
         ".pdf",
         ".csv",
     }
+
+
+def test_a_run_evaluated_on_its_own_benchmarks_has_the_scores_of_its_best_step(job: Job) -> None:
+    run = job.runs[0]
+    own = ["data.operations=2", "data.validation_problems=4", "rollout.max_response_length=9"]
+    with redirect_stdout(StringIO()) as said:
+        words = ["evaluate", run.data.tags[schema.TAG_RUN_ID], "--benchmark", "chain", *own, "--json"]
+        assert main(words) == 0
+    [answer] = json.loads(said.getvalue())["runs"]
+    best = max(history(run, "val/mean/avg_at_16").items(), key=lambda point: point[1])
+    assert (answer["step"], fmean(answer["scores"].values())) == (best[0], pytest.approx(best[1], abs=1e-6))
+    for name, score in answer["scores"].items():
+        assert history(run, f"val/{name}/avg_at_16")[answer["step"]] == pytest.approx(score, abs=1e-6)
