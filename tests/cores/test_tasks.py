@@ -168,6 +168,7 @@ class TestTraces:
         assert problems.answers.tolist() == [answers for _, answers in slow]
         lengths = torch.full((3,), task.data.worked_length)
         assert task.rewards(traces, lengths, problems).tolist() == [1.0] * 3
+        assert [*map(task.answer, traces.tolist())] == [" ".join(map(str, answers)) for _, answers in slow]
 
     def test_addition_slips_where_a_carry_passes_on_at_the_rate_asked_and_follows_the_wrong_carry(
         self,
@@ -227,6 +228,8 @@ class TestGrading:
         assert (task.tokenizer.eos, task.tokenizer.pad) == (24, 25)
         problems = task.write(torch.tensor([values]), generator(0))
         assert task.rewards(torch.tensor([response]), torch.tensor([length]), problems).tolist() == [expected]
+        truth = " ".join(map(str, problems.answers[0].tolist()))
+        assert (task.answer(response[:length]) == truth) == bool(expected)
 
 
 class TestConfig:
