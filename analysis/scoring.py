@@ -224,8 +224,8 @@ def describe_gaps(gaps: Sequence[RunScore]) -> list[str]:
     for run in gaps:
         alike.setdefault((run.variant, run.model, run.state.value, run.reason), []).append(run)
     groups = list(alike.values())
-    left = sum(map(len, groups[_MOST_LISTED:]))
-    more = [f"and {counted(left, 'more run')}"] if left else []
+    unnamed = sum(map(len, groups[_MOST_LISTED:]))
+    more = [f"and {counted(unnamed, 'more run')}"] if unnamed else []
     return [*(describe_gap(*runs) for runs in groups[:_MOST_LISTED]), *more]
 
 

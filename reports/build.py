@@ -145,7 +145,10 @@ def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda tex
     out = request.out.absolute()
     require_ours(out)
     contents = request.contents()
-    runs, figures = sum(len(board.runs) - len(board.gaps) for board in contents.boards.values()), len(contents.figures)
+    runs, figures = (
+        sum(len(board.runs) - len(board.gaps) for board in contents.boards.values()),
+        len(contents.figures),
+    )
     tell((f"scored {counted(runs, 'run')}; " if runs else "") + f"drawing {counted(figures, 'figure')}")
     files = _files(contents, request.style)
     tell("writing the page")

@@ -100,7 +100,7 @@ def exact_section(scored: Scored) -> Section | None:
         "hypothesis",
         lines,
         {"registered": [line.registered for line in lines]},
-        (f"Source: {source}.", method),
+        (method,),
     )
     return Section(
         "exact",

@@ -24,7 +24,7 @@ from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.errors import counted
 from cppo_lab.reports.build import About, BuildRequest, Contents
 from cppo_lab.reports.figures.search import search_figures
-from cppo_lab.reports.names import ABSENT, csv_text, number, objective_name, origin, percent, value_text
+from cppo_lab.reports.names import ABSENT, csv_text, number, objective_name, percent, value_text
 from cppo_lab.reports.tables import TextRow, TextTable, table_files
 
 _EDGE = 0.02  # share of an interval on its scale; values closer to an end are at the edge
@@ -286,7 +286,6 @@ def _trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTabl
         rows.append(TextRow(str(trial.number), trial.number in result.front, cells))
     shaded = "on the Pareto front, which comes first" if len(result.objectives) > 1 else "the best"
     notes = [
-        f"Source: {origin(result.core)}.",
         f"Values in percent, higher is better. Shaded: {shaded}.",
     ]
     if any(seed_values.values for seed_values in seeds):

@@ -18,7 +18,7 @@ from cppo_lab.reports.build import About, Contents, GridRequest
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.health import collapse_section
-from cppo_lab.reports.names import ABSENT, OURS, display_name, origin
+from cppo_lab.reports.names import ABSENT, OURS, display_name
 from cppo_lab.reports.sections import (
     Scored,
     Section,
@@ -343,7 +343,6 @@ def configuration_table(board: Scoreboard, models: Sequence[str], title: str) ->
         )
         rows.append(TextRow(model, False, tuple(" / ".join(of_column) or ABSENT for of_column in values)))
     notes = (
-        f"Source: {origin(core)}.",
         f"As logged by the runs of {display_name(OURS)}. Prompts and Minibatch count prompts, n responses per prompt, "
         "T_max tokens. delta_b_min is the rate itself where the budget is fixed.",
     )

@@ -309,11 +309,9 @@ _COLLAPSE = (
 
 def _table_notes(board: Scoreboard) -> tuple[str, ...]:
     """Notes that explain the table; the last one names every gap."""
-    core = core_of(board)
-    score = score_name(core, board.curves.samples)
+    score = score_name(core_of(board), board.curves.samples)
     highest = "mean over the benchmarks" if len(board.benchmarks) > 1 else "score"
     notes = [
-        f"Source: {origin(core)}.",
         f"{score[0].upper()}{score[1:]} in percent, at the step with the highest {highest} inside "
         "[0, T_stop]. Best in bold, second best underlined; equal numbers share a mark.",
     ]
@@ -343,8 +341,7 @@ def completed(table: TextTable, board: Scoreboard, title: str) -> TextTable:
         replace(row, label=f"{row.pair[0]}: {row.label}") if several and row.pair else row
         for row in table.rows
     )
-    notes = (f"Source: {origin(core)}.", *table.notes)
-    return replace(table, title=f"{table.title} ({title})", core=core, rows=rows, notes=notes)
+    return replace(table, title=f"{table.title} ({title})", core=core, rows=rows)
 
 
 # The paper's numbers as printed, from the files in `reports/paper/`, which are part of the wheel.
@@ -412,7 +409,12 @@ def markdown(table: Table) -> str:
         align = ["---", *["---:"] * len(block.headings)]
         lines += ["| " + " | ".join(cells) + " |" for cells in (head, align, *rows)]
         lines += [""] * isinstance(table, FullTable)
-    return "\n".join([*lines, "", *(escape_markdown(note) + "\n" for note in table.notes)])
+    return "\n".join([*lines, "", *(escape_markdown(note) + "\n" for note in _file_notes(table))])
+
+
+def _file_notes(table: Table) -> list[str]:
+    """The notes of a table that leaves its page, whose top has the source."""
+    return [*([f"Source: {origin(table.core)}."] if table.core else []), *table.notes]
 
 
 _PACKAGES = (r"\usepackage{booktabs}", r"\usepackage[table]{xcolor}", r"\usepackage{graphicx}")
@@ -423,7 +425,7 @@ def latex(table: Table) -> str:
 
     A table wider than the text is scaled down to fit. It needs the packages `PACKAGES`.
     """
-    small = " ".join(escape_latex(note) for note in table.notes)
+    small = " ".join(escape_latex(note) for note in _file_notes(table))
     caption = escape_latex(re.sub(r" \(Table \d+\)$", "", table.title))  # LaTeX numbers it
     width = 1 + max(len(block.headings) for _, block in table.blocks)
     body, before = [r"\toprule"], None

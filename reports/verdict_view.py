@@ -41,7 +41,7 @@ from cppo_lab.analysis.statistics.verdicts import (
 )
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.errors import counted
-from cppo_lab.reports.names import ABSENT, OURS, display_name, origin, p_text, signed_points
+from cppo_lab.reports.names import ABSENT, OURS, display_name, p_text, signed_points
 from cppo_lab.reports.tables import ALPHA, TextRow, TextTable
 
 _OVER_MODELS = "mean over models"
@@ -388,7 +388,7 @@ def _interval(comparison: Comparison) -> str:
 
 def verdict_table(view: VerdictView) -> TextTable | None:
     """One row for each comparison, labelled with its claim; None without comparisons."""
-    notes = [f"Source: {origin(view.core)}.", view.summary, view.method]
+    notes = [view.summary, view.method]
     notes += [f"{line.verdict.claim.text}: {line.deviation}" for line in view.lines if line.deviation]
     notes += [view.caution] if view.caution else []
     notes += [f"One run per method cannot say: {'; '.join(view.cannot)}."] if view.cannot else []

@@ -60,7 +60,7 @@ _FENCES = (
     ("「", "」"),
     *(
         (f"\\{box}{{", "}")
-        for box in (
+        for box in [
             "underline",
             "text",
             "textbf",
@@ -71,7 +71,7 @@ _FENCES = (
             "large",
             "Large",
             "huge",
-        )
+        ]
     ),
     ("{", "}"),
 )

@@ -91,7 +91,8 @@ def clear_status(folder: Path) -> None:
     """Clear how the previous attempt ended; the run's names and its total training time stay."""
     if status := read_status(folder):
         names = {key: status[key] for key in NAMES if key in status}
-        write_status(folder, {"status": "", "step": None, **names, "seconds": seconds_trained(status)})
+        seconds = {"seconds": seconds_trained(status), "machine_seconds": machine_seconds(status)}
+        write_status(folder, {"status": "", "step": None, **names, **seconds})
 
 
 def note_held(folder: Path, why: str) -> None:
@@ -104,6 +105,13 @@ def note_held(folder: Path, why: str) -> None:
 def seconds_trained(status: Mapping[str, Any]) -> float:
     """Wall-clock seconds of all attempts at a run together, up to its last status; 0 if the status lacks them."""
     return float(status.get("seconds") or 0)
+
+
+def machine_seconds(status: Mapping[str, Any]) -> float:
+    """What counts of `seconds_trained` for this run alone: runs that a process trains together share its time. All of
+    it where the status, of an older version, does not say.
+    """
+    return float(status.get("machine_seconds") or seconds_trained(status))
 
 
 def variants_text(variants: Mapping[str, str]) -> str:

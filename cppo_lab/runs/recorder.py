@@ -35,6 +35,7 @@ from cppo_lab.runs.folder import (
     folder_tag,
     is_lost,
     lock_file,
+    machine_seconds,
     read_status,
     seconds_trained,
     variants_text,
@@ -89,7 +90,8 @@ class Recorder:
         self.together = 1  # runs that this process trains at the same time
         # Of one of several runs: a cancelled run ends without a signal, since the process trains others.
         self.is_cancelled: Callable[[], bool] = bool
-        self._gpus, self._started, self._before = gpus, time.time(), seconds_trained(read_status(folder))
+        self._gpus, self._started, before = gpus, time.time(), read_status(folder)
+        self._seconds_before, self._machine_seconds_before = seconds_trained(before), machine_seconds(before)
         self._began = time.monotonic()  # whatever becomes of the clock
         # This attempt's first new step, and its time.
         self._first: tuple[int | None, float | None] = (None, None)
@@ -283,6 +285,7 @@ class Recorder:
         now = time.time()
         first_step, first_time = self._first
         scores = summarise(self._scores, self.spec.training.t_stop)
+        elapsed = time.monotonic() - self._began
         write_status(
             self.folder,
             {
@@ -305,8 +308,8 @@ class Recorder:
                 "gpus": self._gpus,
                 "started": self._started,
                 "updated": now,
-                "seconds": self._before + time.monotonic() - self._began,
-                "together": self.together,
+                "seconds": self._seconds_before + elapsed,
+                "machine_seconds": self._machine_seconds_before + elapsed / self.together,
                 "first_step": first_step,
                 "first_time": first_time,
                 "replaces": bool(self._tags.get(schema.TAG_REPLACES)),

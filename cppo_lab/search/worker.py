@@ -123,8 +123,8 @@ def train(run: Run, see: See) -> list[Point]:
             refused += not is_held(folder)  # by another process, which trains it
             if refused > TRIES:
                 raise UserError(
-                    f"run {run.attempt.run_id} is trained, but the tracking store does not have it, see {_log(folder)}: "
-                    "run the same command again once the store accepts it"
+                    f"run {run.attempt.run_id} is trained, but the tracking store does not have it, see "
+                    f"{_log(folder)}: run the same command again once the store accepts it"
                 )
             continue
         if is_cancelled(folder, run.attempt.created):

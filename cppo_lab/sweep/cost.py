@@ -20,7 +20,7 @@ from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
 from cppo_lab.files import replace_file, runs_folder
-from cppo_lab.runs.folder import CONFIG, read_config, read_status, seconds_trained
+from cppo_lab.runs.folder import CONFIG, machine_seconds, read_config, read_status
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import RunState
 from cppo_lab.runs.tags import flatten
@@ -311,12 +311,7 @@ class Limits:
         for run in sorted(runs, key=lambda run: run.run_id in ids):
             run_id, disk = run.run_id, estimate_disk(run.spec, run.layout)
             state, status, cost = states[run_id], read_status(runs_folder() / run_id), run_costs[run_id]
-            used = (
-                float(status.get("gpus") or 0)
-                * seconds_trained(status)
-                / 3600
-                / (status.get("together") or 1)
-            )
+            used = float(status.get("gpus") or 0) * machine_seconds(status) / 3600
             lives = run_id in ids or state == schema.RUNNING
             hours += max(used, cost.gpu_hours or 0.0) if cost and lives else used
             if disk and run_id in ids:

@@ -157,7 +157,7 @@ def launch(
     if not todo:
         return Launched(ahead.states, left=left, held=held_ids, not_started=not_started)
     _warn_of_jobs_that_trained_nothing(todo, queued)
-    new = [run.run_id for run in todo if not (runs / run.run_id).exists()]
+    new, refused = [run.run_id for run in todo if not (runs / run.run_id).exists()], list[str]()
     for run in todo:
         announce(runs / run.run_id, {**names(run.spec), "variants": variants_text(run.variants)})
         forget_cancelled(runs / run.run_id)
@@ -194,10 +194,11 @@ def launch(
         ):
             _train(plan, work, uri, progress.see)
     except UserError:
-        _forget(runs, new)
+        refused = new
         raise
     finally:  # also after an interrupt: a run may have been terminated before it could record its end
         queued = look(runs, warn=True)
+        _forget(runs, refused, queued)
         ended = end_dead(runs, trained, queued)
         for attempt in work:
             if why := attempt.held_for():
@@ -213,9 +214,8 @@ def launch(
     return Launched(explained(states, queued), replaced, left, trained, held_ids, not_started)
 
 
-def _forget(runs: Path, run_ids: Iterable[str]) -> None:
+def _forget(runs: Path, run_ids: Iterable[str], queued: Queued) -> None:
     """Remove the folders that a refused launch has made, of runs that nobody has begun or has in a queue."""
-    queued = look(runs)
     for run in (RunFolder(runs / run_id) for run_id in run_ids):
         if run.is_empty and state_of(run, queued).state == schema.MISSING:
             shutil.rmtree(run.path, ignore_errors=True)

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 from cppo_lab import schema
 from cppo_lab.errors import UserError, one_line, say
 from cppo_lab.launch.queues import look
-from cppo_lab.runs.folder import CONFIG, holder, parse_variants, read_config, seconds_trained
+from cppo_lab.runs.folder import CONFIG, holder, machine_seconds, parse_variants, read_config, seconds_trained
 from cppo_lab.runs.spool import early_signs, score_text
 from cppo_lab.runs.state import Queued, RunFolder, RunState, counts, explained, state_of
 from cppo_lab.sweep.columns import RUN_ID, aligned
@@ -58,9 +58,9 @@ class RunStatus:
     """One run and its state.
 
     `score` (the last), `best` and `final_mean` are fractions (runs/spool.py), `eta_seconds` the time to its last
-    step at the pace of this attempt; `hours` and `gpu_hours` were used by all attempts, and by the `together` runs that
-    one process trained at the same time. `job` is the newest Slurm job, or host:pid of the training process. Unknown
-    values are None or empty.
+    step at the pace of this attempt; `hours` and `gpu_hours` were used by all attempts together, and by runs that
+    were trained in the same process: `share` of them counts for this run alone. `job` is the newest Slurm job, or
+    host:pid of the training process. Unknown values are None or empty.
     """
 
     run_id: str
@@ -77,7 +77,7 @@ class RunStatus:
     hours: float | None = None
     gpu_hours: float | None = None
     job: str = ""
-    together: int = 1
+    share: float = 1.0
 
     @property
     def title(self) -> str:
@@ -91,10 +91,9 @@ def known_runs(runs: Path, queued: Queued) -> list[str]:
     if runs.is_dir():
         with os.scandir(runs) as entries:
             folders = {entry.name for entry in entries if entry.is_dir()}
-    waiting = (
-        i for i, place in queued.places.items() if place.job or place.waits is not None
-    )  # not what was refused
-    return sorted(filter(_RUN_ID.fullmatch, folders.union(queued.listed, waiting)))
+    # The ledger also has runs that Slurm refused.
+    in_queue = [run_id for run_id, place in queued.places.items() if place.job or place.waits is not None]
+    return sorted(filter(_RUN_ID.fullmatch, folders.union(queued.listed, in_queue)))
 
 
 def run_statuses(runs: Path, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
@@ -146,7 +145,8 @@ def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatu
             if step is not None and t_stop and first is not None and began and step > first:
                 pace = (status["updated"] - began) / (step - first)
                 eta = max(0.0, (t_stop - step) * pace - since)
-    hours = (seconds_trained(status) + since) / 3600 if seconds_trained(status) else None
+    trained = seconds_trained(status)
+    hours = (trained + since) / 3600 if trained else None
     return RunStatus(
         run.path.name,
         label,
@@ -159,7 +159,7 @@ def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatu
         hours=hours,
         gpu_hours=hours * status["gpus"] if hours and status.get("gpus") else None,
         job=job,
-        together=status.get("together") or 1,
+        share=machine_seconds(status) / trained if trained else 1.0,
     )
 
 
@@ -228,7 +228,7 @@ def totals(runs: Sequence[RunStatus]) -> str:
     states = ", ".join(f"{count} {state}" for state, count in _counts(runs).items())
     parts = [f"{len(runs)} run{'' if len(runs) == 1 else 's'}" + (f": {states}" if states else "")]
     gpu_hours, hours = (
-        sum((getattr(run, name) or 0.0) / run.together for run in runs) for name in ("gpu_hours", "hours")
+        sum((getattr(run, name) or 0.0) * run.share for run in runs) for name in ("gpu_hours", "hours")
     )
     if gpu_hours or hours:
         parts.append(f"{gpu_hours or hours:.2f} {'GPU-hours' if gpu_hours else 'hours'} used")

@@ -28,7 +28,7 @@ __all__ = ["slurm"]  # a fixture
 SWEEP = " ".join(["quickstart", *TINY, "seed=0", "variant=cppo"])
 
 
-def told(status: str, **more: Any) -> dict[str, Any]:
+def status_of(status: str, **more: Any) -> dict[str, Any]:
     names = {"core": "mini", "rule": "cppo", "model": "mini_base", "seed": 3, "t_stop": 40, "reason": ""}
     return {**names, "status": status, "step": 20, "score": 0.25, "seconds": 1800.0, "gpus": 8, **more}
 
@@ -57,8 +57,8 @@ def made(runs: Path, number: int, **values: Any) -> Path:
 
 def test_hours_of_runs_that_one_process_trained_together_count_once(runs: Path, cppo: Command) -> None:
     for number in (1, 2):
-        made(runs, number, **told("done", together=2))
-    made(runs, 3, **told("done"))
+        made(runs, number, **status_of("done", machine_seconds=900.0))
+    made(runs, 3, **status_of("done"))
     assert "8.00 GPU-hours used" in cppo("status").out
     assert {row["hours"] for row in rows(cppo).values()} == {0.5}
 
@@ -76,10 +76,10 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
     spec = compose([*TINY, "seed=0"]).run
     now = 1_800_000_000.0
     monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: now))
-    made(runs, 1, **told("done", step=40))
-    made(runs, 2, **told("collapsed", reason="score fell\nat step 20"))
-    made(runs, 3, **told("failed", reason='RuntimeError: "no memory", left'))
-    going = told("running", started=now - 500, updated=now - 10, first_step=10, first_time=now - 110)
+    made(runs, 1, **status_of("done", step=40))
+    made(runs, 2, **status_of("collapsed", reason="score fell\nat step 20"))
+    made(runs, 3, **status_of("failed", reason='RuntimeError: "no memory", left'))
+    going = status_of("running", started=now - 500, updated=now - 10, first_step=10, first_time=now - 110)
     running = made(runs, 4, **going)
     made(runs, 5, **going)  # of a process that is gone
     run_folder.cancel(made(runs, 6, **going))
@@ -126,9 +126,9 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
 
 def test_what_slurm_says(runs: Path, slurm: Slurm, cppo: Command, capsys: pytest.CaptureFixture[str]) -> None:
     """Each word of a queue: tests/runs/test_state.py, tests/launch/test_slurm_answers.py."""
-    made(runs, 1, **told("running"))
-    made(runs, 2, **told("partial", reason="interrupted: by SIGTERM"))  # preempted: it will be back
-    made(runs, 4, **told("partial", reason="interrupted: terminated by SIGTERM at step 20"))
+    made(runs, 1, **status_of("running"))
+    made(runs, 2, **status_of("partial", reason="interrupted: by SIGTERM"))  # preempted: it will be back
+    made(runs, 4, **status_of("partial", reason="interrupted: terminated by SIGTERM at step 20"))
     with Ledger(runs) as ledger:
         token = ledger.claim([run_id(number) for number in range(5)])
         ledger.submitted(token, 70)
@@ -152,7 +152,7 @@ def test_what_slurm_says(runs: Path, slurm: Slurm, cppo: Command, capsys: pytest
     assert {key: (row["state"], row["reason"], row["job"]) for key, row in rows(cppo).items()} == {
         run_id(number): words for number, words in expected.items()
     }
-    assert slurm.heard("squeue_calls") == "asked\n"
+    assert slurm.logged("squeue_calls") == "asked\n"
 
     slurm.command("scontrol", "echo 'Slurmctld(primary) at x is DOWN'; exit 1")
     row = rows(cppo)[run_id(0)]
@@ -161,7 +161,7 @@ def test_what_slurm_says(runs: Path, slurm: Slurm, cppo: Command, capsys: pytest
     planned = states(runs, [run_id(0)], look(runs, warn=True))[run_id(0)]  # `cppo plan` knows as much
     assert (planned.state, planned.reason) == ("queued", row["reason"])
     assert "the state of Slurm's queue is unknown" in capsys.readouterr().err
-    assert slurm.heard("squeue_calls") == "asked\n"  # squeue would take ten seconds to notice
+    assert slurm.logged("squeue_calls") == "asked\n"  # squeue would take ten seconds to notice
 
 
 def test_repair_ends_what_nobody_trains(runs: Path, slurm: Slurm, tiny_spec: RunSpec, cppo: Command) -> None:

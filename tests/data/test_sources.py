@@ -54,13 +54,13 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_row_that_cannot_be_used_is_one_error_that_says_where(tmp_path: Path, name: str) -> None:
-    line, told = HOSTILE[name]
+    line, message = HOSTILE[name]
     path = tmp_path / "train.jsonl"
     path.write_bytes(changed() + b"\n\n" + line + b"\n" + changed() + b"\n")
     with pytest.raises(UserError) as error:
         prepare(str(path), tmp_path / "data")
     assert str(error.value).startswith(f"{path}, line 3")
-    assert told in str(error.value)
+    assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert len(str(error.value)) < 700
     assert not (tmp_path / "data").exists()
@@ -80,8 +80,8 @@ TWO_ANSWERS = [*shipped("aime25"), {**shipped("aime25")[3], "answer": "1"}]
 # Files of a folder, what is prepared from it (the folder itself if empty), and what is said.
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
     *(
-        ({"train.parquet": rows}, "train.parquet", told)
-        for rows, told in (
+        ({"train.parquet": rows}, "train.parquet", message)
+        for rows, message in (
             ([{"problem": "p", "answer": float("nan")}], "row 1: `answer` is nan, not a number"),
             ([{"problem": "p", "answer": 70.0}], "row 1: `answer` is 70.0, a binary fraction"),
             (
@@ -127,8 +127,8 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("files, source, told", REFUSED, ids=[row[2][:40] for row in REFUSED])
-def test_what_cannot_be_prepared(tmp_path: Path, files: dict[str, Any], source: str, told: str) -> None:
+@pytest.mark.parametrize("files, source, message", REFUSED, ids=[row[2][:40] for row in REFUSED])
+def test_what_cannot_be_prepared(tmp_path: Path, files: dict[str, Any], source: str, message: str) -> None:
     for name, content in files.items():
         if isinstance(content, bytes):
             (tmp_path / name).write_bytes(content)
@@ -136,7 +136,7 @@ def test_what_cannot_be_prepared(tmp_path: Path, files: dict[str, Any], source: 
             (write_jsonl if name.endswith(".jsonl") else write_parquet)(tmp_path / name, content)
     with pytest.raises(UserError) as error:
         prepare(str(tmp_path / source), tmp_path / "data")
-    assert told in str(error.value)
+    assert message in str(error.value)
 
 
 @pytest.fixture

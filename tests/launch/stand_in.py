@@ -1,4 +1,4 @@
-"""Programs that stand in for Slurm's commands: what they answer, and what they were told to do."""
+"""Programs that stand in for Slurm's commands: what they answer, and what they were called with."""
 
 import os
 from dataclasses import dataclass
@@ -56,7 +56,7 @@ esac
 
 @dataclass(frozen=True)
 class Slurm:
-    """What the stand-ins answer, and what they were told to do."""
+    """What the stand-ins answer, and what they were called with."""
 
     folder: Path
 
@@ -73,7 +73,7 @@ class Slurm:
         """A file that a stand-in reads."""
         (self.folder / name).write_text(f"{text}\n")
 
-    def heard(self, name: str) -> str:
+    def logged(self, name: str) -> str:
         """A file that a stand-in has written."""
         path = self.folder / name
         return path.read_text() if path.exists() else ""
@@ -81,12 +81,12 @@ class Slurm:
     @property
     def script(self) -> list[str]:
         """The lines of the batch script that was submitted last."""
-        return self.heard("script").splitlines()
+        return self.logged("script").splitlines()
 
     @property
     def cancelled(self) -> list[str]:
         """The jobs that `scancel` was given."""
-        return [word for word in self.heard("scancel.txt").split() if not word.startswith("-")]
+        return [word for word in self.logged("scancel.txt").split() if not word.startswith("-")]
 
 
 @pytest.fixture

@@ -106,7 +106,7 @@ def test_accounts_are_asked_for_every_job_in_few_requests(
     slurm.says("sacct.txt", "CANCELLED by 1000")
     jobs = [str(number) for number in range(10, 18)]
     assert ended_as(jobs) == dict.fromkeys(jobs, "CANCELLED")
-    assert slurm.heard("sacct_calls").count("asked") == 3
+    assert slurm.logged("sacct_calls").count("asked") == 3
     slurm.command("sacct", SILENT)
     monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.2)
     assert ended_as(jobs) == {}
@@ -229,7 +229,7 @@ def test_no_variable_of_the_shell_overrides_what_the_launcher_sets(
         monkeypatch.setenv(name, "of the shell")
     wanted = takes(account="a", partition="p", memory_gb=1) if asked else takes()
     launched(runs, Noted(runs, "a", resources=wanted), sbatch={"reservation": "spring"} if asked else {})
-    environment = slurm.heard("environment").splitlines()
+    environment = slurm.logged("environment").splitlines()
     passed = {name: f"{name}=of the shell" in environment for name in SHELL}
     assert passed == {name: cases[asked] for name, cases in SHELL.items()}
     assert all(os.environ[name] == "of the shell" for name in SHELL)
@@ -245,7 +245,7 @@ def test_the_shell_says_the_cpus_of_a_gpu_where_the_layout_does_not(
     """Slurm refuses --cpus-per-task and --cpus-per-gpu together."""
     monkeypatch.setenv("SBATCH_CPUS_PER_GPU", "7")
     launched(runs, Noted(runs, "a", gpus=8, cpus=cpus))
-    assert ("SBATCH_CPUS_PER_GPU=7" in slurm.heard("environment").splitlines()) == passed
+    assert ("SBATCH_CPUS_PER_GPU=7" in slurm.logged("environment").splitlines()) == passed
 
 
 def test_launcher_and_job_agree_on_the_signal_and_the_variables(
@@ -626,7 +626,7 @@ def test_all_jobs_of_accounts_that_the_machine_knows_are_asked_for(slurm: Slurm)
     strangers = [next(uid for uid in range(4_000_000_000, 5_000_000_000) if uid not in accounts), 2**70]
     jobs_of([*strangers, *accounts])
     users = ",".join(map(str, sorted(accounts | {os.getuid()})))
-    assert {f"--user={users}", "--all"} <= set(slurm.heard("squeue_asked").split())
+    assert {f"--user={users}", "--all"} <= set(slurm.logged("squeue_asked").split())
 
 
 @dataclass(frozen=True)

@@ -91,4 +91,6 @@ def test_gaps_that_differ_in_seeds_are_one_and_a_long_list_is_cut_and_counted() 
         main_table(board, "Main").notes
     )
     one_cell = scored(runs[:1], gaps=runs[1:4])
-    assert "result yet: v0000 on chain, seeds 1 to 3 (missing)." in " ".join(main_table(one_cell, "Main").notes)
+    assert "result yet: v0000 on chain, seeds 1 to 3 (missing)." in " ".join(
+        main_table(one_cell, "Main").notes
+    )

@@ -49,16 +49,17 @@ def test_a_run_announced_on_a_full_disk_leaves_no_draft(
     assert list((tmp_path / "run").iterdir()) == []
 
 
-def test_a_run_is_announced_once_and_begun_again_with_its_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize("older", [{"seconds": 9}, {"seconds": 9, "machine_seconds": 3}])
+def test_a_run_is_announced_once_and_begun_again_with_its_names(
+    tmp_path: Path, older: dict[str, float]
+) -> None:
     for rule in ("cppo", "grpo"):
         announce(tmp_path / "run", {"rule": rule, "seed": 0})
     announced = {"status": "", "step": None, "rule": "cppo", "seed": 0}
     assert read_status(tmp_path / "run") == announced
-    write_status(
-        tmp_path / "run", {**announced, "status": "failed", "reason": "bad", "step": 3, "seconds": 9}
-    )
+    write_status(tmp_path / "run", {**announced, "status": "failed", "reason": "bad", "step": 3, **older})
     clear_status(tmp_path / "run")
-    assert read_status(tmp_path / "run") == {**announced, "seconds": 9.0}
+    assert read_status(tmp_path / "run") == {**announced, "machine_seconds": 9.0, **older}
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["status.json"]
 
 

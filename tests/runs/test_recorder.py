@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab import files, schema
-from cppo_lab.runs.folder import TRACEBACK, AlreadyRunning, Cause, held, read_status
+from cppo_lab.runs.folder import TRACEBACK, AlreadyRunning, Cause, held, read_status, write_status
 from cppo_lab.runs.recorder import Recorder, captured_output, record_end
 from cppo_lab.runs.spool import Artifact, End, StepEvent, lines, newest_record, read_rows
 from cppo_lab.schema import Outcome
@@ -41,6 +41,20 @@ ENDS = [  # how; MLflow's status and ours, reason, cause
     # It died, and others write its end.
     (lambda run: record_end(run.folder, "partial", "killed", Cause.DIED), "KILLED", "partial", "killed", Cause.DIED),
 ]  # fmt: skip
+
+
+def test_attempts_of_which_one_trained_several_runs_share_their_time(
+    workspace: Path, tiny_spec: RunSpec
+) -> None:
+    write_status(workspace, {"status": "partial", "seconds": 100.0, "machine_seconds": 40.0})
+    recorder = Recorder(tiny_spec, {}, workspace)
+    recorder.together = 4
+    recorder._began -= 1000  # of this attempt
+    recorder.log(3, {"train/reward": 0.5})
+    recorder.finish(Outcome(schema.DONE, 3))
+    status = read_status(workspace)
+    assert status["seconds"] >= 1100
+    assert status["machine_seconds"] - 40 == pytest.approx((status["seconds"] - 100) / 4)
 
 
 @pytest.mark.parametrize("end, mlflow, status, reason, cause", ENDS)
