@@ -14,7 +14,7 @@ from cppo_lab.runs.folder import write_status
 from cppo_lab.sweep.status import Label, RunStatus, watch
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import Sent
-from tests.cli.test_status import run_id, told
+from tests.cli.test_status import run_id, status_of
 from tests.conftest import Command
 
 
@@ -68,7 +68,7 @@ def test_the_end_is_told_to_a_command_without_a_shell(
     for number, state in enumerate(["done", "collapsed", "failed", "partial"]):
         folder = workspace / "runs" / run_id(number)
         folder.mkdir(parents=True)
-        write_status(folder, told(state))
+        write_status(folder, status_of(state))
     script = workspace / "tell"
     numbers = "$CPPO_DONE|$CPPO_FAILED|$CPPO_LEFT"
     script.write_text(f'#!/bin/sh\necho "$1|$CPPO_SWEEP|{numbers}|safe=$PYTHONSAFEPATH."\nexit 3\n')
@@ -78,7 +78,7 @@ def test_the_end_is_told_to_a_command_without_a_shell(
     assert "a b; $(id)||2|1|1|safe=." in said.out
     assert "the command of --notify ended with status 3" in said.err
     for name in ("2", "3"):
-        write_status(workspace / "runs" / run_id(int(name)), told("done"))
+        write_status(workspace / "runs" / run_id(int(name)), status_of("done"))
     assert main(["watch", "--notify", "true"]) == 0
     assert capfd.readouterr().err == ""
 
