@@ -34,10 +34,11 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import CellScore, RunScore, Stat
 from cppo_lab.analysis.statistics.verdicts import reason
 from cppo_lab.errors import counted
+from cppo_lab.files import appearing
 from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style, dark_style, render
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.names import display_name, escape_latex, origin
-from cppo_lab.reports.saved import FORMAT, PAGE, RECORD, require_ours, swap_in
+from cppo_lab.reports.saved import FORMAT, MARKER, PAGE, RECORD, require_ours
 from cppo_lab.reports.sections import Section
 from cppo_lab.reports.tables import latex_wrapper, table_files
 from cppo_lab.reports.verdict_view import VerdictLine
@@ -152,7 +153,10 @@ def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda tex
     tell((f"scored {counted(runs, 'run')}; " if runs else "") + f"drawing {counted(figures, 'figure')}")
     files = _files(contents, request.style)
     tell("writing the page")
-    swap_in(out, files, f"{contents.about.name}; {origin(contents.about.core)}")
+    about = f"{contents.about.name}; {origin(contents.about.core)}\n"
+    with appearing(out, replace=True) as folder:
+        for name, data in {**files, MARKER: about.encode()}.items():
+            (folder / name).write_bytes(data)
     return request.out / PAGE
 
 

@@ -1,11 +1,9 @@
-"""The folder of a report, which is replaced atomically, and only if it is one of ours; what its `report.json` says, and
-how two of them differ.
+"""The folder of a report, which is replaced only if it is one of ours; what its `report.json` says, and how two of them
+differ.
 
 The content of `report.json` is not trusted: every field is validated, and errors name the invalid field.
 """
 
-import shutil
-import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -29,30 +27,6 @@ def require_ours(out: Path) -> None:
         f"{out} exists and is not a report of ours (it has no {MARKER}): choose another folder with --out, "
         "or remove it yourself"
     )
-
-
-def swap_in(out: Path, files: Mapping[str, bytes], about: str) -> None:
-    """Write into a new folder beside `out` and rename it into place; a failure leaves the old report unchanged.
-    `about`: one line on the report for its marker.
-    """
-    mark = uuid.uuid4().hex[:8]
-    new, old = (out.with_name(f".{out.name}.{kind}-{mark}") for kind in ("new", "old"))
-    try:
-        new.mkdir(parents=True)
-        for name, data in {**files, MARKER: f"{about}\n".encode()}.items():
-            (new / name).write_bytes(data)
-        replaced = out.exists()
-        if replaced:
-            out.rename(old)
-        try:
-            new.rename(out)
-        except OSError:
-            if replaced:
-                old.rename(out)
-            raise
-    finally:
-        shutil.rmtree(new, ignore_errors=True)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 RECORD = "report.json"

@@ -20,7 +20,7 @@ from cppo_lab.analysis.statistics.estimate import FEWEST, Estimate, mean_estimat
 from cppo_lab.analysis.statistics.summary import map_noise
 from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
 from cppo_lab.reports.figures.drawing import HEADING, Info, Key, keys_of, panel_grid, sized
-from cppo_lab.reports.figures.palette import PALETTES, PAPER
+from cppo_lab.reports.figures.palette import HEAT_MAP, PALETTES, PAPER
 from cppo_lab.reports.names import display_name, origin, score_name, value_text
 from cppo_lab.reports.tables import core_of, run_ids_of
 
@@ -28,7 +28,6 @@ LINEAR, LOG, PLACES = "linear", "log", "places"
 _LOG_FROM = 8  # ratio of the largest to the smallest value above which the axis is logarithmic
 _APART = 0.012  # share of the axis between the intervals of two lines at one value
 BY_SCORE, NO_COLOURS = "score", "none"
-_MAP = "viridis"  # light is high: readable in greyscale and with colour-vision deficiency
 _PLAIN_TEXT, _OUTLINE = "#222222", "#888888"  # of cells without a colour
 _DARK_TEXT, _LIGHT_TEXT = "#10103a", "#fff3b0"  # not greys, which the dark scheme would change
 
@@ -338,7 +337,7 @@ def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     for cell in panel.cells:
         x, y = columns.index(cell.first), rows.index(cell.second)
         share = (cell.mean - low) / (high - low) if high > low else 0.5
-        face: Any = colormaps[_MAP](share)
+        face: Any = colormaps[HEAT_MAP](share)
         colour = _DARK_TEXT if share > 0.55 else _LIGHT_TEXT
         if plain:
             face, colour = "none", _PLAIN_TEXT

@@ -29,6 +29,7 @@ from cppo_lab.rules import (
 )
 
 PAPER, COLORBLIND = "paper", "colorblind"
+HEAT_MAP = "viridis"  # light is high: readable in greyscale and with colour-vision deficiency
 
 
 # The colours of drawings on a dark page: hues stay and get lighter, greys are inverted. Others are legible as they are,

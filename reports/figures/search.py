@@ -23,6 +23,7 @@ from optuna.visualization import matplotlib as optuna_drawings
 
 from cppo_lab.analysis.search import SearchResult, Value
 from cppo_lab.reports.figures.drawing import APPEARANCE, Absent, Info, Picture, legend_below, surround
+from cppo_lab.reports.figures.palette import HEAT_MAP
 from cppo_lab.reports.names import objective_name, origin
 from cppo_lab.rules import METHOD_COLOURS
 
@@ -31,7 +32,6 @@ _BEST_SHARE = 0.25  # of the trials for importances; Optuna's 0.1 would be two o
 _PANEL_INCHES, _SLICE_INCHES = (6.4, 4.2), (3.6, 3.4)
 _LEAST_INCHES = 2.6  # a narrower slice is put below the others
 _IN_ROW = 3
-_MAP = "viridis"
 _BEST, _TRIAL, _ORANGE = METHOD_COLOURS["cppo"], "#8FA9CC", "#E0952A"
 # The colours that Optuna's drawings have for what these are in ours.
 _COLOURS = {
@@ -135,7 +135,7 @@ def _restyle(ax: Any) -> None:
         if isinstance(artist, PathCollection) and not np.size(artist.get_offsets()):
             artist.set_label("")  # a kind of trial that no search has
         if artist.get_array() is not None and getattr(artist, "filled", True):
-            artist.set_cmap(_MAP)
+            artist.set_cmap(HEAT_MAP)
     for patches in (*ax.collections, *ax.patches):
         face: Any = np.ravel(patches.get_facecolor())[:4]
         if len(face) and (ours := _COLOURS.get(to_hex(face))) is not None:
