@@ -15,7 +15,9 @@ import argparse
 import errno
 import io
 import os
+import re
 import sys
+import warnings
 from collections.abc import Sequence
 
 from cppo_lab.cli.command import Exit, UsageError, document, exclusive_output, parse, passing
@@ -42,6 +44,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ["PYTHONSAFEPATH"] = (
         "1"  # no Python child, however it is started, imports files of the working folder
     )
+    # Packages warn of each other: as errors, which users ask for in their own tests, warnings would end runs.
+    if any(option.strip().startswith("e") for option in sys.warnoptions):
+        sys.warnoptions[:] = [re.sub(r"^\s*e\w*", "default", option) for option in sys.warnoptions]
+        os.environ["PYTHONWARNINGS"] = ",".join(sys.warnoptions)
+        warnings.simplefilter("default")
     os.environ["MPLBACKEND"] = "agg"  # a notebook's shell names its own, which matplotlib here may not know
     # A name that the terminal's encoding lacks must not end a command.
     if isinstance(sys.stdout, io.TextIOWrapper):

@@ -128,46 +128,44 @@ def sync(options: argparse.Namespace) -> int:
     runs, uri = runs_folder(), known_store(address.tracking_uri())
     if options.json and options.watch:
         raise UserError("--json with --watch: the object is printed at once; omit one of them")
-    last_fault, first = "", True
-    while True:
-        folders = run_folders(runs, options.run)
-        if options.dry_run:
-            unsent_folders = [folder for folder in folders if unsent(folder, uri)]
-            if options.json:
-                names = [folder.name for folder in unsent_folders]
-                answer(options, {"store": redacted(uri), "runs": names, "points": 0, "dry_run": True})
-                return Exit.DONE
-            for folder in unsent_folders:
-                print(folder.name)
-            say(f"{len(unsent_folders)} runs have metrics to upload to {redacted(uri)}")
-            return Exit.DONE
-        try:
-            if first:
-                tell_of_lost(forget_lost(folders, uri))
-            first = False
-            open_before = [folder.name for folder in folders if unsent(folder, uri)] if options.json else []
-            sent = upload(folders, uri, counter("runs sent"))
-        except UserError as error:
-            if not options.watch:
-                raise
-            if str(error) != last_fault:  # an outage is one line, not one every few seconds
-                say(f"cppo: {error}; trying again")
-            last_fault = str(error)
-            time.sleep(SYNC_SECONDS)
-            continue
+    if options.dry_run:
+        names = [folder.name for folder in run_folders(runs, options.run) if unsent(folder, uri)]
+        values = {"store": redacted(uri), "runs": names, "points": 0, "dry_run": True}
+        answer(options, values, "\n".join(names) or None)
+        if not options.json:
+            say(f"{len(names)} runs have metrics to upload to {redacted(uri)}")
+        return Exit.DONE
+    last_fault, first, away = "", True, False
+    with contextlib.ExitStack() as stack:
         if mirror is not None:
-            mirror.update(folders)
-            mirror.close()
-        if options.json:
-            values = {"runs": open_before, "points": sent.points, "dry_run": False}
-            answer(options, {"store": redacted(uri), **values})
-            return Exit.DONE
-        if sent.runs or last_fault or not options.watch:
-            last_fault = ""
-            print(f"{sent.points} points of {sent.runs} runs uploaded to {redacted(uri)}", flush=True)
-        if not options.watch:
-            return Exit.DONE
-        time.sleep(SYNC_SECONDS)
+            stack.callback(mirror.close)
+        while True:
+            was_away, away = away, True  # until the store has taken everything
+            try:
+                folders = run_folders(runs, options.run)
+                if first:
+                    tell_of_lost(forget_lost(folders, uri))
+                first = False
+                open_before = [folder.name for folder in folders if options.json and unsent(folder, uri)]
+                sent = upload(folders, uri, counter("runs sent"))
+                away = False
+                values = {"runs": open_before, "points": sent.points, "dry_run": False}
+                line = f"{sent.points} points of {sent.runs} runs uploaded to {redacted(uri)}"
+                is_news = sent.runs or was_away or not options.watch
+                answer(options, {"store": redacted(uri), **values}, line if is_news else None)
+                sys.stdout.flush()
+                if mirror is not None:
+                    mirror.update(folders)
+                last_fault = ""
+            except UserError as error:
+                if not options.watch:
+                    raise
+                if str(error) != last_fault:  # an outage is one line, not one every few seconds
+                    say(f"cppo: {error}; trying again")
+                last_fault = str(error)
+            if not options.watch:
+                return Exit.DONE
+            time.sleep(SYNC_SECONDS)
 
 
 def note(options: argparse.Namespace) -> int:
@@ -199,7 +197,11 @@ def note(options: argparse.Namespace) -> int:
     if added:
         # What a terminal of another encoding has sent is no text for a store.
         add_notes(
-            folder, {key: value.encode(errors="backslashreplace").decode() for key, value in added.items()}
+            folder,
+            {
+                key: value.encode(errors="surrogateescape").decode(errors="backslashreplace")
+                for key, value in added.items()
+            },
         )
         upload([folder], uri)
     given = notes(folder)

@@ -22,8 +22,8 @@ from optuna.trial import Trial, TrialState
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import UserError, blocked, say
-from cppo_lab.files import mask_output, open_append, replace_file, require_folder
+from cppo_lab.errors import UserError, blocked, describe, say
+from cppo_lab.files import mask_output, open_append, redacted, replace_file, require_folder
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_of, load_launcher
 from cppo_lab.launch.local import default_workers
@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 
 FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load
 FILE = "search.json"
+STOPPED = "stopped-*.txt"  # why workers have stopped, beside it
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 60.0  # for a run to end cleanly before it is killed
 TRIES = 3  # of a run whose process is killed from outside; it resumes from its checkpoint
@@ -265,11 +266,23 @@ class Worker:
         return self.training.resources
 
     def give_up(self, why: str) -> None:
-        """Print why it stops; its trial is then free."""
+        """Print why it stops, and write it for `tune`; its trial is then free."""
         print(f"{self.name} stops: {why}", flush=True)
+        self._note(why)
+
+    def _note(self, why: str) -> None:
+        with contextlib.suppress(OSError):  # of a full disk, say, which may be the reason
+            replace_file(self.folder / STOPPED.replace("*", str(self.number)), redacted(why))
 
     def run(self) -> None:
         """Work until no trial is left. An interrupt ends the training cleanly, and the trial is then free."""
+        try:
+            self._work()
+        except Exception as error:
+            self._note(str(error) if isinstance(error, UserError) else describe(error))
+            raise
+
+    def _work(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _interrupt)
         study = SearchStudy(self.tuning, storage_url(), self.training.attempts[0].runs)
@@ -450,6 +463,8 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
         mismatch=base.tracking.mismatch,
         answers=base.tracking.answers,
     )
+    for path in study.folder.glob(STOPPED):
+        path.unlink(missing_ok=True)
     if remaining := tuning.trials - ended(study.trials()):
         with (
             address.in_the_environment(url, VARIABLE),
@@ -465,6 +480,8 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
         lines.append(f"trials {running} are with other workers")
     over = is_over(tuning, trials)
     if not over:
+        whys = sorted({path.read_text() for path in study.folder.glob(STOPPED)})
+        lines += [f"a worker has stopped: {why}" for why in whys]
         lines.append(f"run the same command to continue; workers' logs: {study.folder / 'attempts'}")
     return "\n".join(lines), over
 

@@ -25,7 +25,7 @@ from cppo_lab.runs.tags import figure_tag, merged, variants_in
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.file import Sweep
 from cppo_lab.sweep.plan import Plan
-from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, may_fail, open_client
+from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, fault_line, may_fail, open_client
 from cppo_lab.tracking.history import StoredRun
 from cppo_lab.tracking.page import SweepText, ensure_parent, living, register, save_view, update_parent
 
@@ -150,8 +150,9 @@ def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
                 "seed" if plan.is_paired(sweep.name) else "none",
             )
         except (*STORE_FAULTS, KeyError) as error:
+            why = "the sweep has no run there" if isinstance(error, KeyError) else fault_line(error)
             raise UserError(
-                f"sweep {sweep.source}: its hypotheses could not be registered ({type(error).__name__}), and nothing "
+                f"sweep {sweep.source}: its hypotheses could not be registered ({why}), and nothing "
                 "was started: launch again when the tracking store takes them"
             ) from error
 

@@ -31,9 +31,13 @@ def tracking_uri(configured: str | None = None) -> str:
     """
     named = os.environ.get(VARIABLE) or configured or DEFAULT_URI
     if not named.isprintable() or not _is_supported(named):
+        signs = ""
+        if "@" in named:
+            named = re.sub(r"\s", "%20", named)  # for `redacted`: no address has blanks
+            signs = "; in a password write `@`, `/`, `#` and such as %40, %2F, %23"
         raise UserError(
             f"tracking URI {redacted(named)!r} is not supported: use sqlite:///FILE.db, http(s)://HOST:PORT or a "
-            "postgresql:// URI (set MLFLOW_TRACKING_URI, or tracking.uri in the configuration)"
+            f"postgresql:// URI (set {VARIABLE}, or tracking.uri in the configuration){signs}"
         )
     uri = absolute_uri(named)
     if (database := sqlite_file(uri)) is None:
@@ -55,12 +59,18 @@ def _is_supported(uri: str) -> bool:
     if scheme == "sqlite":
         return uri.startswith("sqlite:///") and _path(uri) not in ("", "/") and ":memory:" not in uri
     try:
-        host, port = urlsplit(uri).hostname, urlsplit(uri).port
+        parts = urlsplit(uri)
+        host, port = parts.hostname, parts.port
     except ValueError:  # an invalid or too large port, an incomplete IPv6 address
+        return False
+    if re.search(r"\s", uri):
         return False
     if scheme in ("http", "https"):
         return bool(host) and port != 0
-    return bool(separator) and scheme.split("+")[0] in _DATABASES and port != 0  # a local one needs no host
+    # SQLAlchemy takes what follows the first `@` as the host; a local database needs none.
+    return (
+        scheme.split("+")[0] in _DATABASES and bool(separator) and parts.netloc.count("@") < 2 and port != 0
+    )
 
 
 def absolute_uri(uri: str) -> str:

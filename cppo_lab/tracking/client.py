@@ -54,6 +54,9 @@ _NO_ANSWER = re.compile(
 _SYSTEM = re.compile(r"\[Errno -?\d+\] ([A-Za-z ]+)")
 # What SQLAlchemy appends to its errors: statement and parameters of any length, and a link.
 _APPENDED = re.compile(r"\s\[SQL: |\(Background on this error at: ")
+_PREPENDED = re.compile(
+    r"\(raised as a result of Query-invoked autoflush;[^)]*\)\s*"
+)  # advice for programmers
 
 
 class StoreClient(MlflowClient):
@@ -133,7 +136,7 @@ def fault_line(error: Exception) -> str:
         reasons = _SYSTEM.findall(text)
         why = reasons[-1].strip() if reasons else "timed out" if "timed out" in text else "no connection"
         return f"it does not answer: {why}"
-    return redacted(one_line(_APPENDED.split(text)[0]))[:500] or type(error).__name__
+    return redacted(one_line(_PREPENDED.sub("", _APPENDED.split(text)[0])))[:500] or type(error).__name__
 
 
 @contextlib.contextmanager

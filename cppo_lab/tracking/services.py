@@ -133,7 +133,7 @@ def mirror_main() -> None:
     for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # Slurm signals all processes of a job
     name, *paths = json.loads(sys.stdin.readline())
-    folders, mirror, pause, fault = [Path(path) for path in paths], None, EVERY_SECONDS, ""
+    folders, mirror, pause, fault = [Path(path) for path in paths], Mirror(name), EVERY_SECONDS, ""
     owned = trains = True
     while trains:
         if owned:
@@ -144,7 +144,6 @@ def mirror_main() -> None:
         if not trains:
             signal.alarm(round(MIRROR_LAST_SECONDS))  # ends this process: a server may never answer
         try:
-            mirror = mirror or Mirror(name)
             mirror.update(folders)
             if not trains:
                 mirror.close()
@@ -152,7 +151,7 @@ def mirror_main() -> None:
         except UserError as error:
             if fault != (fault := str(error)):
                 say(f"{fault}; training and the tracking store go on")
-            mirror, pause = None, min(2 * pause, LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, LONGEST_PAUSE_SECONDS)
 
 
 @dataclass
@@ -167,19 +166,12 @@ class _Copy:
 
 
 class Mirror:
-    """A connection to the mirror `name`, whose package it imports. Its methods raise UserError if that fails."""
+    """A connection to the mirror `name`. Its methods raise UserError if that, or its package, fails; they may be called
+    again.
+    """
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._package: Any
-        if name == WANDB:
-            import wandb
-
-            self._package = wandb
-        else:
-            import trackio
-
-            self._package = trackio
         self._copies: dict[Path, _Copy] = {}
 
     def update(self, folders: Sequence[Path]) -> None:
@@ -208,7 +200,8 @@ class Mirror:
         try:
             with contextlib.redirect_stdout(io.StringIO()):  # the packages print
                 yield
-        except Exception as error:  # of any kind, whatever the package raises
+        except (Exception, SystemExit) as error:  # of any kind, whatever the package raises
+            self._copies.clear()  # what the mirror has of them is asked again
             line = one_line(str(error))[:500] or type(error).__name__
             raise UserError(
                 f"mirror {self.name} fails: {line}: `{MIRROR_VARIABLE}={self.name} cppo sync` sends the rest later"
@@ -251,16 +244,20 @@ class Mirror:
             "resume": "allow",
         }
         if self.name == WANDB:
-            settings = self._package.Settings(console="off", silent=True, x_disable_stats=True)
-            copy.run = self._package.init(
+            import wandb
+
+            settings = wandb.Settings(console="off", silent=True, x_disable_stats=True)
+            copy.run = wandb.init(
                 **shared, id=line.record, name=line.name, reinit="create_new", settings=settings
             )
             first = copy.run.step
         else:
+            import trackio
+
             # Trackio resumes by name. It ends the current run of its context, so each run has a context.
             quiet: dict[str, Any] = dict.fromkeys(("embed", "auto_log_cpu", "auto_log_gpu"), False)
             name = f"{line.name}{BETWEEN}{line.record[:8]}"
-            copy.run = contextvars.Context().run(self._package.init, **shared, **quiet, name=name)
+            copy.run = contextvars.Context().run(trackio.init, **shared, **quiet, name=name)
             first = copy.run._next_step  # it has no public name
         before = copy.next_step if line.record == copy.record else 0
         copy.record, copy.next_step = line.record, max(before, first)

@@ -284,3 +284,18 @@ def test_a_command_draws_without_the_backend_of_a_notebook() -> None:
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )
     assert said.stdout.splitlines()[-1] == "agg"
+
+
+@pytest.mark.parametrize("asked", ["error", " e::UserWarning,ignore::ImportWarning"])
+def test_warnings_that_a_user_wants_as_errors_end_neither_a_command_nor_its_processes(asked: str) -> None:
+    code = (
+        "import os, sys, warnings; from cppo_lab.cli import main; main(['list']); warnings.warn('a package warns')\n"
+        "print(os.environ['PYTHONWARNINGS'], sys.warnoptions)"
+    )
+    environment = {**os.environ, "PYTHONWARNINGS": asked}
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    passed = "default" + asked.strip()[1:] if asked != "error" else "default"
+    assert said.stdout.splitlines()[-1] == f"{passed} {passed.split(',')}"
+    assert "UserWarning: a package warns" in said.stderr

@@ -150,8 +150,13 @@ def test_notes_are_in_mlflow_and_on_the_page(trained: Path, cppo: Command) -> No
     (folder,) = (path.parent for path in (trained / "runs").glob("*/status.json"))
     with held(folder):  # as while it trains
         add_evaluation(folder, 28, {schema.evaluation_metric("chain_far", 16): 0.4525})
-        cppo(f"note --tag looked=yes {folder.name[:6]}", "Node 3 was <b>slow</b>")
-    assert cppo(f"note {folder.name}", "again").out == "Node 3 was <b>slow</b>\n\nagain\nlooked=yes\n"
+        # As from a shell whose locale has no encoding.
+        asked = "é".encode().decode("ascii", errors="surrogateescape")
+        tags = ("--tag", "looked=yes", "--tag", f"asked={asked}")
+        cppo("note", *tags, folder.name[:6], "Node 3 was <b>slow</b>")
+    assert (
+        cppo(f"note {folder.name}", "again").out == "Node 3 was <b>slow</b>\n\nagain\nlooked=yes\nasked=é\n"
+    )
     for key in ("cppo.status", "mlflow.user", "a//b", "../a", "/a", "a/", ".", ""):
         assert "is none of `cppo.`" in cppo(f"note {folder.name} --tag {key}=done", code=2).err
     assert "more than 5000 characters" in cppo(f"note {folder.name}", "x" * 4990, code=2).err
@@ -159,13 +164,14 @@ def test_notes_are_in_mlflow_and_on_the_page(trained: Path, cppo: Command) -> No
         (run,) = mlflow_runs()
         tags = run.data.tags
         assert (tags[schema.TAG_NOTE], tags["looked"]) == ("Node 3 was <b>slow</b>\n\nagain", "yes")
+        assert tags["asked"] == "é"
         assert tags[schema.TAG_STATUS] == "done"
         MlflowClient(tracking_uri()).delete_run(run.info.run_id)
         cppo("sync")  # sends all of it again
     cppo(f"{REPORT} seed=0 --no-log")
     page = (trained / "reports/build/quickstart/index.html").read_text()
     assert (
-        '<td class="settings-of">chain_far 45.25; Node 3 was &lt;b&gt;slow&lt;/b&gt;\n\nagain; looked=yes</td>'
+        '<td class="settings-of">chain_far 45.25; Node 3 was &lt;b&gt;slow&lt;/b&gt;\n\nagain; asked=é; looked=yes</td>'
         in page
     )
 

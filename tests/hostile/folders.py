@@ -217,6 +217,12 @@ UNSUPPORTED_SHOWN = {
     "postgresql://u:secret@h:99999/d": "'postgresql://u:***@h:99999/d'",
 }
 UNUSABLE = {
+    # SQLAlchemy looks for the host behind the first `@`, and a blank ends an address in any text.
+    **{
+        f"postgresql://u:{password}@h:1/d":
+            f"tracking URI 'postgresql://u:***@h:1/d' {FORMS}…; in a password write `@`, `/`, `#` and such as %40"
+        for password in ("se@cret", "se cret", "se/cret", "se#cret")
+    },
     "postgresql+nodriver://u:secret@h/d":
         "postgresql+nodriver://u:***@h/d: its driver 'nodriver' is not installed",
     "mysql+../x://u:secret@h/d": "mysql+../x://u:***@h/d: its driver '../x' is not installed: install it",

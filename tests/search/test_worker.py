@@ -19,6 +19,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
 from cppo_lab.cores.base import CHECKPOINT
+from cppo_lab.errors import UserError
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.search import worker
 from cppo_lab.search.study import numbered
@@ -312,6 +313,25 @@ def test_a_trained_run_that_the_store_does_not_take_ends_the_worker(
     monkeypatch.setattr(worker.Run, "finished", lambda run: None)
     with user_error(f"run {tiny_spec.run_id} is trained, but the tracking store does not have it"):
         worker.train(worker.Run(attempt, MlflowClient(), "", {}), lambda points, may_end: None)
+
+
+@pytest.mark.parametrize(
+    "fault, said",
+    [
+        (UserError("the store is away"), "the store is away"),
+        (OSError("pw at http://u:pw@h"), "OSError: pw at http://u:***@h"),
+    ],
+)
+def test_why_a_worker_has_stopped_is_in_the_tuners_output(
+    fault: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker, "train", Mock(side_effect=fault))
+    tune(code=1)
+    out = capsys.readouterr().out
+    assert f"\na worker has stopped: {said}\nrun the same command" in out
+    made_up(monkeypatch)
+    tune()
+    assert "a worker has stopped" not in capsys.readouterr().out
 
 
 def test_a_run_whose_process_dies_is_tried_again(

@@ -401,7 +401,7 @@ def test_nothing_starts_if_the_store_does_not_take_them(
 
     loaded(STATED)
     monkeypatch.setattr(parents, "register", away)
-    assert "its hypotheses could not be registered (ConnectionError)" in cppo(LAUNCH, code=2).err
+    assert "its hypotheses could not be registered (the store is away)" in cppo(LAUNCH, code=2).err
     assert not list(Path("runs").glob("*/status.json"))
 
 

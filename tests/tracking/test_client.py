@@ -279,3 +279,8 @@ def test_a_fault_is_told_without_its_statement_and_parameters(kind: Callable[[ob
     assert line.endswith("disk I/O error") and len(line) < 60
     late = "HTTPConnectionPool(host='h', port=1): Read timed out. (read timeout=30)"
     assert fault_line(OSError(late)) == "it does not answer: timed out"
+    advice = "(raised as a result of Query-invoked autoflush; consider a session.no_autoflush block)"
+    assert (
+        fault_line(OSError(f"{advice} (sqlite3.OperationalError) read-only"))
+        == "(sqlite3.OperationalError) read-only"
+    )

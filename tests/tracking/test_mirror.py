@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,11 +21,14 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import services
 from cppo_lab.tracking.services import mirroring
+from cppo_lab.tracking.upload import Sent
 from tests.conftest import TINY, Command
 from tests.tracking.conftest import LOSS, Attempt
 from tests.waiting import CEILING_SECONDS, until
 
 FAILING = "def init(**_):\n    raise RuntimeError('no room in the mirror')\n"
+EXITS = "def init(**_):\n    raise SystemExit('no room in the mirror')\n"
+CANNOT_BE_IMPORTED = "raise ImportError('no room in the mirror')\n"
 # In a process, with which W&B's own ends. Two mirrors of it send each point once.
 SEND = (
     "import signal, sys; from pathlib import Path; from cppo_lab.tracking.services import Mirror\n"
@@ -125,13 +129,18 @@ def failing(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "trackio"
 
 
+@pytest.mark.parametrize("code", [FAILING, EXITS, CANNOT_BE_IMPORTED])
 def test_a_mirror_that_fails_is_one_line(
+    code: str,
     failing: str,
     attempt: Attempt,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
+    Path("site/trackio.py").write_text(code)
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    del sys.modules["trackio"]  # and again after the test
     monkeypatch.setenv(services.MIRROR_VARIABLE, failing)
     monkeypatch.setattr(services, "MIRROR_LAST_SECONDS", 20.0)
     attempt(1, 2).finish(Outcome("done", 2))
@@ -144,6 +153,44 @@ def test_a_mirror_that_fails_is_one_line(
     assert unsent(folder, failing)
     assert main(["sync"]) == 2
     assert "mirror trackio fails: no room in the mirror" in capfd.readouterr().err
+
+
+def test_sync_watch_goes_on_while_the_mirror_is_away(
+    failing: str,
+    attempt: Attempt,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    looks: list[object] = []  # of the store
+    logged: list[object] = []
+
+    class Run:
+        _next_step = 0
+
+        def log(self, metrics: object, step: int) -> None:
+            if len(looks) < 3:
+                raise RuntimeError("away")
+            logged.append(step)
+
+        def finish(self) -> None:
+            logged.append("end")
+
+    def upload(*given: object) -> Sent:
+        looks.append(given)
+        if len(looks) == 4:
+            raise KeyboardInterrupt
+        return Sent()
+
+    package = SimpleNamespace(init=lambda **_: Run(), __spec__=SimpleNamespace())
+    monkeypatch.setitem(sys.modules, "trackio", package)  # type: ignore[arg-type]
+    monkeypatch.setenv(services.MIRROR_VARIABLE, failing)
+    monkeypatch.setattr("cppo_lab.tracking.upload.upload", upload)
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    attempt(1, 2)
+    assert main(["sync", "--watch"]) == 130 and logged == [1, 2, "end"]
+    said = capfd.readouterr()
+    assert said.err.count("mirror trackio fails: away") == 1 and said.out == ""
 
 
 def test_the_mirror_outlives_a_killed_launcher_until_its_runs_have_ended(
