@@ -59,7 +59,7 @@ DIVERGENCE = "divergence"  # D_t; a rule without this need uses it for statistic
 KL = "kl"  # D_t must be a KL divergence: its thresholds are on KL(mu to pi)
 # The whole minibatch in one call: its decisions would differ on micro-batches or on the parts of ranks.
 MINIBATCH = "minibatch"
-PERMUTATION = "permutation"  # `tokens.permutation`, drawn once per rollout (weights.shuffled_weights)
+PERMUTATION = "permutation"  # `tokens.permutation`, drawn once per rollout (weights.own_order)
 RESPONSE = "response"  # tokens of the same response besides the token itself, or its length
 DRIFT = "drift"  # the first-order change of D_t (divergence.drift)
 ENTROPY = "rollout_entropy"  # of mu
@@ -263,6 +263,7 @@ _MASKS, _CLIPS, _RESPONSES = "cppo_lab.maths.masks", "cppo_lab.maths.clips", "cp
 _BUDGET = frozenset({DIVERGENCE, RESPONSE})
 _OF_KL = frozenset({DIVERGENCE, KL, RESPONSE})
 _OF_RESPONSE = frozenset({RESPONSE})
+_NO_BUDGET = {"delta_b": math.inf, "delta_b_mode": "fixed"}
 
 # In the order of the table of rule differences.
 BUILT_IN = (
@@ -337,7 +338,7 @@ BUILT_IN = (
     Rule(
         name="cppo_no_prefix_budget",
         function=f"{_MASKS}:cppo",
-        fixed={"delta_b": math.inf, "delta_b_mode": "fixed"},
+        fixed=_NO_BUDGET,
         title="CPPO without prefix budget",
         paper=CPPO_PAPER,
         needs=_BUDGET,
@@ -349,7 +350,7 @@ BUILT_IN = (
     Rule(
         name="cppo_no_prefix_budget_shuffled",
         function=f"{_MASKS}:cppo",
-        fixed={"delta_b": math.inf, "delta_b_mode": "fixed"},
+        fixed=_NO_BUDGET,
         title="CPPO without prefix budget, shuffled weights",
         paper=CPPO_PAPER,
         needs=_BUDGET | {PERMUTATION},
@@ -361,7 +362,7 @@ BUILT_IN = (
     Rule(
         name="cppo_no_prefix_budget_reversed",
         function=f"{_MASKS}:cppo",
-        fixed={"delta_b": math.inf, "delta_b_mode": "fixed", "reverse": True},
+        fixed=_NO_BUDGET | {"reverse": True},
         title="CPPO without prefix budget, reversed weights",
         paper=CPPO_PAPER,
         needs=_BUDGET,
@@ -589,8 +590,8 @@ BUILT_IN = (
     ),
 )
 
-_FIXED_BUDGET = (Stroke("#FF7F0E"), Stroke(GREEN, DASH_DOT, "v"))
-_LOW_W_MIN = (Stroke("#5C6B73"), Stroke(BLACK, DOTS, "^"))
+_FIXED_BUDGET = {"stroke": Stroke("#FF7F0E"), "accessible": Stroke(GREEN, DASH_DOT, "v")}
+_LOW_W_MIN = {"stroke": Stroke("#5C6B73"), "accessible": Stroke(BLACK, DOTS, "^")}
 # Names, in sweeps and in the paper's curves, of a rule with other constants or another divergence.
 SETTINGS = (
     Variant(
@@ -604,27 +605,12 @@ SETTINGS = (
         stroke=Stroke("#1FA2C4"),
         accessible=Stroke(PURPLE, DOTS, "<"),
     ),
-    Variant(
-        name="cppo_fixed_budget",
-        title="CPPO, fixed budget rate",
-        stroke=_FIXED_BUDGET[0],
-        accessible=_FIXED_BUDGET[1],
-    ),
+    Variant(name="cppo_fixed_budget", title="CPPO, fixed budget rate", **_FIXED_BUDGET),
     Variant(name="ipo_wide", title="IPO, 0.3 without penalty"),
-    Variant(name="cppo_low_w_min", title="CPPO, lower w_min", stroke=_LOW_W_MIN[0], accessible=_LOW_W_MIN[1]),
+    Variant(name="cppo_low_w_min", title="CPPO, lower w_min", **_LOW_W_MIN),
     # The paper's curves name these two by their constants.
-    Variant(
-        name="cppo_db0.03_w0.8",
-        title="CPPO, delta_b 0.03, w_min 0.8",
-        stroke=_FIXED_BUDGET[0],
-        accessible=_FIXED_BUDGET[1],
-    ),
-    Variant(
-        name="cppo_db0.02_w0.6",
-        title="CPPO, delta_b 0.02, w_min 0.6",
-        stroke=_LOW_W_MIN[0],
-        accessible=_LOW_W_MIN[1],
-    ),
+    Variant(name="cppo_db0.03_w0.8", title="CPPO, delta_b 0.03, w_min 0.8", **_FIXED_BUDGET),
+    Variant(name="cppo_db0.02_w0.6", title="CPPO, delta_b 0.02, w_min 0.6", **_LOW_W_MIN),
     Variant(name="no_trust_region", title="no trust region"),
 )
 

@@ -5,9 +5,9 @@ and their size does not depend on the length of the run.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,10 +15,10 @@ from torch import Tensor
 
 from cppo_lab import schema
 from cppo_lab.maths import mismatch
-from cppo_lab.maths.masks import threshold_tests
+from cppo_lab.maths.masks import ThresholdTests, threshold_tests
 from cppo_lab.maths.weights import effective_delta_b, position_weights
+from cppo_lab.rules import RULES
 from cppo_lab.spec import RuleSpec
-from cppo_lab.spec.run import OF_ADAPTIVE
 
 TOP_SHARE = 0.1  # the paper's "top 10 %"
 
@@ -68,10 +68,33 @@ class ObservedTokens:
     origin_logp: Tensor  # log-probability under the policy from which D_t measures
 
 
-def _of_adaptive(rule: RuleSpec) -> dict[str, float]:
-    """The constants of an adaptive delta_b that the rule sets, as `effective_delta_b` calls them."""
-    values = {name.removeprefix("delta_b_"): getattr(rule, name) for name in OF_ADAPTIVE}
-    return {name: value for name, value in values.items() if value is not None}
+class Limits(NamedTuple):
+    """The position weights [B, T] and budget rates [B] of a rule, and which tokens are beyond its limits."""
+
+    weights: Tensor
+    rate: Tensor
+    tests: ThresholdTests
+
+
+def limits_of(
+    constants: Mapping[str, Any], divergence: Tensor, valid: Tensor, permutation: Tensor | None = None
+) -> Limits:
+    """The limits of the mask that has these constants of `masks.cppo`, of which delta alone is necessary."""
+    weights = position_weights(
+        valid,
+        constants.get("w_min", 1.0),
+        constants.get("span"),
+        reverse=constants.get("reverse", False),
+        permutation=permutation,
+        dtype=divergence.dtype,
+    )
+    adaptive = {
+        name: constants[f"delta_b_{name}"]
+        for name in ("mode", "cap", "quantile", "scale")
+        if f"delta_b_{name}" in constants
+    }
+    rate = effective_delta_b(divergence, valid, constants.get("delta_b", math.inf), **adaptive)
+    return Limits(weights, rate, threshold_tests(divergence, weights, valid, constants["delta"], rate))
 
 
 class Diagnostics:
@@ -82,6 +105,16 @@ class Diagnostics:
 
     def __init__(self, rule: RuleSpec, horizon: int) -> None:
         self.rule = rule
+        fixed = RULES[rule.name].fixed if rule.name in RULES else {}
+        self.constants = {**rule.arguments(horizon), **fixed}
+        # The tests are those of CPPO's mask: a soft gate masks nothing, a random mask other tokens, and what a rule of
+        # another package does with such constants is not known.
+        self.shows_window = (
+            rule.name in RULES
+            and rule.delta_b is not None
+            and rule.gate is None
+            and not fixed.get("random_mask")
+        )
         self.tokens = torch.zeros(horizon)
         self.gap = torch.zeros(horizon)
         self.top = torch.zeros(horizon)
@@ -92,7 +125,7 @@ class Diagnostics:
         """Add a batch of training step `step`; `text` maps token ids to the readable text of each."""
         gap = torch.where(seen.valid, (seen.logp.exp() - seen.rollout_logp.exp()).abs(), torch.nan).cpu()
         self._pending.append(F.pad(gap, (0, len(self.gap) - gap.shape[1]), value=torch.nan))
-        if self.rule.delta_b is not None and self.rule.gate is None:  # a soft gate masks nothing
+        if self.shows_window:
             self._keep_window(step, seen, text)
 
     def end_step(self) -> None:
@@ -112,14 +145,9 @@ class Diagnostics:
 
     def _keep_window(self, step: int, seen: ObservedTokens, text: Callable[[list[int]], list[str]]) -> None:
         """Keep the response that best shows both tests; on a tie the later."""
-        rule, valid, divergence = self.rule, seen.valid, seen.divergence
-        assert rule.delta is not None and rule.delta_b is not None
+        valid, delta = seen.valid, self.constants["delta"]
         moves_away = (seen.advantages * (seen.logp - seen.origin_logp) > 0) & valid
-        weights = position_weights(valid, rule.w_min or 1.0, self._span())
-        rate = effective_delta_b(
-            divergence, valid, rule.delta_b, rule.delta_b_mode or "fixed", **_of_adaptive(rule)
-        )
-        tests = threshold_tests(divergence, weights, valid, rule.delta, rate)
+        tests = limits_of(self.constants, seen.divergence, valid).tests
         by_token = moves_away & tests.token_fails
         by_prefix = moves_away & tests.prefix_fails & ~by_token
         merit = torch.minimum(by_token.sum(1), by_prefix.sum(1)) * 1000 + by_prefix.sum(1)
@@ -138,8 +166,8 @@ class Diagnostics:
             "step": step,
             "symbols": text(seen.tokens[row, :end].tolist()),
             "weighted_divergence": tests.weighted[row, :end].tolist(),
-            "token_threshold": rule.delta,
-            "prefix_threshold": (rule.delta - tests.excess[row, :end]).tolist(),
+            "token_threshold": delta,
+            "prefix_threshold": (delta - tests.excess[row, :end]).tolist(),
             "moves_away": moves_away[row, :end].tolist(),
             "masked_by": reasons[:end],
         }
@@ -158,15 +186,11 @@ class Diagnostics:
             "gap_mean": (self.gap[:seen] / count).tolist(),
             "gap_top10": (self.top[:seen] / count).tolist(),
             "w_min": self.rule.w_min,
-            "span": self._span(),
+            "span": self.constants.get("span"),
             "delta": self.rule.delta if self.rule.delta and math.isfinite(self.rule.delta) else None,
         }
         window = {} if self.window is None else {key: v for key, v in self.window.items() if key != "merit"}
         return {"positions": positions} | ({"window": window} if window else {})
-
-    def _span(self) -> int | None:
-        """T of the position weight where it is the padded width; None where it is each response's length."""
-        return len(self.gap) if self.rule.position_span == "padded" else None
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint."""

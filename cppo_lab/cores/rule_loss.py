@@ -74,14 +74,14 @@ def applied(
     rule: Rule,
     tokens: Tokens,
     constants: Mapping[str, Any],
-    rollout_logp: Tensor,
+    mu_logp: Tensor,
     *,
     centering: bool,
     weights: Mapping[str, Any] | None,
 ) -> RuleOutput:
     """What a rule returns for tokens, with score centering and the correction for the rollout policy if they are set.
 
-    `rollout_logp` is log mu [B, T]; `weights` are the arguments of `corrected`. Every core calls this.
+    `mu_logp` is log mu [B, T]; `weights` are the arguments of `corrected`. Every core calls this.
 
     Raises UserError if the rule's `keep` is no weight, or its objective has no gradient.
     """
@@ -97,7 +97,7 @@ def applied(
             f"rule {rule.name!r} returns an objective without a gradient: compute it from tokens.logp or "
             "tokens.log_ratio, and detach only its weights"
         )
-    return output if weights is None else corrected(output, tokens, rollout_logp, **weights)
+    return output if weights is None else corrected(output, tokens, mu_logp, **weights)
 
 
 class RuleLoss:
@@ -113,15 +113,15 @@ class RuleLoss:
         if self.centering and rule.centering_fault:
             raise UserError(rule.centering_fault)
 
-    def __call__(self, tokens: Tokens, rollout_logp: Tensor) -> tuple[Tensor, RuleOutput]:
-        """The loss, a scalar differentiable in `tokens.logp`, and the rule's output; `rollout_logp` is log mu [B, T].
+    def __call__(self, tokens: Tokens, mu_logp: Tensor) -> tuple[Tensor, RuleOutput]:
+        """The loss, a scalar differentiable in `tokens.logp`, and the rule's output; `mu_logp` is log mu [B, T].
 
         With `centering`, the tokens have log pi at mu's Top-K, in which the loss is differentiable as well.
 
         Raises UserError as `applied`.
         """
         output = applied(
-            self.rule, tokens, self.constants, rollout_logp, centering=self.centering, weights=self.weights
+            self.rule, tokens, self.constants, mu_logp, centering=self.centering, weights=self.weights
         )
         # The horizon of the run, not the longest response of the batch: the scale must not depend on padding.
         horizon = self.horizon if self.mode == "seq-mean-token-sum-norm" else None

@@ -65,6 +65,16 @@ def clipped_surrogate(
     return decided(tokens, keep, tests, objective, clipped=clipped)
 
 
+def clipped_without(
+    tokens: Tokens, dropped: Tensor, test: str, clip_low: float, clip_high: float
+) -> RuleOutput:
+    """The clipped surrogate of the tokens that are not `dropped` [B, T] by a test of this name."""
+    clipped, bound = clip(tokens, clip_low, clip_high)
+    clipped = clipped & ~dropped
+    tests = {test: dropped, "ratio clip": clipped}
+    return clipped_surrogate(tokens, ~clipped & ~dropped, clipped, bound, tests)
+
+
 def check_clips(clip_low: float | None, clip_high: float, *, open_below: bool = False) -> None:
     """Raise ValueError unless 0 <= clip_low <= 1, or it is None and `open_below`, and clip_high is finite and >= 0."""
     non_negative("clip_high", clip_high)
@@ -116,10 +126,7 @@ def estr(tokens: Tokens, *, tau: float, clip_low: float, clip_high: float) -> Ru
     check_clips(clip_low, clip_high)
     assert tokens.rollout_entropy is not None  # the record has checked it
     dropped = tokens.log_ratio.detach().square() > tau * (tokens.rollout_entropy + ENTROPY_FLOOR)
-    clipped, bound = clip(tokens, clip_low, clip_high)
-    clipped = clipped & ~dropped
-    tests = {"log-ratio for its entropy": dropped, "ratio clip": clipped}
-    return clipped_surrogate(tokens, ~clipped & ~dropped, clipped, bound, tests)
+    return clipped_without(tokens, dropped, "log-ratio for its entropy", clip_low, clip_high)
 
 
 # PSPO: pi is smoothed toward mu in place of a clip.
@@ -225,8 +232,7 @@ def minpro(
     check_clips(clip_low, clip_high, open_below=True)
     log_ratio = tokens.log_ratio.detach()
     prefix = torch.zeros_like(log_ratio)  # log 1 for the empty prefix, which does not enter longer prefixes
-    if log_ratio.shape[1] > 1:
-        prefix[:, 1:] = log_ratio[:, :-1].cummin(1).values
+    prefix[:, 1:] = log_ratio[:, :-1].cummin(1).values
     return _weighted_logp(tokens, (log_ratio + prefix).exp(), clip_low, clip_high)
 
 

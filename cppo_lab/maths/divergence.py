@@ -220,14 +220,12 @@ def binary(logp: Tensor, rollout_logp: Tensor, measure: str) -> Tensor:
 @torch.no_grad()
 def k2(logp: Tensor, rollout_logp: Tensor) -> Tensor:
     """Sample estimate 1/2 log(rho)^2 of KL, [...]; for TRM where only sampled log-probs exist."""
-    same_shape(logp.shape, rollout_logp=rollout_logp)
     return 0.5 * _log_ratio(logp, rollout_logp).square()
 
 
 @torch.no_grad()
 def k3(logp: Tensor, rollout_logp: Tensor) -> Tensor:
     """Sample estimate rho - 1 - log(rho) of KL(mu || pi), [...]; unbiased under mu and >= 0."""
-    same_shape(logp.shape, rollout_logp=rollout_logp)
     log_ratio = _log_ratio(logp, rollout_logp)
     return (torch.expm1(log_ratio) - log_ratio).clamp_min(0)  # expm1: rho - 1 loses all digits near rho = 1
 
@@ -275,6 +273,7 @@ def _bernoulli(logp: Tensor) -> Tensor:
 
 
 def _log_ratio(logp: Tensor, rollout_logp: Tensor) -> Tensor:
+    same_shape(logp.shape, rollout_logp=rollout_logp)
     return compute_dtype(logp) - compute_dtype(rollout_logp)
 
 
@@ -355,11 +354,11 @@ def logp_and_divergence(
     if rollout_topk_ids is not None and rollout_topk_logp is not None:
         same_shape((len(tokens), rollout_topk_ids.shape[-1]), rollout_topk_ids=rollout_topk_ids)
         same_shape(rollout_topk_ids.shape, rollout_topk_logp=rollout_topk_logp)
-    logp, topk_logp, spread = _LogProbs.apply(
+    logp, topk_logp, entropies = _LogProbs.apply(
         logits, tokens, rollout_topk_ids, temperature, entropy, chunk, overwrite_logits, fused, topk_gradient
     )
     if rollout_topk_ids is None or rollout_topk_logp is None:
-        return FromLogits(logp, binary(logp, rollout_logp, measure), spread)
+        return FromLogits(logp, binary(logp, rollout_logp, measure), entropies)
     divergence = topk_from_logp(
         rollout_topk_ids,
         rollout_topk_logp,
@@ -370,7 +369,7 @@ def logp_and_divergence(
         measure=measure,
         convention=convention,
     )
-    return FromLogits(logp, divergence, spread, topk_logp)
+    return FromLogits(logp, divergence, entropies, topk_logp)
 
 
 def token_logp(
@@ -407,26 +406,26 @@ class _LogProbs(torch.autograd.Function):
         wanted = tokens[:, None] if ids is None else torch.cat([tokens[:, None].to(ids.dtype), ids], 1)
         wanted = wanted.clamp_min(0).long()
         normaliser: list[Tensor] = []
-        spread: Tensor | None
+        entropies: Tensor | None
         if fused:
             from cppo_lab.maths import logits_kernel
 
-            found, spread, *normaliser = logits_kernel.read(logits, wanted, temperature)
+            found, entropies, *normaliser = logits_kernel.read(logits, wanted, temperature)
         else:
             found = logits.new_empty(wanted.shape, dtype=_dtype(logits))
-            spread = logits.new_empty(len(logits), dtype=_dtype(logits)) if entropy else None
+            entropies = logits.new_empty(len(logits), dtype=_dtype(logits)) if entropy else None
             for rows, scaled, buffer in _chunks(logits, temperature, chunk):
                 torch.log_softmax(scaled, -1, out=buffer)
                 found[rows] = buffer.gather(-1, wanted[rows])
-                if spread is not None:  # entr(p) = -p log p, and 0 for p = 0
-                    spread[rows] = torch.special.entr(buffer.exp_(), out=buffer).sum(-1)
+                if entropies is not None:  # entr(p) = -p log p, and 0 for p = 0
+                    entropies[rows] = torch.special.entr(buffer.exp_(), out=buffer).sum(-1)
         ctx.save_for_backward(logits, wanted if topk else wanted[:, :1].contiguous(), *normaliser)
         topk_logp = None if ids is None else found[:, 1:]
-        spread = spread if entropy else None
-        constant = (spread,) if topk else (topk_logp, spread)
+        entropies = entropies if entropy else None
+        constant = (entropies,) if topk else (topk_logp, entropies)
         ctx.mark_non_differentiable(*(t for t in constant if t is not None))
         # A copy: a view of `found` would tie the differentiable output to the other one.
-        return found[:, 0].clone(), topk_logp, spread
+        return found[:, 0].clone(), topk_logp, entropies
 
     @staticmethod
     @once_differentiable

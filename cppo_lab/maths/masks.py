@@ -13,7 +13,6 @@ Source of the truncated form: verl's DPPO (`dppo_tv`) and the CPPO authors' loss
 C = L = 20; DPPO, arXiv 2602.04879, section 5.4.
 """
 
-import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
@@ -42,7 +41,6 @@ from cppo_lab.maths.weights import (
     position_weights,
     prefix_excess,
     prefix_weight,
-    shuffled_weights,
 )
 
 
@@ -199,29 +197,42 @@ def cppo(
     Raises:
         ValueError: a constant out of range, no divergence, no permutation for a random mask.
     """
-    weights = position_weights(tokens.valid, w_min, span, reverse=reverse, dtype=tokens.logp.dtype)
-    if random_mask and tokens.permutation is None:
+    order = tokens.permutation
+    if random_mask and order is None:
         raise ValueError("random_mask needs tokens.permutation")
-    if tokens.permutation is not None and not random_mask:
-        weights = shuffled_weights(weights, tokens.valid, tokens.permutation)
+    weights = position_weights(
+        tokens.valid,
+        w_min,
+        span,
+        reverse=reverse,
+        permutation=None if random_mask else order,
+        dtype=tokens.logp.dtype,
+    )
     positive("delta", delta)
     d = tokens.required_divergence
-    rate = effective_delta_b(
-        d, tokens.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
-    )
     away = tokens.moves_away
-    finish = functools.partial(masked, tokens, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
-    if math.isinf(delta_b):  # no prefix test, and no statistics of it
+    stats: dict[str, Tensor] = {}
+    if delta_b == math.inf:  # no prefix test, and no statistics of it
         token_fails, prefix_fails = (weights * d > delta) & away, None
     else:
+        rate = effective_delta_b(
+            d, tokens.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
+        )
+        stats["delta_b"] = budget_sum(tokens, rate)
         tests = threshold_tests(d, weights, tokens.valid, delta, rate)
         token_fails, prefix_fails = tests.token_fails & away, tests.prefix_fails & away
-    if random_mask and tokens.permutation is not None:
+    if random_mask and order is not None:
         fails = token_fails if prefix_fails is None else token_fails | prefix_fails
-        token_fails = _first(away, own_order(tokens.valid, tokens.permutation), fails.sum(1))
+        token_fails = _first(away, own_order(tokens.valid, order), fails.sum(1))
         prefix_fails = None if prefix_fails is None else torch.zeros_like(token_fails)
-    output = finish(token_fails=token_fails, prefix_fails=prefix_fails)
-    output.stats.update(budget_stats(tokens, rate, delta_b))
+    output = masked(
+        tokens,
+        token_fails=token_fails,
+        prefix_fails=prefix_fails,
+        ratio_cap=ratio_cap,
+        log_ratio_clamp=log_ratio_clamp,
+    )
+    output.stats.update(stats)
     return output
 
 
@@ -251,11 +262,9 @@ def masked(
     return output
 
 
-def budget_stats(tokens: Tokens, rate: Tensor, delta_b: float) -> dict[str, Tensor]:
-    """Sum of the effective delta_b [B] over non-empty responses; empty if the budget is off."""
-    if math.isinf(delta_b):
-        return {}
-    return {"delta_b": torch.where(row_counts(tokens.valid) > 0, rate, 0.0).sum()}
+def budget_sum(tokens: Tokens, rate: Tensor) -> Tensor:
+    """Sum of the effective delta_b [B] over non-empty responses."""
+    return torch.where(row_counts(tokens.valid) > 0, rate, 0.0).sum()
 
 
 # CPPO with a soft weight instead of a 0/1 mask.
@@ -315,14 +324,15 @@ def cppo_soft(
     rate = effective_delta_b(
         d, tokens.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
     )
-    score = violation_score(d, weights, tokens.valid, delta, rate)
+    tests = threshold_tests(d, weights, tokens.valid, delta, rate)
+    score = violation_score(tests, weights, tokens.valid, delta, rate)
     away = tokens.moves_away
     keep = torch.where(away, GATES[gate](score), 1.0) * tokens.valid
-    tests = threshold_tests(d, weights, tokens.valid, delta, rate)
     by_token, by_prefix = away & tests.token_fails, away & tests.prefix_fails
     output = truncated(tokens, keep, {"threshold": by_token, "budget": by_prefix}, ratio_cap, log_ratio_clamp)
     removed = 1 - keep
-    output.stats.update(budget_stats(tokens, rate, delta_b))
+    if delta_b != math.inf:
+        output.stats["delta_b"] = budget_sum(tokens, rate)
     output.stats["masked_by_token"] = (removed * by_token).sum()
     output.stats["masked_by_prefix"] = (removed * (by_prefix & ~by_token)).sum()
     return output
@@ -330,17 +340,17 @@ def cppo_soft(
 
 @torch.no_grad()
 def violation_score(
-    divergence: Tensor, weights: Tensor, valid: Tensor, delta: float, delta_b: Tensor
+    tests: ThresholdTests, weights: Tensor, valid: Tensor, delta: float, delta_b: Tensor
 ) -> Tensor:
     """x_t [B, T]: how far the token or its prefix exceeds its limit; <= 1 where the hard mask keeps it.
 
     Args:
-        divergence, weights: [B, T].
+        tests: those of `threshold_tests` with the same arguments.
+        weights: [B, T].
         valid: [B, T] bool.
         delta: token threshold.
         delta_b: [B] budget rate per response; inf means no budget.
     """
-    tests = threshold_tests(divergence, weights, valid, delta, delta_b)
     unlimited = torch.isinf(delta_b)[:, None]
     capacity = delta + torch.where(unlimited, 0.0, delta_b[:, None]) * prefix_weight(weights)
     # S_t / capacity = 1 + (S_t - capacity) / capacity, where the numerator is the hard mask's running sum.
@@ -486,12 +496,12 @@ def budget_terms(
     delta_b_scale: float = SCALE,
     span: int | None = None,
     reverse: bool = False,
+    random_mask: bool = False,
 ) -> BudgetTerms:
     """The terms of `cppo` with the same arguments. Raises ValueError for a constant out of range."""
     divergence, valid = tokens.required_divergence, tokens.valid
-    weight = position_weights(valid, w_min, span, reverse=reverse, dtype=divergence.dtype)
-    if tokens.permutation is not None:
-        weight = shuffled_weights(weight, valid, tokens.permutation)
+    order = None if random_mask else tokens.permutation
+    weight = position_weights(valid, w_min, span, reverse=reverse, permutation=order, dtype=divergence.dtype)
     rate = effective_delta_b(
         divergence, valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
     )

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab.errors import NotFinite
-from cppo_lab.maths.clips import check_clips, clip, clipped_surrogate
+from cppo_lab.maths.clips import check_clips, clip, clipped_surrogate, clipped_without
 from cppo_lab.maths.masks import truncated
 from cppo_lab.maths.tokens import (
     RuleOutput,
@@ -29,6 +29,7 @@ from cppo_lab.maths.tokens import (
     positive,
     ratio_bounds,
     row_counts,
+    row_means,
     weight_of,
 )
 
@@ -63,7 +64,7 @@ def trm_avg(
         ValueError: delta_avg <= 0, no divergence.
     """
     positive("delta_avg", delta_avg)
-    fails = {"mean divergence": _mean(tokens.required_divergence, tokens.valid) > delta_avg}
+    fails = {"mean divergence": row_means(tokens.required_divergence, tokens.valid) > delta_avg}
     return _responses(tokens, fails, ratio_cap, log_ratio_clamp)
 
 
@@ -85,28 +86,23 @@ def trm_max_avg(
     d = tokens.required_divergence
     fails = {
         "largest divergence": _largest(d) > delta_max,
-        "mean divergence": _mean(d, tokens.valid) > delta_avg,
+        "mean divergence": row_means(d, tokens.valid) > delta_avg,
     }
     return _responses(tokens, fails, ratio_cap, log_ratio_clamp)
 
 
 def _largest(divergence: Tensor) -> Tensor:
-    """[B, T] -> [B]; padding holds 0, the smallest possible divergence."""
-    return divergence.amax(1) if divergence.shape[1] else divergence.sum(1)
-
-
-def _mean(divergence: Tensor, valid: Tensor) -> Tensor:
-    """[B, T] -> [B] over valid tokens; 0 for an empty response."""
-    return divergence.sum(1) / row_counts(valid).clamp_min(1)
+    """[B, T] -> [B, 1]; padding holds 0, the smallest possible divergence."""
+    return divergence.amax(1, keepdim=True) if divergence.shape[1] else divergence.sum(1, keepdim=True)
 
 
 def _responses(
     tokens: Tokens, fails: dict[str, Tensor], ratio_cap: float | None, log_ratio_clamp: float | None
 ) -> RuleOutput:
-    """`fails` holds [B] bool for each test of a response."""
+    """`fails` holds [B, 1] bool for each test of a response."""
     # A = 0 needs no special case: such a token has no gradient, and mask statistics exclude it.
-    tests = {name: failed[:, None].expand_as(tokens.valid) for name, failed in fails.items()}
-    keep = ~torch.stack(list(fails.values())).any(0)[:, None] & tokens.valid
+    tests = {name: failed.expand_as(tokens.valid) for name, failed in fails.items()}
+    keep = ~torch.stack(list(fails.values())).any(0) & tokens.valid
     return truncated(tokens, keep, tests, ratio_cap, log_ratio_clamp)
 
 
@@ -144,7 +140,7 @@ def gspo(
         ValueError: clip_low outside [0, 1], clip_high < 0.
     """
     check_clips(clip_low, clip_high)
-    mean = _mean_log_ratio(tokens.log_ratio.detach(), tokens.valid)
+    mean = row_means(tokens.log_ratio.detach(), tokens.valid).expand_as(tokens.log_ratio)
     clipped, bound = clip(tokens, clip_low, clip_high, ratio=mean.exp())
     tests = {"mean ratio clip": clipped}
     return clipped_surrogate(tokens, ~clipped, clipped, bound, tests, _own_gradient(tokens, mean))
@@ -181,19 +177,12 @@ def geo_mean(
     log_ratio = tokens.log_ratio.detach()
     above = (tokens.advantages > 0) & (log_ratio > log_clip_high)
     below = (tokens.advantages < 0) & (log_ratio < -log_clip_low)
-    mean = _mean_log_ratio(
-        log_ratio.masked_fill(above, log_clip_high).masked_fill(below, -log_clip_low), tokens.valid
-    )
+    limited = log_ratio.masked_fill(above, log_clip_high).masked_fill(below, -log_clip_low)
+    mean = row_means(limited, tokens.valid).expand_as(limited)
     clipped = above | below
     return clipped_surrogate(
         tokens, ~clipped, clipped, mean.exp(), {"ratio clip": clipped}, _own_gradient(tokens, mean)
     )
-
-
-def _mean_log_ratio(log_ratio: Tensor, valid: Tensor) -> Tensor:
-    """Mean over each response's tokens at every token, [B, T] -> [B, T]; 0 for an empty response."""
-    mean = log_ratio.sum(1, keepdim=True) / valid.sum(1, keepdim=True).clamp_min(1)
-    return mean.expand_as(log_ratio)
 
 
 def _own_gradient(tokens: Tokens, log_ratio: Tensor) -> Tensor:
@@ -275,7 +264,7 @@ def geo_mask(
         ValueError: bounds that do not enclose 1.
     """
     ratio_bounds(ratio_low, ratio_high)
-    mean = _log_weight(tokens) / row_counts(tokens.valid).clamp_min(1)[:, None]
+    mean = row_means(tokens.log_ratio.detach(), tokens.valid)
     keep = tokens.valid & _within(mean, ratio_low, ratio_high)
     return _weighted(tokens, weight_of(tokens, keep), keep, {"mean ratio": ~keep})
 
@@ -425,8 +414,8 @@ def vaco(
     """
     positive("delta", delta, allow_inf=True)
     log_ratio = tokens.log_ratio.detach()
-    distance = log_ratio.expm1().abs().sum(1) / row_counts(tokens.valid).clamp_min(1)
-    masked = (tokens.advantages * log_ratio > 0) & (distance > delta)[:, None]
+    distance = row_means(log_ratio.expm1().abs(), tokens.valid)
+    masked = (tokens.advantages * log_ratio > 0) & (distance > delta)
     return decided(tokens, ~masked, {"mean distance": masked})
 
 
@@ -461,9 +450,6 @@ def opsm(
     """
     positive("delta", delta, allow_inf=True)
     check_clips(clip_low, clip_high)
-    drift = -tokens.log_ratio.detach().sum(1) / row_counts(tokens.valid).clamp_min(1)
-    dropped = (tokens.advantages < 0) & (drift > delta)[:, None]
-    clipped, bound = clip(tokens, clip_low, clip_high)
-    clipped = clipped & ~dropped
-    tests = {"mean log-ratio": dropped, "ratio clip": clipped}
-    return clipped_surrogate(tokens, ~clipped & ~dropped, clipped, bound, tests)
+    drift = row_means(-tokens.log_ratio.detach(), tokens.valid)
+    dropped = (tokens.advantages < 0) & (drift > delta)
+    return clipped_without(tokens, dropped, "mean log-ratio", clip_low, clip_high)

@@ -8,39 +8,30 @@ policy that sampled.
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 import torch
 from torch import Tensor
 
-from cppo_lab import rules
 from cppo_lab.maths.tokens import (
     LARGEST_EXPONENT,
     RuleOutput,
     Tokens,
     compute_dtype,
     finite,
-    non_negative,
     one_of,
     positive,
     row_counts,
+    row_means,
     same_shape,
     token_mask,
 )
+from cppo_lab.rules import RULES
 
-RULES: dict[str, Callable[..., RuleOutput]] = {name: rule.load for name, rule in rules.RULES.items()}
 
-
-def get_rule(name: str, path: str | None = None) -> Callable[..., RuleOutput]:
-    """The rule called `name`; `path` is the import path of a rule of another package, see `cppo_lab.rules`.
-
-    Raises:
-        ValueError: no such rule; the message lists the valid names.
-        UserError: a rule of another package that cannot be loaded.
-    """
-    if path is None and name not in RULES:
-        raise ValueError(f"rule={name!r} is unknown: choose one of {sorted(RULES)}")
-    return cast(Callable[..., RuleOutput], rules.rule_of(name, path).load)
+def get_rule(name: str) -> Callable[..., RuleOutput]:
+    """The built-in rule called `name`. Raises ValueError if there is none; the message lists the valid names."""
+    one_of("rule", name, sorted(RULES))
+    return RULES[name].load
 
 
 # Score centering: each token's weighted score minus its expectation under mu, at the same state.
@@ -109,8 +100,8 @@ def _weights(
     with torch.enable_grad():
         leaf = folded(logp).requires_grad_()
         scored, unscored = (
-            rule(Tokens(leaf, rollout, worth, valid, divergence, rollout_entropy=entropy)).objective.sum()
-            for worth in (advantages, torch.zeros_like(advantages))
+            rule(Tokens(leaf, rollout, signal, valid, divergence, rollout_entropy=entropy)).objective.sum()
+            for signal in (advantages, torch.zeros_like(advantages))
         )
         (weights,) = torch.autograd.grad(scored - unscored, leaf)
     return weights.unflatten(0, (cells, -1)).movedim(0, -1)
@@ -135,7 +126,7 @@ def _weights(
 def corrected(
     output: RuleOutput,
     tokens: Tokens,
-    rollout_logp: Tensor,
+    mu_logp: Tensor,
     *,
     rollout_is: str | None = None,
     rollout_is_threshold: float = math.inf,
@@ -144,21 +135,21 @@ def corrected(
 ) -> RuleOutput:
     """The output of a rule on `tokens`, whose `rollout_logp` is log pi_old, with the objective v M objective.
 
-    `rollout_logp` [B, T]: log mu(y_t). `rollout_is` and `rollout_rs` None: v = 1, M = 1.
+    `mu_logp` [B, T]: log mu(y_t). `rollout_is` and `rollout_rs` None: v = 1, M = 1.
     """
-    valid, logp = tokens.valid, tokens.rollout_logp
-    log_ratio = torch.where(valid, logp - rollout_logp.to(logp.dtype), 0.0)
+    valid, old_logp = tokens.valid, tokens.rollout_logp
+    log_ratio = torch.where(valid, old_logp - mu_logp.to(old_logp.dtype), 0.0)
     total = log_ratio.sum(1, keepdim=True).expand_as(log_ratio)
-    mean = total / row_counts(valid).clamp_min(1)[:, None]
+    mean = row_means(log_ratio, valid).expand_as(log_ratio)
     log_weights = {"token": log_ratio, "sequence": total}
     statistics = {"token_k1": log_ratio, "seq_sum_k1": total, "seq_mean_k1": mean}
-    weight, rejected = valid.to(logp.dtype), torch.zeros_like(valid)
+    weight, rejected = valid.to(old_logp.dtype), torch.zeros_like(valid)
     if rollout_is is not None:
         bounded = log_weights[rollout_is].clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
         weight = weight * bounded.exp().clamp_max(rollout_is_threshold)
     if rollout_rs is not None:
         rejected = valid & (statistics[rollout_rs].abs() > math.log(rollout_rs_threshold))
-    stats = {"importance_weight": weight.sum(), "rejected": row_counts(rejected).sum().to(logp.dtype)}
+    stats = {"importance_weight": weight.sum(), "rejected": row_counts(rejected).sum().to(old_logp.dtype)}
     objective = output.objective * torch.where(rejected, 0.0, weight)
     return output._replace(objective=objective, stats=output.stats | stats)
 
@@ -235,9 +226,12 @@ def aggregate(
 # responses get A = 0 and keep = False (`mask_std_0`); nothing is resampled.
 
 
+EPS = 1e-6
+
+
 @torch.no_grad()
 def group_advantages(
-    rewards: Tensor, groups: Tensor, *, normalize_std: bool = True, eps: float = 1e-6
+    rewards: Tensor, groups: Tensor, *, normalize_std: bool = True
 ) -> tuple[Tensor, Tensor]:
     """Advantages [N] and keep flags [N] of N graded responses.
 
@@ -245,14 +239,13 @@ def group_advantages(
         rewards: [N] reward per response.
         groups: [N] integer id of the response's prompt group; any ids, any order.
         normalize_std: divide by the group's standard deviation.
-        eps: added to the standard deviation.
 
     Returns:
         advantages [N] in the dtype of `rewards` (at least float32), and keep [N] bool: False where the
         group's rewards are all equal, a group of one included.
 
     Raises:
-        ValueError: shapes other than [N], groups that are not integers, rewards that are not finite, eps < 0.
+        ValueError: shapes other than [N], groups that are not integers, rewards that are not finite.
     """
     if rewards.ndim != 1:
         raise ValueError(
@@ -263,13 +256,10 @@ def group_advantages(
         raise ValueError(
             f"groups has dtype {groups.dtype}, expected integers: pass one group id per response"
         )
-    non_negative("eps", eps)
     rewards = compute_dtype(rewards)
     finite(torch.ones_like(rewards, dtype=torch.bool), rewards=rewards)
-    index, inverse = groups.unique(return_inverse=True)
-    count = torch.zeros(len(index), device=rewards.device, dtype=rewards.dtype).index_add_(
-        0, inverse, torch.ones_like(rewards)
-    )
+    _, inverse, counts = groups.unique(return_inverse=True, return_counts=True)
+    count = counts.to(rewards.dtype)
     total = torch.zeros_like(count).index_add_(0, inverse, rewards)
     centred = rewards - (total / count)[inverse]
     # Equality of rewards, not std > 0: the rounded mean of equal rewards can leave a tiny spurious deviation.
@@ -278,5 +268,5 @@ def group_advantages(
     keep = (highest > lowest)[inverse]
     if normalize_std:
         variance = torch.zeros_like(count).index_add_(0, inverse, centred.square()) / (count - 1).clamp_min(1)
-        centred = centred / (variance.sqrt() + eps)[inverse]
+        centred = centred / (variance.sqrt() + EPS)[inverse]
     return torch.where(keep, centred, 0.0), keep

@@ -100,6 +100,11 @@ def row_counts(mask: Tensor) -> Tensor:
     return mask.sum(1, dtype=torch.int32)
 
 
+def row_means(values: Tensor, valid: Tensor) -> Tensor:
+    """The mean over each response's tokens, [B, T] -> [B, 1]; 0 for an empty response. `values` are 0 at padding."""
+    return values.sum(1, keepdim=True) / row_counts(valid)[:, None].clamp_min(1)
+
+
 def compute_dtype(tensor: Tensor) -> Tensor:
     """`tensor` itself in float32 or float64; anything narrower (bfloat16, float16, integers) as float32."""
     return tensor if tensor.dtype in (torch.float32, torch.float64) else tensor.float()
@@ -133,11 +138,12 @@ class Tokens:
     """The sampled tokens of a batch, the one argument of a rule beside its constants. Checked here, once.
 
     logp: [B, T] log pi(y_t), a rule's only field with a gradient; float64, or else float32 from here on.
-    rollout_logp: [B, T] log mu(y_t), of the policy that sampled the tokens; in decoupled runs log pi_old(y_t).
+    rollout_logp: [B, T] the log-probability in rho's denominator: log mu(y_t), of the policy that sampled the tokens,
+    or log pi_old(y_t) in decoupled runs.
     advantages: [B, T].
     valid: [B, T] bool or 0/1: the response tokens; right-padded.
     divergence: [B, T] D_t >= 0 (maths/divergence.py), or None.
-    permutation: [B, T] integers, an order of each response's own positions (`weights.shuffled_weights`), or None.
+    permutation: [B, T] integers, an order of each response's own positions (`weights.own_order`), or None.
     topk_ids, topk_logp: [B, T, K] mu's most likely tokens and log mu of them, as they are, or None.
     topk_pi_logp: [B, T, K] log pi of these, as they are, or None; differentiable if the loss is centred.
     drift: [B, T] the first-order change of D_t if log pi(y_t) is raised (`divergence.drift`), or None.
@@ -366,7 +372,7 @@ def decided(
 
 
 def weight_of(tokens: Tokens, keep: Tensor) -> Tensor:
-    """`keep` as a weight that is 0 at padding, in the dtype of the computation."""
+    """A bool mask as a 0/1 weight that is 0 at padding; a weight as it is."""
     return (keep & tokens.valid).to(tokens.logp.dtype) if keep.dtype == torch.bool else keep
 
 

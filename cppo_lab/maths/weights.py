@@ -31,6 +31,7 @@ def position_weights(
     span: int | None = None,
     *,
     reverse: bool = False,
+    permutation: Tensor | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
     """Linear position weights [B, T] in `dtype`, zero at padding.
@@ -40,10 +41,14 @@ def position_weights(
         w_min: weight of the last token, in (0, 1]; 1 switches the weighting off.
         span: T of the equation for every response; None takes the response's own length.
         reverse: give each response its weights in reverse order, the lightest first: w'_t = w_{len+1-t}.
+        permutation: [B, T], give each response its weights in this order, see `own_order`: w'_t = w_{permutation[t]}.
+            That keeps the multiset of weights and destroys their link to position. Draw it once per rollout and keep
+            it across the rollout's minibatches.
         dtype: of the result.
 
     Raises:
-        ValueError: w_min outside (0, 1], or a span shorter than the tensor (weights would fall below w_min).
+        ValueError: w_min outside (0, 1], a span shorter than the tensor (weights would fall below w_min), or as
+            `own_order`.
     """
     mask = token_mask(valid)
     valid_w_min(w_min)
@@ -57,36 +62,20 @@ def position_weights(
     if reverse:
         index = row_counts(mask)[:, None] - 1 - index  # negative at padding, which is zeroed below
     slope = (w_min - 1) / (length - 1).clamp_min(1).to(torch.float64)
-    return torch.addcmul(torch.ones_like(slope), slope, index).to(dtype).masked_fill_(~mask, 0.0)
+    weights = torch.addcmul(torch.ones_like(slope), slope, index).to(dtype)
+    if permutation is not None:
+        weights = weights.gather(1, own_order(mask, permutation))
+    return weights.masked_fill_(~mask, 0.0)
 
 
-def shuffled_weights(weights: Tensor, valid: Tensor, permutation: Tensor) -> Tensor:
-    """Each response's own weights in another order: w'[b, t] = w[b, permutation[b, t]].
+def own_order(mask: Tensor, permutation: Tensor) -> Tensor:
+    """[B, T] `permutation` with each place of padding in its own place. `mask`: [B, T] bool, right-padded.
 
-    Keeps the multiset of weights and destroys their link to position. Draw `permutation` once per rollout and
-    keep it across the rollout's minibatches.
-
-    Args:
-        weights: [B, T].
-        valid: [B, T] bool or 0/1.
-        permutation: [B, T] integers; in row b the first len_b entries permute 0..len_b - 1, the rest is
-            ignored.
-
-    Raises:
-        ValueError: wrong shapes, or a row that is not a permutation of the response's own positions.
-    """
-    mask = token_mask(valid)
-    same_shape(mask.shape, weights=weights)
-    return weights.gather(1, own_order(mask, permutation)).masked_fill_(~mask, 0.0)
-
-
-def own_order(valid: Tensor, permutation: Tensor) -> Tensor:
-    """[B, T] `permutation` with each place of padding in its own place.
+    permutation: [B, T] integers; in row b the first len_b entries permute 0..len_b - 1, the rest is ignored.
 
     Raises:
         ValueError: wrong shape, or a row that is not a permutation of the response's own positions.
     """
-    mask = token_mask(valid)
     same_shape(mask.shape, permutation=permutation)
     own = torch.arange(mask.shape[1], device=mask.device).expand_as(permutation)
     index = torch.where(mask, permutation, own)
@@ -185,11 +174,10 @@ def effective_delta_b(
         raise ValueError(f"quantile={quantile!r} must lie in [0, 1]: 0.9 is the 90th percentile")
     non_negative("scale", scale)
     divergence = compute_dtype(divergence)
-    floor = divergence.new_full((mask.shape[0],), delta_b)
     if mode == "fixed" or mask.shape[1] == 0:
-        return floor
+        return divergence.new_full((mask.shape[0],), delta_b)
     measured = scale * masked_quantile(divergence, mask, quantile)
-    return torch.where(row_counts(mask) > 0, measured.clamp(delta_b, cap * delta_b), floor)
+    return measured.clamp(delta_b, cap * delta_b)  # of an empty response: delta_b
 
 
 def masked_quantile(values: Tensor, valid: Tensor, q: float) -> Tensor:

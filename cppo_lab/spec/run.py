@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from cppo_lab.plugins import NAME, PATH
-from cppo_lab.rules import ABOVE, AT_MOST, ENTROPY, ENTRY_POINT, KL, RULES
+from cppo_lab.rules import ABOVE, AT_MOST, ENTROPY, ENTRY_POINT, KL, MINIBATCH, RULES
 from cppo_lab.schema import MEAN, MOST_SAMPLES
 
 
@@ -401,25 +401,23 @@ class RuleSpec(Spec):
     def parameters(self) -> dict[str, Any]:
         """The constants that are set, by their names in the configuration."""
         constants = self.model_dump(exclude={"name", "path", "options"})
-        foreign = self.options or {} if self.path is not None else {}
+        foreign = (self.options or {}) if self.path else {}
         return {k: v for k, v in constants.items() if v is not None} | foreign
 
-    def arguments(self, width: int) -> dict[str, Any]:
-        """`parameters` as arguments of the rule's function; `width` is the padded width of batches, in tokens."""
+    def arguments(self, longest: int) -> dict[str, Any]:
+        """`parameters` as arguments of the rule's function; `longest` is the run's longest response, in tokens."""
         arguments = self.parameters()
-        return arguments | {"span": width} if arguments.pop("position_span", None) == "padded" else arguments
+        return arguments | {"span": longest} if arguments.pop("position_span", None) == "padded" else arguments
 
-    def needs(self, need: str) -> bool:
-        """Whether a built-in rule has a need (`cppo_lab.rules`); False if that is unknown."""
-        return self.name in RULES and need in RULES[self.name].needs
+    @property
+    def known_needs(self) -> frozenset[str]:
+        """The needs of a built-in rule (`cppo_lab.rules`); those of another package's are known when it is imported."""
+        return RULES[self.name].needs if self.name in RULES else frozenset()
 
 
-def _today_is_none(value: str | None) -> str | None:
+def _drop_default(value: str) -> AfterValidator:
     """None for what was meant before the field existed: it does not enter the id."""
-    return None if value in ("float32", "mu", "bypass", "sync") else value
-
-
-Added = AfterValidator(_today_is_none)
+    return AfterValidator(lambda given: None if given == value else given)
 
 
 class DivergenceSpec(Spec):
@@ -433,7 +431,7 @@ class DivergenceSpec(Spec):
     measure: Literal["tv", "kl", "k2", "k3"]
     k: Count | None = None
     convention: Literal["union", "replace_kth"] | None = None
-    origin: Annotated[Literal["mu", "old"] | None, Added] = None
+    origin: Annotated[Literal["mu", "old"] | None, _drop_default("mu")] = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -519,12 +517,12 @@ class SamplingSpec(Spec):
     precision: Literal["float32", "bfloat16"]
     quantization: Literal["fp8"] | None = None
     router_replay: Literal["R2", "R3"] | None = None
-    correction: Annotated[Literal["bypass", "decoupled"] | None, Added] = None
+    correction: Annotated[Literal["bypass", "decoupled"] | None, _drop_default("bypass")] = None
     rollout_is: Literal["token", "sequence"] | None = None
     rollout_is_threshold: Positive | None = None
     rollout_rs: Literal["token_k1", "seq_sum_k1", "seq_mean_k1"] | None = None
     rollout_rs_threshold: Annotated[Finite, Field(gt=1)] | None = None
-    mode: Annotated[Literal["sync", "async"] | None, Added] = None
+    mode: Annotated[Literal["sync", "async"] | None, _drop_default("sync")] = None
     max_staleness: Annotated[int, Field(ge=1, le=100)] | None = None
 
     @model_validator(mode="after")
@@ -587,7 +585,7 @@ class OptimSpec(Spec):
     beta2: Annotated[Finite, Field(ge=0, lt=1)]
     weight_decay: NonNegative
     clip_grad_norm: Positive
-    master_dtype: Annotated[Literal["float32", "bfloat16"] | None, Added] = None
+    master_dtype: Annotated[Literal["float32", "bfloat16"] | None, _drop_default("float32")] = None
     lora_rank: Count | None = None
     lora_alpha: Count | None = None
 
@@ -661,7 +659,7 @@ class RunSpec(Spec):
                 f"rollout.top_p={self.rollout.top_p}: core={self.core} evaluates the untruncated softmax, and tokens "
                 "would be drawn from another distribution than the mu that pi is compared with; set rollout.top_p=1.0"
             )
-        if self.rule.needs(KL) and self.divergence.measure == "tv":
+        if KL in self.rule.known_needs and self.divergence.measure == "tv":
             raise ValueError(
                 f"divergence.measure='tv' with rule {self.rule.name!r}: its thresholds are on KL(mu to pi); "
                 "choose divergence=topk_kl, binary_kl, exact_kl or sample_k3"
@@ -673,11 +671,20 @@ class RunSpec(Spec):
             )
         return self
 
+    def check_needs(self, rule: RuleSpec, needs: frozenset[str]) -> None:
+        """Check that the run gives `rule` what it needs. Raises ValueError."""
+        if ENTROPY in needs and self.rollout.correction:
+            raise ValueError(
+                f"rollout.correction='decoupled' with rule {rule.name!r}: its limit is by the entropy of mu, and its "
+                "ratio would be to pi_old; choose another rule, or rollout.correction=bypass"
+            )
+
     def _check_objective(self, rule: RuleSpec) -> None:
-        """Check that the loss of `rule` can be centred or decoupled, if it shall be.
+        """Check that the loss of `rule` can be centred or decoupled, if it shall be, and what is known of its needs.
 
         Raises ValueError.
         """
+        self.check_needs(rule, rule.known_needs)
         if self.rollout.correction:
             self._check_decoupled(rule)
         elif self.divergence.origin:
@@ -712,11 +719,6 @@ class RunSpec(Spec):
             raise ValueError(
                 f"{decoupled} rule {rule.name!r}: a loss of verl's own is trained in bypass mode alone; choose another "
                 "rule, or rollout.correction=bypass"
-            )
-        if rule.needs(ENTROPY):
-            raise ValueError(
-                f"{decoupled} rule {rule.name!r}: its limit is by the entropy of mu, and its ratio would be to pi_old; "
-                "choose another rule, or rollout.correction=bypass"
             )
 
     @property
@@ -816,6 +818,20 @@ class VerlRun(RunSpec):
         symbols = self.model if isinstance(self.model, HubModel) else self.data
         check_top_k(self.divergence, BYTES if isinstance(symbols, MathData) else symbols.vocabulary)
         return self
+
+    def check_needs(self, rule: RuleSpec, needs: frozenset[str]) -> None:
+        """As in the base; and that this core can do it. Raises ValueError."""
+        super().check_needs(rule, needs)
+        if MINIBATCH in needs:
+            raise ValueError(
+                f"rule={rule.name} decides over a whole minibatch, which core=verl cuts into micro-batches and spreads "
+                "over ranks: choose core=mini, or another rule"
+            )
+        if ENTROPY in needs and self.divergence.estimator not in ("topk", "exact"):
+            raise ValueError(
+                f"rule={rule.name} needs the entropy of mu, which core=verl takes from mu's Top-K: choose "
+                "divergence=topk_tv or topk_kl"
+            )
 
     @property
     def longest_prompt(self) -> int:

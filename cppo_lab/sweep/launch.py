@@ -438,7 +438,8 @@ def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], queued: Queue
 def _require_code(todo: Sequence[PlannedRun]) -> None:
     """Import the rules and rewards of other packages before anything is started.
 
-    Raises UserError for one that cannot be loaded, or a rule that does not accept its constants.
+    Raises UserError for one that cannot be loaded, or a rule that does not accept its constants or that its core cannot
+    give what it needs.
     """
     for run in todo:
         if reward := getattr(run.spec.data, "reward", None):
@@ -446,7 +447,12 @@ def _require_code(todo: Sequence[PlannedRun]) -> None:
         rule = run.spec.rule
         if rule.path is not None:
             constants = rule.arguments(run.spec.rollout.max_response_length)
-            rule_of(rule.name, rule.path).check(constants, run.spec.divergence.measure)
+            record = rule_of(rule.name, rule.path)
+            record.check(constants, run.spec.divergence.measure)
+            try:
+                run.spec.check_needs(rule, record.needs)
+            except ValueError as error:
+                raise UserError(f"configuration: {error}") from error
 
 
 def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[TrainingJob]], None]) -> None:

@@ -445,7 +445,8 @@ def _threshold_tests(ours: Recomputation, case: str) -> tuple[ThresholdTests, Te
     weights, rate = _weights(ours, case, "linear"), _used_budget(ours, case, "used")
     assert weights is not None and rate is not None
     arguments = divergence, weights, valid, ours.vectors.constant(case, "delta"), rate
-    return threshold_tests(*arguments), violation_score(*arguments)
+    tests = threshold_tests(*arguments)
+    return tests, violation_score(tests, *arguments[1:])
 
 
 def _score(ours: Recomputation, case: str, name: str) -> Tensor | None:

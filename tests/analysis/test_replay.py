@@ -67,6 +67,8 @@ def test_shuffled_weights_are_replayed_with_the_order_that_training_drew() -> No
     replayed = replay(tokens, SHUFFLED, CONSTANTS[SHUFFLED])
     assert_as_on_tensors(replayed, tokens, tokens.divergence)
     assert 0 < replayed.keep.mean() < 1
+    random, plain_cppo = (replay(tokens, name, CONSTANTS["cppo"]) for name in ("cppo_random_mask", "cppo"))
+    assert (random.weight == plain_cppo.weight).all()  # that order is of its mask
     with pytest.raises(UserError, match="cannot be replayed"):
         replay(replace(plain, order=np.zeros(len(order), np.int32)), SHUFFLED, CONSTANTS[SHUFFLED])
 

@@ -141,7 +141,21 @@ def test_the_window_agrees_with_the_rule(tmp_path: Path, rule: str, mode: str) -
     assert [reason == "" for reason in window["masked_by"]] == (keep > 0).tolist()
 
 
-def test_a_soft_gate_keeps_no_window(tmp_path: Path) -> None:
-    trainer, _ = watching(tmp_path, "rule=cppo_soft")
-    trainer.update(trainer.collect(), watched=True)
-    assert set(trainer.diagnostics.tables()) == {"positions"}
+BUDGET = {"delta": 0.1, "delta_b": 0.02}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"name": "cppo_soft", "gate": "inverse", **BUDGET},
+        {"name": "cppo_random_mask", "delta_b_mode": "fixed", "w_min": 0.8, **BUDGET},
+        {"name": "mine", "path": "acme:mine", **BUDGET},
+        {"name": "mine", "path": "acme:mine", "delta_b": 0.02},
+    ],
+    ids=lambda rule: f"{rule['name']}-{len(rule)}",
+)
+def test_a_rule_that_does_not_mask_as_cppo_does_keeps_no_window(rule: dict[str, Any]) -> None:
+    diagnostics = Diagnostics(RuleSpec(**rule), horizon=6)
+    diagnostics.see(1, watched([3]), names)
+    diagnostics.end_step()
+    assert set(diagnostics.tables()) == {"positions"}

@@ -302,9 +302,12 @@ def test_every_step_logs_the_identity_and_known_names(length: int) -> None:
     ids=lambda rule: str(rule["name"]),
 )
 def test_what_is_beyond_the_limits_of_a_mask(rule: dict[str, Any]) -> None:
-    """Against plain loops: weights, sums and the fixed rate as the paper has them."""
+    """Against plain loops: weights, sums and the fixed rate as the paper has them, on a batch that has an order, as
+    where the training that is gone along shuffles.
+    """
     delta, horizon = 0.03, 16
     learner = Learner(exact_run(rule={**rule, "delta": delta}))
+    learner.shuffles = True
     log_mu, generator = learner.log_rollout_policy(), np.random.default_rng(0)
     mu = log_mu.exp()[None].numpy()
     responses = sample(learner.process, mu, *(part[None].numpy() for part in learner.draw()))

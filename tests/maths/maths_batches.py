@@ -59,10 +59,10 @@ WITHOUT_DIVERGENCE = tuple(name for name, rule in RULES.items() if DIVERGENCE no
 PULL_BACK = ("ipo", "drpo", "cfpo")
 
 
-def apply(name: str, *tensors: Tensor, path: str | None = None, **constants: Any) -> RuleOutput:
+def apply(name: str, *tensors: Tensor, **constants: Any) -> RuleOutput:
     """A rule on log pi, log mu, advantages, valid and, if given, D; `constants` may hold other fields of the tokens."""
     fields = {key: constants.pop(key) for key in (PERMUTATION, DRIFT, ENTROPY) if key in constants}
-    return get_rule(name, path)(Tokens(*tensors, **fields), **constants)
+    return get_rule(name)(Tokens(*tensors, **fields), **constants)
 
 
 def constants(name: str, batch: TokenBatch) -> dict:

@@ -10,7 +10,7 @@ from cppo_lab.maths import bounds
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.rules import aggregate, group_advantages
 from cppo_lab.maths.tokens import merge, summarise
-from cppo_lab.maths.weights import effective_delta_b, prefix_excess, shuffled_weights
+from cppo_lab.maths.weights import effective_delta_b, position_weights, prefix_excess
 
 ONES, THREE = torch.ones(2, 3), torch.arange(3)
 LOGP = torch.full((2, 3), 1 / 3).log()
@@ -29,7 +29,6 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: group_advantages(ONES[0], THREE[:2]), r"groups has shape \[2\], expected \[3\]"),
     (lambda: group_advantages(ONES[0], ONES[0]), r"groups has dtype torch.float32, expected integers"),
     (lambda: group_advantages(ONES[0] * math.nan, THREE), r"rewards is NaN or infinite at 3"),
-    (lambda: group_advantages(ONES[0], THREE, eps=-1.0), r"eps=-1.0 must be a finite number"),
     (lambda: merge([]), r"stats_list is empty"),
     (lambda: summarise({"masked": ONES[0, 0]}), r"have 'masked' without 'active_tokens', of which it"),
     (
@@ -44,8 +43,8 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: effective_delta_b(ONES, ONES, 0.1, "adaptive", scale=-1.0), "scale=-1.0"),
     (lambda: effective_delta_b(ONES[:1], ONES, 0.1), r"divergence has shape \[1, 3\]"),
     (lambda: prefix_excess(ONES, ONES, ONES, torch.ones(3)), r"delta_b has shape \[3\], expected \[2\]"),
-    (lambda: shuffled_weights(ONES, ONES, torch.zeros(2, 3).long()), r"permutation of response 0"),
-    (lambda: shuffled_weights(ONES, ONES, torch.arange(3)), r"permutation has shape \[3\]"),
+    (lambda: position_weights(ONES, 0.6, permutation=torch.zeros(2, 3).long()), r"permutation of response 0"),
+    (lambda: position_weights(ONES, 0.6, permutation=torch.arange(3)), r"permutation has shape \[3\]"),
     (lambda: divergences.exact(LOGP, LOGP, "js"), r"measure='js' is unknown: choose one of \['tv', 'kl'\]"),
     (lambda: divergences.exact(LOGP, LOGP[:, :2]), r"pi_logp has shape \[2, 2\], expected \[2, 3\]"),
     (lambda: divergences.binary(LOGP, LOGP[0], "tv"), r"rollout_logp has shape \[3\]"),

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.masks import threshold_tests
-from cppo_lab.maths.rules import RULES
+from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.maths.weights import effective_delta_b, position_weights
 
@@ -51,7 +51,7 @@ def masking_rules() -> dict[str, Any]:
     ):
         whole = "response" if name == "trm_max" else "token"
         by_prefix = tests.prefix_fails & ~tests.token_fails & (name == "cppo")
-        keep = RULES[name](Tokens(*batch, divergence), **constants).keep[0] > 0
+        keep = get_rule(name)(Tokens(*batch, divergence), **constants).keep[0] > 0
         masked_by = [
             "" if passes else "prefix" if prefix else whole
             for passes, prefix in zip(keep.tolist(), by_prefix[0].tolist(), strict=True)

@@ -1,12 +1,16 @@
 """A rule of another package: its module, its YAML beside the sweep file, an entry point or an import path."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from cppo_lab import rules
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RuleSpec
+from cppo_lab.sweep import launch
+from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.testing import check_rule
@@ -209,6 +213,32 @@ def test_a_signature_of_another_release_is_refused_with_what_changed(name: str) 
     )
     assert "since cppo-lab 0.2.0 a rule takes one record" in text and "fn(tokens, *, delta, ...)" in text
     assert "docs/rules.md" in text and "\n" not in text
+
+
+WHOLE = rules.Rule(name="WHOLE", function=lambda tokens, *, delta: None, needs=frozenset({rules.MINIBATCH}))
+BY_ENTROPY = rules.Rule(
+    name="BY_ENTROPY", function=lambda tokens, *, delta: None, needs=frozenset({rules.ENTROPY})
+)
+
+
+@pytest.mark.parametrize(
+    "rule, overrides, said",
+    [
+        ("WHOLE", ("core=verl", "model=tiny_qwen3"), "decides over a whole minibatch"),
+        ("BY_ENTROPY", ("core=verl", "model=tiny_qwen3", "divergence=binary_tv"), "needs the entropy of mu"),
+        ("BY_ENTROPY", ("rollout.correction=decoupled",), "its limit is by the entropy of mu"),
+        ("WHOLE", (), ""),
+        ("BY_ENTROPY", ("core=verl", "model=tiny_qwen3"), ""),
+    ],
+)
+def test_what_a_rule_needs_is_known_before_anything_is_started(
+    rule: str, overrides: tuple[str, ...], said: str
+) -> None:
+    run = compose(overrides).run
+    theirs = RuleSpec(name=rule, path=f"{__name__}:{rule}", delta=0.1)
+    todo = [SimpleNamespace(spec=run.model_copy(update={"rule": theirs}))]
+    with pytest.raises(UserError, match=said) if said else nullcontext():
+        launch._require_code(todo)
 
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:

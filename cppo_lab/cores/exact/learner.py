@@ -4,7 +4,6 @@ The trainer does sampling and exact evaluation, for many runs together.
 """
 
 import copy
-import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cppo_lab.cores.diagnostics import ObservedTokens
+from cppo_lab.cores.diagnostics import ObservedTokens, limits_of
 from cppo_lab.cores.exact.process import (
     BRANCH,
     PolicyTables,
@@ -34,15 +33,10 @@ from cppo_lab.cores.rule_loss import (
 )
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths.divergence import exact
-from cppo_lab.maths.masks import threshold_tests
 from cppo_lab.maths.mismatch import relative_logprob_error
 from cppo_lab.maths.tokens import Tokens
-from cppo_lab.maths.weights import effective_delta_b, position_weights, shuffled_weights
-from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, rule_of
+from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, PERMUTATION, rule_of
 from cppo_lab.spec import AlongSpec, ExactRun, RuleSpec
-
-# Of an adaptive delta_b, in a rule's constants with delta_b_ before.
-BUDGET = ("mode", "cap", "quantile", "scale")
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ class Learner(SteppedTrainer):
         self.noise: Tensor | None = None  # [K, S, V] on the sampler's logits for this batch
         self.loss = RuleLoss(spec)
         self.shuffles = self.loss.shuffles
-        # Those at which a step is measured, [P]; None: it is not.
+        # Those of the policy that the exact metrics compare with mu, [P]; None: not measured in this step.
         self.measured: Tensor | None = self.parameters
 
     def log_policy(self, temperature: float, parameters: Tensor | None = None) -> Tensor:
@@ -176,13 +170,13 @@ class Learner(SteppedTrainer):
         valid = torch.ones_like(places, dtype=torch.bool)
         order = rollout.permutation if self.loss.shuffles else None
         permutation = None if order is None else order[rows]
-        spread = rollout.advantages[rows][:, None].expand_as(seen)
+        advantages = rollout.advantages[rows][:, None].expand_as(seen)
         others = self._others(log_pi, rollout.mu, origin, places)
-        tokens = Tokens(logp, old.logp[places], spread, valid, divergence, permutation, **others)
+        tokens = Tokens(logp, old.logp[places], advantages, valid, divergence, permutation, **others)
         loss, output = self.loss(tokens, rollout_logp)
         if watched is not None:
             drawn = rollout.tokens[rows]
-            view = ObservedTokens(seen, rollout_logp, divergence, spread, valid, drawn, origin.logp[places])
+            view = ObservedTokens(seen, rollout_logp, divergence, advantages, valid, drawn, origin.logp[places])
             self.diagnostics.see(watched, view, _token_names)
         difference, scale = relative_logprob_error(seen, rollout_logp, valid)
         return loss, output.stats, (float(difference), float(scale))
@@ -204,19 +198,12 @@ class Learner(SteppedTrainer):
         if rule.delta is None or rule.path is not None or not tests_divergence:
             return {}
         constants = {**rule.arguments(self.process.horizon), **record.fixed}
-        weights = position_weights(
-            valid,
-            constants.get("w_min", 1.0),
-            constants.get("span"),
-            reverse=constants.get("reverse", False),
-            dtype=divergence.dtype,
-        )
-        if rollout.permutation is not None and not constants.get("random_mask"):
-            weights = shuffled_weights(weights, valid, rollout.permutation)
+        # A batch has an order for the rule of the training, too.
+        shuffles = PERMUTATION in record.needs and not constants.get("random_mask")
         visited = divergence.flatten()[rollout.places // self.process.vocabulary]
-        adaptive = {key: constants[f"delta_b_{key}"] for key in BUDGET if f"delta_b_{key}" in constants}
-        rate = effective_delta_b(visited, valid, constants.get("delta_b", math.inf), **adaptive)
-        tests = threshold_tests(visited, weights, valid, rule.delta, rate)
+        weights, rate, tests = limits_of(
+            constants, visited, valid, rollout.permutation if shuffles else None
+        )
         beyond = {"visits": tests.token_fails, "positions": (weights * largest > rule.delta).any(0)}
         if bool(rate.isfinite().all()):
             beyond["prefixes"] = tests.prefix_fails

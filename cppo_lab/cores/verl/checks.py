@@ -18,7 +18,6 @@ from pathlib import Path
 from cppo_lab.cores.base import CoreChecks
 from cppo_lab.errors import UserError, nearest
 from cppo_lab.plugins import MISSING, OK, WARNING, Check, Requirement
-from cppo_lab.rules import ENTROPY, MINIBATCH
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, RunSpec, VerlRun
 from cppo_lab.spec.job import (
     CPU_OPTIMISER,
@@ -99,20 +98,10 @@ RUN_FIELDS = {
 
 def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
     """Raises UserError for a run that cannot train on the layout."""
-    if run.rule.needs(MINIBATCH):
-        raise UserError(
-            f"configuration: rule={run.rule.name} decides over a whole minibatch, which core=verl cuts into "
-            "micro-batches and spreads over ranks: choose core=mini, or another rule"
-        )
     if run.objective is not None and layout.strategy == "megatron":
         raise UserError(
             f"configuration: objective.centering=true with layout={layout.name}: Megatron gives no gradient in log pi "
             "at mu's Top-K; choose a layout with FSDP"
-        )
-    if run.rule.needs(ENTROPY) and run.divergence.estimator not in ("topk", "exact"):
-        raise UserError(
-            f"configuration: rule={run.rule.name} needs the entropy of mu, which core=verl takes from mu's Top-K: "
-            "choose divergence=topk_tv or topk_kl"
         )
     _check_length(run, layout)
     _check_ranks(run, layout)

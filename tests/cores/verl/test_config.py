@@ -22,7 +22,7 @@ from cppo_lab.cores.verl.config import (
 )
 from cppo_lab.cores.verl.files import Files, planned_files
 from cppo_lab.errors import UserError
-from cppo_lab.maths.rules import RULES
+from cppo_lab.rules import RULES
 from cppo_lab.spec.job import estimate
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.file import load_sweep
