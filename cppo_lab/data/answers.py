@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 
-from cppo_lab.data.grader_child import NOT, SIGN, WRONG, in_digits, pieces
+from cppo_lab.data.grader_child import NOT, SIGN, TEXT, WRONG, in_digits, pieces
 
 WINDOW = 4_000  # characters at the end of a response in which an answer is looked for
 PROSE = 1_000  # characters of the end that are handed on when no answer is marked
@@ -20,11 +20,11 @@ THINK_START, THINK_END = "<think>", "</think>"
 _MARK = re.compile(r"(?i)answer\s*+\**+\s*+[:：]\s*+\**+\s*+(?=\S)")
 # Apart from the above: with a choice of words both are slow.
 _CHINESE_MARK = re.compile(
-    rf"{_MARK.pattern.replace('answer', '(?<![解回问])答案?[是为]?')}|【答案】\s*+(?=\S)"
+    rf"{_MARK.pattern.replace('answer', '(?<![解回问])答[案え]?[是为]?')}|【答案】\s*+(?=\S)"
 )
 _TAG = re.compile(r"(?i)<(?:final_)?answer>\s*+(?=[^\s<])")
 _END_TAG = re.compile(r"(?i)</?(?:final_)?answer>")
-_STATED = re.compile(r"(?i)\banswer\s++is\s*+[:：]?+\s*+(?=\S)")
+_STATED = re.compile(r"(?i)\banswer\s++is\s*+[:：]?+\s*+(?=\S)|[故应]选[:：]?+\s*+(?=\(?[A-J]\b)")
 _SENTENCE_END = re.compile(r"\.\s|\n|。")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*+(\{|-?[0-9]+)")
@@ -44,34 +44,13 @@ _AFTER_BOX = re.compile(
 )
 _REACH = 100  # characters beside a box
 _OPENINGS = {"$$": "$$", "\\[": "\\]", "```": "```"}  # displayed formulas and code, which may span lines
-_ENVIRONMENT = re.compile(r"\\begin\{([a-z]+\*?)\}")
+_MAX_LINES = 50  # of a formula or an environment
 _FENCES = (
-    ("$$", "$$"),
-    ("$", "$"),
-    ("\\(", "\\)"),
-    ("\\[", "\\]"),
-    ("**", "**"),
-    ("`", "`"),
-    ("__", "__"),
-    ("_", "_"),
-    ('"', '"'),
-    ("“", "”"),
-    ("‘", "’"),
-    ("「", "」"),
+    *((mark, mark) for mark in ("$$", "$", "**", "`", "__", "_", '"')),
+    *(pair.split() for pair in (r"\( \)", r"\[ \]", "“ ”", "‘ ’", "「 」")),
     *(
         (f"\\{box}{{", "}")
-        for box in [
-            "underline",
-            "text",
-            "textbf",
-            "mathbf",
-            "mathrm",
-            "bm",
-            "boldsymbol",
-            "large",
-            "Large",
-            "huge",
-        ]
+        for box in "underline text textbf mathbf mathrm bm boldsymbol large Large huge".split()
     ),
     ("{", "}"),
 )
@@ -81,14 +60,11 @@ _ALIGNED = re.compile(
 )
 _ROW_END = re.compile(r"\\\\(\s*+(?==)|\s*+$)?")
 _SPACE = r"(?:\\[,;:! >]|\\q?quad(?![A-Za-z])|~|\s)"
-_LEADING = re.compile(rf"(?:{_SPACE}|[*#])++")
-_TAILS = (
-    *(rf"\{sign}" for sign in (*",;:!>\\", "quad", "qquad", "square", "blacksquare", "qed")),
-    *"~*.,;\\∎■□",
-)
+_LEADING = re.compile(rf"(?:{_SPACE}|[*#}}])++")
+_TAILS = r"\, \; \: \! \> \\ \quad \qquad \square \blacksquare \qed ~ * . , ; \ ∎ ■ □".split()
 # A thousands separator of LaTeX between digits: math-verify reads "1\,000" as 1 times 0. Plain commas it knows. A space
 # behind a comma ("3,\,125") separates two numbers.
-_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|[~\u00a0\u2000-\u200a\u202f\u205f'])(?=\d{3}(?!\d))")
+_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|[~\u00a0\u2000-\u200a\u202f\u205f']|\.(?=\d{3}\.\d)|(?<=\.\d{3})\.)(?=\d{3}(?!\d))")
 _SPACED = re.compile(
     r"(?<![^$ ])[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})++(?=\.?\d*\$?$)"
 )  # "1 000", and nothing before it
@@ -104,9 +80,10 @@ _CONDITION = rf"(?:(?:where|for|when|with|if)\s++)?+\$?[A-Za-z]\s*+{_RELATION}[^
 _REMARK = re.compile(
     rf"(?<=[\d}})$]){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)"
 )
-# "2\sqrt{3} (approximately 3.46)"
+# "2\sqrt{3} (approximately 3.46)", "2\sqrt{3}, about 3.46"
 _ROUNDED = re.compile(
-    rf"(?<=[\w}})$]){_SPACE}*+\(\$?(?:\\approx(?![A-Za-z])|~|(?:or\s+)?(?:about|approx[a-z]*|roughly)\b)[^()]*+\)"
+    rf"(?<=[\d}})$i]),?{_SPACE}*+(?:or|which\s+is)?\s*(?:about|approx[a-z]*|roughly)\s+[^\s,()]*\d\$?$"
+    rf"|(?<=[\w}})$]){_SPACE}*+\(\$?(?:\\approx(?![A-Za-z])|~|(?:or\s+)?(?:about|approx[a-z]*|roughly)\b)[^()]*+\)"
     r"(?=(?:\s|\$|\\[)\]]|\})*$)"
 )
 _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
@@ -114,14 +91,22 @@ _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
 _REPEATING = re.compile(
     r"([0-9]*+)\.([0-9]*+)(?:\\(?:overline|bar|dot)\s*+(?:\{\s*+([0-9]++)\s*+\}|([0-9]))(?!\d)|(?<=\.)\(([0-9]++)\))"
 )
+# "0.1666..." is 1/6. Dots behind other numbers leave them unfinished.
+_DOTS = re.compile(r"(?:(?<=\.)([0-9]{0,9}?)([0-9]{1,6}?)\2+)?(?:\.{3,}|…|\\[lc]?dots(?![a-z]))")
+_MODULUS = re.compile(
+    r"\$?(?:\b[A-Za-z] *\\equiv *|(?<![\w.^*/+]))(\d+)\$? *\(?(?:\\text\{ *)?\\?[pb]?mod(?![a-z]) *\}? *"
+    r"(?:\{ *([1-9]\d*) *\}|\$?([1-9]\d*)\$?)\)?"
+)
+# "C(10,3)", "C_{10}^{3}"
+_CHOOSE = re.compile(r"(?<![\\A-Za-z])C(?:\(|_\{?)\s*(\d+)\}?\s*[,^]\s*\{?(\d+)[)}]?")
 _EXPONENT = re.compile(r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*+([0-9]{1,3})(?!\w)")
 _LETTER_TIMES = re.compile(r"(?i)(?<=\d)\s*+x\s*+(?=10\s*+\^)")  # "6.02 x 10^23"
-_POWER = re.compile(r"(?<=[\w)}])(?:\*\*(-?[0-9]++|(?=\())|\^\s*+(-[0-9]++))")
+_POWER = re.compile(r"(?<=[\w)}])(?:\*\*(-?[0-9]++|(?=\())|\^\s*+(-?[0-9]*+\.[0-9]++|-[0-9]++))")
 _MIXED = re.compile(rf"(?<![\w/.^_}}])([0-9]++)(?:{_SPACE})+([0-9]++)/([0-9]++)(?![\w/.^])")
 _MINUS = re.compile(r"(?i)(?<![\w\\])(?:minus|negative)\s++(?=[\d.$\\(])")
 _DEGREES = re.compile(r"(?<=\d)\s*+\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})[CF]?\s*+(?=\$?$)")
 # Units that are made of others, as m/s, kg m^2 or m s^{-1}: math-verify drops single ones and words.
-_SI = r"(?:[kcdmnµμMG]?(?:[mgsLlNJWVAKCFT]|Hz|Pa|mol|eV|rad)|h|hr|min|ft|in|mi|lb|gal|yr)\b\.?(?: *\$?\^\{?-?\d\}?)?"
+_SI = r"(?:(?:[kcdmnµμMG]|\\mu *)?(?:[mgsLlNJWVAKCFTΩ]|\\Omega|Hz|Pa|mol|eV|rad)|h|hr|min|ft|in|mi|lb|gal|yr)\b\.?(?: *\$?\^\{?-?\d\}?)?"
 _UNITS = re.compile(
     rf"(?<=[\d}})$])\$?{_SPACE}*+(?:\\[dt]?frac *\{{{_SI}\}} *\{{{_SI}\}}|[(\[]?{_SI}"
     rf"(?:(?:\s*+(?:/|\\cdot(?![A-Za-z])|\*)\s*+|{_SPACE}++){_SI})*+[)\]]?)$"
@@ -135,10 +120,8 @@ _UNICODE = str.maketrans(
     | {"\u3000": " ", "。": ".", "’": "'", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty "}
     | {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "′": "'", "″": "''"}
     | dict.fromkeys("−–‒‐‑﹣⁻", "-")
+    | dict.fromkeys("⁄∕÷", "/")
     | {
-        "⁄": "/",
-        "∕": "/",
-        "÷": "/",
         "°": "^{\\circ}",
         "≈": "\\approx ",
         "±": "\\pm ",
@@ -160,7 +143,6 @@ _FRACTION = re.compile(
 _SCIENTIFIC = re.compile(
     r"([+-]?[0-9]+(?:\.[0-9]+)?)\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,3})\s*\}|([0-9]))"
 )
-_TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
 _LIST = re.compile(r",|\b(?:and|or)\b")
 # A choice: "A", "(A)", "A)", "Option A", "the answer is A"
 _CHOICE = re.compile(
@@ -266,7 +248,7 @@ def canonical(text: str) -> str:
     number = _rational(text)
     if number is not None:
         return str(number)
-    text = _LAYOUT.sub(" ", _TEXT.sub(r" \1 ", re.sub(r"\\[dt]frac(?![A-Za-z])", r"\\frac", text)))
+    text = _LAYOUT.sub(" ", TEXT.sub(r" \1 ", re.sub(r"\\[dt]frac(?![A-Za-z])", r"\\frac", text)))
     text = re.sub(rf"(\\\\)|{_SPACE}", r"\1 ", text).replace("\\varnothing", "\\emptyset")
     text = re.sub(r"(\\[A-Za-z]+) +(?=\d)", r"\1", re.sub(r"(?<!\\)\{(\w)\}", r" \1 ", text))  # \pmod{4}
     if match := _CHOICE.fullmatch(text.strip()):
@@ -295,7 +277,7 @@ def _rational(text: str) -> Fraction | None:
 def without_units(text: str) -> str:
     """An answer without the units behind its number, such as m/s; for a truth that has no letters but in commands."""
     bare = _bare(text)
-    number = _UNITS.sub("", _TEXT.sub(r" \1 ", bare).strip())
+    number = _UNITS.sub("", TEXT.sub(r" \1 ", bare).strip())
     return (
         tidy(number)
         if number != bare
@@ -303,6 +285,11 @@ def without_units(text: str) -> str:
         and not re.search(r"(?<![\\A-Za-z])[A-Za-z]{2}", number)
         else text
     )
+
+
+def residue(text: str) -> str:
+    """An answer or a truth without the modulus behind its number."""
+    return _MODULUS.sub(lambda match: str(int(match[1]) % int(match[2] or match[3])), text)
 
 
 def value(text: str) -> str:
@@ -335,7 +322,9 @@ def tidy(text: str) -> str:
     text = _POWER.sub(
         lambda match: f"^{{{match[1] or match[2]}}}" if match[1] or match[2] else "^", _MINUS.sub("-", text)
     )
-    text = _REPEATING.sub(_fraction, text)
+    text = _DOTS.sub(lambda match: f"{match[1]}\\overline{{{match[2]}}}" if match[2] else "\\dots ", text)
+    text = _CHOOSE.sub(r"\\binom{\1}{\2}", _REPEATING.sub(_fraction, text))
+    text = _MODULUS.sub(lambda match: f"{match[1]} \\pmod{{{match[2] or match[3]}}}", text)
     text = _EXPONENT.sub(r"\1 \\times 10^{\2\3}", _LETTER_TIMES.sub(r"\\times ", text)).replace("^{+", "^{")
     if text.count("$") == 1 or _CURRENCIES.search(text):  # of currency, or cut off
         text = text.replace("$", "")
@@ -387,19 +376,19 @@ def _first_formula_or_line(text: str) -> str:
         end = text.find(closing, len(closing))
         if end >= 0:
             return text[: end + len(closing)]
-    line = text.split("\n", 1)[0]
-    closing, end = "", len(line)
-    if line.startswith("\\(") and "\\)" not in line:
-        closing = "\\)"
-    elif line.startswith("$") and line.count("$") == 1 and not re.match(r"\$\s*[-+]?\d", line):
-        closing = "$"
-    elif (environment := _ENVIRONMENT.search(line)) and f"\\end{{{environment[1]}}}" not in line:
-        closing = f"\\end{{{environment[1]}}}"
-    elif "{" in line and _depth(line) > 0:
-        end = next((end for end, depth in _braces(text) if depth == 0 and end > len(line)), len(line))
-    if closing and (place := text.find(closing, 1)) >= 0:
-        end = place + len(closing)
-    return text[:end] + text[end:].split("\n", 1)[0]
+    lines = text.split("\n")
+    starts = ("\n".join(lines[:count]) for count in range(1, min(len(lines), _MAX_LINES) + 1))
+    return next((start for start in starts if not _is_open(start)), lines[0])
+
+
+def _is_open(text: str) -> bool:
+    """Whether a formula, an environment or a brace has no end in the text; a dollar before a number is a currency's."""
+    return (
+        text.count("\\(") > text.count("\\)")
+        or text.count("\\begin{") > text.count("\\end{")
+        or (text.count("$") % 2 > 0 and bool(re.match(r"\$(?!\s*[-+]?\d)", text)))
+        or _depth(text) > 0
+    )
 
 
 def _once(text: str) -> str:

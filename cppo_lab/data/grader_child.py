@@ -41,14 +41,17 @@ _OR, _JOINT = (
 )
 _WORD = re.compile(rf"(?<![\\A-Za-z])(?!(?:and|or)(?![A-Za-z]))(?:{_LETTERS})")
 _POWER = r"(?:\s*(?:\^\s*\{?\s*-?[0-9]\s*\}?|[²³]))?"  # of a unit
-_TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox|operatorname)\s*\{[^{}]*\}" + _POWER)
-_TEXT_CONTENT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
+_FONT = r"\\(?:(?:text|math)(?:rm|bf|it|sf|tt)|text|mbox|emph|bold|operatorname)\s*\{"
+_TEXT = re.compile(rf"{_FONT}[^{{}}]*\}}{_POWER}")
+TEXT = re.compile(rf"{_FONT}([^{{}}]*)\}}")
 _BETWEEN = re.compile(rf"{_TEXT.pattern}|(?<![\\A-Za-z])(?:{_LETTERS}){_POWER}|{_JOINT.pattern}")
 _MOST_PIECES = 8
+# "1/2 (0.5)", which may be a product, too; behind LaTeX a decimal is a rounded value
+_TWICE = re.compile(r"(.*\\.*[\w})$])\s+\(\$?\d*\.\d+\$?\)\s*|(.*[\w})$])\s+\(([^()]*)\)\s*")
 _TRIMMED = re.compile(r"^(?:\\[,;:! )]|[\s,;:?!*$~]|\.(?!\d))+|(?:\\[,;:! (]|[\s,.;:?!*$~])+$")
 # Between two numbers: what is neither a sign of formulas nor a word makes two answers of them.
 _APART = re.compile(
-    r"(?<=[\d)}\]$%])\s*(?:[^\w\s+\-*/^=<>.,:!'(){}\[\]\\$%\"|]+|<?[-=]+>|\.{2,}|\\\\|\s\|+\s|\|\||\|(?=\d)|\\[&#|]"
+    r"(?<=[\d)}\]$%])\s*(?:[^\w\s+\-*/^=<>.,:!'(){}\[\]\\$%\"|]+|<?[-=]+>|\.{2,}|\\\\|\s\|+\s|\|\||\|(?=\d)|\\[&#|]|\\[lc]?dots"
     r"|\\(?:to|(?:[Ll]ong)?(?:[Ll]eft)?[Rr]ightarrow|lor|land|vee|wedge|cup|cap|implies|iff|mapsto)(?![A-Za-z])"
     r")\s*(?=[-+]?[\d({\[\\$.])"
 )
@@ -85,7 +88,7 @@ _VERB = r"(?:is|are|was|does|do|did|can|could|will|would|must|may)"
 NOT = (
     rf"(?:\b(?:not|never|neither|nor|cannot|(?:{_VERB}|ca|wo|ai)n['´]?t|unequal|instead\s+of|(?:rather|more|less|fewer|"
     r"greater|larger|smaller|bigger|higher|lower|different|distinct|far)\s+(?:than|from)|none\s+of|no\s+longer|by\s+no\s+"
-    r"means|nothing\s+like|no(?=\s+[\d$\\])|hardly|fails?\s+to|without|exclud\w+|except(?:\s+for)?|"
+    r"means|nicht|no\s+es|n['´]?est\s+pas|не|nothing\s+like|no(?=\s+[\d$\\])|hardly|fails?\s+to|without|exclud\w+|except(?:\s+for)?|"
     r"(?:^|(?:any|every|all)(?:thing)?\s+)(?:but|other\s+than))\b|(?:[不非未]|没有|除[了非]?(?!以)|[小大低高]于|超过)[可能会必是等于为]*)"
 )
 WRONG = (
@@ -104,17 +107,19 @@ _DENIAL = re.compile(
     rf"(?i){_TERM}\s+{WRONG}(?:{_OBJECT})?|{_TERM}\s*[是也都]?(?:错|不对|不是|除外|以外)|{NOT}{_OBJECT}|(?:{_CHUNK})?\s*{SIGN}\s*{_TERM}"
 )
 _UNEQUAL = re.compile(rf"(?i){NOT}|{SIGN}|[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
-# What a number is only a part of: "twice 42", "the root of 42", "42 squared", "42 +"
+# What a number is only a part of: "twice 42", "the root of 42", "42 squared", "42 +", "42..."
 _PART_OF = re.compile(
     r"(?i)(?<![\\A-Za-z])(?:(?:half|twice|thrice|double|triple|mod(?:ulo)?|below|above|under|over|beyond|exceed(?:s|ing)?|divisible\s+by|"
     r"(?:root|square|cube|negative|opposite|reciprocal|inverse|factorial|log(?:arithm)?|multiple|divisor|factor|part|third|"
     r"quarter)\s+of)\s+(?:of\s+)?(?:the\s+)?(?:[-$({]*[\d\\√]|\$?[a-z]\b)|(?<=[\w)}\]$])\s(?:plus|minus)\s+\w)|"
-    r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled)\b|[-+/^]\s*\$?$)"
+    r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled|dozen)\b|(?:[-+/^]|\\[lc]?dots)\s*\$?$)"
 )
+_DECIMAL = re.compile(r"(?:[A-Za-z]\s*=)?\s*-?\d*\.\d+")
 _SYMBOL = re.compile(r"(?<![\\A-Za-z])[A-Za-z]'*+(?![A-Za-z])")
 # An ordered pair or an interval, and a set of numbers in an answer, which math-verify compares as if it were ordered
 _ORDERED = re.compile(r"(?:[^=]*=)?\s*(?:\\left\s*)?\((?=[^;]*,)(?:[^()]|\([^()]*\))*\)\s*")
 _SET = re.compile(r"\\\{((?:(?!\\\}|[(=]).)++)\\\}")
+_INNER_SIGN = re.compile(r"(?<!\\)[({][^(){}]*\\(?:pm|mp)(?![a-z])")
 # The base in which a number is written: 42_8
 _BASE = re.compile(r"\d[)}]*\s*_[\s{(]*(?:\\[a-z]+\s*\{)?\s*(?!(?:10|ten)\b)(\w+)")
 
@@ -163,19 +168,25 @@ def load_grader() -> Callable[[str, bool, str], bool]:
     # math-verify's timeouts are off: they work by SIGALRM, which cannot stop a big-integer power.
     @lru_cache(maxsize=1024)
     def parsed_truth(truth: str) -> list[Any]:
-        parsed: list[Any] = parse(f"\\boxed{{{truth}}}", of_truth, parsing_timeout=None)
+        parsed: list[Any] = parse(f"\\boxed{{{_both_signs(truth)}}}", of_truth, parsing_timeout=None)
         return parsed
 
     def right(text: str, truth: str) -> bool:
-        true, given = parsed_truth(truth), parse(text, of_answer, parsing_timeout=None)
-        return bool(verify(true, given, timeout_seconds=None)) and _of_one_size(true, given)
+        true, given = parsed_truth(truth), parse(_both_signs(text), of_answer, parsing_timeout=None)
+        return (
+            bool(verify(true, given, allow_set_relation_comp=True, timeout_seconds=None))
+            and _of_one_size(true, given)
+        )
 
     def grade(answer: str, marked: bool, truth: str) -> bool:
         if not set(_BASE.findall(answer)) <= set(_BASE.findall(truth)) or _conflict(answer, truth):
             return False
-        if _ORDERED.fullmatch(truth) and any(
-            "," in content for content in _SET.findall(_asserted(answer, truth))
-        ):
+        said = _asserted(answer, truth).strip("$ ")
+        for ordered, other in ((truth, said), (said, truth)):
+            if _ORDERED.fullmatch(ordered) and any("," in content for content in _SET.findall(other)):
+                return False
+        names = re.findall(r"\b([A-Za-z])\s*=", said)  # "y=3, x=4" is not (3,4)
+        if _ORDERED.fullmatch(truth) and names != sorted(names):
             return False
         if marked and _PART_OF.search(answer) and not _PART_OF.search(truth):
             return False
@@ -191,14 +202,26 @@ def load_grader() -> Callable[[str, bool, str], bool]:
     return grade
 
 
+def _both_signs(text: str) -> str:
+    """Both values of a formula with a \\pm in brackets, where math-verify does not read it."""
+    if "," in text or not _INNER_SIGN.search(text):
+        return text
+    return ", ".join(text.replace("\\pm", plus).replace("\\mp", minus) for plus, minus in ("+-", "-+"))
+
+
 def _of_one_size(true: list[Any], given: list[Any]) -> bool:
     """Whether two numbers that math-verify takes for equal are so in their first five digits: it compares six decimals,
-    in which all small numbers are equal ("6.6e-33" and "6.6e-34").
+    in which all small numbers are equal ("6.6e-33" and "6.6e-34"). A decimal of any length is no irrational number.
     """
-    if not all(expressions and getattr(expressions[0], "is_number", False) for expressions in (true, given)):
+    exact, number = true[0], given[0]
+    if not getattr(exact, "is_number", False):
+        return True
+    if _DECIMAL.fullmatch(given[-1]) and not (exact.is_rational or "." in true[-1]):
+        return False
+    if not getattr(number, "is_number", False):
         return True
     try:
-        return bool(abs((given[0] / true[0]).evalf(15) - 1) < 1e-5)
+        return bool(abs((number / exact).evalf(15) - 1) < 1e-5)
     except Exception:  # noqa: BLE001  what sympy cannot compute; math-verify's verdict stands
         return True
 
@@ -218,7 +241,7 @@ def alternatives(answer: str, truth: str) -> list[str]:
     or signs that belong to no formula join them ("12 or x", "12 & 13", "12 -> 13").
     """
     answer = _SCALED.sub(
-        lambda match: f"\\cdot 10^{{{_SCALES[match[1].lower()]}}}", _TEXT_CONTENT.sub(r" \1 ", answer)
+        lambda match: f"\\cdot 10^{{{_SCALES[match[1].lower()]}}}", TEXT.sub(r" \1 ", answer)
     )
     if re.search("[0-9]", answer):
         answer = _NAME.sub(_named, answer)
@@ -253,7 +276,9 @@ def readings(answer: str, truth: str) -> list[list[str]]:
         answer, bare = (_DELIMITER.sub(" ", text) for text in (answer, bare))
     whole = _delimited(answer)
     if not _WORD.search(bare) and not (single and _JOINT.search(bare)):
-        return [[whole]]
+        twice = _TWICE.fullmatch(answer)
+        again = [[_delimited(text) for text in twice.groups() if text]] if twice else []
+        return again if twice and "$" in answer else [*again, [whole]]
     numbers, symbols = _between_words(bare), set("".join(_WORD.findall(_TEXT.sub(" ", bare))))
     readings = []
     letters = set(re.sub(r"\\[A-Za-z]+", "", truth))  # that belong to no command of LaTeX

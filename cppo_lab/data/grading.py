@@ -21,12 +21,14 @@ from cppo_lab.data.answers import (
     WINDOW,
     answer_of,
     canonical,
+    residue,
     stated,
     tidy,
     whole_number,
     without_label,
     without_units,
 )
+from cppo_lab.data.grader_child import TEXT
 from cppo_lab.data.grader_pool import GraderPool
 
 LIMIT_SECONDS = 5.0
@@ -85,6 +87,8 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
     truth = tidy(truth)
     if not re.search(r"(?<![\\A-Za-z])[A-Za-z]", truth):  # \sqrt has none
         text = without_units(text)
+    if ("\\pmod" in text) != ("\\pmod" in truth):
+        text, truth = residue(text), residue(truth)
     whole, true_whole = whole_number(text), whole_number(truth)
     if whole is not None and true_whole is not None:
         return Grade(float(whole == true_whole), answer_rule, marked)
@@ -207,21 +211,22 @@ _LENGTHS = {f"{prefix}m" for prefix in _PREFIXES}
 _VOLUMES = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in "Ll"}
 _DERIVED = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("N", "J", "W", "V", "Hz", "Pa")}
 _RATES = {"mph": {"mi", "h"}, "kph": {"km", "h"}, "kmh": {"km", "h"}}
-_BESIDE = frozenset(["square", "sq", "cubic", "per", "a", "an", "hundred", "thousand", "million", "billion"])
-_TEXT = re.compile(r"\\(?:text|mathrm|textrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
+_BESIDE = frozenset("square sq cubic per a an hundred thousand million billion".split())
 _DEGREE = re.compile(r"°|\^\s*(?:\\circ|\{\s*\\circ\s*\})")
+_COUNTED = re.compile(r"\W*[\w.,]*\d\W+([A-Za-z]{2,}?)s?\W*")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµ]+|\S")
 
 
 def _other_unit(answer: str, truth: str) -> bool:
     """Whether the truth is a number with a unit, and the answer has units instead of it: "5 kg" for "5 cm".
 
-    An answer without units has no other one. "5 km" for "5 km/h" has a part of them. Units that nobody lists, such as
-    apples, do not count.
+    An answer without units has no other one. "5 km" for "5 km/h" has a part of them. Of nouns that are no units, one
+    alone is compared: "3 oranges" for "3 apples".
     """
     true = _of_truth(truth)
     if not true:
-        return False
+        matches = (_COUNTED.fullmatch(TEXT.sub(r" \1 ", text)) for text in (answer, truth))
+        return len({str(_units(match[1]) or match[1].lower()) for match in matches if match}) > 1
     # Before an equals sign a letter may be a variable ("4s = 20"), and a unit the same in another scale.
     readings = (_of_answer(text) for text in (answer, answer.rpartition("=")[2]))
     if "min" in true:
@@ -241,7 +246,7 @@ def _may_be_equal(one: set[str], other: set[str]) -> bool:
 
 def _of_truth(truth: str) -> set[str]:
     """The units of a truth that is a number with units; a single letter is one only as text, otherwise a variable."""
-    plain = _TEXT.split(_DEGREE.sub(r"\\text{deg}", truth))[::2]
+    plain = TEXT.split(_DEGREE.sub(r"\\text{deg}", truth))[::2]
     if any(len(token) == 1 and token.isalpha() for part in plain for token in _TOKEN.findall(part)):
         return set()
     units: set[str] = set()
@@ -270,7 +275,7 @@ def _of_answer(answer: str) -> set[str]:
 
 
 def _tokens(text: str) -> list[str]:
-    text = _TEXT.sub(r" \1 ", _DEGREE.sub(r" deg ", text)).replace("μ", "µ")
+    text = TEXT.sub(r" \1 ", _DEGREE.sub(r" deg ", text)).replace("μ", "µ")
     return _TOKEN.findall(text)
 
 
@@ -300,48 +305,10 @@ _SUBSTITUTIONS = (
     ("\\text{m}", "\\text{}"),
 )
 _UNITS_AND_FILLERS = (
-    "square",
-    "ways",
-    "integers",
-    "dollars",
-    "mph",
-    "inches",
-    "hours",
-    "km",
-    "units",
-    "\\ldots",
-    "sue",
-    "points",
-    "feet",
-    "minutes",
-    "digits",
-    "cents",
-    "degrees",
-    "cm",
-    "gm",
-    "pounds",
-    "meters",
-    "meals",
-    "edges",
-    "students",
-    "childrentickets",
-    "multiples",
-    "\\text{s}",
-    "\\text{.}",
-    "\\text{\ns}",
-    "\\text{}^2",
-    "\\text{}^3",
-    "\\text{\n}",
-    "\\text{}",
-    "\\mathrm{th}",
-    "^\\circ",
-    "^{\\circ}",
-    "\\;",
-    ",\\!",
-    "{,}",
-    '"',
-    "\\dots",
-)
+    "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees cm gm "
+    "pounds meters meals edges students childrentickets multiples \\text{s} \\text{.} \\text{\ns} \\text{}^2 \\text{}^3 "
+    '\\text{\n} \\text{} \\mathrm{th} ^\\circ ^{\\circ} \\; ,\\! {,} " \\dots'
+).split(" ")
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (

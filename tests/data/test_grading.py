@@ -426,6 +426,63 @@ NOT_BESIDE: Table = {
     "3, 4": ["3, 4 \\boxed{3,5}"],
 }
 # fmt: on
+# The same value twice or with its modulus, unfinished numbers, relations for intervals, both signs at once. Decided so:
+# a decimal of any length is no irrational number (0.3333333 for 1/3 is math-verify's), a set is no pair in either
+# direction, other nouns are another answer, and a value in brackets has to be right, unless it is a decimal behind LaTeX.
+# fmt: off
+SAID_TWICE: Table = {
+    "1/2": ["1/2 (0.5)", "0.5 (1/2)", "\\frac12 (= 0.5)", "1/2 (or 0.5)"],
+    "42": [
+        "42 (6*7)", "42 (6·7)", "$42$ (42)", "42 (42.0)", "at most 42", "up to 42", "42.", "\\emph{42}", "\\mathsf{42}",
+        "\\texttt{42}", "142 mod 100", "42 \\pmod{100}", "42 k\\Omega", "42 Ω", "42 \\mu m",
+    ],
+    "2\\sqrt{3}": ["2√3, approximately 3.46", "$2\\sqrt{3}$, about $3.46$", "2√3, or approximately 3.46", "2√3 ≈ 3.46"],
+    "3": ["3 (mod 7)", "$3$ (mod $7$)", "3 \\pmod 7", "x \\equiv 3 \\pmod{7}", "3 \\bmod 7", "3 mod 7"],
+    "3 \\pmod 7": ["3 (mod 7)", "3 \\pmod{7}", "3 mod 7", "x\\equiv 3 \\pmod 7", "3"],
+    "1/3": ["0.333...", "0.33…", "0.333\\ldots", ".333..."],
+    "1/6": ["0.1666..."],
+    "\\frac{1}{11}": ["0.090909..."],
+    "(3,\\infty)": ["x>3", "3 < x", "x \\in (3,∞)"],
+    "(1,2]": ["1 < x \\le 2"],
+    "\\frac{1+\\sqrt5}{2}, \\frac{1-\\sqrt5}{2}": ["(1±√5)/2", "\\frac{1\\pm\\sqrt5}{2}", "x=\\frac{1\\mp\\sqrt{5}}{2}"],
+    "\\frac{1\\pm\\sqrt{5}}{2}": ["(1±√5)/2", "\\frac{1+\\sqrt5}{2} \\text{ and } \\frac{1-\\sqrt5}{2}"],
+    "120": ["C(10,3)", "\\binom{10}{3}", "C_{10}^{3}", "C_{10}^3"],
+    "C(10,3)": ["120", "C(10, 3)"],
+    "3 apples": ["3 Apples", "3 apple", "3", "three apples"],
+    "5 \\text{ dollars}": ["5 USD", "5", "\\$5"],
+    "\\{3,4\\}": ["{3,4}", "4 and 3"],
+    "(3,4)": ["x=3, y=4"],
+    "\\frac{\\pi}{4}": ["\\pi/4 (0.785398)", "\\pi/4 = 0.785398", "0.25π"],
+    "1000000": ["1.000.000"],
+    "x \\ge 42": ["[42,\\infty)", "x>=42"],
+}
+NOT_SAID_TWICE: Table = {
+    "1/2": ["1/2 (0.6)", "0.6 (1/2)"],
+    "42": [
+        "42...", "42…", "42\\ldots", "$42\\dots$", "42 ...", "$42$ (43)", "43 (42)", "42 dozen", "42 (mod 5)", "142 (mod 5)",
+        "7*42 mod 100",
+    ],
+    "2\\sqrt{3}": ["3√2, approximately 3.46", "approximately 3.46", "3.464102"],
+    "3": ["4 (mod 7)", "mod 3", "7 \\pmod 3"],
+    "3 \\pmod 7": ["3 (mod 5)", "4 (mod 7)", "7"],
+    "1/3": ["0.3...", "0.343..."],
+    "\\pi": ["3.1415...", "3.141593", "3.14159265358979"],
+    "(3,\\infty)": ["x \\ge 3", "x<3", "x=3", "3"],
+    "(1,2]": ["1<x<2", "x\\le 2"],
+    "\\frac{1+\\sqrt5}{2}, \\frac{1-\\sqrt5}{2}": ["(1+√5)/2", "\\frac{1\\pm\\sqrt3}{2}"],
+    "\\frac{1\\pm\\sqrt{5}}{2}": ["(1+√5)/2"],
+    "120": ["C(10,4)", "C(3,10)"],
+    "5 \\text{ dollars}": ["5 cents", "5 apples"],
+    "3 apples": ["3 oranges", "3\\text{ oranges}", "3 kg", "4 apples"],
+    "\\{3,4\\}": ["(4,3)", "(3,4)", "\\left(4,3\\right)"],
+    "(3,4)": ["y=3, x=4"],
+    "\\frac{\\pi}{4}": ["0.785398", "x = 0.785398163397448", "0.7854"],
+    "\\sqrt{2}+\\sqrt{3}": ["3.146264"],
+    "1000000": ["1.000"],
+    "x \\ge 42": ["at most 42", "up to 42", "x \\le 42", "more than 42"],
+    "x \\le 42": ["at least 42"],
+}
+# fmt: on
 # fmt: off
 RESPONSES: Table = {
     "42": [
@@ -443,11 +500,12 @@ RESPONSES: Table = {
         "2\\sqrt{441}=\\boxed{42}\\text{ cm}", "**\\boxed{42}**", "Since $x=3$, \\boxed{42}",
         "\\boxed{42} or \\boxed{42}", "the number of people who are not sick is $$\\boxed{42}$$",
         "It's not hard to see \\boxed{42}", "\\boxed{42} is not hard to find", "\\boxed{42}^{th}",
-        "So 6*7=42\n\\boxed{42}", "Step 2\n$\\boxed{42}$", "We try -\n\\boxed{42}",
+        "答え：42", "\\boxed{\\text{Answer: }42}", "So 6*7=42\n\\boxed{42}", "Step 2\n$\\boxed{42}$", "We try -\n\\boxed{42}",
     ],
     "41, 42": ["\\boxed{41}, \\boxed{42}", "$\\boxed{41}$ and $\\boxed{42}$"],
     "$y_1=x^2$\n$y_2=x^3$": ["Answer: $y_1 = x^2$\n$y_2=x^3$."],
     "50": ["so it is 50%."],
+    "C": ["故选C。", "故选：C", "故选择方法一，\\boxed{C}"],
 }
 NOT_RESPONSES: Table = {
     "42": [
@@ -462,6 +520,8 @@ NOT_RESPONSES: Table = {
         "41 or\n\\boxed{42}", "2\\cdot\n\\boxed{42}", "2 \\times \\boxed{42}",
     ],
     "41": ["<answer>42</answer>"],
+    "C": ["故选择方法一，\\boxed{D}"],
+    "43": ["Die Antwort ist nicht 43.", "La respuesta no es 43.", "La réponse n'est pas 43."],
     "41, 42": ["\\boxed{42}"],
     "0.5": ["so it is 50%."],
     "12": ["The final answer is 12 or 13."],
@@ -493,7 +553,10 @@ def rows(right: Table, wrong: Table, before: str = "") -> list[tuple[str, str, f
 
 
 # After work that is not looked at; the verdicts on ANSWERS are also math-verify's.
-LAST_LINES = (ANSWERS, NOT_ANSWERS), (CLEANED, NOT_CLEANED), (CAREFUL, NOT_CAREFUL), (BESIDE, NOT_BESIDE)
+LAST_LINES = (
+    *((ANSWERS, NOT_ANSWERS), (CLEANED, NOT_CLEANED), (CAREFUL, NOT_CAREFUL), (BESIDE, NOT_BESIDE)),
+    (SAID_TWICE, NOT_SAID_TWICE),
+)
 
 
 @pytest.mark.parametrize(
