@@ -344,7 +344,7 @@ INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 def hub_cache() -> Path:
     """Where huggingface_hub keeps downloads, by its documented variables."""
     if "HF_HUB_CACHE" in os.environ:
-        return Path(os.environ["HF_HUB_CACHE"])
+        return Path(os.environ["HF_HUB_CACHE"]).expanduser()
     home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")) / "huggingface"
     return Path(home).expanduser() / "hub"
 

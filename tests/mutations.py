@@ -160,8 +160,8 @@ MATHS = (
     Fault(
         "the off-policy sequence mask drops rewarded responses too",
         "cppo_lab/maths/responses.py",
-        "(tokens.advantages < 0) & (drift > delta)[:, None]",
-        "(tokens.advantages != 0) & (drift > delta)[:, None]",
+        "(tokens.advantages < 0) & (drift > delta)",
+        "(tokens.advantages != 0) & (drift > delta)",
         "tests/maths/test_rules.py",
     ),
     Fault(

@@ -8,8 +8,8 @@ Guarantees of this package:
 - What the rest of the product knows of a core is in its record (`cppo_lab.core_records`), which imports no trainer.
 
 Begin with `base.py`. `mini/` trains small transformers in this process, `exact/` computes expected returns, `verl/`
-runs verl's trainer. `loop.py`, `rule_loss.py`, `diagnostics.py` and `datasets.py` are of the embedded ones, `mini` and
-`exact`. `cppo_lab.testing.CoreTests` checks a core; docs/extending.md says how to add one.
+runs verl's trainer. `loop.py` is of the embedded ones, `mini` and `exact`; `rule_loss.py`, `diagnostics.py` and
+`datasets.py` are of all three. `cppo_lab.testing.CoreTests` checks a core; docs/extending.md says how to add one.
 """
 
 from collections.abc import Sequence

@@ -227,6 +227,8 @@ def k2(logp: Tensor, rollout_logp: Tensor) -> Tensor:
 def k3(logp: Tensor, rollout_logp: Tensor) -> Tensor:
     """Sample estimate rho - 1 - log(rho) of KL(mu || pi), [...]; unbiased under mu and >= 0."""
     log_ratio = _log_ratio(logp, rollout_logp)
+    # As in `_measure`: large and finite where rho overflows, so that any threshold rejects it and sums stay defined.
+    log_ratio = log_ratio.clamp_max(math.log(torch.finfo(log_ratio.dtype).max) / 2)
     return (torch.expm1(log_ratio) - log_ratio).clamp_min(0)  # expm1: rho - 1 loses all digits near rho = 1
 
 

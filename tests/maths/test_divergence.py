@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cppo_lab.maths import divergence as divergences
+from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.tokens import Tokens
 from tests.maths.maths_batches import distributions
 from tests.maths.test_golden import VECTORS
 
@@ -71,6 +73,14 @@ def test_binary_kl_of_a_nearly_certain_token_holds_in_float32() -> None:
     narrow = divergences.binary(logp, rollout_logp, "kl").double()
     wide = divergences.binary(logp.double(), rollout_logp.double(), "kl")
     torch.testing.assert_close(narrow, wide, rtol=1e-4, atol=0)
+
+
+def test_an_estimate_that_overflows_is_rejected_rather_than_refused() -> None:
+    logp, rollout_logp = torch.tensor([[-0.1, -0.5, -0.5]]), torch.tensor([[-100.0, -0.5, -0.5]])
+    for estimate in divergences.ESTIMATES.values():
+        divergence = estimate(logp, rollout_logp)
+        tokens = Tokens(logp, rollout_logp, torch.ones(1, 3), torch.ones(1, 3).bool(), divergence)
+        assert get_rule("trm_max")(tokens, delta_max=5.0).keep.tolist() == [[0.0] * 3]
 
 
 def test_topk_takes_the_golden_layout_of_k_plus_one_ids_as_it_is() -> None:

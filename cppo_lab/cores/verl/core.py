@@ -102,7 +102,7 @@ def _train_on(
     files = planned_files(spec, paths, resources.shared, folder, resume)
     with _ray_for(files, resources) as ray_init:
         config = _configuration(spec, files, resources, ray_init)
-        with _following(folder, answers, sink):
+        with _following(folder, answers, sink) as failures:
             try:
                 _run(config)
             except Interrupted as warned:
@@ -110,6 +110,8 @@ def _train_on(
                     resources.doing("saving the step that is under way")
                     checkpoints.await_step(folder, resources.deadline, resources.grace_seconds)
                 raise
+        if failures:
+            raise failures[0]
     outcome = checkpoints.read_outcome(folder)
     if outcome is None:
         raise RuntimeError("verl's trainer ended without reporting an outcome: see the run's log")
@@ -345,9 +347,13 @@ def _signals_after_ray() -> Iterator[Any]:
 
 
 @contextmanager
-def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[None]:
-    """Pass on rows to the recorder while the trainer writes them."""
-    ended = threading.Event()
+def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[list[Exception]]:
+    """Pass on rows to the recorder while the trainer writes them.
+
+    The value: why a row was not recorded. That ends the block at once, as Ctrl-C would; the caller raises it after the
+    block, since an error in whose context there is a KeyboardInterrupt counts as an interruption.
+    """
+    ended, caller = threading.Event(), threading.get_ident()
     offset = (folder / checkpoints.STEPS).stat().st_size
     failures: list[Exception] = []
 
@@ -362,15 +368,20 @@ def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[No
                 if last:
                     return
                 ended.wait(FOLLOW_SECONDS)
-        except (OSError, ValueError, UserError) as error:
+        except Exception as error:  # whatever it is, this row and all later ones would be missing
             failures.append(error)
+            if not ended.is_set():
+                signal.pthread_kill(caller, signal.SIGINT)
 
     thread = threading.Thread(target=follow, name="follow-verl")
     thread.start()
     try:
-        yield
+        yield failures
+        ended.set()
+        thread.join()
+    except KeyboardInterrupt:
+        if not failures:
+            raise
     finally:
         ended.set()
         thread.join()
-    if failures:
-        raise failures[0]

@@ -271,7 +271,7 @@ def trust_region_loss(
         watch(seen)
     dp_size, tokens_in_all = int(data["dp_size"]), float(data["batch_num_tokens"])
     counts = data.get("minibatch_responses", None)
-    # Without padding, over all ranks: the same number in every row, except 0 in rows that pad.
+    # Without padding, over all ranks: the same number in every row.
     responses = None if counts is None else float((counts.values() if counts.is_nested else counts).max())
     if loss_config.loss_mode == NAME:
         shuffled = data.get("weight_permutation", None) is not None

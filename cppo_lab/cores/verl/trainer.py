@@ -408,7 +408,8 @@ class LabTrainer(PPOTrainerSync):
             "train/reward": float(rewards.mean()),
             "train/response_length": sum(responses) / len(responses),
             "train/truncated_share": sum(n >= longest for n in responses) / len(responses),
-            "train/zero_variance_group_share": 1 - float(keep.float().mean()),
+            # Of groups, which have different sizes where rollouts failed.
+            "train/zero_variance_group_share": len(groups[~keep].unique()) / len(groups.unique()),
             "perf/topk_megabytes": sum(responses) * bytes_per_token / 1e6,
         } | self._reward_parts(batch)
         self._sampled_tokens = sum(responses)
@@ -488,7 +489,8 @@ class LabTrainer(PPOTrainerSync):
             updated = super()._update_actor(batch, metrics)
         except NotFinite as error:
             # Other ranks may wait for the rank that failed, so the workers cannot be used any more.
-            self._broken = f"{str(error).splitlines()[-1].rpartition(': ')[2]} at step {self.global_steps}"
+            said = str(error).splitlines()[-1].rpartition("NotFinite: ")[2]  # Ray's has the class before it
+            self._broken = f"{said} at step {self.global_steps}"
             self._end(self.global_steps)
             raise PolicyBroken(self._broken) from error
         if self._answers is not None and self._answers.chosen:
@@ -518,11 +520,16 @@ class LabTrainer(PPOTrainerSync):
         began = time.monotonic()
         checkpoints.drop_older(self.folder, self.config.trainer.max_actor_ckpt_to_keep)
         super()._save_checkpoint()
-        _, state = self.actor_rollout_wg.read_diagnostics()[0]
+        _, state = self._traces()
         checkpoint = checkpoints.checkpoint_folder(self.folder, self.global_steps)
         torch.save(state, checkpoint / TRACES)
         seal(checkpoint)
         self._save_seconds = time.monotonic() - began
+
+    def _traces(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Tables and state of the traces, of the rank that has them."""
+        read: list[tuple[dict[str, Any], dict[str, Any]] | None] = self.actor_rollout_wg.read_diagnostics()
+        return next(part for part in read if part is not None)
 
     def _validate(self) -> dict[str, float]:
         """Run verl's validation; its metrics are kept under our names for the row of this step."""
@@ -579,7 +586,7 @@ class LabTrainer(PPOTrainerSync):
         """Write the row of `step` and evaluate its validation, if it has any."""
         validation, self._validation = self._validation, {}
         if step:
-            tables, _ = self.actor_rollout_wg.read_diagnostics()[0] if validation else ({}, {})
+            tables, _ = self._traces() if validation else ({}, {})
             for name, table in tables.items():
                 path = self.folder / "diagnostics" / f"{name}.json"
                 path.parent.mkdir(exist_ok=True)

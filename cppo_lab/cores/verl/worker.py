@@ -205,10 +205,15 @@ class TrustRegionWorker(ActorRolloutRefWorker):
             self.diagnostics.load_state(state)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def read_diagnostics(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Tables and state of the traces, which cover the responses of this rank: a sample of all."""
+    def read_diagnostics(self) -> tuple[dict[str, Any], dict[str, Any]] | None:
+        """Tables and state of the traces, which cover the responses of one rank: a sample of all; None on others."""
         assert self.diagnostics is not None
-        return self.diagnostics.tables(), self.diagnostics.state()
+        return (self.diagnostics.tables(), self.diagnostics.state()) if self._traces() else None
+
+    def _traces(self) -> bool:
+        """Whether this is the process that traces tokens: of the first part of a batch, the one with the loss."""
+        engine = self.actor.engine
+        return engine.get_data_parallel_rank() == 0 and bool(engine.is_mp_src_rank_with_outputs())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def take_kept_responses(self) -> list[KeptResponse]:
@@ -280,7 +285,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
             self._kept_responses += kept_responses(decided)
 
     def _watch(self, seen: ObservedTokens) -> None:
-        if self._watched_step and self.diagnostics is not None and self.rank == 0:
+        if self._watched_step and self.diagnostics is not None and self._traces():
             tokenizer = self.actor_config.model_config.tokenizer
             # The text that each token adds, not its spelling in the vocabulary (`Ġthe`).
             self.diagnostics.see(

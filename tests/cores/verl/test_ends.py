@@ -6,6 +6,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINTS, Resources
 from cppo_lab.cores.verl import checkpoints, core
 from cppo_lab.cores.verl.checkpoints import HandOver, score_name
+from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.schema import Outcome
 from cppo_lab.sweep.compose import Composed, compose
 from tests.cores.test_mini import ListSink
@@ -110,10 +112,13 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
     assert (said in capsys.readouterr().err) == damaged
 
 
+@pytest.mark.parametrize(
+    "error", [AlreadyRunning("the lock is gone"), ValueError("metric 'x' is not in schema.METRICS"), OSError()]
+)
 def test_rows_are_handed_over_as_they_are_written(
-    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    """One that the recorder refuses fails the run."""
+    """One that the recorder refuses ends the trainer at once, and fails the run."""
     monkeypatch.setattr(core, "FOLLOW_SECONDS", 0.01)
     checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})  # of an earlier attempt
     arrived = threading.Event()
@@ -121,19 +126,24 @@ def test_rows_are_handed_over_as_they_are_written(
     class Sink(ListSink):
         def log(self, step: int, metrics: Any) -> None:
             if "x" in metrics:
-                raise ValueError("metric 'x' is not in schema.METRICS")
+                raise error
             super().log(step, metrics)
             arrived.set()
 
     sink = Sink()
     answers = HandOver(composed.run, Resources(tmp_path, tmp_path), sink)
-    with core._following(tmp_path, answers, sink):
+    with core._following(tmp_path, answers, sink) as failures:
         checkpoints.append_row(tmp_path, 1, {"train/reward": 0.1})
         assert arrived.wait(CEILING_SECONDS)
         checkpoints.append_row(tmp_path, 2, {"train/reward": 0.2})
-    assert [number for number, _ in sink.numbers()] == [1, 2]
-    with pytest.raises(ValueError, match="not in schema"), core._following(tmp_path, answers, sink):
+    assert [number for number, _ in sink.numbers()] == [1, 2] and not failures
+    with core._following(tmp_path, answers, sink) as failures:
         checkpoints.append_row(tmp_path, 3, {"x": 0.1})
+        time.sleep(CEILING_SECONDS)
+        pytest.fail("the trainer went on")
+    assert failures == [error]
+    with pytest.raises(KeyboardInterrupt), core._following(tmp_path, answers, sink):
+        raise KeyboardInterrupt  # of somebody
 
 
 def test_the_environment_is_as_before_after_a_run(

@@ -144,7 +144,8 @@ def test_a_model_that_the_hubs_cache_has_whole_is_taken_by_its_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No library then asks the hub, which nodes of a cluster may not reach; of half a model it has to."""
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_CACHE", "~")
     repository = tmp_path / "models--Qwen--Qwen3-1.7B-Base"
     snapshot = repository / "snapshots" / "0123abcd"
     for path in (repository / "refs" / "main", *(snapshot / name for name in FILES)):

@@ -22,6 +22,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.schema import MISMATCH
 from cppo_lab.spec.job import shape_of
 from cppo_lab.sweep.compose import compose
+from tests.cores.test_diagnostics import watched
 from tests.cores.test_mini import without_times
 from tests.cores.verl.conftest import ran
 from tests.cores.verl.stale import EVERY, RANKS, SETTINGS, STALENESS, STEPS, composed
@@ -122,6 +123,25 @@ def test_a_copy_comes_back_bit_for_bit_with_tied_weights_once(monkeypatch: pytes
         UserError, match=r"step 4 lacks extra_policies_world_size_1_rank_0.pt .* steps \[2\], .*=2"
     ):
         worker.keep_policy(4, 2)
+
+
+@pytest.mark.parametrize("data_rank, has_outputs, traces", [(0, True, True), (0, False, False), (1, True, False)])
+def test_tokens_are_traced_where_the_loss_is(data_rank: int, has_outputs: bool, traces: bool) -> None:
+    """With a pipeline, that is not the first process."""
+    engine = SimpleNamespace(
+        get_data_parallel_rank=lambda: data_rank, is_mp_src_rank_with_outputs=lambda: has_outputs
+    )
+    worker: TrustRegionWorker = TrustRegionWorker.__new__(TrustRegionWorker)
+    config = SimpleNamespace(model_config=SimpleNamespace(tokenizer=None))
+    worker.__dict__.update(
+        _rank=1, actor=SimpleNamespace(engine=engine), actor_config=config, _watched_step=1
+    )
+    worker.start_diagnostics({"name": "grpo"}, 6, None)
+    worker._watch(watched([3]))
+    worker.diagnostics.end_step()
+    read = worker.read_diagnostics()
+    assert (read is not None) == traces
+    assert read is None or read[0]["positions"]["tokens"] == [1, 1, 1]
 
 
 @pytest.fixture(scope="module")

@@ -58,7 +58,7 @@ class Workers:
         return list(range(self.ranks))
 
     def read_diagnostics(self) -> list[Any]:
-        return [(TABLES, {"tokens": torch.zeros(1)})]
+        return [None, (TABLES, {"tokens": torch.zeros(1)})]  # of a pipeline, whose last stage has the loss
 
 
 def trainer(folder: Path, *overrides: str, ranks: int = 1) -> LabTrainer:
@@ -218,6 +218,7 @@ def test_missing_responses_are_filled_up(tmp_path: Path, queue: Queue) -> None:
         == [-1] * 10 + [0] * 2 + [3] * 4 + [4] * 4 + [5] * 4 + [6] * 4 + [7] * 4
     )
     assert sum(float(queue.rows[key]["minibatch_responses"]) for key in batch.keys) == 16 * 6 + 16 * 16
+    assert made._collected["train/zero_variance_group_share"] == 1 / 7  # of groups, of whatever size
 
 
 def test_a_batch_without_a_signal_is_no_update(
@@ -436,7 +437,7 @@ def test_a_log_probability_that_is_not_finite_ends_the_run_in_the_middle_of_a_st
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Ray hands the worker's error on: an exception that is both RayTaskError and NotFinite."""
-    fault = NotFinite("log-probabilities are not finite")
+    fault = NotFinite("the ratio of kept token [0, 3] overflows (log_ratio 90): see logp there, or mask it")
     error = RayTaskError("update_actor", f"Traceback:\n  ...\ncppo_lab.errors.NotFinite: {fault}", fault)
     failing = Mock(side_effect=error.as_instanceof_cause())
     monkeypatch.setattr(PPOTrainerSync, "_update_actor", failing)
@@ -446,7 +447,7 @@ def test_a_log_probability_that_is_not_finite_ends_the_run_in_the_middle_of_a_st
     batch = KVBatchMeta(keys=["a"], tags=[{}], partition_id="train")
     with pytest.raises(PolicyBroken):
         made._update_actor(batch, {})
-    expected = Outcome(schema.COLLAPSED, 1, "log-probabilities are not finite at step 2")
+    expected = Outcome(schema.COLLAPSED, 1, f"{fault} at step 2")
     assert checkpoints.read_outcome(tmp_path) == expected
 
 
