@@ -4,6 +4,7 @@ And what else is said on standard error.
 """
 
 import contextlib
+import errno
 import re
 import signal
 import sys
@@ -177,8 +178,12 @@ def unknown(
 
 
 def say(line: object) -> None:
-    """A line on standard error, at once."""
-    print(line, file=sys.stderr, flush=True)
+    """A line on standard error, at once. A full disk below it ends nothing."""
+    try:
+        print(line, file=sys.stderr, flush=True)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
 
 
 # The signals that end a process.

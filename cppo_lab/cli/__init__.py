@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from cppo_lab.cli.command import Exit, UsageError, document, exclusive_output, parse, passing
 from cppo_lab.errors import ALSO, StoreAway, UserError, message, say
@@ -50,6 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ["PYTHONWARNINGS"] = ",".join(sys.warnoptions)
         warnings.simplefilter("default")
     os.environ["MPLBACKEND"] = "agg"  # a notebook's shell names its own, which matplotlib here may not know
+    _open_streams()
     # A name that the terminal's encoding lacks must not end a command.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -62,36 +63,53 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = parse(given)
     except UsageError as error:
         _refuse(str(error))
-        print(error.usage, end="", file=sys.stderr)
+        say(error.usage.rstrip("\n"))
         if "--json" in given:
             _print_answer(argparse.Namespace(name=error.command), Exit.USAGE, str(error))
         raise SystemExit(Exit.USAGE) from None
     if not getattr(options, "json", False):
-        return int(_run(options)[0])
+        return int(_run(lambda: options.command(options))[0])
 
-    with exclusive_output() as out:
+    def answer_in_json() -> int:
+        with exclusive_output() as out:
 
-        def print_answer(code: int = Exit.DONE, error: str | None = None) -> None:
-            if not options.answered and (options.answer is not None or error is not None):
-                out.write(document(options, code, error) + "\n")
-                out.flush()
-                options.answered = True
+            def print_answer(code: int = Exit.DONE, error: str | None = None) -> None:
+                if not options.answered and (options.answer is not None or error is not None):
+                    out.write(document(options, code, error) + "\n")
+                    out.flush()
+                    options.answered = True
 
-        options.answer, options.answered, options.answer_now = None, False, print_answer
-        code, wrong = _run(options)
-        print_answer(code, wrong)
-    return int(code)
+            options.answer, options.answered, options.answer_now = None, False, print_answer
+            code, wrong = _run(lambda: options.command(options))
+            print_answer(code, wrong)
+        return code
+
+    return int(_run(answer_in_json)[0])
+
+
+def _open_streams() -> None:
+    """Open the standard streams that are closed (`>&-`): the next file would take their number, and what is printed
+    would be written into it.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
 def _print_answer(options: argparse.Namespace, code: int, error: str | None) -> None:
     print(document(options, code, error))
 
 
-def _run(options: argparse.Namespace) -> tuple[int, str | None]:
+def _run(command: Callable[[], int]) -> tuple[int, str | None]:
     """The exit code of a command, and what was wrong with it, which is also on standard error."""
     try:
         share_with_group()
-        code: int = options.command(options)
+        code = command()
+        sys.stdout.flush()
     except StoreAway as error:
         return Exit.STORE_AWAY, _refuse(str(error))
     except UserError as error:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from cppo_lab import schema
-from cppo_lab.errors import announcing_interrupt, counted
+from cppo_lab.errors import announcing_interrupt, counted, say
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
@@ -365,7 +365,7 @@ class Progress:
     def say(self, text: str) -> None:
         """Print a permanent line on standard error."""
         start = _CLEAR if sys.stderr.isatty() else ""
-        print(f"{start}{text}", file=sys.stderr, flush=True)
+        say(f"{start}{text}")
 
     def _in_place(self, text: str) -> None:
         """Replace the last line of a terminal."""

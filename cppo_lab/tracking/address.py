@@ -40,11 +40,15 @@ def tracking_uri(configured: str | None = None) -> str:
             f"postgresql:// URI (set {VARIABLE}, or tracking.uri in the configuration){signs}"
         )
     uri = absolute_uri(named)
-    if (database := sqlite_file(uri)) is None:
+    if (database := sqlite_file(named)) is None:
         return uri
     remedy = f"name a file, sqlite:///FILE.db ({VARIABLE}, or tracking.uri in the configuration)"
-    if not _SQLITE_QUERY.fullmatch(uri.partition("?")[2]):
+    if not _SQLITE_QUERY.fullmatch(named.partition("?")[2]):
         raise UserError(f"tracking URI {uri}: of a query only timeout=SECONDS is known: {remedy}")
+    if "?" in str(database.resolve()):
+        raise UserError(
+            f"tracking database {database}: the `?` in its path would end it: work in another folder"
+        )
     try:
         is_folder = database.is_dir()
     except OSError as error:

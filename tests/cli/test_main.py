@@ -299,3 +299,22 @@ def test_warnings_that_a_user_wants_as_errors_end_neither_a_command_nor_its_proc
     passed = "default" + asked.strip()[1:] if asked != "error" else "default"
     assert said.stdout.splitlines()[-1] == f"{passed} {passed.split(',')}"
     assert "UserWarning: a package warns" in said.stderr
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize("form", ["", " --json"])
+def test_a_closed_stream_is_an_empty_one(closed: str, form: str, workspace: Path) -> None:
+    """No file gets the number of a standard stream, where what is printed would be written into it."""
+    command = f"{sys.executable} -m cppo_lab.cli list{form} {closed}"
+    said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert said.returncode == 0 and "Traceback" not in said.stderr
+    assert bool(said.stdout) == (">&-" not in closed.split())
+
+
+@pytest.mark.parametrize("form", ["", " --json", " zzz"])
+def test_a_full_disk_below_the_output_is_an_error_with_its_code(form: str) -> None:
+    command = f"{sys.executable} -m cppo_lab.cli list{form} >/dev/full"
+    said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+    assert said.returncode == 2 and said.stderr.startswith("cppo: error: ")
+    said = subprocess.run(["sh", "-c", f"{command} 2>&1"], check=False)
+    assert said.returncode == 2

@@ -8,6 +8,7 @@ import pytest
 
 from cppo_lab.tracking import address
 from cppo_lab.tracking.address import artifact_folder
+from tests.conftest import user_error
 
 
 @pytest.mark.parametrize(
@@ -44,6 +45,16 @@ def test_artifacts_of_a_moved_store(tmp_path: Path, folders: str, noted: str, pl
     uri = f"sqlite:///{tmp_path}/b/mlflow.db"
     assert artifact_folder((tmp_path / noted).as_uri(), uri) == tmp_path / (place or noted)
     assert artifact_folder((tmp_path / noted).as_uri(), "http://host:5000") == tmp_path / noted
+
+
+def test_a_working_folder_whose_name_would_end_the_path_of_the_store_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "why?").mkdir()
+    monkeypatch.chdir(tmp_path / "why?")
+    monkeypatch.delenv(address.VARIABLE, raising=False)
+    with user_error("why[?]/mlflow.db: the `[?]` in its path would end it: work in another folder"):
+        address.tracking_uri()
 
 
 @pytest.mark.parametrize(
