@@ -23,7 +23,7 @@ from typing import NoReturn
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "docs" / "evidence" / "mutations.csv"
-COPIED = ("cppo_lab", "analysis", "reports", "conf", "sweeps", "dev", "tests", "pyproject.toml")
+COPIED = ("cppo_lab", "analysis", "reports", "conf", "sweeps", "dev", "docs", "tests", "pyproject.toml")
 
 
 @dataclass(frozen=True)
