@@ -65,9 +65,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse(str(error))
         say(error.usage.rstrip("\n"))
         if "--json" in given:
-            _print_answer(argparse.Namespace(name=error.command), Exit.USAGE, str(error))
+            print(document(argparse.Namespace(name=error.command), Exit.USAGE, str(error)))
         raise SystemExit(Exit.USAGE) from None
-    if not getattr(options, "json", False):
+    if not options.json:
         return int(_run(lambda: options.command(options))[0])
 
     def answer_in_json() -> int:
@@ -100,11 +100,8 @@ def _open_streams() -> None:
             setattr(sys, name, open(number, "w" if number else "r", closefd=False))
 
 
-def _print_answer(options: argparse.Namespace, code: int, error: str | None) -> None:
-    print(document(options, code, error))
-
-
-def _run(command: Callable[[], int]) -> tuple[int, str | None]:
+    if not options.json:
+        return int(_run(lambda: options.command(options))[0])
     """The exit code of a command, and what was wrong with it, which is also on standard error."""
     try:
         share_with_group()

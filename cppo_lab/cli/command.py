@@ -141,9 +141,9 @@ class CommandParser(argparse.ArgumentParser):
         return "\n".join([text, "configuration groups (GROUP=OPTION):", *lines, ""])
 
 
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """What the user asked for; the chosen function is its `command`. Overrides may come before and after options."""
-    given = _with_action(sys.argv[1:] if arguments is None else arguments)
+    given = _with_action(arguments)
     parser = build_parser(next((word for word in given if word in COMMANDS), ""))
     options, remaining = parser.parse_known_args(given)
     # argparse gives all of KEY=VALUE... to the first gap that it finds; those after an option remain.
@@ -175,7 +175,7 @@ def build_parser(chosen: str | None = None) -> CommandParser:
         command = commands.add_parser(name, help=text)
         if chosen in (name, None):
             family = import_module(f"cppo_lab.cli.{module}")
-            getattr(family, f"{name.replace('-', '_')}_arguments")(command)
+            getattr(family, f"{name}_arguments")(command)
     for words, leaf in leaves(parser).items():
         leaf.set_defaults(name=words)
         if not any("--json" in action.option_strings for action in leaf._actions):
@@ -371,18 +371,6 @@ def counter(what: str) -> Callable[[int, int], None]:
             print(f"\r{done}/{of} {what}", end=end, file=sys.stderr, flush=True)
 
     return show
-
-
-def known_store(uri: str) -> str:
-    """`uri`, if the store can be there; a note on standard error if somebody has named a store that is not there yet.
-
-    Raises StoreAway for a SQLite file in a folder that does not exist.
-    """
-    from cppo_lab.tracking.address import require_place
-
-    if note := require_place(uri):
-        say(f"cppo: note: {note}")
-    return uri
 
 
 def load_any(options: argparse.Namespace) -> "Sweep | Study | Search":

@@ -4,6 +4,7 @@ logged, as tables; `archive` and `evaluate`; `samples` and `replay`, the answers
 
 import argparse
 import json
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.command import RUN, SOME_RUN, SWEEP, CommandParser, Exit, add_sweep, answer, known_store
+from cppo_lab.cli.command import RUN, SOME_RUN, SWEEP, CommandParser, Exit, add_sweep, answer
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError, counted, printable, say
 from cppo_lab.files import appearing, require_free, runs_folder
@@ -34,15 +35,13 @@ def model(options: argparse.Namespace) -> int:
     from cppo_lab.runs.export import being_trained
     from cppo_lab.runs.export import export as write
     from cppo_lab.sweep.logs import run_by_beginning
-    from cppo_lab.sweep.plan import require_beginning
-    from cppo_lab.sweep.status import Label, run_statuses
+    from cppo_lab.sweep.status import run_statuses
 
-    require_beginning(options.run)
     require_free(options.out)
     runs = runs_folder()
     run_id = run_by_beginning(runs, options.run)
     # Slurm knows of runs on machines whose locks are not seen here.
-    [run] = run_statuses(runs, {run_id: Label("", "", "", None)})
+    [run] = run_statuses(runs, {run_id: None})
     if run.state == schema.RUNNING:
         raise being_trained(run_id)
     place = write(runs, run_id, options.out, _say)
@@ -153,7 +152,7 @@ def archive(options: argparse.Namespace) -> int:
     from cppo_lab.runs.folder import is_held
     from cppo_lab.runs.machine import code_version
     from cppo_lab.runs.state import RunFolder
-    from cppo_lab.sweep.file import is_path
+    from cppo_lab.sweep.file import files_of
 
     plan, _ = planned(options)
     if options.out.exists():
@@ -169,9 +168,12 @@ def archive(options: argparse.Namespace) -> int:
         "overrides": options.overrides,
         "code": code_version(),
     }
-    text = {"text": Path(options.sweep).read_text(encoding="utf-8")} if is_path(options.sweep) else {}
+    paths = {os.path.normpath(path.absolute()): path for path in files_of(options.sweep)}
+    texts = {place: path.read_text(encoding="utf-8") for place, path in paths.items()}
+    root = os.path.commonpath(map(os.path.dirname, texts)) if texts else ""
+    files = {os.path.relpath(path, root): text for path, text in texts.items()}
     with replacing(options.out) as file:
-        write(roots, {**values, **text}, file)
+        write(roots, {**values, "files": files}, file)
     answer(
         options,
         {"file": str(options.out), **values},
@@ -199,7 +201,7 @@ def evaluate(options: argparse.Namespace) -> int:
         name, value = re.sub(r"\W", "_", file.stem), quote(str(file))
         data = ["data=files", f"data.train={value}", f"data.validation.{name}={value}"]
     if by_id:
-        run_ids, uri = [run_by_beginning(runs, options.sweep)], known_store(address.tracking_uri())
+        run_ids, uri = [run_by_beginning(runs, options.sweep)], address.known_store(address.tracking_uri())
     else:
         plan, uri = planned(options)
         run_ids = [run.run_id for run in plan.runs]
@@ -393,7 +395,7 @@ def _files(beginning: str) -> "tuple[FoundRun, AnswerFiles]":
     from cppo_lab.answers.records import FolderFiles
     from cppo_lab.sweep.plan import find_recorded_run
 
-    runs, uri = runs_folder(), known_store(address.tracking_uri())
+    runs, uri = runs_folder(), address.known_store(address.tracking_uri())
     run = find_recorded_run(beginning, runs)
     files = FolderFiles(runs / run.run_id)
     if files.names():

@@ -21,7 +21,6 @@ from cppo_lab.cli.command import (
     answer,
     coloured,
     counter,
-    known_store,
     parse_states,
     width,
 )
@@ -125,7 +124,7 @@ def sync(options: argparse.Namespace) -> int:
     from cppo_lab.tracking.upload import forget_lost, tell_of_lost, upload
 
     mirror = Mirror(name) if (name := mirror_name()) and not options.dry_run else None
-    runs, uri = runs_folder(), known_store(address.tracking_uri())
+    runs, uri = runs_folder(), address.known_store(address.tracking_uri())
     if options.json and options.watch:
         raise UserError("--json with --watch: the object is printed at once; omit one of them")
     if options.dry_run:
@@ -175,7 +174,7 @@ def note(options: argparse.Namespace) -> int:
     from cppo_lab.tracking.upload import upload
 
     run_id = run_by_beginning(runs_folder(), options.run)
-    folder, uri = runs_folder() / run_id, known_store(address.tracking_uri())
+    folder, uri = runs_folder() / run_id, address.known_store(address.tracking_uri())
     added = dict(tag.partition("=")[::2] for tag in options.tag)
     for key in added:
         # MLflow refuses keys that are no plain paths, and with them the run's upload for ever.
@@ -276,9 +275,12 @@ def clean(options: argparse.Namespace) -> int:
                 f"cppo clean would free {what}, and nobody can be asked here: repeat it with --yes"
             )
         print(text)
-        if input(
-            f"Free {what} ({' and '.join([*parts, *['code'] * options.code])}) for good? [y/N] "
-        ).strip().lower() not in ("y", "yes"):
+        question = f"Free {what} ({' and '.join([*parts, *['code'] * options.code])}) for good? [y/N] "
+        try:
+            agreed = input(question).strip().lower() in ("y", "yes")
+        except EOFError:
+            agreed = False
+        if not agreed:
             return Exit.NO
     freed = sum(remove(folder, parts) for folder in chosen)
     freed += spare_code(runs, remove=True) if code else 0
@@ -295,6 +297,7 @@ def retry(options: argparse.Namespace) -> int:
     from dataclasses import replace
 
     from cppo_lab.cli.training import answer_launch, plan_states, planned, run_of, train
+    from cppo_lab.sweep.launch import Launched
 
     if options.failed == bool(options.run):
         raise UserError("cppo retry: choose the runs with either --failed, or --run ID once or more")
@@ -317,7 +320,7 @@ def retry(options: argparse.Namespace) -> int:
                 )
     if not chosen:
         if options.json:
-            answer_launch(plan, states, options)
+            answer_launch(plan, Launched(states), options)
         else:
             print(f"no run of {plan.name} has failed")
         return Exit.DONE
@@ -328,7 +331,7 @@ def retry(options: argparse.Namespace) -> int:
 def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
     """The runs of a sweep and their store; without a sweep None, and the store of the environment."""
     if options.sweep is None:  # an empty name, as of a shell's unset variable, is not every run
-        return None, known_store(address.tracking_uri())
+        return None, address.known_store(address.tracking_uri())
     from cppo_lab.cli.training import planned
 
     return planned(options)
@@ -351,11 +354,11 @@ def look_at(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
 
 def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
     """The known runs whose ids begin so."""
-    from cppo_lab.sweep.logs import run_by_beginning
+    from cppo_lab.sweep.logs import run_folders
     from cppo_lab.sweep.status import run_statuses
 
-    run_ids = {run_by_beginning(runs_folder(), beginning) for beginning in beginnings}
-    return [run for run in run_statuses(runs_folder()) if run.run_id in run_ids]
+    runs = runs_folder()
+    return run_statuses(runs, {folder.name: None for folder in run_folders(runs, beginnings)})
 
 
 def _lives(run_id: str) -> bool:
@@ -433,7 +436,8 @@ def clean_arguments(command: CommandParser) -> None:
 
 
 def retry_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=retry)
+    of_launch = {"replace": False, "without_store": False, "stop_hopeless": False}
+    command.set_defaults(command=retry, max_gpu_hours=None, max_disk=None, **of_launch)
     add_sweep(command)
     command.add_argument("--failed", action="store_true", help="retrain all failed runs of the sweep")
     command.add_argument("--dry-run", action="store_true", help="only list what would be trained")

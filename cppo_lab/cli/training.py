@@ -18,7 +18,6 @@ from cppo_lab.cli.command import (
     add_within,
     answer,
     coloured,
-    known_store,
     load_any,
     parse_states,
     passing,
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     """The plan of the named sweep and the store to use."""
     plan = _plan_of(options)
-    return plan, known_store(address.tracking_uri(plan.tracking.uri))
+    return plan, address.known_store(address.tracking_uri(plan.tracking.uri))
 
 
 def _plan_of(options: argparse.Namespace) -> "Plan":
@@ -354,19 +353,23 @@ def train(
     require_plan(plan, uri)
     interrupt_on_termination()  # the runs are ended and recorded
     passing("reading the tracking store")
-    without_store = getattr(options, "without_store", False)
-    replace, limits = getattr(options, "replace", False), _limits(options)
     # What is said of how to go on has no address of a webhook.
     options.overrides = [text for text in options.overrides if not text.startswith("notify.")]
-    stop_hopeless = getattr(options, "stop_hopeless", False)
     done = launch(
-        plan, uri, replace, retry, finished, without_store, limits, options.keep_going, stop_hopeless
+        plan,
+        uri,
+        options.replace,
+        retry,
+        finished,
+        options.without_store,
+        _limits(options),
+        options.keep_going,
+        options.stop_hopeless,
     )
     if quiet and all(state.state in schema.FINISHED for state in done.states.values()):
         return Exit.DONE
     if options.json:
-        more = (done.trained, done.left, done.replaced, done.held, done.not_started)
-        answer_launch(plan, done.states, options, *more)
+        answer_launch(plan, done, options)
     else:
         costs = past_costs(plan.runs)
         statuses = {run.run_id: read_status(runs_folder() / run.run_id) for run in plan.runs}
@@ -389,23 +392,14 @@ def train(
     return _what_is_left(plan, done, options)
 
 
-def answer_launch(
-    plan: "Plan",
-    states: "Mapping[str, RunState]",
-    options: argparse.Namespace,
-    trained: "Collection[str]" = (),
-    left: "Collection[str]" = (),
-    replaced: "Mapping[str, tuple[str, ...]] | None" = None,
-    held: "Collection[str]" = (),
-    not_started: "Mapping[str, str] | None" = None,
-) -> None:
+def answer_launch(plan: "Plan", done: "Launched", options: argparse.Namespace) -> None:
     """What --json says of a launch, also of one that would be or that has nothing to train."""
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.table import listing
 
-    values = listing(plan, states, past_costs(plan.runs))
-    values |= {"dry_run": options.dry_run, "to_train": list(trained), "left": list(left)}
-    values |= {"replaced": replaced or {}, "held": list(held), "not_started": not_started or {}}
+    values = listing(plan, done.states, past_costs(plan.runs))
+    values |= {"dry_run": options.dry_run, "to_train": list(done.trained), "left": list(done.left)}
+    values |= {"replaced": done.replaced, "held": list(done.held), "not_started": done.not_started}
     answer(options, values)
 
 
@@ -413,7 +407,7 @@ def _limits(options: argparse.Namespace) -> "Limits":
     """What --max-gpu-hours and --max-disk of `cppo launch` allow."""
     from cppo_lab.sweep.cost import Limits
 
-    return Limits(*map(vars(options).get, ("max_gpu_hours", "max_disk")))
+    return Limits(options.max_gpu_hours, options.max_disk)
 
 
 def amount(text: str) -> float:
@@ -434,20 +428,21 @@ def _dry_run(
     from cppo_lab.launch.queues import look
     from cppo_lab.runs.state import explained, state_of
     from cppo_lab.sweep.cost import past_costs
-    from cppo_lab.sweep.launch import choose, look_ahead
+    from cppo_lab.sweep.launch import Launched, choose, look_ahead
     from cppo_lab.sweep.table import cost_summary, run_table
 
     queued = look(runs_folder(), warn=True)
-    ahead = look_ahead(plan, uri, queued, getattr(options, "replace", False), finished)
-    without_store = getattr(options, "without_store", False)
-    leave = getattr(options, "stop_hopeless", False)
-    todo, failed, held, not_started = choose(plan, ahead, uri, retry, without_store, _limits(options), leave)
+    ahead = look_ahead(plan, uri, queued, options.replace, finished)
+    todo, failed, held, not_started = choose(
+        plan, ahead, uri, retry, options.without_store, _limits(options), options.stop_hopeless
+    )
     present = {run_id: state_of(ahead.folders[run_id], queued) for run_id in ahead.replaces}
     states = explained(ahead.states | present, queued)
-    run_ids = [run.run_id for run in todo]
     code = Exit.STORE_AWAY if held else Exit.DONE
     if options.json:
-        answer_launch(plan, states, options, run_ids, failed, ahead.replaced(uri), held, not_started)
+        run_ids = tuple(run.run_id for run in todo)
+        done = Launched(states, ahead.replaced(uri), failed, run_ids, held, not_started)
+        answer_launch(plan, done, options)
         return code
     costs = past_costs(plan.runs)
     if todo:

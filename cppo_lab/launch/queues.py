@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
+from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm import LEDGER
 from cppo_lab.runs.folder import (
     AlreadyRunning,
@@ -177,9 +178,15 @@ def cancel(runs: Path, run_ids: Sequence[str], queued_only: bool) -> list[Cancel
 
     Raises UserError if Slurm's controller does not answer.
     """
+    unmarked = [run_id for run_id in run_ids if not is_cancelled(runs / run_id)]
     for run_id in run_ids:
         mark_cancelled(runs / run_id)
-    jobs, shared = _cancel_jobs(runs, run_ids, queued_only)
+    try:
+        jobs, shared = _cancel_jobs(runs, run_ids, queued_only)
+    except UserError:  # nothing is cancelled: their jobs, which may start later, are not either
+        for run_id in unmarked:
+            forget_cancelled(runs / run_id)
+        raise
     settled: dict[str, tuple[str, bool]] = {}
     ending: dict[str, str] = {}
     for run_id in run_ids:

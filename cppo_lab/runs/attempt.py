@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TypeGuard
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
@@ -57,7 +56,7 @@ from cppo_lab.runs.folder import (
 )
 from cppo_lab.runs.machine import Environment, deadline, environment, sampling
 from cppo_lab.runs.recorder import Recorder, first_line, record_end
-from cppo_lab.runs.spool import End, Line, Record, new_record_name, newest_record
+from cppo_lab.runs.spool import End, Line, Record, has_finished, new_record_name, newest_record
 from cppo_lab.runs.state import OF_OTHERS
 from cppo_lab.runs.tags import resolved_yaml
 from cppo_lab.schema import Outcome
@@ -282,16 +281,13 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
         if open_runs:
             _train_runs(open_runs, alone)
     except BaseException as error:
-        asked = find_interruption(error)
-        if asked is None:
-            ignore_signals(lambda: None)
-        else:
-            ignore_signals()
+        interruption = find_interruption(error)
+        ignore_signals(None if interruption else lambda: None)
         for run in open_runs:
             if not run.ended:
-                run.end(asked or error)
-        if asked is not None:
-            raise asked from None
+                run.end(interruption or error)
+        if interruption is not None:
+            raise interruption from None
         raise
     handle_signals(now=False)  # inline launcher: the next run raises a pending signal
 
@@ -446,11 +442,6 @@ def tidy(folder: Path) -> None:
         with contextlib.suppress(AlreadyRunning, OSError), held(folder):
             if has_finished(newest_record(folder)):
                 remove_checkpoints(folder)
-
-
-def has_finished(record: Record | None) -> TypeGuard[Record]:
-    """Whether there is a record, and it has ended with a result."""
-    return record is not None and record.end is not None and record.end.status in schema.FINISHED
 
 
 def remove_checkpoints(folder: Path) -> None:

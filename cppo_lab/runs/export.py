@@ -99,15 +99,10 @@ class Subject:
         return run_name(self.spec, self.sweeps)
 
     @property
-    def score_name(self) -> str:
-        """The metric by which its checkpoints are compared."""
-        return schema.validation_metric(schema.MEAN, self.spec.validation.samples)
-
-    @property
     def scores(self) -> dict[int, float]:
         """The score of each recorded validation, by training step."""
-        rows = sorted(self.metrics.items())
-        return {step: row[self.score_name] for step, row in rows if self.score_name in row}
+        name = schema.validation_metric(schema.MEAN, self.spec.validation.samples)
+        return {step: row[name] for step, row in sorted(self.metrics.items()) if name in row}
 
 
 def read_subject(runs: Path, run_id: str) -> Subject:
@@ -135,10 +130,8 @@ def read_subject(runs: Path, run_id: str) -> Subject:
     if record is None or record.begin.tags.get(schema.TAG_RUN_ID) != run_id:
         return Subject(spec, {}, {})
     metrics = {step: row.metrics for step, row in record.rows.items()}
-    end = record.end
-    if end is None:
-        return Subject(spec, record.begin.tags, metrics)
-    return Subject(spec, record.begin.tags, metrics, end.status, end.time_ms)
+    how = () if record.end is None else (record.end.status, record.end.time_ms)
+    return Subject(spec, record.begin.tags, metrics, *how)
 
 
 def evaluate(subject: Subject, other: RunSpec, resources: Resources) -> tuple[int, dict[str, float]]:
@@ -417,7 +410,7 @@ def _member(name: str) -> zipfile.ZipInfo:
 
 
 def unpack(path: Path, into: Path) -> dict[str, Any]:
-    """Write the runs of an archive, and its sweep file, into a folder; returns what it is about.
+    """Write the runs of an archive, and the files of its sweep, into a folder; returns what it is about.
 
     Raises UserError for any other file.
     """
@@ -426,9 +419,16 @@ def unpack(path: Path, into: Path) -> dict[str, Any]:
             about: dict[str, Any] = json.loads(archive.read(ABOUT))
             runs = [name for name in archive.namelist() if _RUN.match(name)]
             archive.extractall(into, runs)  # never outside of it, and no links
-            if "text" in about:  # of the sweep's file
-                about["sweep"] = f"./{Path(about['sweep']).name}"
-                (into / about["sweep"]).write_text(about["text"], encoding="utf-8")
+            files = about.get("files", {})
+            if "text" in about:  # of the sweep's file, in archives of early versions
+                files = {Path(about["sweep"]).name: about["text"]}
+            for name, text in files.items():
+                if not (path := (into / name).resolve()).is_relative_to(into.resolve()):
+                    raise ValueError(f"{name!r} lies outside")
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, encoding="utf-8")
+            if files:  # the sweep's file is the first
+                about["sweep"] = f"./{next(iter(files))}"
             return {"sweep": str(about["sweep"]), "overrides": list(map(str, about["overrides"]))}
     except (
         OSError,

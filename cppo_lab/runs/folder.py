@@ -45,7 +45,9 @@ NAMES = ("core", "rule", "model", "seed", "t_stop", "variants")  # of a status: 
 
 
 class Cause(StrEnum):
-    """Why a run stopped before its end. The `reason` next to it is for people: no decision depends on its words."""
+    """Why a run stopped before its end. The `reason` next to it is for people; it decides only where no cause was
+    recorded, by an old version or in a spool (`state.py`).
+    """
 
     DIED = "died"  # its process was killed before it could say anything
     CANCELLED = "cancelled"
@@ -231,7 +233,8 @@ def cancel(folder: Path, why: str = "") -> None:
     `why`: it is to be recorded as stopped, for this reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    replace_file(folder / CANCELLED, f"{time.time()}\n{why}")
+    with contextlib.suppress(FileExistsError, FileNotFoundError):  # somebody else cancels it at this moment
+        replace_file(folder / CANCELLED, f"{time.time()}\n{why}")
 
 
 def is_cancelled(folder: Path, since: float = 0.0) -> bool:

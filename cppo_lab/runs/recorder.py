@@ -49,6 +49,7 @@ from cppo_lab.runs.spool import (
     Spool,
     StepEvent,
     Tags,
+    has_finished,
     new_record_name,
     newest_record,
     open_spool,
@@ -103,7 +104,7 @@ class Recorder:
         self._ended = False  # once the end is recorded, nothing can change it
         past = newest_record(folder) if continues else None
         self.spool = open_spool(folder)
-        if past is None or (past.end is not None and past.end.status in schema.FINISHED):
+        if past is None or has_finished(past):
             self._start(new_record_name(), [])
         else:
             self._start(past.begin.record, past.rows.values())
@@ -344,7 +345,7 @@ def record_end(folder: Path, status: str, reason: str, cause: str = "") -> bool:
     The caller holds the lock of the folder.
     """
     record = newest_record(folder)
-    if record is None or (record.end is not None and record.end.status in schema.FINISHED):
+    if record is None or has_finished(record):
         return False
     spool = open_spool(folder)
     spool.add(record.begin)  # so that the output belongs to that record

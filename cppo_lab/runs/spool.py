@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeGuard
 
 from cppo_lab.cores import collapse_reason
 from cppo_lab.errors import UserError, say
@@ -211,8 +211,14 @@ def notes(folder: Path) -> dict[str, str]:
 
 def add_notes(folder: Path, tags: Mapping[str, str]) -> None:
     """Give a run tags, which may be training. Raises OSError if the disk is full."""
-    lines = [line for line, _ in read_lines(folder / FOLDER / NOTES)]
-    replace_file(folder / FOLDER / NOTES, b"".join(map(encoded, [*lines, Tags(tags)])))
+    spool = os.open(folder / FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(spool, fcntl.LOCK_EX)  # who notes something at the same time waits
+        lines = [line for line, _ in read_lines(folder / FOLDER / NOTES)]
+        replace_file(folder / FOLDER / NOTES, b"".join(map(encoded, [*lines, Tags(tags)])))
+    finally:
+        os.close(spool)
 
 
 def encoded(line: Line) -> bytes:
@@ -296,6 +302,11 @@ class Record:
     begin: Begin
     rows: dict[int, StepEvent] = field(default_factory=dict)  # by step; the first record of a step is kept
     end: End | None = None  # None: an attempt is running, or died without recording its end
+
+
+def has_finished(record: Record | None) -> TypeGuard[Record]:
+    """Whether there is a record, and it has ended with a result."""
+    return record is not None and record.end is not None and record.end.status in FINISHED
 
 
 def newest_record(folder: Path) -> Record | None:

@@ -9,7 +9,6 @@ import yaml
 from cppo_lab import schema
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
-from cppo_lab.spec.run import digest
 
 BETWEEN = " · "  # the parts of a run's name
 _NUMBERED = re.compile(r"(Table|Figure) (\d+)")
@@ -88,18 +87,6 @@ def merged(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
         both = (old.get(schema.TAG_FIGURE, ""), new[schema.TAG_FIGURE])
         tags |= figure_tag(feed for text in both for feed in text.split(", ") if feed)
     return tags
-
-
-def name_part(text: str, foreign: re.Pattern[str], longest: int) -> str:
-    """The text as a part of a metric's name or of a path, without what is `foreign` there, of at most `longest` bytes.
-
-    A text that has to change for that ends with a digest of it, so that two texts keep two names.
-    """
-    plain = foreign.sub("_", text).strip(". ")
-    if plain == text and len(text.encode()) <= longest:
-        return text
-    end = f"-{digest(text)}"
-    return (plain.encode()[: longest - len(end)].decode(errors="ignore") or "_") + end
 
 
 def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

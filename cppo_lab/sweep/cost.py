@@ -139,7 +139,9 @@ def whole_run(measurement: PreflightResult, spec: RunSpec) -> Hours | None:
     sampling and updates scaled by the growth of the mean response length: from the measured length to that of the
     estimate for this model (the paper's, if known), and at least by the factor LONGER.
     """
-    steps = [step for step in measurement.steps if step.logprob_error is not None]
+    steps = [
+        step for step in measurement.steps if step.logprob_error is not None and step.response_length > 0
+    ]
     if measurement.error or not steps or measurement.start is None or measurement.validation is None:
         return None
     measured = sum(step.response_length for step in steps) / len(steps)

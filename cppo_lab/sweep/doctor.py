@@ -229,7 +229,11 @@ def check_store(uri: str) -> Check:
             "MLflow store", MISSING, f"{place} cannot be written", "set MLFLOW_TRACKING_URI to another store"
         )
     parts = urlsplit(uri)
-    host, port = parts.hostname or "", parts.port or PORTS[parts.scheme.split("+")[0]]
+    if (host := parts.hostname) is None:
+        return Check(
+            "MLflow store", OK, f"{parts.scheme}: the server of this machine, by its socket (not tried)"
+        )
+    port = parts.port or PORTS[parts.scheme.split("+")[0]]
     text = f"{parts.scheme}://{host}:{port}"
     try:
         socket.create_connection((host, port), timeout=PATIENCE).close()

@@ -196,7 +196,7 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
     texts = [*faults.values(), *_axis_faults(grid, used), *_hypothesis_faults(grid)]
     if texts:
         raise together(texts, f"sweep {sweep.source}: ")
-    asked = [text for key, text in (grid.asked or {}).items() if key not in used]
+    asked = [text for key, text in grid.asked.items() if key not in used]
     unused = [*(text for text in grid.common if text not in used), *asked]
     declared = _declared(sweep, overrides) if sweep.hypotheses else None
     return Enumerated(sweep, tuple(runs.values()), composed, tuple(unused), changes(grid, unused), declared)
@@ -270,7 +270,7 @@ def _sources(grid: Grid, place: GridPoint) -> tuple[list[Setting], list[str]]:
     file = [setting for setting in file if setting.key in grid.variants[place.variant]]
     typed = []
     for key in grid.axes.keys() & place.values.keys():
-        if key in (grid.asked or {}):
+        if key in grid.asked:
             typed.append(override_text(key, place.values[key]))
         else:
             file.append(Setting(f"axes.{key}", key, place.values[key]))
@@ -378,8 +378,7 @@ def _one_sided(hypothesis: Hypothesis, cells: Mapping[tuple[str, str], set[str]]
 
 def _axis_faults(grid: Grid, used: set[str]) -> Iterator[str]:
     """What is wrong with axes of the file that apply to no run of the whole sweep."""
-    asked = grid.asked or {}
-    idle = [key for key in grid.axes if key not in used and key not in asked]
+    idle = [key for key in grid.axes if key not in used and key not in grid.asked]
     if not idle:
         return
     everything = whole(grid.sweep, grid.core)
@@ -402,15 +401,14 @@ def condition_faults(sweep: Sweep, core: str) -> list[tuple[str, str]]:
     """Every entry of `exclude` and every `for` of `resources` that has an unknown name, or that matches no run of the
     whole sweep, for this core: its place in the file, and what is wrong.
     """
-    cores = groups()["core"]
-    faults = list(name_faults(sweep, core, cores))
+    faults = list(name_faults(sweep, core))
     unknown_names = {where for where, _ in faults}
     open_ = {
         where: conditions
         for where, conditions in declared_conditions(sweep)
         if where not in unknown_names
         and core in conditions.get("core", (core,))
-        and not is_elsewhere(sweep, conditions, core, cores)
+        and not is_elsewhere(sweep, conditions, core)
     }
     if open_:
         grid = whole(sweep, core)

@@ -308,8 +308,8 @@ def code_fault(key: str, value: object) -> str:
     return REWARD_REMEDY if key == REWARD and re.search(r"\w:\w", str(value)) else ""
 
 
-def read_rules(sweep: Path, source: str) -> None:
-    """Read the rules next to a sweep file; `source` is the sweep's name in messages.
+def read_rules(sweep: Path) -> None:
+    """Read the rules next to a sweep file.
 
     Raises UserError for an invalid rule file, or a name that another rule already has.
     """
@@ -587,6 +587,8 @@ def _one(value: Any) -> Any:
 def _variant_name(value: str) -> str:
     if not value.strip() or value != value.strip() or "," in value:
         raise ValueError("must be a name without commas: the command line lists names (variant=a,b)")
+    if ";" in value:
+        raise ValueError("must be a name without semicolons: records list the variants of a run with them")
     if not value.isprintable():  # line ends and bidirectional control characters
         raise ValueError(f"must consist of printable characters: {value!a}")
     return value
@@ -824,7 +826,7 @@ def load_sweep(name: str) -> Sweep | Study | Search:
             "sweeps, search: see docs/sweeps.md"
         )
     if folder is not None:
-        read_rules(Path(name), name)
+        read_rules(Path(name))
     # A key that only this kind has says it.
     kind: type[Sweep | Study | Search] = (
         Search if "search" in values else Study if "sweeps" in values else Sweep
@@ -838,6 +840,19 @@ def load_sweep(name: str) -> Sweep | Study | Search:
         declared = declared.model_copy(update={"sweeps": parts})
     declared._source = name
     return declared
+
+
+def files_of(name: str) -> list[Path]:
+    """The user's files that a sweep consists of: its own first, and the rules beside it; of a study also its parts'."""
+    if not is_path(name):
+        return []
+    declared, file = load_sweep(name), Path(name)
+    parts = declared.sweeps if isinstance(declared, Study) else ()
+    return [
+        file,
+        *sorted((file.parent / FOLDER).glob("*.yaml")),
+        *(path for part in parts for path in files_of(part)),
+    ]
 
 
 class SweepFaults(UserError):

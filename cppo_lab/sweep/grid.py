@@ -7,6 +7,7 @@ which axes and overrides apply to a run: a rule's constant applies to the rules 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.core_records import core_of as core_record
@@ -93,11 +94,11 @@ def cores_of(sweep: Sweep) -> list[str]:
     return sorted(cores - {ANY_CORE})
 
 
-def name_faults(sweep: Sweep, core: str, all_cores: Sequence[str]) -> Iterator[tuple[str, str]]:
+def name_faults(sweep: Sweep, core: str) -> Iterator[tuple[str, str]]:
     """Every key and value of a condition that the sweep does not have, for this core or another: its entry in the
     file, and what is wrong.
     """
-    valid = _valid(sweep, [core, *cores_of(sweep)], all_cores)
+    valid = _valid(sweep, [core, *cores_of(sweep)], groups()["core"])
     for where, conditions in declared_conditions(sweep):
         for key, values in conditions.items():
             if key not in valid:
@@ -109,10 +110,10 @@ def name_faults(sweep: Sweep, core: str, all_cores: Sequence[str]) -> Iterator[t
                     yield where, f"sweep {sweep.source}: {where}.{key}={value!r}: {names}"
 
 
-def is_elsewhere(sweep: Sweep, conditions: Conditions, core: str, all_cores: Sequence[str]) -> bool:
+def is_elsewhere(sweep: Sweep, conditions: Conditions, core: str) -> bool:
     """Whether the conditions contain a value that only other cores have."""
     here = _valid(sweep, [core], [core])
-    others = _valid(sweep, [other for other in cores_of(sweep) if other != core], all_cores)
+    others = _valid(sweep, [other for other in cores_of(sweep) if other != core], groups()["core"])
     return any(
         not any(same(value, option) for value in values for option in here.get(key, ()))
         and all(any(same(value, option) for option in others.get(key, ())) for value in values)
@@ -169,7 +170,7 @@ class Grid:
     variants: Mapping[str, Mapping[str, Scalar]]
     axes: Mapping[str, tuple[Scalar, ...]]
     common: tuple[str, ...] = ()
-    asked: Mapping[str, str] | None = None
+    asked: Mapping[str, str] = MappingProxyType({})
     models_asked: bool = False
 
 
@@ -186,11 +187,11 @@ def with_core(declared: Sweep | Search, overrides: Sequence[str]) -> list[str]:
     return [*overrides] if chosen or not core_record(core).own_models else [f"core={core}", *overrides]
 
 
-def whole(sweep: Sweep, core: str, common: Sequence[str] = ()) -> Grid:
+def whole(sweep: Sweep, core: str) -> Grid:
     """The complete grid of the file for a core."""
     if core not in groups()["core"]:
         raise unknown("core", core, groups()["core"])
-    return Grid(sweep, core, sweep.models_of(core), sweep.variants, sweep.axes_of(core), tuple(common))
+    return Grid(sweep, core, sweep.models_of(core), sweep.variants, sweep.axes_of(core))
 
 
 def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
@@ -201,12 +202,10 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
     if faults := [text for _, text in key_faults(sweep)]:
         raise together(faults, f"sweep {sweep.source}: ")
     core = core_of(overrides)
-    if core not in groups()["core"]:
-        raise unknown("core", core, groups()["core"])
+    declared = whole(sweep, core)
     models: tuple[str, ...] | None = None
-    variants: dict[str, Mapping[str, Scalar]] = dict(sweep.variants)
-    asked, given = dict[str, str](), dict[str, str]()
-    axes, common = sweep.axes_of(core), list[str]()
+    variants, axes = dict(declared.variants), dict(declared.axes)
+    asked, given, common = dict[str, str](), dict[str, str](), list[str]()
     for override in map(read, overrides):
         text, key = override.text, override.key
         if override.right is None or override.sets(""):
@@ -231,7 +230,7 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
             axes[key], asked[key] = _axis_values(override), text
         else:
             common.append(text)
-    chosen = models or sweep.models_of(core)
+    chosen = models or declared.models
     return Grid(sweep, core, chosen, variants, axes, tuple(common), asked, models is not None)
 
 
@@ -242,7 +241,7 @@ def changes(grid: Grid, unused: Sequence[str]) -> tuple[str, ...]:
     Selecting among the file's seeds, models and variants does not change a run, nor does the place where it is trained.
     """
     changed = []
-    for key, text in (grid.asked or {}).items():
+    for key, text in grid.asked.items():
         declared = grid.sweep.axes_of(grid.core).get(key, ())
         if text not in unused and any(value not in declared for value in grid.axes[key]):
             changed.append(f"{key}={','.join(sorted(map(repr, grid.axes[key])))}")

@@ -47,7 +47,6 @@ from cppo_lab.sweep.parents import (
     describe_sweeps,
     ensure_parents,
     register_hypotheses,
-    sweep_colours,
     sweep_tags,
 )
 from cppo_lab.sweep.plan import Plan
@@ -146,7 +145,7 @@ def launch(
     _require_one_machine(todo, plan.launcher)
     _require_code(todo)
     write_stubs(plan, uri, ahead)
-    parents = Parents({sweep.name: sweep_colours(plan, sweep) for sweep in plan.sweeps})
+    parents = Parents(plan.colours)
     if not ahead.silence:
         _send(unheld, uri)
         parents = ensure_parents(plan, uri, parents)

@@ -73,27 +73,27 @@ def _log_files(folder: Path, names: Sequence[str]) -> list[LogFile]:
 
 
 def run_by_beginning(runs: Path, beginning: str) -> str:
-    """The known run whose id has this prefix.
-
-    Raises UserError for a prefix that is too short or matches no run or several.
-    """
-    require_beginning(beginning)
-    run_ids = [run_id for run_id in known_runs(runs, look(runs)) if run_id.startswith(beginning)]
-    if not run_ids:
-        raise UserError(
-            f"run {beginning!r}: {runs} has no run with this prefix: see `cppo status` (an id has {LENGTH} digits)"
-        )
-    return only(beginning, run_ids)
+    """The known run whose id has this prefix. Raises UserError as `run_folders`."""
+    return run_folders(runs, [beginning])[0].name
 
 
 def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
     """The folders of the runs with these id prefixes; of every known run if there are none.
 
-    Raises UserError for a prefix that matches no run or several.
+    Raises UserError for a prefix that is too short or matches no run or several.
     """
-    if beginnings:
-        return [runs / run_by_beginning(runs, beginning) for beginning in beginnings]
-    return [runs / run_id for run_id in known_runs(runs, look(runs))]
+    for beginning in beginnings:
+        require_beginning(beginning)
+    known = known_runs(runs, look(runs))
+    folders = [] if beginnings else [runs / run_id for run_id in known]
+    for beginning in beginnings:
+        run_ids = [run_id for run_id in known if run_id.startswith(beginning)]
+        if not run_ids:
+            raise UserError(
+                f"run {beginning!r}: {runs} has no run with this prefix: see `cppo status` (an id has {LENGTH} digits)"
+            )
+        folders.append(runs / only(beginning, run_ids))
+    return folders
 
 
 def attempts(runs: Path, run_id: str) -> list[list[LogFile]]:

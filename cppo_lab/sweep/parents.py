@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
-from cppo_lab.rules import colours
 from cppo_lab.runs.folder import (
     AlreadyRunning,
     held,
@@ -23,11 +22,11 @@ from cppo_lab.runs.spool import load_shipped
 from cppo_lab.runs.state import RunFolder, RunState
 from cppo_lab.runs.tags import figure_tag, merged, variants_in
 from cppo_lab.sweep.enumerate import PlannedRun
-from cppo_lab.sweep.file import Sweep
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, fault_line, may_fail, open_client
 from cppo_lab.tracking.history import StoredRun
-from cppo_lab.tracking.page import SweepText, ensure_parent, living, register, save_view, update_parent
+from cppo_lab.tracking.page import SweepText, ensure_parent, register, save_view, update_parent
+from cppo_lab.tracking.read import is_active
 
 # If several launchers add the same missing tag, the store accepts a single request; the others then find the tag.
 TRIES = 3
@@ -37,7 +36,7 @@ TRIES = 3
 class Parents:
     """The parents of a plan's sweeps: MLflow ids by sweep; `new` are the sweeps whose parent has no description yet.
 
-    `colours`: by sweep, the colours of its variants.
+    `colours`: see `Plan`.
     """
 
     colours: Mapping[str, Mapping[str, str]]
@@ -53,18 +52,8 @@ class Parents:
         """The tags that nest a run about to be trained, where it is already or else here, and colour its curves."""
         sweep, variant = next(iter(run.variants.items()))
         earlier = folder.record.begin.tags.get(schema.TAG_PARENT) if folder.record else ""
-        parent, look = earlier or self.of(run), {schema.TAG_COLOUR: self.colours[sweep][variant]}
-        return {**look, schema.TAG_PARENT: parent} if parent else look
-
-
-def sweep_colours(plan: Plan, sweep: Sweep) -> dict[str, str]:
-    """The colour of each variant of a sweep, as its report has it.
-
-    A launch of some variants gives them the colours that they have among all. Settings of an axis are variants as far
-    as they are planned.
-    """
-    planned = dict.fromkeys(run.variants[sweep.name] for run in plan.runs if sweep.name in run.variants)
-    return colours(tuple(sweep.variants) if planned.keys() <= sweep.variants.keys() else tuple(planned))
+        parent, colour = earlier or self.of(run), {schema.TAG_COLOUR: self.colours[sweep][variant]}
+        return {**colour, schema.TAG_PARENT: parent} if parent else colour
 
 
 def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
@@ -122,8 +111,10 @@ def adopt(
             had = client.get_run(shipped.mlflow_id).data.tags
             sweeps = {key: value for key, value in had.items() if key.startswith(schema.TAG_SWEEP_PREFIX)}
             tags = {**merged(had, sweep_tags(plan, run)), **sweeps}
-            alive |= living(client, {had.get(schema.TAG_PARENT, "")} - alive)
-            if had.get(schema.TAG_PARENT) not in alive:
+            parent = had.get(schema.TAG_PARENT, "")
+            if parent and parent not in alive and is_active(client, parent):
+                alive.add(parent)
+            if parent not in alive:
                 tags[schema.TAG_PARENT] = parents.of(run)
             for key, value in tags.items():
                 if had.get(key) != value:

@@ -12,6 +12,7 @@ from cppo_lab.core_records import BUILT_IN, core_names
 from cppo_lab.core_records import core_of as core_record
 from cppo_lab.errors import UserError, say, together, unknown
 from cppo_lab.launch.base import LauncherSpec
+from cppo_lab.rules import colours
 from cppo_lab.runs.folder import CONFIG, read_config
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import NotifySpec, TrackingSpec
@@ -27,7 +28,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class Plan:
     """All runs of a sweep or study, and how to launch and track them. `changes`: sweep -> the overrides that change the
-    runs declared in its file. `declared`: sweep with hypotheses -> all runs that they are about.
+    runs declared in its file. `declared`: sweep with hypotheses -> all runs that they are about. `colours`: sweep ->
+    the colour of each variant, as its report has it.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Plan:
     is_study: bool
     changes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     declared: Mapping[str, DeclaredRuns] = field(default_factory=dict)
+    colours: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
     def statement(self, sweep: Sweep) -> tuple[str, str]:
         """The statement of a sweep's hypotheses that is registered: a JSON text and its digest."""
@@ -149,7 +152,15 @@ def _plan(declared: Sweep | Study, parts: Sequence[Enumerated], runs: Sequence[P
         is_study=isinstance(declared, Study),
         changes={part.sweep.name: part.changes for part in parts},
         declared={part.sweep.name: part.declared for part in parts if part.declared is not None},
+        colours={part.sweep.name: _colours(part) for part in parts},
     )
+
+
+def _colours(part: Enumerated) -> dict[str, str]:
+    """Those of some variants are as they are among all. Settings of an axis are variants as far as they are planned."""
+    variants = part.sweep.variants
+    planned = dict.fromkeys(run.variants[part.sweep.name] for run in part.runs)
+    return colours(tuple(variants if planned.keys() <= variants.keys() else planned))
 
 
 def _faults(sweep: Sweep, core: str) -> tuple[list[str], Sweep]:

@@ -151,7 +151,7 @@ class PreflightJob(Equipped):
             return part
         return replace(part, error=f"its process was ended from outside (exit code {process.exitcode})")
 
-    def _nothing(self, error: str = "") -> PreflightResult:
+    def _nothing(self, error: str) -> PreflightResult:
         return PreflightResult(
             self.spec.model.name, self.layout.name, self.layout.devices, self.spec.run_id, error=error
         )
@@ -349,11 +349,11 @@ class RunKind:
         return result is not None and not result.error
 
     @property
-    def hours(self) -> list[Hours]:
-        """The hours of each run for which the recorded result says them."""
+    def hours(self) -> Hours | None:
+        """The hours of all runs together for which the recorded result says them; None if it does for none."""
         result = self.measured
-        spans = [whole_run(result, run.spec) for run in self.runs] if result else []
-        return [span for span in spans if span is not None]
+        spans = [span for run in self.runs if result and (span := whole_run(result, run.spec))]
+        return Hours(sum(span.low for span in spans), sum(span.high for span in spans)) if spans else None
 
 
 def kinds(plan: Plan, runs: Path, random_weights: bool = False) -> list[RunKind]:
@@ -369,9 +369,9 @@ def kinds(plan: Plan, runs: Path, random_weights: bool = False) -> list[RunKind]
         )
     by_folder: dict[Path, list[PlannedRun]] = {}
     for run in plan.runs:
-        by_folder.setdefault(preflight_folder(run.spec, run.layout, runs), []).append(run)
-    if random_weights:
-        by_folder = {folder.with_name(f"{folder.name}-random"): alike for folder, alike in by_folder.items()}
+        folder = preflight_folder(run.spec, run.layout, runs)
+        folder = folder.with_name(folder.name + "-random" * random_weights)
+        by_folder.setdefault(folder, []).append(run)
     return [RunKind(tuple(alike), folder, random_weights) for folder, alike in by_folder.items()]
 
 
@@ -389,7 +389,14 @@ def job_of(kind: RunKind, plan: Plan, runs: Path) -> PreflightJob:
     """The short job of a kind."""
     run = kind.example
     return PreflightJob(
-        run.spec, runs, run.layout, plan.paths, run.resources, plan.launcher.threads, folder=kind.folder
+        run.spec,
+        runs,
+        run.layout,
+        plan.paths,
+        run.resources,
+        plan.launcher.threads,
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        folder=kind.folder,
     )
 
 
@@ -432,11 +439,10 @@ def report(kind: RunKind) -> str:
     hours = kind.hours
     if hours:
         cuda = run.layout.device == "cuda"
-        low, high = (sum(getattr(run_hours, end) for run_hours in hours) for end in ("low", "high"))
         gpus = run.layout.devices if cuda else 1
         beside = f" (estimate: {_number(planned.time.gpu_hours * len(kind.runs))})" if planned else ""
         lines.append(
-            f"  {count} to the last step: {_number(low * gpus)} to {_number(high * gpus)} "
+            f"  {count} to the last step: {_number(hours.low * gpus)} to {_number(hours.high * gpus)} "
             f"{'GPU-hours' if cuda else 'hours'}{beside}"
         )
     return "\n".join(lines)
@@ -452,9 +458,7 @@ def as_values(kind: RunKind) -> dict[str, Any]:
         "runs": [run.run_id for run in kind.runs],
         "measured": kind.is_measured,
         "error": result.error if result else "",
-        "hours": {end: sum(getattr(run_hours, end) for run_hours in hours) for end in ("low", "high")}
-        if hours
-        else None,
+        "hours": hours and {"low": hours.low, "high": hours.high},
         "folder": str(kind.folder),
     }
 

@@ -96,8 +96,10 @@ def known_runs(runs: Path, queued: Queued) -> list[str]:
     return sorted(filter(_RUN_ID.fullmatch, folders.union(queued.listed, in_queue)))
 
 
-def run_statuses(runs: Path, labels: Mapping[str, Label] | None = None) -> list[RunStatus]:
-    """The state of runs: those that `labels` name, in their order, or every known run, live ones last."""
+def run_statuses(runs: Path, labels: Mapping[str, Label | None] | None = None) -> list[RunStatus]:
+    """The state of runs: those that `labels` name, in their order, or every known run, live ones last. None: the label
+    that the run's folder has.
+    """
     queued = look(runs)
     run_ids = known_runs(runs, queued) if labels is None else labels
     folders = [RunFolder(runs / run_id) for run_id in run_ids]
@@ -106,7 +108,7 @@ def run_statuses(runs: Path, labels: Mapping[str, Label] | None = None) -> list[
         _status(
             run,
             states[run.path.name],
-            _own_label(run) if labels is None else labels[run.path.name],
+            (labels or {}).get(run.path.name) or _own_label(run),
             queued.place(run.path.name).job,
         )
         for run in folders

@@ -17,7 +17,7 @@ from cppo_lab.runs.state import RunState
 from cppo_lab.runs.tags import as_yaml, dotted
 from cppo_lab.spec import LayoutSpec, PathsSpec
 from cppo_lab.spec.job import UNCERTAINTY, CostEstimate, estimate, estimate_disk
-from cppo_lab.sweep.columns import RUN_ID, aligned
+from cppo_lab.sweep.columns import REASON, RUN_ID, aligned
 from cppo_lab.sweep.cost import ESTIMATE, PREFLIGHT, Cost, CostSum, sum_costs
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.plan import FoundRun, Plan
@@ -37,15 +37,14 @@ def run_table(
     If lines are longer than `width` (None: no limit), columns are left out and reasons are cut.
     """
     placed = any(core_of(run.spec.core).uses_layout for run in runs)
-    noted = any(states[run.run_id].note for run in runs)
     head = ["run id", "variant", "model", "seed"]
-    head += [*(["layout", "GPU-hours"] if placed else []), "state", *(["reason"] if noted else [])]
+    head += [*(["layout", "GPU-hours"] if placed else []), "state", REASON]
     rows = []
     for run in runs:
         cost = [run.layout.name, _hours(costs.get(run.run_id))] if placed else []
         state = states[run.run_id]
         name = [run.run_id, run.variant, run.spec.model.name, str(run.spec.seed)]
-        rows.append([*name, *cost, state.state, *([state.note] if noted else [])])
+        rows.append([*name, *cost, state.state, state.note])
     return aligned(
         head, rows, right={"GPU-hours"}, width=width, spare=("GPU-hours", "layout", RUN_ID), coloured=coloured
     )

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from cppo_lab.errors import StoreAway, UserError
+from cppo_lab.errors import StoreAway, UserError, say
 from cppo_lab.files import MASK, is_shared, open_lock, redacted
 
 VARIABLE = "MLFLOW_TRACKING_URI"  # MLflow's own
@@ -224,18 +224,21 @@ def require_store(uri: str) -> None:
     require_mlflow_database(uri)
 
 
-def require_place(uri: str) -> str:
-    """A note on a SQLite store that somebody has named and that does not exist yet; else empty.
+def known_store(uri: str) -> str:
+    """`uri`, if the store can be there; a note on standard error if somebody has named a store that is not there yet.
 
-    Raises StoreAway if not even its folder exists, since such a path is probably a mistake.
+    Raises StoreAway for a SQLite file in a folder that does not exist, since such a path is probably a mistake.
     """
     path = sqlite_file(uri)
     if path is None or path.is_file():
-        return ""
+        return uri
     if not path.parent.is_dir():
         raise StoreAway(
             f"tracking database {path} does not exist, and neither does its folder: make that, or set {VARIABLE} to "
             "the store that holds the runs"
         )
-    absent = f"tracking database {path} does not exist: only folders of runs here say what is done"
-    return absent if os.environ.get(VARIABLE) else ""
+    if os.environ.get(VARIABLE):
+        say(
+            f"cppo: note: tracking database {path} does not exist: only folders of runs here say what is done"
+        )
+    return uri

@@ -35,8 +35,8 @@ REMEDY = (
     f"check that it is an MLflow store and that its server runs, or set {address.VARIABLE} to another one"
 )
 DEFAULT_ROOT = "_MLFLOW_SERVER_ARTIFACT_ROOT"  # MLflow's variable for the default artifact location
-QUIET = {"MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false"}  # no progress bar for files of two kilobytes
-_PATIENCE = {
+_DEFAULTS = {
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",  # for files of two kilobytes
     # We retry an unreachable server ourselves, so wait seconds instead of MLflow's minutes, or the days that an answer
     # may ask for. A slow server gets more time.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
@@ -109,7 +109,7 @@ def open_client(uri: str) -> MlflowClient:
 
 def prepare() -> None:
     """Settings for every client of MLflow in this process and its children: what it waits for, prints and refuses."""
-    for name, value in {**_PATIENCE, **QUIET}.items():
+    for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     os.environ.update(_OURS)
     logging.getLogger("alembic").setLevel(logging.WARNING)

@@ -20,6 +20,7 @@ import zlib
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -33,7 +34,8 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.runs.machine import code_version
-from cppo_lab.runs.tags import escaped, name_part
+from cppo_lab.runs.tags import escaped
+from cppo_lab.spec.run import digest
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, open_client
 from cppo_lab.tracking.history import recorded_status, unclipped
@@ -127,11 +129,6 @@ def ensure_parent(client: MlflowClient, uri: str, experiment_id: str, sweep: str
     return oldest
 
 
-def living(client: MlflowClient, parents: Iterable[str]) -> set[str]:
-    """Those of the MLflow ids whose runs exist and are not deleted."""
-    return {parent for parent in set(parents) - {""} if is_active(client, parent)}
-
-
 def nest(client: MlflowClient, runs: Mapping[str, str]) -> None:
     """Put runs that have ended under parents: `runs` maps the MLflow id of each to that of its parent."""
     for mlflow_id, parent in runs.items():
@@ -197,9 +194,20 @@ def variant_means(runs: Iterable[NotedRun]) -> dict[str, float]:
     scores: dict[str, list[float]] = {}
     for run in runs:
         if run.score is not None and run.state in schema.FINISHED:
-            parts = (name_part(text, _NOT_IN_NAMES, _LONGEST_PART) for text in (run.model, run.variant))
+            parts = (_name_part(text) for text in (run.model, run.variant))
             scores.setdefault("/".join((VARIANT_MEAN, *parts)), []).append(run.score)
     return {name: math.fsum(values) / len(values) for name, values in scores.items()}
+
+
+def _name_part(text: str) -> str:
+    """The text as a part of a metric's name. If it has to change for that, it ends with a digest of it, so that two
+    texts keep two names.
+    """
+    plain = _NOT_IN_NAMES.sub("_", text).strip(". ")
+    if plain == text and len(text.encode()) <= _LONGEST_PART:
+        return text
+    end = f"-{digest(text)}"
+    return (plain.encode()[: _LONGEST_PART - len(end)].decode(errors="ignore") or "_") + end
 
 
 def noted_runs(client: MlflowClient, experiment: str, sweep: str) -> dict[str, NotedRun]:
@@ -342,7 +350,7 @@ def parse_registrations(text: str, parent: str = "") -> tuple[Registration, ...]
         for entry in registrations
     ):
         return ()
-    return tuple(sorted(registrations, key=_time))
+    return tuple(sorted(registrations, key=attrgetter("time_ms")))
 
 
 def find_registrations(client: MlflowClient, experiment: str, sweep: str) -> tuple[Registration, ...]:
@@ -352,11 +360,7 @@ def find_registrations(client: MlflowClient, experiment: str, sweep: str) -> tup
         for run in newest_runs(client, experiment, f"tags.`{schema.TAG_SWEEP_PARENT}` = '{sweep}'")
         for registration in parse_registrations(run.data.tags.get(schema.TAG_HYPOTHESES, ""), run.info.run_id)
     )
-    return tuple(sorted(registrations, key=_time))
-
-
-def _time(registration: Registration) -> int:
-    return registration.time_ms
+    return tuple(sorted(registrations, key=attrgetter("time_ms")))
 
 
 def deleted_starts(client: MlflowClient, experiment: str) -> dict[str, int]:
@@ -364,8 +368,7 @@ def deleted_starts(client: MlflowClient, experiment: str) -> dict[str, int]:
 
     Results that `--replace` has replaced are among them. What `mlflow gc` has removed is not.
     """
-    condition = f"tags.`{schema.TAG_RUN_ID}` LIKE '%'"
-    deleted = newest_runs(client, experiment, condition, ViewType.DELETED_ONLY)
+    deleted = newest_runs(client, experiment, tag=schema.TAG_RUN_ID, view=ViewType.DELETED_ONLY)
     return {run.data.tags[schema.TAG_RUN_ID]: run.info.start_time for run in deleted}  # the oldest comes last
 
 

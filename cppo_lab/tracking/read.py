@@ -109,7 +109,7 @@ def search_runs(
     Oldest first by default, so that a run that starts meanwhile does not shift others to another page.
     """
     if tag is not None and _PLAIN.fullmatch(tag):  # MLflow's filters cannot quote other names
-        condition = f"tags.`{tag}` LIKE '%'"
+        condition += " and " * bool(condition) + f"tags.`{tag}` LIKE '%'"
     served = str(client.tracking_uri).startswith(("http://", "https://"))
     token = None
     while True:

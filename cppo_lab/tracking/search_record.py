@@ -58,8 +58,8 @@ def score_metric(spec: RunSpec) -> str:
 def live_curve(folder: Path, spec: RunSpec) -> list[Point]:
     """The validations that a run has written so far, which another process may be training, by step."""
     metric = score_metric(spec)
-    rows = (row for row in read_rows(folder) if metric in row.metrics)
-    return sorted({row.step: Point(row.step, row.metrics[metric], row.time_ms) for row in rows}.values())
+    rows = read_rows(folder)  # one of each step, in order
+    return [Point(row.step, row.metrics[metric], row.time_ms) for row in rows if metric in row.metrics]
 
 
 def _past(client: MlflowClient, spec: RunSpec) -> list[StoredRun]:

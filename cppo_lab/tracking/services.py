@@ -147,7 +147,7 @@ def mirror_main() -> None:
             mirror.update(folders)
             if not trains:
                 mirror.close()
-            pause = EVERY_SECONDS
+            pause, fault = EVERY_SECONDS, ""
         except UserError as error:
             if fault != (fault := str(error)):
                 say(f"{fault}; training and the tracking store go on")

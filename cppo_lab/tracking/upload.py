@@ -320,11 +320,14 @@ class _Shipment:
         """What somebody has noted on the run becomes tags of its newest record."""
         path = self.folder / FOLDER / NOTES
         added = list(read_lines(path, place_in(path, self.state.offsets.get(NOTES, 0))))
-        if added and (newest := newest_record(self.folder)) is not None:
-            for line, end in added:
-                for key, value in line.tags.items() if isinstance(line, Tags) else ():
-                    self.client.set_tag(self.state.records[newest.begin.record].mlflow_id, key, value)
-                self._reached(path, end)
+        if not added or (newest := newest_record(self.folder)) is None:
+            return
+        if (shipped := self.state.records.get(newest.begin.record)) is None:
+            return  # it has begun meanwhile: the next upload sends it first
+        for line, end in added:
+            for key, value in line.tags.items() if isinstance(line, Tags) else ():
+                self.client.set_tag(shipped.mlflow_id, key, value)
+            self._reached(path, end)
 
     def _reached(self, path: Path, offset: int) -> None:
         self.state.offsets[path.name] = offset

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cppo_lab import schema
-from cppo_lab.runs.spool import newest_record
+from cppo_lab.runs.spool import has_finished, newest_record
 from dev.chaos.compare import Store, read_report, read_store
 from dev.errors import DevError
 from dev.servers.mlflow_server import MlflowServer
@@ -157,8 +156,7 @@ def left_behind(runs: Path) -> list[str]:
     """A description of each leftover file of runs that are done."""
     left = []
     for path in sorted([*runs.glob("*/checkpoint*"), *runs.glob("*/*.partial")]):
-        record = newest_record(path.parent)
         # If a full disk kept a run's end out of its files, only the store knows it, and the checkpoint stays.
-        if record is not None and record.end is not None and record.end.status in schema.FINISHED:
+        if has_finished(newest_record(path.parent)):
             left.append(f"{path.relative_to(runs)} is left")
     return left

@@ -1,5 +1,7 @@
 """`cppo clean` and `cppo archive`."""
 
+import json
+import shutil
 import sys
 import zipfile
 from pathlib import Path
@@ -79,14 +81,33 @@ def test_an_archive_unpacked_elsewhere_gives_the_report_again(
     assert Path("reports/build/quickstart/numbers.tex").read_bytes() == numbers
 
 
-def test_an_archive_has_the_file_of_its_sweep(cppo: Command, no_training: None) -> None:
-    text = "title: Mine\nquestion: Which?\nmodels: [mini_quick]\nvariants: {grpo: {rule: grpo}}\n"
-    Path("mine.yaml").write_text(text)
+def test_an_archive_has_the_files_of_its_sweep(cppo: Command, no_training: None) -> None:
+    text = "title: Mine\nquestion: Which?\nmodels: [mini_quick]\nvariants: {own: {rule: own}}\n"
+    for name, content in {
+        "mine.yaml": text,
+        "rule/own.yaml": "name: dppo\ndelta: 0.1\n",
+        "of/both.yaml": "title: Both\nquestion: Which?\nsweeps: [../mine.yaml]\n",
+    }.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(content)
     cppo("launch ./mine.yaml launcher=inline")
-    cppo("archive ./mine.yaml --out a.zip")
+    for number, file in enumerate(("./mine.yaml", "of/both.yaml")):
+        cppo(f"archive {file} --out {number}.zip")
+    for folder in ("rule", "of"):
+        shutil.rmtree(folder)
     Path("mine.yaml").unlink()
-    cppo("report a.zip --out page")
-    assert "<h1>Mine</h1>" in Path("page/index.html").read_text()
+    for number, title in enumerate(("Mine", "Both")):
+        cppo(f"report {number}.zip --out page{number}")
+        assert f"<h1>{title}</h1>" in Path(f"page{number}/index.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["../mine.yaml", "/tmp/mine.yaml"])
+def test_an_archive_writes_nothing_elsewhere(cppo: Command, name: str) -> None:
+    with zipfile.ZipFile("a.zip", "w") as archive:
+        about = {"sweep": "./mine.yaml", "overrides": [], "files": {name: "title: Mine"}}
+        archive.writestr("archive.json", json.dumps(about))
+    said = cppo("report a.zip", code=2).err
+    assert "a.zip cannot be read as a file of `cppo archive`" in said and f"{name!r} lies outside" in said
 
 
 def test_code_that_no_job_reads_is_freed(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
