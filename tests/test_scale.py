@@ -18,7 +18,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import score_sweep
-from cppo_lab.launch.queues import end_dead, look, send
+from cppo_lab.launch.queues import read_queues, record_dead_ends, send
 from cppo_lab.runs.state import states
 from cppo_lab.sweep.cost import past_costs
 from cppo_lab.sweep.file import load_sweep
@@ -89,8 +89,8 @@ def actions(plan: Plan) -> dict[str, Callable[[], object]]:
     experiment = schema.experiment_name(plan.core)
 
     def described() -> None:
-        queued = look(runs)
-        idle = end_dead(runs, run_ids, queued)
+        queued = read_queues(runs)
+        idle = record_dead_ends(runs, run_ids, queued)
         ahead = look_ahead(plan, uri, queued, opens=True)
         send(list(idle), uri)
         describe_sweeps(plan, uri, ensure_parents(plan, uri, Parents({})), ahead.states)
@@ -102,7 +102,7 @@ def actions(plan: Plan) -> dict[str, Callable[[], object]]:
         score_sweep(data, expected)
 
     return {
-        "plan": lambda: (states(runs, run_ids, look(runs)), past_costs(plan.runs)),
+        "plan": lambda: (states(runs, run_ids, read_queues(runs)), past_costs(plan.runs)),
         "status": lambda: run_statuses(runs),
         "sync": lambda: upload([runs / run_id for run_id in run_ids], uri),
         "launch": described,

@@ -44,7 +44,7 @@ def status(options: argparse.Namespace) -> int:
 
     states = frozenset[str]() if options.state is None else parse_states(options.state)
     plan, uri = _planned(options)
-    run_statuses = look_at(plan)
+    run_statuses = status_reader(plan)
     if options.repair:
         from cppo_lab.launch.queues import repair
 
@@ -82,7 +82,7 @@ def watch(options: argparse.Namespace) -> int:
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
     command = status.parse_command(options.notify) if options.notify is not None else None
-    run_statuses = look_at(_planned(options)[0])
+    run_statuses = status_reader(_planned(options)[0])
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
         runs = status.watch(run_statuses, options.every, out, coloured())
@@ -216,7 +216,7 @@ def cancel(options: argparse.Namespace) -> int:
 
     if bool(options.sweep) == bool(options.run):
         raise UserError("cppo cancel: name either a sweep, or runs with --run ID")
-    runs = look_at(_planned(options)[0])() if options.sweep else _these(options.run)
+    runs = status_reader(_planned(options)[0])() if options.sweep else _these(options.run)
     chosen = [run for run in runs if run.state in ({schema.QUEUED} if options.queued else schema.ALIVE)]
     names = {run.run_id: f"{run.run_id} {run.title}" for run in runs}
     if options.dry_run:
@@ -337,8 +337,8 @@ def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
     return planned(options)
 
 
-def look_at(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
-    """What looks at the runs of a plan, or at all known runs."""
+def status_reader(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
+    """A function that reads the statuses of the runs of a plan, or of all known runs."""
     from cppo_lab.sweep.status import Label, run_statuses
 
     runs, labels = runs_folder(), None

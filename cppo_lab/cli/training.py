@@ -126,11 +126,11 @@ def _list_sweeps(options: argparse.Namespace) -> int:
 
 def plan_states(plan: "Plan") -> "dict[str, RunState]":
     """The state of every run of a plan. Writes nothing, and asks no store."""
-    from cppo_lab.launch.queues import look
+    from cppo_lab.launch.queues import read_queues
     from cppo_lab.runs.state import states
 
     runs = runs_folder()
-    return states(runs, [run.run_id for run in plan.runs], look(runs, warn=True))
+    return states(runs, [run.run_id for run in plan.runs], read_queues(runs, warn=True))
 
 
 def without_folders(plan: "Plan", options: argparse.Namespace) -> str:
@@ -282,11 +282,11 @@ def _until_decided(plan: "Plan", uri: str, options: argparse.Namespace) -> int:
 
 def pull(options: argparse.Namespace) -> int:
     """Write what was finished elsewhere into the folders of runs without a record here."""
-    from cppo_lab.launch.queues import look
+    from cppo_lab.launch.queues import read_queues
     from cppo_lab.sweep.launch import look_ahead, write_stubs
 
     plan, uri = planned(options)
-    ahead = look_ahead(plan, uri, look(runs_folder(), warn=True))
+    ahead = look_ahead(plan, uri, read_queues(runs_folder(), warn=True))
     if ahead.silence:
         raise StoreAway(ahead.silence)
     write_stubs(plan, uri, ahead)
@@ -425,13 +425,13 @@ def _dry_run(
     finished: "Collection[str]",
 ) -> int:
     """Say what `train` would do. Writes nothing."""
-    from cppo_lab.launch.queues import look
+    from cppo_lab.launch.queues import read_queues
     from cppo_lab.runs.state import explained, state_of
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import Launched, choose, look_ahead
     from cppo_lab.sweep.table import cost_summary, run_table
 
-    queued = look(runs_folder(), warn=True)
+    queued = read_queues(runs_folder(), warn=True)
     ahead = look_ahead(plan, uri, queued, options.replace, finished)
     todo, failed, held, not_started = choose(
         plan, ahead, uri, retry, options.without_store, _limits(options), options.stop_hopeless

@@ -307,15 +307,15 @@ class Page(SimpleHTTPRequestHandler):
 def dash(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
     from cppo_lab.cli import reporting
-    from cppo_lab.cli.monitoring import look_at
+    from cppo_lab.cli.monitoring import status_reader
     from cppo_lab.cli.training import planned
     from cppo_lab.sweep import status
 
     reporting.require_every(options)
-    look = look_at(planned(options)[0])
+    read_statuses = status_reader(planned(options)[0])
 
     def now() -> tuple[str, bool]:
-        runs = look()
+        runs = read_statuses()
         lines = html.escape(f"{status.totals(runs)}\n\n{status.table(runs)}")
         goes_on = any(run.state not in schema.FINISHED for run in runs)
         return f'<section id="now"><h2>Runs now</h2>\n<pre>{lines}</pre>\n</section>', goes_on

@@ -36,7 +36,7 @@ POLL_SECONDS = 0.2
 CANCELLED = "CANCELLED"  # Slurm's word for a job that was
 
 
-def look(runs: Path, warn: bool = False) -> Queued:
+def read_queues(runs: Path, warn: bool = False) -> Queued:
     """One look at the lists of the live launchers on this machine, and at Slurm's queue. Writes nothing.
 
     `warn`: say on standard error if the record of Slurm jobs cannot be read or Slurm does not answer. Otherwise the
@@ -97,7 +97,7 @@ def repair(runs: Path, run_ids: Sequence[str], uri: str) -> list[str]:
     Raises UserError if Slurm's controller or the store does not answer.
     """
     lines = settle_jobs(runs)
-    ended = end_dead(runs, run_ids, look(runs))
+    ended = record_dead_ends(runs, run_ids, read_queues(runs))
     send(list(ended), uri)
     for folder, state in ended.items():
         if state == schema.PARTIAL and files(folder):
@@ -107,7 +107,7 @@ def repair(runs: Path, run_ids: Sequence[str], uri: str) -> list[str]:
     return lines
 
 
-def end_dead(runs: Path, run_ids: Sequence[str], queued: Queued) -> dict[Path, str]:
+def record_dead_ends(runs: Path, run_ids: Sequence[str], queued: Queued) -> dict[Path, str]:
     """Record the ends of runs whose process is gone, and remove the checkpoints of finished ones.
 
     Returns the folders that no process holds, each with the run's state if that was not recorded.

@@ -180,7 +180,7 @@ def train(attempts: Sequence[Attempt], rescue: Rescue, alone: bool = True) -> No
     prepare_process(attempts[0].threads, attempts[0].visible_devices)
     for group in groups(attempts):
         with contextlib.ExitStack() as locks:
-            if free := [attempt for attempt in group if _is_free(attempt, locks, alone)]:
+            if free := [attempt for attempt in group if _lock_for_training(attempt, locks, alone)]:
                 _train_group(free, rescue, alone)
 
 
@@ -206,7 +206,7 @@ def shared_process(attempt: Attempt) -> str:
     return f"{attempt.spec.core} {attempt.resources} {places} {attempt.threads}"
 
 
-def _is_free(attempt: Attempt, locks: contextlib.ExitStack, alone: bool) -> bool:
+def _lock_for_training(attempt: Attempt, locks: contextlib.ExitStack, alone: bool) -> bool:
     """Take the run's lock, held until `locks` is closed. False if it is held, since others of its launch failed, and if
     another process trains it or it was cancelled; these are raised instead if it is `alone`.
     """

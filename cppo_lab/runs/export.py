@@ -38,7 +38,7 @@ from cppo_lab.errors import UserError, printable
 from cppo_lab.files import appearing, names_below, open_below, require_free
 from cppo_lab.runs.folder import ASIDE, CONFIG, AlreadyRunning, held, is_held, read_config, read_status
 from cppo_lab.runs.machine import code_version, versions_in
-from cppo_lab.runs.spool import FOLDER, add_evaluation, evaluations, newest_record
+from cppo_lab.runs.spool import SPOOL_FOLDER, add_evaluation, evaluations, newest_record
 from cppo_lab.runs.tags import as_yaml, code, resolved_yaml, run_name, variants_in
 from cppo_lab.spec import HubModel, MathData, RunSpec
 from cppo_lab.spec.parse import parse_run
@@ -110,7 +110,10 @@ def read_subject(runs: Path, run_id: str) -> Subject:
 
     Raises UserError if it has no configuration of that run, or a link among the files that are read.
     """
-    files = [(run_id, CONFIG), *((run_id, FOLDER, name) for name in names_below(runs, run_id, FOLDER))]
+    files = [
+        (run_id, CONFIG),
+        *((run_id, SPOOL_FOLDER, name) for name in names_below(runs, run_id, SPOOL_FOLDER)),
+    ]
     for names in files:
         if names[-1].endswith((".json", ".jsonl")) and (file := open_below(runs, *names)) is not None:
             file.close()

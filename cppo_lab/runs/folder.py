@@ -197,7 +197,7 @@ def holder(folder: Path) -> tuple[str, int] | None:
     return (process[1], int(process[2])) if process else None
 
 
-def lock_file(folder: Path) -> int:
+def lock_inode(folder: Path) -> int:
     """The inode of the lock of a run's folder; 0 if it has none."""
     try:
         return (folder / LOCK).lstat().st_ino
@@ -211,7 +211,7 @@ def is_lost(folder: Path, inode: int) -> bool:
     No answer, as of a network's file system that is away, ends no training.
     """
     with contextlib.suppress(OSError):
-        return bool(inode) and lock_file(folder) != inode
+        return bool(inode) and lock_inode(folder) != inode
     return False
 
 

@@ -34,7 +34,7 @@ from cppo_lab.runs.folder import (
     ensure_folder_tag,
     folder_tag,
     is_lost,
-    lock_file,
+    lock_inode,
     machine_seconds,
     read_status,
     seconds_trained,
@@ -97,7 +97,7 @@ class Recorder:
         # This attempt's first new step, and its time.
         self._first: tuple[int | None, float | None] = (None, None)
         ensure_folder_tag(folder)
-        self._lock = lock_file(folder)
+        self._lock = lock_inode(folder)
         self._tags, self._packages = {**here.tags, **tags}, here.packages
         self._printed = own_output()
         self._waiting: dict[str, bytes] = {}  # files that a full disk could not take, by name

@@ -40,7 +40,7 @@ from cppo_lab.schema import (
     parse_validation_metric,
 )
 
-FOLDER = "spool"  # in a run's folder
+SPOOL_FOLDER = "spool"  # in a run's folder
 NOTES = "notes.jsonl"  # beside the attempts' files: Tags that somebody gave the run
 LONGEST = 16 * 2**20  # bytes of a line; a `begin` line has some ten thousand
 _FILE = re.compile(r"(?:[0-9]{4}|[1-9][0-9]{4,})\.jsonl")
@@ -162,12 +162,12 @@ def new_record_name() -> str:
 
 def open_spool(folder: Path) -> Spool:
     """Create the next file in the run's folder."""
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    (folder / SPOOL_FOLDER).mkdir(parents=True, exist_ok=True)
     number = max((int(path.stem) for path in files(folder)), default=0)
     while True:
         number += 1
         try:
-            return Spool(folder / FOLDER / f"{number:04d}.jsonl")
+            return Spool(folder / SPOOL_FOLDER / f"{number:04d}.jsonl")
         except FileExistsError:  # another process created it at this moment
             continue
 
@@ -198,25 +198,25 @@ def add_evaluation(folder: Path, step: int, metrics: Mapping[str, float]) -> Non
         )
     number = max(int(path.stem) for path in files(folder)) + 1
     added: tuple[Line, ...] = (record.begin, StepEvent(step, int(time.time() * 1000), metrics), end)
-    replace_file(folder / FOLDER / f"{number:04d}.jsonl", b"".join(map(encoded, added)))
+    replace_file(folder / SPOOL_FOLDER / f"{number:04d}.jsonl", b"".join(map(encoded, added)))
 
 
 def notes(folder: Path) -> dict[str, str]:
     """The tags that somebody gave the run, the newest of each key."""
     tags: dict[str, str] = {}
-    for line, _ in read_lines(folder / FOLDER / NOTES):
+    for line, _ in read_lines(folder / SPOOL_FOLDER / NOTES):
         tags |= line.tags if isinstance(line, Tags) else {}
     return tags
 
 
 def add_notes(folder: Path, tags: Mapping[str, str]) -> None:
     """Give a run tags, which may be training. Raises OSError if the disk is full."""
-    spool = os.open(folder / FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    spool = os.open(folder / SPOOL_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(spool, fcntl.LOCK_EX)  # who notes something at the same time waits
-        lines = [line for line, _ in read_lines(folder / FOLDER / NOTES)]
-        replace_file(folder / FOLDER / NOTES, b"".join(map(encoded, [*lines, Tags(tags)])))
+        lines = [line for line, _ in read_lines(folder / SPOOL_FOLDER / NOTES)]
+        replace_file(folder / SPOOL_FOLDER / NOTES, b"".join(map(encoded, [*lines, Tags(tags)])))
     finally:
         os.close(spool)
 
@@ -238,9 +238,9 @@ def files(folder: Path) -> list[Path]:
     """The spool's files in the order of the attempts."""
     names: list[str] = []
     with ignoring(NOWHERE):
-        names = os.listdir(folder / FOLDER)  # noqa: PTH208  names alone, of thousands of runs
+        names = os.listdir(folder / SPOOL_FOLDER)  # noqa: PTH208  names alone, of thousands of runs
     attempts = sorted(filter(_FILE.fullmatch, names), key=lambda name: (len(name), name))
-    return [folder / FOLDER / name for name in attempts]
+    return [folder / SPOOL_FOLDER / name for name in attempts]
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
@@ -474,7 +474,7 @@ def unsent(folder: Path, uri: str) -> bool:
     if not paths:
         return False
     state = load_shipped(folder, uri)
-    paths.append(folder / FOLDER / NOTES)
+    paths.append(folder / SPOOL_FOLDER / NOTES)
     return state.pending or any(_has_more(path, state.offsets.get(path.name, 0)) for path in paths)
 
 
@@ -492,7 +492,7 @@ def _store_key(uri: str) -> str:
 
 def _all_states(folder: Path) -> dict[str, Any]:
     try:
-        values = json.loads(read_plain(folder / FOLDER / SHIPPED, _LARGEST_SHIPPED) or b"")
+        values = json.loads(read_plain(folder / SPOOL_FOLDER / SHIPPED, _LARGEST_SHIPPED) or b"")
     except (OSError, ValueError, RecursionError):
         return {}
     return values if isinstance(values, dict) else {}
@@ -528,10 +528,10 @@ def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
         "offsets": state.offsets,
         "records": {token: vars(record) for token, record in state.records.items()},
     }
-    beside = folder / FOLDER / f"{SHIPPED}.{secrets.token_hex(4)}"
+    beside = folder / SPOOL_FOLDER / f"{SHIPPED}.{secrets.token_hex(4)}"
     try:
         beside.write_text(json.dumps({**_all_states(folder), _store_key(uri): values}), encoding="utf-8")
-        beside.replace(folder / FOLDER / SHIPPED)
+        beside.replace(folder / SPOOL_FOLDER / SHIPPED)
         _unsaved.pop((folder, uri), None)
     except OSError:
         _unsaved[folder, uri] = deepcopy(state)
@@ -543,7 +543,7 @@ def save_shipped(folder: Path, uri: str, state: Shipped) -> None:
 def shipping(folder: Path) -> Iterator[None]:
     """Let one process at a time send a run's folder, and note its progress."""
     try:
-        file = open_lock(folder / FOLDER / "shipping.lock")
+        file = open_lock(folder / SPOOL_FOLDER / "shipping.lock")
     except OSError:  # a full disk: better to send twice than not at all
         yield
         return

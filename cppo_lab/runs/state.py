@@ -24,7 +24,7 @@ from cppo_lab.runs.spool import Begin, Record, files, newest_record, read_lines
 
 STARTING = "starting"
 _SILENT = "its process ended without a word"
-WORDS = {  # of the causes that nobody could put into words: the process was gone
+CAUSE_TEXTS = {  # of the causes that nobody could put into words: the process was gone
     Cause.DIED: f"{_SILENT} (killed, out of memory, or the machine went down)",
     Cause.CANCELLED: "cancelled",
 }
@@ -106,7 +106,7 @@ class RunFolder:
 
 
 @dataclass(frozen=True)
-class Place:
+class QueueEntry:
     """The place of a run in a launcher's queue. `job` is the newest, as the queue's commands write it.
 
     `waits`: why it has not started; None if it is not pending. `active`: it has machines; `ending`: it gives them back.
@@ -127,12 +127,12 @@ class Queued:
     """
 
     listed: Collection[str] = frozenset()
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, QueueEntry] = field(default_factory=dict)
     why_ended: Callable[[Sequence[str]], Mapping[str, str]] = lambda run_ids: {}
 
-    def place(self, run_id: str) -> Place:
+    def place(self, run_id: str) -> QueueEntry:
         """The place of a run."""
-        return self.places.get(run_id, Place())
+        return self.places.get(run_id, QueueEntry())
 
 
 def states(runs: Path, run_ids: Iterable[str], queued: Queued) -> dict[str, RunState]:
@@ -168,7 +168,7 @@ def state_of(run: RunFolder, queued: Queued, replacing: bool = False) -> RunStat
     return replace(result, reason=f"{stopped}its replacement is {state.state} ({state.note})")
 
 
-def _state_in_folder(run: RunFolder, place: Place, listed: bool) -> RunState:
+def _state_in_folder(run: RunFolder, place: QueueEntry, listed: bool) -> RunState:
     """The state by the files of the folder itself, without a result that was moved aside."""
     status, recorded = run.status, run.status.get("status") or ""
     if recorded in schema.FINISHED:
@@ -198,14 +198,14 @@ def _state_in_folder(run: RunFolder, place: Place, listed: bool) -> RunState:
     elif recorded != schema.RUNNING:
         return RunState(schema.MISSING, status.get("reason") or "")  # the reason why it is held
     cause = Cause.CANCELLED if run.cancelled else Cause.DIED
-    return _stopped(schema.PARTIAL, f"interrupted: {WORDS[cause]}", cause, version, at)
+    return _stopped(schema.PARTIAL, f"interrupted: {CAUSE_TEXTS[cause]}", cause, version, at)
 
 
 def _result(status: Mapping[str, Any]) -> RunState:
     return RunState(status["status"], status.get("reason") or "", status.get("code_version") or "")
 
 
-def _activity(status: Mapping[str, Any], place: Place) -> str:
+def _activity(status: Mapping[str, Any], place: QueueEntry) -> str:
     """What a live run does besides training."""
     if status.get("status") == schema.RUNNING:
         # The activity within a step changes too fast to show; before the first step it may take minutes.

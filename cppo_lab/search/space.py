@@ -22,7 +22,7 @@ from cppo_lab.sweep.file import (
     load_sweep,
 )
 from cppo_lab.sweep.grid import core_of, with_core
-from cppo_lab.sweep.overrides import override_text, quote, read
+from cppo_lab.sweep.overrides import override_text, parse_override, quote
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _CHOSEN = ("model", "seed", "core")  # chosen by separate keys
@@ -112,9 +112,9 @@ def resolve(
             space |= {key: parameter} if key not in faults else {}
     model, seeds, others = _chosen(search, core, overrides, faults)
     for text in others:
-        if (key := read(text).key) in search.search.parameters:
+        if (key := parse_override(text).key) in search.search.parameters:
             faults[text] = f"override {text!r}: {where} tunes {key!r} itself; remove the override"
-    given = {read(text).key for text in others} | faults.keys()
+    given = {parse_override(text).key for text in others} | faults.keys()
     settings = [override_text(key, value) for key, value in search.settings.items() if key not in given]
     fixed = (
         [f"model={quote(model)}"] * bool(model) + settings + [text for text in others if text not in faults]
@@ -135,7 +135,7 @@ def _chosen(
 ) -> tuple[str, tuple[int, ...], list[str]]:
     """The model, the seeds, and the remaining overrides."""
     model, seeds, others = "", search.seeds, []
-    for given in map(read, overrides):
+    for given in map(parse_override, overrides):
         if given.right is None or given.sets(""):
             faults[given.text] = f"override {given.text!r} is not of the form key=value"
         elif given.sets("model") and re.fullmatch("[^,]+", given.right):
@@ -159,12 +159,12 @@ def _key_faults(search: Search) -> Iterator[tuple[str, str]]:
     """The keys of a search that it must not set, as it does not declare how runs are started or tracked, and why."""
     where = f"search {search.source}"
     for key, values in search.search.parameters.items():
-        if fault := code_fault(read(f"{key}=0").key, values):
+        if fault := code_fault(parse_override(f"{key}=0").key, values):
             yield key, f"{where}: search.parameters.{key}: {fault}"
         elif key in _CHOSEN or key.partition(".")[0] in (*ELSEWHERE, "layout"):
             yield key, f"{where}: search.parameters.{key}: this key cannot be tuned; remove it"
     for key, value in search.settings.items():
-        if fault := code_fault(read(f"{key}=0").key, value):
+        if fault := code_fault(parse_override(f"{key}=0").key, value):
             yield key, f"{where}: settings.{key}={value!r}: {fault}"
         elif key in _CHOSEN:
             remedy = f"use models and seeds, or {key}= on the command line"
@@ -185,13 +185,17 @@ def _sound(texts: Sequence[str], seed: int, where: str, faults: dict[str, str]) 
 
     if not (first := fault(texts)):
         return [*texts]
-    sound = [text for text in texts if read(text).sets("model") or read(text).sets("core")]
+    sound = [
+        text for text in texts if parse_override(text).sets("model") or parse_override(text).sets("core")
+    ]
     if wrong := fault(sound):
         faults["model"] = wrong
-        sound = [text for text in sound if read(text).sets("core")]
+        sound = [text for text in sound if parse_override(text).sets("core")]
         if fault(sound):
             return []
-    waiting = [text for text in texts if text not in sound and not (wrong and read(text).sets("model"))]
+    waiting = [
+        text for text in texts if text not in sound and not (wrong and parse_override(text).sets("model"))
+    ]
     while True:
         errors = {}
         for text in waiting:
@@ -300,7 +304,7 @@ def main_overrides(tuning: Tuning) -> tuple[str, ...] | None:
     settings = [
         text
         for text in tuning.fixed
-        if read(text).key not in ("rule", "model", "core")
-        and read(text).key.partition(".")[0] not in ELSEWHERE
+        if parse_override(text).key not in ("rule", "model", "core")
+        and parse_override(text).key.partition(".")[0] not in ELSEWHERE
     ]
     return tuple(map(shlex.quote, (f"variant={rule}", f"model={tuning.model}", *settings)))

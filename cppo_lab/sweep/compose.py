@@ -44,7 +44,7 @@ from cppo_lab.spec.parse import parse, parse_run, run_kind
 from cppo_lab.spec.run import PAPER
 from cppo_lab.sweep.file import REWARD, REWARD_REMEDY, REWARDS
 from cppo_lab.sweep.groups import CONF, added_rules, groups
-from cppo_lab.sweep.overrides import UNREADABLE, Override, read
+from cppo_lab.sweep.overrides import UNREADABLE, Override, parse_override
 
 SHARED_CONSTANTS = ("trust_region.", "recipe.")  # of models and recipes, referred to by rules and data
 # A container with another launcher, whose runs share the environment of `cppo` itself.
@@ -241,8 +241,8 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
     Raises UserError for an unknown choice.
     """
     for text in choices:
-        read(text).check()
-        _add_installed(read(text))
+        parse_override(text).check()
+        _add_installed(parse_override(text))
     for name, content in added_rules().items():
         ConfigStore.instance().store(name, dict(content), group="rule", package="_global_")
     # Hydra logs a warning for each file without a schema; we validate ourselves.
@@ -277,7 +277,7 @@ def _sections(overrides: Sequence[str]) -> dict[str, str]:
 
     A key to which nothing refers changes its section only, so that runs share sections.
     """
-    given = [read(text) for text in overrides]
+    given = [parse_override(text) for text in overrides]
     choices = tuple(override.text for override in given if override.kind == "choice")
     for override in given:
         override.check(override.parsed is None and _is_list(choices, override.key))
@@ -298,7 +298,7 @@ def _sections(overrides: Sequence[str]) -> dict[str, str]:
 @lru_cache(maxsize=100_000)
 def _section(choices: tuple[str, ...], texts: tuple[str, ...], name: str) -> str:
     if len(texts) == 1 and name in _combination(choices).scalars:
-        given = read(texts[0])
+        given = parse_override(texts[0])
         if given.key == name and given.kind == "value":  # no copy of everything for each of hundreds of seeds
             return json.dumps(given.value)
     config = _config(choices, texts)
@@ -316,7 +316,7 @@ def _config(choices: tuple[str, ...], texts: tuple[str, ...]) -> DictConfig:
     """The composition of group choices with other overrides, to be read only."""
     config = copy.deepcopy(_combination(choices).config)
     for text in texts:
-        _set(config, read(text))
+        _set(config, parse_override(text))
     return config
 
 

@@ -32,7 +32,7 @@ from cppo_lab.sweep.grid import (
     without_selections,
 )
 from cppo_lab.sweep.groups import groups
-from cppo_lab.sweep.overrides import override_text, read
+from cppo_lab.sweep.overrides import override_text, parse_override
 
 MAX_RUNS = 1_000_000
 
@@ -78,7 +78,7 @@ def _cause(message: str, file: Sequence[Setting], typed: Sequence[str]) -> Setti
     """
     texts = [setting.text for setting in file]
     # The core is a choice, not a mistake: the file has to support it.
-    core = [text for text in typed if read(text).sets("core")]
+    core = [text for text in typed if parse_override(text).sets("core")]
     if len(typed) > len(core) and _outcome([*texts, *core]) != message:
         return None
     for setting in reversed(file):
@@ -295,7 +295,7 @@ def _resources(grid: Grid, place: GridPoint) -> list[Setting]:
         by_key |= {
             key: Setting(f"resources.{i}.{name}", key, value) for key, (name, value) in settings.items()
         }
-    typed = {read(text).key for text in grid.common}
+    typed = {parse_override(text).key for text in grid.common}
     if "layout" in typed:
         typed |= {key for key in by_key if key.startswith("layout.")}
     return [setting for key, setting in by_key.items() if key not in typed]

@@ -282,7 +282,7 @@ def _checked(value: Any, info: ValidationInfo) -> dict[str, Hypothesis]:
 Hypotheses = Annotated[dict[Name, Hypothesis], PlainValidator(_checked)]
 
 
-FOLDER = "rule"
+RULE_FOLDER = "rule"
 RULE_PATH = "rule.path"
 REWARD, REWARDS = "data.reward", "CPPO_REWARDS"
 REWARD_REMEDY = (
@@ -313,7 +313,7 @@ def read_rules(sweep: Path) -> None:
 
     Raises UserError for an invalid rule file, or a name that another rule already has.
     """
-    folder = sweep.parent / FOLDER
+    folder = sweep.parent / RULE_FOLDER
     if not folder.is_dir():
         return
     for file in sorted(folder.glob("*.yaml")):
@@ -850,7 +850,7 @@ def files_of(name: str) -> list[Path]:
     parts = declared.sweeps if isinstance(declared, Study) else ()
     return [
         file,
-        *sorted((file.parent / FOLDER).glob("*.yaml")),
+        *sorted((file.parent / RULE_FOLDER).glob("*.yaml")),
         *(path for part in parts for path in files_of(part)),
     ]
 

@@ -6,8 +6,7 @@ which axes and overrides apply to a run: a rule's constant applies to the rules 
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.core_records import core_of as core_record
@@ -15,7 +14,7 @@ from cppo_lab.errors import UserError, together, unknown
 from cppo_lab.sweep.compose import SHARED_CONSTANTS, UnknownKey, compose, groups_set_by, takes
 from cppo_lab.sweep.file import ANY_CORE, Conditions, Scalar, Search, Sweep, code_fault, same
 from cppo_lab.sweep.groups import groups
-from cppo_lab.sweep.overrides import Override, override_text, read, shell_form
+from cppo_lab.sweep.overrides import Override, override_text, parse_override, shell_form
 
 UNNAMED = frozenset({"seed", "model"})  # shown in separate columns
 
@@ -170,20 +169,20 @@ class Grid:
     variants: Mapping[str, Mapping[str, Scalar]]
     axes: Mapping[str, tuple[Scalar, ...]]
     common: tuple[str, ...] = ()
-    asked: Mapping[str, str] = MappingProxyType({})
+    asked: Mapping[str, str] = field(default_factory=dict)
     models_asked: bool = False
 
 
 def core_of(overrides: Sequence[str]) -> str:
     """The trainer core that the overrides choose."""
-    cores = [str(override.right) for override in map(read, overrides) if override.sets("core")]
+    cores = [str(override.right) for override in map(parse_override, overrides) if override.sets("core")]
     return cores[-1] if cores else DEFAULT_CORE
 
 
 def with_core(declared: Sweep | Search, overrides: Sequence[str]) -> list[str]:
     """The overrides, with the core if none is chosen and all models of the file belong to a single core."""
     (core, *more) = declared.models
-    chosen = more or core == ANY_CORE or any(read(text).sets("core") for text in overrides)
+    chosen = more or core == ANY_CORE or any(parse_override(text).sets("core") for text in overrides)
     return [*overrides] if chosen or not core_record(core).own_models else [f"core={core}", *overrides]
 
 
@@ -206,7 +205,7 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
     models: tuple[str, ...] | None = None
     variants, axes = dict(declared.variants), dict(declared.axes)
     asked, given, common = dict[str, str](), dict[str, str](), list[str]()
-    for override in map(read, overrides):
+    for override in map(parse_override, overrides):
         text, key = override.text, override.key
         if override.right is None or override.sets(""):
             raise UserError(f"override {text!r} is not of the form key=value")
@@ -246,7 +245,7 @@ def changes(grid: Grid, unused: Sequence[str]) -> tuple[str, ...]:
         if text not in unused and any(value not in declared for value in grid.axes[key]):
             changed.append(f"{key}={','.join(sorted(map(repr, grid.axes[key])))}")
     for text in grid.common:
-        override = read(text)
+        override = parse_override(text)
         section = override.key.partition(".")[0]
         if text not in unused and section not in (*LAUNCHING, "core", "layout", "resources"):
             changed.append(text if override.kind == "other" else f"{override.key}={override.value!r}")
@@ -264,7 +263,7 @@ def without_selections(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
     core = core_of(overrides)
     axes = sweep.axes_of(core)
     texts = []
-    for override in map(read, overrides):
+    for override in map(parse_override, overrides):
         if override.sets("variant"):
             continue
         if override.sets("model") and set(override.names) <= set(sweep.models_of(core)):
@@ -289,7 +288,7 @@ def key_faults(sweep: Sweep) -> Iterator[tuple[str, str]]:
     for place, key, value in places:
         section, is_axis = key.partition(".")[0], place.startswith("axes.")
         remedy = NO_AXIS.get(section if section in ("layout", "resources") else key)
-        if fault := code_fault(read(f"{key}=0").key, value):
+        if fault := code_fault(parse_override(f"{key}=0").key, value):
             yield place, f"{where}: {place}={value!r}: {fault}"
         elif section in LAUNCHING:
             yield place, f"{where}: {place}: {key!r} belongs on the command line, not in a sweep file"
@@ -382,21 +381,21 @@ class Fitting:
         """The overrides that choose group options."""
         keys = {"model": model, **self.grid.variants[variant], **{key: point[key] for key in self.group_axes}}
         texts = [override_text(key, value) for key, value in keys.items() if key in groups()]
-        return [*texts, *(text for text in self.grid.common if read(text).kind == "choice")]
+        return [*texts, *(text for text in self.grid.common if parse_override(text).kind == "choice")]
 
     def _find(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
         choices, common = self.choices(model, variant, point), self.grid.common
-        given = {*self.grid.variants[variant], *point, *(read(text).key for text in common)}
+        given = {*self.grid.variants[variant], *point, *(parse_override(text).key for text in common)}
         axes = tuple(key for key in point if not key.startswith(OPTIONAL) or takes(choices, key, given))
         return Fit(axes, tuple(text for text in common if _fits(text, choices, given)))
 
 
 def _fits(text: str, choices: Sequence[str], given: Iterable[str]) -> bool:
     """Whether a command-line override applies to runs with these group choices."""
-    key = read(text).key
+    key = parse_override(text).key
     if not key.startswith(OPTIONAL):
         return True
-    if read(text).kind == "value":
+    if parse_override(text).kind == "value":
         return takes(choices, key, set(given))
     try:
         run_id = compose([*choices, text]).run_id
@@ -410,7 +409,7 @@ def _fits(text: str, choices: Sequence[str], given: Iterable[str]) -> bool:
 def refuse(unused: Iterable[str]) -> None:
     """Raise UserError for the first override that applies to no run."""
     for text in unused:
-        key, values = read(text).key, read(text).values()
+        key, values = parse_override(text).key, parse_override(text).values()
         if key.startswith(SHARED_CONSTANTS):
             # Constants that rules take from their model or recipe are not part of a run themselves.
             raise UserError(f"override {text!r}: no run of this sweep depends on {key!r}; remove it")

@@ -15,7 +15,7 @@ from cppo_lab.errors import Interrupted, StoreAway, StoreBroken, UserError, coun
 from cppo_lab.files import redacted, replace_file, require_folder, runs_folder
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
-from cppo_lab.launch.queues import end_dead, look, send, settle_jobs
+from cppo_lab.launch.queues import read_queues, record_dead_ends, send, settle_jobs
 from cppo_lab.launch.training import TrainingJob, training_jobs
 from cppo_lab.plugins import load
 from cppo_lab.rules import rule_of
@@ -138,8 +138,8 @@ def launch(
     require_folder(runs)
     with contextlib.suppress(UserError):  # the look says that Slurm does not answer
         settle_jobs(runs)
-    queued = look(runs, warn=True)
-    unheld = end_dead(runs, run_ids, queued)
+    queued = read_queues(runs, warn=True)
+    unheld = record_dead_ends(runs, run_ids, queued)
     ahead = look_ahead(plan, uri, queued, replace, finished, opens=True)
     todo, left, held_ids, not_started = choose(plan, ahead, uri, retry, without_store, limits, stop_hopeless)
     _require_one_machine(todo, plan.launcher)
@@ -196,9 +196,9 @@ def launch(
         refused = new
         raise
     finally:  # also after an interrupt: a run may have been terminated before it could record its end
-        queued = look(runs, warn=True)
+        queued = read_queues(runs, warn=True)
         _forget(runs, refused, queued)
-        ended = end_dead(runs, trained, queued)
+        ended = record_dead_ends(runs, trained, queued)
         for attempt in work:
             if why := attempt.held_for():
                 not_started[attempt.run_id] = why

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from cppo_lab.errors import UserError, harmless, printable
 from cppo_lab.files import RedactedLines, open_below
-from cppo_lab.launch.queues import look
+from cppo_lab.launch.queues import read_queues
 from cppo_lab.launch.slurm import LEDGER
 from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs.folder import TRACEBACK, batches_of, read_status
@@ -84,7 +84,7 @@ def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
     """
     for beginning in beginnings:
         require_beginning(beginning)
-    known = known_runs(runs, look(runs))
+    known = known_runs(runs, read_queues(runs))
     folders = [] if beginnings else [runs / run_id for run_id in known]
     for beginning in beginnings:
         run_ids = [run_id for run_id in known if run_id.startswith(beginning)]

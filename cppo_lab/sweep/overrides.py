@@ -107,7 +107,7 @@ class Override:
 
 
 @lru_cache(maxsize=100_000)
-def read(text: str) -> Override:
+def parse_override(text: str) -> Override:
     """The override that a text is, also if it is none that can be composed: see `Override.check`."""
     left, equals, right = text.partition("=")
     sign = text[: len(text) - len(text.lstrip("+~"))]
@@ -167,7 +167,7 @@ def shell_form(key: str, right: str) -> str:
             text = f"{key}=[{','.join(quote(item) for item in texts if item)}]"
     except UserError:  # a reference
         return ""
-    if read(text).parsed is None or "\n" in text:
+    if parse_override(text).parsed is None or "\n" in text:
         return ""
     return shlex.quote(text) if re.search(r"[\"$`\\!]", text) else f'"{text}"'
 

@@ -19,7 +19,7 @@ from cppo_lab.sweep.compose import NotifySpec, TrackingSpec
 from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, condition_faults, enumerate_runs
 from cppo_lab.sweep.file import ANY_CORE, Study, Sweep, SweepFaults, load_sweep, shipped_sweeps
 from cppo_lab.sweep.grid import core_of, key_faults, refuse, with_core
-from cppo_lab.sweep.overrides import read
+from cppo_lab.sweep.overrides import parse_override
 
 if TYPE_CHECKING:
     from cppo_lab.sweep.file import Search
@@ -200,7 +200,7 @@ def _choices(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, ...
 
 def _check_names(parts: Sequence[Sweep], overrides: Sequence[str]) -> None:
     """Check that some sweep has each model and variant named on the command line."""
-    for override in map(read, overrides):
+    for override in map(parse_override, overrides):
         valid = [name for part in parts for name in _choices(part, overrides).get(override.key, ())]
         for name in override.names if valid else ():
             if name not in valid:
@@ -210,7 +210,7 @@ def _check_names(parts: Sequence[Sweep], overrides: Sequence[str]) -> None:
 def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
     """The overrides with `model=` and `variant=` restricted to this sweep of a study; None if nothing remains."""
     texts = []
-    for override in map(read, overrides):
+    for override in map(parse_override, overrides):
         valid = _choices(sweep, overrides).get(override.key)
         names = [name for name in override.names if name in (valid or ())]
         if valid is not None and not names:
@@ -263,7 +263,7 @@ def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> FoundRun
     require_beginning(beginning)
     declared = _in_folders(beginning, runs) | _of_sweeps(beginning, sweeps)
     if not declared:
-        declared = _of_sweeps(beginning, [name for name in _by_size() if name not in sweeps])
+        declared = _of_sweeps(beginning, [name for name in _search_order() if name not in sweeps])
     if declared:
         return declared[only(beginning, declared)]
     raise UserError(
@@ -345,6 +345,6 @@ def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
     return tuple(runs)
 
 
-def _by_size() -> list[str]:
+def _search_order() -> list[str]:
     """The shipped sweeps, those with the most runs first."""
     return sorted(shipped_sweeps(), key=lambda name: (name not in ("study", "main"), name))

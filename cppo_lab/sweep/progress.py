@@ -18,7 +18,7 @@ from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import Cause, cancel, end_process, is_held, read_status
 from cppo_lab.runs.spool import RunRows, early_signs, score_of, score_text, summarise
-from cppo_lab.runs.state import STARTING, WORDS, RunState
+from cppo_lab.runs.state import CAUSE_TEXTS, STARTING, RunState
 from cppo_lab.sweep.plan import Plan
 
 LOOK_SECONDS = 0.5  # between polls of the runs
@@ -387,7 +387,7 @@ def _end_text(attempt: Attempt, held: bool, status: Mapping[str, object]) -> str
     if state in (schema.PARTIAL, schema.STOPPED):
         return str(reason)
     if state == schema.RUNNING:  # killed: nobody has recorded its end yet
-        return f"interrupted: {WORDS[Cause.DIED]}"
+        return f"interrupted: {CAUSE_TEXTS[Cause.DIED]}"
     return f"FAILED: {reason or 'it ended without a word'}: see `cppo logs {attempt.run_id}`"
 
 

@@ -39,7 +39,7 @@ from cppo_lab.analysis.selection import (
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.files import redacted
 from cppo_lab.sweep.file import Search, load_sweep
-from cppo_lab.sweep.overrides import quote, read
+from cppo_lab.sweep.overrides import parse_override, quote
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun, from_rows
@@ -66,7 +66,7 @@ def override_text(key: str, value: Any) -> str:
 
 def declared_runs(plan: Plan, overrides: Iterable[str]) -> list[Row]:
     """The runs, sweep by sweep as declared; a run shared by several sweeps is listed for each."""
-    typed = [override.key for override in map(read, overrides) if override.values() is not None]
+    typed = [override.key for override in map(parse_override, overrides) if override.values() is not None]
     axes = {
         sweep.name: [key for key in dict.fromkeys([*sweep.axes_of(plan.core), *typed]) if key not in _FIXED]
         for sweep in plan.sweeps

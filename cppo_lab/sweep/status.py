@@ -19,7 +19,7 @@ from typing import Any, TextIO
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError, one_line, say
-from cppo_lab.launch.queues import look
+from cppo_lab.launch.queues import read_queues
 from cppo_lab.runs.folder import CONFIG, holder, machine_seconds, parse_variants, read_config, seconds_trained
 from cppo_lab.runs.spool import early_signs, score_text
 from cppo_lab.runs.state import Queued, RunFolder, RunState, counts, explained, state_of
@@ -100,7 +100,7 @@ def run_statuses(runs: Path, labels: Mapping[str, Label | None] | None = None) -
     """The state of runs: those that `labels` name, in their order, or every known run, live ones last. None: the label
     that the run's folder has.
     """
-    queued = look(runs)
+    queued = read_queues(runs)
     run_ids = known_runs(runs, queued) if labels is None else labels
     folders = [RunFolder(runs / run_id) for run_id in run_ids]
     states = explained({run.path.name: state_of(run, queued) for run in folders}, queued)
@@ -259,15 +259,15 @@ _TO_THE_TOP, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 
 
 def watch(
-    look: Callable[[], list[RunStatus]], every: float, out: TextIO, coloured: bool = False
+    read_statuses: Callable[[], list[RunStatus]], every: float, out: TextIO, coloured: bool = False
 ) -> list[RunStatus]:
-    """Show what `look` finds at an interval in seconds until nothing runs or waits; returns what it saw last.
+    """Show what `read_statuses` gives at an interval in seconds until nothing runs or waits; returns what it saw last.
 
     On a terminal the table is redrawn; elsewhere each change of a state is one line.
     """
     before: dict[str, str] = {}
     while True:
-        runs = look()
+        runs = read_statuses()
         if out.isatty():
             out.write(_screen(runs, shutil.get_terminal_size(), coloured))
         else:

@@ -47,7 +47,7 @@ _LONGEST_PART = 100
 REPORT = "report"  # the folder of a parent's artifacts that a report fills
 MOST = 8000  # MLflow's limit on the characters of a run's tag
 _MOST_VERDICT = 1900  # characters of the verdict
-_MOST_WORDS = 300  # of title and question
+_MOST_CHARACTERS = 300  # of title and question
 # The last section of a description; what follows it stays when that is rewritten.
 _VERDICT = "\n### Verdict\n"
 _HYPOTHESES = "hypotheses"  # the folder of a parent's artifacts with registered statements
@@ -173,9 +173,9 @@ def _write_note(
 
 def sweep_note(sweep: SweepText, states: Collection[str], verdict: str = "") -> str:
     """The whole description, in Markdown as the `verdict` is; `states` are those of the sweep's runs."""
-    parts = [f"## {escaped(sweep.title[:_MOST_WORDS])}"]
+    parts = [f"## {escaped(sweep.title[:_MOST_CHARACTERS])}"]
     if sweep.question:
-        parts.append(f"**{escaped(sweep.question[:_MOST_WORDS])}**")
+        parts.append(f"**{escaped(sweep.question[:_MOST_CHARACTERS])}**")
     if sweep.feeds:
         parts.append(f"Of the paper: {escaped(', '.join(sweep.feeds))}.")
     if states:
@@ -252,7 +252,7 @@ def verdict_markdown(log: ReportLog, parent: str) -> str:
     figure = ""
     if log.shown:
         query = urlencode({"path": f"{REPORT}/{log.shown}", "run_uuid": parent})
-        figure = f"\n\n![{escaped(log.sweep.title[:_MOST_WORDS])}](get-artifact?{query})"
+        figure = f"\n\n![{escaped(log.sweep.title[:_MOST_CHARACTERS])}](get-artifact?{query})"
     lines = [f"From the report ({escaped(log.origin)}); its page and figures are among the artifacts."]
     room = _MOST_VERDICT - len(lines[0]) - len(figure)
     for count, (outcome, claim, reason) in enumerate(log.verdicts):

@@ -40,8 +40,8 @@ from cppo_lab.errors import UserError, one_line, say
 from cppo_lab.files import open_lock, redacted
 from cppo_lab.runs.folder import Cause, is_held
 from cppo_lab.runs.spool import (
-    FOLDER,
     NOTES,
+    SPOOL_FOLDER,
     Begin,
     End,
     Line,
@@ -208,7 +208,7 @@ class Mirror:
             ) from error
 
     def _locked(self, folder: Path) -> _Copy | None:
-        lock = open_lock(folder / FOLDER / "mirror.lock")
+        lock = open_lock(folder / SPOOL_FOLDER / "mirror.lock")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -220,7 +220,7 @@ class Mirror:
     def _settle(self, folder: Path, copy: _Copy) -> None:
         """Note what the mirror has by now: its packages write in the background until a run's end."""
         with contextlib.suppress(OSError):  # there are none; they are not sent
-            copy.offsets[NOTES] = (folder / FOLDER / NOTES).stat().st_size
+            copy.offsets[NOTES] = (folder / SPOOL_FOLDER / NOTES).stat().st_size
         with shipping(folder):
             save_shipped(folder, self.name, Shipped(copy.offsets))
         self._copies.pop(folder).lock.close()

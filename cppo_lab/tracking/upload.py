@@ -30,8 +30,8 @@ from cppo_lab.errors import UserError, say
 from cppo_lab.files import redacted
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import (
-    FOLDER,
     NOTES,
+    SPOOL_FOLDER,
     Artifact,
     Begin,
     End,
@@ -318,7 +318,7 @@ class _Shipment:
 
     def _send_notes(self) -> None:
         """What somebody has noted on the run becomes tags of its newest record."""
-        path = self.folder / FOLDER / NOTES
+        path = self.folder / SPOOL_FOLDER / NOTES
         added = list(read_lines(path, place_in(path, self.state.offsets.get(NOTES, 0))))
         if not added or (newest := newest_record(self.folder)) is None:
             return

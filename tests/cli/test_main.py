@@ -17,7 +17,7 @@ from cppo_lab.cli import main, reporting
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.overrides import read
+from cppo_lab.sweep.overrides import parse_override
 from tests.conftest import FINISHED, ROOT, TINY, Command
 from tests.recorded import sent
 
@@ -236,7 +236,7 @@ def test_the_form_in_a_hint_works_when_it_is_pasted(
         ["bash", "-c", f"printf '%s\\n' {hint}"], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert form is None or pasted == form
-    assert read(pasted).parsed is not None
+    assert parse_override(pasted).parsed is not None
     assert main([*plan.split(), pasted]) in (0, 2)
     assert "as Hydra reads it" not in capsys.readouterr().err
 
@@ -249,7 +249,7 @@ def test_overrides_with_brackets_in_documents_survive_a_shell(document: Path) ->
     for place in places:
         for word in shlex.split(place.rstrip("\\").partition(" #")[0]):
             if re.match(r"\+*[a-z_.-]+=\[", word) and "." in word.partition("=")[0]:
-                assert read(word).parsed is not None, word
+                assert parse_override(word).parsed is not None, word
 
 
 def test_a_question_may_be_left_out_and_a_title_that_ends_a_sentence_gets_no_second_stop(

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.launch.queues import look
+from cppo_lab.launch.queues import read_queues
 from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.folder import Cause, held, queueing, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
-from cppo_lab.runs.state import WORDS, states
+from cppo_lab.runs.state import CAUSE_TEXTS, states
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import status
@@ -98,7 +98,7 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
         2: ("collapsed", "score fell at step 20"),
         3: ("failed", 'RuntimeError: "no memory", left'),
         4: ("running", ""),
-        5: ("partial", f"interrupted: {WORDS[Cause.DIED]}"),
+        5: ("partial", f"interrupted: {CAUSE_TEXTS[Cause.DIED]}"),
         6: ("partial", "interrupted: cancelled"),
         7: ("partial", "interrupted: by SIGTERM"),
         8: ("queued", ""),
@@ -158,7 +158,7 @@ def test_what_slurm_says(runs: Path, slurm: Slurm, cppo: Command, capsys: pytest
     row = rows(cppo)[run_id(0)]
     assert row["state"] == "queued"  # as far as anybody can say
     assert "Slurmctld(primary) at x is DOWN" in row["reason"]
-    planned = states(runs, [run_id(0)], look(runs, warn=True))[run_id(0)]  # `cppo plan` knows as much
+    planned = states(runs, [run_id(0)], read_queues(runs, warn=True))[run_id(0)]  # `cppo plan` knows as much
     assert (planned.state, planned.reason) == ("queued", row["reason"])
     assert "the state of Slurm's queue is unknown" in capsys.readouterr().err
     assert slurm.logged("squeue_calls") == "asked\n"  # squeue would take ten seconds to notice

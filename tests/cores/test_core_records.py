@@ -19,7 +19,7 @@ from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.parse import run_kind
 from cppo_lab.sweep import groups
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.overrides import read
+from cppo_lab.sweep.overrides import parse_override
 from cppo_lab.testing import CoreTests
 from cppo_lab.testing import cores as conformance
 from cppo_lab.testing.cores import Life
@@ -181,7 +181,7 @@ def test_a_core_that_does_not_conform_is_found_out(
 
 def forget() -> None:
     """What this process remembers of the installed cores."""
-    for one in (core_of, run_kind, groups.groups, read):
+    for one in (core_of, run_kind, groups.groups, parse_override):
         one.cache_clear()
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from cppo_lab import schema
 from cppo_lab.runs.recorder import Recorder, record_end
 from cppo_lab.runs.spool import (
-    FOLDER,
+    SPOOL_FOLDER,
     newest_record,
     open_spool,
     read_lines,
@@ -55,9 +55,9 @@ WHOLE = b"".join(as_json(line) + b"\n" for line in LINES)
 
 def written(folder: Path, content: bytes) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
-    (folder / FOLDER).mkdir(parents=True)
+    (folder / SPOOL_FOLDER).mkdir(parents=True)
     (folder / "config.json").write_text("{}")
-    (folder / FOLDER / NAME).write_bytes(content)
+    (folder / SPOOL_FOLDER / NAME).write_bytes(content)
     return folder
 
 
@@ -69,7 +69,7 @@ def written(folder: Path, content: bytes) -> Path:
 @example(content=b'{"step": 0, "time_ms": 0, "metrics": {"a": 1' + b"0" * 400 + b"}}\n")
 def test_bytes(desk: Path, content: bytes) -> None:
     folder = written(desk / "runs" / "0123456789ab", content)
-    path = folder / FOLDER / NAME
+    path = folder / SPOOL_FOLDER / NAME
     with within():
         found = list(read_lines(path))
         for _, end in found:  # nothing is read that is not a whole line of the file
@@ -114,7 +114,7 @@ def test_offsets_and_names_of_other_kinds(desk: Path) -> None:
 
     folder, uri = written(desk / "runs" / "0123456789ab", WHOLE), "sqlite:///nowhere.db"
     save_shipped(folder, uri, Shipped({NAME: 20}, {}))
-    path = folder / FOLDER / SHIPPED
+    path = folder / SPOOL_FOLDER / SHIPPED
     [key] = json.loads(path.read_text())
     for value in (value for value in SCALARS if not isinstance(value, str)):
         path.write_bytes(as_json({key: {"offsets": {NAME: value}, "records": {}}}))
@@ -125,7 +125,7 @@ def test_offsets_and_names_of_other_kinds(desk: Path) -> None:
 def test_an_attempt_goes_on_behind_a_broken_one(desk: Path, whole: Path, run: RunSpec) -> None:
     """Its file is its own: what is broken in an earlier one takes nothing of it away."""
     folder = fresh(whole, desk) / run.run_id
-    (folder / FOLDER / "0002.jsonl").write_bytes(b"\xff\0garbage\n" * 3)
+    (folder / SPOOL_FOLDER / "0002.jsonl").write_bytes(b"\xff\0garbage\n" * 3)
     recorder = Recorder(run, {}, folder)
     recorder.begin(2)
     recorder.log(3, {"train/reward": 0.75})

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.launch.slurm.queue import FOLDER
+from cppo_lab.launch.slurm.queue import SUBMISSIONS
 from tests.conftest import TINY
 from tests.launch.stand_in import Slurm, slurm
 
@@ -58,7 +58,7 @@ def test_the_batch_script_of_a_folder_with_a_hostile_name(folder_of_a_stranger: 
     directives = [line for line in script.read_text().splitlines() if line.startswith("#SBATCH")]
     assert [line for line in directives if line.startswith("#SBATCH --job-name=quickstart/grpo-0-")]
     given = carried_out(script, record)
-    jobs = folder_of_a_stranger / "runs" / FOLDER
+    jobs = folder_of_a_stranger / "runs" / SUBMISSIONS
     assert [word for word in given if word.startswith(str(jobs))]
     assert all(str(folder_of_a_stranger) in word for word in given if "touch" in word)
 

@@ -15,7 +15,7 @@ from cppo_lab import schema
 from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.errors import Interrupted
 from cppo_lab.runs.folder import CANCELLED, Cause, cancel, held, is_held, read_status
-from cppo_lab.runs.state import WORDS
+from cppo_lab.runs.state import CAUSE_TEXTS
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import TINY, Command
@@ -110,7 +110,7 @@ def test_killed_and_terminated_trainers_are_partial_and_continue_with_the_number
     assert "2 partial" in output and "FAILED" not in output
     broken = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs()}
     for process, reason in {
-        killed: f"interrupted: {WORDS[Cause.DIED]} at step 6",
+        killed: f"interrupted: {CAUSE_TEXTS[Cause.DIED]} at step 6",
         terminated: "interrupted: terminated by SIGTERM at step 6",
     }.items():
         run = broken[folders[process].name]

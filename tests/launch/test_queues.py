@@ -16,13 +16,13 @@ from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
 from cppo_lab.launch import queues
-from cppo_lab.launch.queues import look, repair
+from cppo_lab.launch.queues import read_queues, repair
 from cppo_lab.runs import attempt as attempt_module
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.folder import AlreadyRunning, Cause, held, is_held, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import newest_record
-from cppo_lab.runs.state import WORDS, Place, Queued, RunState, states
+from cppo_lab.runs.state import CAUSE_TEXTS, Queued, QueueEntry, RunState, states
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import upload
@@ -70,7 +70,7 @@ def test_the_end_of_a_process_that_is_gone_is_recorded(
     assert in_store()[:2] == ("RUNNING", schema.RUNNING)
     assert repaired(recorder) == ["its record in MLflow is repaired"]
     cause = Cause.CANCELLED if cancelled else Cause.DIED
-    assert in_store() == ("KILLED", schema.PARTIAL, f"interrupted: {WORDS[cause]} at step 2")
+    assert in_store() == ("KILLED", schema.PARTIAL, f"interrupted: {CAUSE_TEXTS[cause]} at step 2")
     status = read_status(recorder.folder)
     assert (status["status"], status["step"], status["cause"]) == (schema.PARTIAL, 2, cause)
     assert repaired(recorder) == []
@@ -97,8 +97,8 @@ def test_a_run_that_lives_is_not_ended(recorder: Recorder, monkeypatch: pytest.M
     with held(recorder.folder):
         assert repaired(recorder) == []
     with monkeypatch.context() as patch:
-        place = Place("17", active=True, ending=True)
-        patch.setattr(queues, "look", lambda runs: Queued(places={recorder.spec.run_id: place}))
+        place = QueueEntry("17", active=True, ending=True)
+        patch.setattr(queues, "read_queues", lambda runs: Queued(places={recorder.spec.run_id: place}))
         assert repaired(recorder) == []
     with monkeypatch.context() as patch:
         patch.setattr(queues, "held", Mock(side_effect=AlreadyRunning("run is being trained")))
@@ -203,7 +203,7 @@ def test_who_looks_at_a_lock_does_not_train(tmp_path: Path) -> None:
 
 def state(spec: RunSpec) -> RunState:
     runs = Path("runs").resolve()
-    return states(runs, [spec.run_id], look(runs))[spec.run_id]
+    return states(runs, [spec.run_id], read_queues(runs))[spec.run_id]
 
 
 ENDS: dict[str, tuple[Callable[[Recorder], None], str, str]] = {

@@ -12,7 +12,7 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.runs.spool import (
-    FOLDER,
+    SPOOL_FOLDER,
     Begin,
     End,
     Shipped,
@@ -162,7 +162,7 @@ def test_files_that_the_store_has_not_got_are_unsent_though_every_line_is_sent(
 @pytest.mark.parametrize("more", [{}, {"ended": True, "deleted": False, "doubtful": True}])
 def test_what_another_version_has_noted_is_read(tmp_path: Path, spool: Spool, more: dict[str, bool]) -> None:
     """Without the fields that it did not have, and with those that are gone."""
-    path = tmp_path / FOLDER / "shipped.json"
+    path = tmp_path / SPOOL_FOLDER / "shipped.json"
     values = json.loads(path.read_text())
     [stored] = values.values()
     stored["records"][BEGIN.record] = {"mlflow_id": "known", "pending": ["a"], **more}

@@ -13,7 +13,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.runs.spool import (
     COLLAPSED,
-    FOLDER,
+    SPOOL_FOLDER,
     WARNED,
     Artifact,
     Begin,
@@ -83,14 +83,14 @@ def test_a_record_goes_on_in_the_files_of_later_attempts_until_another_begins(tm
 def test_files_are_ordered_and_never_shared(tmp_path: Path) -> None:
     spools = [open_spool(tmp_path) for _ in range(3)]
     for name in ("10000.jsonl", "9999.jsonl"):
-        (tmp_path / FOLDER / name).touch()
+        (tmp_path / SPOOL_FOLDER / name).touch()
     assert [path.name[:-6] for path in files(tmp_path)] == ["0001", "0002", "0003", "9999", "10000"]
     assert open_spool(tmp_path).path.name == "10001.jsonl"
     assert [spool.path for spool in spools] == files(tmp_path)[:3]
     with pytest.raises(FileExistsError):
         Spool(spools[0].path)
     for name in ("1.jsonl", "x.jsonl", "0002.json", "shipped.json", "-001.jsonl", "²³.jsonl", "00004.jsonl"):
-        (tmp_path / FOLDER / name).touch()  # none of a recorder's
+        (tmp_path / SPOOL_FOLDER / name).touch()  # none of a recorder's
     assert len(files(tmp_path)) == 6
 
 

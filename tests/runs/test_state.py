@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.launch.queues import look
+from cppo_lab.launch.queues import read_queues
 from cppo_lab.launch.slurm.queue import Ledger, LedgerTask, QueuedJob, SlurmView
 from cppo_lab.runs.folder import Cause, held, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import End
-from cppo_lab.runs.state import WORDS, Queued, RunFolder, RunState, explained, state_of, states
+from cppo_lab.runs.state import CAUSE_TEXTS, Queued, RunFolder, RunState, explained, state_of, states
 from cppo_lab.spec import RunSpec
 
 RUN = "0123456789ab"
-DIED = f"interrupted: {WORDS[Cause.DIED]}"
+DIED = f"interrupted: {CAUSE_TEXTS[Cause.DIED]}"
 NEW, OLD = -1e6, 100.0  # ages of a submission: however late the test runs, the first is new
 
 
@@ -156,7 +156,9 @@ def test_one_look_at_the_record_of_jobs(tmp_path: Path) -> None:
     with Ledger(tmp_path) as ledger:
         ledger.submitted(ledger.claim([RUN]), 7)
         ledger.end(ledger.open_tasks(), "TIMEOUT")
-    assert states(tmp_path, [RUN], look(tmp_path)) == {RUN: RunState("missing", "Slurm job 7: TIMEOUT")}
+    assert states(tmp_path, [RUN], read_queues(tmp_path)) == {
+        RUN: RunState("missing", "Slurm job 7: TIMEOUT")
+    }
 
 
 def test_of_a_folder_no_more_is_read_than_the_answer_needs(tmp_path: Path) -> None:

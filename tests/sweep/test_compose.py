@@ -17,7 +17,7 @@ from cppo_lab.sweep import compose as module
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.groups import CONF, groups
-from cppo_lab.sweep.overrides import read
+from cppo_lab.sweep.overrides import parse_override
 from cppo_lab.sweep.plan import make_plan
 from tests.conftest import user_error
 from tests.fuzz.mangling import fuzz, refused
@@ -71,7 +71,7 @@ def test_values_are_those_of_hydra(choices: list[str], more: list[str]) -> None:
     overrides = [*choices, *more]
     try:
         for text in overrides:
-            read(text).check()
+            parse_override(text).check()
         expected = json.dumps(by_hydra(overrides), sort_keys=True)
     except Exception:  # noqa: BLE001 - whatever Hydra, OmegaConf or we refuse
         expected = "refused"
@@ -185,4 +185,4 @@ def test_a_sweep_file_chooses_among_the_rewards_of_its_users_environment(
     ],
 )
 def test_lists_of_values_follow_hydras_grammar(text: str, values: tuple[object, ...] | None) -> None:
-    assert read(text).values() == values
+    assert parse_override(text).values() == values

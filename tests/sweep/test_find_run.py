@@ -18,13 +18,13 @@ from tests.conftest import FINISHED, TINY, Command, user_error
 from tests.jobs import job
 from tests.recorded import sent
 
-by_size = plan_module._by_size  # before a test replaces it
+by_size = plan_module._search_order  # before a test replaces it
 
 
 @pytest.fixture(autouse=True)
 def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the shipped sweeps only the smallest: composing all of them takes seconds."""
-    monkeypatch.setattr(plan_module, "_by_size", lambda: ["quickstart"])
+    monkeypatch.setattr(plan_module, "_search_order", lambda: ["quickstart"])
     plan_module._declared.cache_clear()
 
 

@@ -27,7 +27,7 @@ from cppo_lab import schema
 from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status
 from cppo_lab.runs.recorder import Recorder, record_end
-from cppo_lab.runs.spool import FOLDER, add_evaluation, add_notes, evaluations, newest_record, unsent
+from cppo_lab.runs.spool import SPOOL_FOLDER, add_evaluation, add_notes, evaluations, newest_record, unsent
 from cppo_lab.schema import Dataset, Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
@@ -162,7 +162,7 @@ def test_killed_at_any_request_the_next_one_brings_the_rest(
         else:
             break
         if forgets:
-            (folder / FOLDER / "shipped.json").unlink(missing_ok=True)
+            (folder / SPOOL_FOLDER / "shipped.json").unlink(missing_ok=True)
         assert [point[:2] for point in points(folder, REWARD)] == [(n, n / 10) for n in range(5)], survived
         [run] = mlflow_runs(view=ViewType.ALL)
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
@@ -255,7 +255,7 @@ def test_a_result_that_a_user_deleted_is_on_disk_and_comes_back(
     if lost == "noticed":
         assert forget_lost([folder], tracking_uri()) == [folder]
     elif lost == "progress":
-        (folder / FOLDER / "shipped.json").unlink()
+        (folder / SPOOL_FOLDER / "shipped.json").unlink()
     sent(folder)
     [after] = mlflow_runs()
     assert (after.info.status, after.data.metrics) == ("FINISHED", before.data.metrics)
@@ -303,7 +303,7 @@ def test_a_step_of_a_damaged_line_that_is_trained_again_is_recorded_once(
 ) -> None:
     attempt(0, 1, 2, 3, 4).interrupt("by a test")
     before = points(folder, REWARD)
-    [path] = (folder / FOLDER).glob("*.jsonl")
+    [path] = (folder / SPOOL_FOLDER).glob("*.jsonl")
     path.write_bytes(path.read_bytes().replace(b'"step": 2', b'#step": 2'))
     second = attempt(2, 3, after=1)
     assert points(folder, REWARD) == before  # while it trains
@@ -312,7 +312,7 @@ def test_a_step_of_a_damaged_line_that_is_trained_again_is_recorded_once(
     for _ in range(2):
         assert points(folder, REWARD)[:5] == before
         assert steps(folder) == [0, 1, 2, 3, 4, 5]
-        (folder / FOLDER / "shipped.json").unlink()  # it may be lost
+        (folder / SPOOL_FOLDER / "shipped.json").unlink()  # it may be lost
     assert len(mlflow_runs(view=ViewType.ALL)) == 1
 
 
@@ -333,7 +333,7 @@ def test_a_restored_folder_doubles_no_step(
     shutil.rmtree(folder)
     copy.rename(folder)
     for name in lost:
-        (folder / FOLDER / name).unlink()
+        (folder / SPOOL_FOLDER / name).unlink()
     again = attempt(after=0)
     for step in range(1, 6):
         log(again, step)
@@ -472,7 +472,7 @@ def test_datasets_are_inputs_once_and_tell_no_password(
     monkeypatch.setattr(MlflowClient, "log_inputs", log_inputs)
     Recorder(tiny_spec, {}, folder, datasets=DATASETS)
     mlflow_run(folder)
-    (folder / FOLDER / "shipped.json").unlink()
+    (folder / SPOOL_FOLDER / "shipped.json").unlink()
     inputs = {stored.dataset.name: stored for stored in mlflow_run(folder).inputs.dataset_inputs}
     assert len(mlflow_run(folder).inputs.dataset_inputs) == 3 and refused
     for ours in DATASETS[:2]:
@@ -503,7 +503,7 @@ def test_an_evaluation_after_the_end_is_a_point_and_in_the_history_once(
     for _ in range(2):
         sent(folder)
         if again == "progress lost":
-            (folder / FOLDER / "shipped.json").unlink()
+            (folder / SPOOL_FOLDER / "shipped.json").unlink()
     after = mlflow_run(folder)
     assert [(step, value) for step, value, _ in points(folder, metric)] == [(1, 0.5)]
     assert packed_history(folder)[metric] == points(folder, metric)
@@ -664,7 +664,7 @@ def test_steps_that_a_full_disk_keeps_from_the_spool_are_sent_at_the_end(
         ended = mlflow_run(folder)
         assert (ended.info.status, ended.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
         assert steps(folder) == [0, 1, 2]
-        (folder / FOLDER / "shipped.json").unlink()
+        (folder / SPOOL_FOLDER / "shipped.json").unlink()
     assert record_end(folder, schema.DONE, "")  # once there is room
     assert [step for step, _, _ in packed_history(folder)["train/reward"]] == steps(folder) == [0, 1, 2]
 
@@ -696,6 +696,6 @@ def test_files_that_a_full_disk_does_not_take_are_sent_all_the_same(
     for _ in range(2):  # also when the lines that name the older file are sent again
         assert stored(folder, OUTCOMES) == b"of steps 0 and 1"
         assert stored(folder, POSITIONS) == b'{"position": [1, 2]}'
-        (folder / FOLDER / "shipped.json").unlink(missing_ok=True)
+        (folder / SPOOL_FOLDER / "shipped.json").unlink(missing_ok=True)
     run = mlflow_run(folder)
     assert (run.info.status, run.data.tags[schema.TAG_FILES]) == ("FINISHED", "complete")

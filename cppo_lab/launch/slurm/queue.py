@@ -26,10 +26,10 @@ from cppo_lab.errors import UserError, say
 from cppo_lab.files import open_append, open_lock
 from cppo_lab.launch.base import agreed
 from cppo_lab.launch.slurm import LEDGER
-from cppo_lab.runs.state import Place
+from cppo_lab.runs.state import QueueEntry
 
 LOCK = "slurm.lock"
-FOLDER = "slurm"  # of all submissions
+SUBMISSIONS = "slurm"  # of all submissions
 BUSY_SECONDS = 30.0  # how long to wait for another launcher's transaction
 
 _TABLES = """
@@ -173,7 +173,7 @@ class Ledger:
 
     def folder_of(self, token: str) -> Path:
         """Where a submission keeps its batch script, functions and output."""
-        return self.path.parent / FOLDER / token
+        return self.path.parent / SUBMISSIONS / token
 
     def _tasks(self, condition: str, *values: object) -> list[LedgerTask]:
         with self._naming_faults():
@@ -519,21 +519,21 @@ class SlurmView:
     ended: Mapping[str, str] = field(default_factory=dict)
     silent: str = ""
 
-    def places(self) -> dict[str, Place]:
+    def places(self) -> dict[str, QueueEntry]:
         """The places of the runs that the ledger has."""
         return {
             run_id: _place(self.here[run_id]) if run_id in self.here else self._unseen(task)
             for run_id, task in self.tasks.items()
         }
 
-    def _unseen(self, task: LedgerTask) -> Place:
+    def _unseen(self, task: LedgerTask) -> QueueEntry:
         """The place of a task that is not known to be in the queue."""
         waits = None
         if task.ended is None and task.job_id is None and time.time() - task.created < _ANSWER_SECONDS:
             waits = "is being submitted"
         elif task.ended is None and task.job_id is not None and self.silent:
             waits = f"not known now: {self.silent}"
-        return Place(task.job, _KIND, waits)
+        return QueueEntry(task.job, _KIND, waits)
 
     def words(self, run_ids: Iterable[str]) -> dict[str, str]:
         """Slurm's final states of the jobs of runs, where informative: OUT_OF_MEMORY, TIMEOUT, ..."""
@@ -546,14 +546,14 @@ class SlurmView:
         return {name: word for name, word in words.items() if word not in ("", "COMPLETED", LEFT)}
 
 
-def _place(job: QueuedJob) -> Place:
+def _place(job: QueuedJob) -> QueueEntry:
     """The place of a job in the queue, and why it has not started."""
     if job.active:
-        return Place(job.job, _KIND, active=True, ending=job.state == "COMPLETING")
+        return QueueEntry(job.job, _KIND, active=True, ending=job.state == "COMPLETING")
     why = f", {job.reason}" if job.reason else ""
     if _HELD.search(f"{job.state} {job.reason}"):
         why += f": `scontrol release {job.job}` lets it start"
-    return Place(job.job, _KIND, f"{_KIND} {job.job}: {job.state.lower()}{why}")
+    return QueueEntry(job.job, _KIND, f"{_KIND} {job.job}: {job.state.lower()}{why}")
 
 
 def view(runs: Path, warn: bool = False) -> SlurmView:

@@ -28,7 +28,15 @@ from cppo_lab.launch.slurm.job import (
     lines_before,
     wrapping,
 )
-from cppo_lab.launch.slurm.queue import FOLDER, Ledger, ask, configured, refresh, require_slurm, submitting
+from cppo_lab.launch.slurm.queue import (
+    SUBMISSIONS,
+    Ledger,
+    ask,
+    configured,
+    refresh,
+    require_slurm,
+    submitting,
+)
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.machine import freeze
 from cppo_lab.spec import ResourcesSpec
@@ -343,7 +351,7 @@ def _executor(
 
 def _rehearse(values: dict[str, Any], runs: Path, spec: SlurmSpec) -> None:
     """Have Slurm validate a batch script without running it. Raises UserError with Slurm's objection."""
-    script = runs / FOLDER / "rehearsal.sh"
+    script = runs / SUBMISSIONS / "rehearsal.sh"
     script.parent.mkdir(parents=True, exist_ok=True)
     text = _executor(script.parent, values, spec, "rehearsal", 1)._make_submission_file_text(
         "true", "rehearsal"
