@@ -5,6 +5,7 @@ import shutil
 import sys
 import zipfile
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,8 +40,9 @@ def test_disk_is_shown_by_sweep_and_freed_when_asked(
     said = cppo(line, code=2)  # no terminal
     assert "would free 0.003 GB of 1 run, and nobody can be asked here: repeat it with --yes" in said.err
     monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
-    monkeypatch.setattr("builtins.input", lambda question: "n")
-    cppo(line, code=1)
+    for answer in (Mock(return_value="n"), Mock(side_effect=EOFError)):  # Ctrl-D
+        monkeypatch.setattr("builtins.input", answer)
+        cppo(line, code=1)
     assert all((folder / BEST_MODEL).exists() for folder in runs)
     assert cppo(f"{line} --yes").out == "0.003 GB freed\n"
     assert sum((folder / BEST_MODEL).exists() for folder in runs) == 1

@@ -228,6 +228,7 @@ VARIANTS = {
     "{cppo: cppo}": "variants.cppo='cppo': must be a mapping: KEY: VALUE",
     "{'a,b': {rule: cppo}}":
         "variants.a,b='a,b': must be a name without commas: the command line lists names (variant=a,b)",
+    "{'a; x=1': {rule: cppo}}": "variants.a; x=1='a; x=1': must be a name without semicolons",
     "{'': {rule: cppo}}": "variants.='': must be a name without commas",
     '{"a\\nb": {rule: cppo}}': "variants.a\\nb='a\\nb': must consist of printable characters",
     "{a: {rule: cpo}}": f"variants.a.rule='cpo': unknown rule 'cpo': did you mean 'cfpo' or 'cppo'? valid: {RULES}",

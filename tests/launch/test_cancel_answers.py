@@ -9,8 +9,10 @@ from unittest.mock import Mock
 
 import pytest
 
+from cppo_lab.errors import UserError
 from cppo_lab.launch import queues
 from cppo_lab.runs import folder as run_folder
+from tests.conftest import user_error
 
 RUN = "0123456789ab"
 HERE = (socket.gethostname(), os.getpid())
@@ -64,3 +66,13 @@ def test_what_is_said_of_a_process(
     assert (cancelled.text, cancelled.done) == (text, text == ASKED)
     assert [call.args[1] for call in send.call_args_list] == signals
     assert (tmp_path / RUN / "cancelled").exists() != queued_only  # or it would end itself
+
+
+def test_a_controller_that_does_not_answer_leaves_no_mark_but_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queues, "_cancel_jobs", Mock(side_effect=UserError("slurmctld does not answer")))
+    run_folder.cancel(tmp_path / RUN)
+    with user_error("slurmctld does not answer"):
+        queues.cancel(tmp_path, [RUN, "b" * 12], False)
+    assert run_folder.is_cancelled(tmp_path / RUN) and not run_folder.is_cancelled(tmp_path / ("b" * 12))

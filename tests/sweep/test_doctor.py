@@ -274,6 +274,11 @@ def test_a_server_is_asked_and_no_password_is_printed() -> None:
         check = doctor.check_store(f"https://ann:hunter2@127.0.0.1:{silent.getsockname()[1]}/x")
     assert check.status == "missing"
     assert "hunter" not in check.line and "ann" not in check.line
+    check = doctor.check_store("postgresql:///mlflow")  # by a socket, whose place the driver knows
+    assert (
+        check.line
+        == "ok          MLflow store: postgresql: the server of this machine, by its socket (not tried)"
+    )
 
 
 def test_what_the_system_refuses_to_write_is_missing(here: Here) -> None:

@@ -216,6 +216,19 @@ def test_several_nodes_meet_anew_for_each_part(
     assert all(allocation.ended() for allocation in meetings)
 
 
+def test_only_the_visible_devices_are_measured(
+    kind: RunKind, main_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    assert job_of(kind, main_plan, tmp_path).visible_devices == "1"
+
+
+def test_a_measurement_without_lengths_says_nothing(kind: RunKind) -> None:
+    steps = (replace(STEP, response_length=0.0),)
+    on_file(kind, replace(RESULT, steps=steps))
+    assert kind.hours is None
+
+
 def test_only_what_is_not_on_file_is_measured(main_plan: Plan, tmp_path: Path) -> None:
     every = kinds(main_plan, tmp_path)
     assert open_kinds(every, main_plan, tmp_path) == every

@@ -34,7 +34,7 @@ from cppo_lab.tracking.page import (
     variant_means,
     verdict_markdown,
 )
-from tests.conftest import user_error
+from tests.conftest import Command, user_error
 from tests.recorded import mlflow_runs
 
 TEXT = SweepText("quickstart", "A title", "A question? <b>", ("Table 1",))
@@ -299,6 +299,16 @@ def test_colours_are_those_of_the_report(uri: str, more: str, overrides: tuple[s
     report = PALETTES[PAPER].strokes(in_order(names))
     assert colours == {name: report[name].colour for name in planned}
     assert len(set(colours.values())) == len(planned)
+
+
+def test_a_run_that_is_trained_again_keeps_its_colour(cppo: Command, no_training: None) -> None:
+    Path("own.yaml").write_text(OWN_SWEEP + AXES, encoding="utf-8")
+    cppo("launch ./own.yaml launcher=inline")
+    before = {run.data.tags[schema.TAG_RUN_ID]: run.data.tags[schema.TAG_COLOUR] for run in mlflow_runs()}
+    run_id = sorted(before, key=before.get)[-1]
+    cppo(f"retry ./own.yaml launcher=inline --run {run_id} --finished")
+    [again] = [run for run in mlflow_runs() if run.data.tags[schema.TAG_RUN_ID] == run_id]
+    assert again.data.tags[schema.TAG_COLOUR] == before[run_id]
 
 
 @pytest.mark.parametrize(

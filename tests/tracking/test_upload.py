@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -27,11 +28,20 @@ from cppo_lab import schema
 from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status
 from cppo_lab.runs.recorder import Recorder, record_end
-from cppo_lab.runs.spool import SPOOL_FOLDER, add_evaluation, add_notes, evaluations, newest_record, unsent
+from cppo_lab.runs.spool import (
+    SPOOL_FOLDER,
+    add_evaluation,
+    add_notes,
+    evaluations,
+    newest_record,
+    notes,
+    unsent,
+)
 from cppo_lab.schema import Dataset, Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import address, history, uploader
+from cppo_lab.tracking import upload as upload_module
 from cppo_lab.tracking.address import VARIABLE, sqlite_file, tracking_uri
 from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts_at
@@ -124,6 +134,18 @@ def test_a_run_without_a_checkpoint_begins_anew(folder: Path, tiny_spec: RunSpec
         0,
         1,
     ]  # measured, it stands
+
+
+def test_notes_at_the_same_time_are_all_kept_and_wait_for_the_beginning_of_a_record(
+    folder: Path, attempt: Attempt
+) -> None:
+    attempt(0)
+    with ThreadPoolExecutor(8) as pool:
+        assert len([*pool.map(lambda number: add_notes(folder, {f"t{number}": "yes"}), range(40))]) == 40
+    assert len(notes(folder)) == 40
+    shipment = upload_module._Shipment(folder, tracking_uri(), open_client(tracking_uri()), ())
+    shipment._send_notes()  # the record has begun, and nothing of it is sent yet
+    assert mlflow_run(folder).data.tags.items() >= {f"t{number}": "yes" for number in range(40)}.items()
 
 
 def whole_life(attempt: Attempt) -> None:

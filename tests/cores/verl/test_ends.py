@@ -113,7 +113,8 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
 
 
 @pytest.mark.parametrize(
-    "error", [AlreadyRunning("the lock is gone"), ValueError("metric 'x' is not in schema.METRICS"), OSError()]
+    "error",
+    [AlreadyRunning("the lock is gone"), ValueError("metric 'x' is not in schema.METRICS"), OSError()],
 )
 def test_rows_are_handed_over_as_they_are_written(
     composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception

@@ -125,7 +125,9 @@ def test_a_copy_comes_back_bit_for_bit_with_tied_weights_once(monkeypatch: pytes
         worker.keep_policy(4, 2)
 
 
-@pytest.mark.parametrize("data_rank, has_outputs, traces", [(0, True, True), (0, False, False), (1, True, False)])
+@pytest.mark.parametrize(
+    "data_rank, has_outputs, traces", [(0, True, True), (0, False, False), (1, True, False)]
+)
 def test_tokens_are_traced_where_the_loss_is(data_rank: int, has_outputs: bool, traces: bool) -> None:
     """With a pipeline, that is not the first process."""
     engine = SimpleNamespace(
