@@ -97,11 +97,11 @@ def _open_streams() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
-            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
+            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115  it stays open
+            setattr(sys, name, stream)
 
 
-    if not options.json:
-        return int(_run(lambda: options.command(options))[0])
+def _run(command: Callable[[], int]) -> tuple[int, str | None]:
     """The exit code of a command, and what was wrong with it, which is also on standard error."""
     try:
         share_with_group()

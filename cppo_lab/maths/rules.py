@@ -230,9 +230,7 @@ EPS = 1e-6
 
 
 @torch.no_grad()
-def group_advantages(
-    rewards: Tensor, groups: Tensor, *, normalize_std: bool = True
-) -> tuple[Tensor, Tensor]:
+def group_advantages(rewards: Tensor, groups: Tensor, *, normalize_std: bool = True) -> tuple[Tensor, Tensor]:
     """Advantages [N] and keep flags [N] of N graded responses.
 
     Args:

@@ -12,9 +12,9 @@ What is true of `runs/<id>/`, whatever is killed:
 So a trainer that is killed at step 20 leaves a free lock, a status that says `running`, and a spool with the steps up
 to 20 and no end: the run is `partial`. Its launcher, if that lives, or else the next launch or `cppo status --repair`,
 first adds the missing end in a file of its own (`launch.queues.record_dead_ends`, `recorder.record_end`). Then a new
-attempt takes the lock and continues the same record in a further file. Its core resumes from the newest checkpoint, which
-embedded cores write once a validation is on file (`cppo_lab/cores/loop.py`; of runs that are trained together, at most
-every ten seconds): killed at step 20 with a checkpoint of step 15, it trains 16 to 20 again with the same numbers,
+attempt takes the lock and continues the same record in a further file. Its core resumes from the newest checkpoint,
+which embedded cores write once a validation is on file (`cppo_lab/cores/loop.py`; of runs that are trained together, at
+most every ten seconds): killed at step 20 with a checkpoint of step 15, it trains 16 to 20 again with the same numbers,
 which are not recorded again, and adds step 21. Without a usable checkpoint a new record, and so a new MLflow run,
 begins.
 

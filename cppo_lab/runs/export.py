@@ -426,10 +426,10 @@ def unpack(path: Path, into: Path) -> dict[str, Any]:
             if "text" in about:  # of the sweep's file, in archives of early versions
                 files = {Path(about["sweep"]).name: about["text"]}
             for name, text in files.items():
-                if not (path := (into / name).resolve()).is_relative_to(into.resolve()):
+                if not (file := (into / name).resolve()).is_relative_to(into.resolve()):
                     raise ValueError(f"{name!r} lies outside")
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(text, encoding="utf-8")
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(text, encoding="utf-8")
             if files:  # the sweep's file is the first
                 about["sweep"] = f"./{next(iter(files))}"
             return {"sweep": str(about["sweep"]), "overrides": list(map(str, about["overrides"]))}

@@ -176,7 +176,9 @@ class Learner(SteppedTrainer):
         loss, output = self.loss(tokens, rollout_logp)
         if watched is not None:
             drawn = rollout.tokens[rows]
-            view = ObservedTokens(seen, rollout_logp, divergence, advantages, valid, drawn, origin.logp[places])
+            view = ObservedTokens(
+                seen, rollout_logp, divergence, advantages, valid, drawn, origin.logp[places]
+            )
             self.diagnostics.see(watched, view, _token_names)
         difference, scale = relative_logprob_error(seen, rollout_logp, valid)
         return loss, output.stats, (float(difference), float(scale))
@@ -201,9 +203,7 @@ class Learner(SteppedTrainer):
         # A batch has an order for the rule of the training, too.
         shuffles = PERMUTATION in record.needs and not constants.get("random_mask")
         visited = divergence.flatten()[rollout.places // self.process.vocabulary]
-        weights, rate, tests = limits_of(
-            constants, visited, valid, rollout.permutation if shuffles else None
-        )
+        weights, rate, tests = limits_of(constants, visited, valid, rollout.permutation if shuffles else None)
         beyond = {"visits": tests.token_fails, "positions": (weights * largest > rule.delta).any(0)}
         if bool(rate.isfinite().all()):
             beyond["prefixes"] = tests.prefix_fails
