@@ -5,8 +5,8 @@ Guarantees of this package:
 - Every job that it is given runs once; a job that fails does not stop the others (`base.py`: `Launcher`, `Job`).
 - What becomes of a run is recorded by its job (`cppo_lab.runs.attempt`), not by the launcher; only for a job that was
   killed, its launcher, the next launch or `cppo status --repair` adds the end (`queues.py: record_dead_ends`).
-- Looking at the queues writes nothing (`queues.py: look`).
-- No variable of submitit, Slurm or Python in the shell changes what launcher and job agreed on (`base.py: agreed`).
+- Looking at the queues writes nothing (`queues.py: read_queues`).
+- No variable of submitit, Slurm or Python in the shell changes what launcher and job agreed on (`job_environment`).
 - Each launcher is a record (`launchers.py`), as those of other packages are; no file checks for a launcher's name.
 
 Begin with `base.py`, then `local.py`, the smallest launcher with processes. `cppo_lab.testing` has tests of any.

@@ -75,7 +75,7 @@ J = TypeVar("J", bound=Job)
 
 def must_not_begin(job: Job, since: float) -> bool:
     """Whether a job was cancelled after the moment `since`, or others of its launch failed so that it is held."""
-    return is_cancelled(job.folder, since) or bool(getattr(job, "held_for", ""))
+    return is_cancelled(job.folder, since) or bool(getattr(job, "withheld_because", ""))
 
 
 def run_masked(job: Job) -> None:
@@ -105,7 +105,7 @@ class Launcher(Protocol):
 
 # Variables of every job: no file of the working folder is imported, and submitit takes the signal that jobs expect for
 # a warning.
-AGREED = {"PYTHONSAFEPATH": "1", "SUBMITIT_PREEMPT_SIGNAL": "USR2"}
+JOB_VARIABLES = {"PYTHONSAFEPATH": "1", "SUBMITIT_PREEMPT_SIGNAL": "USR2"}
 # And those that no job gets: submitit's, which choose its executor and its messages.
 _OF_SUBMITIT = re.compile(r"SUBMITIT_|_TEST_CLUSTER_\Z")
 # Options of Slurm's commands, and of a job that this process runs in: they would change what Slurm answers or what a
@@ -115,16 +115,18 @@ _OF_SLURM = re.compile(
 )
 
 
-def agreed(within: bool = True) -> dict[str, str]:
-    """The variables of this process, as agreed on.
-
-    `within`: for a process that is part of the Slurm job that this process may run in; else for Slurm's commands.
+def job_environment(*foreign: re.Pattern[str]) -> dict[str, str]:
+    """The variables of this process for a child that trains, which may be in the same Slurm job, without `foreign`
+    ones: what launcher and job have agreed on, whatever the user's shell has.
     """
-    foreign = [_OF_SUBMITIT] if within else [_OF_SUBMITIT, _OF_SLURM]
-    passed = {
-        name: value for name, value in os.environ.items() if not any(names.match(name) for names in foreign)
-    }
-    return passed | AGREED
+    left_out = (_OF_SUBMITIT, *foreign)
+    passed = {name: value for name, value in os.environ.items() if not any(p.match(name) for p in left_out)}
+    return passed | JOB_VARIABLES
+
+
+def slurm_environment() -> dict[str, str]:
+    """The same for Slurm's commands: not those of the job that this process may run in."""
+    return job_environment(_OF_SLURM)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,16 @@ from types import MappingProxyType
 from typing import Any, Protocol, cast
 
 from cppo_lab.errors import Interrupted, UserError, blocked, describe, unknown
-from cppo_lab.launch.base import Event, J, Job, Launcher, LauncherSpec, agreed, must_not_begin, variables
+from cppo_lab.launch.base import (
+    Event,
+    J,
+    Job,
+    Launcher,
+    LauncherSpec,
+    job_environment,
+    must_not_begin,
+    variables,
+)
 from cppo_lab.plugins import LAUNCHER_GROUP, Plugin, entry_points
 from cppo_lab.runs.folder import AlreadyRunning, is_cancelled
 
@@ -171,7 +180,7 @@ def _run(job: Job, began: float) -> None:
 def _in_a_process(job: Job) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_run, args=(job, time.time()))
     try:
-        with blocked(signal.SIGHUP), variables(agreed()):  # it is ended below
+        with blocked(signal.SIGHUP), variables(job_environment()):  # it is ended below
             process.start()
         process.join()
     finally:

@@ -9,7 +9,16 @@ from submitit import Job as Process
 from submitit import LocalExecutor
 
 from cppo_lab.errors import blocked
-from cppo_lab.launch.base import Event, J, Job, LauncherSpec, agreed, must_not_begin, run_masked, variables
+from cppo_lab.launch.base import (
+    Event,
+    J,
+    Job,
+    LauncherSpec,
+    job_environment,
+    must_not_begin,
+    run_masked,
+    variables,
+)
 
 POLL_SECONDS = 0.5
 END_SECONDS = 30.0
@@ -57,7 +66,7 @@ def _submit(job: Job) -> Process[None]:
     hours = job.resources.hours if job.resources else UNLIMITED_HOURS
     # submitit ends local jobs after two minutes by default, and silently accepts misspelt names.
     executor.update_parameters(timeout_min=max(1, round(hours * 60)), name=job.name)
-    with variables(agreed()):
+    with variables(job_environment()):
         return executor.submit(run_masked, job)
 
 

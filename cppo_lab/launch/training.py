@@ -113,9 +113,9 @@ class TrainingJob:
         return self.attempts[0].resources
 
     @property
-    def held_for(self) -> str:
-        """Why none of its runs may begin (`Attempt.held_for`); empty if one may."""
-        whys = [attempt.held_for() for attempt in self.attempts]
+    def withheld_because(self) -> str:
+        """Why none of its runs may begin (`Attempt.withheld_because`); empty if one may."""
+        whys = [attempt.withheld_because() for attempt in self.attempts]
         return whys[0] if all(whys) else ""
 
     def without(self, run_ids: Collection[str]) -> "TrainingJob | None":

@@ -48,7 +48,7 @@ from cppo_lab.runs.folder import (
     forget_cancelled,
     held,
     is_cancelled,
-    note_held,
+    note_withheld,
     read_status,
     set_aside,
     why_stopped,
@@ -135,7 +135,7 @@ class Attempt(Equipped):
     replaces: tuple[str, ...] = ()  # the finished results that this attempt replaces
     mismatch: bool = True  # whether to log the metrics `mismatch/*`
     answers: AnswersSpec | None = None  # which responses to keep; None: none
-    first: tuple[str, ...] = ()  # the first runs of its launch: if they fail alike, it does not begin
+    canaries: tuple[str, ...] = ()  # the first runs of its launch: if they fail alike, it does not begin
     # Only a cancellation or failure after this time (seconds since the epoch) applies to this attempt.
     created: float = field(default_factory=time.time, compare=False)
 
@@ -154,12 +154,12 @@ class Attempt(Equipped):
         """Whether the run has been cancelled since the attempt was planned."""
         return is_cancelled(self.folder, self.created)
 
-    def held_for(self) -> str:
+    def withheld_because(self) -> str:
         """Why the run must not begin: the error with which the `first` runs of its launch have all failed since it was
         planned. Empty if they have not, or this run has begun meanwhile. Numbers and ids in errors do not count.
         """
         reasons = []
-        for run_id in self.first:
+        for run_id in self.canaries:
             status = read_status(self.runs / run_id)
             if status.get("status") != schema.FAILED or status.get("updated", 0.0) < self.created:
                 return ""
@@ -222,9 +222,9 @@ def _lock_for_training(attempt: Attempt, locks: contextlib.ExitStack, alone: boo
             raise Interrupted(None)
         print(f"run {attempt.run_id} was cancelled before it began", flush=True)
         return False
-    if why := attempt.held_for():
+    if why := attempt.withheld_because():
         print(f"run {attempt.run_id} is held: {why}", flush=True)
-        note_held(attempt.folder, why)
+        note_withheld(attempt.folder, why)
         return False
     forget_cancelled(attempt.folder)  # an earlier attempt was
     return True

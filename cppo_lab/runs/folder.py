@@ -97,7 +97,7 @@ def clear_status(folder: Path) -> None:
         write_status(folder, {"status": "", "step": None, **names, **seconds})
 
 
-def note_held(folder: Path, why: str) -> None:
+def note_withheld(folder: Path, why: str) -> None:
     """Note in the folder of a run that has not begun why it is held. The caller holds the folder's lock."""
     status = read_status(folder)
     if not status.get("status") and status.get("reason", "") != why:

@@ -115,7 +115,7 @@ class Recorder:
         self._steps, self._scores = set[int](), dict[int, float]()
         for row in rows:
             self._steps.add(row.step)
-            self._with_scores(row)
+            self._note_score(row)
         self._activity = ""
         self._told_at = time.monotonic()
         self.spool.add(first_line(self.spec, self._tags, self.folder, record, self._datasets))
@@ -125,12 +125,15 @@ class Recorder:
             self._keep("config.yaml", self._yaml)
         self._status(schema.RUNNING, self.step or 0)
 
-    def _with_scores(self, row: StepEvent) -> StepEvent:
+    def _note_score(self, row: StepEvent) -> bool:
+        """Note the score of a validation; whether the step is one."""
+        if (score := score_of(row)) is not None:
+            self._scores[row.step] = score
+        return score is not None
+
+    def _scored(self, row: StepEvent) -> StepEvent:
         """A step, with the scores of the run up to it if it is a validation."""
-        if (score := score_of(row)) is None:
-            return row
-        self._scores[row.step] = score
-        scores = summarise(self._scores, self.spec.training.t_stop)
+        scores = summarise(self._scores, self.spec.training.t_stop) if self._note_score(row) else None
         return row if scores is None else replace(row, metrics={**row.metrics, **scores.metrics})
 
     def begin(self, step: int | None) -> None:
@@ -167,7 +170,7 @@ class Recorder:
         if step not in self._steps:
             if self._first[0] is None:
                 self._first = step, time.time()
-            self.spool.add(self._with_scores(StepEvent(step, _now(), {**self.sampled(), **metrics})))
+            self.spool.add(self._scored(StepEvent(step, _now(), {**self.sampled(), **metrics})))
             self._steps.add(step)  # on file, or in `unwritten` until the disk has room
         self._activity = ""
         if time.monotonic() - self._told_at >= STATUS_SECONDS:

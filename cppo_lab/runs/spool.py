@@ -453,7 +453,7 @@ class ShippedRecord:
 
     mlflow_id: str = ""
     pending: list[str] = field(default_factory=list)  # artifacts that it does not have yet
-    ended: bool = False  # its end was uploaded; the history is still to be uploaded as an artifact
+    ended: bool = False  # its end was uploaded, and its history, a file, is still to be
 
 
 @dataclass

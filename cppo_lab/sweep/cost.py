@@ -147,14 +147,14 @@ def whole_run(measurement: PreflightResult, spec: RunSpec) -> Hours | None:
     measured = sum(step.response_length for step in steps) / len(steps)
     longest = spec.rollout.max_response_length / measured
     growth = min(max(LONGER, amounts_of(spec).response / measured), longest)
-    marks = spec.training.t_stop // spec.validation.every
-    often = (marks + 1) * measurement.validation + marks * (measurement.checkpoint or 0.0)
+    validations = spec.training.t_stop // spec.validation.every  # after the start
+    pauses = (validations + 1) * measurement.validation + validations * (measurement.checkpoint or 0.0)
     other = min(step.other for step in steps)  # the excess over the minimum is warm-up
     low = min(step.rollout + step.update + step.weights for step in steps) + other
     high = max(growth * (step.rollout + step.update) + step.weights for step in steps) + other
     ends = (
-        measurement.start + spec.training.t_stop * low * (1 - SPREAD) + often * (1 - SPREAD),
-        measurement.start + spec.training.t_stop * high * (1 + SPREAD) + often * growth * (1 + SPREAD),
+        measurement.start + spec.training.t_stop * low * (1 - SPREAD) + pauses * (1 - SPREAD),
+        measurement.start + spec.training.t_stop * high * (1 + SPREAD) + pauses * growth * (1 + SPREAD),
     )
     return Hours(ends[0] / 3600, ends[1] / 3600)
 

@@ -28,7 +28,7 @@ from cppo_lab.runs.folder import (
     announce,
     forget_cancelled,
     held,
-    note_held,
+    note_withheld,
     queueing,
     read_status,
     variants_text,
@@ -160,7 +160,7 @@ def launch(
     for run in todo:
         announce(runs / run.run_id, {**names(run.spec), "variants": variants_text(run.variants)})
         forget_cancelled(runs / run.run_id)
-        _note_held(runs / run.run_id, "")  # of an earlier launch
+        _note_withheld(runs / run.run_id, "")  # of an earlier launch
     trained = tuple(run.run_id for run in todo)
     replaced = ahead.replaced(uri)  # before their files are moved aside
     work = [
@@ -180,7 +180,7 @@ def launch(
             replaces=ahead.replaces.get(run.run_id, ()),
             mismatch=plan.tracking.mismatch,
             answers=plan.tracking.answers,
-            first=() if keep_going or len(trained) <= FIRST else trained[:FIRST],
+            canaries=() if keep_going or len(trained) <= FIRST else trained[:FIRST],
         )
         for run in todo
     ]
@@ -200,9 +200,9 @@ def launch(
         _forget(runs, refused, queued)
         ended = record_dead_ends(runs, trained, queued)
         for attempt in work:
-            if why := attempt.held_for():
+            if why := attempt.withheld_because():
                 not_started[attempt.run_id] = why
-                _note_held(attempt.folder, why)
+                _note_withheld(attempt.folder, why)
         if not ahead.silence:  # the rest was uploaded as far as there was time
             _send([folder for folder, state in ended.items() if state], uri)
         states = _states(run_ids, queued, ahead.replaces)
@@ -220,11 +220,11 @@ def _forget(runs: Path, run_ids: Iterable[str], queued: Queued) -> None:
             shutil.rmtree(run.path, ignore_errors=True)
 
 
-def _note_held(folder: Path, why: str) -> None:
+def _note_withheld(folder: Path, why: str) -> None:
     """Note why the run of a folder is held, or with an empty `why` that it is not, unless it is being trained."""
     if why or read_status(folder).get("reason"):
         with contextlib.suppress(AlreadyRunning), held(folder):
-            note_held(folder, why)
+            note_withheld(folder, why)
 
 
 def _send(folders: Iterable[Path], uri: str) -> None:

@@ -163,7 +163,7 @@ class Progress:
                 self.say(f"{name}: started{' together' if job.batch else ''}")
             elif event.kind == "cancelled":
                 self.ended += len(job.attempts)
-                if not self._holds(job.held_for):
+                if not self._holds(job.withheld_because):
                     self.say(f"{name}: cancelled  [{self.ended}/{self.todo}]")
             elif event.kind == "ended":
                 self._end(job, name)
@@ -182,7 +182,7 @@ class Progress:
                 done += 1
                 continue
             self.ended += 1
-            if not held and self._holds(attempt.held_for()):
+            if not held and self._holds(attempt.withheld_because()):
                 continue
             self.say(f"{self.name(attempt)}: {_end_text(attempt, held, status)}  [{self.ended}/{self.todo}]")
         if job.batch:

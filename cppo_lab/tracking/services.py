@@ -420,8 +420,10 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _state(folder: Path) -> str | None:
     """The state of a run whose attempt has ended; None if it waits, trains, or may be requeued."""
     state = state_of(run := RunFolder(folder), Queued())
-    over = {
-        schema.PARTIAL: state.cause == Cause.CANCELLED,
-        schema.MISSING: bool(state.reason) or run.cancelled,
-    }
-    return state.state if over.get(state.state, state.state != schema.RUNNING) else None
+    if state.state == schema.PARTIAL:
+        over = state.cause == Cause.CANCELLED
+    elif state.state == schema.MISSING:
+        over = bool(state.reason) or run.cancelled
+    else:
+        over = state.state != schema.RUNNING
+    return state.state if over else None

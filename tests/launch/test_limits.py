@@ -142,7 +142,7 @@ def test_a_job_in_a_queue_looks_before_it_begins(workspace: Path, capsys: pytest
     """Slurm's job, when its launcher is long gone; a run that has begun in this launch goes on when it is requeued."""
     runs = make_plan(load_sweep("quickstart"), SWEEP[1:]).runs
     first = tuple(run.run_id for run in runs[:3])
-    planned = [Attempt(run.spec, Path("runs").resolve(), first=first) for run in runs]
+    planned = [Attempt(run.spec, Path("runs").resolve(), canaries=first) for run in runs]
     late = planned[0].created + 1.0
     for folder in folders():
         folder.mkdir(parents=True)
@@ -153,11 +153,11 @@ def test_a_job_in_a_queue_looks_before_it_begins(workspace: Path, capsys: pytest
     assert f"run {runs[3].run_id} is held: the first 3 runs" in capsys.readouterr().out
     assert states()[3] == "" and "OSError: gone" in read_status(folders()[3])["reason"]
     write_status(folders()[4], {"status": "partial", "updated": late})
-    assert planned[3].held_for() and not planned[4].held_for()
+    assert planned[3].withheld_because() and not planned[4].withheld_because()
     write_status(
         folders()[2], {"status": FAILED, "reason": "OSError: gone", "updated": late - 9.0}
     )  # before it
-    assert not planned[3].held_for()
+    assert not planned[3].withheld_because()
 
 
 def test_what_does_not_fit_is_not_started_in_the_order_of_the_plan(workspace: Path) -> None:

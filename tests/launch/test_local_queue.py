@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.launch.base import AGREED, Launcher, LauncherSpec
+from cppo_lab.launch.base import JOB_VARIABLES, Launcher, LauncherSpec
 from cppo_lab.launch.launchers import launch_inline
 from cppo_lab.launch.local import launch_local
 from tests.launch.slurm.jobs import Noted
@@ -41,6 +41,6 @@ def test_no_variable_of_the_shell_changes_what_launcher_and_job_agree_on(
     job = Telling(tmp_path, "a", fresh_process=True)
     launch([job], LauncherSpec(name="local", workers=1, threads=1), lambda event: None)
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # multiprocessing leaves it running
-    job_finds = dict.fromkeys(SHELL) | AGREED | {"SLURM_JOB_ID": "7"}  # it is part of that job
+    job_finds = dict.fromkeys(SHELL) | JOB_VARIABLES | {"SLURM_JOB_ID": "7"}  # it is part of that job
     assert (job.folder / "environment").read_text() == repr(job_finds)
     assert {name: os.environ[name] for name in SHELL} == SHELL

@@ -24,7 +24,7 @@ from pydantic import Field, model_validator
 
 from cppo_lab import schema
 from cppo_lab.errors import Interrupted, UserError
-from cppo_lab.launch.base import AGREED, Job, run_masked
+from cppo_lab.launch.base import JOB_VARIABLES, Job, run_masked
 from cppo_lab.launch.slurm.queue import command_output
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.plugins import hub_cache
@@ -41,7 +41,7 @@ GO_BACK, GO_BACK_IF_PREEMPTED = "requeue", "requeue if preempted"  # the request
 # Variables of Python with paths of the machine that are missing, or different, in the image.
 _OF_PYTHON = ("PYTHONHOME", "PYTHONPATH", "PYTHONUSERBASE", "VIRTUAL_ENV")
 # The image's project takes precedence over a checkout in the working folder and packages in the home folder.
-_IN_THE_IMAGE = AGREED | {"PYTHONNOUSERSITE": "1"}
+_IN_THE_IMAGE = JOB_VARIABLES | {"PYTHONNOUSERSITE": "1"}
 # Text without line breaks, since it becomes part of a line of the batch script.
 Line = Annotated[str, Field(pattern=r"^[^\n\r\x00]*$", max_length=4096)]
 

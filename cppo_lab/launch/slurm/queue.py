@@ -24,7 +24,7 @@ from pathlib import Path
 
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import open_append, open_lock
-from cppo_lab.launch.base import agreed
+from cppo_lab.launch.base import slurm_environment
 from cppo_lab.launch.slurm import LEDGER
 from cppo_lab.runs.state import QueueEntry
 
@@ -293,7 +293,7 @@ def command_output(*command: str, seconds: float | None = None) -> "subprocess.C
         encoding="utf-8",
         errors="replace",
         timeout=PATIENCE_SECONDS if seconds is None else seconds,
-        env=agreed(within=False),
+        env=slurm_environment(),
     )
 
 

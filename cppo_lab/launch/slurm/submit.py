@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import replace_file
-from cppo_lab.launch.base import AGREED, Event, J, Job, LauncherSpec, agreed, variables
+from cppo_lab.launch.base import JOB_VARIABLES, Event, J, Job, LauncherSpec, slurm_environment, variables
 from cppo_lab.launch.slurm.job import (
     NO_CONTAINER,
     ContainerSpec,
@@ -162,7 +162,7 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
     if memory is None and whole and set_options.keys().isdisjoint(("mem-per-cpu", "mem-per-gpu")):
         memory = 0
     gpu_type = f"{taken.gpu_type}:" if taken and taken.gpu_type else ""
-    agreement = " ".join(f"{name}={value}" for name, value in AGREED.items())
+    agreement = " ".join(f"{name}={value}" for name, value in JOB_VARIABLES.items())
     values: dict[str, Any] = {
         "nodes": job.nodes,
         "ntasks_per_node": 1,
@@ -182,7 +182,7 @@ def parameters(job: Job, spec: SlurmSpec) -> dict[str, Any]:
             # Whether Slurm may requeue a job that is preempted or whose node fails.
             "requeue" if spec.requeues else "no-requeue": True,
             # In place of submitit's, which is as the shell was when submitit was loaded.
-            "signal": f"{AGREED['SUBMITIT_PREEMPT_SIGNAL']}@{spec.grace_seconds}",
+            "signal": f"{JOB_VARIABLES['SUBMITIT_PREEMPT_SIGNAL']}@{spec.grace_seconds}",
             **set_options,
         },
         "time": 0,  # no limit, where submitit would set five minutes
@@ -236,7 +236,7 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
             f"launcher=slurm: the folder {str(runs)!r} has a line break, % or a backslash in its name, which Slurm "
             "misreads: rename it, or work in another folder"
         )
-    with variables(agreed(within=False)), submitting(runs), Ledger(runs) as ledger:
+    with variables(slurm_environment()), submitting(runs), Ledger(runs) as ledger:
         refresh(ledger)
         queued = {task.name for task in ledger.open_tasks()}
         todo = groups([new for job in jobs if (new := _without(job, queued)) is not None], spec)
@@ -246,31 +246,31 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
             frozen = shlex.quote(str(freeze(runs)))
             for values, _ in todo:
                 values["setup"].append(f"export PYTHONPATH={frozen}${{PYTHONPATH:+:$PYTHONPATH}}")
-        sent, full = 0, ""
+        submitted, limit = 0, ""
         refused: list[str] = []
-        for values, equal in todo:
+        for values, alike in todo:
             size = _largest_array()
-            while equal and size:
-                if limit := _submit(equal[:size], values, ledger, spec, sent):
-                    full, size = limit, len(equal[:size]) // 2
+            while alike and size:
+                if refusal := _submit(alike[:size], values, ledger, spec, submitted):
+                    limit, size = refusal, len(alike[:size]) // 2
                     continue
-                for job in equal[:size]:
-                    sent += len(_names(job))
+                for job in alike[:size]:
+                    submitted += len(_names(job))
                     report(Event("submitted", job))
-                equal = equal[size:]
-            refused += [name for job in equal for name in _names(job)]
+                alike = alike[size:]
+            refused += [name for job in alike for name in _names(job)]
     if refused:
         shown = ", ".join(refused[:4]) + (f" and {len(refused) - 4} more" if len(refused) > 4 else "")
-        line = f"Slurm takes no more jobs now ({full}): not submitted: {shown}: launch again when others have ended"
-        if not (sent or queued):
+        line = f"Slurm takes no more jobs now ({limit}): not submitted: {shown}: launch again when others have ended"
+        if not (submitted or queued):
             raise UserError(line)
         say(f"cppo: {line}")
 
 
-def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: SlurmSpec, sent: int) -> str:
-    """Submit an array; returns the limit that forbids so many jobs, or an empty text.
+def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: SlurmSpec, before: int) -> str:
+    """Submit an array. Returns Slurm's limit that refuses so many jobs; empty: it is submitted.
 
-    `sent`: how many runs this launch has submitted before. Raises UserError if Slurm refuses them for another reason.
+    `before`: how many runs this launch has submitted before. Raises UserError if Slurm refuses them for another reason.
     """
     names = [name for job in jobs for name in _names(job)]
     positions = [position for position, job in enumerate(jobs) for _ in _names(job)]
@@ -302,7 +302,7 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
         ledger.end(ledger.open_tasks(token), "not submitted")
         if (limit := _FULL.search(str(error))) and (len(jobs) > 1 or limit[0] != _TOO_LONG):
             return limit[0]
-        raise _refused(str(error), sent) from None
+        raise _refused(str(error), before) from None
     except FailedSubmissionError as error:  # it may be in the queue all the same: the next launch checks
         text = " ".join(str(error).split())
         raise UserError(
