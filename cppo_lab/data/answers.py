@@ -76,7 +76,7 @@ _CURRENCY = re.compile(
     r"\\text\s*+\{\s*+\\\$\s*+\}|(?:\bUS)?(?<!\\)\\\$|\\(?:pounds|euro|textdollar)(?![A-Za-z])\s*+|[€£¥₩₹¢]"
 )
 _RELATION = r"(?:[=<>]|\\(?:[lg]eq?|neq?)(?![A-Za-z]))"
-_CONDITION = rf"(?:(?:where|for|when|with|if)\s++)?+\$?[A-Za-z]\s*+{_RELATION}[^()\[\]$]*+\$?"
+_CONDITION = rf"(?:(?:since|because)\b[^()]*+|(?:(?:where|for|when|with|if)\s++)?+\$?[A-Za-z]\s*+{_RELATION}[^()\[\]$]*+\$?)"
 _REMARK = re.compile(
     rf"(?<=[\d}})$]){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)"
 )
@@ -98,7 +98,7 @@ _MODULUS = re.compile(
     r"(?:\{ *([1-9]\d*) *\}|\$?([1-9]\d*)\$?)\)?"
 )
 # "C(10,3)", "C_{10}^{3}"
-_CHOOSE = re.compile(r"(?<![\\A-Za-z])C(?:\(|_\{?)\s*(\d+)\}?\s*[,^]\s*\{?(\d+)[)}]?")
+_CHOOSE = re.compile(r"(?<![\\A-Za-z])C(?:\(|_\{?)\s*(\d*[nkmr]?[+-]?\d*)\}?\s*[,^]\s*\{?(\d+|[nkmr])[)}]?")
 _EXPONENT = re.compile(r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*+([0-9]{1,3})(?!\w)")
 _LETTER_TIMES = re.compile(r"(?i)(?<=\d)\s*+x\s*+(?=10\s*+\^)")  # "6.02 x 10^23"
 _POWER = re.compile(r"(?<=[\w)}])(?:\*\*(-?[0-9]++|(?=\())|\^\s*+(-?[0-9]*+\.[0-9]++|-[0-9]++))")

@@ -27,8 +27,7 @@ _DELIMITER = re.compile(r"\$|\\[()\[\]]")
 _FORMULA = re.compile(
     r"(?:\$[^$]*+\$|\\\((?:(?!\\\)).)*+\\\)|\\\[(?:(?!\\\]).)*+\\\])|(?<![^,;])[^,;=$\\]*+=\s*(?=\$|\\[(\[])"
 )
-_IN_BRACKETS = re.compile(r"(?<!\\)\([^()]*+\)")  # "$2\\sqrt3$ (3.46)", "(1) $42$"
-_LABEL = re.compile(r"\A\s*+(?:#?[0-9][.):]\s|[^$,;:\\]*+:\s)")  # "1) $42$", "n=4: $42$"
+_LABEL = re.compile(r"\A\s*+(?:#?[0-9][.):]\s|\([0-9]++\)\s|[^$,;:\\]*+:\s)")  # "1) $42$", "(12) $42$", "n=4: $42$"
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}")
 # Function names without their backslash, which are no unit of the number behind them.
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])")
@@ -46,8 +45,8 @@ _TEXT = re.compile(rf"{_FONT}[^{{}}]*\}}{_POWER}")
 TEXT = re.compile(rf"{_FONT}([^{{}}]*)\}}")
 _BETWEEN = re.compile(rf"{_TEXT.pattern}|(?<![\\A-Za-z])(?:{_LETTERS}){_POWER}|{_JOINT.pattern}")
 _MOST_PIECES = 8
-# "1/2 (0.5)", which may be a product, too; behind LaTeX a decimal is a rounded value
-_TWICE = re.compile(r"(.*\\.*[\w})$])\s+\(\$?\d*\.\d+\$?\)\s*|(.*[\w})$])\s+\(([^()]*)\)\s*")
+# "1/2 (0.5)"; with a letter in the brackets it may be a product, too; behind LaTeX a decimal is a rounded value
+_TWICE = re.compile(r"(.*\\.*[\w})$])\s+\(\$?\d*\.\d+\$?\)\s*|(.*(?:[\d})$]|\\pi))\s+\(([^()]*)\)\s*")
 _TRIMMED = re.compile(r"^(?:\\[,;:! )]|[\s,;:?!*$~]|\.(?!\d))+|(?:\\[,;:! (]|[\s,.;:?!*$~])+$")
 # Between two numbers: what is neither a sign of formulas nor a word makes two answers of them.
 _APART = re.compile(
@@ -268,17 +267,16 @@ def readings(answer: str, truth: str) -> list[list[str]]:
     """
     single = not _LISTING.search(truth)
     bare = _ENVIRONMENT.sub(" ", answer)
-    said = _IN_BRACKETS.sub(" ", bare)
-    outside = _FORMULA.sub(" ", _LABEL.sub("", said, count=1))  # "41 $42$" gives both
+    outside = _FORMULA.sub(" ", _LABEL.sub("", bare, count=1))  # "41 $42$" gives both
     if not _WORD.search(bare) and (
-        answer.count("$") > 2 or (outside != said and re.search("[0-9]", outside))
+        answer.count("$") > 2 or (outside != bare and re.search("[0-9]", outside))
     ):
         answer, bare = (_DELIMITER.sub(" ", text) for text in (answer, bare))
     whole = _delimited(answer)
     if not _WORD.search(bare) and not (single and _JOINT.search(bare)):
         twice = _TWICE.fullmatch(answer)
         again = [[_delimited(text) for text in twice.groups() if text]] if twice else []
-        return again if twice and "$" in answer else [*again, [whole]]
+        return again if twice and re.search(r"\([^a-z\\]*\)\s*$", answer) else [*again, [whole]]
     numbers, symbols = _between_words(bare), set("".join(_WORD.findall(_TEXT.sub(" ", bare))))
     readings = []
     letters = set(re.sub(r"\\[A-Za-z]+", "", truth))  # that belong to no command of LaTeX

@@ -213,7 +213,7 @@ _DERIVED = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("N", "J", "W"
 _RATES = {"mph": {"mi", "h"}, "kph": {"km", "h"}, "kmh": {"km", "h"}}
 _BESIDE = frozenset("square sq cubic per a an hundred thousand million billion".split())
 _DEGREE = re.compile(r"°|\^\s*(?:\\circ|\{\s*\\circ\s*\})")
-_COUNTED = re.compile(r"\W*[\w.,]*\d\W+([A-Za-z]{2,}?)s?\W*")
+_COUNTED = re.compile(r"\W*[\w.,]*\d[^\w\\]+([A-Za-z]{2,}?)s?\W*")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµ]+|\S")
 
 
