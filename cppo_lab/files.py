@@ -131,8 +131,9 @@ def _not_plain(path: Path) -> UserError:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that atomically replaces `path` at the end of the block; if writing fails, the old file stays.
+def replacing(path: Path, synced: bool = False) -> Iterator[BinaryIO]:
+    """A file that atomically replaces `path` at the end of the block; if writing fails, the old file stays. `synced`:
+    it is then on disk.
 
     The caller makes sure that nobody else replaces the same file meanwhile. The new file is written as `NAME.partial`;
     a kill may leave that behind, and the next call removes it.
@@ -143,6 +144,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
+            if synced:
+                file.flush()
+                os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -150,9 +154,9 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def replace_file(path: Path, content: str | bytes) -> None:
+def replace_file(path: Path, content: str | bytes | memoryview, synced: bool = False) -> None:
     """Put `content` into `path`, as `replacing` does. Raises OSError if it cannot be written."""
-    with replacing(path) as file:
+    with replacing(path, synced) as file:
         file.write(content.encode() if isinstance(content, str) else content)
 
 

@@ -5,7 +5,6 @@ A file is replaced atomically after it is on disk: a kill or a power cut leaves 
 
 import errno
 import io
-import os
 import struct
 import zipfile
 import zlib
@@ -19,7 +18,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab.errors import say
-from cppo_lab.files import replacing
+from cppo_lab.files import replace_file
 
 Row = tuple[int, dict[str, float]]  # a training step and its metrics
 
@@ -70,10 +69,7 @@ def save_whole(path: Path, value: object) -> None:
     """Atomically replace `path` by `value` in torch's format, synced to disk. Raises OSError if it has no room."""
     content = io.BytesIO()
     torch.save(value, content)  # to a file torch raises RuntimeError for a disk that is almost full
-    with replacing(path) as file:
-        file.write(content.getbuffer())
-        file.flush()
-        os.fsync(file.fileno())
+    replace_file(path, content.getbuffer(), synced=True)
 
 
 def load_checkpoint(path: Path, run_id: str, maker: str) -> Checkpoint | None:

@@ -168,7 +168,7 @@ def corrected(
 # sum to the value of the whole batch. Masked tokens and rejected responses stay in every denominator.
 
 
-MODES = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
+AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 
 def aggregate(
@@ -184,7 +184,7 @@ def aggregate(
     Args:
         values: [B, T].
         valid: [B, T] bool or 0/1.
-        mode: one of MODES.
+        mode: one of AGGREGATIONS.
         denominator: tokens (token-mean) or non-empty responses (other modes) of the whole batch; None counts
             those of `valid`.
         horizon: divisor of seq-mean-token-sum-norm; None takes T. Pass the run's maximum response length, so
@@ -199,7 +199,7 @@ def aggregate(
     """
     mask = token_mask(valid)
     same_shape(mask.shape, values=values)
-    one_of("mode", mode, MODES)
+    one_of("mode", mode, AGGREGATIONS)
     if denominator is not None:
         positive("denominator", float(denominator))
     if horizon is not None:

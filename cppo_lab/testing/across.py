@@ -34,7 +34,7 @@ from torch import Tensor
 
 from cppo_lab.errors import UserError, message, one_line, unknown
 from cppo_lab.maths.divergence import binary
-from cppo_lab.maths.rules import MODES, aggregate, get_rule
+from cppo_lab.maths.rules import AGGREGATIONS, aggregate, get_rule
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.plugins import load
 from cppo_lab.rules import rule_of
@@ -387,7 +387,7 @@ LIMITS: Mapping[str, tuple[float, ...]] = {
 GRID: Mapping[str, tuple[Any, ...]] = {
     **LIMITS,
     "mean over": (ALL, EACH),
-    "aggregation": MODES,
+    "aggregation": AGGREGATIONS,
     "temperature": (1.0,),
     "scale": (0.5, 2.0),
 }

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from cppo_lab.maths.rules import MODES, aggregate
+from cppo_lab.maths.rules import AGGREGATIONS, aggregate
 from cppo_lab.maths.tokens import RuleOutput, Tokens, common_stats, merge, summarise
 from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, MINIBATCH, PERMUTATION, RESPONSE, Rule
 from cppo_lab.testing import call_all
@@ -226,7 +226,7 @@ class RuleTests:
             assert output.stats.keys() == plain.stats.keys()
             for key, value in plain.stats.items():
                 torch.testing.assert_close(output.stats[key], value, **CLOSE)
-            for mode in MODES:
+            for mode in AGGREGATIONS:
                 horizon = width if mode == "seq-mean-token-sum-norm" else None
                 torch.testing.assert_close(
                     aggregate(output.objective, wide.valid, mode, horizon=horizon),

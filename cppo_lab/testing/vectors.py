@@ -46,7 +46,7 @@ from cppo_lab.maths.divergence import CONVENTIONS
 from cppo_lab.maths.masks import ThresholdTests, threshold_tests, violation_score
 from cppo_lab.maths.masks import sapo as sapo_gate
 from cppo_lab.maths.mismatch import relative_logprob_error
-from cppo_lab.maths.rules import MODES, aggregate, get_rule, group_advantages
+from cppo_lab.maths.rules import AGGREGATIONS, aggregate, get_rule, group_advantages
 from cppo_lab.maths.tokens import RuleOutput, Tokens, decided
 from cppo_lab.maths.weights import effective_delta_b, position_weights
 
@@ -467,7 +467,7 @@ def _of_rule(ours: Recomputation, case: str, name: str, part: str) -> Tensor | N
     method, mode = name, ""
     if part in ("loss", "dloss"):
         method, _, mode = name.partition("/")
-        if mode not in MODES:
+        if mode not in AGGREGATIONS:
             return None
     if (computed := ours.output(case, method)) is None:
         return None

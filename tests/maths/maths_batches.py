@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from cppo_lab.maths.divergence import topk_entropy
-from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.tokens import RuleOutput, Tokens
-from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, PERMUTATION, RULES
+from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, PERMUTATION, RULES, rule_of
 from cppo_lab.testing import TokenBatch, random_batch, random_permutation
 
 __all__ = ["TokenBatch", "random_batch", "random_permutation"]
@@ -59,10 +58,10 @@ WITHOUT_DIVERGENCE = tuple(name for name, rule in RULES.items() if DIVERGENCE no
 PULL_BACK = ("ipo", "drpo", "cfpo")
 
 
-def apply(name: str, *tensors: Tensor, **constants: Any) -> RuleOutput:
+def apply(name: str, *tensors: Tensor, path: str | None = None, **constants: Any) -> RuleOutput:
     """A rule on log pi, log mu, advantages, valid and, if given, D; `constants` may hold other fields of the tokens."""
     fields = {key: constants.pop(key) for key in (PERMUTATION, DRIFT, ENTROPY) if key in constants}
-    return get_rule(name)(Tokens(*tensors, **fields), **constants)
+    return rule_of(name, path).load(Tokens(*tensors, **fields), **constants)
 
 
 def constants(name: str, batch: TokenBatch) -> dict:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cppo_lab.maths.rules import MODES, aggregate, group_advantages
+from cppo_lab.maths.rules import AGGREGATIONS, aggregate, group_advantages
 from cppo_lab.maths.tokens import summarise
 from tests.maths.maths_batches import apply, random_batch
 
@@ -43,14 +43,14 @@ def test_aggregation_by_hand(mode: str, expected: float) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (3, 4)])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_without_a_token_it_is_0_with_a_gradient_of_0(mode: str, shape: tuple[int, int]) -> None:
     values = torch.full(shape, 7.0, requires_grad=True)
     loss = aggregate(values, torch.zeros(shape), mode)
     assert loss.item() == 0 and not torch.autograd.grad(loss, values)[0].any()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", AGGREGATIONS)
 @settings(max_examples=40)
 @given(seed=st.integers(0, 2**32 - 1), cut=st.integers(1, 4))
 def test_micro_batches_add_up(mode: str, seed: int, cut: int) -> None:

@@ -8,7 +8,6 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.cores.base import BEST_CHECKPOINT, BEST_MODEL, CHECKPOINT, CHECKPOINTS
-from cppo_lab.cores.verl.checkpoints import BEST
 from cppo_lab.errors import UserError
 from cppo_lab.runs import export
 from cppo_lab.runs.folder import held, write_status
@@ -18,7 +17,6 @@ WEIGHTS = [CHECKPOINT, CHECKPOINTS, BEST_MODEL, BEST_CHECKPOINT]
 
 def a_run(folder: Path, status: str) -> Path:
     """A run with everything: 1,000 bytes of each kind of weights, and of a result that was replaced."""
-    assert BEST == BEST_CHECKPOINT
     for name in WEIGHTS:
         path = folder / name if name.endswith(".pt") else folder / name / "actor" / "shard"
         path.parent.mkdir(parents=True, exist_ok=True)

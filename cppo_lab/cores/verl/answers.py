@@ -266,8 +266,6 @@ class VerlAnswerRecorder:
 
     def training(self, step: int, partition: str, of_ranks: Sequence[Sequence[KeptResponse]]) -> None:
         """Add the chosen responses, which are still in the queue, with what the ranks have kept of them."""
-        if not self.chosen:
-            return
         responses = in_places(of_ranks)
         self._tokens = self._table(step, responses) if responses else None
         names = ("prompts", "responses", "raw_prompt", "reward_model")

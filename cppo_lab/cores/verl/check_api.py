@@ -272,9 +272,8 @@ def _problem(point: ContractItem) -> str | None:
         parameters = read(point)
     except (ImportError, AttributeError) as missing:
         return f"{point.name} ({point.kind}) is missing: {missing}"
-    if point.kind == PRIVATE and set(point.parameters) <= set(parameters):
-        return None
-    if point.kind != PRIVATE and parameters == point.parameters:
+    lacks = set(point.parameters) - set(parameters)
+    if not lacks if point.kind == PRIVATE else parameters == point.parameters:
         return None
     return f"{point.name} ({point.kind}) has changed: expected {list(point.parameters)}, found {list(parameters)}"
 

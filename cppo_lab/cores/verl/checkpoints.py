@@ -17,9 +17,10 @@ from cppo_lab import schema
 from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.answers.texts import Texts
+from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import BEST_CHECKPOINT, CHECKPOINTS, MetricSink, Resources
 from cppo_lab.errors import UserError, say
-from cppo_lab.files import open_append, open_lock, open_plain, read_plain, replace_file, replacing
+from cppo_lab.files import open_append, open_lock, open_plain, read_plain, replace_file
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
 
@@ -68,9 +69,9 @@ def validation_metrics(
 
 
 Row = tuple[int, dict[str, float]]
-STEPS, OUTCOME = "verl_steps.jsonl", "verl_outcome.json"
+ROWS_FILE, OUTCOME = "verl_steps.jsonl", "verl_outcome.json"
 PREFIX = "global_step_"
-LONGEST = 16 * 2**20  # bytes of a line or an outcome, which have some thousand
+LONGEST_LINE = 16 * 2**20  # bytes of a line or an outcome, which have some thousand
 MALFORMED = (ValueError, OverflowError, LookupError, TypeError, AttributeError, RecursionError)
 PATIENCE_SECONDS = 60.0  # Ray's processes outlive a killed driver by a few seconds
 
@@ -96,9 +97,16 @@ def writing(folder: Path) -> Iterator[None]:
         yield
 
 
+def collapse_of(spec: VerlRun, past: Sequence[Row]) -> str:
+    """Why a run with these rows has collapsed; empty if it has not."""
+    training, name = spec.training, score_name(spec)
+    scores = [row[name] for _, row in past if name in row]
+    return collapse_reason(scores, training.collapse_share, training.collapse_patience)
+
+
 def append_row(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Add the row of `step`; it is on disk when this returns."""
-    with open_append(folder / STEPS) as file:
+    with open_append(folder / ROWS_FILE) as file:
         file.write(json.dumps({"step": step, "metrics": dict(metrics)}) + "\n")
         file.flush()
         os.fsync(file.fileno())
@@ -109,12 +117,12 @@ def rows(folder: Path, offset: int = 0) -> Iterator[tuple[int, Row]]:
 
     Reading stops at a line cut off by a kill, or of another format: nothing after it is known to be complete.
     """
-    file = open_plain(folder / STEPS)
+    file = open_plain(folder / ROWS_FILE)
     if file is None:
         return
     with file:
         file.seek(offset)
-        while line := file.readline(LONGEST):
+        while line := file.readline(LONGEST_LINE):
             row = _row(line) if line.endswith(b"\n") else None
             if row is None:
                 return
@@ -140,21 +148,13 @@ def is_whole(checkpoint: Path) -> bool:
     return (checkpoint / "actor").is_dir()
 
 
-def cut_after(folder: Path, step: int | None) -> list[Row]:
+def drop_rows_after(folder: Path, step: int | None) -> list[Row]:
     """Drop the rows after `step` (all, if None), which will be retrained, and an outcome; return the others."""
     (folder / OUTCOME).unlink(missing_ok=True)
     past = [] if step is None else [row for _, row in rows(folder) if row[0] <= step]
     lines = (json.dumps({"step": number, "metrics": metrics}) + "\n" for number, metrics in past)
-    _write_synced(folder / STEPS, "".join(lines))
+    replace_file(folder / ROWS_FILE, "".join(lines), synced=True)
     return past
-
-
-def _write_synced(path: Path, text: str) -> None:
-    """Replace a file; it is on disk when this returns."""
-    with replacing(path) as file:
-        file.write(text.encode())
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def write_outcome(folder: Path, outcome: Outcome) -> None:
@@ -165,7 +165,7 @@ def write_outcome(folder: Path, outcome: Outcome) -> None:
 def read_outcome(folder: Path) -> Outcome | None:
     """How training ended; None if it has not ended, or the file is not what `write_outcome` writes."""
     try:
-        values = json.loads(read_plain(folder / OUTCOME, LONGEST) or b"")
+        values = json.loads(read_plain(folder / OUTCOME, LONGEST_LINE) or b"")
         status, step, reason = values["status"], values["step"], values["reason"]
         return Outcome(status, int(step), str(reason)) if status in (schema.DONE, schema.COLLAPSED) else None
     except MALFORMED:
@@ -176,7 +176,6 @@ def read_outcome(folder: Path) -> Outcome | None:
 # deleted.
 
 
-BEST = BEST_CHECKPOINT
 STEP = "step"  # in the kept checkpoint: a file with its step
 SIZES = "sizes.json"  # in each checkpoint: the bytes of its files, by name
 # What a checkpoint has for resuming alone: verl's FSDP engine has files, its Megatron engine has folders.
@@ -187,10 +186,10 @@ READERS = 8  # threads; a checksum takes longer than reading from a fast disk
 def seal(checkpoint: Path) -> None:
     """Write the sizes of the files of a checkpoint that has been written; they are on disk when this returns.
 
-    The files themselves may not be: a power cut then leaves them shorter, which `fault` sees.
+    The files themselves may not be: a power cut then leaves them shorter, which `size_fault` sees.
     """
     sizes = {str(path.relative_to(checkpoint)): path.stat().st_size for path in _files(checkpoint)}
-    _write_synced(checkpoint / SIZES, json.dumps(sizes))
+    replace_file(checkpoint / SIZES, json.dumps(sizes), synced=True)
 
 
 def last_readable(folder: Path) -> int | None:
@@ -204,7 +203,7 @@ def last_readable(folder: Path) -> int | None:
         step = steps.pop()
         path = checkpoint_folder(folder, step)
         try:
-            why = fault(path) or _unreadable(path)
+            why = size_fault(path) or _content_fault(path)
         except OSError as error:
             raise UserError(
                 f"checkpoint {path} cannot be read: {error}. Nothing was deleted: repair the disk and retry the run, "
@@ -217,7 +216,7 @@ def last_readable(folder: Path) -> int | None:
     return None
 
 
-def fault(checkpoint: Path) -> str:
+def size_fault(checkpoint: Path) -> str:
     """Which file is not as long as when the checkpoint was written; empty for none, or if that was not recorded."""
     try:
         sizes: Any = json.loads((checkpoint / SIZES).read_bytes())
@@ -236,13 +235,13 @@ def fault(checkpoint: Path) -> str:
     return ""
 
 
-def _unreadable(checkpoint: Path) -> str:
+def _content_fault(checkpoint: Path) -> str:
     """Which file of torch's format or JSON cannot be read, and why; empty for none. Megatron's shards are not read."""
     with ThreadPoolExecutor(READERS) as pool:
-        return next(filter(None, pool.map(_unreadable_file, _files(checkpoint))), "")
+        return next(filter(None, pool.map(_content_fault_of, _files(checkpoint))), "")
 
 
-def _unreadable_file(path: Path) -> str:
+def _content_fault_of(path: Path) -> str:
     from cppo_lab.cores.checkpoint import check_whole  # imports torch
 
     try:
@@ -276,9 +275,9 @@ def keep_best(folder: Path, metric: str) -> None:
         return
     step = max(scores)[1]
     source = checkpoint_folder(folder, step)
-    if kept_step == step or fault(source):
+    if kept_step == step or size_fault(source):
         return
-    partial, best = folder / f"{BEST}.partial", folder / BEST
+    partial, best = folder / f"{BEST_CHECKPOINT}.partial", folder / BEST_CHECKPOINT
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial, ignore=shutil.ignore_patterns(*STATE), copy_function=_link_or_copy)
     (partial / STEP).write_text(f"{step}\n", encoding="utf-8")
@@ -296,22 +295,22 @@ def _link_or_copy(source: str, target: str) -> None:
 def best_step(folder: Path) -> int | None:
     """The step of the checkpoint that is kept; None if there is none."""
     try:
-        return int((folder / BEST / STEP).read_text(encoding="utf-8"))
+        return int((folder / BEST_CHECKPOINT / STEP).read_text(encoding="utf-8"))
     except (FileNotFoundError, ValueError):  # ValueError: a kill during its removal
         return None
 
 
-def forget_later(folder: Path, step: int | None) -> None:
+def unname_best_after(folder: Path, step: int | None) -> None:
     """Let a best checkpoint of a step after `step`, which will be retrained, no longer count as that of its step.
 
     Its files may be those of a damaged checkpoint. They stay until another checkpoint replaces them.
     """
     kept_step = best_step(folder)
     if kept_step is not None and (step is None or kept_step > step):
-        (folder / BEST / STEP).unlink()
+        (folder / BEST_CHECKPOINT / STEP).unlink()
 
 
-def drop_others(folder: Path, step: int | None) -> None:
+def drop_checkpoints_except(folder: Path, step: int | None) -> None:
     """Remove every checkpoint except that of `step`.
 
     A trainer does not know those of an earlier attempt. It would overwrite the files of a checkpoint with the same
@@ -322,7 +321,7 @@ def drop_others(folder: Path, step: int | None) -> None:
             shutil.rmtree(checkpoint_folder(folder, saved))
 
 
-def drop_older(folder: Path, most: int | None) -> None:
+def make_room(folder: Path, most: int | None) -> None:
     """Make room for a checkpoint among `most` (2 or more; None: any number). verl does not know that of an earlier
     attempt, from which this one has resumed.
     """
@@ -343,11 +342,11 @@ def _saved(folder: Path) -> list[int]:
 REQUEST = "verl_save"  # in the run's folder: the trainer is to save the step that it is in
 SLACK = 1.3  # times the seconds of a step: what the next one may take
 # To end Ray, record the end and requeue the job; and more than Slurm's warnings are early.
-ENDING_SECONDS = 60.0
+RESERVED_SECONDS = 60.0
 
 
-def is_requested(folder: Path) -> bool:
-    """Whether a checkpoint has been requested since this was last asked."""
+def take_request(folder: Path) -> bool:
+    """Whether a checkpoint has been requested since the last call; the request is then gone."""
     try:
         (folder / REQUEST).unlink()
     except FileNotFoundError:
@@ -362,8 +361,8 @@ def await_step(folder: Path, deadline: float | None, grace_seconds: float) -> No
     deadline, and by more than Slurm is early, the job is being preempted: how much time it has left is unknown.
     """
     before = _newest(folder)
-    seconds = (deadline or 0.0) - ENDING_SECONDS - time.time()
-    if before is None or not 0 < seconds < grace_seconds + ENDING_SECONDS:
+    seconds = (deadline or 0.0) - RESERVED_SECONDS - time.time()
+    if before is None or not 0 < seconds < grace_seconds + RESERVED_SECONDS:
         return
     (folder / REQUEST).touch()
     end = time.monotonic() + seconds
@@ -387,7 +386,7 @@ def _newest(folder: Path) -> int | None:
 
 
 STAGED = "verl_answers"  # in the run's folder
-TAGS = "verl_tags.json"  # of the run, known once its rollout servers run
+TAGS_FILE = "verl_tags.json"  # of the run, known once its rollout servers run
 _OUTCOMES, _TEXTS, _TOKENS = "outcomes.npz", "texts.jsonl.gz", "tokens.npz"
 _OF_STEP = re.compile(rf"(\d+)-{re.escape(_OUTCOMES)}")
 
@@ -409,6 +408,7 @@ class HandOver:
     def __init__(self, spec: VerlRun, resources: Resources, sink: MetricSink) -> None:
         validations = 1 + spec.training.t_stop // spec.validation.every
         self._folder, self._sink = resources.folder, sink
+        # A sink need not have `file` unless answers are kept.
         self._recording = Recording(
             resources.answers, resources.folder, validations, lambda name, content: sink.file(name, content)
         )
@@ -419,18 +419,20 @@ class HandOver:
         Steps that an earlier attempt's trainer has written, but that were not moved completely, are left to `add`.
         """
         last = -1 if step is None or not self._recording.keeps else step
-        waiting = [staged for staged in self._steps() if staged <= last]
-        for staged in set(self._steps()) - set(waiting):
-            self._remove(staged)
-        self._recording.begin(_before(min(waiting)) if waiting else step)
+        written = self._steps()
+        for later in (staged for staged in written if staged > last):
+            self._remove(later)
+        if written and (first := written[0]) <= last:
+            step = first - 1 if first else None
+        self._recording.begin(step)
 
     def add(self, step: int) -> None:
         """Move what the trainer has written for `step`, if anything, and the tags that it has found."""
-        tags = read_plain(self._folder / TAGS, 2**16)
+        tags = read_plain(self._folder / TAGS_FILE, 2**16)
         if tags is not None:
             for name, value in json.loads(tags).items():
                 self._sink.tag(name, value)
-            (self._folder / TAGS).unlink()
+            (self._folder / TAGS_FILE).unlink()
         waits = self._recording.keeps and step in self._steps()
         if waits and self._recording.add(_staged(self._folder, step)):
             self._remove(step)
@@ -450,10 +452,6 @@ class HandOver:
     def _remove(self, step: int) -> None:
         for name in (_OUTCOMES, _TEXTS, _TOKENS):
             _staged_file(self._folder, step, name).unlink(missing_ok=True)
-
-
-def _before(step: int) -> int | None:
-    return step - 1 if step else None
 
 
 def _staged_file(folder: Path, step: int, name: str) -> Path:

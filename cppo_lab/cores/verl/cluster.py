@@ -302,7 +302,7 @@ def run_worker_node(resources: Resources) -> None:
     """
     layout, allocation = resources.layout, resources.allocation
     assert layout is not None and allocation is not None
-    openmp_threads(layout)
+    openmp_threads(layout)  # raises for too few CPUs
     arrival = _arrival(allocation, allocation.machine)
     arrival.parent.mkdir(parents=True, exist_ok=True)
     arrival.touch()

@@ -16,7 +16,6 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from cppo_lab.cores.base import CHECKPOINTS
-from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.verl import check_api
 from cppo_lab.cores.verl.checks import ACTOR, ROLLOUT, check_keys, check_placement
 from cppo_lab.cores.verl.files import Files, planned_files
@@ -108,7 +107,7 @@ def top_k(spec: VerlRun) -> int:
     """How many of mu's most likely tokens the rollout must keep; 0: none. D_t is reported for verl's losses too."""
     if spec.divergence.estimator == "exact":
         assert isinstance(spec.data, TaskData)
-        return make_task(spec.data).tokenizer.vocabulary
+        return spec.data.vocabulary
     return spec.divergence.k or 0
 
 
@@ -314,9 +313,9 @@ class LabSettings:
 
     spec: VerlRun
     folder: Path
-    answers: AnswersSpec | None = None  # which responses to keep; None: none
-    checkpoint_every: int | None = None  # steps; None: at validations alone
-    deadline: float | None = None  # when the run is ended, in seconds since the epoch
+    answers: AnswersSpec | None  # which responses to keep; None: none
+    checkpoint_every: int | None  # steps; None: at validations alone
+    deadline: float | None  # when the run is ended, in seconds since the epoch
 
 
 def lab_settings(config: DictConfig) -> LabSettings:
@@ -348,7 +347,7 @@ def verl_config(
     defaults = _verl_tree("megatron" if layout.strategy == "megatron" else "dp")
     config = copy.deepcopy(defaults)
     for key in layout.verl:
-        _check_exists(defaults, key, f"layout {layout.name}")
+        _check_exists(defaults, key, layout)
     for key, value in (settings(spec, layout, files) | layout.verl).items():
         with open_dict(config):
             OmegaConf.update(config, key.removeprefix("+"), value, merge=False, force_add=True)
@@ -383,7 +382,7 @@ def _verl_tree(engine: str) -> DictConfig:
         return compose("ppo_trainer", overrides=[f"model_engine={engine}"])
 
 
-def _check_exists(defaults: DictConfig, key: str, where: str) -> None:
+def _check_exists(defaults: DictConfig, key: str, layout: LayoutSpec) -> None:
     """Raise UserError for a key that verl does not have; the message lists the keys next to its first wrong part.
 
     A key that begins with `+` may be new, as in Hydra, and so may any key in a section that verl leaves empty.
@@ -395,5 +394,9 @@ def _check_exists(defaults: DictConfig, key: str, where: str) -> None:
             if isinstance(section, DictConfig) and not section:
                 return
             beside = list(section) if isinstance(section, DictConfig) else []
-            raise unknown(f"key of verl ({where})", f"{before}{part}", [f"{before}{name}" for name in beside])
+            raise unknown(
+                f"key of verl (layout {layout.name})",
+                f"{before}{part}",
+                [f"{before}{name}" for name in beside],
+            )
         section, before = OmegaConf.select(defaults, f"{before}{part}"), f"{before}{part}."

@@ -4,6 +4,7 @@ import ctypes
 import importlib.util
 import json
 import os
+import secrets
 import signal
 import threading
 import time
@@ -16,7 +17,6 @@ from types import SimpleNamespace
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import Allocation, MetricSink, Resources, require_same_task, write_machine
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.checkpoints import HandOver, score_name
@@ -34,13 +34,13 @@ from cppo_lab.cores.verl.cluster import (
     without_working_folder,
 )
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
-from cppo_lab.cores.verl.rollout.settings import SOCKET_VARIABLE, new_socket_name
+from cppo_lab.cores.verl.rollout.settings import SOCKET_VARIABLE
 from cppo_lab.errors import Interrupted, UserError, interruption
 from cppo_lab.plugins import install_extra
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import HubModel, LayoutSpec, RunSpec, VerlRun
 
-ENDING_SECONDS = 3.0  # how long to wait for a signal that explains why Ray ended
+SIGNAL_WAIT_SECONDS = 3.0  # how long to wait for a signal that explains why Ray ended
 FOLLOW_SECONDS = 1.0  # how often the trainer's record is read
 
 
@@ -56,11 +56,11 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
     with checkpoints.writing(folder):
         resources.doing("reading the checkpoint")
         step = checkpoints.last_readable(folder)
-        recorded = checkpoints.cut_after(folder, step)
-        checkpoints.forget_later(folder, step)
+        recorded = checkpoints.drop_rows_after(folder, step)
+        checkpoints.unname_best_after(folder, step)
         checkpoints.keep_best(folder, score_name(spec))
-        checkpoints.drop_others(folder, step)
-        checkpoints.is_requested(folder)  # of an attempt that ended before it was saved
+        checkpoints.drop_checkpoints_except(folder, step)
+        checkpoints.take_request(folder)  # of an attempt that ended before it was saved
     answers = HandOver(spec, resources, sink)
     sink.begin(step)
     answers.begin(step)
@@ -84,10 +84,8 @@ def _ended(spec: VerlRun, recorded: list[checkpoints.Row]) -> Outcome | None:
     """The outcome of a run that was killed between its last row and writing its outcome; None if steps are left."""
     if not recorded:
         return None
-    scores = [row[score_name(spec)] for _, row in recorded if score_name(spec) in row]
-    reason = collapse_reason(scores, spec.training.collapse_share, spec.training.collapse_patience)
     last = recorded[-1][0]
-    if reason:
+    if reason := checkpoints.collapse_of(spec, recorded):
         return Outcome(schema.COLLAPSED, last, reason)
     return Outcome(schema.DONE, last) if last >= spec.training.t_stop else None
 
@@ -124,8 +122,10 @@ def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, 
     require_same_task(spec, other)
     # None is trained, and the file may have few problems.
     single_prompt = {"prompts": 1, "minibatch_prompts": 1}
-    asked = spec.model_copy(update={"data": other.data, "batch": spec.batch.model_copy(update=single_prompt)})
-    if (longest := asked.longest_prompt) > spec.longest_prompt and not isinstance(spec.model, HubModel):
+    evaluated = spec.model_copy(
+        update={"data": other.data, "batch": spec.batch.model_copy(update=single_prompt)}
+    )
+    if (longest := evaluated.longest_prompt) > spec.longest_prompt and not isinstance(spec.model, HubModel):
         raise UserError(
             f"benchmark {other.data.name!r} has prompts of {longest} tokens, and the model of run {spec.run_id} was "
             f"made for {spec.longest_prompt}: choose one with shorter prompts"
@@ -133,13 +133,13 @@ def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, 
     with TemporaryDirectory(prefix="cppo-") as place:
         folder = Path(place)
         (model := folder / "model").mkdir()
-        files = planned_files(asked, resources.paths, resources.shared, folder)
+        files = planned_files(evaluated, resources.paths, resources.shared, folder)
         files = replace(files, model=str(model))
         with _ray_for(files, resources) as ray_init:
             from cppo_lab.cores.verl.export import export  # which loads Ray, too
 
             step = export(spec, resources.shared, model, resources.doing).step
-            config = _configuration(asked, files, resources, ray_init)
+            config = _configuration(evaluated, files, resources, ray_init)
             config.trainer.val_only = True
             _run(config)
         [(_, (_, metrics))] = checkpoints.rows(folder)
@@ -195,24 +195,24 @@ def own_ray(
     `offline`: no process asks the hub, unless HF_HUB_OFFLINE says otherwise.
     """
     cpu = layout.device == "cpu"
-    plugin = plugin_environment(cpu) | {
-        SOCKET_VARIABLE: new_socket_name(),
+    environment = plugin_environment(cpu) | {
+        SOCKET_VARIABLE: secrets.token_hex(16),
         "OMP_NUM_THREADS": str(openmp_threads(layout)),
         "TOKENIZERS_PARALLELISM": "false",
         "VLLM_NO_USAGE_STATS": "1",  # vLLM would report usage
     }
     if offline:
-        plugin["HF_HUB_OFFLINE"] = os.environ.get("HF_HUB_OFFLINE", "1")
+        environment["HF_HUB_OFFLINE"] = os.environ.get("HF_HUB_OFFLINE", "1")
     if cpu and layout.rollout == "vllm":
-        plugin |= VLLM_ON_CPU
+        environment |= VLLM_ON_CPU
     before = dict(os.environ)
-    os.environ.update(plugin)
+    os.environ.update(environment)
     if cpu:
         # Ray's "GPUs" are then a number only (`platform_cpu`), and it would look for as many in this list.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
         with _cluster(layout, memory_gb, allocation) as ray_init, without_working_folder():
-            yield ray_init | {"runtime_env": {"env_vars": plugin}}
+            yield ray_init | {"runtime_env": {"env_vars": environment}}
     finally:
         os.environ.clear()
         os.environ.update(before)
@@ -257,13 +257,13 @@ def _run(config: Any) -> None:
         said = [line for line in lines if line and not line.startswith("For further information visit")]
         raise RuntimeError(f"{type(cause).__name__}: {said[-1] if said else ''}") from error
     except SystemExit as error:
-        if (asked := interruption()) is not None:
-            raise asked from error
+        if (interrupted := interruption()) is not None:
+            raise interrupted from error
         if type(error) is not SystemExit:  # raised by a signal
             raise
         # Raised by Ray: its processes on this machine have ended. If Slurm ends the job, a signal to this process
         # follows at once, and shows that the run has not failed.
-        time.sleep(ENDING_SECONDS)
+        time.sleep(SIGNAL_WAIT_SECONDS)
         raise RuntimeError("Ray's processes on this machine have ended (out of memory?)") from error
 
 
@@ -283,11 +283,12 @@ class TaskRunner:
         OmegaConf.resolve(config)
         transfer_queue.init(config.transfer_queue)
         try:
-            with checkpoints.writing(lab_settings(config).folder):
+            folder = lab_settings(config).folder
+            with checkpoints.writing(folder):
                 sync = config.trainer.v1.trainer_mode == "sync"
                 trainer = (trainers.LabTrainer if sync else trainers.AsyncLabTrainer)(config=config)
                 trainer.init()
-                write_machine(lab_settings(config).folder, _machine(trainer))
+                write_machine(folder, _machine(trainer))
                 manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class)
                 loops = manager.create(
                     config=config,
@@ -354,7 +355,7 @@ def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[li
     block, since an error in whose context there is a KeyboardInterrupt counts as an interruption.
     """
     ended, caller = threading.Event(), threading.get_ident()
-    offset = (folder / checkpoints.STEPS).stat().st_size
+    offset = (folder / checkpoints.ROWS_FILE).stat().st_size
     failures: list[Exception] = []
 
     def follow() -> None:
@@ -368,7 +369,7 @@ def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[li
                 if last:
                     return
                 ended.wait(FOLLOW_SECONDS)
-        except Exception as error:  # whatever it is, this row and all later ones would be missing
+        except Exception as error:  # noqa: BLE001 - this row and all later ones would be missing
             failures.append(error)
             if not ended.is_set():
                 signal.pthread_kill(caller, signal.SIGINT)

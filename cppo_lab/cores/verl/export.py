@@ -16,8 +16,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cppo_lab.cores.base import BEST_MODEL, Exported
-from cppo_lab.cores.verl.checkpoints import BEST, MALFORMED, STEP
+from cppo_lab.cores.base import BEST_CHECKPOINT, BEST_MODEL, Exported
+from cppo_lab.cores.verl.checkpoints import MALFORMED, STEP
 from cppo_lab.errors import UserError, one_line
 from cppo_lab.files import names_below, open_below
 from cppo_lab.plugins import install_extra
@@ -35,7 +35,7 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
     FSDP's shards, and weights that Megatron-Bridge has saved, keep their precision.
     """
     _require("transformers", "verl")
-    at = (spec.run_id, BEST, "actor")
+    at = (spec.run_id, BEST_CHECKPOINT, "actor")
     step = _step(runs, spec.run_id)
     if "fsdp_config.json" in names_below(runs, *at):
         optim = spec.optim
@@ -98,11 +98,11 @@ def _content(runs: Path, *at: str) -> bytes:
 
 def _step(runs: Path, run_id: str) -> int:
     """The step of the best checkpoint."""
-    text = _content(runs, run_id, BEST, STEP).strip()
+    text = _content(runs, run_id, BEST_CHECKPOINT, STEP).strip()
     if not text.isdigit():
         raise UserError(
-            f"run {run_id} has kept no checkpoint: there is none in {runs / run_id / BEST}. The first is kept at the "
-            "first validation after step 0; if a kill interrupted that, `cppo launch` repairs it"
+            f"run {run_id} has kept no checkpoint: there is none in {runs / run_id / BEST_CHECKPOINT}. The first is "
+            "kept at the first validation after step 0; if a kill interrupted that, `cppo launch` repairs it"
         )
     return int(text)
 

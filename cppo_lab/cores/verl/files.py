@@ -139,16 +139,17 @@ def planned_files(
             cached = snapshot(spec.model.repository, spec.model.revision)
             # By its folder, for which no library asks the hub: nodes without a route to it would wait for time-outs.
             model = spec.model.repository if lacking(cached) else str(cached.absolute())
-        return Files(model, train, validation, folder, resume)
-    # The weights do not depend on the context length, but the model's configuration does.
-    seeded = spec.model.for_seed(spec.seed)
-    if isinstance(spec.data, TaskData):
-        from cppo_lab.cores.mini.warm_start import warm_start_file
-
-        name = warm_start_file(seeded, spec.data, shared).stem
     else:
-        name = f"{seeded.name}-bytes-{fingerprint(seeded)}"
-    model = str(shared / "made_models" / f"{name}-{spec.longest_prompt + spec.rollout.max_response_length}")
+        seeded = spec.model.for_seed(spec.seed)
+        if isinstance(spec.data, TaskData):
+            from cppo_lab.cores.mini.warm_start import warm_start_file
+
+            name = warm_start_file(seeded, spec.data, shared).stem
+        else:
+            name = f"{seeded.name}-bytes-{fingerprint(seeded)}"
+        # The weights do not depend on the context length, but the model's configuration does.
+        context = spec.longest_prompt + spec.rollout.max_response_length
+        model = str(shared / "made_models" / f"{name}-{context}")
     return Files(model, train, validation, folder, resume)
 
 

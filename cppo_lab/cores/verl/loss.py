@@ -274,8 +274,7 @@ def trust_region_loss(
     # Without padding, over all ranks: the same number in every row.
     responses = None if counts is None else float((counts.values() if counts.is_nested else counts).max())
     if loss_config.loss_mode == NAME:
-        shuffled = data.get("weight_permutation", None) is not None
-        order = column("weight_permutation").long() if shuffled else None
+        order = column("weight_permutation").long() if "weight_permutation" in data else None
         moved, given = output(from_engine.DRIFT), {"origin_logp": origin_logp}
         if loss_config.centering or ENTROPY in loss_config.record.needs:
             ids, topk_logp = column("rollout_topk_ids"), column("rollout_topk_logp").float()

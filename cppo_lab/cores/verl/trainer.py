@@ -34,11 +34,10 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
-from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import read_phases, write_phases
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.answers import PLACE, VerlAnswerRecorder
-from cppo_lab.cores.verl.checkpoints import TAGS, keep_best, score_name, seal, stage, validation_metrics
+from cppo_lab.cores.verl.checkpoints import TAGS_FILE, keep_best, score_name, seal, stage, validation_metrics
 from cppo_lab.cores.verl.config import lab_settings, top_k
 from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.cores.verl.rewards import reward_parts
@@ -259,7 +258,7 @@ class LabTrainer(PPOTrainerSync):
         self.spec, self.folder, self._answer_settings = settings.spec, settings.folder, settings.answers
         self._checkpoint_every, self._deadline = settings.checkpoint_every, settings.deadline
         self._row_at = time.monotonic()  # when the last row was written
-        # Of the last of each; at first, of the longest of earlier attempts.
+        # Of the latest validation and save; until there is one, of the longest in earlier attempts.
         self._validation_seconds = longest(self.folder, "testing")
         self._save_seconds = longest(self.folder, "save_checkpoint")
         self._answers: VerlAnswerRecorder | None = None  # of a run that keeps its answers
@@ -281,7 +280,7 @@ class LabTrainer(PPOTrainerSync):
         """Load verl's checkpoint and the traces that belong to it."""
         super()._load_checkpoint()
         traces = checkpoints.checkpoint_folder(self.folder, self.global_steps) / TRACES
-        state = torch.load(traces, weights_only=True) if self.global_steps and traces.exists() else None
+        state = torch.load(traces, weights_only=True) if traces.exists() else None
         rule = self.spec.rule.model_dump(mode="json")
         self.actor_rollout_wg.start_diagnostics(rule, self.spec.rollout.max_response_length, state)
         if self._answer_settings is not None:
@@ -323,7 +322,7 @@ class LabTrainer(PPOTrainerSync):
         """Give the rollout servers mu of the next step, or the policy that is validated first."""
         with marked_timer("update_weights", self.timing_raw, color="red"):
             self._keep_policy()
-            self._serve(self.global_steps if self._is_validated() else self._mu())
+            self._serve(self.global_steps if self._validates(self.global_steps) else self._mu())
 
     def on_validate_end(self) -> None:
         """Give the rollout servers mu of the next step, if there is one, where mu is not the policy just validated."""
@@ -358,11 +357,11 @@ class LabTrainer(PPOTrainerSync):
         prompts = [self.tokenizer.encode(text)[:TEST_TOKENS] for text in texts]
 
         async def responses() -> list[TokenOutput]:
-            asked = (
+            requests = (
                 client.generate(f"test-{seed}", prompt_ids=prompt, sampling_params=sampling | {"seed": seed})
                 for seed, prompt in enumerate(prompts)
             )
-            return await asyncio.gather(*asked)
+            return await asyncio.gather(*requests)
 
         outputs = asyncio.run(responses())
         rows = [row_of_test(prompt, output) for prompt, output in zip(prompts, outputs, strict=True)]
@@ -378,7 +377,7 @@ class LabTrainer(PPOTrainerSync):
             schema.TAG_ROLLOUT: self.engine,
             schema.TAG_LOGITS: "; ".join(sorted(codes)) or "verl",
         }
-        replace_file(self.folder / TAGS, json.dumps(tags))
+        replace_file(self.folder / TAGS_FILE, json.dumps(tags))
 
     def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
         self._order = {uid: place for place, uid in enumerate(batch["uid"])}
@@ -428,18 +427,19 @@ class LabTrainer(PPOTrainerSync):
             rows=self.spec.batch.minibatch_prompts * self.spec.batch.responses,
         )
         dropped = [key for key, is_kept in zip(keys, keep.tolist(), strict=True) if not is_kept]
-        missing = sum(row is None for row in by_rank(arrangement))
+        rows = by_rank(arrangement)
+        missing = sum(row is None for row in rows)
         padding = padding_rows(batch.partition_id, keys[0], tags[0], missing, self.tokenizer.eos_token_id)
         if dropped:
             tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
         spare = iter(padding)
-        chosen = [next(spare) if row is None else (keys[row], tags[row]) for row in by_rank(arrangement)]
+        arranged_rows = [next(spare) if row is None else (keys[row], tags[row]) for row in rows]
         counts = [sum(row is not None for rank in minibatch for row in rank) for minibatch in arrangement]
         # The order of `by_rank`: every rank has all minibatches, each with the same number of rows.
         per_rank = [n for n, minibatch in zip(counts, arrangement, strict=True) for _ in minibatch[0]]
         arranged = KVBatchMeta(
-            keys=[key for key, _ in chosen],
-            tags=[tag for _, tag in chosen],
+            keys=[key for key, _ in arranged_rows],
+            tags=[tag for _, tag in arranged_rows],
             partition_id=batch.partition_id,
             fields=batch.fields,
             extra_info=batch.extra_info,
@@ -447,9 +447,10 @@ class LabTrainer(PPOTrainerSync):
         columns = {
             "minibatch_responses": torch.tensor(per_rank * self._ranks(), dtype=torch.float32)[:, None]
         }
-        if self._answers is not None and self._is_validated():
-            worth = (groups.tolist(), rewards.tolist(), advantages.tolist(), keep.tolist())
-            places = {choice.key: place for place, choice in enumerate(self._answers.choose(keys, *worth))}
+        if self._answers is not None and self._validates(self.global_steps):
+            per_response = (groups.tolist(), rewards.tolist(), advantages.tolist(), keep.tolist())
+            chosen = self._answers.choose(keys, *per_response)
+            places = {choice.key: place for place, choice in enumerate(chosen)}
             columns[PLACE] = torch.tensor([places.get(key, -1) for key in arranged.keys])[:, None]
         rule = self.spec.rule
         if rule.verl_loss is None and PERMUTATION in rule_of(rule.name, rule.path).needs:
@@ -463,9 +464,9 @@ class LabTrainer(PPOTrainerSync):
         tq.kv_batch_put(keys=arranged.keys, partition_id=arranged.partition_id, fields=fields)
         return arranged
 
-    def _is_validated(self) -> bool:
-        """Whether the policy is validated after this step."""
-        return self.global_steps % self.spec.validation.every == 0
+    def _validates(self, step: int) -> bool:
+        """Whether the policy is validated after a step."""
+        return step % self.spec.validation.every == 0
 
     def _ranks(self) -> int:
         """Data-parallel ranks of the actor."""
@@ -484,7 +485,7 @@ class LabTrainer(PPOTrainerSync):
         """verl's update; skipped if every group was dropped. Ends the run if the policy has collapsed."""
         if not self._trains:
             return batch
-        batch.extra_info[WATCHED_STEP] = self.global_steps if self._is_validated() else 0
+        batch.extra_info[WATCHED_STEP] = self.global_steps if self._validates(self.global_steps) else 0
         try:
             updated = super()._update_actor(batch, metrics)
         except NotFinite as error:
@@ -504,21 +505,23 @@ class LabTrainer(PPOTrainerSync):
         Besides the regular ones: at a warning, and before a step whose own would come after the deadline. A deadline
         that is past was moved, as by `scontrol update TimeLimit`.
         """
-        every = self._checkpoint_every or self.spec.training.t_stop
-        if checkpoints.is_requested(self.folder) or self._is_validated() or self.global_steps % every == 0:
+        every = self._checkpoint_every
+        if checkpoints.take_request(self.folder) or self._validates(self.global_steps):
+            return True
+        if every and self.global_steps % every == 0:
             return True
         step = time.monotonic() - self._row_at
-        if (self.global_steps + 1) % self.spec.validation.every == 0:  # its row comes after the validation
+        if self._validates(self.global_steps + 1):  # its row comes after the validation
             step += self._validation_seconds
         seconds = (self._deadline or 0.0) - time.time()
-        return 0 < seconds < checkpoints.ENDING_SECONDS + checkpoints.SLACK * step + self._save_seconds
+        return 0 < seconds < checkpoints.RESERVED_SECONDS + checkpoints.SLACK * step + self._save_seconds
 
     def _save_checkpoint(self) -> None:
         """Save verl's checkpoint, with the traces next to it, if this step gets one."""
         if not self._is_saved():
             return
         began = time.monotonic()
-        checkpoints.drop_older(self.folder, self.config.trainer.max_actor_ckpt_to_keep)
+        checkpoints.make_room(self.folder, self.config.trainer.max_actor_ckpt_to_keep)
         super()._save_checkpoint()
         _, state = self._traces()
         checkpoint = checkpoints.checkpoint_folder(self.folder, self.global_steps)
@@ -598,11 +601,8 @@ class LabTrainer(PPOTrainerSync):
         self._row_at = time.monotonic()
         if not validation:
             return
-        name = score_name(self.spec)
-        keep_best(self.folder, name)
-        scores = [past[name] for _, (_, past) in checkpoints.rows(self.folder) if name in past]
-        training = self.spec.training
-        self._broken = collapse_reason(scores, training.collapse_share, training.collapse_patience)
+        keep_best(self.folder, score_name(self.spec))
+        self._broken = checkpoints.collapse_of(self.spec, [past for _, past in checkpoints.rows(self.folder)])
 
     def _end(self, step: int) -> None:
         """Write how training ended, and stop verl's loop."""

@@ -95,7 +95,7 @@ def main(folder: Path, killed: int, *overrides: str) -> None:
         from cppo_lab.cores.verl import trainer
 
         step = checkpoints.last_readable(folder)
-        checkpoints.cut_after(folder, step)
+        checkpoints.drop_rows_after(folder, step)
         resume = None if step is None else checkpoints.checkpoint_folder(folder, step)
         config = configured(run, layout, ray_init, folder, folder, resume)
         trainer.AsyncLabTrainer = trainer_class(folder, killed)  # type: ignore[misc]

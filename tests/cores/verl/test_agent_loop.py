@@ -18,7 +18,7 @@ from verl.workers.rollout.replica import TokenOutput
 from cppo_lab.cores.verl.rollout import cpu
 from cppo_lab.cores.verl.rollout.agent_loop import VALIDATE, ResumingClient, TopKAgentLoop
 from cppo_lab.cores.verl.rollout.cpu import CpuServer, Limits
-from cppo_lab.cores.verl.rollout.settings import POLICY_STEP, RolloutSettings
+from cppo_lab.cores.verl.rollout.settings import POLICY_STEP, seed_of
 from cppo_lab.errors import UserError
 from tests.cores.verl.test_rollout import recomputed
 from tests.waiting import until
@@ -122,7 +122,7 @@ def test_seeds_name_step_problem_and_session(tiny_model: Path) -> None:
     first, *others, last = (asked["seed"] for asked in server.asked)
     assert first == last and len({first, *others}) == 5
     # A recorded run must draw the same responses when it is resumed by a later version.
-    assert RolloutSettings(seed=7).request_seed(1, "dapo", 3, 0) == 6841481850812842704
+    assert seed_of(7, 1, "dapo", 3, 0) == 6841481850812842704
     # Validation asks for no Top-K and seeds every step alike, whether training has seeds or not.
     server.asked.clear()
     outputs = [run(made, **{VALIDATE: True, "global_steps": step}) for step in (10, 20)]
@@ -130,9 +130,7 @@ def test_seeds_name_step_problem_and_session(tiny_model: Path) -> None:
     outputs.append(run(unseeded, **{VALIDATE: True}))
     assert all("rollout_topk_ids" not in output.as_dict() for output in outputs)
     assert all("cppo_topk" not in asked for asked in server.asked)
-    assert {asked["seed"] for asked in server.asked} == {
-        RolloutSettings(seed=3).request_seed(-1, "toy", 5, 1)
-    }
+    assert {asked["seed"] for asked in server.asked} == {seed_of(3, -1, "toy", 5, 1)}
     run(unseeded, extra_info={})
     assert "seed" not in server.asked[-1]
 

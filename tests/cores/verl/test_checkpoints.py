@@ -13,19 +13,19 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINTS
+from cppo_lab.cores.base import BEST_CHECKPOINT, CHECKPOINTS
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.checkpoints import (
     append_row,
     best_step,
-    cut_after,
-    drop_older,
-    drop_others,
-    forget_later,
+    drop_checkpoints_except,
+    drop_rows_after,
     keep_best,
     last_readable,
+    make_room,
     read_outcome,
     seal,
+    unname_best_after,
 )
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Outcome
@@ -61,7 +61,7 @@ def test_rows_come_back_with_the_offset_behind_them(tmp_path: Path) -> None:
     [(offset, row)] = checkpoints.rows(tmp_path)
     assert row == (0, metrics)
     append_row(tmp_path, 1, {})
-    path = tmp_path / checkpoints.STEPS
+    path = tmp_path / checkpoints.ROWS_FILE
     content = path.read_bytes()
     assert list(checkpoints.rows(tmp_path, offset)) == [(len(content), (1, {}))]
     for end in range(offset, len(content)):
@@ -71,15 +71,17 @@ def test_rows_come_back_with_the_offset_behind_them(tmp_path: Path) -> None:
 
 def test_cutting_drops_what_will_be_trained_again(tmp_path: Path) -> None:
     record(tmp_path, 0, 1, 2, 3)
-    with (tmp_path / checkpoints.STEPS).open("a") as file:
+    with (tmp_path / checkpoints.ROWS_FILE).open("a") as file:
         file.write('{"step": 4, "metr')  # torn
     checkpoints.write_outcome(tmp_path, Outcome(schema.DONE, 3))
-    assert [step for step, _ in cut_after(tmp_path, 2)] == read(tmp_path) == [0, 1, 2]
+    assert [step for step, _ in drop_rows_after(tmp_path, 2)] == read(tmp_path) == [0, 1, 2]
     assert read_outcome(tmp_path) is None
     record(tmp_path, 3)
     assert read(tmp_path) == [0, 1, 2, 3]
-    assert cut_after(tmp_path, None) == []
-    assert (tmp_path / checkpoints.STEPS).stat().st_size == 0  # it is there: its follower begins at its end
+    assert drop_rows_after(tmp_path, None) == []
+    assert (
+        tmp_path / checkpoints.ROWS_FILE
+    ).stat().st_size == 0  # it is there: its follower begins at its end
 
 
 def test_a_kill_while_the_record_is_cut_or_written_loses_no_step(
@@ -92,7 +94,7 @@ def test_a_kill_while_the_record_is_cut_or_written_loses_no_step(
         (checkpoints.checkpoint_folder(folder, 1) / "actor").mkdir(parents=True)
 
         def attempt(folder: Path = folder) -> None:
-            cut_after(folder, last_readable(folder))
+            drop_rows_after(folder, last_readable(folder))
             record(folder, 2, 3)
 
         through = survives(monkeypatch, number, attempt)
@@ -115,11 +117,11 @@ def test_a_kill_while_the_record_is_cut_or_written_loses_no_step(
 )  # fmt: skip
 def test_a_bad_line_ends_the_reading_and_is_cut_away(tmp_path: Path, line: bytes) -> None:
     record(tmp_path, 0, 1)
-    with (tmp_path / checkpoints.STEPS).open("ab") as file:
+    with (tmp_path / checkpoints.ROWS_FILE).open("ab") as file:
         file.write(line + b"\n")
     record(tmp_path, 3)
     assert read(tmp_path) == [0, 1]
-    cut_after(tmp_path, 1)
+    drop_rows_after(tmp_path, 1)
     record(tmp_path, 2)
     assert read(tmp_path) == [0, 1, 2]
 
@@ -136,11 +138,11 @@ def test_outcomes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_plain_file_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    for name in (checkpoints.STEPS, checkpoints.OUTCOME):
+    for name in (checkpoints.ROWS_FILE, checkpoints.OUTCOME):
         make(tmp_path / name)
     assert read(tmp_path) == []
     assert read_outcome(tmp_path) is None
-    cut_after(tmp_path, None)
+    drop_rows_after(tmp_path, None)
     record(tmp_path, 0)
     assert read(tmp_path) == [0]
 
@@ -188,7 +190,7 @@ def save(folder: Path, step: int, score: float, *, whole: bool = True) -> Path:
 
 
 def best(folder: Path) -> tuple[int | None, str]:
-    return best_step(folder), (folder / checkpoints.BEST / "actor" / "weights").read_text()
+    return best_step(folder), (folder / BEST_CHECKPOINT / "actor" / "weights").read_text()
 
 
 def test_the_highest_score_is_kept_and_the_later_of_equals(tmp_path: Path) -> None:
@@ -204,7 +206,7 @@ def test_the_highest_score_is_kept_and_the_later_of_equals(tmp_path: Path) -> No
         assert best(tmp_path) == (kept[-1], f"weights of {kept[-1]}")
     assert kept == [2, 4, 4, 8, 8]
     source = checkpoints.checkpoint_folder(tmp_path, 8)
-    assert (tmp_path / checkpoints.BEST / MODEL).samefile(source / MODEL)
+    assert (tmp_path / BEST_CHECKPOINT / MODEL).samefile(source / MODEL)
     for path in (source, save(tmp_path, 12, 0.9)):
         shutil.rmtree(path / "actor")
     keep_best(tmp_path, SCORE)
@@ -219,7 +221,7 @@ def test_without_links_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(os, "link", refuse)
     keep_best(tmp_path, SCORE)
     assert best(tmp_path) == (2, "weights of 2")
-    assert not (tmp_path / checkpoints.BEST / MODEL).samefile(source / MODEL)
+    assert not (tmp_path / BEST_CHECKPOINT / MODEL).samefile(source / MODEL)
 
 
 # -- Where a run continues ---------------------------------------------------------------------------------------------
@@ -318,11 +320,11 @@ def test_the_best_checkpoint_of_a_step_that_is_trained_again_is_replaced(tmp_pat
     save(tmp_path, 6, 0.6)
     keep_best(tmp_path, SCORE)
     assert best(tmp_path) == (6, "weights of 6")
-    cut_after(tmp_path, 4)
-    forget_later(tmp_path, 4)
+    drop_rows_after(tmp_path, 4)
+    unname_best_after(tmp_path, 4)
     copy = tmp_path / CHECKPOINTS / "global_step_6_copy"
     copy.mkdir()  # by the user
-    drop_others(tmp_path, 4)
+    drop_checkpoints_except(tmp_path, 4)
     assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == ["global_step_4", copy.name]
     copy.rmdir()
     assert best(tmp_path) == (None, "weights of 6")  # as long as nothing replaces it
@@ -330,13 +332,13 @@ def test_the_best_checkpoint_of_a_step_that_is_trained_again_is_replaced(tmp_pat
     save(tmp_path, 8, 0.2)
     cut(save(tmp_path, 10, 0.9) / MODEL)  # a damaged checkpoint does not replace it
     keep_best(tmp_path, SCORE)
-    forget_later(tmp_path, 4)
+    unname_best_after(tmp_path, 4)
     assert best_step(tmp_path) == 4
-    forget_later(tmp_path, None)
+    unname_best_after(tmp_path, None)
     assert best_step(tmp_path) is None
-    drop_others(tmp_path, None)
+    drop_checkpoints_except(tmp_path, None)
     assert list((tmp_path / CHECKPOINTS).iterdir()) == []
-    drop_others(tmp_path / "nothing here", None)
+    drop_checkpoints_except(tmp_path / "nothing here", None)
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
@@ -352,8 +354,8 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
     paths = [save(tmp_path, step, 0.1) for step in (2, 4, 10)]
     with monkeypatch.context() as patch:
         patch.setattr(os, "rmdir", refuse)
-        drop_older(tmp_path, 2)
-    drop_older(tmp_path, None)
+        make_room(tmp_path, 2)
+    make_room(tmp_path, None)
     assert paths[0].exists() and not (paths[0] / MODEL).exists()
-    drop_older(tmp_path, 2)
+    make_room(tmp_path, 2)
     assert [path.exists() for path in (copy, *paths)] == [True, False, False, True]

@@ -6,7 +6,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -106,7 +105,7 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
         assert [step for _, (step, _) in checkpoints.rows(tmp_path)] == steps
         assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == [f"global_step_{resumed}"]
         assert checkpoints.best_step(tmp_path) == resumed
-        assert not checkpoints.is_requested(tmp_path)
+        assert not checkpoints.take_request(tmp_path)
     assert begun == [resumed, resumed]
     said = "global_step_4 is ignored, training resumes from step 2: sizes.json"
     assert (said in capsys.readouterr().err) == damaged
@@ -140,7 +139,7 @@ def test_rows_are_handed_over_as_they_are_written(
     assert [number for number, _ in sink.numbers()] == [1, 2] and not failures
     with core._following(tmp_path, answers, sink) as failures:
         checkpoints.append_row(tmp_path, 3, {"x": 0.1})
-        time.sleep(CEILING_SECONDS)
+        threading.Event().wait(CEILING_SECONDS)
         pytest.fail("the trainer went on")
     assert failures == [error]
     with pytest.raises(KeyboardInterrupt), core._following(tmp_path, answers, sink):

@@ -21,12 +21,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.cores.base import BEST_MODEL, Resources
+from cppo_lab.cores.base import BEST_CHECKPOINT, BEST_MODEL, Resources
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.mini.trainer import train
 from cppo_lab.cores.verl import export as export_module
-from cppo_lab.cores.verl.checkpoints import BEST
 from cppo_lab.errors import UserError
 from cppo_lab.files import appearing, require_free
 from cppo_lab.runs.folder import held
@@ -50,7 +49,7 @@ FILES = {
     "config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja",
     "model.safetensors", "README.md",
 }  # fmt: skip
-ACTOR = Path("runs", RUN, BEST, "actor")
+ACTOR = Path("runs", RUN, BEST_CHECKPOINT, "actor")
 EXPORT = ("export", RUN, "--out", "model")
 
 
@@ -194,7 +193,7 @@ def test_adapters_are_merged(run: Path, saved: dict[int, Path], ranks: int) -> N
     sizes = [f"optim.lora_rank={rank}", f"optim.lora_alpha={alpha}"]
     spec = compose(["core=verl", "model=tiny_qwen3", "training.t_stop=4", "seed=3", *sizes]).run
     folder = saved[1].parents[1] / f"lora{ranks}"
-    best = record(run / "runs", spec) / BEST
+    best = record(run / "runs", spec) / BEST_CHECKPOINT
     shutil.copytree(folder / "actor", best / "actor")
     (best / "step").write_text(f"{BEST_STEP}\n")
     assert main(["export", spec.run_id, "--out", "adapted"]) == 0
@@ -439,7 +438,8 @@ def test_checkpoints_that_are_damaged(run: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    "name", ["", "spool/0001.jsonl", f"{BEST}/actor", f"{BEST}/actor/huggingface/config.json"]
+    "name",
+    ["", "spool/0001.jsonl", f"{BEST_CHECKPOINT}/actor", f"{BEST_CHECKPOINT}/actor/huggingface/config.json"],
 )
 def test_links_in_a_run_are_not_followed(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """What they lead to would be exported: all of it is such as the run itself had."""

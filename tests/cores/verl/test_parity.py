@@ -23,7 +23,7 @@ from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.maths import divergence
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.mismatch import relative_logprob_error
-from cppo_lab.maths.rules import MODES, RULES, aggregate, corrected, group_advantages
+from cppo_lab.maths.rules import AGGREGATIONS, aggregate, corrected, get_rule, group_advantages
 from cppo_lab.maths.tokens import RuleOutput, Tokens, merge, summarise
 from cppo_lab.rules import ENTROPY, MINIBATCH, PERMUTATION
 from cppo_lab.sweep.compose import compose
@@ -41,7 +41,7 @@ from tests.oracles.authors import authors_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:Disabled critic")
 # A rule over the whole minibatch is refused here.
-OF_RESPONSES = [name for name in RULES if MINIBATCH not in records.RULES[name].needs]
+OF_RESPONSES = [name for name in records.RULES if MINIBATCH not in records.RULES[name].needs]
 HORIZON = 20
 FOREIGN = {"delta": 0.1, "slack": 0.01}  # constants of the rule of another package
 # [rank][micro-batch] -> rows. Row 6 has no token: it pads, once in company and once alone.
@@ -70,7 +70,7 @@ def mini(
         if "drift" in given:
             given["drift"] = batch.logp - mu
         tokens = Tokens(logp, *batch[1:], **given, origin_logp=mu)
-        output = corrected(RULES[name](tokens, **CONSTANTS[name]), tokens, mu, **weights)
+        output = corrected(get_rule(name)(tokens, **CONSTANTS[name]), tokens, mu, **weights)
     horizon = HORIZON if mode == "seq-mean-token-sum-norm" else None
     loss = -aggregate(output.objective, batch.valid, mode, horizon=horizon)
     loss.backward()
@@ -102,7 +102,7 @@ def assert_reported(trained: Trained, output: RuleOutput) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("ranks", CUTS)
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("name", [*OF_RESPONSES, "one_sided"])
 def test_micro_batches_make_the_mini_cores_loss(name: str, mode: str, ranks: int) -> None:
     """The last rule is of another package."""
@@ -205,7 +205,7 @@ def test_a_minibatch_in_parts_has_the_authors_loss() -> None:
     for index, row in enumerate(expected.gradient):
         assert trained.gradient[index, : len(row)].tolist() == pytest.approx(row, rel=1e-10, abs=1e-14)
     assert 0 < sum(map(sum, expected.mask)) < int(valid.sum())
-    assert_reported(trained, RULES["cppo"](Tokens(*batch), **composition.run.rule.arguments(40)))
+    assert_reported(trained, get_rule("cppo")(Tokens(*batch), **composition.run.rule.arguments(40)))
 
 
 def verls_loss(
@@ -380,7 +380,7 @@ def test_a_divergence_of_sampled_tokens_from_mu_or_pi_old(
     own = {"binary": lambda now, then: divergence.binary(now, then, measure)}
     d = own.get(estimator, getattr(divergence, measure, None))(batch.logp, start)
     logp = batch.logp.clone().requires_grad_()
-    output = RULES["dppo"](Tokens(logp, *batch[1:4], d, origin_logp=start), delta=0.02)
+    output = get_rule("dppo")(Tokens(logp, *batch[1:4], d, origin_logp=start), delta=0.02)
     loss = -aggregate(output.objective, batch.valid, "token-mean")
     loss.backward()
     decoupled = {} if origin == "bypassed" else {"weights": {}, "origin": origin}

@@ -97,7 +97,7 @@ def test_ray_that_ends_is_a_failure_unless_a_signal_follows(
         sys.exit(1)  # as ray.get does when its raylet is gone
 
     def wait(seconds: float) -> None:
-        assert seconds == core.ENDING_SECONDS > 0
+        assert seconds == core.SIGNAL_WAIT_SECONDS > 0
         if signalled:
             os.kill(os.getpid(), signal.SIGTERM)
 
@@ -126,7 +126,7 @@ def test_a_signal_that_comes_while_ray_waits_is_an_interruption(
             sys.exit(1)
 
     monkeypatch.setattr("verl.trainer.main_ppo.run_ppo", get)
-    monkeypatch.setattr(core, "ENDING_SECONDS", 0.0)
+    monkeypatch.setattr(core, "SIGNAL_WAIT_SECONDS", 0.0)
     before = {end: signal.getsignal(end) for end in (signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP)}
     handle_signals()
     try:

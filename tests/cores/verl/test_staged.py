@@ -10,7 +10,7 @@ from cppo_lab.answers.outcomes import OUTCOMES, no_outcomes
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import Sample, texts_name
 from cppo_lab.cores.base import Resources
-from cppo_lab.cores.verl.checkpoints import STAGED, TAGS, HandOver, stage
+from cppo_lab.cores.verl.checkpoints import STAGED, TAGS_FILE, HandOver, stage
 from cppo_lab.files import replace_file
 from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose
@@ -130,7 +130,7 @@ def test_tags_of_a_start_are_passed_on_once(tmp_path: Path, settings: AnswersSpe
     sink = Sink(tmp_path)
     moved = hand_over(tmp_path, sink, settings)
     for text in ('{"cppo.env.rollout": "a"}', '{"cppo.env.rollout": "b"}'):
-        (tmp_path / TAGS).write_text(text)
+        (tmp_path / TAGS_FILE).write_text(text)
         moved.add(1)
         moved.add(2)
     assert sink.tags == [("cppo.env.rollout", "a"), ("cppo.env.rollout", "b")]

@@ -24,10 +24,10 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, replay_buffer
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
-from cppo_lab.cores.base import PHASES, write_phases
+from cppo_lab.cores.base import BEST_CHECKPOINT, PHASES, write_phases
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
-from cppo_lab.cores.verl.checkpoints import TAGS, best_step, score_name
+from cppo_lab.cores.verl.checkpoints import TAGS_FILE, best_step, score_name
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 from cppo_lab.cores.verl.trainer import LabReplayBuffer, LabTrainer, PolicyBroken, row_of_test, self_test
 from cppo_lab.errors import NotFinite, UserError
@@ -289,10 +289,10 @@ def attempt(folder: Path) -> None:
     made = trainer(folder, "training.t_stop=6")
     made._checkpoint_every = 3
     last = checkpoints.last_readable(folder)
-    checkpoints.cut_after(folder, last)
-    checkpoints.forget_later(folder, last)
+    checkpoints.drop_rows_after(folder, last)
+    checkpoints.unname_best_after(folder, last)
     checkpoints.keep_best(folder, score_name(made.spec))
-    checkpoints.drop_others(folder, last)
+    checkpoints.drop_checkpoints_except(folder, last)
     if last is None:
         made._validation = {score_name(made.spec): 0.1}
         made._record(0, {})
@@ -319,9 +319,9 @@ def test_a_run_that_is_killed_at_any_moment_loses_no_step(
         assert [step for _, (step, _) in checkpoints.rows(folder)] == list(range(7))
         assert saved(folder) in ([4, 6], [6])
         assert best_step(folder) == 4
-        kept = [path.name for path in (folder / checkpoints.BEST).rglob("*")]
+        kept = [path.name for path in (folder / BEST_CHECKPOINT).rglob("*")]
         assert sorted(kept) == ["actor", "model_world_size_1_rank_0.pt", checkpoints.STEP]
-        weights = folder / checkpoints.BEST / "actor" / "model_world_size_1_rank_0.pt"
+        weights = folder / BEST_CHECKPOINT / "actor" / "model_world_size_1_rank_0.pt"
         assert torch.load(weights) == {"step": 4}
         if through:
             break
@@ -391,7 +391,7 @@ def test_a_warned_run_saves_the_step_that_it_is_in(
     validated(made, 1, None)
     for left, grace in ((None, 3600), (-5.0, 3600), (30.0, 3600), (20_000.0, 3600), (3000.0, 120)):
         checkpoints.await_step(tmp_path, left and time.time() + left, grace)
-        assert not checkpoints.is_requested(tmp_path)
+        assert not checkpoints.take_request(tmp_path)
 
     def warned() -> threading.Thread:
         thread = threading.Thread(
@@ -537,4 +537,4 @@ def test_a_run_is_tagged_with_the_code_of_every_rank(
     made.config.actor_rollout_ref.rollout.name = "vllm"
     made.actor_rollout_wg.compare = lambda *_: parts
     made._test_servers()
-    assert json.loads((tmp_path / TAGS).read_text())[schema.TAG_LOGITS] == tag
+    assert json.loads((tmp_path / TAGS_FILE).read_text())[schema.TAG_LOGITS] == tag

@@ -100,7 +100,8 @@ def _seed(settings: RolloutSettings, row: dict[str, Any], validate: bool) -> int
             f"`cppo data prepare`, or set engine_kwargs.{ENGINE_KEY}.seed_requests=false"
         )
     step = VALIDATION_STEP if validate else int(row["global_steps"])
-    return settings.request_seed(step, str(row.get("data_source", "")), index, int(row["session_id"]))
+    # The source, since indices of different data sets overlap.
+    return seed_of(settings.seed, step, str(row.get("data_source", "")), index, int(row["session_id"]))
 
 
 def _response_rows(

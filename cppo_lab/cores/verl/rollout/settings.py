@@ -3,7 +3,6 @@
 import hashlib
 import os
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -36,17 +35,9 @@ class RolloutSettings:
         """The settings below `rollout.engine_kwargs`; defaults for missing keys."""
         return cls(**(engine_kwargs.get(ENGINE_KEY) or {}))
 
-    def request_seed(self, step: int, source: str, index: object, session: int) -> int:
-        """Seed of one request, 63 bits: a stable hash, so that a resumed run draws the same as an uninterrupted run.
-
-        `step`: training step or `VALIDATION_STEP`; `source` and `index` name the problem (indices of different
-        data sets overlap); `session` numbers the responses of a problem.
-        """
-        return seed_of(self.seed, step, source, index, session)
-
 
 def seed_of(*parts: object) -> int:
-    """63 bits by a stable hash."""
+    """63 bits by a stable hash, so that a resumed run draws the same as an uninterrupted run."""
     name = "\0".join(map(str, parts))
     return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big") >> 1
 
@@ -62,11 +53,6 @@ def seed_of(*parts: object) -> int:
 SOCKET_VARIABLE = "CPPO_LAB_WEIGHT_SOCKET"
 VERL_SOCKET_VARIABLE = "VERL_RAY_JOB_ID"  # read by the engine's process
 _JOB = re.compile(r"(?<=/rl-colocate-zmq-)[0-9a-zA-Z]+(?=-replica-)")
-
-
-def new_socket_name() -> str:
-    """A name for a run's sockets."""
-    return secrets.token_hex(16)
 
 
 def socket_of_this_run(handle: str) -> str:
