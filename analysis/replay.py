@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
-from cppo_lab.errors import UserError, printable, unknown
+from cppo_lab.errors import UserError, counted, printable, unknown
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.masks import budget_terms, decisions
 from cppo_lab.maths.tokens import Tokens
@@ -299,7 +299,7 @@ def _differing(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponseP
     }
     texts = tokens.texts()
     yield ""
-    yield f"{len(places)} tokens differ" + (
+    yield counted(len(places), "differing token") + (
         f", the first {_MOST_LINES} of them" if len(places) > _MOST_LINES else ""
     )
     for pair, at in places[:_MOST_LINES]:

@@ -52,9 +52,19 @@ class Scoreboard:
     pairing: bool | None = None
 
     @property
+    def core(self) -> str:
+        """The core behind the runs (an experiment holds those of one core); several are named together."""
+        return "+".join(sorted({run.core for run in self.runs if run.core})) or schema.PAPER
+
+    @property
     def benchmarks(self) -> tuple[str, ...]:
         """The benchmarks of all runs, sorted by name."""
         return self.curves.benchmarks
+
+    @property
+    def means_over_benchmarks(self) -> bool:
+        """Whether a score of some model is a mean over benchmarks."""
+        return any(len(self.benchmarks_of(model)) > 1 for model in self.models)
 
     def benchmarks_of(self, model: str) -> tuple[str, ...]:
         """The benchmarks of the runs on `model`, sorted by name."""
@@ -185,7 +195,7 @@ def _score(entry: ExpectedRun, row: Any, curves: ValidationCurves) -> RunScore:
     if row is None:
         state = SelectionState.MISSING
         return RunScore(
-            entry.run_id, None, entry.model, entry.variant, entry.seed, state=state, choice=Choice(state)
+            entry.run_id, "", entry.model, entry.variant, entry.seed, state=state, choice=Choice(state)
         )
     t_stop = None if pd.isna(row.t_stop) else int(row.t_stop)
     choice = choose(curves.of(row.mlflow_id), t_stop, curves.benchmarks)
@@ -207,7 +217,7 @@ def _score(entry: ExpectedRun, row: Any, curves: ValidationCurves) -> RunScore:
 
 def describe_gap(run: RunScore, *others: RunScore) -> str:
     """`cppo on chain-8, seed 1 (failed: out of memory)`; with `others` that differ in their seeds, `seeds 1 to 4`."""
-    named = ExpectedRun(run.run_id, run.model, run.variant, run.seed).describe()
+    named = run.describe()
     if others:
         seeds = sorted(gap.seed or 0 for gap in (run, *others))
         whole = len(seeds) > 2 and seeds[-1] - seeds[0] == len(others)

@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from cppo_lab import schema
+from cppo_lab.analysis.inputs import ExpectedRun
 
 # PAPER: ties. TRM-Avg on Qwen3-8B-Base has the same mean at steps 150, 160 and 310, and the printed
 # components are those of step 150: the earliest step wins. Curves are given to 1e-6, hence the width of a
@@ -70,14 +71,14 @@ class Choice:
 
 @dataclass(frozen=True)
 class RunScore:
-    """One expected run, the stored run that was found for it (`mlflow_id` None: none) and its choice.
+    """One expected run, the stored run that was found for it (`mlflow_id` "": none) and its choice.
 
     `state` is the run's state in the table: that of the choice if the run is finished. The choice of an unfinished run
     is based on what it has logged so far.
     """
 
     run_id: str | None
-    mlflow_id: str | None
+    mlflow_id: str
     model: str
     variant: str
     seed: int | None
@@ -88,6 +89,10 @@ class RunScore:
     status: str = ""
     reason: str = ""
     t_stop: int | None = None
+
+    def describe(self) -> str:
+        """`cppo on chain-8, seed 1`."""
+        return ExpectedRun(self.run_id, self.model, self.variant, self.seed).describe()
 
 
 @dataclass(frozen=True)
@@ -114,8 +119,8 @@ class Stat:
 class CellScore:
     """One (model, variant) over its seeds.
 
-    `provisional`: a run is missing or unfinished, so the numbers will change. `collapsed`: how many runs
-    collapsed. One is enough to make the cell a collapse, because the mean of the others would flatter an unstable
+    `provisional`: a run is missing or unfinished, so the numbers will change. `collapsed`: how many of the `finished`
+    runs collapsed. One is enough to make the cell a collapse, because the mean of the others would flatter an unstable
     method.
     """
 
@@ -124,6 +129,7 @@ class CellScore:
     state: SelectionState
     provisional: bool
     expected: int
+    finished: int
     collapsed: int
     t_stop: int | None
     steps: tuple[int, ...]
@@ -207,6 +213,7 @@ def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore
         state=state,
         provisional=bool(gaps),
         expected=len(runs),
+        finished=len(finished),
         collapsed=collapsed,
         t_stop=max((run.t_stop for run in runs if run.t_stop is not None), default=None),
         steps=tuple(choice.step for choice in choices if choice.step is not None),
@@ -222,7 +229,7 @@ def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore
 
 @dataclass(frozen=True, eq=False)
 class ValidationCurves:
-    """Avg@`samples` of every run as fractions in [0, 1].
+    """Avg@k of every run as fractions in [0, 1]; k of each run in `samples_of`.
 
     `frame`: indexed by (mlflow_id, step), sorted; one column per benchmark and the column MEAN, the
     unweighted mean of the benchmarks of the run's model, i.e. of those that any run on that model has logged (models on
@@ -232,7 +239,7 @@ class ValidationCurves:
 
     frame: pd.DataFrame
     benchmarks: tuple[str, ...]
-    samples: int
+    samples_of: Mapping[str, int]
     of_model: Mapping[str, tuple[str, ...]]  # model -> its benchmarks, sorted by name
 
     def of(self, mlflow_id: str) -> pd.DataFrame:
@@ -250,7 +257,7 @@ class ValidationCurves:
 def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCurves:
     """The validation curves in the `metrics` and `runs` frames of `inputs.SweepData`.
 
-    If benchmarks were evaluated with several sample counts (Avg@1 and Avg@16), the largest is used.
+    If benchmarks of a run were evaluated with several sample counts (Avg@1 and Avg@16), its largest is used.
     """
     names = metrics["metric"].astype("category")
     validations = {
@@ -258,10 +265,10 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
         for name in names.unique()
         if (parsed := schema.parse_validation_metric(name)) is not None
     }
-    samples = max((size for _, size in validations.values()), default=0)
-    benchmark_of = {name: benchmark for name, (benchmark, size) in validations.items() if size == samples}
-    rows = metrics[names.isin(benchmark_of)].astype({"mlflow_id": object, "metric": object})
-    rows["benchmark"] = rows["metric"].map(benchmark_of)
+    rows = metrics[names.isin(validations)].astype({"mlflow_id": object, "metric": object})
+    samples = rows["metric"].map({name: size for name, (_, size) in validations.items()})
+    rows = rows[samples == samples.groupby(rows["mlflow_id"]).transform("max")]
+    rows["benchmark"] = rows["metric"].map({name: benchmark for name, (benchmark, _) in validations.items()})
     rows["value"] = rows["value"].where(rows["value"].abs() < schema.LARGEST)
     wide = rows.pivot(index=["mlflow_id", "step"], columns="benchmark", values="value").sort_index()
     wide.columns.name = None
@@ -279,4 +286,5 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
             only_mean = parts.isna().groupby(level="mlflow_id").transform("all").all(axis=1)
             mean = parts.mean(axis=1, skipna=False)
             wide.loc[inside, schema.MEAN] = mean.where(~only_mean, wide.loc[inside, schema.MEAN])
-    return ValidationCurves(wide[[*benchmarks, schema.MEAN]], benchmarks, samples, of_model)
+    samples_of = samples.groupby(rows["mlflow_id"]).max().to_dict()
+    return ValidationCurves(wide[[*benchmarks, schema.MEAN]], benchmarks, samples_of, of_model)

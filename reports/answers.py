@@ -37,7 +37,7 @@ def kept_answers(uri: str, board: Scoreboard) -> Mapping[str, RunAnswers]:
 
     Raises UserError as `read_answers`.
     """
-    ids = [run.mlflow_id for run in shown_runs(board) if run.mlflow_id is not None]
+    ids = [run.mlflow_id for run in shown_runs(board) if run.mlflow_id]
     if not ids:
         return {}
     shown, outcomes = read_answers(uri, ids, _TEXT_STEPS, _TOKEN_STEPS), board.data.outcomes
@@ -71,7 +71,7 @@ def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[s
     `content`: JSON that is safe inside a <script> element. `maps`, `texts` and `tokens`: whether these parts exist;
     `not_replayed`: why some methods have no token decisions.
     """
-    ids = [(run, run.mlflow_id or "") for run in shown_runs(board)]
+    ids = [(run, run.mlflow_id) for run in shown_runs(board)]
     runs = [(run, answers[mlflow_id]) for run, mlflow_id in ids if mlflow_id in answers]
     maps, samples = problem_maps(board), _shown_samples(runs)
     tokens, reasons = _token_responses(runs)
@@ -100,7 +100,7 @@ def problem_maps(board: Scoreboard) -> list[dict[str, Any]]:
     by_model: dict[str, dict[str, list[Outcomes]]] = {}
     for model, variant in product(board.models, board.variants):
         for run in board.runs_of(model, variant):
-            outcomes = board.data.outcomes.get(run.mlflow_id or "")
+            outcomes = board.data.outcomes.get(run.mlflow_id)
             if outcomes is not None and len(outcomes.steps):
                 methods = by_model.setdefault(model, {})
                 first = next(iter(methods.values()), [outcomes])[0]

@@ -149,9 +149,7 @@ def _cells(audit: Audit) -> TextTable:
 def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Audit:
     """Compare the board with the rows of the printed full table (`model`, `method`, benchmarks and AVERAGE as text)."""
     by_pair = {(run.model, run.variant): run for run in board.runs}
-    late = {
-        pair: late_curve(board.curves.of(run.mlflow_id or ""), run.t_stop) for pair, run in by_pair.items()
-    }
+    late = {pair: late_curve(board.curves.of(run.mlflow_id), run.t_stop) for pair, run in by_pair.items()}
     late_means = {
         pair: float(late[pair].mean())
         for pair, run in by_pair.items()
@@ -171,7 +169,7 @@ def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Aud
             value = choice.score if column == AVERAGE else choice.components.get(column)
             exact = None if value is None else percent(value)
             cells.append(AuditCell(*pair, column, row[column], exact, classify(row[column], exact)))
-        curve, noise = board.curves.of(score.mlflow_id or ""), step_noise(late[pair])
+        curve, noise = board.curves.of(score.mlflow_id), step_noise(late[pair])
         window = curve if score.t_stop is None else curve[curve.index <= score.t_stop]
         parts = window[list(board.benchmarks)]
         runs.append(
@@ -217,7 +215,7 @@ def shared_curves(board: Scoreboard, ablations: pd.DataFrame) -> dict[tuple[str,
     means = {
         (run.model, run.variant): board.curves.of(run.mlflow_id)[schema.MEAN]
         for run in board.runs
-        if run.mlflow_id is not None
+        if run.mlflow_id
     }
     shared = {}
     for (ablation, model, variant), rows in ablations.groupby(["ablation", "model", "variant"]):

@@ -32,16 +32,15 @@ from markupsafe import Markup
 
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import CellScore, RunScore, Stat
-from cppo_lab.analysis.statistics.verdicts import reason
 from cppo_lab.errors import counted
 from cppo_lab.files import appearing
 from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style, dark_style, render
 from cppo_lab.reports.figures.palette import PAPER
-from cppo_lab.reports.names import display_name, escape_latex, origin
+from cppo_lab.reports.names import escape_latex, origin
 from cppo_lab.reports.saved import FORMAT, MARKER, PAGE, RECORD, require_ours
 from cppo_lab.reports.sections import Section
 from cppo_lab.reports.tables import latex_wrapper, table_files
-from cppo_lab.reports.verdict_view import VerdictLine
+from cppo_lab.reports.verdict_view import VerdictLine, reason
 from cppo_lab.reports.words import METHODS
 
 ZIP = "overleaf.zip"
@@ -221,7 +220,7 @@ def render_template(
         keep_trailing_newline=True,
     )
     environment.globals.update(
-        most_rows=MOST_ROWS, most_answers=_MOST_ANSWERS, origin=origin, sections=sections
+        most_rows=MOST_ROWS, most_answers=_MOST_ANSWERS, origin=origin, sections=sections, counted=counted
     )
     environment.globals.update(dark_style=Markup(dark_style()))  # noqa: S704  digits and letters of our own
     has_answers = any(section.name == "answers" for section in page["sections"])
@@ -334,7 +333,7 @@ def _run(run: RunScore, versions: Mapping[str, str]) -> dict[str, Any]:
         "state": run.state.value,
         "step": run.choice.step,
         "score": _number(run.choice.score),
-        "version": versions.get(run.mlflow_id or "", ""),
+        "version": versions.get(run.mlflow_id, ""),
     }
 
 
@@ -345,7 +344,7 @@ def _verdict(line: VerdictLine) -> dict[str, Any]:
     verdict, claim = line.verdict, line.verdict.claim
     deciding, power = verdict.deciding, verdict.power
     estimate = None if deciding is None else deciding.estimate
-    value, low, high = (None, None, None) if estimate is None else claim.shown(estimate)
+    value, low, high = (None, None, None) if estimate is None else claim.as_reported(estimate)
     return {
         "claim": claim.key,
         "text": claim.text,
@@ -353,7 +352,7 @@ def _verdict(line: VerdictLine) -> dict[str, Any]:
         "score": verdict.score.value,
         "outcome": verdict.outcome.value,
         "provisional": verdict.provisional,
-        "reason": reason(verdict, display_name) + line.beside,
+        "reason": reason(verdict) + line.beside,
         "estimate": _number(value),
         "low": _number(low),
         "high": _number(high),

@@ -25,6 +25,7 @@ from cppo_lab.analysis.statistics.exact_study import (
 )
 from cppo_lab.analysis.statistics.values import Quantity
 from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
+from cppo_lab.errors import counted
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.exact_core import Contrast, contrast_name, draw_exact, exact_info
 from cppo_lab.reports.names import ABSENT, OURS, display_name, number, origin, with_interval
@@ -73,7 +74,7 @@ def exact_section(scored: Scored) -> Section | None:
     along = any("along.match" in params for params in board.data.params.values())
     method = _METHOD + (_OF_UPDATES if along else _OF_RUNS)
     core, heading = scored.core, f"Error of the surrogate ({title})"
-    summary = tally([(line.verdict.outcome, line.exploratory) for line in lines], " about the error")
+    summary = tally(lines, " about the error")
     source, run_ids = origin(core), run_ids_of(board.runs)
     info = exact_info(curves, summaries, contrasts, heading, source, run_ids, scored.palette)
     tables = {
@@ -184,11 +185,13 @@ def _notes(
     before = [
         100 * summary.before / summary.movement for summary in summaries.values() if summary.movement > 0
     ]
-    notes = [
-        f"Figures and tables are {which}: {len(seeds)} seeds, {seeds[0]} to {seeds[-1]}.",
-        f"Mismatch and staleness of the sampler cause {min(before):.0f} to "
-        f"{max(before):.0f} % of the movement (exact/movement_before).",
-    ]
+    span = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
+    notes = [f"Figures and tables are {which}: {counted(len(seeds), 'seed')}, {span}."]
+    if before:
+        notes.append(
+            f"Mismatch and staleness of the sampler cause {min(before):.0f} to {max(before):.0f} % of the movement "
+            "(exact/movement_before)."
+        )
     ratios = [
         ratio for condition in summaries if (ratio := _over_reference(summaries, condition)) is not None
     ]
@@ -253,7 +256,7 @@ def _condition_table(summaries: Mapping[Condition, ConditionSummary]) -> TextTab
             f"{summary.error:.3g}",
             f"{summary.movement:.3g}",
             number(ratio),
-            f"{100 * summary.before / summary.movement:.0f} %",
+            f"{100 * summary.before / summary.movement:.0f} %" if summary.movement else ABSENT,
             f"{summary.area:.3f}",
             f"{100 * summary.falls:.0f} %",
             f"{summary.bound_ratio:.2g}",

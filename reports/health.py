@@ -43,9 +43,9 @@ def collapse_section(scored: Scored) -> Section | None:
     single = [cell for cell in cells if cell.model]
     runs, collapsed = sum(cell.runs for cell in single), sum(cell.collapsed for cell in single)
     summary = (
-        f"{collapsed} of {runs} finished runs collapsed."
+        f"{collapsed} of {counted(runs, 'finished run')} collapsed."
         if collapsed
-        else f"None of {runs} finished runs collapsed; the table bounds the probability of rare collapses."
+        else f"None of {counted(runs, 'finished run')} collapsed; the table bounds the probability of rare collapses."
     )
     several = len(board.models) > 1
     table = completed(_table(cells, several, baseline_name(baseline)), board, title)
@@ -70,7 +70,7 @@ def _early(board: Scoreboard) -> str:
     """How early the warning came in the finished runs, and which other runs have early signs now, in words."""
     leads, false, others, now = list[int](), 0, 0, list[str]()
     for run in board.runs:
-        curve = board.curves.of(run.mlflow_id or "")[schema.MEAN].dropna()
+        curve = board.curves.of(run.mlflow_id)[schema.MEAN].dropna()
         signs = [
             step for step, *pair in zip(curve.index, curve, curve.cummax(), strict=True) if early_signs(*pair)
         ]
@@ -82,9 +82,10 @@ def _early(board: Scoreboard) -> str:
             now.append(describe_gap(run))
     sentences = []
     if leads:
-        ahead = f"{median(leads):g} steps ahead in the median"
+        warned = [lead for lead in leads if lead]
+        ahead = f", {median(leads):g} steps ahead in the median" if warned else ""
         sentences.append(
-            f"The early warning came before {sum(map(bool, leads))} of {len(leads)} collapses, {ahead}."
+            f"The early warning came before {len(warned)} of {counted(len(leads), 'collapse')}{ahead}."
         )
     if false:
         sentences.append(f"It also came in {false} of {others} runs without a collapse.")
@@ -118,7 +119,8 @@ def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTab
         "runs that did not collapse, with the 95 % interval (Student's t). final mean of all: with a 95 % interval "
         "that allows for unseen collapses, too; a collapse counts as score 0 if none was seen.",
         f"against {base}: two-sided p of the log-rank test of the steps at which runs collapse, over all ways to "
-        "assign the runs to the two methods; over all models it is stratified by model. None if no run collapsed.",
+        "assign the runs to the two methods; over all models it is stratified by model. None for the baseline, and "
+        "without a collapse.",
     )
     return TextTable("Collapses", "method", headings, rows, notes)
 
@@ -206,11 +208,11 @@ def _verdict(board: Scoreboard) -> tuple[str, bool]:
         rows = board.points_of(run, _BEFORE)
         logged += bool(len(rows))
         above = rows[rows["value"] > _SUSPICIOUS]
-        if len(above):  # `CPPO on chain, seed 1 (3 steps, first 40, worst 1.0812)`
-            seed = "" if run.seed is None else f", seed {run.seed}"
+        if len(above):  # `cppo on chain, seed 1 (3 steps, first 40, worst 1.0812)`
             first, worst = int(above["step"].min()), float(above["value"].max())
-            name = f"{display_name(run.variant)} on {run.model}{seed}"
-            crossed.append(f"{name} ({counted(len(above), 'step')}, first {first}, worst {worst:.4f})")
+            crossed.append(
+                f"{run.describe()} ({counted(len(above), 'step')}, first {first}, worst {worst:.4f})"
+            )
     said = (
         f"The gap between the engines is suspicious where {_ERROR} before the first update of a step is above "
         f"{_SUSPICIOUS} (NeMo-RL's threshold)."
@@ -225,7 +227,7 @@ def _verdict(board: Scoreboard) -> tuple[str, bool]:
 
 def _notes(board: Scoreboard) -> tuple[str, ...]:
     """Notes on these runs."""
-    params = (board.data.params.get(run.mlflow_id or "", {}) for run in board.runs)
+    params = (board.data.params.get(run.mlflow_id, {}) for run in board.runs)
     staleness = [of_run.get("rollout.staleness", "0") for of_run in params]
     older = sum(text.isdigit() and int(text) > 0 for text in staleness)
     spent = []  # of budgets, before anything is trained

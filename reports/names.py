@@ -10,10 +10,11 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from decimal import ROUND_HALF_UP, Decimal
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import Baseline
+from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate, Share, score_limits
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.rules import METHODS, known
@@ -22,6 +23,7 @@ METHOD_ORDER = tuple(rule.name for rule in METHODS)
 OURS = "cppo"  # the row that the paper shades
 ABSENT = "–"  # in place of a number
 CENT = Decimal("0.01")
+_MINUS = "\N{MINUS SIGN}"
 # The paper's curves give fractions to 1e-6, so a percentage is known to 1e-4; further digits are rounding noise.
 _KNOWN = Decimal("0.0001")
 
@@ -69,9 +71,10 @@ def origin(core: str) -> str:
     return f"core={core}" + (f": {miniature}, not comparable with the paper's numbers" if miniature else "")
 
 
-def score_name(core: str, samples: int) -> str:
-    """What the scores of a core are: `Avg@16`, or its name for them."""
-    return core_if_installed(core).score or f"Avg@{samples}"
+def score_name(board: Scoreboard) -> str:
+    """What the scores of the runs are: `Avg@16`, or their core's name for them."""
+    sizes = sorted({*board.curves.samples_of.values()})
+    return core_if_installed(board.core).score or f"Avg@{' or '.join(map(str, sizes))}"
 
 
 def objective_name(objective: str) -> str:
@@ -96,9 +99,14 @@ def round_half_up(value: Decimal) -> Decimal:
     return value.quantize(CENT, ROUND_HALF_UP)
 
 
-def points(fraction: float | None) -> str:
-    """A fraction as percent with two decimals, as in the tables."""
-    return ABSENT if fraction is None else str(round_half_up(percent(fraction)))
+def points(fraction: float | None, signed: bool = False) -> str:
+    """A fraction in percent, or a difference in points, with two decimals, half rounded up and never -0.00, and with a
+    minus sign, not a hyphen. `signed`: with a plus, too.
+    """
+    if fraction is None:
+        return ABSENT
+    value = round_half_up(percent(fraction)) + 0
+    return f"{value:{'+' if signed else ''}}".replace("-", _MINUS)
 
 
 def number(value: float | None, form: str = ".2f") -> str:
@@ -117,21 +125,14 @@ def with_interval(value: Estimate | Share | None, form: Callable[[float], str]) 
 
 
 def estimate_text(estimate: Estimate | None, signed: bool = False) -> str:
-    """`51.00 (38.3 to 63.7)`: a fraction as percent with its 95 % interval, if it has one; `signed` adds a plus."""
-    if estimate is None:
-        return ABSENT
-    sign = "+" if signed and estimate.value > 0 else ""
-    limits = None if estimate.low is None or estimate.high is None else (estimate.low, estimate.high)
-    return f"{sign}{points(estimate.value)}{_limits(limits)}"
+    """`51.00 (38.30 to 63.71)`: a fraction as percent with its 95 % interval, if it has one."""
+    return with_interval(estimate, partial(points, signed=signed))
 
 
 def score_text(estimate: Estimate | None) -> str:
     """The mean score of a cell like `estimate_text`, but with the range in place of the interval of two runs."""
-    return ABSENT if estimate is None else f"{points(estimate.value)}{_limits(score_limits(estimate))}"
-
-
-def _limits(limits: tuple[float, float] | None) -> str:
-    return "" if limits is None else f" ({100 * limits[0]:.1f} to {100 * limits[1]:.1f})"
+    low, high = (estimate and score_limits(estimate)) or (None, None)
+    return with_interval(estimate and Share(estimate.value, low, high), points)
 
 
 def edge_text(edge: Share) -> str:
@@ -145,11 +146,6 @@ def p_text(value: float | None, absent: str = "none") -> str:
     if value is None:
         return absent
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
-
-
-def signed_points(fraction: float) -> str:
-    """A difference of fractions in points, as in `+2.35`, with a minus sign and not a hyphen."""
-    return f"{100 * fraction:+.2f}".replace("-", "\N{MINUS SIGN}")
 
 
 # Arbitrary text, escaped.
@@ -224,7 +220,7 @@ _ACCENTS = {
     "\u0327": "c",
 }
 _MARKDOWN = {symbol: "\\" + symbol for symbol in "\\`*_[]|~$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
-_NUMBER = re.compile(r"[+-]?\d[\d.]*(e[+-]?\d+)?( ± [\d.]+| \(-?[\d.]+ to -?[\d.]+\))?( [↑↓])?†?")
+_NUMBER = re.compile(r"[+−-]?\d[\d.]*(e[+-]?\d+)?( ± [\d.]+| \([+−]?[\d.]+ to [+−]?[\d.]+\))?( [↑↓])?†?")
 _FORMULA = tuple("=+-@\t\n＝＋－＠")  # the wide ones, too
 
 
@@ -256,11 +252,13 @@ def escape_json(content: object) -> str:
 def csv_cell(text: str) -> str:
     """A text that no spreadsheet interprets as a formula: one that begins like it is prefixed with an apostrophe.
 
-    Numbers stay numbers, including negative ones. Line ends become `\\n`, since csv would leave a bare carriage return
-    unquoted.
+    Numbers stay numbers, negative ones with a hyphen. Line ends become `\\n`, since csv would leave a bare carriage
+    return unquoted.
     """
     text = text.replace("\r\n", "\n").replace("\r", "\n")
-    return "'" + text if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
+    if _NUMBER.fullmatch(text):
+        return text.replace(_MINUS, "-")
+    return "'" + text if text.startswith(_FORMULA) else text
 
 
 def _one_line(text: str) -> str:

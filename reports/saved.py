@@ -78,6 +78,7 @@ class _Verdict(BaseModel, strict=True):
     estimate: FiniteFloat | None = None
     low: FiniteFloat | None = None
     high: FiniteFloat | None = None
+    unit: str = "points"
 
 
 class SavedReport(BaseModel, strict=True):
@@ -157,7 +158,7 @@ _SAME = 1e-9  # fractions closer than this differ by rounding alone
 def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> dict[str, Any]:
     """The differences between `before` and `after`, as JSON has them; `names` are the names to show for them. `same`:
     nothing differs; titles, commands and files may. `what`: added, removed or changed. States and outcomes are empty
-    where a report lacks the run, cell or claim. Scores are in percent, differences in points.
+    where a report lacks the run, cell or claim. Scores are in percent, differences in points, estimates in their unit.
     """
     heads = {
         key: (getattr(before, key), getattr(after, key)) for key in ("kind", "name", "experiment", "core")
@@ -242,10 +243,21 @@ def _verdicts(before: SavedReport, after: SavedReport) -> Iterator[Values]:
                 "text": (new or old)["text"],
                 "before": _state(old, "outcome"),
                 "after": _state(new, "outcome"),
-                "estimate_before": _change(0.0, old.get("estimate")),
-                "estimate_after": _change(0.0, new.get("estimate")),
+                "estimate_before": _in_unit(old),
+                "estimate_after": _in_unit(new),
+                "unit": (new or old)["unit"],
                 "reason": (new or old)["reason"],
             }
+
+
+def _in_unit(verdict: Values) -> float | None:
+    """As it is if it is a ratio of errors or a factor."""
+    estimate = verdict.get("estimate")
+    return estimate if estimate is None or _of_errors(verdict["unit"]) else _POINT * estimate
+
+
+def _of_errors(unit: str) -> bool:
+    return unit.startswith(("ratio", "factor"))
 
 
 def _close(old: float | None, new: float | None) -> bool:
@@ -304,6 +316,7 @@ def _cell_line(change: Values) -> str:
 
 def _verdict_line(change: Values) -> str:
     estimates = (change["estimate_before"], change["estimate_after"])
-    numbers = " -> ".join("-" if value is None else f"{value:+.2f}" for value in estimates)
-    shown = "" if estimates == (None, None) else f" ({numbers} points)"
+    form = ".3f" if _of_errors(change["unit"]) else "+.2f"
+    numbers = " -> ".join("-" if value is None else f"{value:{form}}" for value in estimates)
+    shown = "" if estimates == (None, None) else f" ({numbers} {change['unit']})"
     return f"{change['text']}: {change['before'] or 'not judged'} -> {change['after'] or 'not judged'}{shown}"

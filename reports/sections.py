@@ -22,7 +22,7 @@ from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.palette import PAPER
 from cppo_lab.reports.names import ABSENT, csv_text, display_name, number, percent, points
-from cppo_lab.reports.tables import Table, core_of
+from cppo_lab.reports.tables import Table
 from cppo_lab.reports.verdict_view import VerdictLine, verdict_table, verdict_view
 
 
@@ -84,7 +84,7 @@ class Scored:
     @property
     def core(self) -> str:
         """The core behind its runs."""
-        return core_of(self.board)
+        return self.board.core
 
 
 def verdict_section(scored: Mapping[str, Scored], core: str, whole: bool = False) -> Section:
@@ -132,7 +132,7 @@ def long_csv(board: Scoreboard) -> str:
             numbers: list[object] = [0, "", ""]
             if stat is not None:
                 numbers = [stat.n, percent(stat.mean), "" if stat.std is None else percent(stat.std)]
-            rows.append([core_of(board), model, cell.t_stop, variant, name, *about, *numbers])
+            rows.append([board.core, model, cell.t_stop, variant, name, *about, *numbers])
     return csv_text(header, rows)
 
 
@@ -156,9 +156,7 @@ def runs_csv(board: Scoreboard) -> str:
         ties = " ".join(map(str, choice.ties))
         chosen = (run.state.value, run.t_stop, choice.step, ties, *shown[:-1], choice.last_step, shown[-1])
         late = final.get((run.model, run.variant, run.seed))
-        rows.append(
-            [*about, *chosen, "" if late is None else percent(late), starts.get(run.mlflow_id or "", "")]
-        )
+        rows.append([*about, *chosen, "" if late is None else percent(late), starts.get(run.mlflow_id, "")])
     return csv_text(header, rows)
 
 
@@ -220,7 +218,7 @@ def _differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:
     """
     by_model: dict[str, list[Mapping[str, str]]] = {}
     for run in board.runs:
-        params = board.data.params.get(run.mlflow_id or "")
+        params = board.data.params.get(run.mlflow_id)
         if params:
             by_model.setdefault(run.model, []).append(params)
     return {
@@ -236,7 +234,7 @@ def _differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:
 def _line(
     board: Scoreboard, run: RunScore, uri: str, differing: Mapping[str, tuple[str, ...]]
 ) -> dict[str, str]:
-    choice, data, mlflow_id = run.choice, board.data, run.mlflow_id or ""
+    choice, data, mlflow_id = run.choice, board.data, run.mlflow_id
     params = data.params.get(mlflow_id, {})
     settings = [f"{key}={params[key]}" for key in differing.get(run.model, ()) if key in params]
     if (more := len(settings) - _MOST_SETTINGS) > 0:

@@ -144,10 +144,10 @@ def _differences(summary: Statistics) -> TextTable:
         rows.append(cell_row(cell.model, cell.variant, cells))
     headings = ("final mean", "best step", "corrected", "area", "adjusted p", "P(improvement)", "paired")
     notes = (
-        f"Points above {base}, with the 95 % interval; paired by seed where both have two or "
-        "more of the same seeds, else Welch's.",
+        f"Points above {base}, with the 95 % interval. paired: by seed, as the design of the runs asks; else Welch's.",
         "adjusted p: two-sided, of the final mean, with Holm's adjustment over all methods and models of the table. "
-        f"P(improvement): that a run of the method has a higher final mean than one of {base}, with its 95 % interval.",
+        f"P(improvement): that a run of the method has a higher final mean than one of {base}, of all runs of both, "
+        "with its 95 % interval.",
     )
     return TextTable("Differences", f"minus {base}", headings, rows, notes)
 

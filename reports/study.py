@@ -13,6 +13,7 @@ from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, describe_gap
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.study import MAIN, StudyResults, read_study
+from cppo_lab.errors import counted
 from cppo_lab.reports.answers import answers_section, kept_answers
 from cppo_lab.reports.build import About, Contents, GridRequest
 from cppo_lab.reports.figures.drawing import Picture
@@ -32,7 +33,6 @@ from cppo_lab.reports.tables import (
     TextRow,
     TextTable,
     ablation_curves,
-    core_of,
     full_table,
     main_grid,
     main_table,
@@ -162,7 +162,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
             "kind": "study",
             "short": short_answers([], [], report.main.statistics) if report.main else (),
             "caution": report.verdicts.view["caution"],
-            "counts": f"{_run_count(report)} runs in {len(study.sweeps)} sweeps{missing}.",
+            "counts": f"{counted(_run_count(report), 'run')} in {counted(len(study.sweeps), 'sweep')}{missing}.",
             "gaps": [f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
             "gap_count": len(gaps),
             "absent": absent,
@@ -324,7 +324,7 @@ _PRINTED = ("prompts", "n", "minibatch", "updates", "t_max", "delta", "delta_b_m
 
 def configuration_table(board: Scoreboard, models: Sequence[str], title: str) -> TextTable:
     """One row per model; if its runs differ in a value, all values are listed."""
-    core = core_of(board)
+    core = board.core
     if core == schema.PAPER:
         printed = {
             row["model"]: tuple(row[name] for name in _PRINTED) for row in printed_table("table_config")
@@ -335,7 +335,7 @@ def configuration_table(board: Scoreboard, models: Sequence[str], title: str) ->
     rows = []
     for model in models:
         runs = board.runs_of(model, OURS)
-        logged = [board.data.params.get(run.mlflow_id or "", {}) for run in runs if run.mlflow_id]
+        logged = [board.data.params.get(run.mlflow_id, {}) for run in runs if run.mlflow_id]
         # In the order of the runs.
         values = (
             dict.fromkeys(value for params in logged if (value := read(params)) is not None)

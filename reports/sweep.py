@@ -19,6 +19,7 @@ from cppo_lab.analysis.statistics.paired import Effect, effects
 from cppo_lab.analysis.statistics.values import Quantity, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import score_claimed, with_quantity
 from cppo_lab.analysis.study import MAIN
+from cppo_lab.errors import counted
 from cppo_lab.reports.answers import answers_section, kept_answers
 from cppo_lab.reports.audit import audit_section
 from cppo_lab.reports.build import About, Contents, GridRequest
@@ -140,7 +141,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
             "kind": "report",
             "short": short_answers(judged, of_errors, report.statistics),
             "caution": report.verdicts.view["caution"],
-            "counts": f"{len(board.runs)} runs{missing}.",
+            "counts": f"{counted(len(board.runs), 'run')}{missing}.",
             "gaps": gaps,
             "gap_count": len(board.gaps),
             "absent": (),
@@ -200,7 +201,7 @@ def _curves(report: SweepReport) -> Section:
         shown["4"] = validation.curves_info(board, title, _FIGURE_4_MODELS, palette=palette)
     pictures = tuple(_picture(name, info, validation.draw) for name, info in shown.items())
     crowded = any(cell.expected > validation.FEW for cell in board.cells.values())
-    view = {"crowded": crowded, "benchmarks": len(board.benchmarks)}
+    view = {"crowded": crowded, "several": board.means_over_benchmarks}
     return Section("curves", "Validation curves", view, pictures=pictures)
 
 

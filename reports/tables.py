@@ -151,11 +151,6 @@ class FullTable:
         )
 
 
-def core_of(board: Scoreboard) -> str:
-    """The one core behind a board (an experiment holds one core's runs); several are named together."""
-    return "+".join(sorted({run.core for run in board.runs if run.core})) or schema.PAPER
-
-
 def run_ids_of(runs: Iterable[RunScore]) -> tuple[str, ...]:
     """The ids of runs, sorted, without those of which only the name is known."""
     return tuple(sorted({run.run_id for run in runs if run.run_id is not None}))
@@ -170,15 +165,16 @@ def main_table(board: Scoreboard, title: str, statistics: Statistics | None = No
     variants = in_order(board.variants)
     for model in board.models:
         cells = {(model, name): board.cells.get((model, name)) for name in variants}
-        entries = (
-            replace(
-                _with_evaluation(board, cell) if cell else Entry(word=NOT_DECLARED),
-                test=arrows.get(pair, ""),
-                pair=pair,
-            )
+        entries = {
+            pair: _with_evaluation(board, cell) if cell else Entry(word=NOT_DECLARED)
             for pair, cell in cells.items()
+        }
+        columns.append(
+            mark(
+                replace(entry, test="" if entry.value is None else arrows.get(pair, ""), pair=pair)
+                for pair, entry in entries.items()
+            )
         )
-        columns.append(mark(entries))
     rows = tuple(
         TextRow(display_name(name), name == OURS, tuple(entries), ("", name))
         for name, *entries in zip(variants, *columns, strict=True)
@@ -189,12 +185,12 @@ def main_table(board: Scoreboard, title: str, statistics: Statistics | None = No
     notes = (*_table_notes(board), _EVALUATION + edge) if known_errors else _table_notes(board)
     if statistics is not None and statistics.adjusted:
         test = (
-            f"{ABOVE} above, {BELOW} below {baseline_name(statistics.baseline)}: the scores differ significantly "
-            f"(two-sided p < {ALPHA:g} with Holm's adjustment over all methods and models of the table). Without an "
-            "arrow, it is not significant."
+            f"{ABOVE} above, {BELOW} below {baseline_name(statistics.baseline)}: these scores of the best step, which "
+            f"favours a noisy run, differ significantly (two-sided p < {ALPHA:g} with Holm's adjustment over all "
+            "methods and models of the table). Without an arrow, it is not significant."
         )
         notes = (*notes, test)
-    return TextTable(title, "Method", board.models, rows, notes, core_of(board))
+    return TextTable(title, "Method", board.models, rows, notes, board.core)
 
 
 def _arrows(statistics: Statistics) -> dict[tuple[str, str], str]:
@@ -233,8 +229,8 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
             )
         ends = {cell.t_stop for cell in cells if cell.t_stop is not None}
         stops.append(ends.pop() if len(ends) == 1 else None)
-        tables.append(TextTable(model, "Method", (*benchmarks, "avg", "step"), rows, core=core_of(board)))
-    return FullTable(title, core_of(board), tuple(tables), tuple(stops), several, _table_notes(board))
+        tables.append(TextTable(model, "Method", (*benchmarks, "avg", "step"), rows, core=board.core))
+    return FullTable(title, board.core, tuple(tables), tuple(stops), several, _table_notes(board))
 
 
 def steps_text(steps: Sequence[int]) -> str:
@@ -269,7 +265,7 @@ def _with_evaluation(board: Scoreboard, cell: CellScore) -> Entry:
 
 def _entry(cell: CellScore, stat: Stat | None, absent: str = "no score") -> Entry:
     if cell.state is SelectionState.COLLAPSE:
-        share = f" {cell.collapsed}/{cell.expected}" if cell.collapsed < cell.expected else ""
+        share = f" {cell.collapsed}/{cell.finished}" if cell.collapsed < cell.finished else ""
         return Entry(
             word=SelectionState.COLLAPSE.value + share, n=cell.collapsed, provisional=cell.provisional
         )
@@ -309,8 +305,8 @@ _COLLAPSE = (
 
 def _table_notes(board: Scoreboard) -> tuple[str, ...]:
     """Notes that explain the table; the last one names every gap."""
-    score = score_name(core_of(board), board.curves.samples)
-    highest = "mean over the benchmarks" if len(board.benchmarks) > 1 else "score"
+    score = score_name(board)
+    highest = "mean over the benchmarks" if board.means_over_benchmarks else "score"
     notes = [
         f"{score[0].upper()}{score[1:]} in percent, at the step with the highest {highest} inside "
         "[0, T_stop]. Best in bold, second best underlined; equal numbers share a mark.",
@@ -322,7 +318,7 @@ def _table_notes(board: Scoreboard) -> tuple[str, ...]:
             "no other meaning; 95 % intervals are written (low to high)."
         )
     if any(cell.collapsed for cell in board.cells.values()):
-        notes.append(_COLLAPSE_OF_PAPER if core_of(board) == schema.PAPER else _COLLAPSE)
+        notes.append(_COLLAPSE_OF_PAPER if board.core == schema.PAPER else _COLLAPSE)
     if board.gaps:
         gaps = "; ".join(describe_gaps(board.gaps))
         notes.append(f"† provisional and not ranked, because these runs have no result yet: {gaps}.")
@@ -336,7 +332,7 @@ def cell_row(model: str, variant: str, cells: Iterable[str]) -> TextRow:
 
 def completed(table: TextTable, board: Scoreboard, title: str) -> TextTable:
     """A table of the sweep `title` with where its numbers come from; rows name their model where there are several."""
-    core, several = core_of(board), len(board.models) > 1
+    core, several = board.core, len(board.models) > 1
     rows = tuple(
         replace(row, label=f"{row.pair[0]}: {row.label}") if several and row.pair else row
         for row in table.rows

@@ -2,6 +2,8 @@
 and the same as a table.
 """
 
+import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,31 +19,24 @@ from cppo_lab.analysis.statistics.claims import (
     Standing,
     claims_about,
 )
-from cppo_lab.analysis.statistics.estimate import ONE_RUN
+from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate, SlopeEstimate
 from cppo_lab.analysis.statistics.paired import Difference, with_holm
+from cppo_lab.analysis.statistics.power import MOST, POWER, ReachedPower
 from cppo_lab.analysis.statistics.summary import CANNOT, Statistics
 from cppo_lab.analysis.statistics.values import Quantity, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import (
-    MISSING,
     Comparison,
     Verdict,
     VerdictOutcome,
     Word,
-    against_words,
-    exploratory,
     judge,
-    place,
-    power_question,
-    power_words,
-    ratio_words,
-    reason,
     verdicts,
     word_of,
     word_of_comparison,
 )
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.errors import counted
-from cppo_lab.reports.names import ABSENT, OURS, display_name, p_text, signed_points
+from cppo_lab.reports.names import ABSENT, OURS, display_name, p_text, points
 from cppo_lab.reports.tables import ALPHA, TextRow, TextTable
 
 _OVER_MODELS = "mean over models"
@@ -122,8 +117,7 @@ def verdict_view(
     tested = any(comparison.p_for is not None for verdict in judged for comparison in verdict.comparisons)
     absent = [claim for claim in CLAIMS if whole and claim.sweep not in boards]
     return VerdictView(
-        summary=tally([(line.verdict.outcome, line.exploratory) for line in lines])
-        or "The paper makes no claim about the variants of this sweep.",
+        summary=tally(lines) or "The paper makes no claim about the variants of this sweep.",
         caution=_caution(core, bool(judged)),
         core=core,
         lines=lines,
@@ -150,14 +144,10 @@ def _method(claims: Sequence[Verdict]) -> tuple[str, str, str, str]:
         if len(scores) == 1
         else "Each claim is judged by the score it names."
     )
-    least = sorted(
-        {verdict.claim.smallest for verdict in claims if verdict.claim.margin is None} or {SMALLEST}
-    )
-    smallest = (
-        "an advantage below the size that its claim names"
-        if len(least) > 1
-        else f"an advantage below {100 * least[0]:g} point{'s' * (least[0] != 0.01)}"
-    )
+    sizes = {
+        _size(verdict.claim, verdict.claim.smallest) for verdict in claims if verdict.claim.margin is None
+    }
+    smallest = "the size that its claim names" if len(sizes) > 1 else next(iter(sizes), "1 point")
     margins = sorted(
         {verdict.claim.margin for verdict in claims if verdict.claim.margin is not None} or {MARGIN}
     )
@@ -173,14 +163,14 @@ def _method(claims: Sequence[Verdict]) -> tuple[str, str, str, str]:
         if comparison.difference is not None
     ]
     paired = (
-        " Runs of one seed share their start and are compared in pairs."
+        " Runs of one seed are compared in pairs."
         if any(pair.paired and pair.estimate.n > 1 for pair in pairs)
         else ""
     )
     rule = (
-        f"A method is better where the 95 % interval of the difference lies above 0; {smallest} "
-        f"counts as none. Two methods are equivalent if it lies within {margin}. p is one-sided, with Holm's "
-        "adjustment over the comparisons of the claim; its level is 0.025."
+        f"A method is better where the 95 % interval of the difference lies above 0; an advantage below {smallest} "
+        f"counts as none. Two methods are equivalent if it lies within {margin}. p is one-sided; a claim is supported "
+        "if each is at most 0.025 without adjustment, and tables show it after Holm's."
     )
     power = (
         "The power is a lower bound of the probability that the claim comes out supported with these runs and their "
@@ -200,35 +190,35 @@ def _caution(core: str, judged: bool) -> str:
     return ""
 
 
-def tally(outcomes: Sequence[tuple[VerdictOutcome, bool]], about: str = "") -> str:
-    """`3 claims: 1 supported, 1 undecided; exploratory: 1 supported.` of (outcome, whether it is exploratory); empty
-    without any.
-    """
+def tally(lines: Sequence[VerdictLine], about: str = "") -> str:
+    """`3 claims: 1 supported, 1 undecided; exploratory: 1 supported.`; empty without any."""
     parts = []
-    for late in (False, True):
-        counts = [(outcome, sum(pair == (outcome, late) for pair in outcomes)) for outcome in VerdictOutcome]
+    for exploratory in (False, True):
+        counts = Counter(line.verdict.outcome for line in lines if line.exploratory is exploratory)
         if said := ", ".join(
-            f"{count} {outcome.value.replace(',', ' but')}" for outcome, count in counts if count
+            f"{counts[outcome]} {outcome.value.replace(',', ' but')}"
+            for outcome in VerdictOutcome
+            if counts[outcome]
         ):
-            parts.append(f"exploratory: {said}" if late else said)
-    return f"{len(outcomes)} claim{'s' * (len(outcomes) > 1)}{about}: {'; '.join(parts)}." if parts else ""
+            parts.append(f"exploratory: {said}" if exploratory else said)
+    return f"{counted(len(lines), 'claim')}{about}: {'; '.join(parts)}." if parts else ""
 
 
 def verdict_line(
     verdict: Verdict, board: Scoreboard, standing: Standing | None, beside: str = "", alone: bool = False
 ) -> VerdictLine:
     """`alone`: the page says once, for all claims, that single runs decide nothing."""
-    claim, one_run = verdict.claim, _single_runs(verdict) and not verdict.claim.of_errors
-    words = power_words(verdict.power)
+    claim, words = verdict.claim, power_words(verdict.power)
+    one_run = _single_runs(verdict) and not claim.of_errors
     # It confirms nothing if the claim before it is not supported although this one is decided, or by its standing; a
     # claim of the paper has none.
-    late = verdict.after is not None and verdict.outcome is not VerdictOutcome.UNDECIDED
+    before = verdict.unsupported_before is not None and verdict.outcome is not VerdictOutcome.UNDECIDED
     return VerdictLine(
         verdict=verdict,
         registered="" if standing is None else standing.words,
-        exploratory=late or (standing is not None and not standing.confirmatory),
+        exploratory=before or (standing is not None and not standing.confirmatory),
         estimate=_estimate(claim, verdict.deciding),
-        sentence=(_one_run(verdict, alone) if one_run else reason(verdict, display_name)) + beside,
+        sentence=(_one_run(verdict, alone) if one_run else reason(verdict)) + beside,
         comparisons=_comparisons(verdict),
         power=f"{power_question(claim)}: {words}" if words else ABSENT,
         beside=beside,
@@ -242,13 +232,12 @@ def _deviation(claim: Claim, board: Scoreboard) -> str:
     """The result as the design of the runs asks for, beside that of the registered analysis."""
     verdict = judge(replace(claim, pairing=None), board, run_values(board))
     why = (
-        "takes the runs of one seed as independent, but they share their start. Compared in pairs"
+        "takes the runs of one seed as independent, but their design pairs them. Compared in pairs"
         if not claim.pairing
-        else "compares the runs of one seed in pairs, but they share no start. Taken as independent"
+        else "compares the runs of one seed in pairs, but their design does not. Taken as independent"
     )
     listed = "; ".join(
-        f"{_pair(comparison)} {place(comparison.model)} {signed_points(comparison.difference.estimate.value)} "
-        f"({_interval(comparison)})"
+        "{} {} ({})".format(_pair(comparison), *_written(claim, comparison.estimate))
         for comparison in verdict.comparisons
         if comparison.difference is not None
     )
@@ -267,52 +256,72 @@ def _single_runs(verdict: Verdict) -> bool:
 
 
 def _one_run(verdict: Verdict, alone: bool) -> str:
-    if (deciding := verdict.deciding) is None:
-        return ""
-    more = f" {MISSING}" if verdict.provisional else ""
-    if verdict.after is not None:
-        more += f" {exploratory(verdict.after)}"
+    assert verdict.deciding is not None, "there is a comparison"
     least = "The" if alone else "With one run on each side nothing is decided; the"
-    return f"{least} least clear is {_pair(deciding)} {place(deciding.model)}.{more}"
+    return f"{least} least clear is {_pair(verdict.deciding)}.{_missing(verdict)}{_exploratory(verdict)}"
 
 
 def _estimate(claim: Claim, deciding: Comparison | None) -> str:
     """`+1.20 points, 95 % interval +0.40 to +2.00 (8 and 8 runs)` of the comparison that determines the outcome."""
     if deciding is None or deciding.difference is None:
         return ""
-    difference = deciding.difference
+    value, interval = _written(claim, deciding.estimate)
+    around = "no interval" if interval == "none" else f"95 % interval {interval}"
     if claim.of_errors:
         of = f"of the error of {display_name(deciding.against)}"
-        value, interval = ratio_words(claim, difference.estimate).split(", ", 1)
-        return f"{value} {of if claim.score is Quantity.ERROR else 'per tenfold T'}, {interval}"
-    interval = _interval(deciding)
-    around = "no interval" if interval == "none" else f"95 % interval {interval}"
+        return f"{value} {of if claim.score is Quantity.ERROR else 'per tenfold T'}, {around}"
+    return f"{value} {claim.unit}, {around} ({_runs(deciding.difference)})"
+
+
+# A reported difference: which, its number and interval, and the runs that it uses.
+
+
+def _pair(comparison: Comparison, trend: bool = False) -> str:
+    """`CPPO against DPPO on m`; only the first if it is compared with 0."""
+    pair, model = display_name(comparison.variant), comparison.model
+    if comparison.against:
+        pair += f" against {display_name(comparison.against)}"
+    where = f"on {model}" if model else "over the models" if trend else "in the mean over the models"
+    return f"{pair} {where}"
+
+
+def _written(claim: Claim, estimate: Estimate | None) -> tuple[str, str]:
+    """`+1.20` and `+0.40 to +2.00`; of a claim about errors `0.842` and `0.781 to 0.908`; "none" for no interval."""
+    if estimate is None:
+        return ABSENT, "none"
+
+    def form(value: float) -> str:
+        return f"{value:.3f}" if claim.of_errors else points(value, signed=True)
+
+    value, low, high = claim.as_reported(estimate)
+    return form(value), "none" if low is None or high is None else f"{form(low)} to {form(high)}"
+
+
+def _runs(difference: Difference) -> str:
+    """`8 runs each`, `8 and 5 runs`; of those of one side `8 runs`."""
     ours, theirs = difference.ours, difference.theirs
-    runs = (
-        counted(ours, "run")
-        if not difference.against
-        else f"{ours} and {theirs} runs"
-        if ours != theirs
-        else f"{ours} runs each"
-        if ours > 1
-        else "one run each"
-    )
-    return f"{signed_points(difference.estimate.value)} {claim.unit}, {around} ({runs})"
+    if not difference.against:
+        return counted(ours, "run")
+    if ours != theirs:
+        return f"{ours} and {theirs} runs"
+    return f"{ours} runs each" if ours > 1 else "one run each"
 
 
-def _pair(comparison: Comparison) -> str:
-    return against_words(display_name(comparison.variant), display_name(comparison.against))
+def _size(claim: Claim, size: float) -> str:
+    """A difference in words, as in `2 points`; of errors `10 %`."""
+    if claim.of_errors:
+        return f"{-100 * math.expm1(-size):g} %"
+    number = f"{100 * size:g}"
+    return f"{number} {claim.unit.replace('points', 'point', 1) if number == '1' else claim.unit}"
 
 
 def _observed(verdict: Verdict) -> str:
-    """The direction of the estimates, which is all that single runs show: whether a comparison would be supported if
-    the observed difference were the true one.
+    """The direction of the estimates, which is all that single runs show: whether a comparison would hold if the
+    observed difference were the true one.
     """
     claim = verdict.claim
     values = [comparison.estimate.value for comparison in verdict.comparisons if comparison.estimate]
-    agree = sum(
-        value > claim.smallest / 2 if claim.margin is None else abs(value) < claim.margin for value in values
-    )
+    agree = sum(value > 0 if claim.margin is None else abs(value) < claim.margin for value in values)
     if len(values) == 1:
         return f"The observed difference {'agrees with' if agree else 'disagrees with'} the claim."
     sentence = f"The observed differences agree with the claim in {agree} of {len(values)} comparisons."
@@ -342,48 +351,34 @@ def _comparisons(verdict: Verdict) -> TextTable:
         if claim.of_errors:
             rows.append(TextRow(label, False, (*_error_cells(claim, comparison), word)))
             continue
-        difference, cells = comparison.difference, (ABSENT, ABSENT, ABSENT)
+        difference, runs, share = comparison.difference, ABSENT, ABSENT
         if difference is not None:
-            counts = (str(difference.ours), str(difference.theirs))
-            runs = " and ".join(counts if difference.against else counts[:1])
+            runs = (
+                f"{difference.ours} and {difference.theirs}" if difference.against else str(difference.ours)
+            )
             share = "none"  # of one run against one, where it would be 0 or 1, and of shares and slopes
             if difference.improvement is not None and min(difference.ours, difference.theirs) > 1:
                 share = f"{difference.improvement.value:.2f}"
-            cells = (runs, signed_points(difference.estimate.value), share)
-        against = display_name(comparison.against) if comparison.against else "0"
-        tested = (_interval(comparison), p_text(comparison.p_adjusted))
-        texts = (against, comparison.model or _OVER_MODELS, *cells[:2], *tested, cells[2], word)
+        against, model = display_name(comparison.against) or "0", comparison.model or _OVER_MODELS
+        number = _written(claim, comparison.estimate)
+        texts = (against, model, runs, *number, p_text(comparison.p_adjusted), share, word)
         rows.append(TextRow(label, comparison.variant == OURS, texts, (comparison.model, comparison.variant)))
     lead, headings = ("rule", _OF_ERRORS) if claim.of_errors else ("method", _HEADINGS)
     return TextTable(f"Comparisons of: {claim.text}", lead, headings, rows)
 
 
 def _error_cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
-    texts = []
-    for estimate in (comparison.estimate, comparison.matched):
-        if estimate is None:
-            texts.append((ABSENT, "none"))
-        else:
-            interval = ratio_words(claim, estimate).partition("interval ")[2]
-            texts.append((f"{claim.shown(estimate)[0]:.3f}", interval))
-    (ratio, interval), (matched, around) = texts
+    ratio, interval = _written(claim, comparison.estimate)
     return (
         display_name(comparison.against),
         comparison.model or "mean over processes",
         str(comparison.runs) if comparison.difference else ABSENT,
         ratio + (" per tenfold T" if claim.score is Quantity.ERROR_SLOPE else ""),
         interval,
-        f"{matched} ({around})",
+        "{} ({})".format(*_written(claim, comparison.at_equal_return)),
         p_text(comparison.p_for),
         p_text(comparison.p_against),
     )
-
-
-def _interval(comparison: Comparison) -> str:
-    estimate = comparison.estimate
-    if estimate is None or estimate.low is None or estimate.high is None:
-        return "none"
-    return f"{signed_points(estimate.low)} to {signed_points(estimate.high)}"
 
 
 def verdict_table(view: VerdictView) -> TextTable | None:
@@ -464,21 +459,116 @@ def _answer(difference: Difference, smallest: float, decided: bool | None) -> tu
         names, estimate = names[::-1], replace(estimate, value=-estimate.value)
     first, second = map(display_name, names)
     where = f" on {difference.model}" if difference.model else " over the models"
-    numbers = f"{signed_points(estimate.value)} points"
-    if estimate.unknown == ONE_RUN:
-        return word, f"One run each cannot decide between {first} and {second}{where}: {numbers}."
-    # Tables beside it may show another score, which may differ the other way round.
-    of_score = f" of the {_OF_SCORE[difference.score]}" if isinstance(difference.score, Score) else ""
-    # `20 seeds each` of one model; over several models the runs are counted.
-    ours, theirs, unit = difference.ours, difference.theirs, "seed" if difference.model else "run"
-    seeds = f"{ours} {unit}{'s' * (ours > 1)} each" if ours == theirs else f"{ours} and {theirs} {unit}s"
+    numbers, runs = f"{points(estimate.value, signed=True)} points", _runs(difference)
+    if estimate.unknown:
+        why = "" if estimate.unknown == ONE_RUN else f"; {estimate.unknown}"
+        return (
+            word,
+            f"{runs[0].upper()}{runs[1:]} cannot decide between {first} and {second}{where}: {numbers}{why}.",
+        )
     if estimate.low is not None and estimate.high is not None:
-        numbers += f" ({signed_points(estimate.low)} to {signed_points(estimate.high)})"
-    numbers += of_score
+        numbers += f" ({points(estimate.low, signed=True)} to {points(estimate.high, signed=True)})"
+    # Tables beside it may show another score, which may differ the other way round.
+    numbers += f" of the {_OF_SCORE[difference.score]}" if isinstance(difference.score, Score) else ""
     if word is Word.SAME:
         within = f"{100 * smallest:g} point" + ("s" if smallest != SMALLEST else "")
-        return word, f"{first} and {second} are within {within}{where}: {numbers}, {seeds}."
+        return word, f"{first} and {second} are within {within}{where}: {numbers}, {runs}."
     if word is Word.OPEN:
-        return word, f"No difference between {first} and {second}{where} that {seeds} can show: {numbers}."
+        return word, f"No difference between {first} and {second}{where} that {runs} can show: {numbers}."
     verb = "learns faster" if difference.score is Score.AREA else "scores higher"
-    return Word.BETTER, f"{first} {verb} than {second}{where}: {numbers}, {seeds}."
+    return Word.BETTER, f"{first} {verb} than {second}{where}: {numbers}, {runs}."
+
+
+# A verdict in one or two sentences.
+
+
+def reason(verdict: Verdict) -> str:
+    """The reason for the outcome."""
+    claim, deciding, looked = verdict.claim, verdict.deciding, verdict.looked
+    if deciding is None:
+        return f"Nothing of sweep {claim.sweep!r} can be compared yet."
+    sentence = f"{_outcome_clause(verdict)} {_numbers(claim, deciding)}"
+    if claim.sequential:
+        state = "open" if verdict.outcome is VerdictOutcome.UNDECIDED else "decided"
+        looks = counted(max(0, looked - schema.FIRST_LOOK + 1), "look")
+        sentence += f" Sequential: {state} after {looked} of {len(claim.seeds or ())} seeds, {looks}."
+    return sentence + _exploratory(verdict) + ("" if claim.sequential else _missing(verdict))
+
+
+def _exploratory(verdict: Verdict) -> str:
+    before = verdict.unsupported_before
+    return f" Exploratory: the claim before it is not supported ({before.text})." if before else ""
+
+
+def _missing(verdict: Verdict) -> str:
+    missing = " Runs of the sweep are missing, unfinished or not part of this report, so this may change."
+    return missing if verdict.provisional else ""
+
+
+def power_words(power: ReachedPower | None) -> str:
+    """The power of the runs, and the number of runs for a power of POWER; empty without a comparison."""
+    if power is None:
+        return ""
+    if power.unknown:
+        return f"none: {power.unknown}"
+    seeds = f"more than {MOST}" if power.needed is None else power.needed
+    return f"{power.power:.2f}; {POWER} takes {seeds} seeds"
+
+
+def power_question(claim: Claim) -> str:
+    """The true difference at which `power_words` holds."""
+    if claim.margin is not None:
+        return "power if there is no difference"
+    if claim.of_errors:
+        return f"power at a {claim.unit.split(' ')[0]} of {math.exp(-claim.lead):.2f}"
+    return f"power at {_size(claim, claim.lead)}"
+
+
+def _outcome_clause(verdict: Verdict) -> str:
+    claim, comparisons = verdict.claim, verdict.comparisons
+    count = len(comparisons)
+    alike = sum(comparison.outcome is verdict.outcome for comparison in comparisons)
+    if verdict.outcome is VerdictOutcome.NOT_SUPPORTED:
+        worse = sum(word_of_comparison(claim, comparison) is Word.WORSE for comparison in comparisons)
+        if worse or claim.margin is not None:  # a tie is no contradiction
+            return f"{worse or alike} of {count} comparisons contradict it; the strongest:"
+        return f"{alike} of {count} comparisons show no relevant advantage; the clearest:"
+    if verdict.outcome is VerdictOutcome.SUPPORTED:
+        return "It holds:" if count == 1 else f"All {count} comparisons hold; the closest:"
+    if verdict.outcome is VerdictOutcome.SMALL:
+        below = "below the smallest relevant effect"
+        if count == 1:
+            return f"It holds, but the effect is {below}:"
+        return f"All {count} comparisons hold, but in {alike} the effect is {below}; the smallest:"
+    return "Open:" if count == 1 else f"{alike} of {count} comparisons are open; the weakest:"
+
+
+def _numbers(claim: Claim, comparison: Comparison) -> str:
+    pair = _pair(comparison, claim.kind is Kind.TREND)
+    if comparison.difference is None:
+        return f"{pair}, where {comparison.why}."
+    value, interval = _written(claim, comparison.estimate)
+    text = f"{pair}, {claim.unit} {value}" if claim.of_errors else f"{pair}, {value} {claim.unit}"
+    if interval == "none":
+        return f"{text}, without an interval: {comparison.difference.estimate.unknown}."
+    is_change = claim.kind in (Kind.COLLAPSE, Kind.TREND, Kind.POSITIVE)
+    limit = (
+        f"{'less than' if is_change else 'an advantage below'} {_size(claim, claim.smallest)} counts as none"
+        if claim.margin is None
+        else f"margin {_size(claim, claim.margin)}"
+    )
+    if comparison.at_equal_return is not None:
+        limit += f"; at an equal return, too: {_written(claim, comparison.at_equal_return)[0]}"
+    return f"{text} (95 % interval {interval}, {_how(claim, comparison.difference)}; {limit})."
+
+
+def _how(claim: Claim, difference: Difference) -> str:
+    slope, n = difference.estimate, difference.estimate.n
+    if claim.kind is Kind.TREND:
+        models = slope.models if isinstance(slope, SlopeEstimate) else None
+        by_models = models is not None and slope.half == models.half
+        width = "their scatter around the line" if by_models else "the spread over seeds"
+        return f"slope over {n} models, which differ in more than length; width by {width}"
+    if claim.kind is Kind.POSITIVE or claim.of_errors:
+        return f"{n} {'seeds' if claim.of_errors else 'runs'}"
+    return f"{n} pairs of runs" if difference.paired else "unpaired runs"

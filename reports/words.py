@@ -29,13 +29,11 @@ from cppo_lab.reports.names import (
     in_order,
     origin,
     p_text,
-    percent,
     points,
-    round_half_up,
     score_name,
 )
 from cppo_lab.reports.sections import Section
-from cppo_lab.reports.tables import ALPHA, core_of
+from cppo_lab.reports.tables import ALPHA
 from cppo_lab.reports.verdict_view import VerdictLine
 
 
@@ -53,7 +51,8 @@ def headlines(board: Scoreboard) -> tuple[Headline, ...]:
     overall = _overall(ranked)
     if board.gaps:
         overall.append(
-            f"{len(board.gaps)} of {len(board.runs)} runs have no result yet: everything marked † will change."
+            f"{len(board.gaps)} of {counted(len(board.runs), 'run')} without a result yet: everything marked † will "
+            "change."
         )
     findings = [Headline("All models", tuple(overall))]
     for model, cells in ranked.items():
@@ -84,23 +83,32 @@ def _overall(ranked: dict[str, list[tuple[str, Stat]]]) -> list[str]:
     contested = [cells for cells in ranked.values() if len(cells) > 1]
     if len(contested) < 2:
         return []
-    first = [cells[0][0] for cells in contested]
-    winner = max(sorted(set(first)), key=first.count)
-    margins = [cells[0][1].mean - cells[1][1].mean for cells in contested if cells[0][0] == winner]
+    wins = Counter(name for cells in contested for name in _leaders(cells))
+    most = max(wins.values())
+    winners = [name for name in sorted(wins) if wins[name] == most]
+    on = f"the highest score on {most} of {len(contested)} models"
+    if len(winners) > 1:
+        return [f"{_joined(map(display_name, winners))} each have {on}."]
+    margins = [cells[0][1].mean - cells[1][1].mean for cells in contested if winners[0] in _leaders(cells)]
     between = " to ".join(dict.fromkeys((points(min(margins)), points(max(margins)))))
-    return [
-        f"{display_name(winner)} has the highest score on {first.count(winner)} of {len(contested)} models, "
-        f"{between} points above the runner-up."
-    ]
+    return [f"{display_name(winners[0])} has {on}, {between} points above the runner-up."]
+
+
+def _leaders(cells: list[tuple[str, Stat]]) -> list[str]:
+    """The variants that share the highest score as it is printed."""
+    return [name for name, stat in cells if points(stat.mean) == points(cells[0][1].mean)]
+
+
+def _joined(names: Iterable[str]) -> str:
+    *first, last = names
+    return f"{', '.join(first)} and {last}"
 
 
 def _best(cells: list[tuple[str, Stat]]) -> list[str]:
     if len(cells) < 2:
         return []
-    highest = points(cells[0][1].mean)
-    leaders = [display_name(name) for name, stat in cells if points(stat.mean) == highest]
-    if len(leaders) > 1:
-        return [f"{', '.join(leaders[:-1])} and {leaders[-1]} share the highest score, {highest}."]
+    if len(leaders := _leaders(cells)) > 1:
+        return [f"{_joined(map(display_name, leaders))} share the highest score, {points(cells[0][1].mean)}."]
     (best, score), (second, runner_up) = cells[:2]
     sentence = (
         f"{display_name(best)} scores {points(score.mean)}, {points(score.mean - runner_up.mean)} points "
@@ -125,13 +133,13 @@ def _gain(board: Scoreboard, model: str, cells: list[tuple[str, Stat]]) -> list[
 
 
 def _collapses(board: Scoreboard, model: str) -> list[str]:
-    """A sentence for a variant with a single run; counts for variants with several seeds."""
+    """A sentence for a variant with a single run; counts of the finished runs of variants with several seeds."""
     counts, sentences = [], []
     for variant in in_order(board.variants):
         runs = board.runs_of(model, variant)
         fallen = [run for run in runs if run.state is SelectionState.COLLAPSE]
         if len(runs) > 1 and fallen:
-            counts.append(f"{display_name(variant)} {len(fallen)} of {len(runs)}")
+            counts.append(f"{display_name(variant)} {len(fallen)} of {board.cells[model, variant].finished}")
         elif fallen and (best := fallen[0].choice.score) is not None:
             choice = fallen[0].choice
             stopped = ", where its training was stopped" if fallen[0].status == schema.COLLAPSED else ""
@@ -216,7 +224,7 @@ def _of_cells(sweep: str, board: Scoreboard, summary: Statistics) -> Iterator[_N
         about = f"{display_name(cell.variant)} on {cell.model}"
         table, final = board.cells[pair], cell.scores.get(Score.FINAL)
         scored = table.score if table.state is SelectionState.SCORED else None
-        best = escape_latex(table.state.value) if scored is None else points(scored.mean)
+        best = escape_latex(table.state.value) if scored is None else _number(scored.mean)
         yield place, "Best", best, f"{about}: score of the best step, in percent, as in Table 1"
         low, middle, high = (final.low, final.value, final.high) if final else (None, None, None)
         yield place, "Final", _number(middle), f"{about}: final mean, in percent"
@@ -244,10 +252,8 @@ def _of_difference(
 
 
 def _number(fraction: float | None, signed: bool = False) -> str:
-    if fraction is None:
-        return escape_latex(ABSENT)
-    text = f"{round_half_up(percent(fraction)):{'+' if signed else ''}}"
-    return rf"\ensuremath{{{text}}}" if text[0] in "+-" else text
+    text = points(fraction, signed).replace("\N{MINUS SIGN}", "-")
+    return rf"\ensuremath{{{text}}}" if text[0] in "+-" else escape_latex(text)
 
 
 def _sweep(name: str, board: Scoreboard, summary: Statistics) -> list[str]:
@@ -269,7 +275,7 @@ def _sweep(name: str, board: Scoreboard, summary: Statistics) -> list[str]:
         (task,) = tasks
         named = ", ".join(map(benchmark_name, task))
         over = f", the mean over {named}" if len(task) > 1 else f" on {named}" if task else ""
-    sentences.append(f"The score is {score_name(core_of(board), board.curves.samples)} in percent{over}.")
+    sentences.append(f"The score is {score_name(board)} in percent{over}.")
     stops = {(cell.model, cell.t_stop) for cell in board.cells.values()}
     ends = dict(sorted(stops, key=lambda stop: board.models.index(stop[0])))
     if len(ends) == len(stops) and None not in ends.values():
@@ -289,7 +295,7 @@ def _listed(names: Sequence[str]) -> str:
 def _scores(boards: Iterable[Scoreboard]) -> list[str]:
     """What the scores are, and where all runs come from."""
     boards = list(boards)
-    sources = dict.fromkeys(origin(core_of(board)) for board in boards)
+    sources = dict.fromkeys(origin(board.core) for board in boards)
     sentences = [
         "The best step of a run is the one with the highest score in its window; the final mean is the mean score of "
         f"the last {100 * schema.LATE_SHARE:g} % of the window."

@@ -84,7 +84,7 @@ class Claim:
         """Whether the claim is about the surrogate's error, which the exact core's runs log."""
         return self.score in (Quantity.ERROR, Quantity.ERROR_SLOPE)
 
-    def shown(self, difference: Estimate) -> tuple[float, float | None, float | None]:
+    def as_reported(self, difference: Estimate) -> tuple[float, float | None, float | None]:
         """Value and ends of the 95 % interval as reports give them: ratios of errors, else fractions."""
         if not self.of_errors:
             return difference.value, difference.low, difference.high

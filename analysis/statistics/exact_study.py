@@ -114,7 +114,7 @@ def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
         runs = {
             run.mlflow_id: run.seed
             for run in board.runs_of(model, variant)
-            if run.mlflow_id is not None and run.seed is not None and run.state not in GAPS
+            if run.mlflow_id and run.seed is not None and run.state not in GAPS
         }
         logged = {name: board.logged(model, variant, name) for name in READ}
         points = {
@@ -153,7 +153,7 @@ def controls(board: Scoreboard) -> dict[str, str]:
     """
     rules: dict[tuple[str, str], dict[str, str]] = {}
     for model, variant in board.cells:
-        logged = [board.data.params.get(run.mlflow_id or "", {}) for run in board.runs_of(model, variant)]
+        logged = [board.data.params.get(run.mlflow_id, {}) for run in board.runs_of(model, variant)]
         if params := next(filter(None, logged), None):
             rule = {key: value for key, value in params.items() if key.startswith("rule.")}
             rules.setdefault((model, without_horizon(variant)), rule)

@@ -34,8 +34,8 @@ from cppo_lab.analysis.statistics.values import FinishedRuns, Quantity, Score, b
 class Difference:
     """`variant` minus `against` on `model` ("" for the mean over models). `paired`: by seed.
 
-    `ours` and `theirs` are the numbers of runs; `improvement` is P(a run of ours scores higher), None where single runs
-    are not compared.
+    `ours` and `theirs` are the numbers of runs that the estimate uses; `improvement` is P(a run of ours scores higher)
+    of all runs, None where single runs are not compared.
     """
 
     model: str
@@ -79,7 +79,9 @@ def difference(
         return None
     sides = ([np.array(list(values.values()))] for values in (ours, theirs))
     improvement = probability_of_improvement(*sides)
-    return Difference(model, variant, against, score, *compared, len(ours), len(theirs), improvement)
+    estimate, paired = compared
+    n, m = (estimate.n, estimate.n) if paired else (len(ours), len(theirs))
+    return Difference(model, variant, against, score, estimate, paired, n, m, improvement)
 
 
 def with_holm(differences: Sequence[Difference]) -> list[tuple[Difference, float | None]]:

@@ -506,7 +506,7 @@ def cell_problems(board: Scoreboard) -> tuple[CellProblems, ...]:
         recorded: dict[str, list[tuple[RunScore, Outcomes]]] = defaultdict(list)
         whole = True
         for run in (run for run in board.runs if run.model == model and run.state not in GAPS):
-            outcomes = board.data.outcomes.get(run.mlflow_id or "")
+            outcomes = board.data.outcomes.get(run.mlflow_id)
             if outcomes is None or not len(outcomes.steps):
                 whole = False
             else:
@@ -642,7 +642,7 @@ def _cell(
         model=model,
         variant=variant,
         seeds=tuple(run.seed for run, _ in runs),
-        mlflow_ids=tuple(run.mlflow_id or "" for run, _ in runs),
+        mlflow_ids=tuple(run.mlflow_id for run, _ in runs),
         samples=first.samples,
         problems=first.problems,
         benchmark_of=first.benchmark_of,

@@ -95,15 +95,15 @@ def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None
     """The sampling error of the evaluation at the selected step: exact if the run recorded its outcomes, else a bound;
     None if the benchmarks or their numbers of problems are unknown, too.
     """
-    outcomes, step = board.data.outcomes.get(run.mlflow_id or ""), run.choice.step
+    outcomes, step = board.data.outcomes.get(run.mlflow_id), run.choice.step
     if outcomes is not None and step in outcomes.steps:
         right = outcomes.right[int(np.searchsorted(outcomes.steps, step or 0))]
         variance = evaluation_variance(right, outcomes.samples, outcomes.benchmark_of).answers
         if variance is not None:
             edge = evaluation_edge(right / outcomes.samples, outcomes.samples, outcomes.benchmark_of)
             return SamplingError(math.sqrt(variance), True, edge)
-    scores, samples = run.choice.components, board.curves.samples
-    made = board.data.params.get(run.mlflow_id or "", {}).get(_MADE_PROBLEMS, "")
+    scores, samples = run.choice.components, board.curves.samples_of.get(run.mlflow_id, 0)
+    made = board.data.params.get(run.mlflow_id, {}).get(_MADE_PROBLEMS, "")
     problems = int(made) if made.isdecimal() else 0
     if not problems and all(name.lower().startswith("aime") for name in scores):
         problems = _AIME_PROBLEMS

@@ -170,7 +170,7 @@ def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
     """Validated step -> its weight in the score `final`. A collapsed run's missing validations add to the weight of the
     one whose score fills them in. Empty for a run without a score.
     """
-    seen = _window(board.curves.of(run.mlflow_id or ""), run.t_stop)[schema.MEAN].dropna()
+    seen = _window(board.curves.of(run.mlflow_id), run.t_stop)[schema.MEAN].dropna()
     if seen.empty:
         return {}
     late = _late(_to_the_end(seen, run), run.t_stop)
@@ -187,7 +187,7 @@ def _window(curve: pd.DataFrame, t_stop: int | None) -> pd.DataFrame:
 
 
 def _values(board: Scoreboard, run: RunScore) -> RunValues:
-    curve = board.curves.of(run.mlflow_id or "")
+    curve = board.curves.of(run.mlflow_id)
     window, paired = _window(curve, run.t_stop), is_paired(board, run)
     means, late = _to_the_end(window[schema.MEAN].dropna(), run), late_curve(curve, run.t_stop)
     collapsed, final = run.state is SelectionState.COLLAPSE, _late(means, run.t_stop)
@@ -219,7 +219,7 @@ def is_paired(board: Scoreboard, run: RunScore) -> bool:
     """
     if board.pairing is not None:
         return board.pairing
-    return starts_with_seed(board.data, run.mlflow_id or "", run.seed)
+    return starts_with_seed(board.data, run.mlflow_id, run.seed)
 
 
 def starts_with_seed(data: SweepData, mlflow_id: str, seed: int | None) -> bool:
@@ -240,7 +240,7 @@ def rise(board: Scoreboard, run: RunScore) -> float | None:
     """Mean score in the last part of the window minus that in the first part of the same length, extended like `final`;
     None without an evaluation in one of them. The score before training is excluded.
     """
-    window = _window(board.curves.of(run.mlflow_id or ""), run.t_stop)
+    window = _window(board.curves.of(run.mlflow_id), run.t_stop)
     means = _to_the_end(window[schema.MEAN].dropna(), run)
     if not len(means):
         return None

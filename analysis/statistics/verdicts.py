@@ -1,4 +1,4 @@
-"""Judges every claim from the runs, with the numbers, and explains each verdict in a sentence.
+"""Judges every claim from the runs, with the numbers.
 
 Claims may be about quantities other than scores, which are computed from the logs of single runs. rise: mean score in
 the last 30 % of the window minus that in the first 30 %. early prefix masks: the mean share of the masked tokens that
@@ -7,7 +7,6 @@ of log |Delta| over the steps.
 """
 
 import contextlib
-import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -23,10 +22,10 @@ from cppo_lab.analysis.scoring import NothingScored, Scoreboard, score_sweep
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, pairs
 from cppo_lab.analysis.statistics.collapse import counts_of, share_difference
-from cppo_lab.analysis.statistics.estimate import Estimate, SlopeEstimate, holm, look_level
+from cppo_lab.analysis.statistics.estimate import Estimate, holm, look_level
 from cppo_lab.analysis.statistics.exact_study import METRICS, EqualIn, advantage, of_seeds, read_curves
 from cppo_lab.analysis.statistics.paired import Difference, above_zero, difference, mean_difference, slope
-from cppo_lab.analysis.statistics.power import ALPHA, MOST, POWER, ReachedPower, reached_power
+from cppo_lab.analysis.statistics.power import ALPHA, ReachedPower, reached_power
 from cppo_lab.analysis.statistics.values import (
     FinishedRuns,
     Quantity,
@@ -36,7 +35,6 @@ from cppo_lab.analysis.statistics.values import (
     rise,
     run_values,
 )
-from cppo_lab.errors import counted
 
 PREFIX_SHARE = "rule/prefix_budget_share"
 LENGTH = "train/response_length"
@@ -106,8 +104,8 @@ class Comparison:
     """One pair of variants on one model, or over the models (`model` is then ""); `against` is "" for 0.
 
     `difference` is None if they cannot be compared, and `why` then says what is missing. `runs`: the smallest number of
-    runs of any variant and model. `matched`: of a claim about errors, the advantage when steps must also have an equal
-    return before the update.
+    runs of any variant and model. `at_equal_return`: of a claim about errors, the advantage when steps must also have
+    an equal return before the update.
 
     `p_for`, `p_against`: see below; None without a spread. `p_adjusted`: `p_for` with Holm's adjustment over the
     comparisons of a claim about scores.
@@ -119,7 +117,7 @@ class Comparison:
     difference: Difference | None
     runs: int
     why: str = _NO_RUN
-    matched: Estimate | None = None
+    at_equal_return: Estimate | None = None
     p_for: float | None = None
     p_against: float | None = None
     p_adjusted: float | None = None
@@ -191,13 +189,13 @@ def _errors(claim: Claim, board: Scoreboard) -> list[Comparison]:
     slope, comparisons = claim.score is Quantity.ERROR_SLOPE, []
     for pair in pairs(claim, ()):
         for model, of_group in groups:
-            lead, matched = (
+            lead, at_equal_return = (
                 advantage(curves, of_group, pair, slope, equal)
                 for equal in (EqualIn.MOVEMENT, EqualIn.RETURN)
             )
             n = lead.n if lead else 0
             difference = Difference(model, *pair, Quantity.ERROR, lead, True, n, n, None) if lead else None
-            comparisons.append(Comparison(model, *pair, difference, n, matched=matched))
+            comparisons.append(Comparison(model, *pair, difference, n, at_equal_return=at_equal_return))
     return comparisons
 
 
@@ -242,8 +240,8 @@ class Verdict:
     compare).
 
     `provisional`: runs of the sweep are missing, unfinished or not part of the report. `others`: for a claim about
-    scores, the outcome by the other scores. `power`: of the runs, None without a comparison. `after`: the claim that
-    had to be supported first and is not, or could not be judged here, which makes this outcome exploratory.
+    scores, the outcome by the other scores. `power`: of the runs, None without a comparison. `unsupported_before`: the
+    claim that had to be supported first and is not, or could not be judged here, which makes this outcome exploratory.
     `looked`: the seeds at the look that decided a sequential claim, or else at the last; 0 for other claims.
     """
 
@@ -255,7 +253,7 @@ class Verdict:
     provisional: bool
     others: Mapping[Score, VerdictOutcome]
     power: ReachedPower | None = None
-    after: Claim | None = None
+    unsupported_before: Claim | None = None
     looked: int = 0
 
 
@@ -267,7 +265,7 @@ def verdicts(boards: Mapping[str, Scoreboard], claims: Sequence[Claim] = CLAIMS)
         for claim in claims
     }
     return tuple(
-        replace(verdict, after=_closed_by(verdict.claim, claims, judged)) for verdict in judged.values()
+        replace(verdict, unsupported_before=_closed_by(verdict.claim, judged)) for verdict in judged.values()
     )
 
 
@@ -281,14 +279,14 @@ def score_claimed(
     """As `score_sweep`; runs that no claim waits for are no gaps: those without a result whose seeds come after the
     look that decided the sequential claims which they test.
     """
-    late: set[ExpectedRun] = set()
+    not_awaited: set[ExpectedRun] = set()
     if any(claim.sequential for claim in claims):
         with contextlib.suppress(NothingScored):  # no look without scores
             places = _not_needed(score_sweep(data, expected, True, pairing), claims)
-            late = {run for run in expected if (run.model, run.variant, run.seed) in places}
-    board = score_sweep(data, [run for run in expected if run not in late], partial, pairing)
-    is_late = board.unused["run_id"].isin({run.run_id for run in late})
-    return replace(board, unused=board.unused[~is_late])
+            not_awaited = {run for run in expected if (run.model, run.variant, run.seed) in places}
+    board = score_sweep(data, [run for run in expected if run not in not_awaited], partial, pairing)
+    unused = board.unused["run_id"].isin({run.run_id for run in not_awaited})
+    return replace(board, unused=board.unused[~unused])
 
 
 def _not_needed(board: Scoreboard, claims: Sequence[Claim]) -> frozenset[tuple[str, str, int]]:
@@ -306,14 +304,14 @@ def _not_needed(board: Scoreboard, claims: Sequence[Claim]) -> frozenset[tuple[s
     return frozenset(late - awaited - board.results)
 
 
-def _closed_by(claim: Claim, claims: Sequence[Claim], judged: Mapping[str, Verdict]) -> Claim | None:
+def _closed_by(claim: Claim, judged: Mapping[str, Verdict]) -> Claim | None:
     """The first claim in the chain before `claim` that is not supported."""
     if claim.after is None:
         return None
     before = judged.get(claim.after)
     if before is None:
-        return next(other for other in (*claims, *CLAIMS) if other.key == claim.after)
-    return _closed_by(before.claim, claims, judged) or (None if before.outcome.holds else before.claim)
+        return next(other for other in CLAIMS if other.key == claim.after)
+    return _closed_by(before.claim, judged) or (None if before.outcome.holds else before.claim)
 
 
 def judge(claim: Claim, board: Scoreboard | None, runs: FinishedRuns) -> Verdict:
@@ -483,128 +481,3 @@ def _deciding(claim: Claim, comparisons: Sequence[Comparison], outcome: VerdictO
             alike, key=lambda comparison: 1.0 if comparison.p_against is None else comparison.p_against
         )
     return max(comparisons, key=doubt, default=None)
-
-
-# A verdict in one or two sentences.
-
-
-MISSING = "Runs of the sweep are missing, unfinished or not part of this report, so this may change."
-
-
-def reason(verdict: Verdict, name: Callable[[str], str] = str) -> str:
-    """The reason for the outcome; `name` maps a variant to its display name."""
-    deciding, count = verdict.deciding, len(verdict.comparisons)
-    if deciding is None:
-        return f"Nothing of sweep {verdict.claim.sweep!r} can be compared yet."
-    sentence = f"{_counted(verdict, count)} {_numbers(verdict.claim, deciding, name)}"
-    if verdict.claim.sequential:
-        state = "open" if verdict.outcome is VerdictOutcome.UNDECIDED else "decided"
-        looks = counted(max(0, verdict.looked - schema.FIRST_LOOK + 1), "look")
-        seeds = f"{verdict.looked} of {len(verdict.claim.seeds or ())} seeds"
-        sentence += f" Sequential: {state} after {seeds}, {looks}."
-    if verdict.after is not None:
-        sentence += f" {exploratory(verdict.after)}"
-    if verdict.provisional and not verdict.claim.sequential:
-        sentence += f" {MISSING}"
-    return sentence
-
-
-def ratio_words(claim: Claim, advantage: Estimate) -> str:
-    """`0.842, 95 % interval 0.781 to 0.908` of a claim about errors."""
-    value, low, high = claim.shown(advantage)
-    return f"{value:.3f}, 95 % interval " + ("none" if low is None else f"{low:.3f} to {high:.3f}")
-
-
-def exploratory(before: Claim) -> str:
-    """The sentence that marks a verdict as exploratory."""
-    return f"Exploratory: the claim before it is not supported ({before.text})."
-
-
-def power_words(power: ReachedPower | None) -> str:
-    """The power of the runs, and the number of runs for a power of POWER; empty without a comparison."""
-    if power is None:
-        return ""
-    if power.unknown:
-        return f"none: {power.unknown}"
-    seeds = f"more than {MOST}" if power.needed is None else power.needed
-    return f"{power.power:.2f}; {POWER} takes {seeds} seeds"
-
-
-def power_question(claim: Claim) -> str:
-    """The true difference at which `power_words` holds."""
-    if claim.margin is not None:
-        return "power if there is no difference"
-    if claim.of_errors:
-        return f"power at a {claim.unit.split(' ')[0]} of {math.exp(-claim.lead):.2f}"
-    size = _size(claim, claim.lead)
-    return f"power at {size} {claim.unit.replace('points', 'point', 1) if size == '1' else claim.unit}"
-
-
-def against_words(variant: str, against: str) -> str:
-    """The two sides of a comparison; only the first if it is compared with 0."""
-    return f"{variant} against {against}" if against else variant
-
-
-def place(model: str) -> str:
-    """Where a comparison is made, as the end of a sentence; "" is the mean over the models."""
-    return f"on {model}" if model else "in the mean over the models"
-
-
-def _counted(verdict: Verdict, count: int) -> str:
-    held = sum(comparison.outcome is verdict.outcome for comparison in verdict.comparisons)
-    if verdict.outcome is VerdictOutcome.NOT_SUPPORTED:
-        worse = sum(
-            word_of_comparison(verdict.claim, comparison) is Word.WORSE for comparison in verdict.comparisons
-        )
-        if worse or verdict.claim.margin is not None:  # a tie is no contradiction
-            return f"{worse or held} of {count} comparisons contradict it; the strongest:"
-        return f"{held} of {count} comparisons show no relevant advantage; the clearest:"
-    if verdict.outcome is VerdictOutcome.SUPPORTED:
-        return "It holds:" if count == 1 else f"All {count} comparisons hold; the closest:"
-    if verdict.outcome is VerdictOutcome.SMALL:
-        below = "below the smallest relevant effect"
-        if count == 1:
-            return f"It holds, but the effect is {below}:"
-        return f"All {count} comparisons hold, but in {held} the effect is {below}; the smallest:"
-    return "Open:" if count == 1 else f"{held} of {count} comparisons are open; the weakest:"
-
-
-def _numbers(claim: Claim, comparison: Comparison, name: Callable[[str], str]) -> str:
-    where = "over the models" if claim.kind is Kind.TREND else place(comparison.model)
-    pair = f"{against_words(name(comparison.variant), name(comparison.against))} {where}"
-    if comparison.difference is None:
-        return f"{pair}, where {comparison.why}."
-    estimate = comparison.difference.estimate
-    value, low, high = (None if number is None else _shown(claim, number) for number in claim.shown(estimate))
-    text = f"{pair}, {claim.unit} {value}" if claim.of_errors else f"{pair}, {value} {claim.unit}"
-    if low is None:
-        return f"{text}, without an interval: {estimate.unknown}."
-    is_change = claim.kind in (Kind.COLLAPSE, Kind.TREND, Kind.POSITIVE)
-    limit = (
-        f"{'less than' if is_change else 'an advantage below'} {_size(claim, claim.smallest)} counts as none"
-    )
-    if claim.margin is not None:
-        limit = f"margin {_size(claim, claim.margin)}{'' if claim.of_errors else ' points'}"
-    if comparison.matched is not None:
-        limit += f"; at an equal return, too: {_shown(claim, claim.shown(comparison.matched)[0])}"
-    return f"{text} (95 % interval {low} to {high}, {_how(claim, comparison.difference)}; {limit})."
-
-
-def _shown(claim: Claim, value: float) -> str:
-    return f"{value:.3f}" if claim.of_errors else f"{100 * value:+.1f}"
-
-
-def _size(claim: Claim, size: float) -> str:
-    return f"{-100 * math.expm1(-size):g} %" if claim.of_errors else f"{100 * size:g}"
-
-
-def _how(claim: Claim, difference: Difference) -> str:
-    slope, n = difference.estimate, difference.estimate.n
-    if claim.kind is Kind.TREND:
-        models = slope.models if isinstance(slope, SlopeEstimate) else None
-        by_models = models is not None and slope.half == models.half
-        width = "their scatter around the line" if by_models else "the spread over seeds"
-        return f"slope over {n} models, which differ in more than length; width by {width}"
-    if claim.kind is Kind.POSITIVE or claim.of_errors:
-        return f"{n} {'seeds' if claim.of_errors else 'runs'}"
-    return f"{n} pairs of runs" if difference.paired else "unpaired runs"

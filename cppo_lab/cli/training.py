@@ -250,8 +250,8 @@ def _until_decided(plan: "Plan", uri: str, options: argparse.Namespace) -> int:
     """Train seed by seed until each hypothesis is decided; with a launcher that has a queue, one look."""
     from dataclasses import replace
 
-    from cppo_lab.analysis.statistics.verdicts import reason
     from cppo_lab.launch.launchers import launcher_of
+    from cppo_lab.reports.verdict_view import reason
     from cppo_lab.sweep.claims import judged, next_look, runs_at
 
     most, before = math.inf if options.max_seeds is None else options.max_seeds, None

@@ -22,7 +22,7 @@ from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
 from cppo_lab.reports.figures.drawing import HEADING, Info, Key, keys_of, panel_grid, sized
 from cppo_lab.reports.figures.palette import HEAT_MAP, PALETTES, PAPER
 from cppo_lab.reports.names import display_name, origin, score_name, value_text
-from cppo_lab.reports.tables import core_of, run_ids_of
+from cppo_lab.reports.tables import run_ids_of
 
 LINEAR, LOG, PLACES = "linear", "log", "places"
 _LOG_FROM = 8  # ratio of the largest to the smallest value above which the axis is logarithmic
@@ -155,7 +155,7 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -
         return None
     drawn = {line.group for panel in panels for line in panel.lines} if len(used) == 1 else set()
     keys = keys_of(PALETTES[palette].strokes(groups), drawn)
-    score = score_name(core_of(board), board.curves.samples)
+    score = score_name(board)
     return _info(board, title, f"final mean of {score} (%)", shown, panels, keys, " ".join(notes) or None)
 
 
@@ -168,7 +168,7 @@ def _info(
     keys: tuple[Key, ...],
     noise: str | None = None,
 ) -> AxesInfo:
-    about = (title, origin(core_of(board)), run_ids_of(board.runs))
+    about = (title, origin(board.core), run_ids_of(board.runs))
     return AxesInfo(*about, y_label, axes, tuple(panels), keys, noise)
 
 
@@ -228,8 +228,8 @@ def _noise(
         return BY_SCORE, "" if noise.seeds else "one run per cell does not show the spread over seeds."
     return NO_COLOURS, (
         f"the cells span {span:.1f} points, which is within noise, so they are not coloured. The standard error of a "
-        f"difference of two cells is {100 * noise.error:.1f} (from {source}); 95 % of maps of equal cells span "
-        f"{100 * noise.reach:.1f} or less."
+        f"difference of two cells is {100 * noise.error:.1f} (from {source}); at least 95 % of maps of equal cells "
+        f"span {100 * noise.reach:.1f} or less."
     )
 
 

@@ -35,7 +35,7 @@ from cppo_lab.reports.figures.drawing import (
 )
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import benchmark_name, display_name, in_order, origin, score_name
-from cppo_lab.reports.tables import core_of, run_ids_of
+from cppo_lab.reports.tables import run_ids_of
 from cppo_lab.rules import Stroke
 
 # The paper's two rows of panels: (sweep, heading).
@@ -338,9 +338,9 @@ def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) 
         return Absent(f"no run on {model} has logged a benchmark or a reward")
     return ModelInfo(
         title=title,
-        source=origin(core_of(board)),
+        source=origin(board.core),
         model=model,
-        y_label=f"{score_name(core_of(board), board.curves.samples)} (%)",
+        y_label=f"{score_name(board)} (%)",
         benchmarks=tuple(panels),
         rewards=logged,
         traces=(

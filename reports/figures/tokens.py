@@ -48,7 +48,6 @@ from cppo_lab.reports.figures.drawing import (
 )
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Palette
 from cppo_lab.reports.names import display_name, origin
-from cppo_lab.reports.tables import core_of
 from cppo_lab.rules import Stroke
 
 _MEASURES = {
@@ -219,10 +218,7 @@ def gaps_info(study: StudyResults, title: str, palette: str = PAPER) -> GapsInfo
         variant: [run for run in board.runs_of(model, variant) if run.mlflow_id in study.positions]
         for variant in (COMPARED, OURS)
     }
-    gaps = {
-        name: [study.positions[run.mlflow_id or ""] for run in of_variant]
-        for name, of_variant in runs.items()
-    }
+    gaps = {name: [study.positions[run.mlflow_id] for run in of_variant] for name, of_variant in runs.items()}
     curves = {
         name: curve for name, of_variant in gaps.items() if (curve := gap_curves(of_variant)) is not None
     }
@@ -235,7 +231,7 @@ def gaps_info(study: StudyResults, title: str, palette: str = PAPER) -> GapsInfo
     methods = PALETTES[palette].methods
     return GapsInfo(
         title=title,
-        source=f"{model}; {origin(core_of(board))}",
+        source=f"{model}; {origin(board.core)}",
         model=model,
         lines=tuple(
             GapLines(name, display_name(name), methods[name], curve) for name, curve in curves.items()
@@ -338,14 +334,14 @@ def window_info(study: StudyResults, title: str, palette: str = PAPER) -> Window
     runs = [
         run for model in board.models for run in board.runs_of(model, OURS) if run.mlflow_id in study.windows
     ]
-    cuts = [(run, study.windows[run.mlflow_id or ""].cut(TOKENS)) for run in runs]
+    cuts = [(run, study.windows[run.mlflow_id].cut(TOKENS)) for run in runs]
     if not cuts:
         return Absent(f"no run of {display_name(OURS)} has diagnostics/window.json")
     run, window = max(cuts, key=lambda cut: len(set(cut[1].masked_by) - {""}))
     seed = "" if run.seed is None else f", seed {run.seed}"
     return WindowInfo(
         title=title,
-        origin=origin(core_of(board)),
+        origin=origin(board.core),
         about=f"{display_name(OURS)} on {run.model}{seed}, training step {window.step}",
         symbols=tuple(map(_visible, window.symbols)),
         window=window,

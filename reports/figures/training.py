@@ -31,7 +31,7 @@ from cppo_lab.reports.figures.drawing import (
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.figures.validation import drawn_variants, source_of
 from cppo_lab.reports.names import display_name, origin
-from cppo_lab.reports.tables import core_of, printed_table, run_ids_of
+from cppo_lab.reports.tables import printed_table, run_ids_of
 from cppo_lab.rules import Stroke
 
 _LIMIT, _FLOOR = "#8a1c1c", "#555555"  # the colours of marked values
@@ -218,15 +218,15 @@ def warmup_info(
         names = " and ".join(metric for metric, _ in _METRICS)
         return Absent(f"no run of {display_name(OURS)} on {', '.join(models) or 'any model'} logged {names}")
     runs = [run for run in board.runs if run.model in models and run.variant == OURS]
-    return WarmupInfo(title, origin(core_of(board)), run_ids_of(runs), panels)
+    return WarmupInfo(title, origin(board.core), run_ids_of(runs), panels)
 
 
 def _floor(board: Scoreboard, model: str) -> float | None:
     """delta_b_min as the runs logged it, or as the paper prints it."""
-    if core_of(board) == schema.PAPER:
+    if board.core == schema.PAPER:
         floors = {row["delta_b_min"] for row in printed_table("table_config") if row["model"] == model}
     else:
-        logged = [board.data.params.get(run.mlflow_id or "", {}) for run in board.runs_of(model, OURS)]
+        logged = [board.data.params.get(run.mlflow_id, {}) for run in board.runs_of(model, OURS)]
         floors = {params["rule.delta_b"] for params in logged if "rule.delta_b" in params}
     try:
         return float(floors.pop()) if len(floors) == 1 else None

@@ -29,7 +29,7 @@ from cppo_lab.reports.figures.drawing import (
 )
 from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import display_name, in_order, origin, points, score_name
-from cppo_lab.reports.tables import core_of, run_ids_of
+from cppo_lab.reports.tables import run_ids_of
 from cppo_lab.rules import Stroke
 
 _LABEL_SHARE = 0.2  # share of the panel's width for the word "collapse", a conservative estimate
@@ -90,7 +90,7 @@ def source_of(board: Scoreboard) -> str:
     """Where a figure's numbers come from, with the variants that `drawn_variants` leaves out."""
     count = len(board.variants)
     left_out = f"; the best {MOST_VARIANTS} of {count} variants" if count > MOST_VARIANTS else ""
-    return origin(core_of(board)) + left_out
+    return origin(board.core) + left_out
 
 
 def line_of(
@@ -101,7 +101,7 @@ def line_of(
     """
     seeds, curves = list[SeedLine](), list[tuple[RunScore, pd.Series]]()
     for run in runs:
-        curve = board.curves.of(run.mlflow_id or "")[benchmark].dropna() * 100
+        curve = board.curves.of(run.mlflow_id)[benchmark].dropna() * 100
         curve = curve if run.t_stop is None else curve[curve.index <= run.t_stop]
         if len(curve):
             choice = run.choice
@@ -251,7 +251,7 @@ def curves_info(
     return CurvesInfo(
         title=title,
         source=source_of(board),
-        y_label=f"mean {score_name(core_of(board), board.curves.samples)} (%)",
+        y_label=f"mean {score_name(board)} (%)",
         panels=tuple(panels),
         keys=keys_of(strokes, {line.variant for panel in panels for line in panel.lines}),
         run_ids=run_ids_of(runs),

@@ -98,8 +98,13 @@ def test_gaps_have_names(scores: Curves, t_stop: int, state: SelectionState) -> 
 def test_the_largest_number_of_samples_counts() -> None:
     one, eight = (schema.validation_metric("a", samples) for samples in (1, 8))
     curves = curves_of({}, {one: {10: 0.9}, eight: {10: 0.2, 20: 0.3}})
-    assert (curves.samples, list(curves.frame[schema.MEAN])) == (8, [0.2, 0.3])
+    assert (set(curves.samples_of.values()), list(curves.frame[schema.MEAN])) == ({8}, [0.2, 0.3])
     assert curves.of("nobody").empty
+    runs = [MadeRun("cppo", seed=seed, logged={name: {10: 0.9}}) for seed, name in enumerate((one, eight))]
+    data = make_data(runs)
+    curves = validation_curves(data.metrics, data.runs)
+    assert [curves.samples_of[f"{seed:032x}"] for seed in (0, 1)] == [1, 8]  # of each run
+    assert [len(curves.of(f"{seed:032x}")) for seed in (0, 1)] == [1, 1]
 
 
 STATES = {

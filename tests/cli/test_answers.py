@@ -95,7 +95,7 @@ def test_a_rule_is_replayed(run: Path, cppo: Command) -> None:
     assert {response["own_kept"] for response in answer["responses"]} == {1}
     assert 0 < answer["share_kept"] < 1
     text = cppo(line).out
-    assert f"{answer['share_kept']:.2%}" in text and f"{len(differing)} tokens differ" in text
+    assert f"{answer['share_kept']:.2%}" in text and f"{len(differing)} differing token" in text
 
 
 def test_constants_are_those_of_the_runs_model(run: Path, cppo: Command) -> None:

@@ -48,7 +48,7 @@ def run_of(variant: str) -> RunScore:
 
 def view_of(**tokens: RecordedTokens) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the page has of these tokens of the variants, without texts, and what of it is JSON."""
-    answers = {run_of(name).mlflow_id or "": RunAnswers((), (of_run,)) for name, of_run in tokens.items()}
+    answers = {run_of(name).mlflow_id: RunAnswers((), (of_run,)) for name, of_run in tokens.items()}
     view = answers_view(pair(), answers)
     return view, json.loads(view["content"])
 
@@ -56,7 +56,7 @@ def view_of(**tokens: RecordedTokens) -> tuple[dict[str, Any], dict[str, Any]]:
 @cache
 def answers() -> dict[str, RunAnswers]:
     return {
-        run.mlflow_id or "": RunAnswers((made_texts(run.variant, 200),), (made_tokens(run.variant),))
+        run.mlflow_id: RunAnswers((made_texts(run.variant, 200),), (made_tokens(run.variant),))
         for run in shown_runs(pair())
     }
 
@@ -159,7 +159,7 @@ def test_what_it_adds_to_a_page_is_bounded() -> None:
     response = as_text(HOSTILE * 1_000)
     text = Texts(200, tuple(made.sample(step=200, draw=draw, response=response) for draw in range(30)))
     of_run = RunAnswers((text,) * 3, (made_tokens("cppo", (TOKENS, 40_000, TOKENS)),))
-    view = answers_view(board, {run.mlflow_id or "": of_run for run in shown_runs(board)})
+    view = answers_view(board, {run.mlflow_id: of_run for run in shown_runs(board)})
     assert len(view["content"].encode()) <= MOST_BYTES
     content = json.loads(view["content"])
     assert len(content["tokens"]) >= 1 and content["texts"]["left"] > 0 and content["maps"][0]["left"] > 0

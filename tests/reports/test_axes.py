@@ -86,8 +86,8 @@ def test_two_seeds_have_their_range(counts: tuple[int, int], said: str) -> None:
     half, mean = 100 * T_3 * statistics.stdev(scores) / math.sqrt(3), 100 * statistics.fmean(scores)
     expected = {
         1: ((None, None), "2.00"),
-        2: (pytest.approx((2, 5)), "3.50 (2.0 to 5.0)"),
-        3: (pytest.approx((mean - half, mean + half)), f"3.67 ({mean - half:.1f} to {mean + half:.1f})"),
+        2: (pytest.approx((2, 5)), "3.50 (2.00 to 5.00)"),
+        3: (pytest.approx((mean - half, mean + half)), f"3.67 (−{half - mean:.2f} to {mean + half:.2f})"),
     }
     (line,), table = info.panels[0].lines, statistics_tables(board, "Title")["scores"]
     texts = [row.cells[3] for row in table.rows]
@@ -154,6 +154,7 @@ def test_two_axes_are_a_surface_and_noise_has_no_colours(
     assert info.noise.startswith("chain: ") and said in info.noise
     assert "chain: " in picture.svg and said.split()[0] in picture.svg
     assert said in figure_csv(info)
+    assert ("at least 95 % of maps" in info.noise) is (len(spread) > 1)
 
 
 def test_three_axes_have_no_such_figure() -> None:
@@ -168,9 +169,10 @@ def test_a_baseline_with_axes_is_the_one_at_the_same_values() -> None:
     summary = sweep_statistics(board, resamples=10, baseline=Baseline("own", same))
     table = statistics_tables(board, "Title", {}, summary)["differences"]
     assert table.lead == "minus own at the same values"
+    assert "paired: by seed, as the design of the runs asks; else Welch's." in table.notes[0]
     assert [(row.label, row.cells[0]) for row in table.rows] == [
         ("padded x=1", "+10.00"),
-        ("padded x=2", "-5.00"),
+        ("padded x=2", "−5.00"),
     ]
 
 
@@ -241,7 +243,7 @@ def test_effects_are_drawn_and_listed_with_their_intervals() -> None:
     section = effects_section(scored, Axes(("rule.x", "data.y"), places))
     rows = {row.cells[0]: row.cells[1:] for row in section.tables["effects"].rows}
     mean, half = 100 * statistics.fmean(SEEDS), 100 * T_3 * statistics.stdev(SEEDS) / math.sqrt(3)
-    assert rows["x 0 to 4"][0] == f"+{8 + mean:.2f} ({8 + mean - half:.1f} to {8 + mean + half:.1f})"
+    assert rows["x 0 to 4"][0] == f"+{8 + mean:.2f} (+{8 + mean - half:.2f} to +{8 + mean + half:.2f})"
     p = 3 * stats.ttest_1samp([8 + 100 * more for more in SEEDS], 0.0).pvalue  # Holm: of three effects
     assert rows["x 0 to 4"][2:] == ("2.00", f"{p:.3f}", "3")
     assert rows["y on to off"][:2] == ("+12.00", "+12.00")

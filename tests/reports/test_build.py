@@ -63,7 +63,7 @@ def test_a_report_of_our_own_sweep(built: ReportRequest) -> None:
     files = contents(built.out)
     figures = named(("figure_curves", "figure_diagnostics"), "png", "svg", "pdf", "csv")
     assert set(files) == ALWAYS | figures | named((*TABLES, "statistics_differences"), "md", "tex", "csv")
-    assert "51.00 (50.0 to 52.0) |" in files["statistics_scores.md"].decode()  # the range of two seeds
+    assert "51.00 (50.00 to 52.00) |" in files["statistics_scores.md"].decode()  # the range of two seeds
     assert files["table_full.csv"].decode().splitlines()[::2] == [
         "model,t_stop,method,chain24,chain25,chain26,avg,core",
         "mini_base,40,cppo,50.00,51.00,52.00,51.00,mini",

@@ -103,6 +103,15 @@ def test_another_verdict_is_a_difference(two: tuple[Path, Path]) -> None:
     assert line.endswith("-> +12.50 points)")
 
 
+def test_a_ratio_of_errors_is_no_number_of_points(two: tuple[Path, Path]) -> None:
+    for folder, outcome, ratio in zip(two, ("supported", "undecided"), (0.842, 0.97), strict=True):
+        changes = {"outcome": outcome, "estimate": ratio, "unit": "ratio of errors"}
+        spoil(folder, lambda record, changes=changes: record["verdicts"][0].update(changes))
+    found, lines = compared(*two)
+    assert found["verdicts"][0]["estimate_after"] == 0.97
+    assert [line for line in lines if line.endswith("(0.842 -> 0.970 ratio of errors)")]
+
+
 def test_the_command(made: Path, cppo: Command) -> None:
     shutil.copytree(made / "a", "reports/build/demo")
     found = cppo("compare demo", str(made / "b"), "--json", code=1).answer

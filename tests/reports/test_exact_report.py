@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from cppo_lab.analysis.statistics import verdicts
 from cppo_lab.analysis.statistics.claims import Claim, Hypotheses, log_size
+from cppo_lab.analysis.statistics.exact_study import summarise
 from cppo_lab.reports import exact_view
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.sweep.file import Sweep, load_sweep
@@ -149,7 +151,7 @@ def section(
     monkeypatch.setattr(exact_view, "controls", lambda _board: kinds)
     data = SimpleNamespace(params={"run": {"along.match": "scale"} if along else {}})
     board: Any = SimpleNamespace(
-        runs=(), gaps=(), results=frozenset(), cells={}, models=("early",), data=data
+        runs=(), core="paper", gaps=(), results=frozenset(), cells={}, models=("early",), data=data
     )
     return exact_view.exact_section(Scored("s", "Tiny", board, "", stated=Hypotheses(claims)))
 
@@ -189,6 +191,16 @@ def test_a_control_that_does_as_much_as_the_rule_is_named_with_the_verdict(
         assert ("speaks neither for nor against" in text) is as_much
     rows = {row.label for row in result.tables["exact_ratios"].rows}
     assert rows == {"CPPO / DPPO", "no trust region / DPPO (control)"}
+
+
+def test_a_policy_that_never_moves_has_a_table() -> None:
+    """And the notes say nothing of its movement."""
+    [(condition, curves)] = study({"dppo": {16: 1.0}}).items()
+    summaries = {condition: replace(summarise(curves), movement=0.0, before=0.0)}
+    [note] = exact_view._notes({condition: curves}, summaries, "of all seeds")
+    assert "movement" not in note
+    [row] = exact_view._condition_table(summaries).rows
+    assert "–" in row.cells
 
 
 def test_what_the_section_says_of_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:

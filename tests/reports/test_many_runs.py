@@ -4,10 +4,10 @@ import pytest
 from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.reports import build, sections
+from cppo_lab.reports import build, sections, sweep
 from cppo_lab.reports.figures.training import diagnostics_info
 from cppo_lab.reports.figures.validation import FEW, MOST_VARIANTS, CurvesInfo, curves_info, draw_line
-from cppo_lab.reports.sections import MANY, run_groups
+from cppo_lab.reports.sections import MANY, Section, run_groups
 from cppo_lab.reports.tables import main_table
 from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.reports.conftest import board_of, page_of
@@ -72,11 +72,21 @@ def test_the_page_of_very_many_variants_is_bounded_and_says_what_it_leaves_out(
 ) -> None:
     monkeypatch.setattr(build, "MOST_ROWS", 10)
     monkeypatch.setattr(sections, "MANY", 12)
+    assert "1 run." in page_of(board_of(*made(1, 1)))[1]
     few, small, large = (page_of(board_of(*made(count, 1)))[1] for count in (3, 15, 60))
     assert "more, in the" not in few
     assert len(large) < 1.05 * len(small)
     assert "and 50 more, in the files beside this page" in large
     assert "and 48 more, in the CSV file of runs beside this page" in large
+
+
+def test_further_answers_are_linked_in_a_part_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without claims about scores there are no verdicts, if there is a section on errors."""
+    errors = Section("exact", "Errors", {"figures": ()}, macro="figure_list")
+    for section, link in ((errors, "#exact"), (None, "#verdicts")):
+        monkeypatch.setattr(sweep, "exact_section", lambda _scored, section=section: section)
+        html = page_of(board_of(*made(15, 1)))[1]
+        assert f'8 more comparisons: <a href="{link}">' in html and f'id="{link[1:]}"' in html
 
 
 def test_gaps_that_differ_in_seeds_are_one_and_a_long_list_is_cut_and_counted() -> None:

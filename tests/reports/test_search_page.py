@@ -185,7 +185,8 @@ def test_a_search_of_one_trial(made: SearchRequest) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_search_without_trials_or_whose_trials_all_failed(made: SearchRequest) -> None:
-    assert "no trial yet" in built(made, made_search(trials=0))["index.html"].decode()
+    page = built(made, made_search(trials=0))["index.html"].decode()
+    assert "no trial yet" in page and "--trials" not in page
     content = made_search(best=[])
     for trial in content["trials"]:
         trial |= {"state": "failed", "values": None, "curve": [], "params": {}, "reason": "no GPU"}

@@ -8,9 +8,17 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import USUAL, Baseline
+from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import names, sections, tables
-from cppo_lab.reports.names import display_name, escape_latex, in_order, score_name
+from cppo_lab.reports.names import (
+    display_name,
+    escape_latex,
+    estimate_text,
+    in_order,
+    points,
+    score_name,
+)
 from cppo_lab.reports.tables import (
     ABOVE,
     BELOW,
@@ -178,7 +186,25 @@ def test_names_and_order() -> None:
     assert in_order(["zeta", "cppo", "grpo", "alpha", "dppo"]) == ("grpo", "dppo", "cppo", "zeta", "alpha")
     assert display_name("cppo_db0.02_w0.6") == "CPPO, delta_b 0.02, w_min 0.6"
     assert display_name("mine") == "mine"
-    assert (score_name("exact", 16), score_name("not installed", 16)) == ("expected score", "Avg@16")
+    names_of = {
+        core: score_name(board_of(flat("cppo", 0.3, core=core))) for core in ("exact", "not installed")
+    }
+    assert names_of == {"exact": "expected score", "not installed": "Avg@16"}
+
+
+@pytest.mark.parametrize(
+    "fraction, text",
+    [(0.00125, "+0.13"), (-0.00125, "−0.13"), (-0.00001, "+0.00"), (0.0, "+0.00"), (None, "–")],
+)
+def test_a_difference_is_spelled_in_one_way(fraction: float | None, text: str) -> None:
+    assert points(fraction, signed=True) == text
+    if fraction is not None:
+        value = Estimate(fraction, 3, 0.001, 2.0)
+        assert (
+            estimate_text(value, signed=True)
+            == f"{text} ({points(value.low, True)} to {points(value.high, True)})"
+        )
+        assert rows_of(names.csv_text(["a"], [[text]]))[1] == [text.replace("−", "-")]
 
 
 def test_an_arrow_is_about_the_score_beside_it() -> None:
@@ -198,8 +224,22 @@ def test_an_arrow_is_about_the_score_beside_it() -> None:
     for baseline, arrows in ((USUAL, ("", ABOVE)), (Baseline("cppo"), (BELOW, ""))):
         table = main_table(board, "Demo", sweep_statistics(board, resamples=10, baseline=baseline))
         shown = [str(row.cells[0]).partition(" ± ")[2].partition(" ")[2] for row in table.rows]
-        assert shown == list(arrows) and "above, " in table.notes[-1]
+        assert shown == list(arrows) and "of the best step, which favours a noisy run" in table.notes[-1]
+    fallen = MadeRun("cppo", seed=4, scores=both({10: 0.6, 20: 0.0}), status=schema.COLLAPSED)
+    gap = MadeRun("cppo", seed=5, scores=both({10: 0.6}), status=schema.RUNNING)
+    board = board_of(*runs, fallen, gap)
+    table_of_collapse = main_table(board, "Demo", sweep_statistics(board, resamples=10))
+    assert (
+        str(table_of_collapse.rows[-1].cells[0]) == "collapse 1/5†"
+    )  # of the finished runs, without an arrow
+    assert "CPPO 1 of 5." in headlines(board)[1].sentences[-1]
     assert r"$\downarrow$" in tables.latex(table)
+
+
+def test_a_score_of_one_benchmark_is_no_mean() -> None:
+    """Each model has another benchmark."""
+    board = board_of(*(MadeRun("cppo", name, scores={name: {10: 0.3}}) for name in ("a", "b")))
+    assert "with the highest score inside" in main_table(board, "").notes[0]
 
 
 START, GAIN = {0: 0.2, 10: 0.9}, "The model starts at 20.00 (step 0); CPPO gains 70.00 points."
@@ -227,13 +267,27 @@ EQUAL = [flat(name, 0.5) for name in ("grpo", "dppo", "cppo")]
             [MadeRun("cppo", scores=both(START)), MadeRun("dppo", scores=both({0: 0.2, 10: 0.5}))],
             {"chain": f"CPPO scores 90.00, 40.00 points above DPPO (50.00). {GAIN}"},
         ),
+        (
+            [
+                flat(name, score, model=model)
+                for name, model, score in (
+                    *(("cppo", "a", 0.9), ("dppo", "a", 0.3)),
+                    *(("cppo", "b", 0.4), ("dppo", "b", 0.5)),
+                )
+            ],
+            {
+                "All models": "CPPO and DPPO each have the highest score on 1 of 2 models.",
+                "a": "CPPO scores 90.00, 60.00 points above DPPO (30.00).",
+                "b": "DPPO scores 50.00, 10.00 points above CPPO (40.00).",
+            },
+        ),
         ([MadeRun("cppo", scores=both(START))], {"chain": GAIN}),
         (EQUAL, {"chain": "CPPO, DPPO and GRPO share the highest score, 50.00."}),
         (EQUAL[:1], {}),
         (
             [flat("cppo", 0.9, status=schema.RUNNING), flat("dppo", 0.4), flat("grpo", 0.3)],
             {
-                "All models": "1 of 3 runs have no result yet: everything marked † will change.",
+                "All models": "1 of 3 runs without a result yet: everything marked † will change.",
                 "chain": "DPPO scores 40.00, 10.00 points above GRPO (30.00).",
             },
         ),

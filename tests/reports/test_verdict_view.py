@@ -6,12 +6,12 @@ import pytest
 
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind
+from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, Standing
 from cppo_lab.analysis.statistics.summary import CANNOT, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import Word, verdicts
 from cppo_lab.reports.sweep import ReportRequest
-from cppo_lab.reports.verdict_view import VerdictView, short_answers, verdict_view
+from cppo_lab.reports.verdict_view import VerdictLine, VerdictView, short_answers, verdict_view
 from tests.analysis.made_sweeps import MadeRun, expect
 from tests.analysis.statistics.made_curves import board_of as board_of_curves
 from tests.analysis.statistics.made_curves import flat
@@ -45,9 +45,9 @@ def test_what_a_comparison_shows(
 ) -> None:
     [(shown, sentence)] = answers({"cppo": ours, "dppo": BASE}, *own)
     assert shown is word and sentence.startswith(beginning)
-    assert "4 seeds each" in sentence
+    assert "4 runs each" in sentence
     if beginning.startswith("DPPO") and not own:  # the better one comes first, with a positive difference
-        assert ": +5.00 points (+4.71 to +5.29) of the final mean, 4 seeds each." in sentence
+        assert ": +5.00 points (+4.71 to +5.29) of the final mean, 4 runs each." in sentence
 
 
 def test_one_run_each_decides_nothing() -> None:
@@ -60,6 +60,43 @@ def test_one_run_each_decides_nothing() -> None:
 def test_a_claim_about_speed_says_so() -> None:
     [(_, sentence)] = answers({"cppo": moved(0.05), "dppo": BASE}, replace(ABOVE, score=Score.AREA))
     assert "learns faster" in sentence
+
+
+def line_of(claim: Claim, cells: dict[str, list[float]]) -> tuple[VerdictView, VerdictLine]:
+    view = verdict_view(
+        {claim.sweep: board_of_curves(flat(cells), claim.sweep)},
+        "mini",
+        standings={claim: Standing("", True)},
+    )
+    return view, next(line for line in view.lines if line.verdict.claim == claim)
+
+
+def test_the_observed_direction_and_the_rule_agree_with_the_outcome() -> None:
+    view, line = line_of(ABOVE, {"cppo": moved(0.004), "dppo": BASE})
+    assert line.observed == "The observed difference agrees with the claim." and "It holds" in line.sentence
+    assert "if each is at most 0.025 without adjustment, and tables show it after Holm's." in view.rule
+    assert "Runs of one seed are compared in pairs." in view.method and "share" not in view.method
+
+
+def test_the_smallest_effect_has_the_unit_of_its_claim() -> None:
+    trend = replace(ABOVE, sweep="made", kind=Kind.TREND, smallest=0.005)
+    view, _ = line_of(trend, {"a": BASE, "b": BASE})
+    assert "an advantage below 0.5 points for each doubling of the length counts as none" in view.method
+
+
+def test_only_the_runs_of_the_estimate_are_counted() -> None:
+    cells = {"cppo": [*moved(0.05), 0.36, 0.35], "dppo": BASE}
+    assert ", 4 runs each." in answers(cells)[0][1]
+    line = line_of(ABOVE, cells)[1]
+    assert line.estimate.endswith("(4 runs each)") and line.comparisons.rows[0].cells[2] == "4 and 4"
+
+
+def test_no_spread_is_no_missing_difference() -> None:
+    [(word, sentence)] = answers({"cppo": [0.55, 0.45, 0.35], "dppo": [0.5, 0.4, 0.3]})
+    assert word is Word.OPEN and sentence == (
+        "3 runs each cannot decide between CPPO and DPPO on m: +5.00 points; without any spread between runs there is "
+        "no standard error."
+    )
 
 
 @pytest.mark.parametrize("others, word", [(1, Word.BETTER), (8, Word.OPEN)])

@@ -18,9 +18,10 @@ from cppo_lab.analysis.statistics.collapse import (
     share_difference,
 )
 from cppo_lab.analysis.statistics.values import run_values
-from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge, reason
+from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge
 from cppo_lab.reports.health import collapse_section
 from cppo_lab.reports.sections import Scored
+from cppo_lab.reports.verdict_view import reason
 from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.analysis.statistics.made_curves import board_of, broken, flat
 
@@ -177,7 +178,7 @@ def test_a_claim_about_collapses() -> None:
     board = board_of([broken("a", seed, 0.4) for seed in range(4)] + flat({"b": levels}))
     verdict = judge(claim, board, run_values(board))
     assert (verdict.outcome, verdict.others) == (VerdictOutcome.SUPPORTED, {})
-    said = "a against b in the mean over the models, +100.0 % of the runs (95 % interval +30.7 to +100.0"
+    said = "a against b in the mean over the models, +100.00 % of the runs (95 % interval +30.72 to +100.00"
     assert said in reason(verdict)
     board = board_of([broken("a", 1, 0.4), *flat({"a": levels[:1], "b": levels[:2]})])
     verdict = judge(claim, board, run_values(board))
@@ -198,3 +199,7 @@ def test_the_page_says_what_the_early_warning_was_worth() -> None:
         "2 of 6 finished runs collapsed. The early warning came before 1 of 2 collapses, 5 steps ahead in the median. "
         "It also came in 1 of 4 runs without a collapse. Early signs of a collapse: b on m, seed 3 (running)."
     )
+    unwarned = collapse_section(Scored("main", "Main", scored([at_once, *steady], "main"), ""))
+    assert unwarned is not None
+    assert unwarned.view["table"].notes[1].endswith("None for the baseline, and without a collapse.")
+    assert unwarned.view["summary"].endswith("The early warning came before 0 of 1 collapse.")

@@ -31,7 +31,8 @@ from cppo_lab.analysis.statistics.exact_study import (
     summarise,
 )
 from cppo_lab.analysis.statistics.values import Quantity
-from cppo_lab.analysis.statistics.verdicts import Verdict, outcome_of, reason
+from cppo_lab.analysis.statistics.verdicts import Verdict, outcome_of
+from cppo_lab.reports.verdict_view import reason
 
 SEEDS, STEPS = 30, 40
 HORIZONS = (16, 64, 256)

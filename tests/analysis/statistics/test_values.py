@@ -25,10 +25,9 @@ from cppo_lab.analysis.statistics.verdicts import (
     VerdictOutcome,
     judge,
     mean_length,
-    power_question,
-    reason,
     with_quantity,
 )
+from cppo_lab.reports.verdict_view import power_question, reason
 from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.analysis.statistics.made_curves import STEPS, board_of, broken
 from tests.oracles.statistics import held_out

@@ -12,11 +12,10 @@ from cppo_lab.analysis.statistics.claims import CLAIMS, SMALLEST, Claim, Kind, n
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import (
     VerdictOutcome,
-    power_words,
-    reason,
     verdicts,
     word_of_comparison,
 )
+from cppo_lab.reports.verdict_view import power_words, reason
 from cppo_lab.sweep.file import Hypothesis
 from tests.analysis.made_sweeps import MadeRun
 from tests.analysis.statistics.made_curves import ABOUT, ABOVE, BEST, MEAN, board_of, broken, flat, judged
@@ -70,7 +69,7 @@ def test_one_seed_decides_nothing_however_large_the_difference() -> None:
     verdict = judged(ABOVE, flat({"a": [0.9], "b": [0.1]}))
     assert {verdict.outcome, *verdict.others.values()} == {UNDECIDED}
     assert power_words(verdict.power) == "none: a single run does not show how much seeds differ"
-    said = "a against b on m, +80.0 points, without an interval: a single run does not show"
+    said = "a against b on m, +80.00 points, without an interval: a single run does not show"
     assert said in reason(verdict)
 
 
@@ -110,7 +109,7 @@ def test_the_smallest_effect_decides_and_a_claim_behind_it_is_confirmatory() -> 
     assert first.outcome is SMALL and first.outcome.holds and first.deciding.against == "c"
     said = "All 2 comparisons hold, but in 1 the effect is below the smallest relevant effect"
     assert said in reason(first)
-    assert second.after is None
+    assert second.unsupported_before is None
 
 
 def test_ordering_compares_neighbouring_tiers() -> None:
@@ -224,9 +223,11 @@ def test_a_claim_is_exploratory_until_the_one_before_it_is_supported(
 ) -> None:
     boards = {"main": board_of(flat({"b": BASE, **levels}))}
     claims = (replace(ABOVE, key="first"), replace(BEST, after="first"), replace(ABOUT, after="best"))
-    assert [each.after.key if each.after else "" for each in verdicts(boards, claims)] == closed_by
+    assert [
+        each.unsupported_before.key if each.unsupported_before else "" for each in verdicts(boards, claims)
+    ] == closed_by
     [alone] = verdicts(boards, [replace(BEST, after="cppo_mean")])  # which is not judged here
-    assert alone.after.key == "cppo_mean"
+    assert alone.unsupported_before.key == "cppo_mean"
     assert "Exploratory: the claim before it is not supported (CPPO is above" in reason(alone)
 
 
