@@ -137,10 +137,11 @@ def without_folders(plan: "Plan", options: argparse.Namespace) -> str:
     """A line on the runs that have no folder here, and may have been finished elsewhere; empty if all have a folder."""
     count = sum(not (runs_folder() / run.run_id).is_dir() for run in plan.runs)
     sweep = shlex.join([options.sweep, *options.overrides])
-    runs = "1 run has" if count == 1 else f"{count} runs have"
     if not count:
         return ""
-    return f"{runs} no folder here: `cppo pull {sweep}` asks the tracking store whether they were finished elsewhere"
+    have = "has" if count == 1 else "have"
+    asks = f"`cppo pull {sweep}` asks the tracking store whether they were finished elsewhere"
+    return f"{counted(count, 'run')} {have} no folder here: {asks}"
 
 
 def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
@@ -292,7 +293,7 @@ def pull(options: argparse.Namespace) -> int:
     write_stubs(plan, uri, ahead)
     new = [run_id for run_id in ahead.elsewhere if run_id in ahead.unknown]
     values = {"sweep": plan.name, "core": plan.core, "store": redacted(uri), "asked": list(ahead.unknown)}
-    asked = f"{len(ahead.unknown)} run{'' if len(ahead.unknown) == 1 else 's'}"
+    asked = counted(len(ahead.unknown), "run")
     text = f"{len(new)} of {asked} without a record here were finished elsewhere: {redacted(uri)}"
     answer(options, values | {"pulled": new, "removed": list(ahead.gone)}, text)
     return Exit.DONE
@@ -315,8 +316,7 @@ def preflight(options: argparse.Namespace) -> int:
     if todo:
         require_plan(plan, uri)
         interrupt_on_termination()
-        count = f"{len(todo)} short job" + ("s" if len(todo) > 1 else "")
-        say(f"{plan.name}: {count}, of {len(kinds)} kinds of runs")
+        say(f"{plan.name}: {counted(len(todo), 'short job')}, of {len(kinds)} kinds of runs")
         short.measure(todo, plan, runs)
     values = {"sweep": plan.name, "core": plan.core, "kinds": list(map(short.as_values, kinds))}
     answer(options, values, "\n\n".join(short.report(kind) for kind in kinds))

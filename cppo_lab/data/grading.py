@@ -211,7 +211,7 @@ _LENGTHS = {f"{prefix}m" for prefix in _PREFIXES}
 _VOLUMES = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in "Ll"}
 _DERIVED = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("N", "J", "W", "V", "Hz", "Pa")}
 _RATES = {"mph": {"mi", "h"}, "kph": {"km", "h"}, "kmh": {"km", "h"}}
-_BESIDE = frozenset("square sq cubic per a an hundred thousand million billion".split())
+_BESIDE = frozenset(["square", "sq", "cubic", "per", "a", "an", "hundred", "thousand", "million", "billion"])
 _DEGREE = re.compile(r"°|\^\s*(?:\\circ|\{\s*\\circ\s*\})")
 _COUNTED = re.compile(r"\W*[\w.,]*\d[^\w\\]+([A-Za-z]{2,}?)s?\W*")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµ]+|\S")
@@ -304,11 +304,7 @@ _SUBSTITUTIONS = (
     ("\\text{and}", ","),
     ("\\text{m}", "\\text{}"),
 )
-_UNITS_AND_FILLERS = (
-    "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents degrees cm gm "
-    "pounds meters meals edges students childrentickets multiples \\text{s} \\text{.} \\text{\ns} \\text{}^2 \\text{}^3 "
-    '\\text{\n} \\text{} \\mathrm{th} ^\\circ ^{\\circ} \\; ,\\! {,} " \\dots'
-).split(" ")
+_UNITS_AND_FILLERS = ["square", "ways", "integers", "dollars", "mph", "inches", "hours", "km", "units", "\\ldots", "sue", "points", "feet", "minutes", "digits", "cents", "degrees", "cm", "gm", "pounds", "meters", "meals", "edges", "students", "childrentickets", "multiples", "\\text{s}", "\\text{.}", "\\text{\ns}", "\\text{}^2", "\\text{}^3", "\\text{\n}", "\\text{}", "\\mathrm{th}", "^\\circ", "^{\\circ}", "\\;", ",\\!", "{,}", '"', "\\dots"]
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (

@@ -194,9 +194,9 @@ def cancel(runs: Path, run_ids: Sequence[str], queued_only: bool) -> list[Cancel
         started = is_held(folder) if job is None else job.active
         what = "" if job is None else f"Slurm job {job.job}"
         if job is not None and job.owner != os.getuid():  # Slurm does not let us end it
-            from cppo_lab.launch.slurm.queue import name_of
+            from cppo_lab.runs.machine import user_name
 
-            what += f" of {name_of(job.owner)}"
+            what += f" of {user_name(job.owner)}"
             if started:
                 forget_cancelled(folder)
                 settled[run_id] = (f"{what} trains it: ask them to cancel it", False)

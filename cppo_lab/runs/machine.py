@@ -184,7 +184,7 @@ def environment() -> Environment:
         schema.TAG_MEMORY: str(round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)),
         schema.TAG_MLFLOW_SOURCE: "cppo_lab",
         schema.TAG_MLFLOW_SOURCE_TYPE: "LOCAL",
-        schema.TAG_MLFLOW_USER: _user(),
+        schema.TAG_MLFLOW_USER: user_name(os.getuid()),
         schema.TAG_PACKAGES: " ".join(f"{name}=={versions[name]}" for name in PACKAGES if name in versions),
     }
     if models:
@@ -259,12 +259,12 @@ def _processor() -> str:
     return platform.processor()
 
 
-def _user() -> str:
-    """The user of this process; the uid if a container does not know the name."""
+def user_name(account: int) -> str:
+    """The login name of a uid; the uid if it has none, as in a container."""
     try:
-        return pwd.getpwuid(os.getuid()).pw_name
+        return pwd.getpwuid(account).pw_name
     except KeyError:
-        return str(os.getuid())
+        return str(account)
 
 
 def _gpus() -> tuple[list[str], str, str]:

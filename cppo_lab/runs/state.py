@@ -8,7 +8,14 @@ The first that applies decides:
 3. A job waits, or a living launcher has the run on its list: `queued`.
 4. status.json says how the last attempt stopped, or else the end of the spool how it ended: `failed`, `partial`,
    `stopped`, or a result whose status a full disk did not take.
-5. An attempt has begun and says nothing of its end: it was killed, `partial`. No attempt has begun: `missing`.
+5. An attempt has begun and says nothing of its end: it was killed, `partial`. No attempt has begun: `missing`, with a
+   reason if its launch withheld it.
+
+`partial` comes from these, with their cause: `Recorder.interrupt` (SIGNAL or CANCELLED), `Recorder.begin` (a start from
+scratch ends the record before), `attempt.abandon` (interrupted too often), `launch.queues` (CANCELLED, or DIED: it adds
+the end that a killed process could not write), and rule 5 (the same before anybody has). Slurm's words for the end of a
+job replace the reason of a DIED run (`explained`). Over a recorded `partial`, an active job shows as `running`, and a
+result that was set aside as `done`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -265,7 +265,7 @@ def look_ahead(
             silence = str(error)
     gone = tuple(run_id for run_id in stubs if asked and not silence and run_id not in elsewhere)
     if asked and unknown and not silence:
-        runs = "1 run has" if len(unknown) == 1 else f"{len(unknown)} runs have"
+        runs = f"{counted(len(unknown), 'run')} {'has' if len(unknown) == 1 else 'have'}"
         count = len(elsewhere.keys() & {*unknown})
         say(f"cppo: {runs} no record here; the tracking store has {count} of these as finished elsewhere")
     for run_id, run in elsewhere.items():

@@ -107,10 +107,9 @@ class Progress:
         self.steps = sum(self.t_stop[run_id] for run_id in self.waiting)
         self._lock = threading.RLock()  # shared by the polling thread and the launcher's events
         self._over = threading.Event()
-        runs = len(self.plan.runs)
         counts = Counter(state.state for state in self.states.values())
         parts = ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))
-        self.say(f"{self.plan.name}: {runs} run{'s' * (runs != 1)} ({parts}); {self.todo} to train")
+        self.say(f"{self.plan.name}: {counted(len(self.plan.runs), 'run')} ({parts}); {self.todo} to train")
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[None]:

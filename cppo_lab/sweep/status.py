@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError, one_line, say
+from cppo_lab.errors import UserError, counted, one_line, say
 from cppo_lab.launch.queues import read_queues
 from cppo_lab.runs.folder import CONFIG, holder, machine_seconds, parse_variants, read_config, seconds_trained
 from cppo_lab.runs.spool import early_signs, score_text
@@ -228,7 +228,7 @@ def _duration(seconds: float) -> str:
 def totals(runs: Sequence[RunStatus]) -> str:
     """`6 runs: 4 done, 2 running; 1.20 GPU-hours used; the last of the running ones ends in about 12 min`."""
     states = ", ".join(f"{count} {state}" for state, count in _counts(runs).items())
-    parts = [f"{len(runs)} run{'' if len(runs) == 1 else 's'}" + (f": {states}" if states else "")]
+    parts = [counted(len(runs), "run") + (f": {states}" if states else "")]
     gpu_hours, hours = (
         sum((getattr(run, name) or 0.0) * run.share for run in runs) for name in ("gpu_hours", "hours")
     )

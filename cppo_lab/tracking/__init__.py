@@ -7,6 +7,11 @@ Guarantees of this package:
 - `cppo_lab/runs/spool.py` records how much of a run's folder a store has. It may be lost, since uploads are idempotent.
 - `upload.py` (`retire`): a finished run's result stays until the new one is there.
 
+A step on its way: `Recorder.log` writes it to the spool -> `uploader.uploading` has a process beside the training ->
+its `upload_once`, every few seconds -> `upload.upload` -> `ship`, one `_Shipment` for each run's folder -> `_send_file`
+reads the new lines, `_take` gathers them, `_flush` sends a batch, and the offset is noted in shipped.json. `_is_sent`
+leaves out the points that a core's record keeps in `history.npz` alone (`validated_points`).
+
 Begin with `client.py` and `read.py`, then `upload.py`. `address.py`, `history.py` and `services.py` (a
 webhook, a mirror) import no MLflow. How a run's folder looks is the matter of `cppo_lab.runs`. docs/tracking.md is
 for users.

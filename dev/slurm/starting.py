@@ -146,7 +146,9 @@ def _start_munge(cluster: Cluster, settings: Settings) -> None:
 def _start_accounting(cluster: Cluster, place: Place) -> None:
     folder, socket = cluster.folder / "db", place.database_socket
     shutil.chown(folder, "mysql")
-    common = ["--no-defaults", "--user=mysql", f"--datadir={folder}/data", "--innodb-log-file-size=8M"]
+    # A server that starts removes the temporary tables of all others in the same folder.
+    common = ["--no-defaults", "--user=mysql", f"--datadir={folder}/data", f"--tmpdir={folder}",
+              "--innodb-log-file-size=8M"]  # fmt: skip
     # MariaDB authenticates root by the socket, without a password.
     cluster.call("mariadb-install-db", *common, "--auth-root-authentication-method=socket", "--skip-test-db",
                  "--auth-root-socket-user=root")  # fmt: skip

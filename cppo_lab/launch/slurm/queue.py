@@ -26,6 +26,7 @@ from cppo_lab.errors import UserError, say
 from cppo_lab.files import open_append, open_lock
 from cppo_lab.launch.base import slurm_environment
 from cppo_lab.launch.slurm import LEDGER
+from cppo_lab.runs.machine import user_name
 from cppo_lab.runs.state import QueueEntry
 
 LOCK = "slurm.lock"
@@ -221,17 +222,9 @@ def submitting(runs: Path) -> Iterator[None]:
 def _not_ours(path: Path) -> UserError:
     """The error for a file in a shared folder that another account made and others cannot write."""
     return UserError(
-        f"{path} is writable only for {name_of(path.stat().st_uid)}: ask them to share the folder of runs with your "
+        f"{path} is writable only for {user_name(path.stat().st_uid)}: ask them to share the folder of runs with your "
         f"group (chmod -R g+w {path.parent}; docs/slurm.md, Two people on one folder)"
     )
-
-
-def name_of(account: int) -> str:
-    """The login name of a uid, or the uid if it has none."""
-    try:
-        return pwd.getpwuid(account).pw_name
-    except KeyError:
-        return str(account)
 
 
 PATIENCE_SECONDS = 60.0
@@ -458,7 +451,7 @@ def _in_queue(tasks: Sequence[LedgerTask], jobs: Sequence[QueuedJob]) -> dict[st
     if unseen and not shows_others():
         for task in unseen:
             assert task.owner is not None
-            why = f"a job of {name_of(task.owner)}, which Slurm does not show to you"
+            why = f"a job of {user_name(task.owner)}, which Slurm does not show to you"
             here[task.name] = QueuedJob(task.job, task.owner, "PENDING", why, task.token)
     return here
 
