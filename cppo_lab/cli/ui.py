@@ -26,7 +26,7 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.cli.command import CommandParser, Exit, add_sweep, answer
 from cppo_lab.core_records import core_names
-from cppo_lab.errors import UserError, interrupt_on_termination, say
+from cppo_lab.errors import UserError, describe, interrupt_on_termination, say
 from cppo_lab.files import redacted
 from cppo_lab.plugins import install_extra
 from cppo_lab.tracking.address import require_store, sqlite_file, tracking_uri
@@ -304,6 +304,14 @@ class Page(SimpleHTTPRequestHandler):
         """Nothing on the terminal."""
 
 
+class _Server(ThreadingHTTPServer):
+    def handle_error(self, request: object, client_address: object) -> None:
+        """One line on a request that has no answer; none where the browser has gone."""
+        error = sys.exception()
+        if error is not None and not isinstance(error, ConnectionError):
+            say(f"cppo: a request was not answered: {describe(error)}")
+
+
 def dash(options: argparse.Namespace) -> int:
     """Serve the page until Ctrl-C."""
     from cppo_lab.cli import reporting
@@ -325,7 +333,7 @@ def dash(options: argparse.Namespace) -> int:
         options.out = Path(place, Path(options.sweep).stem)
         handler = partial(Page, directory=str(options.out), now=now, every=options.every)
         port = free_port(HOST, options.port)
-        with ThreadingHTTPServer((HOST, port), handler) as server:
+        with _Server((HOST, port), handler) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
             address = _served_at(HOST, port)
             answer(options, {"links": [{"name": options.sweep, "url": address}]}, address)

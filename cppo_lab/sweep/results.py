@@ -443,7 +443,8 @@ def load(
         command = " ".join(["cppo launch", name, *texts])
         raise UserError(
             f"experiment {experiment!r} of {redacted(store)} has none of the {len(plan.runs)} runs of {plan.name}: "
-            f"train them with `{command}`, or name the store that has them: uri="
+            f"train them with `{command}`, or name the store that has them: uri= in Python, "
+            f"{address.VARIABLE} for commands"
         )
     note_looks(plan, store)
     return Results(

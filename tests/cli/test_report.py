@@ -6,6 +6,7 @@ import json
 import re
 import socket
 import sys
+from http.client import RemoteDisconnected
 from pathlib import Path
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -118,11 +119,14 @@ def test_the_dashboard_shows_report_and_states_while_runs_go_on(
             urlopen(Request(f"http://{address}/", headers={"Host": "evil.example:80"}))
         with urlopen(f"http://{address}/report.json") as answer:
             assert json.load(answer)["name"] == "quickstart"
+        with pytest.raises(RemoteDisconnected):
+            urlopen(f"http://{address}/a%00b")
         launched("seed=1")
 
     monkeypatch.setattr(reporting, "pause", look)
     said = cppo(f"dash quickstart variant=cppo seed=0,1 --every 3 --port {address.rpartition(':')[2]}")
     assert said.out == f"http://{address}\n"
+    assert "a request was not answered: ValueError" in said.err and "Traceback" not in said.err
     assert [every for every, _ in answers] == ["3", None]
     first, last = (page for _, page in answers)
     assert "2 runs: 1 done, 1 missing" in first and "2 runs: 2 done" in last
