@@ -29,7 +29,6 @@ from cppo_lab.rules import DRIFT, ENTROPY, KL, MINIBATCH, PERMUTATION, Rule, rul
 FROM_SAMPLED = ("binary_tv", "binary_kl", "sample_k2", "sample_k3")
 _OF_BUDGET = ("delta", "delta_b", "w_min", "delta_b_mode")
 _NUMBERS = (float, int, float | None, int | None)
-_MAY_BE_GIVEN = ("delta_b_cap", "delta_b_quantile", "delta_b_scale", "span", "reverse", "random_mask")
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +90,7 @@ def replay(
     _check_kinds(record, given)
     try:
         batch = _batch(tokens, name, PERMUTATION in record.needs)
-        output = record.load(batch, **given)
+        output = record.apply(batch, **given)
         terms = _terms(record, given, batch)
     except (ValueError, TypeError) as error:  # TypeError: text in place of a number
         raise UserError(f"rule {rule!r} cannot be replayed with {given}: {error}") from None
@@ -110,7 +109,7 @@ def replay(
 
 def _check_kinds(record: Rule, given: Mapping[str, Any]) -> None:
     """Raises UserError for text in place of a number or a switch: a function would take any for switched on."""
-    takes = inspect.signature(record.load).parameters
+    takes = inspect.signature(record.apply).parameters
     for key, value in given.items():
         kind = takes[key].annotation
         if kind is bool and isinstance(value, str):
@@ -172,8 +171,7 @@ def _terms(record: Rule, given: Mapping[str, Any], batch: Tokens) -> list[NDArra
     constants = {**given, **record.fixed}
     if not all(name in constants for name in _OF_BUDGET):
         return []
-    arguments = {name: constants[name] for name in (*_OF_BUDGET, *_MAY_BE_GIVEN) if name in constants}
-    return [_flat(term, batch.valid) for term in budget_terms(batch, **arguments)]
+    return [_flat(term, batch.valid) for term in budget_terms(batch, constants)]
 
 
 def _flat(values: Tensor, valid: Tensor) -> NDArray[np.float32]:

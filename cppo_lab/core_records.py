@@ -120,11 +120,6 @@ def core_names() -> tuple[str, ...]:
     return (*BUILT_IN, *sorted(entry_points(CORE_GROUP).keys() - BUILT_IN.keys()))
 
 
-def other_cores() -> tuple[str, ...]:
-    """The cores of other installed packages."""
-    return core_names()[len(BUILT_IN) :]
-
-
 @cache
 def core_of(name: str) -> CoreRecord:
     """The record of the core called `name`. The product's names take precedence.

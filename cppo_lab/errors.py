@@ -256,8 +256,8 @@ def deferred(at_signal: Callable[[], None] = lambda: None) -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, *_END_SIGNALS)}
-    before = {number: handler for number, handler in before.items() if callable(handler)}
+    numbers = (signal.SIGINT, *_END_SIGNALS)
+    before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         came.append(number)

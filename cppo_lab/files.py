@@ -425,16 +425,16 @@ def _remove_left(place: Path) -> None:
     """Remove the leftovers of killed exports to `place`; live exports hold a lock."""
     ours = re.compile(rf"\.{re.escape(place.name)}\.export-[0-9a-f]{{8}}")
     for path in place.parent.iterdir():
-        if not ours.fullmatch(path.name):
-            continue
-        try:
-            lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        except OSError:
-            continue
+        if ours.fullmatch(path.name):
+            remove_unlocked(path)
+
+
+def remove_unlocked(folder: Path) -> None:
+    """Remove a folder, unless it is a link or a process holds its lock."""
+    with contextlib.suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            shutil.rmtree(path, ignore_errors=True)
-        except OSError:  # another export is writing there
-            continue
+            shutil.rmtree(folder, ignore_errors=True)
         finally:
             os.close(lock)

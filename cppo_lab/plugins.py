@@ -83,13 +83,17 @@ def resolve(path: str) -> Any:
     return target
 
 
+def _require_path(path: str, what: str) -> None:
+    if not PATH.fullmatch(path):
+        raise UserError(f"{what}={path!r} must be package.module:name")
+
+
 def load(path: str, what: str) -> Any:
     """The object at `package.module:name`; `what` names it in messages.
 
     Raises UserError if it cannot be imported, also if its module calls sys.exit.
     """
-    if not PATH.fullmatch(path):
-        raise UserError(f"{what}={path!r} must be package.module:name")
+    _require_path(path, what)
     try:
         return resolve(path)
     except SystemExit as error:
@@ -119,8 +123,7 @@ def code_digest(path: str, what: str) -> str:
 
     Raises UserError if there is no such module, or it has no source.
     """
-    if not PATH.fullmatch(path):
-        raise UserError(f"{what}={path!r} must be package.module:name")
+    _require_path(path, what)
     module = path.partition(":")[0]
     try:
         spec = importlib.util.find_spec(module)
@@ -196,9 +199,10 @@ _MODULES = {  # that are called otherwise than the package which has them, where
 def remedy(module: str) -> str:
     """A command that installs `module`: the extra that has it from the folder or address that this package is from;
     else the package itself, in the versions that go with this package."""
-    needed = _requirement(_MODULES.get(module, module))
+    package = _MODULES.get(module, module)
+    needed = _requirement(package)
     if needed is None:
-        return f"pip install {shlex.quote(_MODULES.get(module, module))}"
+        return f"pip install {shlex.quote(package)}"
     requirement, extra = needed
     if extra and (command := _from_folder(extra)):
         return command
@@ -303,18 +307,14 @@ class Requirement:
     name: str
     versions: str
     needed_by: str
-    install: str = ""
     extra: str = ""  # extra of this package that includes it
     strict: bool = False
     remedy: str = ""  # if pip alone cannot install it
 
     def check(self) -> Check:
         """Compare with what is installed."""
-        remedy = self.remedy or (
-            install_extra(self.extra)
-            if self.extra
-            else f"pip install '{self.install or self.name + self.versions}'"
-        )
+        extra = install_extra(self.extra) if self.extra else ""
+        remedy = self.remedy or extra or f"pip install '{self.name}{self.versions}'"
         from importlib import metadata
 
         try:

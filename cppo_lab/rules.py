@@ -151,8 +151,8 @@ class Rule(Variant):
             raise ValueError(f"rule {self.name!r} needs {sorted(wrong)}: choose from {sorted(NEEDS)}")
 
     @functools.cached_property
-    def load(self) -> Callable[..., Any]:
-        """The rule as a callable of tokens and its constants, with `fixed` bound, `needs` and its output checked.
+    def apply(self) -> Callable[..., Any]:
+        """The rule as a checked function of tokens and its constants, with `fixed` bound.
 
         Raises UserError if the function cannot be imported, has another signature, or returns no `RuleOutput`.
         """
@@ -218,7 +218,7 @@ class Rule(Variant):
         """The constants that the function takes, and whether each must be given."""
         return {
             name: parameter.default is parameter.empty
-            for name, parameter in inspect.signature(self.load).parameters.items()
+            for name, parameter in inspect.signature(self.apply).parameters.items()
             if parameter.kind is parameter.KEYWORD_ONLY and name not in self.fixed
         }
 

@@ -216,16 +216,8 @@ def is_known_metric(name: str) -> bool:
     """Whether a core may log `name`."""
     if match := _MISMATCH.fullmatch(name):
         return MISMATCH + match["name"] in METRIC_BY_NAME
-    return (
-        name in METRIC_BY_NAME
-        or parse_validation_metric(name) is not None
-        or _POSITION.fullmatch(name) is not None
-        or _AGE.fullmatch(name) is not None
-        or _ANSWER_RULE.fullmatch(name) is not None
-        or _REWARD.fullmatch(name) is not None
-        or is_evaluation(name)
-        or _GPU.fullmatch(name) is not None
-    )
+    patterns = (_VALIDATION, _POSITION, _AGE, _ANSWER_RULE, _REWARD, _EVALUATION, _GPU)
+    return name in METRIC_BY_NAME or any(pattern.fullmatch(name) for pattern in patterns)
 
 
 # Tags of an MLflow run. A run that several sweeps share carries one sweep tag for each.

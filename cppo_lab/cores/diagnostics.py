@@ -5,9 +5,9 @@ and their size does not depend on the length of the run.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +15,7 @@ from torch import Tensor
 
 from cppo_lab import schema
 from cppo_lab.maths import mismatch
-from cppo_lab.maths.masks import ThresholdTests, threshold_tests
-from cppo_lab.maths.weights import effective_delta_b, position_weights
+from cppo_lab.maths.masks import limits_of
 from cppo_lab.rules import RULES
 from cppo_lab.spec import RuleSpec
 
@@ -66,35 +65,6 @@ class ObservedTokens:
     valid: Tensor  # bool
     tokens: Tensor  # ids
     origin_logp: Tensor  # log-probability under the policy from which D_t measures
-
-
-class Limits(NamedTuple):
-    """The position weights [B, T] and budget rates [B] of a rule, and which tokens are beyond its limits."""
-
-    weights: Tensor
-    rate: Tensor
-    tests: ThresholdTests
-
-
-def limits_of(
-    constants: Mapping[str, Any], divergence: Tensor, valid: Tensor, permutation: Tensor | None = None
-) -> Limits:
-    """The limits of the mask that has these constants of `masks.cppo`, of which delta alone is necessary."""
-    weights = position_weights(
-        valid,
-        constants.get("w_min", 1.0),
-        constants.get("span"),
-        reverse=constants.get("reverse", False),
-        permutation=permutation,
-        dtype=divergence.dtype,
-    )
-    adaptive = {
-        name: constants[f"delta_b_{name}"]
-        for name in ("mode", "cap", "quantile", "scale")
-        if f"delta_b_{name}" in constants
-    }
-    rate = effective_delta_b(divergence, valid, constants.get("delta_b", math.inf), **adaptive)
-    return Limits(weights, rate, threshold_tests(divergence, weights, valid, constants["delta"], rate))
 
 
 class Diagnostics:

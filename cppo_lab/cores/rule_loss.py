@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from cppo_lab.answers.tokens import RuleUsed
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.rules import aggregate, centred, corrected
@@ -26,9 +27,16 @@ class Recorded(NamedTuple):
     topk_logp: Tensor  # [..., K]
 
 
+def rule_used(spec: RunSpec) -> RuleUsed:
+    """The rule and the divergence of a run, for the record of its tokens."""
+    rule, kind = spec.rule, spec.divergence
+    constants = rule.arguments(spec.rollout.max_response_length)
+    return RuleUsed(rule.name, rule.path, constants, kind.estimator, kind.measure, kind.k, kind.convention)
+
+
 def recorded_tokens(kind: DivergenceSpec, vocabulary: int) -> int:
     """K: how many of mu's most likely tokens the divergence needs."""
-    return vocabulary if kind.estimator == "exact" else min(kind.k or 1, vocabulary)
+    return vocabulary if kind.estimator == "exact" else kind.k or 1
 
 
 @torch.no_grad()
@@ -85,7 +93,7 @@ def applied(
 
     Raises UserError if the rule's `keep` is no weight, or its objective has no gradient.
     """
-    function = partial(centred, rule.load) if centering else rule.load
+    function = partial(centred, rule.apply) if centering else rule.apply
     output: RuleOutput = function(tokens, **constants)
     if not bool(((output.keep >= 0) & (output.keep <= 1)).all()):
         raise UserError(

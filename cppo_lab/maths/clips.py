@@ -17,11 +17,11 @@ from torch import Tensor
 from cppo_lab.maths.tokens import (
     RuleOutput,
     Tokens,
-    decided,
     importance_objective,
     non_negative,
     positive,
     refuse_overflow,
+    rule_output,
     weight_of,
 )
 
@@ -62,7 +62,7 @@ def clipped_surrogate(
     # One branch by selection: torch.minimum would halve the gradient at a tie.
     surrogate = importance_objective(tokens, weight_of(tokens, keep), log_ratio)
     objective = torch.where(clipped, bound * tokens.advantages, surrogate)
-    return decided(tokens, keep, tests, objective, clipped=clipped)
+    return rule_output(tokens, keep, tests, objective, clipped=clipped)
 
 
 def clipped_without(
@@ -152,7 +152,7 @@ def pspo(tokens: Tokens, *, smoothing: float) -> RuleOutput:
     dtype = tokens.logp.dtype
     keep = tokens.valid.to(dtype) - smoothing * tokens.active.to(dtype)
     objective = importance_objective(tokens, keep) + smoothing * tokens.advantages
-    return decided(tokens, keep, {"smoothing": keep < 1}, objective)
+    return rule_output(tokens, keep, {"smoothing": keep < 1}, objective)
 
 
 # SAPO: a sigmoid of the ratio in place of a clip.
@@ -188,7 +188,7 @@ def sapo(
     p = torch.sigmoid(tau * torch.expm1(tokens.log_ratio.clamp_max(largest)))
     weight = 4 * p.detach() * (1 - p.detach())
     keep = torch.where(tokens.active, weight, 1.0) * tokens.valid
-    return decided(tokens, keep, {"soft clip": keep < 1}, 4 / tau * p * tokens.advantages)
+    return rule_output(tokens, keep, {"soft clip": keep < 1}, 4 / tau * p * tokens.advantages)
 
 
 # Rules that weight log pi by a clipped importance coefficient and mask nothing.
@@ -242,7 +242,7 @@ def _weighted_logp(
     clipped = coefficient.clamp(None if clip_low is None else 1 - clip_low, 1 + clip_high)
     beyond = (clipped != coefficient) & tokens.active
     objective = clipped * tokens.advantages * tokens.logp
-    return decided(tokens, tokens.valid, {"coefficient clip": beyond}, objective, clipped=beyond)
+    return rule_output(tokens, tokens.valid, {"coefficient clip": beyond}, objective, clipped=beyond)
 
 
 # DRPO: a quadratic penalty on the probability's shift in place of a mask.
@@ -304,4 +304,4 @@ def _pulled_back(tokens: Tokens, delta: float, scale: Tensor, test: str) -> Rule
     gate = 1 - (tokens.advantages.sign() * shift.detach() / delta).clamp(0, 1)
     keep = gate * tokens.valid
     objective = surrogate - tokens.advantages.abs() * (shift * change) / (2 * delta)
-    return decided(tokens, keep, {test: keep < 1}, objective)
+    return rule_output(tokens, keep, {test: keep < 1}, objective)

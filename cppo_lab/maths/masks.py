@@ -15,7 +15,7 @@ C = L = 20; DPPO, arXiv 2602.04879, section 5.4.
 
 import math
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,12 +24,12 @@ from cppo_lab.errors import NotFinite
 from cppo_lab.maths.tokens import (
     RuleOutput,
     Tokens,
-    decided,
     non_negative,
     one_of,
     positive,
     ratio_bounds,
     row_counts,
+    rule_output,
     weight_of,
 )
 from cppo_lab.maths.weights import (
@@ -61,7 +61,7 @@ def truncated(
         raise ValueError(f"ratio_cap={ratio_cap!r} must be at least 1: pass math.inf to switch it off")
     positive("log_ratio_clamp", clamp, allow_inf=True)
     if math.isinf(cap) and math.isinf(clamp):
-        return decided(tokens, keep, tests)
+        return rule_output(tokens, keep, tests)
     keep = weight_of(tokens, keep)
     log_ratio = tokens.log_ratio.detach()
     # The cap as a limit of the log-ratio, so that no exponential overflows.
@@ -73,7 +73,7 @@ def truncated(
             "ratio_cap"
         )
     beyond = (limited != log_ratio) & tokens.active & (keep > 0)
-    return decided(tokens, keep, tests, keep * ratio * tokens.advantages * tokens.logp, clipped=beyond)
+    return rule_output(tokens, keep, tests, keep * ratio * tokens.advantages * tokens.logp, clipped=beyond)
 
 
 # Token masks from divergences: DPPO and CPPO.
@@ -399,7 +399,7 @@ def icepop(
     ratio_bounds(ratio_low, ratio_high)
     ratio = tokens.log_ratio.detach().exp()
     within = (ratio >= ratio_low) & (ratio <= ratio_high)
-    return decided(tokens, within, {"ratio bounds": ~within})
+    return rule_output(tokens, within, {"ratio bounds": ~within})
 
 
 def ipo(
@@ -416,7 +416,7 @@ def ipo(
     positive("delta", delta)
     non_negative("kl_tau", kl_tau)
     within = (tokens.logp.detach().exp() - tokens.rollout_logp.exp()).abs() <= delta
-    output = decided(tokens, within, {"probability shift": ~within})
+    output = rule_output(tokens, within, {"probability shift": ~within})
     return output._replace(objective=output.objective - kl_tau * tokens.log_ratio.square())
 
 
@@ -436,7 +436,7 @@ def kpop(
         log_ratio = pi.log() - mu.log()
         forth, back = forth + pi * log_ratio, back - mu * log_ratio
     within = torch.maximum(forth, back) <= delta
-    return decided(tokens, within, {"binary KL": ~within})
+    return rule_output(tokens, within, {"binary KL": ~within})
 
 
 def _cells(logp: Tensor) -> tuple[Tensor, Tensor]:
@@ -450,7 +450,7 @@ def _cells(logp: Tensor) -> tuple[Tensor, Tensor]:
 OTHER_TEST = "rule"  # the reason if a rule does not name its tests
 
 
-class Decisions(NamedTuple):
+class TokenDecisions(NamedTuple):
     """keep [N]: the mask or weight. reason [N] uint8: 0 if no test masked or reduced the token, else 1 + the index in
     `tests` of the first that did.
     """
@@ -461,7 +461,7 @@ class Decisions(NamedTuple):
 
 
 @torch.no_grad()
-def decisions(output: RuleOutput, valid: Tensor) -> Decisions:
+def decisions(output: RuleOutput, valid: Tensor) -> TokenDecisions:
     """The decisions in a rule's output on the tokens of `valid` [B, T] bool."""
     keep = output.keep[valid].detach()
     tests = {name: failed[valid] for name, failed in output.tests.items()}
@@ -470,7 +470,34 @@ def decisions(output: RuleOutput, valid: Tensor) -> Decisions:
     reason = torch.zeros(len(keep), dtype=torch.uint8, device=keep.device)
     for number, failed in reversed(list(enumerate(tests.values(), 1))):
         reason[failed] = number
-    return Decisions(tuple(tests), keep, reason)
+    return TokenDecisions(tuple(tests), keep, reason)
+
+
+class Limits(NamedTuple):
+    """The position weights [B, T] and budget rates [B] of a rule, and CPPO's tests with them."""
+
+    weights: Tensor
+    rate: Tensor
+    tests: ThresholdTests
+
+
+@torch.no_grad()
+def limits_of(
+    constants: Mapping[str, Any], divergence: Tensor, valid: Tensor, permutation: Tensor | None = None
+) -> Limits:
+    """What `cppo` with these constants compares, of which delta alone is necessary."""
+    weights = position_weights(
+        valid,
+        constants.get("w_min", 1.0),
+        constants.get("span"),
+        reverse=constants.get("reverse", False),
+        permutation=None if constants.get("random_mask") else permutation,
+        dtype=divergence.dtype,
+    )
+    names = ("mode", "cap", "quantile", "scale")
+    adaptive = {name: constants[f"delta_b_{name}"] for name in names if f"delta_b_{name}" in constants}
+    rate = effective_delta_b(divergence, valid, constants.get("delta_b", math.inf), **adaptive)
+    return Limits(weights, rate, threshold_tests(divergence, weights, valid, constants["delta"], rate))
 
 
 class BudgetTerms(NamedTuple):
@@ -483,30 +510,10 @@ class BudgetTerms(NamedTuple):
     limit: Tensor
 
 
-@torch.no_grad()
-def budget_terms(
-    tokens: Tokens,
-    *,
-    delta: float,
-    delta_b: float,
-    w_min: float,
-    delta_b_mode: str,
-    delta_b_cap: float = CAP,
-    delta_b_quantile: float = QUANTILE,
-    delta_b_scale: float = SCALE,
-    span: int | None = None,
-    reverse: bool = False,
-    random_mask: bool = False,
-) -> BudgetTerms:
-    """The terms of `cppo` with the same arguments. Raises ValueError for a constant out of range."""
-    divergence, valid = tokens.required_divergence, tokens.valid
-    order = None if random_mask else tokens.permutation
-    weight = position_weights(valid, w_min, span, reverse=reverse, permutation=order, dtype=divergence.dtype)
-    rate = effective_delta_b(
-        divergence, valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
-    )
-    excess = prefix_excess(weight, divergence, valid, rate)
-    nothing_allowed = torch.zeros_like(rate)
-    prefix_sum = prefix_excess(weight, divergence, valid, nothing_allowed)
-    limit = (delta - excess).clamp_max(delta).masked_fill(~valid, 0.0)
-    return BudgetTerms(weight, prefix_sum, limit)
+def budget_terms(tokens: Tokens, constants: Mapping[str, Any]) -> BudgetTerms:
+    """The terms of `cppo` with these constants. Raises ValueError for one out of range."""
+    divergence, valid, delta = tokens.required_divergence, tokens.valid, constants["delta"]
+    weights, rate, tests = limits_of(constants, divergence, valid, tokens.permutation)
+    prefix_sum = prefix_excess(weights, divergence, valid, torch.zeros_like(rate))
+    limit = (delta - tests.excess).clamp_max(delta).masked_fill(~valid, 0.0)
+    return BudgetTerms(weights, prefix_sum, limit)

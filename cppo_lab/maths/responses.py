@@ -24,12 +24,12 @@ from cppo_lab.maths.masks import truncated
 from cppo_lab.maths.tokens import (
     RuleOutput,
     Tokens,
-    decided,
     non_negative,
     positive,
     ratio_bounds,
     row_counts,
     row_means,
+    rule_output,
     weight_of,
 )
 
@@ -337,7 +337,7 @@ def _weighted(
             f"the weight of response {row} overflows (its log-ratios add up to {total:g}): see logp and rollout_logp "
             "there, or pass constants that bound it"
         )
-    return decided(tokens, keep, tests, coefficient * tokens.logp, clipped=clipped)
+    return rule_output(tokens, keep, tests, coefficient * tokens.logp, clipped=clipped)
 
 
 # M2PO: a bound on the second moment of a whole minibatch.
@@ -373,7 +373,7 @@ def m2po(
     positive("m2", m2, allow_inf=True)
     log_ratio = tokens.log_ratio.detach()
     dropped = _outliers(log_ratio.square(), tokens.advantages * log_ratio > 0, m2)
-    return decided(tokens, ~dropped, {"second moment": dropped})
+    return rule_output(tokens, ~dropped, {"second moment": dropped})
 
 
 def _outliers(values: Tensor, among: Tensor, limit: float) -> Tensor:
@@ -416,7 +416,7 @@ def vaco(
     log_ratio = tokens.log_ratio.detach()
     distance = row_means(log_ratio.expm1().abs(), tokens.valid)
     masked = (tokens.advantages * log_ratio > 0) & (distance > delta)
-    return decided(tokens, ~masked, {"mean distance": masked})
+    return rule_output(tokens, ~masked, {"mean distance": masked})
 
 
 # The off-policy sequence mask of DeepSeek-V3.2 on GRPO's clip.

@@ -31,7 +31,7 @@ from cppo_lab.rules import RULES
 def get_rule(name: str) -> Callable[..., RuleOutput]:
     """The built-in rule called `name`. Raises ValueError if there is none; the message lists the valid names."""
     one_of("rule", name, sorted(RULES))
-    return RULES[name].load
+    return RULES[name].apply
 
 
 # Score centering: each token's weighted score minus its expectation under mu, at the same state.

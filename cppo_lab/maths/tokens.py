@@ -350,7 +350,7 @@ def common_stats(tokens: Tokens, keep: Tensor) -> dict[str, Tensor]:
     return stats
 
 
-def decided(
+def rule_output(
     tokens: Tokens,
     keep: Tensor,
     tests: Mapping[str, Tensor],

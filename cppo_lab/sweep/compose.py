@@ -23,7 +23,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from pydantic import TypeAdapter, ValidationError
 
-from cppo_lab.core_records import BUILT_IN, core_names, core_of, cores_that, other_cores
+from cppo_lab.core_records import BUILT_IN, core_names, core_of, cores_that
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import launcher_kind, launcher_of, other_launchers
@@ -264,7 +264,7 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
 def _add_installed(choice: Override) -> None:
     """Register with Hydra the configuration of a core or launcher of another package that an override chooses."""
     name, content = choice.value, {}
-    if choice.key == "core" and name in other_cores():
+    if choice.key == "core" and name not in BUILT_IN and name in core_names():
         content = {"core": name, **core_of(name).config}
     elif choice.key == "launcher" and name in other_launchers():
         content = {"launcher": {"name": name, "workers": None, "threads": 1, **launcher_of(name).config}}

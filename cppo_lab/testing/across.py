@@ -189,8 +189,13 @@ def _verl(batch: Batch, *, loss_mode: str, **settings: Any) -> Iterator[Tensor]:
         whole = {"batch_num_tokens": batch.valid.sum().item(), "global_batch_size": len(batch.tokens)}
         _of("verl.utils.tensordict_utils:assign_non_tensor")(data, dp_size=1, **whole)
         # An output stands at the token before the one that it scores; that at a row's last token is not used.
-        outputs = torch.cat([logp, logp[:, :1] * 0], 1)[_after_prompt(part.valid, 1)]
+        outputs = _one_longer(logp)[_after_prompt(part.valid, 1)]
         yield _of("verl.workers.utils.losses:ppo_loss")(config, {"log_probs": outputs}, data)[0]
+
+
+def _one_longer(values: Tensor) -> Tensor:
+    """`values` [B, T, ...] with a zero behind each row."""
+    return torch.cat([values, values[:, :1] * 0], 1)
 
 
 def _trl(batch: Batch, **settings: Any) -> Iterator[Tensor]:
@@ -227,7 +232,7 @@ def _trl(batch: Batch, **settings: Any) -> Iterator[Tensor]:
     trainer.current_gradient_accumulation_steps = batch.parts
     trainer.model.lm_head.weight.data = torch.eye(size)  # so that the body's states are the logits
     for part in batch.micro():
-        states = torch.cat([part.logits, part.logits[:, :1] * 0], 1)
+        states = _one_longer(part.logits)
         output = _of("transformers.modeling_outputs:BaseModelOutputWithPast")(last_hidden_state=states)
         trainer.model.model.forward = partial(lambda given, *_, **__: given, output)
         inputs = {
@@ -335,7 +340,7 @@ def _slime(batch: Batch, **settings: Any) -> Iterator[Tensor]:
             "loss_masks": masks,
             "rollout_mask_sums": [mask.sum() for mask in masks],
         }
-        logits = torch.cat(packed(torch.cat([part.logits, part.logits[:, :1] * 0], 1), 1))[None]
+        logits = torch.cat(packed(_one_longer(part.logits), 1))[None]
         loss, count, _ = _of(f"{module}:loss_function")(args, data, batch.parts, len(batch.tokens), logits)
         losses.append(loss)
         counts.append(count)
@@ -347,7 +352,7 @@ def _open_instruct(batch: Batch, *, loss_fn: str, **settings: Any) -> Iterator[T
     module = "open_instruct.grpo_utils"
     config = SimpleNamespace(loss_fn=_of(f"{module}:GRPOLossType")(loss_fn), **settings)
     for part in batch.micro():
-        model = partial(SimpleNamespace, logits=torch.cat([part.logits, part.logits[:, :1] * 0], 1))
+        model = partial(SimpleNamespace, logits=_one_longer(part.logits))
         ids = _after_prompt(part.tokens)
         logp, _ = _of(f"{module}:forward_for_logprobs")(model, ids, None, None, -1, part.temperature)
         mu = part.old_logp(logp)

@@ -22,7 +22,7 @@ import signal
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,6 @@ class _FileSink:
 
     path: Path
     kill_at: int | None
-    rows: dict[int, float] = field(default_factory=dict)
 
     def begin(self, step: int | None) -> None:
         self._add("begin", step)

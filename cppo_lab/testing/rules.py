@@ -152,7 +152,7 @@ class RuleTests:
                 silent = tokens.active & (output.keep > 0) & (gradient == 0)
                 assert not silent.any(), "a kept token has no gradient"
             for name, value in common_stats(tokens, output.keep).items():
-                assert name in output.stats, f"the statistic {name} is missing: see maths.tokens.decided"
+                assert name in output.stats, f"the statistic {name} is missing: see maths.tokens.rule_output"
                 torch.testing.assert_close(output.stats[name], value, msg=f"not {name} of keep", **CLOSE)
             failed = torch.zeros_like(batch.valid)
             for test in output.tests.values():
@@ -177,7 +177,7 @@ class RuleTests:
             tokens = Tokens(*batch, **self._drawn(batch))
             torch.rand(1)  # else a rule that seeds them would leave the state that its last call left
             drawing, values = torch.get_rng_state(), _tensors(tokens)
-            output = self.rule.load(tokens, **self.constants)
+            output = self.rule.apply(tokens, **self.constants)
             assert torch.equal(torch.get_rng_state(), drawing), "it uses torch's global random numbers"
             for name, value in _tensors(tokens).items():
                 assert torch.equal(value, values[name]), f"it changes tokens.{name}"
@@ -265,7 +265,7 @@ class RuleTests:
             }
             values["logp"].requires_grad_()
             tokens = Tokens.packed(ends, **values)
-            output = self.rule.load(tokens, **self.constants)
+            output = self.rule.apply(tokens, **self.constants)
             (packed,) = torch.autograd.grad(output.objective.sum(), values["logp"])
             torch.testing.assert_close(output.keep[tokens.valid], plain.keep[mask], rtol=1e-13, atol=0)
             torch.testing.assert_close(output.objective[tokens.valid], plain.objective[mask], **CLOSE)
@@ -279,7 +279,7 @@ class RuleTests:
         batch = random_batch(7)
         refused = False
         try:
-            self.rule.load(Tokens(*batch[:4], **self._drawn(batch)), **self.constants)
+            self.rule.apply(Tokens(*batch[:4], **self._drawn(batch)), **self.constants)
         except ValueError:
             refused = True
         declared = DIVERGENCE in self.rule.needs
@@ -331,7 +331,7 @@ class RuleTests:
 
     def _call(self, batch: TokenBatch, **drawn: Tensor) -> RuleOutput:
         tokens = Tokens(*batch, **(drawn or self._drawn(batch)))
-        output: RuleOutput = self.rule.load(tokens, **self.constants)
+        output: RuleOutput = self.rule.apply(tokens, **self.constants)
         return output
 
     def _differentiated(self, batch: TokenBatch, **drawn: Tensor) -> tuple[RuleOutput, Tensor]:
@@ -362,7 +362,7 @@ def _imported_afresh(rule: Rule) -> Callable[..., RuleOutput] | None:
     assert spec is not None and spec.loader is not None, f"{module} is not found"
     copy = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(copy)
-    loaded: Callable[..., RuleOutput] = replace(rule, function=getattr(copy, name)).load
+    loaded: Callable[..., RuleOutput] = replace(rule, function=getattr(copy, name)).apply
     return loaded
 
 

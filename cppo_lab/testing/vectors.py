@@ -47,7 +47,7 @@ from cppo_lab.maths.masks import ThresholdTests, threshold_tests, violation_scor
 from cppo_lab.maths.masks import sapo as sapo_gate
 from cppo_lab.maths.mismatch import relative_logprob_error
 from cppo_lab.maths.rules import AGGREGATIONS, aggregate, get_rule, group_advantages
-from cppo_lab.maths.tokens import RuleOutput, Tokens, decided
+from cppo_lab.maths.tokens import RuleOutput, Tokens, rule_output
 from cppo_lab.maths.weights import effective_delta_b, position_weights
 
 # What numpy and zipfile raise on files that are cut short, damaged, encrypted, or hold pickled objects.
@@ -210,7 +210,7 @@ class Recomputation:
             weight = tokens.log_ratio.detach().exp().clamp_max(float(match[2])) * masking[0].keep
             return masking[0]._replace(objective=weight * tokens.advantages * tokens.logp), logp
         if method.rule == UNMASKED:  # rho A without a trust region: the objective that every mask multiplies
-            return decided(tokens, tokens.valid, {}), logp
+            return rule_output(tokens, tokens.valid, {}), logp
         constants = {key: self.vectors.constant(case, given) for key, given in method.given.items()}
         return get_rule(method.rule)(tokens, **constants, **method.constants), logp
 

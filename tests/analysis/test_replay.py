@@ -34,7 +34,7 @@ def assert_as_on_tensors(replayed: Replayed, tokens: RecordedTokens, divergence:
     logps = padded(tokens.logp), padded(tokens.rollout_logp)
     drawn = {"permutation": padded(tokens.order.astype(np.int64))} if len(tokens.order) else {}
     batch = Tokens(*logps, advantages, valid, padded(divergence), **drawn)
-    output = RULES[replayed.rule].load(batch, **CONSTANTS[replayed.rule])
+    output = RULES[replayed.rule].apply(batch, **CONSTANTS[replayed.rule])
     np.testing.assert_array_equal(replayed.keep, output.keep[valid].numpy())
 
 

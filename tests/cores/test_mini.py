@@ -86,13 +86,6 @@ class TestModel:
         one = model.continuations(prompts, torch.tensor([1, 0]), torch.zeros(2, 1, dtype=torch.long))
         torch.testing.assert_close(one[:, 0], model(prompts)[:, -1].flip(0))
 
-    def test_reading_on_after_a_prompt_equals_the_full_forward(self, model: Transformer) -> None:
-        """Several tokens at once; one by one: `test_what_is_recorded_of_a_rollout`."""
-        tokens = torch.randint(0, 10, (3, 12), generator=torch.Generator().manual_seed(1))
-        cache = model.new_cache(3, 12)
-        read = [model(part, None, cache) for part in (tokens[:, :4], tokens[:, 4:])]
-        torch.testing.assert_close(torch.cat(read, 1), model(tokens), atol=1e-5, rtol=1e-5)
-
     def test_left_padding_changes_nothing(self, model: Transformer) -> None:
         tokens = torch.randint(0, 10, (2, 8), generator=torch.Generator().manual_seed(2))
         padded = torch.cat([torch.full((2, 5), TOKENIZER.pad), tokens], dim=1)
@@ -433,4 +426,5 @@ class TestTrainer:
     def test_a_short_warm_start_has_a_schedule(self, tiny_spec: RunSpec, steps: int) -> None:
         made = started(tiny_spec, steps=steps, batch=2)
         model = Transformer(tiny_spec.model.architecture, make_task(tiny_spec.data).tokenizer.vocabulary, 32)
-        assert math.isfinite(train_warm_start(made, tiny_spec.data, model))
+        train_warm_start(made, tiny_spec.data, model)
+        assert all(part.isfinite().all() for part in model.parameters())

@@ -57,7 +57,7 @@ def test_what_is_no_output_of_a_rule_is_named(
 ) -> None:
     """Else it would train on, with statistics that say nothing, or end in an error that names no rule."""
     loss = RuleLoss(compose([*TINY, "rule=grpo"]).run)
-    plain, batch = loss.rule.load, random_batch(0)
+    plain, batch = loss.rule.apply, random_batch(0)
     tokens = Tokens(*batch._replace(logp=batch.logp.requires_grad_()))
     assert loss(tokens, tokens.rollout_logp)[1].keep.any()
 

@@ -61,7 +61,7 @@ PULL_BACK = ("ipo", "drpo", "cfpo")
 def apply(name: str, *tensors: Tensor, path: str | None = None, **constants: Any) -> RuleOutput:
     """A rule on log pi, log mu, advantages, valid and, if given, D; `constants` may hold other fields of the tokens."""
     fields = {key: constants.pop(key) for key in (PERMUTATION, DRIFT, ENTROPY) if key in constants}
-    return rule_of(name, path).load(Tokens(*tensors, **fields), **constants)
+    return rule_of(name, path).apply(Tokens(*tensors, **fields), **constants)
 
 
 def constants(name: str, batch: TokenBatch) -> dict:

@@ -75,7 +75,7 @@ class TestBuiltIn(RuleTests):
 
 def of_dppo(change: Callable[[RuleOutput], RuleOutput]) -> Rule:
     """DPPO's record with its output changed."""
-    plain = RULES["dppo"].load
+    plain = RULES["dppo"].apply
     return Rule(
         name="changed",
         function=lambda tokens, *, delta: change(plain(tokens, delta=delta)),

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cppo_lab.cores.diagnostics import ObservedTokens, limits_of
+from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.exact.process import (
     BRANCH,
     PolicyTables,
@@ -33,6 +33,7 @@ from cppo_lab.cores.rule_loss import (
 )
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths.divergence import exact
+from cppo_lab.maths.masks import limits_of
 from cppo_lab.maths.mismatch import relative_logprob_error
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, PERMUTATION, rule_of
@@ -200,10 +201,10 @@ class Learner(SteppedTrainer):
         if rule.delta is None or rule.path is not None or not tests_divergence:
             return {}
         constants = {**rule.arguments(self.process.horizon), **record.fixed}
-        # A batch has an order for the rule of the training, too.
-        shuffles = PERMUTATION in record.needs and not constants.get("random_mask")
         visited = divergence.flatten()[rollout.places // self.process.vocabulary]
-        weights, rate, tests = limits_of(constants, visited, valid, rollout.permutation if shuffles else None)
+        # A batch has an order for the rule of the training, too.
+        order = rollout.permutation if PERMUTATION in record.needs else None
+        weights, rate, tests = limits_of(constants, visited, valid, order)
         beyond = {"visits": tests.token_fails, "positions": (weights * largest > rule.delta).any(0)}
         if bool(rate.isfinite().all()):
             beyond["prefixes"] = tests.prefix_fails

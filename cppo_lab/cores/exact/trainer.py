@@ -20,13 +20,12 @@ from cppo_lab import schema
 from cppo_lab.cores.base import Ended, MetricSink, Resources, TogetherRun
 from cppo_lab.cores.exact.learner import GradedResponses, Learner, UpdateAlong
 from cppo_lab.cores.exact.process import Array, PolicyPair, compare, returns_by_start, sample
-from cppo_lab.cores.loop import train_alone, train_runs
+from cppo_lab.cores.loop import Metrics, train_alone, train_runs
 from cppo_lab.maths import bounds
 from cppo_lab.maths.divergence import exact
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import ExactRun
 
-Metrics = dict[str, float]
 # Of joint training. Writing a checkpoint at each validation would take longer than a run's share of training.
 CHECKPOINT_SECONDS = 10.0
 

@@ -16,10 +16,11 @@ from torch import Tensor
 from cppo_lab.answers.outcomes import Outcomes, chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample
-from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
+from cppo_lab.answers.tokens import RecordedTokens, chosen_groups
 from cppo_lab.cores.mini.model import Rollout
 from cppo_lab.cores.mini.objective import ObjectiveResult
 from cppo_lab.cores.mini.tasks import Problems, Task
+from cppo_lab.cores.rule_loss import rule_used
 from cppo_lab.maths.masks import decisions
 from cppo_lab.spec import AnswersSpec, MiniRun
 
@@ -113,19 +114,9 @@ class MiniAnswerRecorder:
             for name in groups[0][1].columns
         }
         vocabulary = np.unique(columns["token"])
-        kind, rule = self.spec.divergence, self.spec.rule
-        used = RuleUsed(
-            rule.name,
-            rule.path,
-            rule.arguments(self.spec.rollout.max_response_length),
-            kind.estimator,
-            kind.measure,
-            kind.k,
-            kind.convention,
-        )
         return RecordedTokens(
             step=step,
-            rule=used,
+            rule=rule_used(self.spec),
             tests=groups[0][1].tests,
             ends=np.cumsum(np.concatenate([group.lengths for _, group in groups])),
             group=np.array([number for number, _ in draws], dtype=np.int64),
@@ -194,18 +185,18 @@ class _Group:
         rollout = result.rollout
         valid = rollout.valid()
         part = valid & torch.zeros_like(valid).index_fill_(0, members, True)
-        decided = decisions(result.output, part)
+        decision = decisions(result.output, part)
         values = {
             "token": (rollout.responses[part], np.int32),
             "rollout_logp": (rollout.logp[part], np.float32),
             "logp": (result.logp[part], np.float32),
             "divergence": (result.divergence[part], np.float32),
-            "keep": (decided.keep, np.float32),
-            "reason": (decided.reason, np.uint8),
+            "keep": (decision.keep, np.float32),
+            "reason": (decision.reason, np.uint8),
             "order": (part.new_zeros(0) if order is None else order[:, : part.shape[1]][part], np.int32),
         }
         return cls(
-            decided.tests,
+            decision.tests,
             rollout.lengths[members].cpu().numpy().astype(np.int64),
             result.advantages[members].cpu().numpy().astype(np.float32),
             {name: tensor.cpu().numpy().astype(kind) for name, (tensor, kind) in values.items()},

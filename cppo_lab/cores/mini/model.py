@@ -44,7 +44,7 @@ class KVCache:
 
 
 class Rows:
-    """B rows of S tokens, which follow those in a cache.
+    """B rows of S tokens, which follow those in a cache; S is 1 if that has any.
 
     `present` [B, past + S] is True where a position holds a real token; None where all do. Positions after
     a row's end need no mask, because attention is causal.
@@ -58,8 +58,6 @@ class Rows:
         past = 0 if cache is None else cache.length
         positions = torch.arange(past, past + self.length, device=device)
         self.positions = positions.repeat(self.batch)
-        if present is None and past and self.length > 1:
-            present = torch.ones(1, past + self.length, dtype=torch.bool, device=device)
         self.mask = None if present is None else _visible(present, positions)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -237,18 +235,19 @@ class Transformer(nn.Module):
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.05)
 
-    def forward(self, tokens: Tensor, present: Tensor | None = None, cache: KVCache | None = None) -> Tensor:
+    def forward(self, tokens: Tensor, present: Tensor | None = None) -> Tensor:
         """Logits [B, S, V] for tokens [B, S].
 
-        `present` [B, past + S] is True where a position (cached ones first) holds a real token; None where all
-        do. With a cache the new keys and values are appended to it.
+        `present` [B, S] is True where a position holds a real token; None where all do.
         Raises ValueError if the sequence is longer than the context.
         """
-        x = self._states(tokens, present, cache)
-        return F.linear(x, self.embedding.weight)
+        return F.linear(self._states(tokens, present, None), self.embedding.weight)
 
     def next_token(self, tokens: Tensor, present: Tensor | None, cache: KVCache) -> Tensor:
-        """Logits [B, V] of the token after tokens [B, S]; arguments and errors as `forward`."""
+        """Logits [B, V] of the token after tokens [B, S], which are a prompt or one token behind what is in the cache.
+
+        Their keys and values are appended to it. `present` [B, past + S] as `forward`'s; errors as there.
+        """
         return F.linear(self._states(tokens, present, cache)[:, -1], self.embedding.weight)
 
     def continuations(
@@ -325,8 +324,7 @@ class Rollout:
         Only prompts are padded on the left. What follows a response's end is not masked: no real token sees it,
         and a sampled token is real whatever its id (an unskilled policy may well sample the padding symbol).
         """
-        real = self.prompts != pad
-        return model.continuations(self.prompts, self.group, self.responses, None if real.all() else real)
+        return model.continuations(self.prompts, self.group, self.responses, _real(self.prompts, pad))
 
     def select(self, index: Tensor) -> "Rollout":
         """The responses at `index`, with their prompts, cut to the longest of them."""
@@ -335,6 +333,12 @@ class Rollout:
         per_token = self.responses, self.logp, self.topk_ids, self.topk_logp, self.entropy
         responses, *recorded = (part[index, :width] for part in per_token)
         return Rollout(self.prompts[used], group, responses, self.lengths[index], *recorded)
+
+
+def _real(prompts: Tensor, pad: int) -> Tensor | None:
+    """True at the real tokens of prompts; None if all are."""
+    real = prompts != pad
+    return None if real.all() else real
 
 
 def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
@@ -387,8 +391,7 @@ def sample(
     device = prompts.device
     group = torch.arange(len(prompts), device=device).repeat_interleave(copies)
     out = _Output(len(group), max_response_length, top_k, tokenizer.pad, device)
-    real = prompts != tokenizer.pad
-    present = None if real.all() else real
+    present = _real(prompts, tokenizer.pad)
     # Copies share the prompt: it is read once.
     cache = model.new_cache(*prompts.shape)
     logits = model.next_token(prompts, present, cache)[group]
@@ -455,8 +458,8 @@ class RolloutPolicy:
     def __init__(self, model: Transformer, staleness: int, precision: str) -> None:
         self.model, self.staleness = model, staleness
         # Whether mu is the policy before a batch's updates, in its own arithmetic.
-        self.is_trained = staleness == 0 and precision == "float32"
-        self._copy = None if self.is_trained else copy.deepcopy(model).to(getattr(torch, precision))
+        self.is_pi_old = staleness == 0 and precision == "float32"
+        self._copy = None if self.is_pi_old else copy.deepcopy(model).to(getattr(torch, precision))
         self._past: deque[dict[str, torch.Tensor]] = deque()
 
     def current(self) -> Transformer:

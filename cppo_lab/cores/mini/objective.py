@@ -53,7 +53,7 @@ class Objective:
 
     def __init__(self, spec: MiniRun, model: Transformer, tokenizer: Tokenizer) -> None:
         self.spec, self.model, self.pad = spec, model, tokenizer.pad
-        self.rule = RuleLoss(spec)
+        self.loss = RuleLoss(spec)
         self.top_k = recorded_tokens(spec.divergence, tokenizer.vocabulary)
 
     def _log_policy(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
@@ -88,23 +88,24 @@ class Objective:
             raise NotFinite("log-probabilities are not finite")
         recorded = Recorded(rollout.responses, origin.logp, origin.topk_ids, origin.topk_logp)
         divergence = measured_divergence(self.spec.divergence, pi_logp, logp, recorded)
+        drift = None
+        if DRIFT in self.loss.needs:
+            drift = measured_drift(self.spec.divergence, pi_logp, logp, recorded)
         tokens = Tokens(
             logp,
             old.logp,
             advantages[:, None].expand_as(logp),
             valid,
             divergence,
-            None if permutation is None else permutation[:, : valid.shape[1]],
-            rollout.topk_ids,
-            rollout.topk_logp,
-            pi_logp.gather(-1, rollout.topk_ids) if self.rule.centering else None,
-            measured_drift(self.spec.divergence, pi_logp, logp, recorded)
-            if DRIFT in self.rule.needs
-            else None,
-            rollout.entropy,
-            origin.logp,
+            permutation=None if permutation is None else permutation[:, : valid.shape[1]],
+            topk_ids=rollout.topk_ids,
+            topk_logp=rollout.topk_logp,
+            topk_pi_logp=pi_logp.gather(-1, rollout.topk_ids) if self.loss.centering else None,
+            drift=drift,
+            rollout_entropy=rollout.entropy,
+            origin_logp=origin.logp,
         )
-        loss, output = self.rule(tokens, rollout.logp)
+        loss, output = self.loss(tokens, rollout.logp)
         difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
         mismatch = (float(difference), float(scale))
         return ObjectiveResult(loss, mismatch, rollout, origin, logp.detach(), divergence, advantages, output)

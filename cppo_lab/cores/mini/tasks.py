@@ -4,7 +4,7 @@ A new task touches the dict `TASKS`, `TaskData` in `cppo_lab.spec` (its name and
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -319,6 +319,11 @@ TASKS: dict[str, type[Task]] = {"chain": Chain, "addition": Addition}
 def make_task(data: TaskData) -> Task:
     """The task that `data` names."""
     return TASKS[data.task](data)
+
+
+def identities(sets: Mapping[str, Problems]) -> set[tuple[int, ...]]:
+    """Those of all problems of validation sets, which are not trained on."""
+    return {key for problems in sets.values() for key in problems.identities()}
 
 
 def validation_sets(task: Task) -> dict[str, Problems]:

@@ -22,7 +22,14 @@ from cppo_lab.cores.loop import Minibatch, SteppedTrainer, train_alone, train_ru
 from cppo_lab.cores.mini.answers import MiniAnswerRecorder
 from cppo_lab.cores.mini.model import Rollout, RolloutPolicy, Transformer, sample
 from cppo_lab.cores.mini.objective import Objective
-from cppo_lab.cores.mini.tasks import Problems, Task, make_task, sample_training_problems, validation_sets
+from cppo_lab.cores.mini.tasks import (
+    Problems,
+    Task,
+    identities,
+    make_task,
+    sample_training_problems,
+    validation_sets,
+)
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.rule_loss import own_permutation
 from cppo_lab.errors import NotFinite, UserError
@@ -64,7 +71,7 @@ class Trainer(SteppedTrainer):
         self.policy = RolloutPolicy(self.model, spec.rollout.staleness, spec.rollout.precision)
         self.objective = Objective(spec, self.model, self.tokenizer)
         self.validation_sets = validation_sets(self.task)
-        self.held_out = {key for problems in self.validation_sets.values() for key in problems.identities()}
+        self.held_out = identities(self.validation_sets)
         settings = resources.answers
         self._record = (
             MiniAnswerRecorder(spec, self.task, self.validation_sets, settings)
@@ -98,7 +105,7 @@ class Trainer(SteppedTrainer):
         batch = self.collect()
         sampled = time.perf_counter()
         self.doing("update")
-        metrics = self.update(batch, watched=self._is_watched)
+        metrics = self.update(batch, watched=self._validates(self.steps + 1))
         ended = time.perf_counter()
         self.steps += 1
         tokens = float(batch.rollout.lengths.sum())
@@ -118,10 +125,9 @@ class Trainer(SteppedTrainer):
             "perf/trained_tokens_per_second": trained / (ended - sampled),
         }
 
-    @property
-    def _is_watched(self) -> bool:
-        """Whether the next step is validated."""
-        return (self.steps + 1) % self.spec.validation.every == 0
+    def _validates(self, step: int) -> bool:
+        """Whether the policy is validated after a step."""
+        return step % self.spec.validation.every == 0
 
     def collect(self) -> GradedRollout:
         """Sample and grade one rollout batch; on validated steps some responses are kept.
@@ -147,17 +153,17 @@ class Trainer(SteppedTrainer):
             raise NotFinite("log-probabilities are not finite")
         rewards = self.task.rewards(rollout.responses, rollout.lengths, problems.repeat(n).to(self.device))
         advantages, keep, share = self.graded(rewards, rollout.group)
-        if self._is_watched and self._record is not None:
+        if self._record is not None and self._validates(self.steps + 1):
             self._record.batch(self.steps + 1, problems, rollout, rewards, advantages, keep)
         permutation = (
-            own_permutation(rollout.valid(), self.shuffling) if self.objective.rule.shuffles else None
+            own_permutation(rollout.valid(), self.shuffling) if self.objective.loss.shuffles else None
         )
         return GradedRollout(rollout, advantages, keep, permutation, float(rewards.mean()), share)
 
     def update(self, batch: GradedRollout, watched: bool = False) -> dict[str, float]:
         """The updates of a batch. `watched` steps enter the diagnostics; some of their tokens are kept."""
         gaps, decoupled = [], self.spec.rollout.correction is not None
-        old = self.objective.recorded(batch.rollout) if decoupled and not self.policy.is_trained else None
+        old = self.objective.recorded(batch.rollout) if decoupled and not self.policy.is_pi_old else None
 
         def objective(rows: Tensor) -> Minibatch:
             permutation = None if batch.permutation is None else batch.permutation[rows]
@@ -179,7 +185,7 @@ class Trainer(SteppedTrainer):
         """Avg@k on every benchmark and their unweighted mean, on sampling seeds that never change."""
         self.doing("validation")
         n, sets = self.spec.validation.samples, self.validation_sets
-        problems, rollout, rewards = _asked(self.spec, self.task, self.model, sets, self.device)
+        problems, rollout, rewards = _validated(self.spec, self.task, self.model, sets, self.device)
         if self._record is not None:
             self._record.validation(self.steps, problems, rollout, rewards)
         means = rewards.view(len(sets), -1).mean(1).tolist()
@@ -191,7 +197,7 @@ class Trainer(SteppedTrainer):
         return None if self._record is None else self._record.take()
 
 
-def _asked(
+def _validated(
     spec: MiniRun, task: Task, model: Transformer, sets: Mapping[str, Problems], device: torch.device
 ) -> tuple[Problems, Rollout, Tensor]:
     """The problems of validation sets, the responses to them, and their rewards [problems x samples]."""
@@ -240,11 +246,11 @@ def evaluate(spec: MiniRun, other: MiniRun, resources: Resources) -> tuple[int, 
     """As `cores.base.Evaluator`: tasks in the symbols that the model knows."""
     data = other.data
     require_same_task(spec, other)
-    asked = spec.model_copy(update={"data": data, "rollout": other.rollout})
+    evaluated = spec.model_copy(update={"data": data, "rollout": other.rollout})
     step, model = load_best(spec, resources.shared, data.prompt_length + other.rollout.max_response_length)
     task = make_task(data)
     sets = validation_sets(task)
-    _, _, rewards = _asked(asked, task, model, sets, torch.device("cpu"))
+    _, _, rewards = _validated(evaluated, task, model, sets, torch.device("cpu"))
     return step, dict(zip(sets, rewards.view(len(sets), -1).mean(1).tolist(), strict=True))
 
 

@@ -17,7 +17,14 @@ from cppo_lab.cores.base import Doing, say_nothing
 from cppo_lab.cores.checkpoint import load_whole, same_form, save_if_possible
 from cppo_lab.cores.loop import AdamW
 from cppo_lab.cores.mini.model import Transformer
-from cppo_lab.cores.mini.tasks import Task, Tokenizer, make_task, sample_training_problems, validation_sets
+from cppo_lab.cores.mini.tasks import (
+    Task,
+    Tokenizer,
+    identities,
+    make_task,
+    sample_training_problems,
+    validation_sets,
+)
 from cppo_lab.errors import say
 from cppo_lab.files import open_lock
 from cppo_lab.spec import Spec, SyntheticModel, TaskData, WarmStart, fingerprint
@@ -105,20 +112,17 @@ class NotLearned(ValueError):
 
 def train_warm_start(
     seeded: SyntheticModel, data: TaskData, model: Transformer, doing: Doing = say_nothing
-) -> float:
+) -> None:
     """Train a new `model` in place on noisy worked examples; the validation problems are not among them.
-
-    Returns the last loss (nats per response token).
 
     Raises NotLearned if `warm_start.target_accuracy` is not reached in time.
     """
     settings, task = seeded.warm_start, make_task(data)
     generator = torch.Generator().manual_seed(seeded.start_seed)
-    held_out = {key for problems in validation_sets(task).values() for key in problems.identities()}
+    held_out = identities(validation_sets(task))
     optimizer = AdamW(
         model.parameters(), lr=settings.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
-    loss = torch.tensor(0.0)
     _tie_spellings(model, task.tokenizer)
     if settings.target_accuracy is None:
         steps = _one_cycle(settings, optimizer)
@@ -135,7 +139,6 @@ def train_warm_start(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return float(loss.detach())
 
 
 def _one_cycle(settings: WarmStart, optimizer: torch.optim.Optimizer) -> Iterator[tuple[str, int, int]]:

@@ -19,9 +19,10 @@ from transfer_queue import KVBatchMeta
 from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample, as_text
-from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups
+from cppo_lab.answers.tokens import RecordedTokens, chosen_groups
 from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.mini.tasks import make_task
+from cppo_lab.cores.rule_loss import rule_used
 from cppo_lab.data.answers import answer_of
 from cppo_lab.maths.masks import decisions
 from cppo_lab.maths.tokens import RuleOutput
@@ -34,7 +35,7 @@ from cppo_lab.spec import AnswersSpec, MathData, TaskData, VerlRun
 PLACE = "kept_place"  # int64 [1]: index of the row among the kept responses of the step
 
 
-class Decided(NamedTuple):
+class MarkedBatch(NamedTuple):
     """A micro-batch with the rule's decisions; [B, T], right-padded."""
 
     places: Tensor  # [B] of PLACE
@@ -69,11 +70,11 @@ def places_of(data: Any) -> Tensor | None:
 
 
 @torch.no_grad()
-def kept_responses(decided: Decided) -> list[KeptResponse]:
+def kept_responses(batch: MarkedBatch) -> list[KeptResponse]:
     """The kept responses of a micro-batch, in order."""
-    seen, chosen = decided.seen, decided.places >= 0
+    seen, chosen = batch.seen, batch.places >= 0
     valid = seen.valid & chosen[:, None]
-    decision = decisions(decided.output, valid)
+    decision = decisions(batch.output, valid)
     lengths = valid.sum(1)[chosen].tolist()
 
     def parts(values: Tensor, dtype: torch.dtype) -> list[NDArray[Any]]:
@@ -88,12 +89,12 @@ def kept_responses(decided: Decided) -> list[KeptResponse]:
         parts(seen.divergence[valid], torch.float32),
         parts(decision.keep, torch.float32),
         parts(decision.reason, torch.uint8),
-        empty if decided.order is None else parts(decided.order[valid], torch.int32),
+        empty if batch.order is None else parts(batch.order[valid], torch.int32),
     )
     return [
         KeptResponse(place, advantage, decision.tests, *arrays)
         for place, advantage, *arrays in zip(
-            decided.places[chosen].tolist(), seen.advantages[chosen, 0].tolist(), *columns, strict=True
+            batch.places[chosen].tolist(), seen.advantages[chosen, 0].tolist(), *columns, strict=True
         )
     ]
 
@@ -119,7 +120,7 @@ class Wording:
     def __init__(self, data: MathData | TaskData) -> None:
         self.task = make_task(data) if isinstance(data, TaskData) else None
 
-    def asked(self, row: Row) -> str:
+    def question(self, row: Row) -> str:
         """The text that identifies a problem in every run, the input of `problem_ids`: without a chat template's."""
         if self.task is None:
             return "\n\n".join(str(message["content"]) for message in row["raw_prompt"])
@@ -200,7 +201,7 @@ class VerlAnswerRecorder:
         sources = [source for source, _ in keys]
         # P problems in the order of the data: by benchmark and index of the row within its file.
         self._places = {key: place for place, key in enumerate(keys)}
-        self.problems = problem_ids(sources, [self._wording.asked(row) for row in tested])
+        self.problems = problem_ids(sources, [self._wording.question(row) for row in tested])
         self._truths = [self._wording.truth(row) for row in tested]
         self._benchmark_of = tuple(benchmarks.index(source) for source in sources)
         self._texts_of = frozenset(chosen_problems(self._benchmark_of, settings.wanted_problems))
@@ -259,7 +260,9 @@ class VerlAnswerRecorder:
         chosen = chosen_groups(trained, self.settings.groups)
         rows = zip(keys, groups, rewards, advantages, strict=True)
         responses = [
-            Chosen(key, group, _draw_of(key), *worth) for key, group, *worth in rows if group in chosen
+            Chosen(key, group, _draw_of(key), *per_response)
+            for key, group, *per_response in rows
+            if group in chosen
         ]
         self.chosen = sorted(responses, key=lambda response: (chosen.index(response.group), response.draw))
         return self.chosen
@@ -276,7 +279,7 @@ class VerlAnswerRecorder:
                 Sample(
                     kind=TRAINING,
                     benchmark="",
-                    problem=problem_ids([TRAINING], [self._wording.asked(row)])[0],
+                    problem=problem_ids([TRAINING], [self._wording.question(row)])[0],
                     draw=choice.draw,
                     truth=as_text(self._wording.truth(row)),
                     right=choice.reward == 1,
@@ -322,7 +325,6 @@ class VerlAnswerRecorder:
 
     def _table(self, step: int, responses: Sequence[KeptResponse]) -> RecordedTokens:
         """The tokens of `responses`, whose places are those in `chosen`."""
-        rule, kind = self.spec.rule, self.spec.divergence
         chosen = [self.chosen[response.place] for response in responses]
 
         def joined(name: str) -> NDArray[Any]:
@@ -332,10 +334,7 @@ class VerlAnswerRecorder:
         vocabulary = np.unique(columns["token"])
         return RecordedTokens(
             step=step,
-            rule=RuleUsed(
-                rule.name, rule.path, rule.arguments(self._longest), kind.estimator, kind.measure, kind.k,
-                kind.convention,
-            ),
+            rule=rule_used(self.spec),
             tests=responses[0].tests,
             ends=np.cumsum([len(response.token) for response in responses], dtype=np.int64),
             group=np.array([response.group for response in chosen], np.int64),

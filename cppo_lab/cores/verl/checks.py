@@ -226,7 +226,7 @@ def requirements(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
         Requirement("verl", ">=0.9.1,<0.9.2", core, strict=True),
         # vLLM 0.24's wheels are built against torch 2.11.
         Requirement("torch", ">=2.11,<2.12" if vllm and cuda else ">=2.11,<3", core, strict=bool(vllm)),
-        Requirement("ray", ">=2.41,<3", core, install="ray[default]>=2.41,<3"),
+        Requirement("ray", ">=2.41,<3", core, remedy="pip install 'ray[default]>=2.41,<3'"),
         Requirement("transformers", ">=5.5.3,<5.11,!=5.6.0", core),
         Requirement("TransferQueue", ">=0.1.10,<0.2", core),
         Requirement("tensordict", ">=0.8,<=0.10,!=0.9.0", core),

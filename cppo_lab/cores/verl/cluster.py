@@ -28,7 +28,7 @@ import psutil
 from cppo_lab.cores.base import Allocation, Resources
 from cppo_lab.cores.verl.ray_supervisor import ray_process
 from cppo_lab.errors import Interrupted, UserError
-from cppo_lab.files import replace_file
+from cppo_lab.files import remove_unlocked, replace_file
 from cppo_lab.spec import LayoutSpec
 
 PLACE, PREFIX = Path("/tmp"), "cppo-ray-"  # short: Ray's sockets have at most 107 bytes for their path
@@ -50,14 +50,8 @@ def remove_abandoned() -> None:
     """Remove this user's folders whose owners have been killed."""
     for folder in PLACE.glob(f"{PREFIX}*"):
         with suppress(OSError):
-            if folder.lstat().st_uid != os.getuid():
-                continue
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-            finally:
-                os.close(descriptor)
+            if folder.lstat().st_uid == os.getuid():
+                remove_unlocked(folder)
 
 
 def _new() -> tuple[Path, int]:

@@ -26,7 +26,14 @@ from transformers import (
 )
 
 from cppo_lab.cores.mini.model import Block, Transformer
-from cppo_lab.cores.mini.tasks import Task, Tokenizer, make_task, sample_training_problems, validation_sets
+from cppo_lab.cores.mini.tasks import (
+    Task,
+    Tokenizer,
+    identities,
+    make_task,
+    sample_training_problems,
+    validation_sets,
+)
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.data.prepare import prepare, write_rows
 from cppo_lab.data.sources import wrap
@@ -153,7 +160,7 @@ def write_task(spec: VerlRun, train: Path, validation: Path) -> None:
     assert isinstance(spec.data, TaskData)
     task = make_task(spec.data)
     sets = validation_sets(task)
-    held_out = {key for problems in sets.values() for key in problems.identities()}
+    held_out = identities(sets)
     generator = torch.Generator().manual_seed(spec.seed)
     count = spec.training.t_stop * spec.batch.prompts
     training = sample_training_problems(task, count, generator, held_out)

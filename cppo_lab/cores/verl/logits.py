@@ -95,21 +95,22 @@ def fsdp_outputs(
     logits: Tensor,
     data: Any,
     *,
-    top_k: bool,
+    on_topk: bool,
     measure: str,
     convention: str,
-    moves: bool = False,
+    needs_drift: bool = False,
     centering: bool = False,
 ) -> dict[str, Tensor]:
-    """LOGP, ENTROPY, if `top_k` DIVERGENCE, if `moves` DRIFT, each [1, N]; if `centering` TOPK, with gradient as LOGP.
+    """LOGP, ENTROPY, if `on_topk` DIVERGENCE, if `needs_drift` DRIFT, each [1, N]; if `centering` TOPK, with gradient
+    as LOGP.
 
     Args:
         logits: [1, N, V], divided by the temperature; under Ulysses this rank's rows.
         data: the micro-batch, see `packed_columns`.
-        top_k: compute D_t on mu's K most likely tokens; otherwise it is computed later, from log-probabilities only.
+        on_topk: compute D_t on mu's K most likely tokens; otherwise it is computed later, from log-probabilities only.
         measure, convention: as `maths.divergence.topk`.
     """
-    columns = packed_columns(data, top_k)
+    columns = packed_columns(data, on_topk)
     if get_ulysses_sequence_parallel_world_size() > 1:
         # As verl splits its labels: zeros after the packed row up to a multiple of the ranks, then equal parts.
         columns = _each(columns, lambda column: slice_input_tensor(column, dim=0))
@@ -134,9 +135,9 @@ def fsdp_outputs(
     )
     assert result.entropy is not None
     outputs = {LOGP: result.logp, ENTROPY: result.entropy}
-    if top_k:
+    if on_topk:
         outputs[DIVERGENCE] = result.divergence
-    if moves:
+    if needs_drift:
         outputs[DRIFT] = _drift(columns, result.topk_logp, result.logp, measure, convention)
     if centering and result.topk_logp is not None:
         outputs |= {f"{TOPK}{place}": part for place, part in enumerate(result.topk_logp.unbind(1))}
@@ -208,12 +209,12 @@ def megatron_outputs(
     data: Any,
     data_format: str,
     *,
-    top_k: bool,
+    on_topk: bool,
     measure: str,
     convention: str,
-    moves: bool = False,
+    needs_drift: bool = False,
 ) -> dict[str, Tensor]:
-    """ENTROPY, if `top_k` DIVERGENCE, if `moves` DRIFT, shaped as the first two dimensions of the logits.
+    """ENTROPY, if `on_topk` DIVERGENCE, if `needs_drift` DRIFT, shaped as the first two dimensions of the logits.
 
     Args:
         logits: this rank's part of the vocabulary, [1, N, V / p] ("thd") or [B, S, V / p] ("bshd").
@@ -231,7 +232,7 @@ def megatron_outputs(
         nested = torch.nested.nested_tensor_from_jagged(column, offsets)
         return place(nested, pre_process=True)[0].flatten(0, 1)
 
-    columns = _each(packed_columns(data, top_k), placed)
+    columns = _each(packed_columns(data, on_topk), placed)
     flat = logits.detach().flatten(0, 1)
     if len(flat) != len(columns.tokens):
         raise UserError(
@@ -254,7 +255,7 @@ def megatron_outputs(
             measure=measure,
             convention=convention,
         )
-        if moves:
+        if needs_drift:
             outputs[DRIFT] = _drift(columns, logp[:, 1:], logp[:, 0], measure, convention)
     return {key: value.view(logits.shape[:2]) for key, value in outputs.items()}
 
@@ -272,11 +273,11 @@ def _each(columns: Columns, change: Callable[[Tensor], Tensor]) -> Columns:
     return Columns(*changed)
 
 
-def packed_columns(data: Any, top_k: bool) -> Columns:
+def packed_columns(data: Any, on_topk: bool) -> Columns:
     """The recorded columns on the packed rows of a micro-batch.
 
     Args:
-        data: nested `input_ids` [B, P + R], `responses` and `old_log_probs` [B, R], and, if `top_k`,
+        data: nested `input_ids` [B, P + R], `responses` and `old_log_probs` [B, R], and, if `on_topk`,
             `rollout_topk_ids` and `rollout_topk_logp` [B, R, K]; `rollout_log_probs` as in `of_mu`.
 
     Raises:
@@ -289,7 +290,7 @@ def packed_columns(data: Any, top_k: bool) -> Columns:
         sequences.values(), -1
     )  # as in verl: the last row of a sequence gets the first of the next
     rollout_logp = laid(data[of_mu(data)].values(), rows, total, 0.0)
-    if not top_k:
+    if not on_topk:
         return Columns(tokens, rollout_logp, None, None)
     recorded = []
     for name, filler in (("rollout_topk_ids", NO_TOKEN), ("rollout_topk_logp", 0.0)):

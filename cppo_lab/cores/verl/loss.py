@@ -21,7 +21,7 @@ from cppo_lab import schema
 from cppo_lab.cores.diagnostics import ObservedTokens, mismatch_metrics
 from cppo_lab.cores.rule_loss import applied
 from cppo_lab.cores.verl import logits as from_engine
-from cppo_lab.cores.verl.answers import Decided, places_of
+from cppo_lab.cores.verl.answers import MarkedBatch, places_of
 from cppo_lab.errors import NotFinite, UserError, unknown
 from cppo_lab.maths import divergence, mismatch
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums, relative_logprob_error
@@ -73,7 +73,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
         return self.estimator in ("topk", "exact")
 
     @property
-    def moves(self) -> bool:
+    def needs_drift(self) -> bool:
         """Whether the rule needs the change of a D_t that has mu's most likely tokens."""
         return self.loss_mode == NAME and self.needs_topk and DRIFT in self.record.needs
 
@@ -227,9 +227,9 @@ def trust_region_loss(
     data_format: str = "thd",
     *,
     watch: Callable[[ObservedTokens], None] | None = None,
-    keep: Callable[[Decided], None] | None = None,
+    record_decisions: Callable[[MarkedBatch], None] | None = None,
 ) -> Any:
-    """Both phases of the loss; bind `config` (an ActorConfig), `watch` and `keep` with `functools.partial`.
+    """Both phases of the loss; bind `config` (an ActorConfig), `watch` and `record_decisions` with `functools.partial`.
 
     With `student_logits`: dict of per-row outputs, as `logits.fsdp_outputs` or `logits.megatron_outputs`. Otherwise:
     the micro-batch's loss and its metrics, see above.
@@ -239,7 +239,8 @@ def trust_region_loss(
             `rollout_log_probs`, if it is not pi_old; for the seq-mean modes `minibatch_responses`; for the shuffled
             rule `weight_permutation`.
         watch: called with the tokens of every micro-batch.
-        keep: called with the rule's decisions on a micro-batch that has marked rows (`answers.kept_responses`).
+        record_decisions: called with the rule's decisions on a micro-batch that has marked rows
+            (`answers.kept_responses`).
 
     Raises:
         NotFinite: a log-probability of a response token is NaN or infinite.
@@ -275,7 +276,7 @@ def trust_region_loss(
     responses = None if counts is None else float((counts.values() if counts.is_nested else counts).max())
     if loss_config.loss_mode == NAME:
         order = column("weight_permutation").long() if "weight_permutation" in data else None
-        moved, given = output(from_engine.DRIFT), {"origin_logp": origin_logp}
+        drift, given = output(from_engine.DRIFT), {"origin_logp": origin_logp}
         if loss_config.centering or ENTROPY in loss_config.record.needs:
             ids, topk_logp = column("rollout_topk_ids"), column("rollout_topk_logp").float()
             entropy = divergence.topk_entropy(topk_logp)
@@ -283,9 +284,9 @@ def trust_region_loss(
         if loss_config.centering:
             parts = [model_output[f"{from_engine.TOPK}{place}"] for place in range(ids.shape[-1])]
             given["topk_pi_logp"] = torch.stack([no_padding_2_padding(part, data) for part in parts], -1)
-        given["drift"] = logp.detach() - origin_logp if moved is None else moved
+        given["drift"] = logp.detach() - origin_logp if drift is None else drift
         batch = Tokens(logp, old_logp, advantages, valid, d, order, **given)
-        decided = applied(
+        result = applied(
             loss_config.record,
             batch,
             loss_config.constants,
@@ -293,11 +294,11 @@ def trust_region_loss(
             centering=loss_config.centering,
             weights=loss_config.weights,
         )
-        keep = keep if loss_config.weights is None else None  # as in the embedded core
-        loss = _part(config, decided.objective, valid, tokens_in_all, responses) * dp_size
-        stats, metrics = decided.stats, {}
-        if keep is not None and (places := places_of(data)) is not None:
-            keep(Decided(places, seen, order, decided))
+        loss = _part(config, result.objective, valid, tokens_in_all, responses) * dp_size
+        stats, metrics = result.stats, {}
+        # Not of a decoupled run, as in the embedded core.
+        if record_decisions and loss_config.weights is None and (places := places_of(data)) is not None:
+            record_decisions(MarkedBatch(places, seen, order, result))
     else:
         if responses is not None:  # verl counts rows that pad
             data = data.clone(recurse=False)
@@ -315,19 +316,19 @@ def trust_region_loss(
 def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> dict[str, Tensor]:
     """The first phase: the outputs from the engine's logits for each packed row."""
     loss_config = config.policy_loss
-    top_k = loss_config.needs_topk
+    on_topk = loss_config.needs_topk
     # The measure is ignored if D_t does not come from the logits: "sample" has other measures.
-    cells = {
-        "measure": loss_config.measure if top_k else "tv",
+    measuring = {
+        "measure": loss_config.measure if on_topk else "tv",
         "convention": loss_config.convention or "union",
     }
     if config.strategy == "megatron":
         return from_engine.megatron_outputs(
-            logits, data, data_format, top_k=top_k, moves=loss_config.moves, **cells
+            logits, data, data_format, on_topk=on_topk, needs_drift=loss_config.needs_drift, **measuring
         )
     centering = loss_config.centering
     return from_engine.fsdp_outputs(
-        logits, data, top_k=top_k, moves=loss_config.moves, centering=centering, **cells
+        logits, data, on_topk=on_topk, needs_drift=loss_config.needs_drift, centering=centering, **measuring
     )
 
 

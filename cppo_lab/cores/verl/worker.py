@@ -27,7 +27,7 @@ from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
 from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
-from cppo_lab.cores.verl.answers import Decided, KeptResponse, kept_responses
+from cppo_lab.cores.verl.answers import KeptResponse, MarkedBatch, kept_responses
 from cppo_lab.cores.verl.logits import CODE
 from cppo_lab.cores.verl.loss import summarise_mismatch, trust_region_loss
 from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP, socket_of_this_run
@@ -132,7 +132,9 @@ class TrustRegionWorker(ActorRolloutRefWorker):
 
     def use_loss(self, config: Any) -> None:
         """Train with our loss under `config`, an ActorConfig."""
-        self.loss_fn = partial(trust_region_loss, config=config, watch=self._watch, keep=self._keep)
+        self.loss_fn = partial(
+            trust_region_loss, config=config, watch=self._watch, record_decisions=self._keep
+        )
         self.actor.set_loss_fn(self.loss_fn)
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -279,10 +281,10 @@ class TrustRegionWorker(ActorRolloutRefWorker):
             self.diagnostics.end_step()
         return output
 
-    def _keep(self, decided: Decided) -> None:
+    def _keep(self, batch: MarkedBatch) -> None:
         # The other processes of its group have the same rows.
         if self.actor.engine.is_mp_src_rank_with_outputs():
-            self._kept_responses += kept_responses(decided)
+            self._kept_responses += kept_responses(batch)
 
     def _watch(self, seen: ObservedTokens) -> None:
         if self._watched_step and self.diagnostics is not None and self._traces():

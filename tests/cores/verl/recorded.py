@@ -127,7 +127,7 @@ def train(
             output = {name: packed_output(value[index], lengths, prompts) for name, value in values.items()}
             part, reported = trust_region_loss(
                 config, output, data, watch=watch,
-                keep=lambda decided, kept=kept: kept.extend(kept_responses(decided)),
+                record_decisions=lambda batch, kept=kept: kept.extend(kept_responses(batch)),
             )  # fmt: skip
             (part / len(cuts)).backward()  # FSDP averages gradients over the ranks
             loss += float(part.detach()) / len(cuts)

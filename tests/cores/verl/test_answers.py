@@ -204,7 +204,7 @@ def test_the_words_of_mathematics() -> None:
     words = Wording(compose(["core=verl", "model=qwen3_1_7b_base"]).run.data)  # type: ignore[arg-type]
     asked = [{"role": "user", "content": "What is $6 \\cdot 7$?"}]
     row = {"raw_prompt": asked, "reward_model": {"ground_truth": "42"}}
-    assert words.asked(row) == "What is $6 \\cdot 7$?"
+    assert words.question(row) == "What is $6 \\cdot 7$?"
     assert words.truth(row) == "42"
     assert words.answer([], "I think.\nAnswer: $42$") == "$42$"  # as it is handed to math-verify
     assert words.answer([], "<think> 42") is None
