@@ -47,10 +47,23 @@ _OPENINGS = {"$$": "$$", "\\[": "\\]", "```": "```"}  # displayed formulas and c
 _MAX_LINES = 50  # of a formula or an environment
 _FENCES = (
     *((mark, mark) for mark in ("$$", "$", "**", "`", "__", "_", '"')),
-    *(pair.split() for pair in (r"\( \)", r"\[ \]", "“ ”", "‘ ’", "「 」")),
+    *((r"\(", r"\)"), (r"\[", r"\]"), ("“", "”"), ("‘", "’"), ("「", "」")),
     *(
         (f"\\{box}{{", "}")
-        for box in "underline text textbf mathbf mathrm bm boldsymbol large Large huge".split()
+        for box in (
+            *(
+                "underline",
+                "text",
+                "textbf",
+                "mathbf",
+                "mathrm",
+                "bm",
+                "boldsymbol",
+                "large",
+                "Large",
+                "huge",
+            ),
+        )
     ),
     ("{", "}"),
 )
@@ -61,10 +74,16 @@ _ALIGNED = re.compile(
 _ROW_END = re.compile(r"\\\\(\s*+(?==)|\s*+$)?")
 _SPACE = r"(?:\\[,;:! >]|\\q?quad(?![A-Za-z])|~|\s)"
 _LEADING = re.compile(rf"(?:{_SPACE}|[*#}}])++")
-_TAILS = r"\, \; \: \! \> \\ \quad \qquad \square \blacksquare \qed ~ * . , ; \ ∎ ■ □".split()
+_TAILS = (
+    *("\\,", "\\;", "\\:", "\\!", "\\>", "\\\\", "\\quad", "\\qquad", "\\square", "\\blacksquare", "\\qed"),
+    *("~", "*", ".", ",", ";", "\\", "∎", "■", "□"),
+)
 # A thousands separator of LaTeX between digits: math-verify reads "1\,000" as 1 times 0. Plain commas it knows. A space
 # behind a comma ("3,\,125") separates two numbers.
-_SEPARATOR = re.compile(r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|[~\u00a0\u2000-\u200a\u202f\u205f']|\.(?=\d{3}\.\d)|(?<=\.\d{3})\.)(?=\d{3}(?!\d))")
+_SEPARATOR = re.compile(
+    r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|[~\u00a0\u2000-\u200a\u202f\u205f']|\.(?=\d{3}\.\d)|(?<=\.\d{3})\.)"
+    r"(?=\d{3}(?!\d))"
+)
 _SPACED = re.compile(
     r"(?<![^$ ])[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})++(?=\.?\d*\$?$)"
 )  # "1 000", and nothing before it
@@ -76,7 +95,10 @@ _CURRENCY = re.compile(
     r"\\text\s*+\{\s*+\\\$\s*+\}|(?:\bUS)?(?<!\\)\\\$|\\(?:pounds|euro|textdollar)(?![A-Za-z])\s*+|[€£¥₩₹¢]"
 )
 _RELATION = r"(?:[=<>]|\\(?:[lg]eq?|neq?)(?![A-Za-z]))"
-_CONDITION = rf"(?:(?:since|because)\b[^()]*+|(?:(?:where|for|when|with|if)\s++)?+\$?[A-Za-z]\s*+{_RELATION}[^()\[\]$]*+\$?)"
+_CONDITION = (
+    r"(?:(?:since|because)\b[^()]*+|(?:(?:where|for|when|with|if)\s++)?+\$?[A-Za-z]\s*+"
+    rf"{_RELATION}[^()\[\]$]*+\$?)"
+)
 _REMARK = re.compile(
     rf"(?<=[\d}})$]){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)"
 )
@@ -106,7 +128,10 @@ _MIXED = re.compile(rf"(?<![\w/.^_}}])([0-9]++)(?:{_SPACE})+([0-9]++)/([0-9]++)(
 _MINUS = re.compile(r"(?i)(?<![\w\\])(?:minus|negative)\s++(?=[\d.$\\(])")
 _DEGREES = re.compile(r"(?<=\d)\s*+\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})[CF]?\s*+(?=\$?$)")
 # Units that are made of others, as m/s, kg m^2 or m s^{-1}: math-verify drops single ones and words.
-_SI = r"(?:(?:[kcdmnµμMG]|\\mu *)?(?:[mgsLlNJWVAKCFTΩ]|\\Omega|Hz|Pa|mol|eV|rad)|h|hr|min|ft|in|mi|lb|gal|yr)\b\.?(?: *\$?\^\{?-?\d\}?)?"
+_SI = (
+    r"(?:(?:[kcdmnµμMG]|\\mu *)?(?:[mgsLlNJWVAKCFTΩ]|\\Omega|Hz|Pa|mol|eV|rad)|h|hr|min|ft|in|mi|lb|gal|yr)"
+    r"\b\.?(?: *\$?\^\{?-?\d\}?)?"
+)
 _UNITS = re.compile(
     rf"(?<=[\d}})$])\$?{_SPACE}*+(?:\\[dt]?frac *\{{{_SI}\}} *\{{{_SI}\}}|[(\[]?{_SI}"
     rf"(?:(?:\s*+(?:/|\\cdot(?![A-Za-z])|\*)\s*+|{_SPACE}++){_SI})*+[)\]]?)$"

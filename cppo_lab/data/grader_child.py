@@ -27,7 +27,9 @@ _DELIMITER = re.compile(r"\$|\\[()\[\]]")
 _FORMULA = re.compile(
     r"(?:\$[^$]*+\$|\\\((?:(?!\\\)).)*+\\\)|\\\[(?:(?!\\\]).)*+\\\])|(?<![^,;])[^,;=$\\]*+=\s*(?=\$|\\[(\[])"
 )
-_LABEL = re.compile(r"\A\s*+(?:#?[0-9][.):]\s|\([0-9]++\)\s|[^$,;:\\]*+:\s)")  # "1) $42$", "(12) $42$", "n=4: $42$"
+_LABEL = re.compile(
+    r"\A\s*+(?:#?[0-9][.):]\s|\([0-9]++\)\s|[^$,;:\\]*+:\s)"
+)  # "1) $42$", "(12) $42$", "n=4: $42$"
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}")
 # Function names without their backslash, which are no unit of the number behind them.
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])")
@@ -172,9 +174,8 @@ def load_grader() -> Callable[[str, bool, str], bool]:
 
     def right(text: str, truth: str) -> bool:
         true, given = parsed_truth(truth), parse(_both_signs(text), of_answer, parsing_timeout=None)
-        return (
-            bool(verify(true, given, allow_set_relation_comp=True, timeout_seconds=None))
-            and _of_one_size(true, given)
+        return bool(verify(true, given, allow_set_relation_comp=True, timeout_seconds=None)) and _of_one_size(
+            true, given
         )
 
     def grade(answer: str, marked: bool, truth: str) -> bool:

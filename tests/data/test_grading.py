@@ -428,13 +428,16 @@ NOT_BESIDE: Table = {
 # fmt: on
 # The same value twice or with its modulus, unfinished numbers, relations for intervals, both signs at once. Decided so:
 # a decimal of any length is no irrational number (0.3333333 for 1/3 is math-verify's), a set is no pair in either
-# direction, other nouns are another answer, and a value in brackets has to be right, unless it is a decimal behind LaTeX.
+# direction, other nouns are another answer, and a value in brackets has to be right, unless it is a decimal behind
+# LaTeX.
 # fmt: off
 SAID_TWICE: Table = {
     "1/2": ["1/2 (0.5)", "0.5 (1/2)", "\\frac12 (= 0.5)", "1/2 (or 0.5)"],
     "42": [
         "42 (6*7)", "42 (6·7)", "$42$ (42)", "42 (42.0)", "at most 42", "up to 42", "42.", "\\emph{42}", "\\mathsf{42}",
-        "\\texttt{42}", "142 mod 100", "$42$ (since $6\\cdot 7=42$)", "42 (m = 41, n = 1)", "(12) $42$", "42 \\pmod{100}", "42 k\\Omega", "42 Ω", "42 \\mu m",
+        "\\texttt{42}", "142 mod 100", "$42$ (since $6\\cdot 7=42$)", "42 (m = 41, n = 1)", "(12) $42$",
+        "42 \\pmod{100}",
+        "42 k\\Omega", "42 Ω", "42 \\mu m",
     ],
     "2\\sqrt{3}": ["2√3, approximately 3.46", "$2\\sqrt{3}$, about $3.46$", "2√3, or approximately 3.46", "2√3 ≈ 3.46"],
     "3": ["3 (mod 7)", "$3$ (mod $7$)", "3 \\pmod 7", "x \\equiv 3 \\pmod{7}", "3 \\bmod 7", "3 mod 7"],
@@ -444,7 +447,9 @@ SAID_TWICE: Table = {
     "\\frac{1}{11}": ["0.090909..."],
     "(3,\\infty)": ["x>3", "3 < x", "x \\in (3,∞)"],
     "(1,2]": ["1 < x \\le 2"],
-    "\\frac{1+\\sqrt5}{2}, \\frac{1-\\sqrt5}{2}": ["(1±√5)/2", "\\frac{1\\pm\\sqrt5}{2}", "x=\\frac{1\\mp\\sqrt{5}}{2}"],
+    "\\frac{1+\\sqrt5}{2}, \\frac{1-\\sqrt5}{2}": [
+        "(1±√5)/2", "\\frac{1\\pm\\sqrt5}{2}", "x=\\frac{1\\mp\\sqrt{5}}{2}",
+    ],
     "\\frac{1\\pm\\sqrt{5}}{2}": ["(1±√5)/2", "\\frac{1+\\sqrt5}{2} \\text{ and } \\frac{1-\\sqrt5}{2}"],
     "120": ["C(10,3)", "\\binom{10}{3}", "C_{10}^{3}", "C_{10}^3"],
     "C(10,3)": ["120", "C(10, 3)"],
@@ -461,7 +466,8 @@ SAID_TWICE: Table = {
 NOT_SAID_TWICE: Table = {
     "1/2": ["1/2 (0.6)", "0.6 (1/2)"],
     "42": [
-        "42...", "42…", "42\\ldots", "$42\\dots$", "42 ...", "$42$ (43)", "43 (42)", "42 dozen", "42 (mod 5)", "142 (mod 5)",
+        "42...", "42…", "42\\ldots", "$42\\dots$", "42 ...", "$42$ (43)", "43 (42)", "42 dozen", "42 (mod 5)",
+        "142 (mod 5)",
         "7*42 mod 100", "41 (1)", "(2) $21$",
     ],
     "2\\sqrt{3}": ["3√2, approximately 3.46", "approximately 3.46", "3.464102"],
@@ -502,7 +508,8 @@ RESPONSES: Table = {
         "2\\sqrt{441}=\\boxed{42}\\text{ cm}", "**\\boxed{42}**", "Since $x=3$, \\boxed{42}",
         "\\boxed{42} or \\boxed{42}", "the number of people who are not sick is $$\\boxed{42}$$",
         "It's not hard to see \\boxed{42}", "\\boxed{42} is not hard to find", "\\boxed{42}^{th}",
-        "答え：42", "\\boxed{\\text{Answer: }42}", "So 6*7=42\n\\boxed{42}", "Step 2\n$\\boxed{42}$", "We try -\n\\boxed{42}",
+        "答え：42", "\\boxed{\\text{Answer: }42}", "So 6*7=42\n\\boxed{42}", "Step 2\n$\\boxed{42}$",
+        "We try -\n\\boxed{42}",
     ],
     "41, 42": ["\\boxed{41}, \\boxed{42}", "$\\boxed{41}$ and $\\boxed{42}$"],
     "$y_1=x^2$\n$y_2=x^3$": ["Answer: $y_1 = x^2$\n$y_2=x^3$."],
