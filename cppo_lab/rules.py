@@ -129,8 +129,12 @@ class Rule(Variant):
     """A rule.
 
     function: `package.module:name`, or the function itself: `fn(tokens, *, <constants>) -> RuleOutput`, with constants
-        as plain keyword scalars (cppo_lab.maths.tokens).
-    needs: of NEEDS.
+        as plain keyword scalars (cppo_lab.maths.tokens). In a configuration they are fields of `RuleSpec` where it has
+        one of the name, else, for a rule of another package, numbers under `options`. The output has the statistics
+        of `maths.tokens.common_stats`, as `rule_output` makes them; further sums become metrics if `SHARES` there
+        names them. Its tests may be empty: the first that fails a token is the reason that a record gives.
+    needs: of NEEDS. A function without a record, which `rule.path` names, is taken to need RESPONSE: a rule that reads
+        the divergence works with that, but one that needs more than the tokens or a whole minibatch must have a record.
     fixed: constants of the function that define this rule and cannot be configured.
     paper: arXiv number of its paper; empty: none.
     row: its row in the table of the rules' differences; None: dashes.
@@ -265,6 +269,9 @@ _OF_KL = frozenset({DIVERGENCE, KL, RESPONSE})
 _OF_RESPONSE = frozenset({RESPONSE})
 _NO_BUDGET = {"delta_b": math.inf, "delta_b_mode": "fixed"}
 
+# CPPO, and its ablations and controls.
+_cppo = functools.partial(Rule, function=f"{_MASKS}:cppo", paper=CPPO_PAPER, needs=_BUDGET)
+
 # In the order of the table of rule differences.
 BUILT_IN = (
     Rule(
@@ -313,70 +320,54 @@ BUILT_IN = (
         needs=frozenset({DIVERGENCE, DRIFT}),
         row=Row("divergence, by its own direction"),
     ),
-    Rule(
+    _cppo(
         name="cppo",
-        function=f"{_MASKS}:cppo",
         title="CPPO",
-        paper=CPPO_PAPER,
-        needs=_BUDGET,
         row=Row("divergence", position="yes", prefix="yes"),
         place=7,
         stroke=Stroke("#0052D9"),
         accessible=Stroke(BLUE),
     ),
-    Rule(
+    _cppo(
         name="cppo_no_position_weight",
-        function=f"{_MASKS}:cppo",
         fixed={"w_min": 1.0, "span": None},
         title="CPPO without position weight",
-        paper=CPPO_PAPER,
-        needs=_BUDGET,
         row=Row("divergence", prefix="yes"),
         stroke=Stroke("#00A3A1"),
         accessible=Stroke(GREEN, SHORT, "^"),
     ),
-    Rule(
+    _cppo(
         name="cppo_no_prefix_budget",
-        function=f"{_MASKS}:cppo",
         fixed=_NO_BUDGET,
         title="CPPO without prefix budget",
-        paper=CPPO_PAPER,
-        needs=_BUDGET,
         row=Row("divergence", position="yes"),
         stroke=Stroke("#7B4FB5"),
         accessible=Stroke(PURPLE, DASH_DOT, "v"),
     ),
     # Tests whether the order of the weights matters, or only their distribution.
-    Rule(
+    _cppo(
         name="cppo_no_prefix_budget_shuffled",
-        function=f"{_MASKS}:cppo",
         fixed=_NO_BUDGET,
         title="CPPO without prefix budget, shuffled weights",
-        paper=CPPO_PAPER,
         needs=_BUDGET | {PERMUTATION},
         row=Row("divergence", position="shuffled"),
         stroke=Stroke("#E377C2"),
         accessible=Stroke(BLACK, DOTS, "D"),
     ),
     # The lightest weight first. If early tokens are decisive, it should do worse than shuffled and ordered weights.
-    Rule(
+    _cppo(
         name="cppo_no_prefix_budget_reversed",
-        function=f"{_MASKS}:cppo",
         fixed=_NO_BUDGET | {"reverse": True},
         title="CPPO without prefix budget, reversed weights",
-        paper=CPPO_PAPER,
-        needs=_BUDGET,
         row=Row("divergence", position="reversed"),
         stroke=Stroke("#17BECF"),
         accessible=Stroke(ORANGE, LONG_SHORT, "<"),
     ),
     # A control: as many tokens of each response are dropped, at random places.
-    Rule(
+    _cppo(
         name="cppo_random_mask",
-        function=f"{_MASKS}:cppo",
         fixed={"random_mask": True},
         title="random mask of CPPO's size",
-        paper=CPPO_PAPER,
         needs=_BUDGET | {PERMUTATION},
         row=Row("divergence", position="yes", prefix="yes", beyond="dropped at random places"),
         stroke=Stroke("#A0A0A0"),
@@ -394,7 +385,8 @@ BUILT_IN = (
     ),
     Rule(
         name="trm_max",
-        function=f"{_RESPONSES}:trm_max",
+        function=f"{_RESPONSES}:trm",
+        fixed={"delta_avg": math.inf},
         title="TRM-Max",
         paper=TRM_PAPER,
         needs=_OF_KL,
@@ -405,7 +397,8 @@ BUILT_IN = (
     ),
     Rule(
         name="trm_avg",
-        function=f"{_RESPONSES}:trm_avg",
+        function=f"{_RESPONSES}:trm",
+        fixed={"delta_max": math.inf},
         title="TRM-Avg",
         paper=TRM_PAPER,
         needs=_OF_KL,
@@ -416,7 +409,7 @@ BUILT_IN = (
     ),
     Rule(
         name="trm_max_avg",
-        function=f"{_RESPONSES}:trm_max_avg",
+        function=f"{_RESPONSES}:trm",
         title="TRM-Max&Avg",
         paper=TRM_PAPER,
         needs=_OF_KL,

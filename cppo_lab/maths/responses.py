@@ -34,41 +34,7 @@ from cppo_lab.maths.tokens import (
 )
 
 
-def trm_max(
-    tokens: Tokens,
-    *,
-    delta_max: float,
-    ratio_cap: float | None = None,
-    log_ratio_clamp: float | None = None,
-) -> RuleOutput:
-    """Keep a response iff its largest divergence is at most delta_max.
-
-    Raises:
-        ValueError: delta_max <= 0, no divergence.
-    """
-    positive("delta_max", delta_max)
-    fails = {"largest divergence": _largest(tokens.required_divergence) > delta_max}
-    return _responses(tokens, fails, ratio_cap, log_ratio_clamp)
-
-
-def trm_avg(
-    tokens: Tokens,
-    *,
-    delta_avg: float,
-    ratio_cap: float | None = None,
-    log_ratio_clamp: float | None = None,
-) -> RuleOutput:
-    """Keep a response iff its mean divergence is at most delta_avg.
-
-    Raises:
-        ValueError: delta_avg <= 0, no divergence.
-    """
-    positive("delta_avg", delta_avg)
-    fails = {"mean divergence": row_means(tokens.required_divergence, tokens.valid) > delta_avg}
-    return _responses(tokens, fails, ratio_cap, log_ratio_clamp)
-
-
-def trm_max_avg(
+def trm(
     tokens: Tokens,
     *,
     delta_max: float,
@@ -76,33 +42,24 @@ def trm_max_avg(
     ratio_cap: float | None = None,
     log_ratio_clamp: float | None = None,
 ) -> RuleOutput:
-    """Keep a response iff both its largest and its mean divergence are within their limits.
+    """Keep a response iff both its largest and its mean divergence are within their limits; math.inf is none.
 
     Raises:
         ValueError: delta_max or delta_avg <= 0, no divergence.
     """
-    positive("delta_max", delta_max)
-    positive("delta_avg", delta_avg)
-    d = tokens.required_divergence
-    fails = {
-        "largest divergence": _largest(d) > delta_max,
-        "mean divergence": row_means(d, tokens.valid) > delta_avg,
-    }
-    return _responses(tokens, fails, ratio_cap, log_ratio_clamp)
-
-
-def _largest(divergence: Tensor) -> Tensor:
-    """[B, T] -> [B, 1]; padding holds 0, the smallest possible divergence."""
-    return divergence.amax(1, keepdim=True) if divergence.shape[1] else divergence.sum(1, keepdim=True)
-
-
-def _responses(
-    tokens: Tokens, fails: dict[str, Tensor], ratio_cap: float | None, log_ratio_clamp: float | None
-) -> RuleOutput:
-    """`fails` holds [B, 1] bool for each test of a response."""
-    # A = 0 needs no special case: such a token has no gradient, and mask statistics exclude it.
-    tests = {name: failed.expand_as(tokens.valid) for name, failed in fails.items()}
-    keep = ~torch.stack(list(fails.values())).any(0) & tokens.valid
+    positive("delta_max", delta_max, allow_inf=True)
+    positive("delta_avg", delta_avg, allow_inf=True)
+    d, keep, tests = tokens.required_divergence, tokens.valid, {}
+    # Padding holds 0, the smallest possible divergence.
+    largest = d.amax(1, keepdim=True) if d.shape[1] else d.sum(1, keepdim=True)
+    for name, value, limit in (
+        ("largest divergence", largest, delta_max),
+        ("mean divergence", row_means(d, tokens.valid), delta_avg),
+    ):
+        if limit < math.inf:
+            # A = 0 needs no special case: such a token has no gradient, and mask statistics exclude it.
+            tests[name] = (value > limit).expand_as(keep)
+            keep = keep & ~tests[name]
     return truncated(tokens, keep, tests, ratio_cap, log_ratio_clamp)
 
 

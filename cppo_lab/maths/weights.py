@@ -1,6 +1,6 @@
 """Position weights w_t, the prefix sum they enter, and the prefix-budget rate delta_b.
 
-Shapes: [B, T], right-padded; zero at padding.
+Shapes: [B, T], right-padded; zero at padding. `valid` is not checked: it is that of a record of tokens.
 
     w_t = 1 - (1 - w_min) / (T - 1) * (t - 1),   t = 1..T;   w_1 = 1 when T = 1
 
@@ -20,7 +20,6 @@ from cppo_lab.maths.tokens import (
     positive,
     row_counts,
     same_shape,
-    token_mask,
     valid_w_min,
 )
 
@@ -50,7 +49,7 @@ def position_weights(
         ValueError: w_min outside (0, 1], a span shorter than the tensor (weights would fall below w_min), or as
             `own_order`.
     """
-    mask = token_mask(valid)
+    mask = valid.bool()
     valid_w_min(w_min)
     if span is not None and span < mask.shape[1]:
         raise ValueError(f"span={span!r} is shorter than T={mask.shape[1]}: pass T or more, or None")
@@ -164,7 +163,7 @@ def effective_delta_b(
     Raises:
         ValueError: delta_b <= 0, unknown mode, cap < 1, quantile outside [0, 1], scale < 0, or shapes that differ.
     """
-    mask = token_mask(valid)
+    mask = valid.bool()
     same_shape(mask.shape, divergence=divergence)
     positive("delta_b", delta_b, allow_inf=True)
     one_of("delta_b mode", mode, MODES)

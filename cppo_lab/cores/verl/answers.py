@@ -153,7 +153,11 @@ Decode = Callable[[list[int]], str]
 
 @dataclass(frozen=True)
 class Graded:
-    """A response to a validation problem. `draw`: its number among the responses to it; `length` in tokens."""
+    """A response to a validation problem. `draw`: its number among the responses to it; `length` in tokens.
+
+    One as long as the limit counts as cut off. In the embedded core one that ends just there does not, since its end
+    token is known; here only the lengths are fetched.
+    """
 
     key: str  # in the queue
     place: int

@@ -75,6 +75,7 @@ def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
         "optim.betas": [spec.optim.beta1, spec.optim.beta2],
         "optim.weight_decay": spec.optim.weight_decay,
         "optim.clip_grad": spec.optim.clip_grad_norm,
+        # verl makes this class of the section; `loss.trust_region_loss` gets it within the worker's `actor_config`.
         "policy_loss._target_": "cppo_lab.cores.verl.loss.TrustRegionLossConfig",
         "policy_loss.loss_mode": loss or "trust_region",
         "policy_loss.rule": "" if loss else spec.rule.name,

@@ -11,7 +11,6 @@ Two collectives whatever the number of rows: the maximum, and one sum of s, of t
 wanted logits, each of which exactly one rank holds.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.utils.ulysses import get_ulysses_sequence_parallel_world_size, slice_input_tensor
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, say
 from cppo_lab.maths.divergence import drift, logp_and_divergence, topk_from_logp
 
 _ELEMENTS = 2**24  # of a chunk's float32 copy
@@ -159,7 +158,7 @@ def kernels_serve(*kind: Any) -> bool:
         fault = kernel_fault(*kind) if on_gpu else "no GPU"
         CODE[kind] = f"eager code: {fault}" if fault else KERNELS
         if on_gpu and fault:
-            print(f"the loss takes {kind[1]} logits by the {CODE[kind]}", file=sys.stderr)
+            say(f"the loss takes {kind[1]} logits by the {CODE[kind]}")
     return CODE[kind] == KERNELS
 
 

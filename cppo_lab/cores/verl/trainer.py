@@ -10,7 +10,6 @@ padding rows (`None`).
 
 import asyncio
 import json
-import sys
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -50,7 +49,7 @@ from cppo_lab.cores.verl.rollout.settings import (
     TOPK_REQUEST,
 )
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
-from cppo_lab.errors import NotFinite, UserError
+from cppo_lab.errors import NotFinite, UserError, say
 from cppo_lab.files import replace_file
 from cppo_lab.maths.rules import group_advantages
 from cppo_lab.rules import PERMUTATION, rule_of
@@ -210,11 +209,9 @@ class LabReplayBuffer(ReplayBuffer):
                 f"all {batch_size} rollouts ({partition_id}) failed: the run's log has the errors"
             )
         if failed := len(self.failure_keys[partition_id]):
-            print(
+            say(
                 f"step {global_steps}: {failed} of {batch_size} prompts ({partition_id}) have responses that failed; "
-                "they are missing from training, and count as wrong in validation",
-                file=sys.stderr,
-                flush=True,
+                "they are missing from training, and count as wrong in validation"
             )
         if partition_id == "val" and self.on_validation is not None:
             self.on_validation(batch)  # verl clears the batch before it reports the result
@@ -240,18 +237,24 @@ class AsyncLabReplayBuffer(LabReplayBuffer, ReplayBufferAsync):
     def _evict_terminal_groups(self, global_steps: int, partition_id: str, eviction_reasons: Any) -> Any:
         if failed := len(eviction_reasons[2]):
             self._failed += failed
-            print(
-                f"step {global_steps}: {failed} prompts failed, others take their place",
-                file=sys.stderr,
-                flush=True,
-            )
+            say(f"step {global_steps}: {failed} prompts failed, others take their place")
             if self._failed >= self._most:
                 raise RuntimeError(f"{self._failed} rollouts in a row failed: the run's log has the errors")
         return super()._evict_terminal_groups(global_steps, partition_id, eviction_reasons)
 
 
 class LabTrainer(PPOTrainerSync):
-    """One run. `trainer_mode` must be `sync`."""
+    """One run. `trainer_mode` must be `sync`.
+
+    verl's `fit` calls, for each step: `step` (the replay buffer's `sample`, `_balance_batch`, `_update_actor`),
+    `_save_checkpoint`, `on_step_end`, where a validation is due `_validate`, and `_compute_metrics`. So a step's
+    checkpoint is whole before its row is written, which `checkpoints.last_readable` builds on:
+
+        _save_checkpoint    verl's checkpoint, TRACES in it, and last its SIZES
+        _validate           nothing: its scores wait for the row (before the first step: row 0)
+        _compute_metrics    PHASES; by `_write_row` diagnostics, answers and last the row; then the best checkpoint
+        _end                OUTCOME, with the last row or when the policy broke within a step
+    """
 
     def __init__(self, config: Any) -> None:
         settings = lab_settings(config)
@@ -544,7 +547,7 @@ class LabTrainer(PPOTrainerSync):
         self._validation_seconds = time.monotonic() - began
         if self.global_steps == 0:
             write_phases(self.folder, 0, {"testing": self._validation_seconds}, {})
-            self._record(0, {})
+            self._write_row(0, {})
         return metrics
 
     def _compute_metrics(
@@ -581,12 +584,12 @@ class LabTrainer(PPOTrainerSync):
         metrics.clear()
         metrics |= row | self._validation  # shown on verl's console
         if not self._broken:
-            self._record(global_steps, row)
+            self._write_row(global_steps, row)
         if self._broken or global_steps >= self.total_training_steps:
             self._end(global_steps)
 
-    def _record(self, step: int, row: dict[str, float]) -> None:
-        """Write the row of `step` and evaluate its validation, if it has any."""
+    def _write_row(self, step: int, row: dict[str, float]) -> None:
+        """Write the row of `step`; of a validated one also the tables and answers, then judge it."""
         validation, self._validation = self._validation, {}
         if step:
             tables, _ = self._traces() if validation else ({}, {})

@@ -109,7 +109,9 @@ WATCHED_STEP = "watched_step"  # in a batch: the training step whose tokens are 
 class TrustRegionWorker(ActorRolloutRefWorker):
     """One rank of actor and rollout."""
 
-    loss_fn: partial[Any]  # the engine's loss, which `init_model` of verl sets first
+    # The engine's loss, which verl's `init_model` sets first. Its keyword `config` has our `policy_loss`, typed, by
+    # which a rule's constants reach the loss (`config.py`).
+    loss_fn: partial[Any]
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:

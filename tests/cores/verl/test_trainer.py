@@ -295,7 +295,7 @@ def attempt(folder: Path) -> None:
     checkpoints.drop_checkpoints_except(folder, last)
     if last is None:
         made._validation = {score_name(made.spec): 0.1}
-        made._record(0, {})
+        made._write_row(0, {})
     for step in range((last or 0) + 1, 7):
         made.global_steps = step
         made._save_checkpoint()
