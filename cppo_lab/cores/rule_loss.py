@@ -39,7 +39,6 @@ def recorded_tokens(kind: DivergenceSpec, vocabulary: int) -> int:
     return vocabulary if kind.estimator == "exact" else kind.k or 1
 
 
-@torch.no_grad()
 def measured_divergence(kind: DivergenceSpec, pi_logp: Tensor, logp: Tensor, mu: Recorded) -> Tensor:
     """D [...] between mu and the policy with log-probabilities `pi_logp` [..., V]; `logp` [...] is log pi(y)."""
     if kind.estimator == "binary":
@@ -95,7 +94,7 @@ def applied(
     """
     function = partial(centred, rule.apply) if centering else rule.apply
     output: RuleOutput = function(tokens, **constants)
-    if not bool(((output.keep >= 0) & (output.keep <= 1)).all()):
+    if not torch.equal(output.keep.clamp(0, 1), output.keep):  # NaN is not equal to itself
         raise UserError(
             f"rule {rule.name!r} returns a keep with a value that is NaN or outside [0, 1]: return a weight in "
             "[0, 1] for each token, as docs/rules.md says"

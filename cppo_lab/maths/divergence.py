@@ -118,7 +118,7 @@ def topk_from_logp(
         ValueError: as `topk`.
     """
     _check_partition(rollout_topk_ids, rollout_topk_logp, tokens, rollout_logp, measure, convention)
-    mu_cells, pi_cells, _ = _cells(
+    (mu_cells, pi_cells), _ = _cells(
         rollout_topk_ids, rollout_topk_logp, pi_topk_logp, tokens, rollout_logp, logp, convention
     )
     return _measure(mu_cells, pi_cells, measure)
@@ -147,11 +147,12 @@ def drift(
     "Other" is one cell: the tail moves as one token would. Arguments and errors as `topk_from_logp`.
     """
     _check_partition(rollout_topk_ids, rollout_topk_logp, tokens, rollout_logp, measure, convention)
-    mu_cells, pi_cells, sampled = _cells(
+    cells, sampled = _cells(
         rollout_topk_ids, rollout_topk_logp, pi_topk_logp, tokens, rollout_logp, logp, convention
     )
-    mu, pi = mu_cells.exp(), pi_cells.exp()
-    step = sampled.to(pi.dtype) - pi
+    mu, pi = cells.exp()
+    absent = ~sampled.any(-1, keepdim=True)
+    step = torch.cat([sampled, absent, torch.zeros_like(absent)], -1).to(pi.dtype) - pi
     change = step - (pi * step).sum(-1, keepdim=True)
     return ((pi - mu).sign() * pi / 2 if measure == "tv" else -mu).mul(change).sum(-1)
 
@@ -173,30 +174,25 @@ def _cells(
     rollout_logp: Tensor,
     logp: Tensor,
     convention: str,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The partition of `topk`, [..., K + 2]: log mu and log pi of its cells, and which holds the sampled token."""
+) -> tuple[Tensor, Tensor]:
+    """The partition of `topk`: log mu and log pi of its cells [2, ..., K + 2], and which of the K is the sampled token
+    [..., K].
+    """
     same_shape(ids.shape, pi_topk_logp=pi_topk_logp)
     same_shape(tokens.shape, logp=logp)
-    pi_cells, pi_sampled = compute_dtype(pi_topk_logp), compute_dtype(logp).unsqueeze(-1)
+    dtype = compute_dtype(pi_topk_logp).dtype
+    policies = (topk_logp, rollout_logp), (pi_topk_logp, logp)
+    cells = torch.stack(
+        [torch.cat([top.to(dtype), last.to(dtype).unsqueeze(-1)], -1) for top, last in policies]
+    )
     empty = ids < 0
-    mu_cells = topk_logp.to(pi_cells.dtype).masked_fill(empty, -torch.inf)
-    pi_cells = pi_cells.masked_fill(empty, -torch.inf)
     sampled = ids == tokens.unsqueeze(-1).clamp_min(0)
-    absent = ~sampled.any(-1, keepdim=True)
+    present = sampled.any(-1, keepdim=True)
     if convention == "replace_kth":
-        kth = torch.zeros_like(empty).scatter(
-            -1, mu_cells.masked_fill(empty, torch.inf).argmin(-1, keepdim=True), True
-        )
-        dropped = kth & absent
-        mu_cells = mu_cells.masked_fill(dropped, -torch.inf)
-        pi_cells = pi_cells.masked_fill(dropped, -torch.inf)
+        least = cells[0, ..., :-1].masked_fill(empty, torch.inf).argmin(-1, keepdim=True)
+        empty = empty | (torch.zeros_like(empty).scatter(-1, least, True) & ~present)
     # An absent token adds a cell; a present one adds an empty cell, which contributes nothing.
-    extra_mu = rollout_logp.to(pi_cells.dtype).unsqueeze(-1).where(absent, -torch.inf)
-    extra_pi = pi_sampled.to(pi_cells.dtype).where(absent, -torch.inf)
-    mu_cells = torch.cat([mu_cells, extra_mu], -1)
-    pi_cells = torch.cat([pi_cells, extra_pi], -1)
-    sampled = torch.cat([sampled, absent, torch.zeros_like(absent)], -1)
-    return _with_other(mu_cells), _with_other(pi_cells), sampled
+    return _with_other(cells.masked_fill_(torch.cat([empty, present], -1), -torch.inf)), sampled
 
 
 @torch.no_grad()

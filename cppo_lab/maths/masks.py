@@ -256,9 +256,9 @@ def masked(
     tests = {"threshold": token_fails} | ({} if prefix_fails is None else {"budget": prefix_fails})
     dropped = token_fails if prefix_fails is None else token_fails | prefix_fails
     output = truncated(tokens, ~dropped, tests, ratio_cap, log_ratio_clamp)
-    output.stats["masked_by_token"] = row_counts(token_fails).sum().to(output.keep.dtype)
+    output.stats["masked_by_token"] = token_fails.count_nonzero().to(output.keep.dtype)
     if prefix_fails is not None:
-        output.stats["masked_by_prefix"] = row_counts(prefix_fails & ~token_fails).sum().to(output.keep.dtype)
+        output.stats["masked_by_prefix"] = (prefix_fails & ~token_fails).count_nonzero().to(output.keep.dtype)
     return output
 
 

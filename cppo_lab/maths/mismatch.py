@@ -32,7 +32,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab import schema
-from cppo_lab.maths.tokens import LARGEST_EXPONENT, compute_dtype, same_shape
+from cppo_lab.maths.tokens import LARGEST_EXPONENT, compute_dtype, is_whole, same_shape
 
 FIELDS = ("tokens", "log_ratio", "k3", "ratio", "square", "error")
 THIRDS = len(schema.THIRDS)
@@ -168,6 +168,8 @@ def relative_logprob_error(logp: Tensor, rollout_logp: Tensor, valid: Tensor) ->
     Two sums rather than the ratio, so that minibatches add up. Arguments [B, T]; results are scalar tensors.
     """
     same_shape(logp.shape, rollout_logp=rollout_logp, valid=valid)
-    mask = valid.bool()
-    train, rollout = compute_dtype(logp), compute_dtype(rollout_logp)
-    return torch.where(mask, (train - rollout).abs(), 0.0).sum(), torch.where(mask, rollout.abs(), 0.0).sum()
+    mask, rollout = valid.bool(), compute_dtype(rollout_logp)
+    difference, size = (compute_dtype(logp) - rollout).abs(), rollout.abs()
+    if not is_whole(mask):
+        difference, size = torch.where(mask, difference, 0.0), torch.where(mask, size, 0.0)
+    return difference.sum(), size.sum()

@@ -18,6 +18,7 @@ from cppo_lab.maths.tokens import (
     Tokens,
     compute_dtype,
     finite,
+    is_whole,
     one_of,
     positive,
     row_counts,
@@ -149,7 +150,7 @@ def corrected(
         weight = weight * bounded.exp().clamp_max(rollout_is_threshold)
     if rollout_rs is not None:
         rejected = valid & (statistics[rollout_rs].abs() > math.log(rollout_rs_threshold))
-    stats = {"importance_weight": weight.sum(), "rejected": row_counts(rejected).sum().to(old_logp.dtype)}
+    stats = {"importance_weight": weight.sum(), "rejected": rejected.count_nonzero().to(old_logp.dtype)}
     objective = output.objective * torch.where(rejected, 0.0, weight)
     return output._replace(objective=objective, stats=output.stats | stats)
 
@@ -206,8 +207,9 @@ def aggregate(
         positive("horizon", horizon)
         if mode != "seq-mean-token-sum-norm":
             raise ValueError(f"horizon={horizon!r} belongs to seq-mean-token-sum-norm, not {mode!r}: drop it")
-    lengths = row_counts(mask)
-    sums = torch.where(mask, compute_dtype(values), 0.0).sum(1)  # where, not *: padding may be inf * 0
+    lengths, values = row_counts(mask), compute_dtype(values)
+    # where, not *: padding may be inf * 0
+    sums = (values if is_whole(mask) else torch.where(mask, values, 0.0)).sum(1)
     if mode == "seq-mean-token-mean":
         sums = sums / lengths.clamp_min(1)
     elif mode == "seq-mean-token-sum-norm":

@@ -311,10 +311,11 @@ class _Shipment:
                 break
             self._take(line)
             offset = end
-            if not self.steps and not self.tags:
+            if isinstance(line, Begin | End) and not self.steps and not self.tags:
                 self._reached(path, offset)
         self._flush()
-        self._reached(path, offset)
+        if self.state.offsets.get(path.name) != offset:
+            self._reached(path, offset)
 
     def _send_notes(self) -> None:
         """What somebody has noted on the run becomes tags of its newest record."""
@@ -408,10 +409,13 @@ class _Shipment:
 
     def _begin(self, line: Begin) -> None:
         """Create the record's MLflow run if needed, and set it to RUNNING."""
-        run = self._stored(line)
-        is_new = run is None
+        run = self.client.get_run(self.record.mlflow_id) if self.record.mlflow_id else None
         if run is None:
             experiment_id = ensure_experiment(self.client, self.uri, line.experiment)
+            # From an earlier try whose response, or our record of it, was lost.
+            run = next(iter(self._of_record(experiment_id)), None)
+        is_new = run is None
+        if run is None:
             tags = {**line.tags, schema.TAG_RECORD: _plain(line.record)}
             run = self.client.create_run(experiment_id, line.time_ms, tags, line.name)
         self.runs[self.token] = run
@@ -447,17 +451,6 @@ class _Shipment:
                 if error.error_code != "BAD_REQUEST":
                     raise
                 self.client.log_inputs(mlflow_id, datasets=inputs)
-
-    def _stored(self, line: Begin) -> Run | None:
-        """The MLflow run of the record whose lines are being read, if the store has it.
-
-        It may have it from an earlier try whose response, or our record of it, was lost.
-        """
-        if self.record.mlflow_id:
-            return self.client.get_run(self.record.mlflow_id)
-        experiment = self.client.get_experiment_by_name(line.experiment)
-        runs = [] if experiment is None else self._of_record(experiment.experiment_id)
-        return next(iter(runs), None)
 
     def _of_record(self, experiment_id: str) -> list[Run]:
         """The active MLflow runs of the record whose lines are being read: several if a request was sent twice."""

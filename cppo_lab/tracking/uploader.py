@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.errors import UserError, deferred, say
-from cppo_lab.runs.folder import is_held
+from cppo_lab.runs.folder import is_held, read_status
 from cppo_lab.runs.spool import Line, unsent
+from cppo_lab.schema import FINISHED
 
 FIRST_SECONDS = 30.0  # of training: a shorter launch would be over before the process has imported MLflow
 EVERY_SECONDS = 2.0
@@ -162,13 +163,21 @@ def work(folders: Sequence[Path], uri: str, owner: int, first: float) -> None:
         signal.signal(number, signal.SIG_IGN)  # Slurm signals all processes of a job
     os.dup2(2, 1)  # standard output is for what the owner prints
     pause, away_since, orphaned = first, 0.0, False
+    waiting = dict.fromkeys(folders)
+
+    def sent(folder: Path) -> None:
+        # A look at thousands of runs takes longer than the upload of one. What may still follow, such as a note, is
+        # for the last upload.
+        if read_status(folder).get("status") in FINISHED and not unsent(folder, uri):
+            waiting.pop(folder, None)
+
     while True:
         time.sleep(pause) if orphaned else _wait(pause, owner)
         trains = os.getppid() == owner or any(map(is_held, folders))
         if not trains and not orphaned:
             return  # the next launch sends the rest
         orphaned = os.getppid() != owner
-        fault = upload_once(folders, uri)
+        fault = upload_once(list(waiting), uri, sent)
         if fault and not away_since:
             away_since = time.monotonic()
             say(f"tracking store does not answer, training continues: {fault}")

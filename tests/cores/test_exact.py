@@ -80,7 +80,9 @@ def enumerated(learner: Learner, log_mu: torch.Tensor) -> GradedResponses:
     ids = torch.arange(process.vocabulary).repeat(len(rows))
     mu = Recorded(ids, rows.flatten(), top.indices, top.values)
     everything = torch.ones(len(places), dtype=torch.bool)
-    return GradedResponses(mu, torch.tensor(tokens), at, mu.logp[at], weights, everything, None)
+    return GradedResponses(
+        mu, torch.tensor(tokens), at, at // process.vocabulary, mu.logp[at], weights, everything, None
+    )
 
 
 def of_three_symbols(

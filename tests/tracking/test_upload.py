@@ -578,8 +578,8 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, spool: bool) -> Non
     real = safe_open.replacing
 
     @contextlib.contextmanager
-    def replacing(path: Path) -> Iterator[Any]:
-        with real(path) as file:
+    def replacing(path: Path, *synced: bool) -> Iterator[Any]:
+        with real(path, *synced) as file:
             if path.is_relative_to(folder):
                 full()
             yield file

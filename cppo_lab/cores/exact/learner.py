@@ -47,6 +47,7 @@ class GradedResponses:
     mu: Recorded  # of each token of each table entry: tokens, logp [K * S * V], top-k [K * S, K']
     tokens: Tensor  # [B, T] ids
     places: Tensor  # [B, T] flat indices into a table [K, S, V]
+    states: Tensor  # [B, T] the same into one [K, S]
     logp: Tensor  # [B, T] log mu
     advantages: Tensor  # [B]
     keep: Tensor  # [B] bool
@@ -83,7 +84,7 @@ class Learner(SteppedTrainer):
     def log_policy(self, temperature: float, parameters: Tensor | None = None) -> Tensor:
         """log pi [K, S, V] at `temperature`, differentiable in `parameters` [P] (None: the current ones)."""
         logits = self.tables.logits(self.parameters if parameters is None else parameters)
-        return (logits / temperature).log_softmax(-1)
+        return (logits if temperature == 1 else logits / temperature).log_softmax(-1)
 
     @torch.no_grad()
     def log_rollout_policy(self) -> Tensor:
@@ -132,7 +133,8 @@ class Learner(SteppedTrainer):
         permutation = None
         if self.shuffles:
             permutation = own_permutation(torch.ones_like(tokens, dtype=torch.bool), self.shuffling)
-        return GradedResponses(mu, tokens, places, mu.logp[places], advantages, keep, permutation), share
+        states, logp = places // self.process.vocabulary, mu.logp.take(places)
+        return GradedResponses(mu, tokens, places, states, logp, advantages, keep, permutation), share
 
     def recorded(self, log_policy: Tensor) -> Recorded:
         """What a policy [K, S, V] records of each token of each table entry."""
@@ -159,8 +161,9 @@ class Learner(SteppedTrainer):
 
         `old`: of pi_old; None: it is mu.
         """
-        places, rollout_logp = rollout.places[rows], rollout.logp[rows]
+        places, rollout_logp = (part.index_select(0, rows) for part in (rollout.places, rollout.logp))
         old = old or rollout.mu
+        old_logp = rollout_logp if old is rollout.mu else old.logp.take(places)
         origin = old if self.spec.divergence.origin else rollout.mu
         log_pi = self.log_policy(self.spec.rollout.temperature)
         logp = log_pi.flatten().gather(0, places.flatten()).view(places.shape)
@@ -173,13 +176,15 @@ class Learner(SteppedTrainer):
         permutation = None if order is None else order[rows]
         advantages = rollout.advantages[rows][:, None].expand_as(seen)
         others = self._others(log_pi, rollout.mu, origin, places)
-        tokens = Tokens(logp, old.logp[places], advantages, valid, divergence, permutation, **others)
+        origin_logp = None if origin is old else rollout_logp
+        tokens = Tokens(
+            logp, old_logp, advantages, valid, divergence, permutation, origin_logp=origin_logp, **others
+        )
         loss, output = self.loss(tokens, rollout_logp)
         if watched is not None:
             drawn = rollout.tokens[rows]
-            view = ObservedTokens(
-                seen, rollout_logp, divergence, advantages, valid, drawn, origin.logp[places]
-            )
+            origin_logp = old_logp if origin is old else rollout_logp
+            view = ObservedTokens(seen, rollout_logp, divergence, advantages, valid, drawn, origin_logp)
             self.diagnostics.see(watched, view, _token_names)
         difference, scale = relative_logprob_error(seen, rollout_logp, valid)
         return loss, output.stats, (float(difference), float(scale))
@@ -201,7 +206,7 @@ class Learner(SteppedTrainer):
         if rule.delta is None or rule.path is not None or not tests_divergence:
             return {}
         constants = {**rule.arguments(self.process.horizon), **record.fixed}
-        visited = divergence.flatten()[rollout.places // self.process.vocabulary]
+        visited = divergence.take(rollout.states)
         # A batch has an order for the rule of the training, too.
         order = rollout.permutation if PERMUTATION in record.needs else None
         weights, rate, tests = limits_of(constants, visited, valid, order)
@@ -211,12 +216,10 @@ class Learner(SteppedTrainer):
         return {f"exact/premise_{name}": float(fails.double().mean()) for name, fails in beyond.items()}
 
     def _others(self, log_pi: Tensor, mu: Recorded, origin: Recorded, places: Tensor) -> dict[str, Tensor]:
-        """What else the loss needs of D's origin, and of mu and pi at tokens that were not sampled, as fields of
-        `Tokens`.
-        """
-        states, symbols = places // self.process.vocabulary, self.process.vocabulary
-        given = {"origin_logp": origin.logp[places]}
+        """What else the loss needs of mu and pi at tokens that were not sampled, as fields of `Tokens`."""
+        symbols, given = self.process.vocabulary, dict[str, Tensor]()
         if self.loss.centering:
+            states = places // symbols
             ids = mu.topk_ids[states]
             given |= {
                 "topk_ids": ids,
@@ -226,22 +229,24 @@ class Learner(SteppedTrainer):
         if DRIFT in self.loss.needs:
             given["drift"] = self._at(measured_drift, log_pi.detach(), origin, places)
         if ENTROPY in self.loss.needs:
-            given["rollout_entropy"] = torch.special.entr(mu.logp.exp()).view(-1, symbols).sum(-1)[states]
+            given["rollout_entropy"] = (
+                torch.special.entr(mu.logp.exp()).view(-1, symbols).sum(-1)[places // symbols]
+            )
         return given
 
     def _at(self, measured: Callable[..., Tensor], log_pi: Tensor, mu: Recorded, places: Tensor) -> Tensor:
         """`measured_*` [B, T] at `places`, once for each table entry [K * S * V] that some response visited."""
         symbols = self.process.vocabulary
         count = log_pi.numel()
-        visited = torch.zeros(count, dtype=torch.bool)
-        visited[places.flatten()] = True
-        entries = visited.nonzero()[:, 0]
+        visited = torch.zeros(count, dtype=torch.bool).index_fill_(0, places.flatten(), True)
+        entries = visited.nonzero().flatten()
         states = entries // symbols
-        recorded = Recorded(mu.tokens[entries], mu.logp[entries], mu.topk_ids[states], mu.topk_logp[states])
-        rows, logp = log_pi.view(-1, symbols)[states], log_pi.flatten()[entries]
-        table = log_pi.new_zeros(count)
-        table[entries] = measured(self.spec.divergence, rows, logp, recorded)
-        return table[places]
+        ids, top, rows = (
+            part.index_select(0, states) for part in (mu.topk_ids, mu.topk_logp, log_pi.view(-1, symbols))
+        )
+        recorded = Recorded(mu.tokens.take(entries), mu.logp.take(entries), ids, top)
+        values = measured(self.spec.divergence, rows, log_pi.take(entries), recorded)
+        return log_pi.new_zeros(count).index_copy_(0, entries, values).take(places)
 
     def policy_state(self) -> dict[str, Any]:
         return {"parameters": self.parameters.detach(), "past": list(self.past)}

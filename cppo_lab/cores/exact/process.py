@@ -122,14 +122,15 @@ def sample(process: Process, policy: Array, starts: Indices, uniforms: Array) ->
     # Symbols first: a sum over a short last axis takes five times as long.
     bounds = cumulative[..., :-1].reshape(-1, symbols - 1).T.copy()
     run = np.repeat(np.arange(runs) * stretches * states, starts.shape[1])
-    points = uniforms.reshape(len(run), -1).T.copy()  # [T, R * N]
+    # [T, R * N]; NumPy takes twice as long.
+    points = torch.from_numpy(uniforms.reshape(len(run), -1)).t().contiguous().numpy()
     tokens = np.empty(points.shape, dtype=np.int64)
     visited = np.empty_like(tokens)
     state = starts.reshape(-1)
     for t in range(process.horizon):
         visited[t] = state + process.stretch[t] * states
         tokens[t] = (bounds.take(run + visited[t], axis=1) <= points[t]).sum(0)
-        state = process.successors[int(process.forks[t])][state * symbols + tokens[t]]
+        state = process.successors[int(process.forks[t])].take(state * symbols + tokens[t])
     shape = uniforms.shape
     return Responses(
         tokens.T.reshape(shape),
@@ -159,27 +160,41 @@ class PolicyPair:
 
 def compare(process: Process, mu: Array, pi: Array, divergence: Array) -> PolicyPair:
     """Compare `mu` and `pi` [R, K, S, V] (probabilities); `divergence` [R, K, S] is D of each state."""
-    runs, symbols = len(mu), process.vocabulary
-    occupancy = state_probabilities(process, mu)
-    both = np.concatenate([mu, pi])
-    value = np.broadcast_to(process.rewards, (2 * runs, process.states))
-    surrogate, error, movement, largest = (np.empty((runs, process.horizon)) for _ in range(4))
-    visits = np.zeros((runs, process.stretches, process.states))
-    later = (occupancy[-1] * value[runs:]).sum(1)  # sum_s d_mu[t + 1](s) V_pi[t + 1](s)
+    runs, occupancy = len(mu), state_probabilities(process, mu)
+    both, successors, symbol = _laid_out(process, np.concatenate([mu, pi]))
+    values = np.empty((process.horizon + 1, 2 * runs, process.states))
+    values[-1] = process.rewards
+    crossed = np.empty((process.horizon, runs, process.states))
     for t in reversed(range(process.horizon)):
-        k, here = process.stretch[t], occupancy[t]
-        behind = value[:, process.successors[int(process.forks[t])]].reshape(2 * runs, -1, symbols)
-        crossed = (pi[:, k] * behind[:runs]).sum(2)  # a token of pi, then mu to the end
-        value = (both[:, k] * behind).sum(2)
-        now = (here * value[runs:]).sum(1)
-        surrogate[:, t] = (here * (crossed - value[:runs])).sum(1)
-        error[:, t] = surrogate[:, t] - (now - later)
-        later = now
-        visits[:, k] += here
-        movement[:, t] = (here * divergence[:, k]).sum(1)
-        largest[:, t] = np.where(here > 0, divergence[:, k], 0.0).max(1)
-    first = value[:, process.starts].mean(1)
-    return PolicyPair(first[:runs], first[runs:], surrogate, error, movement, largest, visits)
+        policy = both[process.stretch[t]]
+        behind = values[t + 1].take(successors[int(process.forks[t])], 1)
+        (policy * behind).sum(symbol, out=values[t])
+        (policy[runs:] * behind[:runs]).sum(symbol, out=crossed[t])  # a token of pi, then mu to the end
+    surrogate, movement, largest = (np.empty((process.horizon, runs)) for _ in range(3))
+    visits = np.empty((runs, process.stretches, process.states))
+    for k in range(process.stretches):
+        part, apart = process.stretch == k, divergence[:, k]
+        here = occupancy[:-1][part]
+        surrogate[part] = (here * (crossed[part] - values[:-1, :runs][part])).sum(2)
+        visits[:, k] = here[::-1].copy().sum(0)
+        movement[part] = (here * apart).sum(2)
+        largest[part] = np.where(here > 0, apart, 0.0).max(2)
+    returns = (occupancy * values[:, runs:]).sum(2)  # sum_s d_mu[t](s) V_pi[t](s)
+    error = surrogate - (returns[:-1] - returns[1:])
+    first = values[0][:, process.starts].mean(1)
+    return PolicyPair(first[:runs], first[runs:], surrogate.T, error.T, movement.T, largest.T, visits)
+
+
+def _laid_out(process: Process, policy: Array) -> tuple[Array, list[Indices], int]:
+    """`policy` [R, K, S, V] as [K, R, V, S], the successors alike, and the axis of the symbols behind K.
+
+    A sum over a short last axis takes several times as long. Eight symbols or more stay last: there NumPy adds them in
+    another order than along other axes, and the results would differ in their last digits.
+    """
+    tables = [table.reshape(-1, process.vocabulary) for table in process.successors]
+    if process.vocabulary < 8:
+        return policy.transpose(1, 0, 3, 2).copy(), [table.T for table in tables], 1
+    return policy.swapaxes(0, 1), tables, 2
 
 
 def state_probabilities(process: Process, policy: Array) -> Array:
@@ -198,10 +213,10 @@ def state_probabilities(process: Process, policy: Array) -> Array:
 
 def returns_by_start(process: Process, policy: Array) -> Array:
     """[R, V - 1] the expected reward of `policy` [R, K, S, V] from each starting symbol."""
-    value = np.broadcast_to(process.rewards, (len(policy), process.states))
+    table, successors, symbol = _laid_out(process, policy)
+    value = np.tile(process.rewards, (len(policy), 1))
     for t in reversed(range(process.horizon)):
-        behind = value[:, process.successors[int(process.forks[t])]].reshape(*value.shape, -1)
-        value = (policy[:, process.stretch[t]] * behind).sum(2)
+        value = (table[process.stretch[t]] * value.take(successors[int(process.forks[t])], 1)).sum(symbol)
     return value[:, process.starts]
 
 
@@ -222,7 +237,7 @@ class PolicyTables:
 
     process: Process
 
-    @property
+    @cached_property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
         """Each table as it is added to [K, 2, V, E, V]."""
         v, e = self.process.vocabulary, self.process.slip_levels

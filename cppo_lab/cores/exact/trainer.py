@@ -157,7 +157,7 @@ def _rollout_metrics(log_mu: Tensor, rollout: GradedResponses, rewards: Tensor, 
         "train/reward": float(rewards.mean()),
         "train/response_length": float(rollout.tokens.shape[1]),
         "train/zero_variance_group_share": share,
-        "train/entropy": float(entropy[rollout.places // log_mu.shape[-1]].mean()),
+        "train/entropy": float(entropy[rollout.states].mean()),
     }
 
 
