@@ -5,7 +5,7 @@
 cppo_over_vanilla_*        CPPO's loss (adaptive budget), forward and backward, given log-probs and divergences
                            [B, T] float32, over verl's `vanilla` loss on the same tensors: wall time, peak memory.
 topk_over_*                sampled log-prob and Top-20 TV from logits [N, 151936] float32, forward and backward,
-                           over the log-prob alone: by our own `token_logp`, by log_softmax and gather.
+                           over the log-prob alone: by our own code without Top-K, by log_softmax and gather.
 
 Ratios are medians over runs in turn, on one thread; those of a GPU: docs/gpu_kit.md. The last line is JSON, see
 `common.py`. Needs verl 0.9.1 in this environment.
@@ -26,7 +26,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig
 
-from cppo_lab.maths.divergence import logp_and_divergence, token_logp
+from cppo_lab.maths.divergence import logp_and_divergence
 from cppo_lab.maths.rules import aggregate, get_rule
 from cppo_lab.maths.tokens import Tokens
 
@@ -96,7 +96,7 @@ def logits_steps(count: int) -> dict[str, Callable[[], None]]:
     given = (logits.requires_grad_(), tokens, top.indices, top.values - normaliser + 0.01, sampled)
     ways = {
         "topk": lambda: logp_and_divergence(*given, measure="tv").logp,
-        "token_logp": lambda: token_logp(logits, tokens),
+        "token_logp": lambda: logp_and_divergence(logits, tokens, None, None, sampled, measure="tv").logp,
         "log_softmax": lambda: logits.log_softmax(-1, dtype=torch.float32).gather(-1, tokens[:, None]),
     }
     return {name: backward(logits, lambda way=way: way().sum()) for name, way in ways.items()}  # type: ignore[misc]

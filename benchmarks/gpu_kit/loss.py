@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu_kit.__main__ import Record
-from cppo_lab.maths.divergence import logp_and_divergence, token_logp
+from cppo_lab.maths.divergence import logp_and_divergence
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, differentiated, random_batch
 
 K, VOCABULARY = 20, 151936  # of Qwen3
@@ -47,9 +47,8 @@ def recorded(rows: int, vocabulary: int, device: torch.device) -> tuple[Tensor, 
 def triton_runs(device: torch.device) -> bool:
     """Whether it finds what it compiles with."""
     try:
-        token_logp(
-            torch.zeros(1, 8, device=device), torch.zeros(1, dtype=torch.long, device=device), fused=True
-        )
+        logits, token = torch.zeros(1, 8, device=device), torch.zeros(1, dtype=torch.long, device=device)
+        logp_and_divergence(logits, token, None, None, logits[:, 0], measure="tv", fused=True)
     except Exception as error:  # noqa: BLE001  each lack has an error of its own
         print(f"the eager code is used: {error}")
         return False

@@ -370,20 +370,6 @@ def logp_and_divergence(
     return FromLogits(logp, divergence, entropies, topk_logp)
 
 
-def token_logp(
-    logits: Tensor,
-    tokens: Tensor,
-    *,
-    temperature: float = 1.0,
-    chunk: int | None = None,
-    overwrite_logits: bool = False,
-    fused: bool = False,
-) -> Tensor:
-    """Log pi(token) [N], differentiable in the logits. Arguments and errors as `logp_and_divergence`."""
-    _check(logits, tokens, temperature, chunk, overwrite_logits, fused)
-    return _LogProbs.apply(logits, tokens, None, temperature, False, chunk, overwrite_logits, fused, False)[0]
-
-
 class _LogProbs(torch.autograd.Function):
     """log pi at `tokens` [N] (differentiable), at `ids` [N, K] (so if `topk`; None without), the entropy (or None)."""
 

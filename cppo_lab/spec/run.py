@@ -738,8 +738,7 @@ class MiniRun(RunSpec):
 
     @model_validator(mode="after")
     def _check_mini(self) -> Self:
-        if self.rule.verl_loss is not None:
-            raise ValueError(f"rule.name={self.rule.name!r} is a loss of verl's own: it needs core=verl")
+        check_no_verl_loss(self.rule)
         check_length(self.data, self.rollout)
         check_top_k(self.divergence, self.data.vocabulary)
         return self
@@ -879,8 +878,7 @@ class ExactRun(RunSpec):
     @model_validator(mode="after")
     def _check_exact(self) -> Self:
         for rule in (self.rule, *([self.along.rule] if self.along else [])):
-            if rule.verl_loss is not None:
-                raise ValueError(f"rule.name={rule.name!r} is a loss of verl's own: it needs core=verl")
+            check_no_verl_loss(rule)
             self._check_objective(rule)
         if self.along and self.along.match == "delta" and self.rule.delta is None:
             raise ValueError(
@@ -919,6 +917,12 @@ def check_benchmarks(names: tuple[str, ...]) -> None:
         raise ValueError(f"benchmarks={list(names)} must be one or more distinct names")
     if MEAN in names:
         raise ValueError(f"benchmarks={list(names)}: {MEAN!r} names the mean over them; choose another")
+
+
+def check_no_verl_loss(rule: RuleSpec) -> None:
+    """Check that a rule is none of verl's own losses. Raises ValueError."""
+    if rule.verl_loss is not None:
+        raise ValueError(f"rule.name={rule.name!r} is a loss of verl's own: it needs core=verl")
 
 
 def check_length(data: TaskData, rollout: SamplingSpec) -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.divergence import logp_and_divergence, token_logp
+from cppo_lab.maths.divergence import logp_and_divergence
 from tests.requirement import TRITON
 
 ROOT = Path(__file__).parents[2]
@@ -71,6 +71,12 @@ def _triton(request: pytest.FixtureRequest) -> None:
     """A test of the kernels needs Triton, which CI has."""
     if hasattr(request.node, "callspec") and request.node.callspec.params.get("way") is FUSED:
         TRITON.demand()
+
+
+def token_logp(logits: Tensor, tokens: Tensor, **named: Any) -> Tensor:
+    """Log pi(token) alone."""
+    unused = logits.detach().new_zeros(len(tokens))
+    return logp_and_divergence(logits, tokens, None, None, unused, measure="tv", **named).logp
 
 
 def plain_logp(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:
@@ -371,10 +377,11 @@ ABSENT = """
 import sys
 sys.modules["triton"] = None
 import torch
-from cppo_lab.maths.divergence import token_logp
-print(token_logp(torch.zeros(1, 4), torch.tensor([1])))
+from cppo_lab.maths.divergence import logp_and_divergence
+given = torch.zeros(1, 4), torch.tensor([1]), None, None, torch.zeros(1)
+print(logp_and_divergence(*given, measure="tv").logp)
 try:
-    token_logp(torch.zeros(1, 4), torch.tensor([1]), fused=True)
+    logp_and_divergence(*given, measure="tv", fused=True)
 except ImportError as error:
     print("triton" in str(error))
 """

@@ -54,20 +54,17 @@ class GradedResponses:
     permutation: Tensor | None  # [B, T] of each response's positions, for the rule that shuffles weights
 
 
-def _process_of(spec: ExactRun) -> Process:
-    """The process on which `spec` trains, with its policy's stretches."""
-    data = spec.data
-    horizon = spec.rollout.max_response_length
-    return Process(data.family, data.vocabulary, horizon, data.allowed_slips, spec.model.stretches)
-
-
 class Learner(SteppedTrainer):
     """Parameters and random generators of a run. Samples are not text: it keeps no answers and no weights."""
 
     GENERATORS = ("problems", "sampling", "shuffling", "engine")
 
     def __init__(self, spec: ExactRun) -> None:
-        self.spec, self.process = spec, _process_of(spec)
+        data, horizon = spec.data, spec.rollout.max_response_length
+        self.spec = spec
+        self.process = Process(
+            data.family, data.vocabulary, horizon, data.allowed_slips, spec.model.stretches
+        )
         self.tables = PolicyTables(self.process)
         self.start, self.problems, self.sampling, self.shuffling, self.engine = (
             torch.Generator().manual_seed(spec.seed * 1000 + stream) for stream in range(5)

@@ -18,6 +18,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from packaging.specifiers import SpecifierSet
+
 REGISTRY, OVERRIDE, CALL, FIELDS, PRIVATE = (
     "public registry",
     "overridden",
@@ -246,7 +248,6 @@ API_CONTRACT: tuple[ContractItem, ...] = (
 
 
 VERL_RANGE = ">=0.9.1,<0.9.2"
-_FIRST, _BELOW = (0, 9, 1), (0, 9, 2)
 # Modules that cannot be imported without vLLM: their signatures are read from the source.
 _NEEDS_VLLM = {VLLM, VLLM_WORKER}
 
@@ -254,8 +255,7 @@ _NEEDS_VLLM = {VLLM, VLLM_WORKER}
 def version_problem() -> str | None:
     """An error message if the installed version of verl is not supported, or None."""
     installed = version("verl")
-    release = tuple(int(part) for part in installed.split(".")[:3] if part.isdigit())
-    if _FIRST <= release < _BELOW:
+    if SpecifierSet(VERL_RANGE).contains(installed, prereleases=True):
         return None
     return f"verl {installed} is installed, but {VERL_RANGE} is supported: pip install 'verl{VERL_RANGE}'"
 
