@@ -4,7 +4,6 @@ The metrics are those of every step of mini and verl. The other two are computed
 and their size does not depend on the length of the run.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -150,17 +149,19 @@ class Diagnostics:
         if not seen:
             return {}
         count = self.tokens[:seen].clamp(min=1)
-        positions = {
+        tables: dict[str, dict[str, Any]] = {}
+        tables["positions"] = {
             "position": list(range(1, seen + 1)),
             "tokens": [int(n) for n in self.tokens[:seen]],
             "gap_mean": (self.gap[:seen] / count).tolist(),
             "gap_top10": (self.top[:seen] / count).tolist(),
             "w_min": self.rule.w_min,
             "span": self.constants.get("span"),
-            "delta": self.rule.delta if self.rule.delta and math.isfinite(self.rule.delta) else None,
+            "delta": self.rule.delta,
         }
-        window = {} if self.window is None else {key: v for key, v in self.window.items() if key != "merit"}
-        return {"positions": positions} | ({"window": window} if window else {})
+        if self.window is not None:
+            tables["window"] = {key: value for key, value in self.window.items() if key != "merit"}
+        return tables
 
     def state(self) -> dict[str, Any]:
         """The state for a checkpoint."""

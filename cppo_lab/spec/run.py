@@ -417,7 +417,7 @@ class RuleSpec(Spec):
         return RULES[self.name].needs if self.name in RULES else frozenset()
 
 
-def _drop_default(value: str) -> AfterValidator:
+def _drop_default(value: object) -> AfterValidator:
     """None for what was meant before the field existed: it does not enter the id."""
     return AfterValidator(lambda given: None if given == value else given)
 
@@ -625,11 +625,6 @@ class ObjectiveSpec(Spec):
     centering: bool = False
 
 
-def _if_set(objective: ObjectiveSpec | None) -> ObjectiveSpec | None:
-    """None for the default, which was the only choice before the field came, and so is not in run ids."""
-    return None if objective == ObjectiveSpec() else objective
-
-
 class RunSpec(Spec):
     """Everything that determines the numbers of a training run; each core has a subclass."""
 
@@ -645,7 +640,7 @@ class RunSpec(Spec):
     validation: ValidationSpec
     optim: OptimSpec
     training: TrainingSpec
-    objective: Annotated[ObjectiveSpec | None, AfterValidator(_if_set)] = None
+    objective: Annotated[ObjectiveSpec | None, _drop_default(ObjectiveSpec())] = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -4,6 +4,7 @@ Workers collect what a rule decided on the kept training responses. The trainer 
 data row, and the answer of a response, for mathematics and our tasks, and records them.
 """
 
+import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,13 +98,6 @@ def kept_responses(batch: MarkedBatch) -> list[KeptResponse]:
             batch.places[chosen].tolist(), seen.advantages[chosen, 0].tolist(), *columns, strict=True
         )
     ]
-
-
-def in_places(of_ranks: Sequence[Sequence[KeptResponse]]) -> list[KeptResponse]:
-    """The kept responses of all ranks in the order of their places."""
-    return sorted(
-        (response for of_rank in of_ranks for response in of_rank), key=lambda response: response.place
-    )
 
 
 # How the trainer reads a row of data and a response to it.
@@ -273,7 +267,7 @@ class VerlAnswerRecorder:
 
     def training(self, step: int, partition: str, of_ranks: Sequence[Sequence[KeptResponse]]) -> None:
         """Add the chosen responses, which are still in the queue, with what the ranks have kept of them."""
-        responses = in_places(of_ranks)
+        responses = sorted(itertools.chain(*of_ranks), key=lambda response: response.place)
         self._tokens = self._table(step, responses) if responses else None
         names = ("prompts", "responses", "raw_prompt", "reward_model")
         columns = self._fetch(partition, [choice.key for choice in self.chosen], *names)

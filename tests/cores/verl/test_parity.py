@@ -1,5 +1,6 @@
 """The verl path against the embedded core's arithmetic and against verl's own losses, on identical tensors."""
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,6 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import PolicyLossConfig
 
 from cppo_lab import rules as records
-from cppo_lab.cores.verl.answers import in_places
 from cppo_lab.cores.verl.config import verl_config
 from cppo_lab.cores.verl.files import planned_files
 from cppo_lab.cores.verl.loss import rule_metrics
@@ -156,7 +156,7 @@ def test_the_marked_rows_are_kept_as_the_rule_sees_them(name: str) -> None:
     config = actor(name, CONSTANTS[name], measure="kl" if name.startswith("trm") else "tv")
     of_ranks = train(config, batch, CUTS[2], marked=KEPT).kept
     assert [len(of_rank) for of_rank in of_ranks] == [2, 2]
-    kept = in_places(of_ranks)
+    kept = sorted(chain(*of_ranks), key=lambda response: response.place)
     assert [response.place for response in kept] == [0, 1, 2, 3]
     reasons = set()
     for row, response in zip(KEPT, kept, strict=True):
