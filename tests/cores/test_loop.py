@@ -126,7 +126,7 @@ class TestCheckpoint:
         def full(descriptor: int) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("cppo_lab.cores.checkpoint.os.fsync", full)
+        monkeypatch.setattr("cppo_lab.files.os.fsync", full)
         sink, outcome = run(spec, tmp_path, tmp_path / "run")
         assert (sink.numbers(), outcome.status) == (unbroken.numbers(), schema.DONE)
         assert "could not be written: [Errno 28] No space left on device" in capsys.readouterr().err
