@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.warnoptions[:] = [re.sub(r"^\s*e\w*", "default", option) for option in sys.warnoptions]
         os.environ["PYTHONWARNINGS"] = ",".join(sys.warnoptions)
         warnings.simplefilter("default")
+    os.environ.setdefault(
+        "MLFLOW_DISABLE_TELEMETRY", "true"
+    )  # it reports its use to its makers, if not told otherwise
     os.environ["MPLBACKEND"] = "agg"  # a notebook's shell names its own, which matplotlib here may not know
     _open_streams()
     # A name that the terminal's encoding lacks must not end a command.

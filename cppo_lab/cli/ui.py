@@ -145,9 +145,8 @@ def ui_arguments(command: CommandParser) -> None:
 PORTS = range(5000, 5100)  # tried in turn
 _END_SECONDS = 10.0
 _SETTINGS = {
-    # Switch off the workers for language-model jobs (seven processes) and usage reports.
+    # Switch off the workers for language-model jobs (seven processes).
     "MLFLOW_SERVER_ENABLE_JOB_EXECUTION": "false",
-    "MLFLOW_DISABLE_TELEMETRY": "true",
     # The folder that uvicorn puts first on Python's path; its default is the working folder.
     "UVICORN_APP_DIR": os.devnull,
     "UVICORN_LOG_LEVEL": "warning",  # so that the last line is the reason why a server ended
