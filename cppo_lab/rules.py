@@ -269,37 +269,32 @@ _OF_KL = frozenset({DIVERGENCE, KL, RESPONSE})
 _OF_RESPONSE = frozenset({RESPONSE})
 _NO_BUDGET = {"delta_b": math.inf, "delta_b_mode": "fixed"}
 
+_grpo = functools.partial(Rule, function=f"{_CLIPS}:grpo", row=Row("ratio", beyond="clipped"))
 # CPPO, and its ablations and controls.
 _cppo = functools.partial(Rule, function=f"{_MASKS}:cppo", paper=CPPO_PAPER, needs=_BUDGET)
 
 # In the order of the table of rule differences.
 BUILT_IN = (
-    Rule(
+    _grpo(
         name="grpo",
-        function=f"{_CLIPS}:grpo",
         title="GRPO",
         paper="2402.03300",
-        row=Row("ratio", beyond="clipped"),
         place=1,
         stroke=Stroke("#59A14F"),
         accessible=Stroke(GREEN, DASH_DOTS, "P"),
     ),
     # One function: PPO is the symmetric choice clip_low = clip_high.
-    Rule(
+    _grpo(
         name="ppo",
-        function=f"{_CLIPS}:grpo",
         title="PPO",
         paper="1707.06347",
-        row=Row("ratio", beyond="clipped"),
     ),
     # Dr. GRPO keeps PPO's clip. It removes two things outside the rule: the division of advantages by the group's
     # standard deviation (`maths.rules.group_advantages`), and of each response by its length (`aggregate`).
-    Rule(
+    _grpo(
         name="dr_grpo",
-        function=f"{_CLIPS}:grpo",
         title="Dr. GRPO",
         paper="2503.20783",
-        row=Row("ratio", beyond="clipped"),
     ),
     Rule(
         name="dppo",

@@ -250,7 +250,8 @@ TRACKING = (
     Fault(
         "the offset is stored before the points of its lines are sent",
         "cppo_lab/tracking/upload.py",
-        "            if not self.steps and not self.tags:\n                self._reached(path, offset)",
+        "            if isinstance(line, Begin | End) and not self.steps and not self.tags:\n    "
+        "            self._reached(path, offset)",
         "            self._reached(path, offset)",
         "tests/runs/test_offsets.py",
     ),

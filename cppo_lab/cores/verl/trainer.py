@@ -532,10 +532,9 @@ class LabTrainer(PPOTrainerSync):
         seal(checkpoint)
         self._save_seconds = time.monotonic() - began
 
-    def _traces(self) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _traces(self) -> Any:
         """Tables and state of the traces, of the rank that has them."""
-        read: list[tuple[dict[str, Any], dict[str, Any]] | None] = self.actor_rollout_wg.read_diagnostics()
-        return next(part for part in read if part is not None)
+        return next(filter(None, self.actor_rollout_wg.read_diagnostics()))
 
     def _validate(self) -> dict[str, float]:
         """Run verl's validation; its metrics are kept under our names for the row of this step."""
