@@ -188,6 +188,12 @@ def _category(codes: NDArray[np.int64], names: Sequence[str], lengths: NDArray[n
     return pd.Categorical.from_codes(np.repeat(codes.astype(kind), lengths), categories=categories)
 
 
+def remedy_of(experiment: str) -> str:
+    """The command that brings missing runs into an experiment."""
+    is_paper = experiment == schema.experiment_name(schema.PAPER)
+    return "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
+
+
 def run_id_of(run: StoredRun) -> str:
     """The id of the run's configuration, or MLflow's id if it has none."""
     return run.tags.get(schema.TAG_RUN_ID) or run.mlflow_id

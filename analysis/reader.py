@@ -17,6 +17,7 @@ from cppo_lab.analysis.inputs import (
     SweepData,
     is_result,
     points_frame,
+    remedy_of,
     run_id_of,
 )
 from cppo_lab.answers import records as kept
@@ -82,10 +83,9 @@ def read_sweep(
         prefix = schema.TAG_SWEEP_PREFIX
         tags = {tag for run in listed for tag in run.tags if tag.startswith(prefix)}
         others = ", ".join(sorted(tag.removeprefix(prefix) for tag in tags)) or "no sweep"
-        is_paper = experiment == schema.experiment_name(schema.PAPER)
-        remedy = "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
         raise UserError(
-            f"experiment {experiment!r} has no run of sweep {sweep!r}: it has runs of {others}; run {remedy} first"
+            f"experiment {experiment!r} has no run of sweep {sweep!r}: it has runs of {others}; run "
+            f"{remedy_of(experiment)} first"
         )
     return _sweep_data(uri, experiment, sweep, runs, metrics)
 
@@ -155,7 +155,7 @@ def _sweep_data(
         points,
         {run.mlflow_id: run.params for run in runs},
         {run.mlflow_id: _result_version(run) for run in runs},
-        read_outcomes(uri, {run.mlflow_id: run.artifact_uri for run in runs}),
+        read_outcomes(uri, runs) if len(runs) <= MOST_RUNS else {},
         frozenset(
             run.mlflow_id
             for run in runs
@@ -220,31 +220,21 @@ class RunAnswers:
     tokens: tuple[RecordedTokens, ...]
 
 
-def read_outcomes(
-    uri: str, artifacts: Mapping[str, str], *, of_any_number: bool = False
-) -> dict[str, Outcomes]:
-    """MLflow run -> its outcomes, for the runs that have them. Empty for more than MOST_RUNS runs, unless
-    `of_any_number`.
+def read_outcomes(uri: str, runs: Iterable[StoredRun]) -> dict[str, Outcomes]:
+    """MLflow run -> each problem's outcome at each validation, of the runs that kept them.
 
-    `artifacts`: MLflow run -> the URI of its artifacts. Artifacts on this machine are read without querying the store.
+    Artifacts on this machine are read without querying the store.
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
-    if not artifacts or (len(artifacts) > MOST_RUNS and not of_any_number):
-        return {}
     client, outcomes = open_store(uri), {}
-    for mlflow_id, artifact_uri in artifacts.items():
-        folder = address.artifact_folder(artifact_uri, uri)
+    for run in runs:
+        folder = address.artifact_folder(run.artifact_uri, uri)
         if folder is not None and not (folder / OUTCOMES).exists():
             continue
-        files = StoredFiles(client, mlflow_id) if folder is None else FolderFiles(folder)
+        files = StoredFiles(client, run.mlflow_id) if folder is None else FolderFiles(folder)
         if (of_run := kept.read_outcomes(files)) is not None:
-            outcomes[mlflow_id] = of_run
+            outcomes[run.mlflow_id] = of_run
     return outcomes
-
-
-def read_all_outcomes(uri: str, runs: Sequence[StoredRun]) -> Mapping[str, Outcomes]:
-    """MLflow run -> each problem's outcome at each validation, of the runs that kept them."""
-    return read_outcomes(uri, {run.mlflow_id: run.artifact_uri for run in runs}, of_any_number=True)
 
 
 def read_answers(
@@ -260,7 +250,10 @@ def read_answers(
     for mlflow_id in mlflow_ids:
         files = StoredFiles(client, mlflow_id)
         last = kept.steps_with(files, "tokens")[-token_steps:] if token_steps else []
-        texts = [kept.read_texts(files, step) for step in spread(kept.steps_with(files, "texts"), text_steps)]
+        texts = [
+            kept.read_texts(files, step)
+            for step in evenly_spaced(kept.steps_with(files, "texts"), text_steps)
+        ]
         tokens = [kept.read_tokens(files, step) for step in last]
         run = RunAnswers(tuple(filter(None, texts)), tuple(filter(None, tokens)))
         if run.texts or run.tokens:
@@ -268,7 +261,7 @@ def read_answers(
     return answers
 
 
-def spread(items: Sequence[T], most: int) -> list[T]:
+def evenly_spaced(items: Sequence[T], most: int) -> list[T]:
     """At most `most` of the items, evenly spaced, including the first and the last."""
     if len(items) <= most:
         return list(items)

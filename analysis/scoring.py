@@ -12,9 +12,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cppo_lab import schema
-from cppo_lab.analysis.inputs import ExpectedRun, SweepData
+from cppo_lab.analysis.inputs import ExpectedRun, SweepData, remedy_of
 from cppo_lab.analysis.selection import (
-    GAPS,
     CellScore,
     Choice,
     RunScore,
@@ -66,6 +65,10 @@ class Scoreboard:
         """Whether a score of some model is a mean over benchmarks."""
         return any(len(self.benchmarks_of(model)) > 1 for model in self.models)
 
+    def params_of(self, run: RunScore) -> Mapping[str, str]:
+        """The configuration that a run logged; empty without one."""
+        return self.data.params.get(run.mlflow_id, {})
+
     def benchmarks_of(self, model: str) -> tuple[str, ...]:
         """The benchmarks of the runs on `model`, sorted by name."""
         return self.curves.of_model.get(model, ())
@@ -104,15 +107,13 @@ class Scoreboard:
     def results(self) -> frozenset[tuple[str, str, int]]:
         """(model, variant, seed) of the runs that have a result."""
         return frozenset(
-            (run.model, run.variant, run.seed)
-            for run in self.runs
-            if run.seed is not None and run.state not in GAPS
+            (run.model, run.variant, run.seed) for run in self.runs if run.seed is not None and run.is_result
         )
 
     @property
     def gaps(self) -> tuple[RunScore, ...]:
         """The runs that are not finished results."""
-        return tuple(run for run in self.runs if run.state in GAPS)
+        return tuple(run for run in self.runs if not run.is_result)
 
 
 def score_sweep(
@@ -138,13 +139,12 @@ def score_sweep(
     curves = validation_curves(data.metrics, data.runs)
     stored = _stored_runs(data.runs)
     runs = tuple(_score(entry, stored.get(_key(entry)), curves) for entry in dict.fromkeys(expected))
-    gaps = [run for run in runs if run.state in GAPS]
+    gaps = [run for run in runs if not run.is_result]
     if gaps and not partial:
-        is_paper = data.experiment == schema.experiment_name(schema.PAPER)
-        remedy = "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
         raise UserError(
             f"sweep {data.sweep!r} is incomplete, {len(gaps)} of {len(runs)} runs have no result yet: "
-            f"{'; '.join(describe_gaps(gaps))}. Run {remedy}, or pass --partial to report the others"
+            f"{'; '.join(describe_gaps(gaps))}. Run {remedy_of(data.experiment)}, or pass --partial to report "
+            "the others"
         )
     if all(run.choice.score is None for run in runs):
         raise NothingScored(

@@ -292,7 +292,7 @@ def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[S
 
 def mean_curves(data: SweepData, t_stop: int) -> dict[str, list[float]]:
     """Run id -> its mean scores over the benchmarks, one for each validation up to `t_stop`, in order. The missing
-    validations of a collapsed run are filled in with its last score.
+    validations of a run that ended early are filled in with its last score.
     """
     curves = {}
     for run in data.runs.itertuples():
@@ -309,7 +309,7 @@ def mean_curves(data: SweepData, t_stop: int) -> dict[str, list[float]]:
     return curves
 
 
-def separation(result: SearchResult, seeds: Sequence[SeedValues]) -> BestTrialLead | None:
+def best_trial_lead(result: SearchResult, seeds: Sequence[SeedValues]) -> BestTrialLead | None:
     """The lead of the best trial of a search with one objective; None if the spread over seeds is unknown or there is
     nothing to compare.
     """

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -90,6 +91,11 @@ class RunScore:
     reason: str = ""
     t_stop: int | None = None
 
+    @property
+    def is_result(self) -> bool:
+        """Whether it is finished; else it is a gap."""
+        return self.state not in GAPS
+
     def describe(self) -> str:
         """`cppo on chain-8, seed 1`."""
         return ExpectedRun(self.run_id, self.model, self.variant, self.seed).describe()
@@ -110,7 +116,7 @@ class Stat:
         n = len(numbers)
         if not n:
             return None
-        mean = math.fsum(numbers) / n
+        mean = fmean(numbers)
         squares = math.fsum((number - mean) ** 2 for number in numbers)
         return cls(mean, math.sqrt(squares / (n - 1)) if n > 1 else None, n)
 
@@ -137,6 +143,11 @@ class CellScore:
     components: dict[str, Stat]
     base: Stat | None
     gain: Stat | None
+
+    @property
+    def ranked(self) -> Stat | None:
+        """The score if it is compared with others: not of a collapse, nor provisional."""
+        return None if self.provisional or self.state is not SelectionState.SCORED else self.score
 
 
 def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -> Choice:
@@ -195,8 +206,8 @@ def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore
     with what they have so far.
     """
     model, variant = runs[0].model, runs[0].variant
-    gaps = [run for run in runs if run.state in GAPS]
-    finished = [run for run in runs if run.state not in GAPS]
+    gaps = [run for run in runs if not run.is_result]
+    finished = [run for run in runs if run.is_result]
     collapsed = sum(run.state is SelectionState.COLLAPSE for run in runs)
     counted = finished or [run for run in gaps if run.choice.score is not None]
     if collapsed:
@@ -273,8 +284,8 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
     wide = rows.pivot(index=["mlflow_id", "step"], columns="benchmark", values="value").sort_index()
     wide.columns.name = None
     benchmarks = tuple(sorted(name for name in wide.columns if name != schema.MEAN))
-    logged_mean = wide[schema.MEAN] if schema.MEAN in wide else pd.Series(float("nan"), index=wide.index)
-    wide[schema.MEAN] = logged_mean
+    if schema.MEAN not in wide:
+        wide[schema.MEAN] = math.nan
     model_of = runs.set_index("mlflow_id")["model"]
     logged = rows.assign(model=rows["mlflow_id"].map(model_of)).groupby("model")["benchmark"]
     of_model = {model: tuple(sorted(set(names) - {schema.MEAN})) for model, names in logged}

@@ -6,7 +6,7 @@ response under CPPO's two tests. Both are validated: a malformed file is an erro
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, TypeVar
@@ -26,6 +26,7 @@ from cppo_lab.analysis.statistics.verdicts import score_claimed
 from cppo_lab.errors import UserError, first_fault
 from cppo_lab.rules import position_weight
 from cppo_lab.tracking import address
+from cppo_lab.tracking.history import StoredRun
 from cppo_lab.tracking.read import StoredFiles, reading
 
 MAIN = "main"
@@ -255,6 +256,21 @@ class StudyResults:
         return () if sweep is None else tuple(dict.fromkeys(run.model for run in sweep.grid.expected))
 
 
+def score_grid(
+    uri: str,
+    experiment: str,
+    grid: SweepGrid,
+    claims: Sequence[Claim],
+    partial: bool,
+    metrics: Callable[[str], bool],
+    listing: Sequence[StoredRun] | None = None,
+) -> Scoreboard:
+    """The runs of a grid, read and scored; the arguments as of `read_sweep` and `score_claimed`, and so the errors."""
+    run_ids = [run.run_id for run in grid.expected if run.run_id is not None]
+    data = read_sweep(uri, experiment, grid.name, metrics, run_ids, listing)
+    return score_claimed(data, grid.expected, claims, partial, grid.pairing)
+
+
 def read_study(
     uri: str,
     experiment: str,
@@ -270,13 +286,13 @@ def read_study(
     """
     listing, scored = list_runs(uri, experiment), list[StudySweep]()
     for grid in sweeps:
-        run_ids = [run.run_id for run in grid.expected if run.run_id is not None]
         # The ablations show scores only; training metrics are read for the main sweep alone.
-        wanted = is_result if grid.name == MAIN else _is_validation
+        metrics = is_result if grid.name == MAIN else _is_validation
         try:
-            data = read_sweep(uri, experiment, grid.name, wanted, run_ids, listing)
-            board = score_claimed(data, grid.expected, claims.get(grid.name, ()), partial, grid.pairing)
-            scored.append(StudySweep(grid, board))
+            of_sweep = claims.get(grid.name, ())
+            scored.append(
+                StudySweep(grid, score_grid(uri, experiment, grid, of_sweep, partial, metrics, listing))
+            )
         except UserError as error:
             if not partial:
                 raise

@@ -40,7 +40,7 @@ The last line is JSON, see `common.py`.
 import itertools
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import pandas as pd
@@ -52,17 +52,18 @@ from cppo_lab.analysis.statistics.collapse import mean_with_collapses, share_dif
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
     Estimate,
-    Share,
+    FloatArray,
+    Interval,
     SlopeEstimate,
+    Statistic,
     bootstrap,
     combine,
     holm,
     mean_estimate,
-    percentile_interval,
     probability_of_improvement,
 )
 from cppo_lab.analysis.statistics.paired import Difference, difference_of, slope
-from cppo_lab.analysis.statistics.power import ALPHA
+from cppo_lab.analysis.statistics.power import ONE_SIDED_LEVEL
 from cppo_lab.analysis.statistics.problems import (
     clustered_mean,
     difference_variance,
@@ -111,7 +112,7 @@ def skewed(rng: Random, shape: tuple[int, ...]) -> np.ndarray:
     return (rng.gumbel(size=shape) - EULER) / GUMBEL_STD
 
 
-def holds(estimate: Estimate | Share | None, truth: float, otherwise: bool = False) -> bool:
+def holds(estimate: Estimate | Interval | None, truth: float, otherwise: bool = False) -> bool:
     """Whether the interval holds the truth; `otherwise` if there is none."""
     if estimate is None or estimate.low is None or estimate.high is None:
         return otherwise
@@ -146,9 +147,18 @@ def coverage(studies: int) -> Rows:
                 yield f"four models, {name}, {n} seeds, {draw.__name__}", columns
 
 
+def percentile_interval(
+    strata: Sequence[FloatArray], statistic: Statistic, rng: np.random.Generator
+) -> tuple[float, float]:
+    """The 95 % percentile interval of `rliable`, from plain resampling."""
+    drawn = [runs[rng.integers(0, len(runs), size=(RESAMPLES, len(runs)))] for runs in strata]
+    low, high = np.quantile(statistic(drawn), [0.025, 0.975])
+    return float(low), float(high)
+
+
 def percentile(drawn: np.ndarray, name: str, truth: float, rng: Random) -> float:
     """The share of studies [studies, models, seeds] whose percentile bootstrap holds the truth."""
-    plain = [percentile_interval(list(x), AGGREGATES[name], rng, RESAMPLES) for x in drawn]
+    plain = [percentile_interval(list(x), AGGREGATES[name], rng) for x in drawn]
     return share(low <= truth <= high for low, high in plain)
 
 
@@ -380,7 +390,7 @@ def compared(ours: np.ndarray, theirs: np.ndarray, by_pairs: bool = False) -> Es
 def claimed(estimate: Estimate | None) -> bool:
     """Whether it is above 0 at the level of the verdicts."""
     p = None if estimate is None else estimate.p_above(0.0)
-    return p is not None and p <= ALPHA
+    return p is not None and p <= ONE_SIDED_LEVEL
 
 
 def claims(studies: int, n: int, draw: Pair, by_pairs: bool = False) -> float:

@@ -33,12 +33,12 @@ from torch import Generator, Tensor
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.exact_study import (
     METRICS,
-    READ,
+    METRICS_READ,
     Curves,
     curves_of,
-    mean_estimate,
+    log_ratio_slope,
+    mean_log_ratio,
     paired,
-    slope_estimate,
 )
 from cppo_lab.cores.exact.trainer import histories_together
 from cppo_lab.cores.rule_loss import own_permutation
@@ -93,8 +93,8 @@ def twins(generator: np.random.Generator, count: int, model: str, horizons: str)
                 int(horizon): paired(_arm(curves, rows[:size]), _arm(curves, rows[size : 2 * size]))
                 for horizon, curves in runs.items()
             }
-            ratios.append(mean_estimate([pairs]))
-            slopes.append(slope_estimate([pairs]))
+            ratios.append(mean_log_ratio([pairs]))
+            slopes.append(log_ratio_slope([pairs]))
         print_sides(f"{size} seeds, ratio", ratios)
         print_sides(f"{size} seeds, slope", slopes)
 
@@ -122,11 +122,11 @@ def simulated(
                 log_movement = np.log(arms[0].movement)
             log_error = 3.0 * log_movement + step * math.log(falling) + seeds[1, length]
             log_error = log_error + 1.3 * generator.standard_normal((size, STEPS))
-            tables = dict.fromkeys(READ, np.full((size, STEPS), np.nan))
+            tables = dict.fromkeys(METRICS_READ, np.full((size, STEPS), np.nan))
             tables |= {METRICS["movement"]: np.exp(log_movement), METRICS["error"]: np.exp(log_error)}
             arms.append(curves_of(tuple(range(size)), tables))
         pairs[length] = paired(arms[1], arms[0])
-    return mean_estimate([pairs])
+    return mean_log_ratio([pairs])
 
 
 def trained(sweep: str, seeds: range, *overrides: str) -> Curves:
@@ -135,7 +135,7 @@ def trained(sweep: str, seeds: range, *overrides: str) -> Curves:
     histories = histories_together([run.spec for run in plan.runs if isinstance(run.spec, ExactRun)])
     tables = {
         metric: np.array([[row.get(metric, np.nan) for step, row in rows if step] for _, rows in histories])
-        for metric in READ
+        for metric in METRICS_READ
     }
     return curves_of(tuple(range(len(histories))), tables)
 
@@ -181,7 +181,7 @@ def orders(model: str = "exact_no_fork", horizon: int = 1024, seeds: int = 24) -
         with patch("cppo_lab.cores.exact.learner.own_permutation", shuffles.get(name, own_permutation)):
             curves[name] = trained("one_step", range(seeds), *words)
     for first, second in itertools.combinations(curves, 2):
-        ratio = mean_estimate([{horizon: paired(curves[first], curves[second])}])
+        ratio = mean_log_ratio([{horizon: paired(curves[first], curves[second])}])
         if ratio is not None and ratio.low is not None and ratio.high is not None:
             value, low, high = np.exp([ratio.value, ratio.low, ratio.high])
             print(f"{first} / {second}: {value:.3f} ({low:.3f} to {high:.3f})")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cppo_lab.analysis.reader import RunAnswers, read_answers, spread
+from cppo_lab.analysis.reader import RunAnswers, evenly_spaced, read_answers
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.problems import solved_by_one
@@ -117,8 +117,8 @@ def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> dict[str,
     shares = {name: _shares(runs, steps) for name, runs in methods.items()}
     difficulty = np.nan_to_num(np.nanmean(np.concatenate(list(shares.values())), axis=0))
     order = sorted(range(len(first.problems)), key=lambda place: (-difficulty[place], first.problems[place]))
-    order = spread(order, min(_MOST_PROBLEMS, max(2, most // (2 * len(methods)))))
-    rows = spread(range(len(steps)), max(2, most // (len(order) * len(methods))))
+    order = evenly_spaced(order, min(_MOST_PROBLEMS, max(2, most // (2 * len(methods)))))
+    rows = evenly_spaced(range(len(steps)), max(2, most // (len(order) * len(methods))))
     places = {place: number for number, place in enumerate(order)}
     ever = {name: np.concatenate([run.right for run in runs]) for name, runs in methods.items()}
     alone = []
@@ -165,11 +165,10 @@ _LONGEST = 6_000  # characters of one prompt or response
 _LONGEST_NAME = 200  # characters of an answer, an id or a stop reason
 
 
-def _shown_samples(
-    runs: Sequence[tuple[RunScore, RunAnswers]], most: int = MOST_SAMPLE_BYTES
-) -> dict[str, Any]:
-    """The samples of these runs that fit into `most` bytes, as JSON; `left` counts the others. Each run's first answer
-    to each problem at each step comes first, then its training groups, then further answers; later steps come first.
+def _shown_samples(runs: Sequence[tuple[RunScore, RunAnswers]]) -> dict[str, Any]:
+    """The samples of these runs that fit into MOST_SAMPLE_BYTES, as JSON; `left` counts the others. Each run's first
+    answer to each problem at each step comes first, then its training groups, then further answers; later steps come
+    first.
     """
     rows = [
         (number, sample)
@@ -190,7 +189,7 @@ def _shown_samples(
         entry = _plain(runs[number][0], sample, prompts.get(prompt, len(prompts)))
         new = [entry] if prompt in prompts else [entry, prompt]
         used += sum(len(escape_json(part)) + 1 for part in new)
-        if used > most:
+        if used > MOST_SAMPLE_BYTES:
             break
         prompts.setdefault(prompt, len(prompts))
         shown.append(entry)
@@ -246,10 +245,10 @@ _HALF = float(np.finfo(np.float16).max)
 
 
 def _token_responses(
-    runs: Sequence[tuple[RunScore, RunAnswers]], most: int = MOST_TOKEN_BYTES
+    runs: Sequence[tuple[RunScore, RunAnswers]],
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """The responses that fit into `most` bytes of JSON, the first of every run before the second of any; and why the
-    decisions of some runs' rules cannot be replayed from their recorded tokens: these have none.
+    """The responses that fit into MOST_TOKEN_BYTES of JSON, the first of every run before the second of any; and why
+    the decisions of some runs' rules cannot be replayed from their recorded tokens: these have none.
     """
     recorded = [(run, answers.tokens[-1]) for run, answers in runs if answers.tokens]
     replays = [(run, tokens, _own_replay(tokens)) for run, tokens in recorded]
@@ -262,7 +261,7 @@ def _token_responses(
     shown, used = [], 0
     for response in (response for row in zip_longest(*queues) for response in row if response is not None):
         used += len(escape_json(response)) + 1
-        if used > most:
+        if used > MOST_TOKEN_BYTES:
             break
         shown.append(response)
     return shown, list(dict.fromkeys(reasons))

@@ -16,6 +16,7 @@ import pandas as pd
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard, late_curve, rank_descending, step_noise
 from cppo_lab.analysis.selection import RunScore, SelectionState, Stat
+from cppo_lab.analysis.statistics.values import in_window
 from cppo_lab.reports.names import (
     ABSENT,
     CENT,
@@ -40,7 +41,7 @@ def audit_section(scored: Scored) -> Section | None:
     if scored.board.gaps:
         return None
     audit, ablations = audit_tables(scored.board, printed_table("table_full")), ablation_curves()
-    findings = discrepancies(audit, scored.board, ablations, shared_curves(scored.board, ablations))
+    findings = discrepancies(audit, scored.board, ablations)
     numbers = [cell.difference for cell in audit.cells if cell.difference is not None]
     summary = (
         f"The selection rule applied to the paper's curves gives all {len(numbers)} printed numbers of Table 4 to "
@@ -169,9 +170,8 @@ def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Aud
             value = choice.score if column == AVERAGE else choice.components.get(column)
             exact = None if value is None else percent(value)
             cells.append(AuditCell(*pair, column, row[column], exact, classify(row[column], exact)))
-        curve, noise = board.curves.of(score.mlflow_id), step_noise(late[pair])
-        window = curve if score.t_stop is None else curve[curve.index <= score.t_stop]
-        parts = window[list(board.benchmarks)]
+        noise = step_noise(late[pair])
+        parts = in_window(board.curves.of(score.mlflow_id), score.t_stop)[list(board.benchmarks)]
         runs.append(
             AuditRun(
                 score=score,
@@ -240,12 +240,10 @@ class Discrepancy:
     evidence: str
 
 
-def discrepancies(
-    audit: Audit, board: Scoreboard, ablations: pd.DataFrame, shared: dict[tuple[str, str], str]
-) -> list[Discrepancy]:
+def discrepancies(audit: Audit, board: Scoreboard, ablations: pd.DataFrame) -> list[Discrepancy]:
     """The known discrepancies first, in the order they were noted, then what only the curves show.
 
-    `ablations`: see `tables.ablation_curves`; `shared`: see `shared_curves`.
+    `ablations`: see `tables.ablation_curves`.
     """
     return [
         _cutting(audit),
@@ -255,7 +253,7 @@ def discrepancies(
         _noise(audit, board),
         _late(audit, board),
         _ordering(ablations),
-        _shared(shared),
+        _shared(shared_curves(board, ablations)),
         _two_evaluations(audit),
         _ties(audit),
         _early(audit),

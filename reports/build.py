@@ -9,7 +9,6 @@ The report is replaced atomically: nothing at `request.out` changes until the wh
 contains neither MLflow ids nor times, so that equal runs in different stores give equal records.
 """
 
-import hashlib
 import io
 import json
 import math
@@ -30,6 +29,7 @@ from typing import Any
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
+from cppo_lab.analysis.inputs import SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.selection import CellScore, RunScore, Stat
 from cppo_lab.errors import counted
@@ -125,13 +125,15 @@ class BuildRequest(ABC):
 
 @dataclass(frozen=True, kw_only=True)
 class GridRequest(BuildRequest):
-    """The report of the sweep or study `name`. `title` and `question` head the page. `partial` allows a grid with gaps,
-    which are marked. `palette`: the colours of the figures, one of `palette.PALETTES`.
+    """The report of the sweep or study `name`, of the runs of its `sweeps`. `title` and `question` head the page.
+    `partial` allows a grid with gaps, which are marked. `palette`: the colours of the figures, one of
+    `palette.PALETTES`.
     """
 
     name: str
     title: str
     question: str
+    sweeps: tuple[SweepGrid, ...]
     partial: bool = False
     palette: str = PAPER
 
@@ -297,17 +299,13 @@ def record(
         **values,
         "figures": {
             # Without a drawing's metadata, which name the command.
-            name.removesuffix(".svg"): _digest(re.sub(rb"(?s)<metadata>.*?</metadata>", b"", data))
+            name.removesuffix(".svg"): sha256(re.sub(rb"(?s)<metadata>.*?</metadata>", b"", data)).hexdigest()
             for name, data in sorted(files.items())
             if name.endswith(".svg")
         },
-        "files": {name: _digest(data) for name, data in sorted(files.items())},
+        "files": {name: sha256(data).hexdigest() for name, data in sorted(files.items())},
     }
     return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
 
 
 def _cell(cell: CellScore) -> dict[str, Any]:

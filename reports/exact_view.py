@@ -15,12 +15,12 @@ from cppo_lab.analysis.statistics.exact_study import (
     Curves,
     EqualIn,
     controls,
-    mean_estimate,
+    log_ratio_slope,
+    mean_log_ratio,
     of_seeds,
     pairs_of,
     ratio_estimates,
     read_curves,
-    slope_estimate,
     summarise,
 )
 from cppo_lab.analysis.statistics.values import Quantity
@@ -73,7 +73,7 @@ def exact_section(scored: Scored) -> Section | None:
     )
     along = any("along.match" in params for params in board.data.params.values())
     method = _METHOD + (_OF_UPDATES if along else _OF_RUNS)
-    core, heading = scored.core, f"Error of the surrogate ({title})"
+    core, heading = board.core, f"Error of the surrogate ({title})"
     summary = tally(lines, " about the error")
     source, run_ids = origin(core), run_ids_of(board.runs)
     info = exact_info(curves, summaries, contrasts, heading, source, run_ids, scored.palette)
@@ -133,7 +133,7 @@ def _ratios_of_controls(
     words, smaller = [], False
     for variant, kind in kinds.items():
         by_model = [pairs_of(curves, model, variant, REFERENCE) for model in models]
-        if all(by_model) and (ratio := mean_estimate(by_model)) is not None:
+        if all(by_model) and (ratio := mean_log_ratio(by_model)) is not None:
             words.append(f"{display_name(variant)} ({kind}) {shown_ratio(ratio)}")
             smaller |= ratio.high is not None and ratio.high < 0
     return ", ".join(words), smaller
@@ -142,14 +142,16 @@ def _ratios_of_controls(
 def _beside_controls(verdict: Verdict, curves: Mapping[Condition, Curves], kinds: Mapping[str, str]) -> str:
     """What the controls show where a rule's error is claimed to be smaller than DPPO's; else empty."""
     claim, deciding = verdict.claim, verdict.deciding
-    if claim.score is not Quantity.ERROR or claim.margin is not None or deciding is None:
+    if claim.score is not Quantity.ERROR or claim.margin is not None:
+        return ""
+    if deciding is None or deciding.against != REFERENCE:
         return ""
     tests = of_seeds(curves, claim.seeds or ())
     models = (
         [deciding.model] if deciding.model else list(claim.models or dict.fromkeys(c.model for c in tests))
     )
     ratios, smaller = _ratios_of_controls(tests, models, kinds)
-    if not ratios or deciding.against != REFERENCE:
+    if not ratios:
         return ""
     text = f" The same ratio of the controls: {ratios}."
     if smaller:
@@ -227,7 +229,7 @@ def _ratio_table(
             continue
         by_horizon = ratio_estimates(pairs)
         ratios = [by_horizon.get(horizon) for horizon in horizons]
-        cells = map(shown_ratio, (*ratios, mean_estimate([pairs]), slope_estimate([pairs])))
+        cells = map(shown_ratio, (*ratios, mean_log_ratio([pairs]), log_ratio_slope([pairs])))
         label = contrast_name(contrast) + (f" ({kinds[rule]})" if rule in kinds else "")
         rows.append(TextRow(label, rule == OURS, (model, equal.value, *cells)))
     headings = ("process", "at equal", *(f"T = {h}" for h in horizons), "mean over T", "factor per tenfold T")

@@ -25,8 +25,7 @@ from cppo_lab.reports.names import (
     display_name,
     estimate_text,
     in_order,
-    points,
-    with_interval,
+    p_text,
 )
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
@@ -104,11 +103,10 @@ def _row(cell: CellCollapse, cells: tuple[str, ...], several: bool) -> TextRow:
 def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTable:
     rows = []
     for cell in cells:
-        mean = with_interval(cell.mean if cell.model else None, points)
-        counts = (str(cell.runs), str(cell.collapsed), with_interval(cell.share, points))
-        test, p = cell.test, "none"
-        if test is not None:
-            p = ("p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}") + " (normal)" * (not test.exact)
+        mean = estimate_text(cell.mean if cell.model else None)
+        counts = (str(cell.runs), str(cell.collapsed), estimate_text(cell.share))
+        test = cell.test
+        p = "none" if test is None else p_text(test.p) + " (normal)" * (not test.exact)
         rows.append(_row(cell, (*counts, estimate_text(cell.surviving), mean, p), several))
     headings = (
         *("runs", "collapsed", "probability", "final mean of the others", "final mean of all"),
@@ -127,7 +125,7 @@ def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTab
 
 def _steps(cells: tuple[CellCollapse, ...], several: bool) -> TextTable:
     rows = tuple(
-        _row(cell, (*numbers, with_interval(point.share, points)), several)
+        _row(cell, (*numbers, estimate_text(point.share)), several)
         for cell in cells
         for point in cell.curve
         for numbers in [map(str, (point.step, point.at_risk, point.collapses))]
@@ -227,7 +225,7 @@ def _verdict(board: Scoreboard) -> tuple[str, bool]:
 
 def _notes(board: Scoreboard) -> tuple[str, ...]:
     """Notes on these runs."""
-    params = (board.data.params.get(run.mlflow_id, {}) for run in board.runs)
+    params = (board.params_of(run) for run in board.runs)
     staleness = [of_run.get("rollout.staleness", "0") for of_run in params]
     older = sum(text.isdigit() and int(text) > 0 for text in staleness)
     spent = []  # of budgets, before anything is trained

@@ -15,7 +15,7 @@ from functools import lru_cache, partial
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.estimate import Estimate, Share, score_limits
+from cppo_lab.analysis.statistics.estimate import Estimate, Interval, score_limits
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.rules import METHODS, known
 
@@ -114,7 +114,7 @@ def number(value: float | None, form: str = ".2f") -> str:
     return ABSENT if value is None or math.isnan(value) else f"{value:{form}}"
 
 
-def with_interval(value: Estimate | Share | None, form: Callable[[float], str]) -> str:
+def with_interval(value: Estimate | Interval | None, form: Callable[[float], str]) -> str:
     """`0.84 (0.78 to 0.91)`: a value and the ends of its 95 % interval, if it has one, each written by `form`."""
     if value is None:
         return ABSENT
@@ -124,7 +124,7 @@ def with_interval(value: Estimate | Share | None, form: Callable[[float], str]) 
     return f"{text} ({form(value.low)} to {form(value.high)})"
 
 
-def estimate_text(estimate: Estimate | None, signed: bool = False) -> str:
+def estimate_text(estimate: Estimate | Interval | None, signed: bool = False) -> str:
     """`51.00 (38.30 to 63.71)`: a fraction as percent with its 95 % interval, if it has one."""
     return with_interval(estimate, partial(points, signed=signed))
 
@@ -132,10 +132,10 @@ def estimate_text(estimate: Estimate | None, signed: bool = False) -> str:
 def score_text(estimate: Estimate | None) -> str:
     """The mean score of a cell like `estimate_text`, but with the range in place of the interval of two runs."""
     low, high = (estimate and score_limits(estimate)) or (None, None)
-    return with_interval(estimate and Share(estimate.value, low, high), points)
+    return with_interval(estimate and Interval(estimate.value, low, high), points)
 
 
-def edge_text(edge: Share) -> str:
+def edge_text(edge: Interval) -> str:
     """`to 0.79` of a share of 0, `from 99.21` of a share of 1: Wilson's limit in percent."""
     low, high = edge.low or 0.0, edge.high or 0.0
     return f"to {points(high)}" if edge.value == 0 else f"from {points(low)}"

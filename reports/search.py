@@ -15,10 +15,10 @@ from cppo_lab.analysis.search import (
     SeedValues,
     Space,
     Value,
+    best_trial_lead,
     read_search,
     read_seed_values,
     scaled,
-    separation,
 )
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.errors import counted
@@ -161,7 +161,7 @@ def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
             f"The training runs of {counted(unknown, 'complete trial')} are not all in the store: their scatter over "
             "seeds is unknown."
         )
-    apart = separation(result, seeds)
+    apart = best_trial_lead(result, seeds)
     if apart is None:
         return sentences
     ahead = f"trial {result.ranking[0].number} leads by {100 * apart.second:.1f} points"

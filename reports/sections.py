@@ -78,13 +78,8 @@ class Scored:
 
     @cached_property
     def anchors(self) -> Mapping[tuple[str, str], str]:
-        """(model, variant) -> id of its rows in the list of runs."""
-        return _anchors_of(self.board, str(self.number))
-
-    @property
-    def core(self) -> str:
-        """The core behind its runs."""
-        return self.board.core
+        """(model, variant) -> id of its rows in the list of runs; without names, which may have any characters."""
+        return {pair: f"runs-{self.number}-{place}" for place, pair in enumerate(self.board.cells)}
 
 
 def verdict_section(scored: Mapping[str, Scored], core: str, whole: bool = False) -> Section:
@@ -163,7 +158,7 @@ def runs_csv(board: Scoreboard) -> str:
 def run_section(scored: Mapping[str, Scored], count: int, unused: list[str]) -> Section:
     """The lists of runs, by sweep. `unused`: runs in the store that are not declared."""
     sweeps = scored.values()
-    lists = [(sweep.name, run_groups(sweep.board, str(sweep.number), sweep.uri)) for sweep in sweeps]
+    lists = [(sweep.name, run_groups(sweep)) for sweep in sweeps]
     served = all(sweep.uri.startswith("http") for sweep in sweeps)
     view = {"lists": lists, "served": served, "unused": unused}
     return Section("runs", "Runs", view, f"{count} runs: state, step, score, MLflow run")
@@ -189,24 +184,18 @@ class RunGroup:
     left_out: int = 0
 
 
-def _anchors_of(board: Scoreboard, key: str) -> Mapping[tuple[str, str], str]:
-    """(model, variant) -> id of its rows; `key` distinguishes the lists of one page. Ids do not contain names, which
-    may have any characters.
-    """
-    return {pair: f"runs-{key}-{number}" for number, pair in enumerate(board.cells)}
-
-
-def run_groups(board: Scoreboard, key: str, uri: str) -> tuple[RunGroup, ...]:
-    """The runs of a board, cell by cell as declared; `uri` is that of the store they were read from.
+def run_groups(scored: Scored) -> tuple[RunGroup, ...]:
+    """The runs of a sweep, cell by cell as declared.
 
     With more than MANY runs, each cell shows its first runs, the same number for all cells; with more than MANY cells,
     only the first cells are shown.
     """
+    board = scored.board
     most = len(board.runs) if len(board.runs) <= MANY else max(1, MANY // len(board.cells))
     groups, differing = [], _differing_settings(board)
-    for pair, anchor in islice(_anchors_of(board, key).items(), MANY):
+    for pair, anchor in islice(scored.anchors.items(), MANY):
         runs = board.runs_of(*pair)
-        lines = tuple(_line(board, run, uri, differing) for run in runs[:most])
+        lines = tuple(_line(board, run, scored.uri, differing) for run in runs[:most])
         groups.append(RunGroup(anchor, lines, len(runs) - len(lines)))
     unlisted = len(board.runs) - sum(len(group.runs) + group.left_out for group in groups)
     return (*groups, RunGroup("", (), unlisted)) if unlisted else tuple(groups)
@@ -218,7 +207,7 @@ def _differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:
     """
     by_model: dict[str, list[Mapping[str, str]]] = {}
     for run in board.runs:
-        params = board.data.params.get(run.mlflow_id)
+        params = board.params_of(run)
         if params:
             by_model.setdefault(run.model, []).append(params)
     return {

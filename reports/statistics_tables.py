@@ -4,12 +4,11 @@ margins; and the same by problem.
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 
 from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.analysis.reader import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.estimate import FEWEST, Estimate, Share
+from cppo_lab.analysis.statistics.estimate import FEWEST_RUNS, Estimate, Interval
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.problems import (
     THRESHOLDS,
@@ -29,7 +28,6 @@ from cppo_lab.analysis.statistics.summary import (
     SamplingError,
     Statistics,
     kendall,
-    sweep_statistics,
 )
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.names import (
@@ -52,7 +50,7 @@ from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
 
 def statistics_section(scored: Scored) -> Section:
     """Intervals, differences and ranks."""
-    tables = statistics_tables(scored.board, scored.title, scored.answers, scored.statistics)
+    tables = statistics_tables(scored)
     return Section(
         "statistics",
         "Uncertainty",
@@ -62,16 +60,9 @@ def statistics_section(scored: Scored) -> Section:
     )
 
 
-def statistics_tables(
-    board: Scoreboard,
-    title: str,
-    answers: Mapping[str, RunAnswers] = MappingProxyType({}),
-    statistics: Statistics | None = None,
-) -> dict[str, TextTable]:
-    """Kind -> table; tables without numbers are left out. `answers`: MLflow run -> its answers, from which
-    maj@k is computed if they cover all problems. `statistics`: those of the board, if computed already.
-    """
-    summary = statistics or sweep_statistics(board)
+def statistics_tables(scored: Scored) -> dict[str, TextTable]:
+    """Kind -> table; tables without numbers are left out. maj@k is computed if the answers cover all problems."""
+    board, summary = scored.board, scored.statistics
     several_runs = any(cell.runs > 1 for cell in summary.cells)
     tables = {"scores": _scores(summary)}
     if several_runs:
@@ -80,8 +71,8 @@ def statistics_tables(
         tables["models"] = _over_models(summary, len(board.models))
     if any(len(ranking.places) > 1 for ranking in summary.rankings):
         tables["order"] = _order(summary)
-    tables |= _of_problems(board, summary, answers)
-    return {kind: completed(table, board, title) for kind, table in tables.items()}
+    tables |= _of_problems(board, summary, scored.answers)
+    return {kind: completed(table, board, scored.title) for kind, table in tables.items()}
 
 
 def _scores(summary: Statistics) -> TextTable:
@@ -225,7 +216,7 @@ def _difference(difference: Difference | None) -> str:
     return estimate_text(None if difference is None else difference.estimate, signed=True)
 
 
-def _share(share: Share | None) -> str:
+def _share(share: Interval | None) -> str:
     """A probability of improvement; none for single runs, for which it would take only a few values."""
     return "none" if share is None or share.low is None else with_interval(share, number)
 
@@ -263,7 +254,7 @@ def _of_problems(
 
 def _range_note(cells: Sequence[CellStatistics]) -> str:
     """A sentence on the range in place of the interval of two seeds; empty without such a cell."""
-    few = any(score.n == FEWEST - 1 for cell in cells for score in cell.scores.values())
+    few = any(score.n == FEWEST_RUNS - 1 for cell in cells for score in cell.scores.values())
     return " Of two seeds: the range of both, in place of an interval." if few else ""
 
 

@@ -51,7 +51,6 @@ class StudyRequest(GridRequest):
     size.
     """
 
-    sweeps: tuple[SweepGrid, ...]
     stated: Mapping[str, Hypotheses] = field(default_factory=dict)
 
     def contents(self) -> Contents:
@@ -104,13 +103,18 @@ class StudyReport:
     @property
     def core(self) -> str:
         """The core behind the study's runs; several are named together."""
-        cores = {core for sweep in self.scored.values() for core in sweep.core.split("+")}
+        cores = {core for sweep in self.scored.values() for core in sweep.board.core.split("+")}
         return "+".join(sorted(cores)) or schema.PAPER
 
     @cached_property
     def verdicts(self) -> Section:
         """The section on the claims."""
         return verdict_section(self.scored, self.core, whole=True)
+
+    @cached_property
+    def statistics(self) -> Mapping[str, Section]:
+        """The section on the statistics of each sweep."""
+        return {name: statistics_section(sweep) for name, sweep in self.scored.items()}
 
     @cached_property
     def table(self) -> TextTable | None:
@@ -141,8 +145,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     sentences = (sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated))
     about = About.of("study", request, report.core, tuple(sentences))
     sections = tuple(section for section in study_sections(report) if section)
-    summaries = {name: of_sweep.statistics for name, of_sweep in scored.items()}
-    files = paper_texts(study.boards, summaries, sections, about.withdrawn)
+    files = paper_texts(scored.values(), sections, about.withdrawn)
     for name, of_sweep in scored.items():
         files |= run_files(of_sweep.board, f"long_{name}", f"runs_{name}")
     gaps: dict[str, list[str]] = {}
@@ -179,8 +182,8 @@ def study_sections(report: StudyReport) -> list[Section | None]:
         report.verdicts,
         _findings(report),
         _figures(report),
-        _of_main(statistics_section, report),
-        _of_main(collapse_section, report),
+        _of_main(report.statistics),
+        _of_main({name: collapse_section(sweep) for name, sweep in report.scored.items()}),
         _ablations(report),
         _figure_list("mechanism", "The mechanism at work", "Figures 2, 3 and 7", 2, 3, 7),
         _methods(report),
@@ -215,11 +218,11 @@ def _figures(report: StudyReport) -> Section:
     return Section("figures", title, view, "Figure 1, Table 4", "largest", {"table_4": full})
 
 
-def _of_main(make: Callable[[Scored], Section | None], report: StudyReport) -> Section | None:
+def _of_main(sections: Mapping[str, Section | None]) -> Section | None:
     """A section on the main sweep; its tables are those of every sweep."""
-    made = {name: make(sweep) for name, sweep in report.scored.items()}
-    tables = {stem: table for section in made.values() if section for stem, table in section.tables.items()}
-    section = made.get(MAIN)
+    made = filter(None, sections.values())
+    tables = {stem: table for section in made for stem, table in section.tables.items()}
+    section = sections.get(MAIN)
     if section is None:
         return Section("", "", {}, tables=tables) if tables else None
     return replace(section, tables=tables)
@@ -235,7 +238,7 @@ def _ablations(report: StudyReport) -> Section:
             continue
         table = full_table(scored.board, sweep.grid.title) if scored else None
         notes = [note for note in table.notes if note not in main_notes] if table else []
-        tables[f"table_{name}"], of_sweep = table, statistics_section(scored).view if scored else {}
+        tables[f"table_{name}"], of_sweep = table, report.statistics[name].view if scored else {}
         shown.append({"sweep": sweep, "table": table, "notes": notes, "statistics": of_sweep})
     hint = f"Figures 5 and 6, {len(shown)} tables"
     return Section("ablations", "Ablations", {"shown": shown}, hint, tables=tables)
@@ -335,7 +338,7 @@ def configuration_table(board: Scoreboard, models: Sequence[str], title: str) ->
     rows = []
     for model in models:
         runs = board.runs_of(model, OURS)
-        logged = [board.data.params.get(run.mlflow_id, {}) for run in runs if run.mlflow_id]
+        logged = [board.params_of(run) for run in runs if run.mlflow_id]
         # In the order of the runs.
         values = (
             dict.fromkeys(value for params in logged if (value := read(params)) is not None)

@@ -9,16 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.analysis.inputs import NO_AXES, USUAL, Axes, Baseline, ExpectedRun
-from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.analysis.inputs import NO_AXES, Axes, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.statistics.estimate import Estimate, holm
-from cppo_lab.analysis.statistics.exact_study import READ
+from cppo_lab.analysis.statistics.exact_study import METRICS_READ
 from cppo_lab.analysis.statistics.paired import Effect, effects
-from cppo_lab.analysis.statistics.values import Quantity, Score, run_values
-from cppo_lab.analysis.statistics.verdicts import score_claimed, with_quantity
-from cppo_lab.analysis.study import MAIN
+from cppo_lab.analysis.statistics.values import Measure, Quantity, Score, run_values
+from cppo_lab.analysis.statistics.verdicts import with_quantity
+from cppo_lab.analysis.study import MAIN, score_grid
 from cppo_lab.errors import counted
 from cppo_lab.reports.answers import answers_section, kept_answers
 from cppo_lab.reports.audit import audit_section
@@ -45,26 +44,21 @@ _FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest(GridRequest):
-    """The report of the runs `expected` of a sweep.
+    """The report of a sweep, the only one of `sweeps`.
 
-    `stated`: the sweep's hypotheses. `axes`: the positions of its variants on its axes. `baseline`: see
-    `summary.baseline_of`. `beside`: sweeps whose pages are linked. `pairing`: whether its file requests
-    comparison seed by seed; `factorial`: effects of its axes.
+    `stated`: the sweep's hypotheses. `axes`: the positions of its variants on its axes. `beside`: sweeps whose pages
+    are linked. `factorial`: whether its file requests the effects of its axes.
     """
 
-    expected: tuple[ExpectedRun, ...]
     stated: Hypotheses = NONE_STATED
     axes: Axes = NO_AXES
-    baseline: Baseline = USUAL
     beside: tuple[str, ...] = ()
-    pairing: bool | None = None
     factorial: bool = False
 
     def contents(self) -> Contents:
-        """Raises UserError as `read_sweep` and `score_sweep`."""
-        run_ids = [entry.run_id for entry in self.expected if entry.run_id is not None]
-        data = read_sweep(self.uri, self.experiment, self.name, _is_shown, run_ids)
-        board = score_claimed(data, self.expected, self.stated.claims, self.partial, self.pairing)
+        """Raises UserError as `score_grid`."""
+        claims, (grid,) = self.stated.claims, self.sweeps
+        board = score_grid(self.uri, self.experiment, grid, claims, self.partial, _is_shown)
         return sweep_contents(self, board)
 
 
@@ -74,7 +68,7 @@ def paper_request(uri: str, out: Path, **about: Any) -> ReportRequest:
         name=MAIN,
         uri=uri,
         experiment=schema.experiment_name(schema.PAPER),
-        expected=main_grid(),
+        sweeps=(SweepGrid(MAIN, "", "", main_grid()),),
         out=out,
         title="The paper's main results, recomputed from its curves",
         question="Do the paper's plotted curves give its printed Tables 1 and 4, and how firm is the order?",
@@ -84,7 +78,7 @@ def paper_request(uri: str, out: Path, **about: Any) -> ReportRequest:
 
 def _is_shown(metric: str) -> bool:
     """Whether the report uses a metric; thousands of runs have millions of points of the others."""
-    named = metric in {*training.LABELS, *SHOWN, *READ, *axes.DRIFT.values()}
+    named = metric in {*training.LABELS, *SHOWN, *METRICS_READ, *axes.DRIFT.values()}
     return named or schema.is_evaluation(metric) or schema.parse_validation_metric(metric) is not None
 
 
@@ -101,7 +95,7 @@ class SweepReport(Scored):
     @cached_property
     def verdicts(self) -> Section:
         """The section on the claims about scores."""
-        return verdict_section({self.name: self}, self.core)
+        return verdict_section({self.name: self}, self.board.core)
 
     def heading(self, table: str) -> str:
         """The paper's `table`, or the sweep's title."""
@@ -116,7 +110,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         board=board,
         uri=request.uri,
         palette=request.palette,
-        baseline=request.baseline,
+        baseline=request.sweeps[0].baseline,
         stated=request.stated,
         answers=kept_answers(request.uri, board),
         places=request.axes,
@@ -124,7 +118,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         of_paper=request.experiment == schema.experiment_name(schema.PAPER) and request.name == MAIN,
     )
     sentences = withdrawn(request.name, request.stated)
-    about = About.of("sweep", request, report.core, sentences, beside=request.beside)
+    about = About.of("sweep", request, board.core, sentences, beside=request.beside)
     sections = tuple(section for section in sweep_sections(report) if section)
     judged = [line.verdict for line in report.verdicts.lines if line.verdict.claim in report.standings]
     of_errors = [line for section in sections for line in section.lines if line.verdict.claim.of_errors]
@@ -132,8 +126,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     missing = f", of which {len(board.gaps)} have no result yet" if gaps else ""
     return Contents(
         about=about,
-        texts=run_files(board, "table_long", "runs")
-        | paper_texts({request.name: board}, {request.name: report.statistics}, sections, about.withdrawn),
+        texts=run_files(board, "table_long", "runs") | paper_texts([report], sections, about.withdrawn),
         pictures=(),
         boards={request.name: board},
         template="page.html.j2",
@@ -268,7 +261,7 @@ _EFFECT_VALUES = (
     "seeds",
 )  # of the final mean, fractions
 _FINAL, _ERROR = "final mean", "error"
-_SCORES: Mapping[Score | Quantity, str] = {
+_SCORES: Mapping[Measure, str] = {
     Score.FINAL: _FINAL,
     Score.AREA: "area",
     Quantity.RETURN: "mean return",
@@ -312,7 +305,7 @@ def effects_section(scored: Scored, places: Axes) -> Section | None:
     )
 
 
-def _measured(scored: Scored, places: Axes, score: Score | Quantity) -> dict[Effect, Estimate]:
+def _measured(scored: Scored, places: Axes, score: Measure) -> dict[Effect, Estimate]:
     board, runs, measured = scored.board, run_values(scored.board), dict[Effect, Estimate]()
     if isinstance(score, Quantity):
         runs = with_quantity(board, runs, score)

@@ -15,7 +15,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.selection import COLLAPSE_SHARE, CellScore, RunScore, SelectionState, Stat
-from cppo_lab.analysis.statistics.summary import Statistics, cell_sampling_error
+from cppo_lab.analysis.statistics.summary import SamplingError, Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.errors import UserError
 from cppo_lab.reports.names import (
@@ -38,7 +38,7 @@ from cppo_lab.reports.names import (
 
 BEST, SECOND = "best", "second"
 ABOVE, BELOW = "\N{UPWARDS ARROW}", "\N{DOWNWARDS ARROW}"
-ALPHA = 0.05  # level of an adjusted two-sided p-value
+TWO_SIDED_LEVEL = 0.05  # level of an adjusted two-sided p-value
 NOT_DECLARED = "not declared"
 _FEW_RUNS = 5  # whose selected steps are listed one by one
 _EVALUATION = (
@@ -158,15 +158,16 @@ def run_ids_of(runs: Iterable[RunScore]) -> tuple[str, ...]:
 
 def main_table(board: Scoreboard, title: str, statistics: Statistics | None = None) -> TextTable:
     """Table 1: best and second best per model at printed precision; ties share the mark. `statistics`: those with the
-    significant differences from the baseline; without them no cell has an arrow.
+    errors of evaluations and the significant differences from the baseline; without them no cell has either.
     """
     arrows = {} if statistics is None else _arrows(statistics)
+    errors = {(cell.model, cell.variant): cell.sampling for cell in statistics.cells} if statistics else {}
     columns = []
     variants = in_order(board.variants)
     for model in board.models:
         cells = {(model, name): board.cells.get((model, name)) for name in variants}
         entries = {
-            pair: _with_evaluation(board, cell) if cell else Entry(word=NOT_DECLARED)
+            pair: _with_evaluation(cell, errors.get(pair)) if cell else Entry(word=NOT_DECLARED)
             for pair, cell in cells.items()
         }
         columns.append(
@@ -175,10 +176,7 @@ def main_table(board: Scoreboard, title: str, statistics: Statistics | None = No
                 for pair, entry in entries.items()
             )
         )
-    rows = tuple(
-        TextRow(display_name(name), name == OURS, tuple(entries), ("", name))
-        for name, *entries in zip(variants, *columns, strict=True)
-    )
+    rows = tuple(cell_row("", name, entries) for name, *entries in zip(variants, *columns, strict=True))
     shown = [entry for column in columns for entry in column]
     edge = f" There {EDGE}" if any(entry.edge for entry in shown) else ""
     known_errors = edge or any(entry.evaluation is not None for entry in shown)
@@ -186,8 +184,8 @@ def main_table(board: Scoreboard, title: str, statistics: Statistics | None = No
     if statistics is not None and statistics.adjusted:
         test = (
             f"{ABOVE} above, {BELOW} below {baseline_name(statistics.baseline)}: these scores of the best step, which "
-            f"favours a noisy run, differ significantly (two-sided p < {ALPHA:g} with Holm's adjustment over all "
-            "methods and models of the table). Without an arrow, it is not significant."
+            f"favours a noisy run, differ significantly (two-sided p < {TWO_SIDED_LEVEL:g} with Holm's adjustment over "
+            "all methods and models of the table). Without an arrow, it is not significant."
         )
         notes = (*notes, test)
     return TextTable(title, "Method", board.models, rows, notes, board.core)
@@ -198,7 +196,7 @@ def _arrows(statistics: Statistics) -> dict[tuple[str, str], str]:
     arrows = {}
     for cell in statistics.cells:
         p = statistics.adjusted.get((cell.model, cell.variant, Score.BEST))
-        if p is not None and p < ALPHA:
+        if p is not None and p < TWO_SIDED_LEVEL:
             lead = cell.differences[Score.BEST].estimate.value
             arrows[cell.model, cell.variant] = ABOVE if lead > 0 else BELOW
     return arrows
@@ -224,9 +222,7 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
             steps = _steps(board, cell)
             several = several or len(steps) > 1
             texts = (*entries, steps_text(steps))
-            rows.append(
-                TextRow(display_name(cell.variant), cell.variant == OURS, texts, (model, cell.variant))
-            )
+            rows.append(cell_row(model, cell.variant, texts))
         ends = {cell.t_stop for cell in cells if cell.t_stop is not None}
         stops.append(ends.pop() if len(ends) == 1 else None)
         tables.append(TextTable(model, "Method", (*benchmarks, "avg", "step"), rows, core=board.core))
@@ -252,10 +248,8 @@ def _steps(board: Scoreboard, cell: CellScore) -> tuple[int, ...]:
     return tuple(step for step in ends if step is not None)
 
 
-def _with_evaluation(board: Scoreboard, cell: CellScore) -> Entry:
+def _with_evaluation(cell: CellScore, error: SamplingError | None) -> Entry:
     entry = _entry(cell, cell.score)
-    finished = [run for run in board.runs_of(cell.model, cell.variant) if run.state is SelectionState.SCORED]
-    error = cell_sampling_error(board, finished)
     if entry.value is None or error is None or not error.known:
         return entry
     if error.edge is not None:
@@ -419,7 +413,7 @@ _PACKAGES = (r"\usepackage{booktabs}", r"\usepackage[table]{xcolor}", r"\usepack
 def latex(table: Table) -> str:
     """The table as LaTeX, to be included with `\\input`, with a block of rows per model if their columns differ.
 
-    A table wider than the text is scaled down to fit. It needs the packages `PACKAGES`.
+    A table wider than the text is scaled down to fit. It needs the packages `_PACKAGES`.
     """
     small = " ".join(escape_latex(note) for note in _file_notes(table))
     caption = escape_latex(re.sub(r" \(Table \d+\)$", "", table.title))  # LaTeX numbers it

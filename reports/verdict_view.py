@@ -21,9 +21,9 @@ from cppo_lab.analysis.statistics.claims import (
 )
 from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate, SlopeEstimate
 from cppo_lab.analysis.statistics.paired import Difference, with_holm
-from cppo_lab.analysis.statistics.power import MOST, POWER, ReachedPower
+from cppo_lab.analysis.statistics.power import MOST_SEEDS, POWER, ReachedPower
 from cppo_lab.analysis.statistics.summary import CANNOT, Statistics
-from cppo_lab.analysis.statistics.values import Quantity, Score, run_values
+from cppo_lab.analysis.statistics.values import Measure, Quantity, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import (
     Comparison,
     Verdict,
@@ -36,8 +36,8 @@ from cppo_lab.analysis.statistics.verdicts import (
 )
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.errors import counted
-from cppo_lab.reports.names import ABSENT, OURS, display_name, p_text, points
-from cppo_lab.reports.tables import ALPHA, TextRow, TextTable
+from cppo_lab.reports.names import ABSENT, display_name, estimate_text, p_text, points
+from cppo_lab.reports.tables import TWO_SIDED_LEVEL, TextRow, TextTable, cell_row
 
 _OVER_MODELS = "mean over models"
 _SCORES: Mapping[Score, str] = {
@@ -128,7 +128,7 @@ def verdict_view(
     )
 
 
-_SCORE_WORDS: Mapping[Score | Quantity, str] = {
+_SCORE_WORDS: Mapping[Measure, str] = {
     Score.FINAL: "Judged by the mean of the last 30 % of the window: it has no selection bias, and collapses count.",
     Score.AREA: "Judged by the area under the validation curve.",
     Score.BEST: "Judged by the best step, whose score is too high by selection.",
@@ -347,22 +347,22 @@ _OF_ERRORS = (
 def _comparisons(verdict: Verdict) -> TextTable:
     claim, rows = verdict.claim, []
     for comparison in verdict.comparisons:
-        label, word = display_name(comparison.variant), word_of_comparison(claim, comparison).value
+        word = word_of_comparison(claim, comparison).value
         if claim.of_errors:
-            rows.append(TextRow(label, False, (*_error_cells(claim, comparison), word)))
+            cells = (*_error_cells(claim, comparison), word)
+            rows.append(TextRow(display_name(comparison.variant), False, cells))
             continue
         difference, runs, share = comparison.difference, ABSENT, ABSENT
         if difference is not None:
-            runs = (
-                f"{difference.ours} and {difference.theirs}" if difference.against else str(difference.ours)
-            )
+            counts = [difference.ours, difference.theirs][: 2 if difference.against else 1]
+            runs = " and ".join(map(str, counts))
             share = "none"  # of one run against one, where it would be 0 or 1, and of shares and slopes
             if difference.improvement is not None and min(difference.ours, difference.theirs) > 1:
                 share = f"{difference.improvement.value:.2f}"
         against, model = display_name(comparison.against) or "0", comparison.model or _OVER_MODELS
         number = _written(claim, comparison.estimate)
         texts = (against, model, runs, *number, p_text(comparison.p_adjusted), share, word)
-        rows.append(TextRow(label, comparison.variant == OURS, texts, (comparison.model, comparison.variant)))
+        rows.append(cell_row(comparison.model, comparison.variant, texts))
     lead, headings = ("rule", _OF_ERRORS) if claim.of_errors else ("method", _HEADINGS)
     return TextTable(f"Comparisons of: {claim.text}", lead, headings, rows)
 
@@ -436,7 +436,9 @@ def short_answers(
             cells = (cell.differences.get(Score.FINAL) for cell in statistics.cells)
             against = tuple(difference for difference in cells if difference is not None)
         tested = with_holm(against)
-        return [_answer(difference, SMALLEST, p is not None and p < ALPHA) for difference, p in tested]
+        return [
+            _answer(difference, SMALLEST, p is not None and p < TWO_SIDED_LEVEL) for difference, p in tested
+        ]
     answers = [
         _answer(comparison.difference, verdict.claim.margin or verdict.claim.smallest, None)
         for verdict in of_scores
@@ -459,15 +461,13 @@ def _answer(difference: Difference, smallest: float, decided: bool | None) -> tu
         names, estimate = names[::-1], replace(estimate, value=-estimate.value)
     first, second = map(display_name, names)
     where = f" on {difference.model}" if difference.model else " over the models"
-    numbers, runs = f"{points(estimate.value, signed=True)} points", _runs(difference)
+    numbers, runs = f"{estimate_text(estimate, signed=True)} points", _runs(difference)
     if estimate.unknown:
         why = "" if estimate.unknown == ONE_RUN else f"; {estimate.unknown}"
         return (
             word,
             f"{runs[0].upper()}{runs[1:]} cannot decide between {first} and {second}{where}: {numbers}{why}.",
         )
-    if estimate.low is not None and estimate.high is not None:
-        numbers += f" ({points(estimate.low, signed=True)} to {points(estimate.high, signed=True)})"
     # Tables beside it may show another score, which may differ the other way round.
     numbers += f" of the {_OF_SCORE[difference.score]}" if isinstance(difference.score, Score) else ""
     if word is Word.SAME:
@@ -511,7 +511,7 @@ def power_words(power: ReachedPower | None) -> str:
         return ""
     if power.unknown:
         return f"none: {power.unknown}"
-    seeds = f"more than {MOST}" if power.needed is None else power.needed
+    seeds = f"more than {MOST_SEEDS}" if power.needed is None else power.needed
     return f"{power.power:.2f}; {POWER} takes {seeds} seeds"
 
 

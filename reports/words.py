@@ -4,14 +4,14 @@ LaTeX macros, and a paragraph on the methods.
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count, product
 from string import ascii_uppercase
 
 from cppo_lab import __version__, schema
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
-from cppo_lab.analysis.selection import GAPS, SelectionState, Stat
+from cppo_lab.analysis.selection import SelectionState, Stat
 from cppo_lab.analysis.statistics.claims import SMALLEST
 from cppo_lab.analysis.statistics.estimate import NO_SPREAD, ONE_RUN
 from cppo_lab.analysis.statistics.paired import Difference, with_holm
@@ -32,8 +32,8 @@ from cppo_lab.reports.names import (
     points,
     score_name,
 )
-from cppo_lab.reports.sections import Section
-from cppo_lab.reports.tables import ALPHA
+from cppo_lab.reports.sections import Scored, Section
+from cppo_lab.reports.tables import TWO_SIDED_LEVEL
 from cppo_lab.reports.verdict_view import VerdictLine
 
 
@@ -69,12 +69,9 @@ def findings_section(entries: Sequence[Headline]) -> Section:
 def _ranked(board: Scoreboard, model: str) -> list[tuple[str, Stat]]:
     """(variant, score) of the cells of a model that compete, best first."""
     competing = [
-        (cell.variant, cell.score)
-        for (name, _), cell in board.cells.items()
-        if name == model
-        and cell.state is SelectionState.SCORED
-        and not cell.provisional
-        and cell.score is not None
+        (variant, score)
+        for (name, variant), cell in board.cells.items()
+        if name == model and (score := cell.ranked) is not None
     ]
     return sorted(competing, key=lambda entry: (-entry[1].mean, entry[0]))
 
@@ -164,21 +161,19 @@ _DIGITS = ("Zero", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight
 
 
 def paper_texts(
-    boards: Mapping[str, Scoreboard],
-    statistics: Mapping[str, Statistics],
-    sections: Sequence[Section],
-    withdrawn: Sequence[str] = (),
+    scored: Collection[Scored], sections: Sequence[Section], withdrawn: Sequence[str] = ()
 ) -> dict[str, str]:
-    """The files by name, for the scored sweeps and their statistics. `withdrawn`: see `claims.withdrawn`."""
+    """The files by name, for the scored sweeps. `withdrawn`: see `claims.withdrawn`."""
+    boards = [sweep.board for sweep in scored]
     judged = [line for section in sections for line in section.lines]
     how_judged = [section.how for section in sections if section.how]
-    paragraphs = [_sweep(name, board, statistics[name]) for name, board in boards.items()]
-    paragraphs.append(_scores(boards.values()))
+    paragraphs = [_sweep(sweep.name, sweep.board, sweep.statistics) for sweep in scored]
+    paragraphs.append(_scores(boards))
     paragraphs.append([*_hypotheses(judged, how_judged), *withdrawn])
-    paragraphs.append(_code(boards.values()))
+    paragraphs.append(_code(boards))
     said = [" ".join(sentences) for sentences in paragraphs if sentences]
     return {
-        _NUMBERS: _numbers(boards, statistics, judged),
+        _NUMBERS: _numbers(scored, judged),
         f"{METHODS}.md": "\n\n".join(map(escape_markdown, said)) + "\n",
         f"{METHODS}.tex": "\n\n".join(map(escape_latex, said)) + "\n",
     }
@@ -190,12 +185,8 @@ def letters(name: str) -> str:
     return "".join(_DIGITS[int(word)] if word.isdigit() else word[0].upper() + word[1:] for word in words)
 
 
-def _numbers(
-    boards: Mapping[str, Scoreboard], statistics: Mapping[str, Statistics], judged: Sequence[VerdictLine]
-) -> str:
-    numbers = [
-        number for name, board in boards.items() for number in _of_cells(name, board, statistics[name])
-    ]
+def _numbers(scored: Iterable[Scored], judged: Sequence[VerdictLine]) -> str:
+    numbers = [number for sweep in scored for number in _of_cells(sweep.name, sweep.board, sweep.statistics)]
     for line in judged:
         claim = line.verdict.claim
         key = claim.key.removeprefix("hypothesis ").removeprefix(f"{claim.sweep} ")
@@ -242,7 +233,7 @@ def _of_difference(
     place: tuple[str, ...], about: str, difference: Difference, p: float | None
 ) -> Iterator[_Number]:
     estimate = difference.estimate
-    word = word_of(estimate, SMALLEST, p is not None and p < ALPHA)
+    word = word_of(estimate, SMALLEST, p is not None and p < TWO_SIDED_LEVEL)
     what = f"{about}: final mean minus that of {display_name(difference.against)}, in points"
     yield place, "Diff", _number(estimate.value, True), what
     yield place, "DiffLow", _number(estimate.low, True), "lower end of its 95 % interval"
@@ -259,7 +250,7 @@ def _number(fraction: float | None, signed: bool = False) -> str:
 def _sweep(name: str, board: Scoreboard, summary: Statistics) -> list[str]:
     """What was run, how it is scored and how it was compared."""
     methods = [display_name(variant) for variant in in_order(board.variants)]
-    results = [run for run in board.runs if run.state not in GAPS]
+    results = [run for run in board.runs if run.is_result]
     collapsed = sum(run.state is SelectionState.COLLAPSE for run in results)
     sentences = [
         f"Sweep {name} has {counted(len(methods), 'method')} ({_listed(methods)}) on "
@@ -292,9 +283,8 @@ def _listed(names: Sequence[str]) -> str:
     return ("; " if any("," in name for name in names) else ", ").join(names)
 
 
-def _scores(boards: Iterable[Scoreboard]) -> list[str]:
+def _scores(boards: Sequence[Scoreboard]) -> list[str]:
     """What the scores are, and where all runs come from."""
-    boards = list(boards)
     sources = dict.fromkeys(origin(board.core) for board in boards)
     sentences = [
         "The best step of a run is the one with the highest score in its window; the final mean is the mean score of "
@@ -334,7 +324,7 @@ def _tests(summary: Statistics) -> list[str]:
     adjusted = f", with Holm's adjustment over {len(tested)} comparisons" if len(tested) > 1 else ""
     sentences = [
         f"Final means are compared with {base} {how}; intervals are 95 % intervals.",
-        f"p values are two-sided{adjusted}; the level is {ALPHA:g}.",
+        f"p values are two-sided{adjusted}; the level is {TWO_SIDED_LEVEL:g}.",
         f"A difference whose interval lies within {100 * SMALLEST:g} point to both sides counts as not relevant.",
     ]
     if ONE_RUN in unknown:
@@ -362,7 +352,7 @@ def _code(boards: Iterable[Scoreboard]) -> list[str]:
         run.mlflow_id: board.data.code.get(run.mlflow_id)
         for board in boards
         for run in board.runs
-        if run.mlflow_id and run.state not in GAPS
+        if run.mlflow_id and run.is_result
     }
     counts = Counter(version for version in used.values() if version)
     listed = ", ".join(f"{version} ({counted(count, 'run')})" for version, count in sorted(counts.items()))

@@ -11,7 +11,7 @@ from enum import StrEnum
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.exact_study import without_horizon
-from cppo_lab.analysis.statistics.values import Quantity, Score
+from cppo_lab.analysis.statistics.values import Measure, Quantity
 from cppo_lab.errors import counted
 
 # The smallest advantage worth claiming: one point of Avg@16, the noise from one evaluation to the next in the paper's
@@ -32,8 +32,7 @@ class Kind(StrEnum):
     """What a claim says about its variants."""
 
     BEST = "best of all"  # the first variant is above every other of the sweep, on every model
-    SUPERIORITY = "superiority"  # every variant of the first tier is above every one of the second
-    ORDERING = "ordering"  # every variant of a tier is above every one of the next, for three tiers or more
+    SUPERIORITY = "superiority"  # every variant of a tier is above every one of the next
     EQUIVALENCE = "equivalence"  # the variants of the first tier are within `margin` of those of the second
     COLLAPSE = "collapse"  # runs of the first tier collapse more often than those of the second
     TREND = "trend"  # the lead of the first tier over the second grows with the length of the responses
@@ -65,7 +64,7 @@ class Claim:
     over_models: bool = False
     after: str | None = None
     smallest: float = SMALLEST
-    score: Score | Quantity | None = None
+    score: Measure | None = None
     seeds: tuple[int, ...] | None = None
     tests: frozenset[tuple[str, str, int]] = frozenset()
     pairing: bool | None = None
@@ -185,7 +184,7 @@ CLAIMS: tuple[Claim, ...] = (
         "mechanisms",
         "Each single mechanism beats DPPO, and the two together beat each",
         "single_mechanism",
-        Kind.ORDERING,
+        Kind.SUPERIORITY,
         (("cppo",), ("cppo_no_position_weight", "cppo_no_prefix_budget"), ("dppo",)),
     ),
     Claim(
@@ -305,7 +304,7 @@ class Registered:
     """
 
     digest: str
-    since: int
+    time_ms: int
     code: str = ""
     settings_differ: bool = False
     changes: tuple[str, ...] = ()
@@ -348,13 +347,13 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
     now = next((registered for registered in same if not registered.settings_differ), None)
     if now is None:
         return Standing(f"{_not_registered(stated, same, others)} Exploratory.", False)
-    begun = f"on {_when(now.since)} ({stated.digest})"
+    begun = f"on {_when(now.time_ms)} ({stated.digest})"
     starts = _starts(claim, board, stated.deleted)
     if not starts:
         text = f"Pre-registered {begun}; none of the runs that test it is in this report."
         return Standing(text + _versions(others), False)
     tests = f"the {counted(len(starts), 'run')} that test it"
-    if early := sum(start < now.since for start in starts.values()):
+    if early := sum(start < now.time_ms for start in starts.values()):
         text = f"Registered {begun}, when {early} of {tests} had begun. Exploratory."
         return Standing(text + _versions(others), False)
     text = f"Pre-registered {begun}, before any of {tests}; unchanged."
@@ -376,7 +375,7 @@ def withdrawn(name: str, stated: Hypotheses) -> tuple[str, ...]:
     if stated.digest or not stated.registered:
         return ()
     listed = "; ".join(
-        f"{registered.digest} on {_when(registered.since)}" for registered in stated.registered
+        f"{registered.digest} on {_when(registered.time_ms)}" for registered in stated.registered
     )
     return (
         f"Hypotheses of {name} were registered ({listed}) and are not in its file any more, so nothing here confirms "
@@ -387,7 +386,7 @@ def withdrawn(name: str, stated: Hypotheses) -> tuple[str, ...]:
 def _not_registered(stated: Hypotheses, same: Sequence[Registered], others: Sequence[Registered]) -> str:
     if same:
         return (
-            f"Not as registered on {_when(same[-1].since)} ({stated.digest}): settings of its runs outside the sweep "
+            f"Not as registered on {_when(same[-1].time_ms)} ({stated.digest}): settings of its runs outside the sweep "
             "file (in conf/) have changed since."
         )
     if not others:
@@ -395,8 +394,8 @@ def _not_registered(stated: Hypotheses, same: Sequence[Registered], others: Sequ
     last = others[-1]
     changed = f": {'; '.join(last.changes)}" if last.changes else ""
     return (
-        f"Not as registered on {_when(last.since)} ({last.digest}): the sweep file or the overrides have changed since "
-        f"(now {stated.digest}){changed}."
+        f"Not as registered on {_when(last.time_ms)} ({last.digest}): the sweep file or the overrides have changed "
+        f"since (now {stated.digest}){changed}."
     )
 
 
@@ -405,7 +404,7 @@ def _versions(others: Sequence[Registered]) -> str:
     if not others:
         return ""
     listed = "; ".join(
-        f"{other.digest} on {_when(other.since)}"
+        f"{other.digest} on {_when(other.time_ms)}"
         + (f" ({', '.join(other.changes)})" if other.changes else "")
         for other in others
     )

@@ -10,14 +10,15 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from scipy.special import ndtr
 
 from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.estimate import Estimate, FloatArray, Share, mean_estimate
-from cppo_lab.analysis.statistics.values import FinishedRuns, cell_runs
+from cppo_lab.analysis.statistics.estimate import Estimate, FloatArray, Interval, mean_estimate
+from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, cell_runs
 
 Z95 = 1.959963984540054  # of a two-sided 95 % interval
 # Limit on the distinct sums in the exact distribution of the test: 24 runs of different lengths stay below it.
@@ -26,24 +27,16 @@ _DIGITS = 9  # sums that differ by rounding alone are merged
 
 
 @dataclass(frozen=True)
-class RunTime:
-    """The training step at which a run collapsed, or up to which it is known not to have collapsed."""
-
-    step: int
-    collapsed: bool
-
-
-@dataclass(frozen=True)
 class SurvivalPoint:
     """A step at which `collapses` of the `at_risk` runs collapse, and the `share` that survives it.
 
-    The share's limits are those of a 95 % interval; None if no run or every run is left.
+    The share's limits are those of a 95 % interval; None if no run is left.
     """
 
     step: int
     at_risk: int
     collapses: int
-    share: Share
+    share: Interval
 
 
 @dataclass(frozen=True)
@@ -60,26 +53,26 @@ class LogRank:
     exact: bool
 
 
-def kaplan_meier(runs: Sequence[RunTime]) -> tuple[SurvivalPoint, ...]:
+def kaplan_meier(runs: Sequence[RunValues]) -> tuple[SurvivalPoint, ...]:
     """Kaplan and Meier (1958): the product over steps of the shares of runs at risk that do not collapse there.
 
     The interval is Greenwood's on the scale log(-log share) (Kalbfleisch and Prentice 1980). Empty without a collapse.
     """
     share, spread, points = 1.0, 0.0, []
-    for step in sorted({run.step for run in runs if run.collapsed}):
-        at_risk = sum(run.step >= step for run in runs)
-        collapses = sum(run.step == step and run.collapsed for run in runs)
+    for step in sorted({run.ended for run in runs if run.collapsed}):
+        at_risk = sum(run.ended >= step for run in runs)
+        collapses = sum(run.ended == step and run.collapsed for run in runs)
         share *= 1 - collapses / at_risk
         low = high = None
         if share > 0:
             spread += collapses / (at_risk * (at_risk - collapses))
             width = Z95 * math.sqrt(spread) / abs(math.log(share))
             low, high = share ** math.exp(width), share ** math.exp(-width)
-        points.append(SurvivalPoint(step, at_risk, collapses, Share(share, low, high)))
+        points.append(SurvivalPoint(step, at_risk, collapses, Interval(share, low, high)))
     return tuple(points)
 
 
-def logrank(strata: Sequence[tuple[Sequence[RunTime], Sequence[RunTime]]]) -> LogRank | None:
+def logrank(strata: Sequence[tuple[Sequence[RunValues], Sequence[RunValues]]]) -> LogRank | None:
     """The log-rank test (Mantel 1966) of the first of each pair against the second, stratified, as over models.
 
     Each run has a log-rank score: 1 if it collapsed, else 0, minus the cumulative hazard until its end. Observed minus
@@ -99,27 +92,29 @@ def logrank(strata: Sequence[tuple[Sequence[RunTime], Sequence[RunTime]]]) -> Lo
     return LogRank(observed, observed - difference, normal, False)
 
 
-def _scores(runs: Sequence[RunTime]) -> list[float]:
+def _scores(runs: Sequence[RunValues]) -> list[float]:
     hazard, before = 0.0, dict[int, float]()
-    for step in sorted({run.step for run in runs}):
-        collapses = sum(run.step == step and run.collapsed for run in runs)
-        hazard += collapses / sum(run.step >= step for run in runs)
+    for step in sorted({run.ended for run in runs}):
+        collapses = sum(run.ended == step and run.collapsed for run in runs)
+        hazard += collapses / sum(run.ended >= step for run in runs)
         before[step] = hazard
-    return [run.collapsed - before[run.step] for run in runs]
+    return [run.collapsed - before[run.ended] for run in runs]
 
 
-def _hypergeometric(ours: Sequence[RunTime], theirs: Sequence[RunTime]) -> float:
+def _hypergeometric(ours: Sequence[RunValues], theirs: Sequence[RunValues]) -> float:
     """The variance of observed minus expected collapses."""
     both, total = [*ours, *theirs], 0.0
-    for step in {run.step for run in both if run.collapsed}:
-        n, mine = sum(run.step >= step for run in both), sum(run.step >= step for run in ours)
-        collapses = sum(run.step == step and run.collapsed for run in both)
+    for step in {run.ended for run in both if run.collapsed}:
+        n, mine = sum(run.ended >= step for run in both), sum(run.ended >= step for run in ours)
+        collapses = sum(run.ended == step and run.collapsed for run in both)
         if n > 1:
             total += mine * (n - mine) * collapses * (n - collapses) / (n * n * (n - 1))
     return total
 
 
-def _exact_p(strata: Sequence[tuple[Sequence[RunTime], Sequence[RunTime]]], distance: float) -> float | None:
+def _exact_p(
+    strata: Sequence[tuple[Sequence[RunValues], Sequence[RunValues]]], distance: float
+) -> float | None:
     """The share of permutations whose sum is at least as far from 0; None if there are too many sums to enumerate."""
     whole = {0.0: 1.0}
     for ours, theirs in strata:
@@ -155,14 +150,14 @@ def _sums(scores: Sequence[float], size: int) -> dict[float, float] | None:
 # such scores (docs/statistics.md).
 
 
-Counts = tuple[int, int]  # collapsed, runs
+CollapseCount = tuple[int, int]  # collapsed, runs
 _FARTHEST = 10.0  # standard errors beyond which a p-value is 0
 
 
-def wilson(collapsed: int, runs: int) -> Share:
+def wilson(collapsed: int, runs: int) -> Interval:
     """The share `collapsed` / `runs` with Wilson's (1927) interval; `runs` >= 1."""
     low, high = _limits(np.array(collapsed / runs), np.array(runs), Z95)
-    return Share(collapsed / runs, float(low), float(high))
+    return Interval(collapsed / runs, float(low), float(high))
 
 
 def _limits(share: FloatArray, runs: FloatArray | float, z: float) -> tuple[FloatArray, FloatArray]:
@@ -193,17 +188,13 @@ def newcombe(
 
 @dataclass(frozen=True)
 class ShareDifference(Estimate):
-    """The mean over strata of a difference of two shares, with the interval of `newcombe`. The p-values invert the
-    interval: they are the level at which it ends at the null. `ours` and `theirs`: (collapsed, runs) of each stratum.
+    """The mean over strata of a difference of two shares, with the interval of `newcombe`, which has no half. The
+    p-values invert the interval: they are the level at which it ends at the null. `ours` and `theirs`: (collapsed,
+    runs) of each stratum.
     """
 
-    ours: tuple[Counts, ...] = ()
-    theirs: tuple[Counts, ...] = ()
-
-    @property
-    def half(self) -> float | None:
-        """None: the interval is not symmetric."""
-        return None
+    ours: tuple[CollapseCount, ...] = ()
+    theirs: tuple[CollapseCount, ...] = ()
 
     @property
     def low(self) -> float:
@@ -234,25 +225,20 @@ class ShareDifference(Estimate):
         return float(newcombe(ours[0] / ours[1], theirs[0] / theirs[1], ours[1], theirs[1], z, side))
 
 
-def share_difference(ours: Sequence[Counts], theirs: Sequence[Counts]) -> ShareDifference:
+def share_difference(ours: Sequence[CollapseCount], theirs: Sequence[CollapseCount]) -> ShareDifference:
     """The mean over strata of our share minus theirs. There are one or more strata, each with runs on both sides."""
     shares = [a / n - b / m for (a, n), (b, m) in zip(ours, theirs, strict=True)]
     runs = min(sum(n for _, n in ours), sum(m for _, m in theirs))
-    return ShareDifference(math.fsum(shares) / len(shares), runs, ours=tuple(ours), theirs=tuple(theirs))
+    return ShareDifference(fmean(shares), runs, ours=tuple(ours), theirs=tuple(theirs))
 
 
-def counts_of(runs: FinishedRuns, model: str, variant: str) -> Counts:
+def counts_of(runs: FinishedRuns, model: str, variant: str) -> CollapseCount:
     """(collapsed, finished) runs of a cell."""
     of_cell = cell_runs(runs, model, variant)
     return sum(run.collapsed for run in of_cell), len(of_cell)
 
 
-def _run_times(runs: FinishedRuns, model: str, variant: str) -> tuple[RunTime, ...]:
-    """When the finished runs of a cell collapsed or ended."""
-    return tuple(RunTime(run.ended, run.collapsed) for run in cell_runs(runs, model, variant))
-
-
-def mean_with_collapses(survived: Sequence[float], collapsed: Sequence[float]) -> Share | None:
+def mean_with_collapses(survived: Sequence[float], collapsed: Sequence[float]) -> Interval | None:
     """The mean score over runs of which some collapse, with a 95 % interval that allows for unseen collapses.
 
     It is (1 - q) s + q c, where q is the probability of a collapse (Wilson's interval), s the mean score of the
@@ -263,11 +249,11 @@ def mean_with_collapses(survived: Sequence[float], collapsed: Sequence[float]) -
     n = len(survived) + len(collapsed)
     if not n:
         return None
-    value = math.fsum([*survived, *collapsed]) / n
+    value = fmean([*survived, *collapsed])
     surviving = mean_estimate(survived)
     if surviving is None or surviving.low is None or surviving.high is None:
-        return Share(value, None, None)
-    broken = math.fsum(collapsed) / len(collapsed) if collapsed else 0.0
+        return Interval(value, None, None)
+    broken = fmean(collapsed) if collapsed else 0.0
     often = wilson(len(collapsed), n)
     assert often.low is not None and often.high is not None
     fall = max(0.0, surviving.value - broken)
@@ -275,7 +261,7 @@ def mean_with_collapses(survived: Sequence[float], collapsed: Sequence[float]) -
         (1 - often.value) * (surviving.value - surviving.low), fall * (often.high - often.value)
     )
     up = math.hypot((1 - often.value) * (surviving.high - surviving.value), fall * (often.value - often.low))
-    return Share(value, value - down, value + up)
+    return Interval(value, value - down, value + up)
 
 
 @dataclass(frozen=True)
@@ -291,9 +277,9 @@ class CellCollapse:
     variant: str
     collapsed: int
     runs: int
-    share: Share
+    share: Interval
     surviving: Estimate | None
-    mean: Share | None
+    mean: Interval | None
     test: LogRank | None
     curve: tuple[SurvivalPoint, ...]
     last_step: int
@@ -314,15 +300,13 @@ def cell_collapses(board: Scoreboard, runs: FinishedRuns, baseline: Baseline) ->
 def _cell(
     runs: FinishedRuns, model: str, variant: str, models: Sequence[str], baseline: Baseline
 ) -> CellCollapse:
-    every = [run for name in models for run in _run_times(runs, name, variant)]
+    every = [run for name in models for run in cell_runs(runs, name, variant)]
     collapsed = sum(run.collapsed for run in every)
     of_cell = cell_runs(runs, model, variant)
     survived = [run.final for run in of_cell if not run.collapsed]
     test, against = None, baseline.of(variant)
     if against is not None:
-        test = logrank(
-            [(_run_times(runs, name, variant), _run_times(runs, name, against)) for name in models]
-        )
+        test = logrank([(cell_runs(runs, name, variant), cell_runs(runs, name, against)) for name in models])
     return CellCollapse(
         model=model,
         variant=variant,
@@ -333,5 +317,5 @@ def _cell(
         mean=mean_with_collapses(survived, [run.final for run in of_cell if run.collapsed]),
         test=test,
         curve=kaplan_meier(every),
-        last_step=max(run.step for run in every),
+        last_step=max(run.ended for run in every),
     )

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from statistics import fmean
 from typing import TypeAlias
 
 import numpy as np
@@ -43,7 +44,7 @@ class Estimate:
         """Half the width of the 95 % interval."""
         if self.error is None or self.degrees is None:
             return None
-        return float(stdtrit(self.degrees, (1 + self.level) / 2)) * self.error
+        return t_quantile(self.degrees, self.level) * self.error
 
     @property
     def low(self) -> float | None:
@@ -69,9 +70,9 @@ class Estimate:
         above = float(stdtr(self.degrees, -(self.value - null) / self.error))
         return min(1.0, (above if side < 0 else 1 - above) * ((1 - LEVEL) / (1 - self.level)))
 
-    def p_value(self, null: float = 0.0) -> float | None:
-        """Two-sided p-value against "the true value is `null`"; below 0.05 iff the interval excludes `null`."""
-        above, below = self.p_above(null), self.p_below(null)
+    def p_value(self) -> float | None:
+        """Two-sided p-value against "the true value is 0"; below 0.05 iff the interval excludes 0."""
+        above, below = self.p_above(), self.p_below()
         return None if above is None or below is None else min(1.0, 2 * min(above, below))
 
 
@@ -85,29 +86,34 @@ class SlopeEstimate(Estimate):
     models: Estimate | None = None
 
 
+def t_quantile(degrees: float, level: float = LEVEL) -> float:
+    """How many standard errors the interval of this level extends to each side."""
+    return float(stdtrit(degrees, (1 + level) / 2))
+
+
 def estimate(value: float, n: int, error: float, degrees: float) -> Estimate:
     """An estimate with this error; without one if the error is zero up to rounding."""
     return Estimate(value, n, unknown=NO_SPREAD) if error < _SAME else Estimate(value, n, error, degrees)
 
 
 def mean_estimate(values: Sequence[float]) -> Estimate | None:
-    """The mean, with error s / sqrt n and n - 1 degrees of freedom; None for no values."""
-    n = len(values)
-    if not n:
-        return None
-    mean = math.fsum(values) / n
+    """As `mean_of`; None for no values."""
+    return mean_of(values) if values else None
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """The mean, with error s / sqrt n and n - 1 degrees of freedom."""
+    n, mean = len(values), fmean(values)
     if n == 1:
         return Estimate(mean, 1, unknown=ONE_RUN)
     return estimate(mean, n, math.sqrt(variance(values) / n), n - 1)
 
 
-def combine(parts: Sequence[Estimate], weights: Sequence[float]) -> Estimate | None:
+def combine(parts: Sequence[Estimate], weights: Sequence[float]) -> Estimate:
     """The weighted sum of independent estimates; its degrees of freedom are Satterthwaite's.
 
-    A part without spread adds no error. There is no interval if any part is a single run; None for no parts.
+    A part without spread adds no error. There is no interval if any part is a single run.
     """
-    if not parts:
-        return None
     value = math.fsum(weight * part.value for weight, part in zip(weights, parts, strict=True))
     n = sum(part.n for part in parts)
     if any(part.unknown == ONE_RUN for part in parts):
@@ -116,7 +122,7 @@ def combine(parts: Sequence[Estimate], weights: Sequence[float]) -> Estimate | N
         [
             ((weight * part.error) ** 2, part.degrees)
             for weight, part in zip(weights, parts, strict=True)
-            if part.error is not None and part.degrees is not None and weight
+            if part.error is not None and part.degrees is not None
         ]
     )
     return estimate(value, n, math.sqrt(total), degrees)
@@ -132,7 +138,7 @@ def _satterthwaite(variances: Sequence[tuple[float, float]]) -> tuple[float, flo
 
 def variance(values: Sequence[float]) -> float:
     """Sample variance of at least two values."""
-    mean = math.fsum(values) / len(values)
+    mean = fmean(values)
     return math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
 
 
@@ -196,15 +202,15 @@ def _task_means(strata: Sequence[FloatArray]) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Share:
-    """A probability with its 95 % interval; which is None if a task has a single run on one side."""
+class Interval:
+    """A value with the ends of its 95 % interval; None where the runs do not determine one."""
 
     value: float
     low: float | None
     high: float | None
 
 
-def probability_of_improvement(ours: Sequence[FloatArray], theirs: Sequence[FloatArray]) -> Share:
+def probability_of_improvement(ours: Sequence[FloatArray], theirs: Sequence[FloatArray]) -> Interval:
     """P(a run of ours scores higher than a run of theirs), averaged over tasks; a tie counts half.
 
     Per task it is the Mann-Whitney statistic U / (n m). The interval is Newcombe's (2006, method 5): all theta with
@@ -216,14 +222,14 @@ def probability_of_improvement(ours: Sequence[FloatArray], theirs: Sequence[Floa
     differences = [a[:, None] - b for a, b in zip(ours, theirs, strict=True)]
     value = float(np.mean([np.mean((of_task > 0) + 0.5 * (of_task == 0)) for of_task in differences]))
     if any(min(size) < 2 for size in sizes):
-        return Share(value, None, None)
+        return Interval(value, None, None)
     low = _limit(value, sizes)
-    return Share(value, low, 1 - _limit(1 - value, [(m, n) for n, m in sizes]))
+    return Interval(value, low, 1 - _limit(1 - value, [(m, n) for n, m in sizes]))
 
 
 def _limit(value: float, sizes: Sequence[tuple[int, int]]) -> float:
     """The smallest theta <= `value` that is at most t standard errors below `value`, by bisection."""
-    t = float(stdtrit(sum(n + m - 2 for n, m in sizes), 0.975))
+    t = t_quantile(sum(n + m - 2 for n, m in sizes))
     low, high = 0.0, value
     for _ in range(60):
         theta = (low + high) / 2
@@ -272,19 +278,6 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 RESAMPLES = 2000
 
 
-def resample(
-    strata: Sequence[FloatArray], rng: np.random.Generator, resamples: int, rescale: bool = False
-) -> list[FloatArray]:
-    """`[resamples, runs]` per task, drawn with replacement; `rescale` widens the residuals (see above)."""
-    drawn = []
-    for runs in strata:
-        n = len(runs)
-        if rescale and n > 1:
-            runs = runs.mean() + math.sqrt(n / (n - 1)) * (runs - runs.mean())
-        drawn.append(runs[rng.integers(0, n, size=(resamples, n))])
-    return drawn
-
-
 def bootstrap(
     strata: Sequence[FloatArray],
     statistic: Statistic,
@@ -298,19 +291,18 @@ def bootstrap(
     _, degrees = _satterthwaite([(float(np.var(runs, ddof=1)) / len(runs), len(runs) - 1) for runs in strata])
     if not degrees:
         return Estimate(value, n, unknown=NO_SPREAD)
-    error = float(np.std(statistic(resample(strata, rng, resamples, rescale=True)), ddof=1))
-    return estimate(value, n, error, degrees)
+    drawn = []  # [resamples, runs] of each task
+    for runs in strata:
+        size = len(runs)
+        widened = runs.mean() + math.sqrt(size / (size - 1)) * (runs - runs.mean())
+        drawn.append(widened[rng.integers(0, size, size=(resamples, size))])
+    return estimate(value, n, float(np.std(statistic(drawn), ddof=1)), degrees)
 
 
-def percentile_interval(
-    strata: Sequence[FloatArray],
-    statistic: Statistic,
-    rng: np.random.Generator,
-    resamples: int = RESAMPLES,
-) -> tuple[float, float]:
-    """The 95 % percentile interval of `rliable`, for comparison with published results."""
-    low, high = np.quantile(statistic(resample(strata, rng, resamples)), [0.025, 0.975])
-    return float(low), float(high)
+def jackknife_error(without: FloatArray) -> float:
+    """The standard error from the values that leave out one unit each."""
+    n = len(without)
+    return math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
 
 
 # The band around a mean curve: the pointwise uncertainty of the mean over runs.
@@ -318,14 +310,16 @@ def percentile_interval(
 
 INTERVAL = "interval"  # the 95 % interval of the mean (Student's t)
 RANGE = "range"  # from the lower to the higher of two runs
-FEWEST = 3  # runs for an interval; with two it extends 12.7 standard errors to each side and shows nothing
+FEWEST_RUNS = (
+    3  # runs for an interval; with two it extends 12.7 standard errors to each side and shows nothing
+)
 
 
 def score_limits(estimate: Estimate) -> tuple[float, float] | None:
     """The 95 % interval of a cell's mean score; of two runs their range, as in a band: each of two values is the mean's
     standard error away from the mean. None if the runs do not determine one.
     """
-    half = estimate.error if estimate.n < FEWEST else estimate.half
+    half = estimate.error if estimate.n < FEWEST_RUNS else estimate.half
     return None if half is None else (estimate.value - half, estimate.value + half)
 
 
@@ -356,9 +350,9 @@ def band(table: pd.DataFrame, least: float = -math.inf, most: float = math.inf) 
     low, high, kind = mean, mean, ""
     if runs == 2:
         low, high, kind = np.nanmin(values, axis=1), np.nanmax(values, axis=1), RANGE
-    elif runs >= FEWEST:
+    elif runs >= FEWEST_RUNS:
         kind = INTERVAL
-        times = np.where(count >= FEWEST, stdtrit(np.maximum(count - 1, 1), (1 + LEVEL) / 2), 0.0)
+        times = np.where(count >= FEWEST_RUNS, stdtrit(np.maximum(count - 1, 1), (1 + LEVEL) / 2), 0.0)
         squares = np.nansum((values - mean[:, None]) ** 2, axis=1)
         half = times * np.sqrt(squares / np.maximum(count - 1, 1) / count)
         low = np.minimum(mean, np.maximum(mean - half, least))

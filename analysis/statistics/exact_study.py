@@ -18,9 +18,7 @@ from numpy.typing import NDArray
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import GAPS
-from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate, estimate
-from cppo_lab.analysis.statistics.estimate import mean_estimate as over_runs
+from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate, estimate, jackknife_error, mean_of
 
 Array = NDArray[np.float64]
 Reduce = Callable[[Array], Array]
@@ -28,11 +26,11 @@ Reduce = Callable[[Array], Array]
 BIN = math.log(1.25)  # width of a movement bin, within which movement counts as equal
 RETURN_BIN = 0.1
 _ROUNDING = 1e-12  # an error of this size is none
-LEAST = 5  # steps that each rule must have in a bin
+FEWEST_STEPS = 5  # steps that each rule must have in a bin
 REFERENCE = "dppo"  # the rule that others are compared with if no hypothesis says otherwise
 _RANDOM = "cppo_random_mask"  # the rule that is a control whatever its constants
 EIGHTHS = tuple(range(1, schema.POSITION_BINS + 1))
-LEFT = tuple(
+DISTANCE_TO_END = tuple(
     schema.POSITION_BINS + 0.5 - part for part in EIGHTHS
 )  # from the middle of each eighth to the end
 _BY_POSITION = {  # part of Curves -> its metrics by eighth
@@ -53,7 +51,9 @@ METRICS = {
     "positions": "exact/premise_positions",
     "prefixes": "exact/premise_prefixes",
 }
-READ = frozenset([*METRICS.values(), *chain(*_BY_POSITION.values())])  # the metrics that a report reads
+METRICS_READ = frozenset(
+    [*METRICS.values(), *chain(*_BY_POSITION.values())]
+)  # the metrics that a report reads
 
 
 class EqualIn(StrEnum):
@@ -100,23 +100,23 @@ class Curves:
     error_by_position: Array
 
 
-_READ: WeakKeyDictionary[Scoreboard, dict[Condition, Curves]] = WeakKeyDictionary()
+_CURVES_OF_BOARD: WeakKeyDictionary[Scoreboard, dict[Condition, Curves]] = WeakKeyDictionary()
 
 
 def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
     """The finished runs of a scored sweep by condition, in declaration order. Runs that did not log `exact/error` are
     left out.
     """
-    if board in _READ:  # each claim and the tables need them
-        return _READ[board]
-    curves = _READ[board] = dict[Condition, Curves]()
+    if board in _CURVES_OF_BOARD:  # each claim and the tables need them
+        return _CURVES_OF_BOARD[board]
+    curves = _CURVES_OF_BOARD[board] = dict[Condition, Curves]()
     for model, variant in board.cells:
         runs = {
             run.mlflow_id: run.seed
             for run in board.runs_of(model, variant)
-            if run.mlflow_id and run.seed is not None and run.state not in GAPS
+            if run.mlflow_id and run.seed is not None and run.is_result
         }
-        logged = {name: board.logged(model, variant, name) for name in READ}
+        logged = {name: board.logged(model, variant, name) for name in METRICS_READ}
         points = {
             name: of_metric[of_metric["mlflow_id"].isin(runs) & (of_metric["step"] > 0)]
             for name, of_metric in logged.items()
@@ -136,7 +136,7 @@ def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
 
 
 def curves_of(seeds: tuple[int, ...], tables: Mapping[str, Array]) -> Curves:
-    """Curves from a table [seed, step] of each metric in READ."""
+    """Curves from a table [seed, step] of each metric in METRICS_READ."""
     parts = {part: tables[metric] for part, metric in METRICS.items()}
     parts["matched"] = np.where(np.isnan(parts["matched"]), parts["movement"], parts["matched"])
     by_position = {
@@ -153,7 +153,7 @@ def controls(board: Scoreboard) -> dict[str, str]:
     """
     rules: dict[tuple[str, str], dict[str, str]] = {}
     for model, variant in board.cells:
-        logged = [board.data.params.get(run.mlflow_id, {}) for run in board.runs_of(model, variant)]
+        logged = [board.params_of(run) for run in board.runs_of(model, variant)]
         if params := next(filter(None, logged), None):
             rule = {key: value for key, value in params.items() if key.startswith("rule.")}
             rules.setdefault((model, without_horizon(variant)), rule)
@@ -192,11 +192,11 @@ class Pair:
 
     def log_ratios(self, weights: Array) -> Array:
         """The log of the first rule's mean |Delta| over the second's at equal movement, for each row of `weights`
-        [draw, seed]: how often each seed counts. Averaged over the bins in which each rule has at least LEAST steps,
+        [draw, seed]: how often each seed counts. Averaged over the bins in which each rule has at least FEWEST_STEPS,
         weighted by the smaller of the two counts; NaN if there is no such bin.
         """
         steps, errors = weights @ self.steps, weights @ self.errors  # [2, draw, bin]
-        shared = (steps.min(0) >= LEAST) & (errors.min(0) > 0)
+        shared = (steps.min(0) >= FEWEST_STEPS) & (errors.min(0) > 0)
         means = np.divide(errors, steps, out=np.ones_like(errors), where=shared)
         logs, counts = np.log(means[0] / means[1]), np.where(shared, steps.min(0), 0.0)
         total = counts.sum(1)
@@ -208,7 +208,7 @@ class Pair:
 def paired(ours: Curves, theirs: Curves, equal: EqualIn = EqualIn.MOVEMENT) -> Pair:
     """The binned steps of two conditions, for the seeds that both have."""
     seeds = tuple(sorted(set(ours.seeds) & set(theirs.seeds)))
-    sides = [_counted(side, seeds, equal) for side in (ours, theirs)]
+    sides = [_binned_steps(side, seeds, equal) for side in (ours, theirs)]
     _, places = np.unique(np.concatenate([bins for _, bins, _ in sides]), axis=0, return_inverse=True)
     steps, errors = np.zeros((2, 2, len(seeds), int(places.max(initial=-1)) + 1))
     of_side = np.split(places.ravel(), [len(sides[0][0])])
@@ -218,7 +218,9 @@ def paired(ours: Curves, theirs: Curves, equal: EqualIn = EqualIn.MOVEMENT) -> P
     return Pair(seeds, steps, errors)
 
 
-def _counted(curves: Curves, seeds: tuple[int, ...], equal: EqualIn) -> tuple[NDArray[np.intp], Array, Array]:
+def _binned_steps(
+    curves: Curves, seeds: tuple[int, ...], equal: EqualIn
+) -> tuple[NDArray[np.intp], Array, Array]:
     """Row of the seed [N], bins of movement and of return [N, 2] and |Delta| [N] of every step on which the policy
     moved; of every step, in one bin, if nothing is to be equal.
     """
@@ -255,12 +257,12 @@ def ratio_estimates(pairs: Mapping[int, Pair]) -> dict[int, Estimate]:
     return {h: ratio for h, ratio in ratios.items() if ratio is not None}
 
 
-def mean_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
+def mean_log_ratio(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
     """The log ratio, mean over models and horizons; None if one of them cannot be compared."""
     return _combined(by_model, lambda logs: logs.mean(0))
 
 
-def slope_estimate(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
+def log_ratio_slope(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
     """The slope of the log ratio in log10 T, averaged over models: its change when the horizon is ten times as long.
     None if a horizon cannot be compared, or there is only one.
     """
@@ -300,8 +302,7 @@ def _combined(by_model: Sequence[Mapping[int, Pair]], reduce: Reduce) -> Estimat
         return None
     if n == 1:
         return Estimate(float(values[0]), 1, unknown=ONE_RUN)
-    error = math.sqrt((n - 1) / n * float(((values[1:] - values[1:].mean()) ** 2).sum()))
-    return estimate(float(values[0]), n, error, n - 1)
+    return estimate(float(values[0]), n, jackknife_error(values[1:]), n - 1)
 
 
 def of_seeds(curves: Mapping[Condition, Curves], seeds: Collection[int]) -> dict[Condition, Curves]:
@@ -327,7 +328,7 @@ def advantage(
     pairs = [pairs_of(curves, model, *pair, equal) for model in models]
     if not all(pairs):
         return None
-    log_ratio = slope_estimate(pairs) if slope else mean_estimate(pairs)
+    log_ratio = log_ratio_slope(pairs) if slope else mean_log_ratio(pairs)
     return None if log_ratio is None else replace(log_ratio, value=-log_ratio.value)
 
 
@@ -393,5 +394,5 @@ def position_exponent(curves: Curves) -> Estimate | None:
     )
     if not (error > _ROUNDING).all():
         return None
-    slopes = np.log(error / movement) @ _slope_weights(LEFT) / math.log(10)
-    return over_runs(slopes.tolist())
+    slopes = np.log(error / movement) @ _slope_weights(DISTANCE_TO_END) / math.log(10)
+    return mean_of(slopes.tolist())

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -19,15 +20,15 @@ import pandas as pd
 from cppo_lab.analysis.inputs import AxisPlace, Baseline, Value
 from cppo_lab.analysis.statistics.estimate import (
     Estimate,
-    Share,
+    Interval,
     SlopeEstimate,
     combine,
     estimate,
     holm,
-    mean_estimate,
+    mean_of,
     probability_of_improvement,
 )
-from cppo_lab.analysis.statistics.values import FinishedRuns, Quantity, Score, by_seed, cell_runs
+from cppo_lab.analysis.statistics.values import FinishedRuns, Measure, by_seed, cell_runs
 
 
 @dataclass(frozen=True)
@@ -41,12 +42,12 @@ class Difference:
     model: str
     variant: str
     against: str
-    score: Score | Quantity
+    score: Measure
     estimate: Estimate
     paired: bool
     ours: int
     theirs: int
-    improvement: Share | None
+    improvement: Interval | None
 
 
 def difference_of(
@@ -61,15 +62,13 @@ def difference_of(
         return None
     shared = [seed for seed in ours if seed in theirs]
     if (by_pairs and len(shared) > 1) or (len(shared) == 1 and len(ours) == len(theirs) == 1):
-        paired = mean_estimate([ours[seed] - theirs[seed] for seed in shared])
-        return None if paired is None else (paired, True)
-    cells = [cell for values in (ours, theirs) if (cell := mean_estimate(list(values.values()))) is not None]
-    welch = combine(cells, (1.0, -1.0))
-    return None if welch is None else (replace(welch, n=min(len(ours), len(theirs))), False)
+        return mean_of([ours[seed] - theirs[seed] for seed in shared]), True
+    welch = combine([mean_of(list(values.values())) for values in (ours, theirs)], (1.0, -1.0))
+    return replace(welch, n=min(len(ours), len(theirs))), False
 
 
 def difference(
-    runs: FinishedRuns, model: str, variant: str, against: str, score: Score | Quantity
+    runs: FinishedRuns, model: str, variant: str, against: str, score: Measure
 ) -> Difference | None:
     """`variant` minus `against` on one model; None if one of them has no finished run."""
     ours, theirs = by_seed(runs, model, variant, score), by_seed(runs, model, against, score)
@@ -94,17 +93,16 @@ def with_holm(differences: Sequence[Difference]) -> list[tuple[Difference, float
     ]
 
 
-def above_zero(runs: FinishedRuns, model: str, variant: str, quantity: Score | Quantity) -> Difference | None:
+def above_zero(runs: FinishedRuns, model: str, variant: str, quantity: Measure) -> Difference | None:
     """The mean of a quantity over the runs of a cell, as a difference from 0; None if no run has it."""
     values = list(by_seed(runs, model, variant, quantity).values())
-    mean = mean_estimate(values)
-    if mean is None:
+    if not values:
         return None
-    return Difference(model, variant, "", quantity, mean, False, len(values), 0, None)
+    return Difference(model, variant, "", quantity, mean_of(values), False, len(values), 0, None)
 
 
-def over_models(parts: Sequence[Difference], weights: Sequence[float], runs: FinishedRuns) -> Estimate | None:
-    """The weighted sum of differences between the same two variants, one per model; None if `parts` is empty.
+def over_models(parts: Sequence[Difference], weights: Sequence[float], runs: FinishedRuns) -> Estimate:
+    """The weighted sum of differences between the same two variants, one or more, of a model each.
 
     They are independent, unless a seed draws the starts of all models alike: then each seed that all models share gives
     one weighted sum.
@@ -113,8 +111,8 @@ def over_models(parts: Sequence[Difference], weights: Sequence[float], runs: Fin
     if all(run.common for side in sides for run in cell_runs(runs, *side)):
         table = pd.DataFrame([_by_seed(runs, part) for part in parts]).dropna(axis="columns")
         sums = [math.fsum(column) for column in table.mul(list(weights), axis="index").to_numpy().T]
-        if len(sums) > 1 and (value := mean_estimate(sums)) is not None:
-            return replace(value, n=sum(part.estimate.n for part in parts))
+        if len(sums) > 1:
+            return replace(mean_of(sums), n=sum(part.estimate.n for part in parts))
     return combine([part.estimate for part in parts], weights)
 
 
@@ -125,12 +123,9 @@ def _by_seed(runs: FinishedRuns, part: Difference) -> dict[int | None, float]:
     return _minus(ours, theirs)
 
 
-def mean_difference(parts: Sequence[Difference], runs: FinishedRuns) -> Difference | None:
-    """The mean over models of differences between the same two variants; None if `parts` is empty."""
-    value = over_models(parts, [1 / len(parts)] * len(parts), runs) if parts else None
-    if value is None:
-        return None
-    first = parts[0]
+def mean_difference(parts: Sequence[Difference], runs: FinishedRuns) -> Difference:
+    """The mean over models of differences between the same two variants, one or more."""
+    value, first = over_models(parts, [1 / len(parts)] * len(parts), runs), parts[0]
     sides = (
         [np.array(list(by_seed(runs, part.model, variant, first.score).values())) for part in parts]
         for variant in (first.variant, first.against)
@@ -154,7 +149,7 @@ def _sum_of(parts: Sequence[Difference]) -> Difference:
 # Whether a lead grows with the response length: its slope over the models of a sweep.
 
 
-LEAST = 3  # models: two always lie on a line
+FEWEST_MODELS = 3  # models: two always lie on a line
 TOO_FEW = "two models do not show how much leads scatter around a line"
 _ALIKE = 1e-6  # lengths closer than this share of a doubling are one
 
@@ -177,13 +172,12 @@ def slope(parts: Sequence[Difference], lengths: Mapping[str, float], runs: Finis
     interval is the wider one of two: by the spread over seeds (`over_models`), and by the residuals of the line, with
     the number of models less 2 as degrees of freedom. The first is too narrow where leads differ between models for
     other reasons, the second where one model's lead is far less certain than the others'. There is none for fewer than
-    LEAST models.
+    FEWEST_MODELS models.
     """
     weights = slope_weights([lengths[part.model] for part in parts])
     if weights is None:
         return None
     seeds = over_models(parts, weights, runs)
-    assert seeds is not None, "there are parts"
     return replace(
         _sum_of(parts),
         estimate=_wider(seeds, _by_residuals([part.estimate.value for part in parts], weights)),
@@ -194,9 +188,9 @@ def _by_residuals(values: Sequence[float], weights: Sequence[float]) -> Estimate
     """The least-squares slope with the error that the residuals of the line give it."""
     count = len(values)
     value = math.fsum(weight * of_model for weight, of_model in zip(weights, values, strict=True))
-    if count < LEAST:
+    if count < FEWEST_MODELS:
         return Estimate(value, count, unknown=TOO_FEW)
-    mean, squares = math.fsum(values) / count, math.fsum(weight**2 for weight in weights)
+    mean, squares = fmean(values), math.fsum(weight**2 for weight in weights)
     # A weight is the place of a model from the mean place, times the sum of the squared weights.
     residuals = (
         of_model - mean - value * weight / squares for weight, of_model in zip(weights, values, strict=True)
@@ -206,7 +200,7 @@ def _by_residuals(values: Sequence[float], weights: Sequence[float]) -> Estimate
 
 
 def _wider(seeds: Estimate, models: Estimate) -> SlopeEstimate:
-    unknown = seeds.unknown or (models.unknown if models.n < LEAST else "")
+    unknown = seeds.unknown or (models.unknown if models.n < FEWEST_MODELS else "")
     if unknown:
         return SlopeEstimate(seeds.value, models.n, unknown=unknown)
     wider = max(seeds, models, key=lambda estimate: estimate.half or 0.0)
@@ -238,7 +232,7 @@ def effects(
     model: str,
     places: Sequence[AxisPlace],
     baseline: Baseline,
-    score: Score | Quantity,
+    score: Measure,
 ) -> dict[Effect, Estimate]:
     """The main effects and the interactions of two axes on one model, by group of the variants at `places`, which are
     declared there; and those on each group's lead over a `baseline` with axis values. Each seed gives one contrast, the
@@ -257,8 +251,8 @@ def effects(
         of_axes = [_changes(place, values) for place, values in enumerate(zip(*cells, strict=True))]
         for number in range(0 if against else 1, 3):
             for changes in (each for chosen in combinations(of_axes, number) for each in product(*chosen)):
-                if (estimate := mean_estimate(_contrasts(cells, changes))) is not None:
-                    estimates[Effect(model, group, against, changes)] = estimate
+                if contrasts := _contrasts(cells, changes):
+                    estimates[Effect(model, group, against, changes)] = mean_of(contrasts)
     return estimates
 
 
@@ -281,9 +275,7 @@ def _contrasts(cells: Cells, changes: Sequence[Change]) -> list[float]:
             and (changed := (*values[:place], after, *values[place + 1 :])) in cells
         }
     seeds = set.intersection(*map(set, cells.values())) if cells else set()
-    return [
-        math.fsum(scores[seed] for scores in cells.values()) / len(cells) for seed in sorted(seeds, key=str)
-    ]
+    return [fmean(scores[seed] for scores in cells.values()) for seed in sorted(seeds, key=str)]
 
 
 def _minus(ours: Mapping[int | None, float], theirs: Mapping[int | None, float]) -> dict[int | None, float]:

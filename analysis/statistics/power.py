@@ -19,13 +19,13 @@ from scipy.special import gammaincinv, ndtr, stdtr, stdtrit
 
 from cppo_lab import schema
 from cppo_lab.analysis.statistics.claims import Claim, Kind, pairs
-from cppo_lab.analysis.statistics.collapse import Z95, Counts, ShareDifference, newcombe
-from cppo_lab.analysis.statistics.estimate import Estimate, FloatArray, SlopeEstimate, look_level
-from cppo_lab.analysis.statistics.paired import LEAST, slope_weights
+from cppo_lab.analysis.statistics.collapse import Z95, CollapseCount, ShareDifference, newcombe
+from cppo_lab.analysis.statistics.estimate import Estimate, FloatArray, SlopeEstimate, look_level, t_quantile
+from cppo_lab.analysis.statistics.paired import FEWEST_MODELS, slope_weights
 
 POWER = 0.8
-ALPHA = 0.025  # one-sided: each tail of a two-sided 95 % interval
-MOST = 100  # seeds; larger numbers are only reported as "more than"
+ONE_SIDED_LEVEL = 0.025  # one-sided: each tail of a two-sided 95 % interval
+MOST_SEEDS = 100  # seeds; larger numbers are only reported as "more than"
 
 
 @dataclass(frozen=True)
@@ -46,17 +46,17 @@ class Spread:
         seeds = self.error * math.sqrt(self.runs / n), self.degrees * (n - 1) / (self.runs - 1)
         if self.models is None:
             return seeds
-        return max(seeds, self.models, key=lambda of: of[0] * float(stdtrit(of[1], 1 - ALPHA)))  # the wider
+        return max(seeds, self.models, key=lambda of: of[0] * t_quantile(of[1]))  # the wider
 
 
-def reached(distance: float, error: float, degrees: float) -> float:
+def power_at(distance: float, error: float, degrees: float) -> float:
     """Probability that an estimate with this error and these degrees of freedom shows a true `distance`."""
-    return float(stdtr(degrees, distance / error - stdtrit(degrees, 1 - ALPHA)))
+    return float(stdtr(degrees, distance / error - t_quantile(degrees)))
 
 
-def shown(error: float, degrees: float) -> float:
+def detectable_difference(error: float, degrees: float) -> float:
     """The true distance that such an estimate shows with probability POWER."""
-    return float(error * (stdtrit(degrees, 1 - ALPHA) + stdtrit(degrees, POWER)))
+    return error * (t_quantile(degrees) + float(stdtrit(degrees, POWER)))
 
 
 def spread_of(estimate: Estimate, runs: int | None = None) -> Spread | None:
@@ -81,7 +81,7 @@ Chance = Callable[[int], float]  # runs of each variant and model -> probability
 class ReachedPower:
     """`power`: the probability that a claim comes out supported with these runs if every true difference is `lead`.
     `runs`: the smallest number of runs of any variant and model. `needed`: the number at which the power reaches POWER;
-    None: more than MOST, or, if `unknown` says why, not known.
+    None: more than MOST_SEEDS, or, if `unknown` says why, not known.
     """
 
     lead: float
@@ -112,13 +112,13 @@ def reached_power(claim: Claim, estimates: Sequence[Estimate | None], runs: int)
 
 def _fewest(chance: Chance) -> int | None:
     """The smallest number of runs, at least two, at which an increasing probability reaches POWER; None: more than
-    MOST.
+    MOST_SEEDS.
     """
     low, high = 1, 2
     while chance(high) < POWER:  # upwards, since many runs take long to simulate
-        if high == MOST:
+        if high == MOST_SEEDS:
             return None
-        low, high = high, min(2 * high, MOST)
+        low, high = high, min(2 * high, MOST_SEEDS)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (low, middle) if chance(middle) >= POWER else (middle, high)
@@ -138,7 +138,7 @@ def spread_power(lead: float, margin: float | None, spread: Spread, n: int) -> f
     averaged over the independent distributions of the mean and of its estimated standard error.
     """
     error, degrees = spread.at(n)
-    half = float(stdtrit(degrees, 1 - ALPHA)) * _relative_errors(round(degrees, 2))
+    half = t_quantile(degrees) * _relative_errors(round(degrees, 2))
     if margin is None:
         return float(ndtr(lead / error - half).mean())
     room = ndtr((margin - lead) / error - half) - ndtr(-(margin + lead) / error + half)
@@ -153,7 +153,7 @@ def _relative_errors(degrees: float) -> FloatArray:
     return ratios
 
 
-def _share_power(theirs: Sequence[Counts], lead: float, n: int) -> float:
+def _share_power(theirs: Sequence[CollapseCount], lead: float, n: int) -> float:
     """The probability that `n` runs of each side and stratum show that a share is higher, by simulation.
 
     The true share of the other side is its pooled share over all strata; ours is higher by `lead`.
@@ -169,8 +169,8 @@ def _share_power(theirs: Sequence[Counts], lead: float, n: int) -> float:
 # The power of a planned sweep's claims, by simulation, before anything is trained.
 #
 # A simulated study draws each run from a normal distribution around the assumed score of its model and variant, and is
-# judged as in `verdicts`: differences paired by seed or by Welch, every comparison of the claim at ALPHA. Only claims
-# about scores have a planned power: collapses and other quantities cannot be assumed before training.
+# judged as in `verdicts`: differences paired by seed or by Welch, every comparison of the claim at ONE_SIDED_LEVEL.
+# Only claims about scores have a planned power: collapses and other quantities cannot be assumed before training.
 
 
 Scores = Mapping[str, Mapping[str, float]]  # model -> variant -> true score, a fraction
@@ -181,7 +181,7 @@ class PlannedPower:
     """`power`: the probability that `claim` comes out supported with `seeds` runs of each variant and model, if the
     assumed truth holds and runs have the standard deviation `deviation` (a fraction; for a claim about the surrogate's
     error, of the log ratio of one seed). `needed`: the number of seeds at which the power reaches POWER; None if that
-    takes more than MOST or never happens. A sequential claim is looked at after each of `seeds`, at
+    takes more than MOST_SEEDS or never happens. A sequential claim is looked at after each of `seeds`, at
     most, and takes the mean of `expected`; `needed` is that of a claim which is judged once.
     """
 
@@ -274,10 +274,10 @@ def _simulated(
         for models in [list(of_models)] if together else [[model] for model in of_models]:
             mean = (1 / len(models),) * len(models)
             weights = slope_weights([design.lengths[model] for model in models]) if trend else mean
-            if weights is None or (trend and len(models) < LEAST):
+            if weights is None or (trend and len(models) < FEWEST_MODELS):
                 return 0.0, seeds  # all response lengths are equal, or there is no interval
             groups.append((weights, [of_models[model] for model in models]))
-    level = look_level(seeds) if claim.sequential else 1 - 2 * ALPHA
+    level = look_level(seeds) if claim.sequential else 1 - 2 * ONE_SIDED_LEVEL
     if claim.sequential:
         design = replace(design, paired=True, common=True)
     supported, open_ = np.zeros(STUDIES, dtype=bool), np.ones(STUDIES, dtype=bool)

@@ -22,21 +22,22 @@ from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 from cppo_lab.analysis.reader import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import GAPS, RunScore
+from cppo_lab.analysis.selection import RunScore
 from cppo_lab.analysis.statistics.collapse import wilson
 from cppo_lab.analysis.statistics.estimate import (
     LEVEL,
     Estimate,
     FloatArray,
-    Share,
+    Interval,
     combine,
     estimate,
     holm,
-    mean_estimate,
+    jackknife_error,
+    mean_of,
+    t_quantile,
 )
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.values import late_weights
@@ -44,7 +45,7 @@ from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.answers.texts import VALIDATION, Sample, Texts
 from cppo_lab.data.answers import value
 
-Counts = NDArray[np.integer]
+CountArray = NDArray[np.integer]
 
 
 @dataclass(frozen=True)
@@ -58,18 +59,18 @@ class EvaluationVariance:
     between: float | None
 
 
-def _strata_of(benchmark_of: Counts) -> list[NDArray[np.intp]]:
+def _strata_of(benchmark_of: CountArray) -> list[NDArray[np.intp]]:
     """The problems of each benchmark, as indices, from the benchmark of each problem [P]."""
     return [np.flatnonzero(benchmark_of == number) for number in np.unique(benchmark_of)]
 
 
-def _within_problem(right: Counts, samples: int) -> FloatArray:
+def _within_problem(right: CountArray, samples: int) -> FloatArray:
     """Unbiased estimate of p_i (1 - p_i) for each problem, the variance of one answer; `samples` is at least 2."""
     shares = np.asarray(right, dtype=np.float64) / samples
     return shares * (1 - shares) * samples / (samples - 1)
 
 
-def evaluation_variance(right: Counts, samples: int, benchmark_of: Counts) -> EvaluationVariance:
+def evaluation_variance(right: CountArray, samples: int, benchmark_of: CountArray) -> EvaluationVariance:
     """The variance of one evaluation. `right` [P]: right answers of `samples`; `benchmark_of` [P]: each problem's
     benchmark number.
     """
@@ -90,7 +91,7 @@ def evaluation_variance(right: Counts, samples: int, benchmark_of: Counts) -> Ev
     return EvaluationVariance(answers, min(1.0, max(0.0, spread / total)) if total > 0 else None)
 
 
-def edge_share(shares: Sequence[float], answers: Sequence[int]) -> Share | None:
+def edge_share(shares: Sequence[float], answers: Sequence[int]) -> Interval | None:
     """The share of right answers with Wilson's 95 % interval if no answer is right, or every one; None otherwise.
 
     The standard error of such a share is 0, as if more answers could not change it. `shares`, and numbers of `answers`:
@@ -103,7 +104,7 @@ def edge_share(shares: Sequence[float], answers: Sequence[int]) -> Share | None:
     return wilson(round(value * together), together)
 
 
-def evaluation_edge(shares: FloatArray, samples: int, benchmark_of: Counts) -> Share | None:
+def evaluation_edge(shares: FloatArray, samples: int, benchmark_of: CountArray) -> Interval | None:
     """`edge_share` of the shares of right answers to each problem [P]."""
     strata = _strata_of(benchmark_of)
     return edge_share(
@@ -112,18 +113,14 @@ def evaluation_edge(shares: FloatArray, samples: int, benchmark_of: Counts) -> S
     )
 
 
-def clustered_mean(shares: FloatArray, benchmark_of: Counts) -> Estimate:
+def clustered_mean(shares: FloatArray, benchmark_of: CountArray) -> Estimate:
     """The mean over benchmarks of shares or differences [P], with its error over other problems (t, Satterthwaite).
 
     `n` is the number of problems. There is no interval if a benchmark has one problem or nothing varies.
     """
     strata = _strata_of(benchmark_of)
-    parts = [
-        part for stratum in strata if (part := mean_estimate([float(x) for x in shares[stratum]])) is not None
-    ]
-    mean = combine(parts, [1 / len(strata)] * len(strata))
-    assert mean is not None, "an evaluation has problems"
-    return mean
+    parts = [mean_of(shares[stratum].tolist()) for stratum in strata]
+    return combine(parts, [1 / len(strata)] * len(strata))
 
 
 # The problems that separate two methods, and the performance profile of a method over problems.
@@ -157,7 +154,7 @@ class Separation:
         return self.adjusted <= 1 - LEVEL
 
 
-def separations(ours: Counts, theirs: Counts, samples: int) -> tuple[Separation, ...]:
+def separations(ours: CountArray, theirs: CountArray, samples: int) -> tuple[Separation, ...]:
     """The separation of every problem, in order, from the right answers [S, P] (of `samples`) of each run of both
     methods.
     """
@@ -186,23 +183,12 @@ def _fisher(right_a: int, answers_a: int, right_b: int, answers_b: int) -> float
     return sum(way for way in ways if way <= seen) / sum(ways)
 
 
-def solved_by_one(ours: Counts, theirs: Counts, samples: int) -> tuple[int, ...]:
+def solved_by_one(ours: CountArray, theirs: CountArray, samples: int) -> tuple[int, ...]:
     """Indices of the problems that a run of ours solved (at least half of its answers right at one validation) and that
     no run of theirs ever answered right. `ours`, `theirs`: right answers [validations of all runs, P] (of `samples`).
     """
     return tuple(
         int(i) for i in np.flatnonzero((2 * ours.max(axis=0) >= samples) & (theirs.max(axis=0) == 0))
-    )
-
-
-def _performance_profile(
-    shares: FloatArray, thresholds: Sequence[float], benchmark_of: Counts
-) -> tuple[Estimate, ...]:
-    """For each threshold, the share of problems with at least that share of right answers. `shares` is [S, P] by run;
-    the result is averaged over runs, with its standard error over other problems.
-    """
-    return tuple(
-        clustered_mean((shares >= threshold - 1e-9).mean(axis=0), benchmark_of) for threshold in thresholds
     )
 
 
@@ -213,7 +199,7 @@ def _performance_profile(
 # answers, not only their grades. Both average over all subsets, so they are unbiased for k fresh answers.
 
 
-def pass_at_k(right: Counts, samples: int, k: int) -> FloatArray:
+def pass_at_k(right: CountArray, samples: int, k: int) -> FloatArray:
     """The probability, for each problem [P], that at least one of `k` answers is right; 1 <= `k` <= `samples`."""
     _demand(samples, k)
     by_count = [1 - Fraction(comb(samples - count, k), comb(samples, k)) for count in range(samples + 1)]
@@ -279,7 +265,7 @@ class ProblemDifference:
 
 
 def problem_difference(
-    ours: FloatArray, theirs: FloatArray, benchmark_of: Counts, seeds: Estimate, paired: bool
+    ours: FloatArray, theirs: FloatArray, benchmark_of: CountArray, seeds: Estimate, paired: bool
 ) -> ProblemDifference:
     """The difference of two methods from their shares by run and problem, [S, P] each. `seeds` is their difference over
     seeds; `paired` says that row r of both has the same seed.
@@ -294,7 +280,7 @@ def problem_difference(
     return ProblemDifference(problems, seeds, both, correlation)
 
 
-def _interaction(values: FloatArray, benchmark_of: Counts) -> float:
+def _interaction(values: FloatArray, benchmark_of: CountArray) -> float:
     """Variance of the mean over benchmarks that comes from the interaction of run and problem: mean square / (S P)."""
     runs, strata = len(values), _strata_of(benchmark_of)
     variances = [0.0]
@@ -311,12 +297,10 @@ def _both(seeds: Estimate, problems: Estimate, interaction: float) -> Estimate:
     over_seeds, over_problems = seeds.error**2, problems.error**2
     alone = max(over_problems - interaction, 0.0)  # problems alone, without the interaction with runs
     error = math.sqrt(max(over_seeds + alone, over_problems))
-    half = math.hypot(_quantile(seeds.degrees) * seeds.error, _quantile(problems.degrees) * math.sqrt(alone))
+    half = math.hypot(
+        t_quantile(seeds.degrees) * seeds.error, t_quantile(problems.degrees) * math.sqrt(alone)
+    )
     return estimate(problems.value, seeds.n, error, _degrees(half / error, seeds.degrees, problems.degrees))
-
-
-def _quantile(degrees: float) -> float:
-    return float(stdtrit(degrees, (1 + LEVEL) / 2))
 
 
 def _degrees(quantile: float, *ends: float) -> float:
@@ -324,7 +308,7 @@ def _degrees(quantile: float, *ends: float) -> float:
     low, high = sorted(ends)
     for _ in range(60):  # the quantile falls as the degrees rise
         middle = (low + high) / 2
-        low, high = (middle, high) if _quantile(middle) > quantile else (low, middle)
+        low, high = (middle, high) if t_quantile(middle) > quantile else (low, middle)
     return (low + high) / 2
 
 
@@ -373,7 +357,7 @@ def draw_correlation(ours: Graded, theirs: Graded) -> DrawCorrelation | None:
     return _ratio(together, ((a * a).sum(axis=1) + (b * b).sum(axis=1)) / 2)
 
 
-def least_correlation(right: Counts, samples: int) -> DrawCorrelation | None:
+def least_correlation(right: CountArray, samples: int) -> DrawCorrelation | None:
     """A lower bound of phi for neighbouring evaluations from counts alone, `right` [V, P] of `samples` > 1.
 
     Two evaluations with independent answers differ by at least the two within-problem variances. Counts that differ by
@@ -398,8 +382,7 @@ def _ratio(above: FloatArray, below: FloatArray) -> DrawCorrelation | None:
     if n == 1:
         return DrawCorrelation(value, None, 1)
     without = (above.sum() - above) / (below.sum() - below)
-    error = math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
-    return DrawCorrelation(value, error, n)
+    return DrawCorrelation(value, jackknife_error(without), n)
 
 
 def mean_variance(evaluations: Evaluations, correlation: float = 0.0) -> float:
@@ -447,10 +430,10 @@ class CellProblems:
     mlflow_ids: tuple[str, ...]
     samples: int
     problems: tuple[str, ...]
-    benchmark_of: Counts
+    benchmark_of: CountArray
     final: FloatArray
-    last: Counts
-    ever: Counts
+    last: CountArray
+    ever: CountArray
     draws: DrawCorrelation | None
     evaluations: Evaluations
 
@@ -460,7 +443,7 @@ class CellProblems:
         return clustered_mean(self.final.mean(axis=0), self.benchmark_of)
 
     @property
-    def edge(self) -> Share | None:
+    def edge(self) -> Interval | None:
         """`edge_share` of the final mean, as from one evaluation, because evaluations may repeat their draws."""
         return evaluation_edge(self.final.mean(axis=0), self.samples, self.benchmark_of)
 
@@ -479,9 +462,11 @@ class CellProblems:
     @property
     def profile(self) -> tuple[Estimate, ...]:
         """For each of THRESHOLDS, the share of problems with at least that share of right answers at the last
-        validation.
+        validation, averaged over runs, with its standard error over other problems.
         """
-        return _performance_profile(self.last / self.samples, THRESHOLDS, self.benchmark_of)
+        shares = self.last / self.samples
+        above = ((shares >= threshold - 1e-9).mean(axis=0) for threshold in THRESHOLDS)
+        return tuple(clustered_mean(of_threshold, self.benchmark_of) for of_threshold in above)
 
 
 @dataclass(frozen=True)
@@ -505,7 +490,7 @@ def cell_problems(board: Scoreboard) -> tuple[CellProblems, ...]:
     for model in board.models:
         recorded: dict[str, list[tuple[RunScore, Outcomes]]] = defaultdict(list)
         whole = True
-        for run in (run for run in board.runs if run.model == model and run.state not in GAPS):
+        for run in (run for run in board.runs if run.model == model and run.is_result):
             outcomes = board.data.outcomes.get(run.mlflow_id)
             if outcomes is None or not len(outcomes.steps):
                 whole = False

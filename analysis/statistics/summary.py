@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+from statistics import fmean
 
 import numpy as np
 import pandas as pd
@@ -17,13 +18,13 @@ from scipy.special import stdtrit
 
 from cppo_lab.analysis.inputs import USUAL, Baseline
 from cppo_lab.analysis.scoring import Scoreboard, rank_descending
-from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
+from cppo_lab.analysis.selection import RunScore, SelectionState
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
     LEVEL,
     RESAMPLES,
     Estimate,
-    Share,
+    Interval,
     bootstrap,
     holm,
     mean_estimate,
@@ -80,7 +81,7 @@ class SamplingError:
 
     answers: float
     known: bool = False
-    edge: Share | None = None
+    edge: Interval | None = None
 
 
 def sampling_error(shares: Sequence[float], problems: int, samples: int) -> SamplingError:
@@ -103,7 +104,7 @@ def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None
             edge = evaluation_edge(right / outcomes.samples, outcomes.samples, outcomes.benchmark_of)
             return SamplingError(math.sqrt(variance), True, edge)
     scores, samples = run.choice.components, board.curves.samples_of.get(run.mlflow_id, 0)
-    made = board.data.params.get(run.mlflow_id, {}).get(_MADE_PROBLEMS, "")
+    made = board.params_of(run).get(_MADE_PROBLEMS, "")
     problems = int(made) if made.isdecimal() else 0
     if not problems and all(name.lower().startswith("aime") for name in scores):
         problems = _AIME_PROBLEMS
@@ -249,7 +250,7 @@ def kendall(first: Ranking, second: Ranking) -> float | None:
 
 def _ranking(board: Scoreboard, runs: FinishedRuns, model: str, score: Score) -> Ranking:
     cells = {variant: list(by_seed(runs, model, variant, score).values()) for variant in board.variants}
-    means = {variant: math.fsum(values) / len(values) for variant, values in cells.items() if values}
+    means = {variant: fmean(values) for variant, values in cells.items() if values}
     order = sorted(means, key=lambda variant: -means[variant])
     ranks = rank_descending({(model, variant): mean for variant, mean in means.items()})
     noise = {variant: _noise(cell_runs(runs, model, variant), score) for variant in order}
@@ -357,7 +358,7 @@ def _cell(
         score: None if against is None else difference(runs, model, variant, against, score)
         for score in Score
     }
-    finished = [run for run in board.runs_of(model, variant) if run.state not in GAPS]
+    finished = [run for run in board.runs_of(model, variant) if run.is_result]
     return CellStatistics(
         model=model,
         variant=variant,
@@ -404,4 +405,4 @@ def _overall(
         if Score.FINAL in cell.differences:
             parts[cell.variant].append(cell.differences[Score.FINAL])
     whole = (of_variant for of_variant in parts.values() if len(of_variant) == len(board.models))
-    return tuple(mean for of_variant in whole if (mean := mean_difference(of_variant, runs)) is not None)
+    return tuple(mean_difference(of_variant, runs) for of_variant in whole)

@@ -13,21 +13,22 @@ checkpoint is; where runs fluctuate, that is 0.5 to 1.3 points lower. It also ne
 needs several benchmarks.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from statistics import fmean
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import pandas as pd
+from scipy.integrate import trapezoid
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import SweepData
 from cppo_lab.analysis.scoring import Scoreboard, late_curve, step_noise
-from cppo_lab.analysis.selection import GAPS, TIE, RunScore, SelectionState
+from cppo_lab.analysis.selection import TIE, RunScore, SelectionState
 from cppo_lab.analysis.statistics.estimate import FloatArray
 
 ONE_BENCHMARK = "the score of the best step cannot be corrected for selection bias: that takes two benchmarks"
@@ -96,6 +97,9 @@ class Quantity(StrEnum):
     ERROR_SLOPE = "error_slope"  # its change when the horizon is ten times as long
 
 
+Measure = Score | Quantity  # what is compared
+
+
 @dataclass(frozen=True)
 class RunValues:
     """One finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed.
@@ -122,7 +126,7 @@ class RunValues:
     common: bool = False
     measured: float | None = None
 
-    def of(self, score: Score | Quantity) -> float | None:
+    def of(self, score: Measure) -> float | None:
         """One of the four scores, or the quantity that was measured."""
         value: float | None = self.measured if isinstance(score, Quantity) else getattr(self, score.value)
         return value
@@ -152,10 +156,10 @@ def run_values(board: Scoreboard) -> FinishedRuns:
 
 def finished_runs(board: Scoreboard) -> tuple[RunScore, ...]:
     """The runs that have values, in the board's order."""
-    return tuple(run for run in board.runs if run.state not in GAPS and run.choice.score is not None)
+    return tuple(run for run in board.runs if run.is_result and run.choice.score is not None)
 
 
-def by_seed(runs: FinishedRuns, model: str, variant: str, score: Score | Quantity) -> dict[int | None, float]:
+def by_seed(runs: FinishedRuns, model: str, variant: str, score: Measure) -> dict[int | None, float]:
     """Seed -> score of the runs of one cell that have it."""
     of_cell = cell_runs(runs, model, variant)
     return {run.seed: value for run in of_cell if (value := run.of(score)) is not None}
@@ -170,7 +174,7 @@ def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
     """Validated step -> its weight in the score `final`. A collapsed run's missing validations add to the weight of the
     one whose score fills them in. Empty for a run without a score.
     """
-    seen = _window(board.curves.of(run.mlflow_id), run.t_stop)[schema.MEAN].dropna()
+    seen = in_window(board.curves.of(run.mlflow_id), run.t_stop)[schema.MEAN].dropna()
     if seen.empty:
         return {}
     late = _late(_to_the_end(seen, run), run.t_stop)
@@ -181,14 +185,15 @@ def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
     return dict(shares)
 
 
-def _window(curve: pd.DataFrame, t_stop: int | None) -> pd.DataFrame:
+def in_window(curve: pd.DataFrame, t_stop: int | None) -> pd.DataFrame:
+    """The validations up to T_stop; all if that is not known."""
     inside = t_stop is None or not len(curve) or curve.index[-1] <= t_stop  # the usual case
     return curve if inside else curve[curve.index <= t_stop]
 
 
 def _values(board: Scoreboard, run: RunScore) -> RunValues:
     curve = board.curves.of(run.mlflow_id)
-    window, paired = _window(curve, run.t_stop), is_paired(board, run)
+    window, paired = in_window(curve, run.t_stop), is_paired(board, run)
     means, late = _to_the_end(window[schema.MEAN].dropna(), run), late_curve(curve, run.t_stop)
     collapsed, final = run.state is SelectionState.COLLAPSE, _late(means, run.t_stop)
     return RunValues(
@@ -198,7 +203,7 @@ def _values(board: Scoreboard, run: RunScore) -> RunValues:
         collapsed=collapsed,
         best=run.choice.score or 0.0,
         corrected=corrected_score(window, board.benchmarks_of(run.model)),
-        final=math.fsum(final) / len(final),
+        final=fmean(final),
         area=_area(means),
         step_noise=step_noise(late),
         evaluations=len(window),
@@ -240,7 +245,7 @@ def rise(board: Scoreboard, run: RunScore) -> float | None:
     """Mean score in the last part of the window minus that in the first part of the same length, extended like `final`;
     None without an evaluation in one of them. The score before training is excluded.
     """
-    window = _window(board.curves.of(run.mlflow_id), run.t_stop)
+    window = in_window(board.curves.of(run.mlflow_id), run.t_stop)
     means = _to_the_end(window[schema.MEAN].dropna(), run)
     if not len(means):
         return None
@@ -277,4 +282,4 @@ def _area(means: pd.Series) -> float:
     steps, scores = means.index.to_numpy(dtype=np.float64), means.to_numpy(dtype=np.float64)
     if len(steps) < 2:
         return float(scores[0])
-    return float(np.sum(np.diff(steps) * (scores[1:] + scores[:-1]) / 2) / (steps[-1] - steps[0]))
+    return float(trapezoid(scores, steps) / (steps[-1] - steps[0]))

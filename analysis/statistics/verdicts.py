@@ -25,9 +25,10 @@ from cppo_lab.analysis.statistics.collapse import counts_of, share_difference
 from cppo_lab.analysis.statistics.estimate import Estimate, holm, look_level
 from cppo_lab.analysis.statistics.exact_study import METRICS, EqualIn, advantage, of_seeds, read_curves
 from cppo_lab.analysis.statistics.paired import Difference, above_zero, difference, mean_difference, slope
-from cppo_lab.analysis.statistics.power import ALPHA, ReachedPower, reached_power
+from cppo_lab.analysis.statistics.power import ONE_SIDED_LEVEL, ReachedPower, reached_power
 from cppo_lab.analysis.statistics.values import (
     FinishedRuns,
+    Measure,
     Quantity,
     Score,
     cell_runs,
@@ -129,9 +130,7 @@ class Comparison:
         return None if self.difference is None else self.difference.estimate
 
 
-def _compared(
-    claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Score | Quantity
-) -> list[Comparison]:
+def _compared(claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Measure) -> list[Comparison]:
     """All comparisons of the claim, by a score or by the quantity that it is about; without p-values and outcomes."""
     if claim.of_errors:
         return _errors(claim, board)
@@ -194,19 +193,18 @@ def _errors(claim: Claim, board: Scoreboard) -> list[Comparison]:
                 for equal in (EqualIn.MOVEMENT, EqualIn.RETURN)
             )
             n = lead.n if lead else 0
-            difference = Difference(model, *pair, Quantity.ERROR, lead, True, n, n, None) if lead else None
+            difference = Difference("", *pair, Quantity.ERROR, lead, True, n, n, None) if lead else None
             comparisons.append(Comparison(model, *pair, difference, n, at_equal_return=at_equal_return))
     return comparisons
 
 
 def _collapses(
-    runs: FinishedRuns, models: Sequence[str], pair: tuple[str, str], score: Score | Quantity
+    runs: FinishedRuns, models: Sequence[str], pair: tuple[str, str], score: Measure
 ) -> Difference:
     ours, theirs = ([counts_of(runs, model, variant) for model in models] for variant in pair)
     estimate = share_difference(ours, theirs)
-    sizes = [sum(count for _, count in side) for side in (ours, theirs)]
-    model = models[0] if len(models) == 1 else ""
-    return Difference(model, *pair, score, estimate, False, sizes[0], sizes[1], None)
+    n, m = (sum(count for _, count in side) for side in (ours, theirs))
+    return Difference("", *pair, score, estimate, False, n, m, None)
 
 
 # The verdict on a claim: supported, supported but small, not supported or undecided.
@@ -246,7 +244,7 @@ class Verdict:
     """
 
     claim: Claim
-    score: Score | Quantity
+    score: Measure
     outcome: VerdictOutcome
     comparisons: tuple[Comparison, ...]
     deciding: Comparison | None
@@ -356,7 +354,7 @@ def judge(claim: Claim, board: Scoreboard | None, runs: FinishedRuns) -> Verdict
 
 
 def _compare_all(
-    claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Score | Quantity
+    claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Measure
 ) -> tuple[Comparison, ...]:
     measured = _compared(claim, board, runs, score)
     if claim.sequential:
@@ -416,8 +414,8 @@ def _holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 def outcome_of(p_for: float | None, p_against: float | None) -> VerdictOutcome:
     """The outcome of one comparison; `p_against` is adjusted for the number of comparisons of its claim."""
-    refuted = p_against is not None and p_against <= ALPHA
-    if p_for is not None and p_for <= ALPHA:
+    refuted = p_against is not None and p_against <= ONE_SIDED_LEVEL
+    if p_for is not None and p_for <= ONE_SIDED_LEVEL:
         return VerdictOutcome.SMALL if refuted else VerdictOutcome.SUPPORTED
     return VerdictOutcome.NOT_SUPPORTED if refuted else VerdictOutcome.UNDECIDED
 

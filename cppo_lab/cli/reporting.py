@@ -14,7 +14,7 @@ from cppo_lab.files import redacted
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
 
     from cppo_lab.reports.build import GridRequest
     from cppo_lab.search.space import Tuning
@@ -167,8 +167,7 @@ def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:
     from cppo_lab.tracking.page import ReportLog, keep_report
 
     request, text = asked
-    sweeps: Sequence[Any] = getattr(request, "sweeps", (request,))
-    runs = {run for sweep in sweeps for run in sweep.expected}
+    runs = {run for grid in request.sweeps for run in grid.expected}
     passing(f"scoring {counted(len(runs), 'run')}")
     page = build_report(request, options.tell)
     if not options.log:
@@ -225,7 +224,6 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     address.require_store(uri)
     passing("reading the tracking store")  # in a pipe only what comes after all mistakes: they cost one line
     experiment = schema.experiment_name(plan.core)
-    grids = grids_of(plan, options.overrides)
     about = {
         "name": plan.name,
         "uri": uri,
@@ -233,6 +231,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         "out": out,
         "title": plan.title,
         "question": plan.question,
+        "sweeps": grids_of(plan, options.overrides),
         "partial": options.partial,
         "command": command,
         "palette": options.palette,
@@ -245,7 +244,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
         from cppo_lab.reports.study import StudyRequest
 
         text = SweepText(plan.name, plan.title, plan.question)
-        return StudyRequest(sweeps=grids, stated=stated, **about), text
+        return StudyRequest(stated=stated, **about), text
     from cppo_lab.reports.sweep import ReportRequest
 
     text = SweepText(plan.name, plan.title, plan.question, plan.sweeps[0].feeds)
@@ -253,12 +252,10 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     about |= {
         "stated": stated[plan.sweeps[0].name],
         "axes": axes_of(plan, plan.sweeps[0], options.overrides),
-        "baseline": grids[0].baseline,
         "beside": beside,
-        "pairing": grids[0].pairing,
         "factorial": plan.sweeps[0].analysis == "factorial",
     }
-    return ReportRequest(expected=grids[0].expected, **about), text
+    return ReportRequest(**about), text
 
 
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> Path:

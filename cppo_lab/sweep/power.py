@@ -18,14 +18,14 @@ from cppo_lab.analysis.statistics.claims import Claim, Kind, claims_about, named
 from cppo_lab.analysis.statistics.exact_study import without_horizon
 from cppo_lab.analysis.statistics.paired import slope_weights
 from cppo_lab.analysis.statistics.power import (
-    MOST,
+    MOST_SEEDS,
     POWER,
     Design,
     PlannedPower,
+    detectable_difference,
     planned_error_power,
     planned_power,
-    reached,
-    shown,
+    power_at,
 )
 from cppo_lab.core_records import core_names, core_of
 from cppo_lab.errors import UserError
@@ -353,7 +353,7 @@ def _default_effects(powers: Sequence[PlannedPower], best_steps: bool) -> str:
 
 
 def _needed(seeds: int | None) -> str:
-    return f"over {MOST}" if seeds is None else str(seeds)
+    return f"over {MOST_SEEDS}" if seeds is None else str(seeds)
 
 
 def _unit(costs: Costs) -> str:
@@ -500,12 +500,12 @@ def _shown(
         return math.sqrt(2 / n) * deviation, (n - 1) * (1 if paired else 2)
 
     numbers = dict.fromkeys((seeds, *(n for n in SEEDS if n > seeds)))
-    differences = {n: None if n < 2 else shown(*spread(n)) for n in numbers}
+    differences = {n: None if n < 2 else detectable_difference(*spread(n)) for n in numbers}
     result = Shown(sweep, model, seeds, paired, deviation, measured, differences)
     if effect is None:
         return result
-    power = reached(effect, *spread(seeds)) if seeds > 1 else 0.0
-    needed = next((n for n in range(2, MOST + 1) if reached(effect, *spread(n)) >= POWER), None)
+    power = power_at(effect, *spread(seeds)) if seeds > 1 else 0.0
+    needed = next((n for n in range(2, MOST_SEEDS + 1) if power_at(effect, *spread(n)) >= POWER), None)
     return replace(result, power=power, seeds_needed=needed)
 
 

@@ -453,7 +453,7 @@ def load(
         runs,
         _in_order(runs, stored),
         partial(reader.read_points, store),
-        partial(reader.read_all_outcomes, store),
+        partial(reader.read_outcomes, store),
     )
 
 

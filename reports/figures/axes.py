@@ -16,7 +16,7 @@ from matplotlib.ticker import NullLocator
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import Axes, AxisPlace, Value
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.estimate import FEWEST, Estimate, mean_estimate, score_limits
+from cppo_lab.analysis.statistics.estimate import FEWEST_RUNS, Estimate, mean_estimate, score_limits
 from cppo_lab.analysis.statistics.summary import map_noise
 from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
 from cppo_lab.reports.figures.drawing import HEADING, Info, Key, keys_of, panel_grid, sized
@@ -115,9 +115,9 @@ class AxesInfo(Info):
         several = {run for run in counts | {c.runs for p in self.panels for c in p.cells} if run > 1}
         if not several:
             return "of one run each, without an interval"
-        if several == {FEWEST - 1}:
+        if several == {FEWEST_RUNS - 1}:
             return "with the range of two seeds"
-        few = "; of two seeds, their range" if FEWEST - 1 in several else ""
+        few = "; of two seeds, their range" if FEWEST_RUNS - 1 in several else ""
         return f"with the 95 % interval of the mean over seeds{few}"
 
     @property

@@ -112,20 +112,18 @@ def parse_style(text: str) -> Style:
     values: dict[str, Any] = {}
     for part in text.split(","):
         key, equals, value = (word.strip() for word in part.partition("="))
-        if not equals or key not in _PARSERS or key in values:
+        if not equals or key not in (*_QUANTITIES, "font") or key in values:
             why = "stated twice" if key in values else "not a setting of figures"
             raise UserError(f"--figures {part.strip()!r}: {why}; valid: width=3.3in, font=serif, size=8pt")
-        values[key] = _PARSERS[key](part.strip(), value)
+        quantity = _QUANTITIES.get(key)
+        values[key] = _quantity(part.strip(), value, *quantity) if quantity else _family(part.strip(), value)
     return Style(**values)
 
 
-def _length(part: str, value: str) -> float:
-    what = "a width is a number with in, cm, mm or pt, such as 3.3in"
-    return _quantity(part, value, "in|cm|mm|pt", _WIDTHS, "in", what)
-
-
-def _points_of(part: str, value: str) -> float:
-    return _quantity(part, value, "|pt", _SIZES, "pt", "a size is a number of points, such as 8pt")
+_QUANTITIES = {  # its units, limits and own unit, and what it is
+    "width": ("in|cm|mm|pt", _WIDTHS, "in", "a width is a number with in, cm, mm or pt, such as 3.3in"),
+    "size": ("|pt", _SIZES, "pt", "a size is a number of points, such as 8pt"),
+}
 
 
 def _quantity(part: str, value: str, units: str, limits: tuple[float, float], unit: str, what: str) -> float:
@@ -142,13 +140,6 @@ def _family(part: str, value: str) -> str:
     if value not in _FONTS and value not in {font.name for font in fontManager.ttflist}:
         raise UserError(f"--figures {part!r}: no such font here; valid: sans, serif, or an installed family")
     return value
-
-
-_PARSERS: Mapping[str, Callable[[str, str], Any]] = {
-    "width": _length,
-    "font": _family,
-    "size": _points_of,
-}
 
 
 def sized(points: float) -> float:
@@ -272,11 +263,11 @@ def figure_style(style: Style = USUAL_STYLE) -> Iterator[None]:
         _STYLE.reset(before)
 
 
-def render(picture: Picture, command: str = "", style: Style = USUAL_STYLE) -> Drawn:
+def render(picture: Picture, command: str = "cppo report", style: Style = USUAL_STYLE) -> Drawn:
     """Draw a picture once. The run ids and the command that made it are in the metadata of each file."""
     title = f"{picture.heading} ({picture.info.source})"
     runs = "runs: " + " ".join(picture.info.run_ids)
-    made = f"made by: {command}" if command else "made by: cppo report"
+    made = f"made by: {command}"
     metadata: dict[str, dict[str, Any]] = {
         "png": {"Description": made, "Comment": runs},
         "svg": {"Description": made, "Keywords": [runs], "Date": None},
@@ -298,10 +289,10 @@ def render(picture: Picture, command: str = "", style: Style = USUAL_STYLE) -> D
     return Drawn(picture, svg.decode(), png, pdf, head, curves)
 
 
-def _save(fig: Figure, kind: str, metadata: Mapping[str, Any], dpi: float = _PNG_DPI) -> bytes:
+def _save(fig: Figure, kind: str, metadata: Mapping[str, Any]) -> bytes:
     """A laid-out figure as "png", "svg" or "pdf". `metadata` as in `Figure.savefig`."""
     out = io.BytesIO()
-    fig.savefig(out, format=kind, metadata=dict(metadata), dpi=dpi)
+    fig.savefig(out, format=kind, metadata=dict(metadata), dpi=_PNG_DPI)
     return out.getvalue()
 
 
@@ -340,7 +331,7 @@ def _points(line: Line2D) -> dict[str, list[float]]:
     return {name: [float(f"{value:.6g}") for value in column] for name, column in columns}
 
 
-def above(title: str, source: str, bands: Iterable[str]) -> tuple[str, ...]:
+def head_texts(info: Info, bands: Iterable[str]) -> tuple[str, ...]:
     """The text above a figure: title, source, and an explanation of its kinds of `bands`."""
     words = {
         INTERVAL: "the pointwise 95 % interval of the mean over seeds",
@@ -348,7 +339,7 @@ def above(title: str, source: str, bands: Iterable[str]) -> tuple[str, ...]:
     }
     kinds = set(bands)
     explained = " or ".join(text for kind, text in words.items() if kind in kinds)
-    return (title, source, *([f"bands: {explained}"] if explained else []))
+    return (info.title, info.source, *([f"bands: {explained}"] if explained else []))
 
 
 @dataclass(frozen=True)
@@ -459,10 +450,15 @@ def legend_below(ax: Axes, columns: int = 3, height: float = -0.17) -> None:
         _as_they_are(legend)
 
 
+def whole_ticks(ax: Axes) -> None:
+    """Ticks of the x axis at whole numbers alone."""
+    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+
+
 def step_axis(ax: Axes) -> None:
     """Set the x axis to training steps, from 0 to the last one drawn."""
     ax.set_xlabel("training step")
-    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    whole_ticks(ax)
     last = max(float(ax.dataLim.x1), 1.0)
     ax.set_xlim(-0.02 * last, 1.02 * last)
 
@@ -481,7 +477,7 @@ _PLAIN = (str, int, float, NoneType)
 
 
 @dataclass(frozen=True)
-class DrawnLine:
+class CsvBlock:
     """One line of a figure: its path in the tree, the enclosing names, and its values by name, all equally long."""
 
     path: str
@@ -503,7 +499,7 @@ def figure_csv(info: Any) -> str:
     return csv_text(["series", *names, "place", *columns], rows)
 
 
-def _rows(line: DrawnLine, names: Sequence[str], columns: Sequence[str]) -> Iterator[list[Scalar]]:
+def _rows(line: CsvBlock, names: Sequence[str], columns: Sequence[str]) -> Iterator[list[Scalar]]:
     """A row for each place, with 0 and 1 for False and True. There are tens of thousands, so what all of a line have is
     looked up once.
     """
@@ -519,7 +515,7 @@ def _rows(line: DrawnLine, names: Sequence[str], columns: Sequence[str]) -> Iter
     return map(list, zip([line.path] * count, *given, places, *values, strict=True))
 
 
-def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[DrawnLine]:
+def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[CsvBlock]:
     """The lines of a dataclass: the texts about it, its values, then those of its parts."""
     named, groups, parts = dict(names), dict[int, dict[str, tuple[Any, ...]]](), list[tuple[str, Any]]()
     for attribute in fields(node):
@@ -527,7 +523,7 @@ def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> It
         if attribute.metadata == APPEARANCE or value is None or value == ():
             continue
         if attribute.metadata == HEADING:
-            yield DrawnLine(".".join((*path, attribute.name)), {"text": str(value)}, {})
+            yield CsvBlock(".".join((*path, attribute.name)), {"text": str(value)}, {})
         elif isinstance(value, Scalar):
             if names.get(attribute.name, value) != value:
                 raise TypeError(
@@ -543,8 +539,8 @@ def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> It
                 f"field {attribute.name} of {type(node).__name__} cannot be written to the figure's CSV"
             )
     for group in groups.values():
-        yield DrawnLine(".".join(path), named, group)
+        yield CsvBlock(".".join(path), named, group)
     for name, part in parts:
         yield from _series(part, named, (*path, name))
     if not groups and not parts and named != names:
-        yield DrawnLine(".".join(path), named, {})
+        yield CsvBlock(".".join(path), named, {})

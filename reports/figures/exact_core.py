@@ -13,9 +13,9 @@ from matplotlib.ticker import LogLocator, NullLocator
 
 from cppo_lab.analysis.statistics.exact_study import (
     BIN,
+    DISTANCE_TO_END,
     EIGHTHS,
-    LEAST,
-    LEFT,
+    FEWEST_STEPS,
     Condition,
     ConditionSummary,
     Curves,
@@ -129,7 +129,7 @@ def exact_info(
                 "|Δ| / movement / its mean", False, False, None,
                 (
                     *(_position_line(c.variant, summaries[c].error_by_position, rules[c.variant]) for c in last),
-                    _position_line("T - t", LEFT, _PROPORTIONAL),
+                    _position_line("T - t", DISTANCE_TO_END, _PROPORTIONAL),
                 ),
             ),
             ExactPanel(
@@ -152,7 +152,7 @@ def _error_line(variant: str, curves: Curves, stroke: Stroke) -> ExactLine:
     moved = np.isfinite(curves.matched) & (curves.matched > 0)
     bins = np.floor(np.log(curves.matched[moved]) / BIN)
     error = np.abs(curves.error[moved])
-    filled = [number for number in np.unique(bins) if (bins == number).sum() >= LEAST]
+    filled = [number for number in np.unique(bins) if (bins == number).sum() >= FEWEST_STEPS]
     x = [math.exp((number + 0.5) * BIN) for number in filled]
     y = [float(error[bins == number].mean()) for number in filled]
     return _line(display_name(variant), stroke, x, y)

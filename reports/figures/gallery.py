@@ -13,8 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import GAPS
-from cppo_lab.analysis.statistics.estimate import FEWEST, band
+from cppo_lab.analysis.statistics.estimate import FEWEST_RUNS, band
 from cppo_lab.analysis.study import MAIN, OURS, ROLES, StudyResults
 from cppo_lab.reports.figures import tokens, training, validation
 from cppo_lab.reports.figures.drawing import (
@@ -23,8 +22,8 @@ from cppo_lab.reports.figures.drawing import (
     Info,
     Key,
     Picture,
-    above,
     fill,
+    head_texts,
     key_legend,
     keys_of,
     panel_grid,
@@ -91,14 +90,14 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
         "the runs of CPPO and DPPO at validated steps; the paper shows the drift after 200 updates of GRPO, as the "
         f"maximum in each bin of positions.{seeds}",
         lambda head: tokens.gaps_info(study, head, palette),
-        tokens.draw_both,
+        tokens.draw_gaps,
     )
     add(
         "The prefix constraint on some tokens of one response",
         "What each token spends (bars, w D) and the lower of two limits: the token threshold, and what the prefix "
         "leaves over. A token that moves toward μ is always kept.",
         lambda head: tokens.window_info(study, head, palette),
-        tokens.draw_tokens,
+        tokens.draw_window,
     )
     add(
         "Validation curves of the Base models",
@@ -129,7 +128,7 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
         "masked tokens that the prefix budget alone rejected (bottom; a dot for each step that masked any)."
         f"{seeds}{left_out}",
         lambda head: of_base_models(lambda board, models: training.warmup_info(board, models, head, palette)),
-        training.draw_budget,
+        training.draw_warmup,
     )
     for index, role in enumerate(roles):
         name = study.models[index] if index < len(study.models) else f"model {index + 1}"
@@ -157,14 +156,14 @@ def _model_info(board: Scoreboard | None, role: str | Absent, palette: str, titl
 def _seeds(study: StudyResults) -> str:
     """An explanation of the bands, if cells have several seeds."""
     counts = {
-        sum(run.state not in GAPS for run in board.runs_of(*pair))
+        sum(run.is_result for run in board.runs_of(*pair))
         for board in study.boards.values()
         for pair in board.cells
     }
     if max(counts, default=1) < 2:
         return ""
     interval = "are the pointwise 95 % interval of the mean (Student's t)"
-    kinds = [interval] * (max(counts) >= FEWEST) + ["of two seeds reach from one to the other"] * (
+    kinds = [interval] * (max(counts) >= FEWEST_RUNS) + ["of two seeds reach from one to the other"] * (
         2 in counts
     )
     return f" Lines are means over seeds; bands {', '.join(kinds)}."
@@ -261,7 +260,7 @@ def draw_ablations(info: AblationsInfo, fig: Figure) -> None:
     """The panels in a row."""
     bands = [line.band for entry in info.panels if entry.panel for line in entry.panel.lines]
     count, longest = len(info.panels), max(len(panel.keys) for panel in info.panels)
-    size, texts = (11.4 / count, 3.4 + 0.17 * longest), above(info.title, info.source, bands)
+    size, texts = (11.4 / count, 3.4 + 0.17 * longest), head_texts(info, bands)
     axes = panel_grid(fig, count, count, size, texts)
     for index, (ax, panel) in enumerate(zip(axes, info.panels, strict=True)):
         _draw_ablation(panel, ax, info.y_label if index == 0 else "")
@@ -365,8 +364,7 @@ def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardL
         return None
     smooth = _by_run(board, pair, _SMOOTHED)
     if smooth.empty:
-        width = max(3, round(_SMOOTHING * len(raw)) | 1)  # odd, so that it is centred
-        smooth = raw.rolling(width, center=True, min_periods=1).mean().where(raw.notna())
+        smooth = _moving_average(raw, _SMOOTHING).where(raw.notna())
     around = band(smooth)
     return RewardLine(
         variant=pair[1],
@@ -382,15 +380,20 @@ def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardL
     )
 
 
+def _moving_average(values: pd.DataFrame, share: float) -> pd.DataFrame:
+    """Over a share of the rows, an odd number, so that it is centred."""
+    width = max(3, round(share * len(values)) | 1)
+    return values.rolling(width, center=True, min_periods=1).mean()
+
+
 def _smoothed(
     board: Scoreboard, model: str, metric: str, label: str, strokes: Mapping[str, Stroke]
 ) -> training.DiagnosticPanel:
     traces = list(training.traces_of(board, model, metric, strokes, _POINTS))
     for place, trace in enumerate(traces):
         if len(trace.steps) > _FEW_POINTS:  # so many that seven lines would be illegible
-            width = max(3, round(_SMOOTHING / 2 * len(trace.steps)) | 1)
-            smooth = pd.Series(trace.mean).rolling(width, center=True, min_periods=1).mean()
-            traces[place] = replace(trace, smooth=tuple(smooth))
+            smooth = _moving_average(pd.DataFrame({"mean": trace.mean}), _SMOOTHING / 2)
+            traces[place] = replace(trace, smooth=tuple(smooth["mean"]))
     if metric == _LENGTH and max((max(trace.high) for trace in traces), default=0.0) >= 2 * _KILO:
         label = "response length (k tokens)"
         for place, trace in enumerate(traces):
@@ -420,7 +423,7 @@ def draw_model(info: ModelInfo, fig: Figure) -> None:
     """
     columns = max(len(info.benchmarks), 1 + len(info.traces))
     bands = [line.band for panel in info.benchmarks for line in panel.lines]
-    surround(fig, (3.8 * columns, 5.6), above(info.title, info.source, bands), info.keys)
+    surround(fig, (3.8 * columns, 5.6), head_texts(info, bands), info.keys)
     upper, lower = fig.subplots(2, columns, squeeze=False)
     for index, (ax, panel) in enumerate(zip(upper, info.benchmarks, strict=False)):
         validation.draw_lines(ax, panel.lines)

@@ -7,6 +7,7 @@ and its limit.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
@@ -16,7 +17,6 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
-from matplotlib.ticker import MaxNLocator
 from numpy.typing import ArrayLike
 
 from cppo_lab.analysis.scoring import Scoreboard
@@ -38,16 +38,18 @@ from cppo_lab.reports.figures.drawing import (
     Absent,
     Info,
     Key,
-    above,
+    head_texts,
     key_legend,
     legend_below,
     panel_grid,
     say,
     sized,
     surround,
+    whole_ticks,
 )
 from cppo_lab.reports.figures.palette import PALETTES, PAPER, Palette
 from cppo_lab.reports.names import display_name, origin
+from cppo_lab.reports.tables import run_ids_of
 from cppo_lab.rules import Stroke
 
 _MEASURES = {
@@ -105,15 +107,21 @@ def _rule_panels() -> tuple[RulePanel, ...]:
     data = json.loads(path.read_text(encoding="utf-8"))
     panels = []
     for entry in data["rules"]:
-        kinds = [
-            reason or ("away" if away else "toward")
-            for reason, away in zip(entry["masked_by"], data["moves_away"], strict=True)
-        ]
         rule = entry["rule"]
         heading = f"{display_name(rule)}: {_SAYS[rule]}"
         values, limit = tuple(entry["values"]), tuple(entry["limit"])
-        panels.append(RulePanel(rule, heading, _MEASURES[rule], values, limit, tuple(kinds)))
+        panels.append(
+            RulePanel(
+                rule, heading, _MEASURES[rule], values, limit, _kinds(entry["masked_by"], data["moves_away"])
+            )
+        )
     return tuple(panels)
+
+
+def _kinds(masked_by: Sequence[str], moves_away: Sequence[bool]) -> tuple[str, ...]:
+    return tuple(
+        reason or ("away" if away else "toward") for reason, away in zip(masked_by, moves_away, strict=True)
+    )
 
 
 def schematic_info(
@@ -172,7 +180,7 @@ def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
     for ax, rule in zip(axes, info.rules, strict=True):
         _draw_rule(rule, ax, palette)
     left.align_ylabels(axes)
-    axes[-1].xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    whole_ticks(axes[-1])
     axes[-1].set_xlabel("token of a made-up response, advantage > 0", fontsize=sized(8))
     handles = [palette.bar(kind, label) for label, kind in _LEGEND]
     limit = Line2D([], [], color="#222222", label="limit")
@@ -238,7 +246,7 @@ def gaps_info(study: StudyResults, title: str, palette: str = PAPER) -> GapsInfo
         ),
         delta=rule.delta,
         threshold=threshold,
-        run_ids=tuple(sorted(run.run_id or "" for name in curves for run in runs[name])),
+        run_ids=run_ids_of(run for name in curves for run in runs[name]),
         palette=palette,
     )
 
@@ -284,14 +292,14 @@ def _finish(ax: Axes, title: str, y_label: str) -> None:
     ax.set_title(title, loc="left")
     ax.set_xlabel("token position")
     ax.set_ylabel(y_label)
-    ax.xaxis.set_major_locator(MaxNLocator("auto", steps=[1, 2, 5, 10], integer=True))
+    whole_ticks(ax)
     ax.margins(x=0.02)
     legend_below(ax, 2, -0.2)
 
 
-def draw_both(info: GapsInfo, fig: Figure) -> None:
+def draw_gaps(info: GapsInfo, fig: Figure) -> None:
     """Both panels of Figure 2 side by side."""
-    texts = above(info.title, info.source, [line.gaps.mean.band for line in info.lines])
+    texts = head_texts(info, [line.gaps.mean.band for line in info.lines])
     left, right = panel_grid(fig, 2, 2, (5.2, 3.7), texts)
     _draw_gaps(info, left)
     _draw_threshold(info, right)
@@ -338,18 +346,14 @@ def window_info(study: StudyResults, title: str, palette: str = PAPER) -> Window
     if not cuts:
         return Absent(f"no run of {display_name(OURS)} has diagnostics/window.json")
     run, window = max(cuts, key=lambda cut: len(set(cut[1].masked_by) - {""}))
-    seed = "" if run.seed is None else f", seed {run.seed}"
     return WindowInfo(
         title=title,
         origin=origin(board.core),
-        about=f"{display_name(OURS)} on {run.model}{seed}, training step {window.step}",
+        about=f"{run.describe()}, training step {window.step}",
         symbols=tuple(map(_visible, window.symbols)),
         window=window,
         effective=window.effective(),
-        kinds=tuple(
-            reason or ("away" if away else "toward")
-            for reason, away in zip(window.masked_by, window.moves_away, strict=True)
-        ),
+        kinds=_kinds(window.masked_by, window.moves_away),
         run_ids=(run.run_id or "",),
         palette=palette,
     )
@@ -423,7 +427,7 @@ def _handles(info: WindowInfo) -> list[Patch | Line2D]:
     ]
 
 
-def draw_tokens(info: WindowInfo, fig: Figure) -> None:
+def draw_window(info: WindowInfo, fig: Figure) -> None:
     """Draw the window with its legend below."""
     surround(fig, (9.6, 4.3), (info.title, info.about, info.origin), ())
     _draw_window(info, fig.subplots())

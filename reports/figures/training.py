@@ -20,8 +20,8 @@ from cppo_lab.reports.figures.drawing import (
     Absent,
     Info,
     Key,
-    above,
     fill,
+    head_texts,
     keys_of,
     panel_grid,
     sized,
@@ -64,11 +64,6 @@ class Trace(Band):
     runs: int
     steps: tuple[float, ...]
     smooth: tuple[float, ...] = ()
-
-    @property
-    def colour(self) -> str:
-        """The colour of the line, for a page."""
-        return self.stroke.colour
 
 
 @dataclass(frozen=True)
@@ -147,7 +142,7 @@ def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
     for order, trace in enumerate(panel.traces):
         fill(ax, trace)
         if trace.smooth:
-            ax.plot(trace.steps, trace.mean, color=trace.colour, linewidth=0.5, alpha=0.3, zorder=2)
+            ax.plot(trace.steps, trace.mean, color=trace.stroke.colour, linewidth=0.5, alpha=0.3, zorder=2)
         style = trace.stroke.marked() | {"linewidth": 1.2, "zorder": 3 + order, "label": trace.name}
         ax.plot(trace.steps, trace.smooth or trace.mean, **style)
     ax.set_title(heading, loc="left", parse_math=False)
@@ -171,7 +166,7 @@ def draw(info: DiagnosticsInfo, fig: Figure) -> None:
     if side_by_side:
         metrics = [(panel.metric, panel.label) for panel in panels]
         panels.sort(key=lambda panel: (metrics.index((panel.metric, panel.label)), models.index(panel.model)))
-    texts = above(info.title, info.source, [trace.band for panel in panels for trace in panel.traces])
+    texts = head_texts(info, [trace.band for panel in panels for trace in panel.traces])
     size = (max(3.3, 5.4 / columns), 2.5)
     axes = panel_grid(fig, len(panels), columns, size, texts, info.keys)
     for panel, ax in zip(panels, axes, strict=True):
@@ -226,7 +221,7 @@ def _floor(board: Scoreboard, model: str) -> float | None:
     if board.core == schema.PAPER:
         floors = {row["delta_b_min"] for row in printed_table("table_config") if row["model"] == model}
     else:
-        logged = [board.data.params.get(run.mlflow_id, {}) for run in board.runs_of(model, OURS)]
+        logged = [board.params_of(run) for run in board.runs_of(model, OURS)]
         floors = {params["rule.delta_b"] for params in logged if "rule.delta_b" in params}
     try:
         return float(floors.pop()) if len(floors) == 1 else None
@@ -237,22 +232,22 @@ def _floor(board: Scoreboard, model: str) -> float | None:
 def _draw_share(trace: Trace, ax: Axes) -> None:
     """Draw a dot at each step that masked any token; dots of neighbouring steps are connected."""
     fill(ax, trace)
-    dots = ax.plot(trace.steps, trace.mean, "o", label=trace.name, color=trace.colour, zorder=3)
+    dots = ax.plot(trace.steps, trace.mean, "o", label=trace.name, color=trace.stroke.colour, zorder=3)
     dots[0].set(markersize=2.2, markeredgewidth=0)
     # A gap wherever two steps are further apart than the nearest ones.
     steps, values = np.array(trace.steps), np.array(trace.mean)
     apart = np.diff(steps)
     gaps = 1 + np.flatnonzero(apart > 1.5 * apart.min(initial=math.inf))
     line = (np.insert(steps, gaps, math.nan), np.insert(values, gaps, math.nan))
-    ax.plot(*line, linewidth=0.6, alpha=0.45, color=trace.colour, zorder=3)
+    ax.plot(*line, linewidth=0.6, alpha=0.45, color=trace.stroke.colour, zorder=3)
     step_axis(ax)
 
 
-def draw_budget(info: WarmupInfo, fig: Figure) -> None:
+def draw_warmup(info: WarmupInfo, fig: Figure) -> None:
     """Draw metrics as rows and models as columns; each row has one scale."""
     rows, columns = len(_METRICS), len(info.panels) // len(_METRICS)
     bands = [trace.band for panel in info.panels for trace in panel.traces]
-    surround(fig, (max(3.6 * columns, 5.4), 2.4 * rows), above(info.title, info.source, bands), ())
+    surround(fig, (max(3.6 * columns, 5.4), 2.4 * rows), head_texts(info, bands), ())
     axes = fig.subplots(rows, columns, squeeze=False, sharex="col", sharey="row")
     for index, (ax, panel) in enumerate(zip(axes.flat, info.panels, strict=True)):
         row, column = divmod(index, columns)

@@ -13,15 +13,16 @@ from matplotlib.figure import Figure
 
 from cppo_lab import schema
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import GAPS, RunScore, SelectionState
+from cppo_lab.analysis.selection import RunScore, SelectionState
 from cppo_lab.analysis.statistics.collapse import CellCollapse
 from cppo_lab.analysis.statistics.estimate import Band, band
+from cppo_lab.analysis.statistics.values import in_window
 from cppo_lab.reports.figures.drawing import (
     APPEARANCE,
     Info,
     Key,
-    above,
     fill,
+    head_texts,
     keys_of,
     panel_grid,
     sized,
@@ -69,11 +70,6 @@ class Line(Band):
     seeds: tuple[SeedLine, ...]
     steps: tuple[int, ...]
 
-    @property
-    def colour(self) -> str:
-        """The colour of the line, for a page."""
-        return self.stroke.colour
-
 
 def drawn_variants(board: Scoreboard) -> tuple[str, ...]:
     """The variants that a figure shows, in the order of `in_order`: all, or the best on some model."""
@@ -101,8 +97,7 @@ def line_of(
     """
     seeds, curves = list[SeedLine](), list[tuple[RunScore, pd.Series]]()
     for run in runs:
-        curve = board.curves.of(run.mlflow_id)[benchmark].dropna() * 100
-        curve = curve if run.t_stop is None else curve[curve.index <= run.t_stop]
+        curve = in_window(board.curves.of(run.mlflow_id), run.t_stop)[benchmark].dropna() * 100
         if len(curve):
             choice = run.choice
             score = choice.score if benchmark == schema.MEAN else choice.components.get(benchmark)
@@ -118,7 +113,7 @@ def line_of(
             curves.append((run, curve))
     if not seeds:
         return None
-    finished = [curve for run, curve in curves if run.state not in GAPS] or [curve for _, curve in curves]
+    finished = [curve for run, curve in curves if run.is_result] or [curve for _, curve in curves]
     together = pd.concat(finished, axis=1, join="inner")  # the steps that all have
     return Line(
         **vars(band(together, 0, 100)),
@@ -167,7 +162,7 @@ def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
             xytext=(-8 if left else 8, 4 + _LABEL_POINTS * level),
             textcoords="offset points",
             ha="right" if left else "left",
-            color=line.colour,
+            color=line.stroke.colour,
             fontsize=sized(8),
             zorder=62,
         )
@@ -186,16 +181,16 @@ def draw_line(ax: Axes, line: Line, front: int) -> None:
     fill(ax, line)
     if several:
         for seed in shown:
-            ax.plot(seed.steps, seed.values, color=line.colour, linewidth=0.5, alpha=0.5, zorder=front)
+            ax.plot(seed.steps, seed.values, color=line.stroke.colour, linewidth=0.5, alpha=0.5, zorder=front)
     width = 1.6 if several else 1.2
     ax.plot(line.steps, line.mean, zorder=front, linewidth=width, label=line.label, **line.stroke.marked())
     dot: dict[str, Any] = {"markersize": 4.5, "markeredgecolor": "white", "zorder": front + 20}
     for seed in shown:
         if seed.best_step is not None and seed.best is not None:
-            ax.plot(seed.best_step, seed.best, "o", color=line.colour, **dot)
+            ax.plot(seed.best_step, seed.best, "o", color=line.stroke.colour, **dot)
     for seed in crossed:
         end = seed.steps[-1], seed.values[-1]
-        ax.plot(*end, "X", markersize=7, color=line.colour, zorder=front + 20, clip_on=False)
+        ax.plot(*end, "X", markersize=7, color=line.stroke.colour, zorder=front + 20, clip_on=False)
 
 
 @dataclass(frozen=True)
@@ -272,9 +267,8 @@ def scored_keys(board: Scoreboard, panel: Panel) -> tuple[Key, ...]:
 def _top(board: Scoreboard, model: str, lines: Sequence[Line]) -> Top | None:
     competing = []
     for line in reversed(lines):  # of ties, the line drawn on top
-        cell = board.cells[model, line.variant]
-        if cell.state is SelectionState.SCORED and not cell.provisional and cell.score is not None:
-            competing.append((cell.score.mean, line))
+        if (score_of_cell := board.cells[model, line.variant].ranked) is not None:
+            competing.append((score_of_cell.mean, line))
     if not competing:
         return None
     mean, line = max(competing, key=lambda entry: entry[0])
@@ -297,7 +291,7 @@ def draw_panel(panel: Panel, ax: Axes, y_label: str = "") -> None:
 
 
 def _mark_top(ax: Axes, panel: Panel, top: Top) -> None:
-    colour = next(line.colour for line in panel.lines if line.variant == top.variant)
+    colour = next(line.stroke.colour for line in panel.lines if line.variant == top.variant)
     last = max(seed.steps[-1] for line in panel.lines for seed in line.seeds)
     place = (top.step, top.score)
     ax.plot(*place, "*", markersize=12, color=colour, markeredgecolor="white", zorder=60)
@@ -310,7 +304,7 @@ def draw(info: CurvesInfo, fig: Figure, in_row: int = 2) -> None:
     """All panels, `in_row` in a row, with title and source and a shared legend."""
     columns = min(in_row, len(info.panels))
     size = {1: (7.2, 4.2), 2: (5.4, 3.3)}.get(columns, (3.9, 3.3))
-    texts = above(info.title, info.source, [line.band for panel in info.panels for line in panel.lines])
+    texts = head_texts(info, [line.band for panel in info.panels for line in panel.lines])
     axes = panel_grid(fig, len(info.panels), in_row, size, texts, info.keys)
     for panel, ax in zip(info.panels, axes, strict=True):
         place = ax.get_subplotspec()

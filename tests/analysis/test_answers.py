@@ -1,5 +1,6 @@
 """Reading what runs kept of their answers from a store's artifacts."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.texts import Texts, texts_name
 from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.errors import UserError
+from cppo_lab.tracking.history import StoredRun
+from cppo_lab.tracking.read import stored_run
 from tests.answers import made
 from tests.reports.made_answers import log_file
 
@@ -34,27 +37,28 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
     return uri, ids
 
 
-def artifacts(uri: str, *mlflow_ids: str) -> dict[str, str]:
-    return {each: MlflowClient(uri).get_run(each).info.artifact_uri for each in mlflow_ids}
+def stored(uri: str, *mlflow_ids: str) -> list[StoredRun]:
+    return [stored_run(MlflowClient(uri).get_run(each)) for each in mlflow_ids]
 
 
 def test_outcomes_of_the_runs_that_have_them(
     store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From their folders, or from the store if they are elsewhere."""
-    uri, (whole, bare, broken) = store
-    elsewhere = dict.fromkeys(store[1], "mlflow-artifacts:/0/elsewhere")
-    for places, name in (
+    uri, (whole, _bare, broken) = store
+    here = stored(uri, *store[1])
+    elsewhere = [replace(run, artifact_uri="mlflow-artifacts:/0/elsewhere") for run in here]
+    for runs, name in (
         (elsewhere, f"{OUTCOMES} of MLflow run {broken}"),
-        (artifacts(uri, *store[1]), rf"{broken}/artifacts/{OUTCOMES}"),
+        (here, rf"{broken}/artifacts/{OUTCOMES}"),
     ):
-        found = read_outcomes(uri, {mlflow_id: places[mlflow_id] for mlflow_id in (whole, bare)})
+        found = read_outcomes(uri, runs[:2])
         assert list(found) == [whole]
         assert found[whole].right.tolist() == made.outcomes().right.tolist()
         with pytest.raises(UserError, match=f"{name}.*delete that file"):
-            read_outcomes(uri, {broken: places[broken]})
+            read_outcomes(uri, runs[2:])
     monkeypatch.setattr(reader, "MOST_RUNS", 1)  # a larger sweep is not read
-    assert read_outcomes(uri, places) == {}
+    assert reader._sweep_data(uri, "", "", here[:2], None).outcomes == {}
 
 
 def test_texts_are_spread_over_the_run_and_tokens_are_its_last(store: tuple[str, list[str]]) -> None:

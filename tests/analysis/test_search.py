@@ -14,10 +14,10 @@ from cppo_lab import schema
 from cppo_lab.analysis import search
 from cppo_lab.analysis.reader import read_runs
 from cppo_lab.analysis.search import (
+    best_trial_lead,
     mean_curves,
     read_search,
     read_seed_values,
-    separation,
 )
 from cppo_lab.errors import UserError
 from cppo_lab.reports.search import certainty
@@ -129,7 +129,7 @@ def test_text_becomes_one_line_that_a_page_can_hold_and_one_seed_has_no_scatter(
     result = parsed(made_search(seeds=(0,), title="two\nlines\x00"))
     assert result.title == "two lines\ufffd"
     assert read_seed_values(uri, "cppo-mini", result) == ()
-    assert separation(result, ()) is None
+    assert best_trial_lead(result, ()) is None
 
 
 @pytest.mark.parametrize("drawn", [False, True])
@@ -146,7 +146,7 @@ def test_trials_whose_seeds_share_their_start_are_compared_by_seed(uri: str, dra
         trial: tuple(value + 0.05 * place + rng.normal(0, 0.001) for place, value in enumerate(each))
         for trial, each in seeds.values.items()
     }
-    apart = separation(result, [replace(seeds, values=values)])
+    apart = best_trial_lead(result, [replace(seeds, values=values)])
     assert apart is not None and apart.trials == 5 and apart.paired is drawn
     ours, theirs = np.array([*values.values()]).T
     # Two seeds: their difference has twice the variance of one trial, about the mean difference if they are paired.

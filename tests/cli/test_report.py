@@ -222,7 +222,7 @@ def test_a_baseline_of_several_values_is_matched_by_value(
     cppo: Command, monkeypatch: pytest.MonkeyPatch, named: str, expected: Baseline
 ) -> None:
     request = asked(SPANS.replace("BASELINE", named), cppo, monkeypatch)
-    assert request.baseline == expected and not request.factorial
+    assert request.sweeps[0].baseline == expected and not request.factorial
 
 
 def test_a_factorial_sweep_is_asked_for_its_effects_and_null_is_a_value(
@@ -233,4 +233,4 @@ def test_a_factorial_sweep_is_asked_for_its_effects_and_null_is_a_value(
     matched = {
         f"{name} ratio_cap={x}": f"own ratio_cap={x}" for name in ("own", "padded") for x in ("null", 20)
     }
-    assert request.factorial and request.baseline == Baseline("own", matched)
+    assert request.factorial and request.sweeps[0].baseline == Baseline("own", matched)

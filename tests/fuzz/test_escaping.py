@@ -18,7 +18,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Param, RunTag
 
 from cppo_lab import schema
-from cppo_lab.analysis.inputs import ExpectedRun
+from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.names import csv_cell, escape_latex, escape_markdown
 from cppo_lab.reports.sections import mlflow_link, mlflow_path
@@ -51,7 +51,7 @@ ELEMENTS = re.compile(
 DRAWN = re.compile(
     f"{ELEMENTS.pattern}|image|rdf|work|type|format|creator|agent|keywords|bag|subject|description|date|source"
 )
-NUMBER = re.compile(r"[+-]\d[\d.]*(e[+-]?\d+)?( ± [\d.]+| \(-?[\d.]+ to -?[\d.]+\))?†?")
+NUMBER = re.compile(r"[+-]\d[\d.]*(e[+-]?\d+)?( ± [\d.]+| \([+−]?[\d.]+ to [+−]?[\d.]+\))?†?")
 
 
 class Page(HTMLParser):
@@ -115,7 +115,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, demo_store: Path) -> Path:
         name="demo",
         uri=f"sqlite:///{path}",
         experiment=schema.experiment_name("mini"),
-        expected=(*expected, replace(expected[0], run_id="not-there", seed=7)),
+        sweeps=(SweepGrid("demo", ALL, ALL, (*expected, replace(expected[0], run_id="not-there", seed=7))),),
         out=folder / "report",
         title=ALL,
         question=ALL,

@@ -10,6 +10,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
 from cppo_lab import schema
+from cppo_lab.analysis.inputs import SweepGrid
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.reports.build import Contents, PageFigure, render_template
@@ -81,7 +82,7 @@ def request_of(runs: Sequence[MadeRun], uri: str, out: Path, sweep: str = "main"
         name=sweep,
         uri=uri,
         experiment=schema.experiment_name(runs[0].core),
-        expected=expect(runs),
+        sweeps=(SweepGrid(sweep, "Demo", "", expect(runs)),),
         out=out,
         title="Demo",
         question="Does it work?",

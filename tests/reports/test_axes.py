@@ -12,7 +12,6 @@ from scipy import stats
 
 from cppo_lab.analysis.inputs import Axes, AxisPlace, Baseline
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports.figures.axes import DRIFT, LINEAR, LOG, PLACES, AxesInfo, axes_info, draw, drift_info
 from cppo_lab.reports.figures.drawing import Drawn, Picture, figure_csv, render
 from cppo_lab.reports.sections import Scored
@@ -89,7 +88,7 @@ def test_two_seeds_have_their_range(counts: tuple[int, int], said: str) -> None:
         2: (pytest.approx((2, 5)), "3.50 (2.00 to 5.00)"),
         3: (pytest.approx((mean - half, mean + half)), f"3.67 (−{half - mean:.2f} to {mean + half:.2f})"),
     }
-    (line,), table = info.panels[0].lines, statistics_tables(board, "Title")["scores"]
+    (line,), table = info.panels[0].lines, statistics_tables(Scored("made", "Title", board, ""))["scores"]
     texts = [row.cells[3] for row in table.rows]
     assert list(zip(zip(line.low, line.high, strict=True), texts, strict=True)) == [
         expected[n] for n in counts
@@ -166,8 +165,8 @@ def test_a_baseline_with_axes_is_the_one_at_the_same_values() -> None:
     scores = {"own x=1": 0.1, "own x=2": 0.3, "padded x=1": 0.2, "padded x=2": 0.25, "grpo": 0.4}
     board = made({name: around(score) for name, score in scores.items()})
     same = {f"{name} x={x}": f"own x={x}" for name in ("own", "padded") for x in (1, 2)}
-    summary = sweep_statistics(board, resamples=10, baseline=Baseline("own", same))
-    table = statistics_tables(board, "Title", {}, summary)["differences"]
+    scored = Scored("made", "Title", board, "", baseline=Baseline("own", same))
+    table = statistics_tables(scored)["differences"]
     assert table.lead == "minus own at the same values"
     assert "paired: by seed, as the design of the runs asks; else Welch's." in table.notes[0]
     assert [(row.label, row.cells[0]) for row in table.rows] == [

@@ -22,7 +22,8 @@ def made(demo_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with two reports: of three runs of the sweep, and of all four with another score."""
     whole = replace(request_in(tmp_path_factory.mktemp("made"), demo_store), name="main")
     folder, client = whole.out.parent, MlflowClient(whole.uri)
-    build_report(replace(whole, expected=whole.expected[:3], partial=True, out=folder / "a"))
+    few = replace(whole.sweeps[0], expected=whole.sweeps[0].expected[:3])
+    build_report(replace(whole, sweeps=(few,), partial=True, out=folder / "a"))
     (run,) = client.search_runs(["1"], f"tags.`{schema.TAG_RUN_ID}` = 'cppo-0'")
     for name, value in (("chain24", 0.59), ("chain25", 0.6), ("chain26", 0.61)):
         client.log_metric(run.info.run_id, schema.validation_metric(name, 8), value, 100, 40)

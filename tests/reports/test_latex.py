@@ -8,8 +8,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.statistics.claims import Claim, Kind, Standing
-from cppo_lab.analysis.statistics.summary import sweep_statistics
-from cppo_lab.reports.sections import Section
+from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.study import comparison_table
 from cppo_lab.reports.tables import TextRow, TextTable, full_table, latex, latex_wrapper, main_table
@@ -70,7 +69,7 @@ def test_all_tables_of_a_sweep_fit_the_page(tmp_path: Path) -> None:
         for seed in (0, 1, 2)
     ]
     board = board_of(*runs, MadeRun("cispo", scores=both({10: 0.5, 20: 0.0}), status=schema.COLLAPSED))
-    tables = statistics_tables(board, "Intervals")
+    tables = statistics_tables(Scored("made", "Intervals", board, ""))
     files = {
         "table_1.tex": latex(main_table(board, "Mean (Table 1)")),
         "table_2.tex": latex(comparison_table("Rules", {"cppo"})),
@@ -106,7 +105,7 @@ def test_hostile_names_are_printed_and_do_nothing(tmp_path: Path) -> None:
     }
     view = verdict_view({"demo": board}, "mini", standings=own)
     sections = [Section("verdicts", "", {}, lines=view.lines, how=view.rule)]
-    files = paper_texts({"demo": board}, {"demo": sweep_statistics(board)}, sections, NAMES)
+    files = paper_texts([Scored("demo", "Demo", board, "")], sections, NAMES)
     macros = re.findall(r"\\newcommand\{(\\[A-Za-z]+)\}", files["numbers.tex"])
     assert "\\cppoDemoMCppoDiff" in macros and len(macros) > 500
     document = [r"\documentclass{article}", r"\input{numbers}", r"\begin{document}", r"\input{methods}", ""]

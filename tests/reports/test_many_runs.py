@@ -7,7 +7,7 @@ from cppo_lab import schema
 from cppo_lab.reports import build, sections, sweep
 from cppo_lab.reports.figures.training import diagnostics_info
 from cppo_lab.reports.figures.validation import FEW, MOST_VARIANTS, CurvesInfo, curves_info, draw_line
-from cppo_lab.reports.sections import MANY, Section, run_groups
+from cppo_lab.reports.sections import MANY, Scored, Section, run_groups
 from cppo_lab.reports.tables import main_table
 from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.reports.conftest import board_of, page_of
@@ -63,7 +63,7 @@ def test_figures_show_the_best_of_very_many_variants_and_say_so() -> None:
 def test_every_cell_of_a_long_list_of_runs_has_an_equal_share(
     runs: list[MadeRun], listed: int, left_out: int
 ) -> None:
-    groups = run_groups(board_of(*runs), "0", "sqlite://")
+    groups = run_groups(Scored("demo", "Demo", board_of(*runs), "sqlite://"))
     assert {(len(group.runs), group.left_out) for group in groups} == {(listed, left_out)}
 
 

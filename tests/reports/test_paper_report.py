@@ -21,7 +21,6 @@ from cppo_lab.reports.audit import (
     Discrepancy,
     audit_tables,
     discrepancies,
-    shared_curves,
 )
 from cppo_lab.reports.tables import ablation_curves, full_table, main_table, printed_table
 from cppo_lab.tracking.reference import reading
@@ -31,7 +30,7 @@ TOLERANCE = Decimal("0.01")  # rounded or cut, both of which the paper does
 
 def audited(board: Scoreboard, printed: list[dict[str, str]]) -> list[Discrepancy]:
     ablations = ablation_curves()
-    return discrepancies(audit_tables(board, printed), board, ablations, shared_curves(board, ablations))
+    return discrepancies(audit_tables(board, printed), board, ablations)
 
 
 @pytest.mark.parametrize("name, make", [("table_main", main_table), ("table_full", full_table)])

@@ -1,6 +1,7 @@
 """The tables of statistics of single runs: their numbers against plain ones, and which there are."""
 
 from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import TextTable, main_table
 
@@ -10,7 +11,7 @@ def cell(table: TextTable, pair: tuple[str, str] | None, heading: int) -> str:
 
 
 def test_the_papers_single_runs_have_scores_and_order_alone(paper_board: Scoreboard) -> None:
-    tables = statistics_tables(paper_board, "main")
+    tables = statistics_tables(Scored("made", "main", paper_board, ""))
     assert list(tables) == ["scores", "order"]
     scores, order = tables.values()
     assert not any("±" in text for row in scores.rows for text in row.cells)

@@ -222,7 +222,7 @@ def test_the_report(tmp_path: Path) -> None:
         ('id="collapses"', 1),
         ("Not drawn", 0),
         ("Incomplete", 0),
-        ("</strong> CPPO scores higher than DPPO over the models: +8.10 points", 1),  # the answer, first
+        ("</strong> CPPO scores higher than DPPO over the models: +8.10 (", 1),  # the answer, first
         ('<span class="verdict">core=mini</span>', len(CLAIMS)),  # each verdict is labelled as what it is
         ("<script", 1 + 12),  # the page's own, and the values of every figure's curves
     ):

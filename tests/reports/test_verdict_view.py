@@ -47,7 +47,7 @@ def test_what_a_comparison_shows(
     assert shown is word and sentence.startswith(beginning)
     assert "4 runs each" in sentence
     if beginning.startswith("DPPO") and not own:  # the better one comes first, with a positive difference
-        assert ": +5.00 points (+4.71 to +5.29) of the final mean, 4 runs each." in sentence
+        assert ": +5.00 (+4.71 to +5.29) points of the final mean, 4 runs each." in sentence
 
 
 def test_one_run_each_decides_nothing() -> None:
@@ -109,7 +109,8 @@ def test_many_comparisons_are_corrected(others: int, word: Word) -> None:
 def view_of(request: ReportRequest, *more: MadeRun, cppo: str = "cppo") -> VerdictView:
     """Of the demo sweep with more runs that are declared, and CPPO under this name."""
     expected = (
-        replace(run, variant=cppo if run.variant == "cppo" else run.variant) for run in request.expected
+        replace(run, variant=cppo if run.variant == "cppo" else run.variant)
+        for run in request.sweeps[0].expected
     )
     data = read_sweep(request.uri, request.experiment, "demo")
     return verdict_view({"demo": score_sweep(data, (*expected, *expect(more)), partial=True)}, "mini")

@@ -8,8 +8,7 @@ import pytest
 from cppo_lab import __version__, schema
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim, Kind, Standing
-from cppo_lab.analysis.statistics.summary import sweep_statistics
-from cppo_lab.reports.sections import Section
+from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.verdict_view import VerdictView, verdict_view
 from cppo_lab.reports.words import letters, paper_texts
 from tests.analysis.made_sweeps import MadeRun, both
@@ -41,7 +40,7 @@ def grid(
 
 def texts(board: Scoreboard, view: VerdictView | None = None, **other: tuple[str, ...]) -> dict[str, str]:
     sections = [Section("verdicts", "", {}, lines=view.lines, how=view.rule)] if view else []
-    return paper_texts({"demo": board}, {"demo": sweep_statistics(board)}, sections, **other)
+    return paper_texts([Scored("demo", "Demo", board, "")], sections, **other)
 
 
 def numbers_of(board: Scoreboard, view: VerdictView | None = None) -> dict[str, str]:

@@ -229,7 +229,7 @@ def test_a_moved_store_has_its_artifacts(tmp_path: Path, capfd: pytest.CaptureFi
     client = open_client(uri)
     run = stored_run(client.get_run(mlflow_id))
     with pytest.raises(Exception, match="outcomes"):
-        read_outcomes(uri, {mlflow_id: run.artifact_uri})
+        read_outcomes(uri, [run])
     assert [list(columns_of(history)) for _, history in histories(client, [run])] == [sorted(NAMES)]
     later = client.create_run(number).info.run_id  # also what is written from now on
     client.log_text(later, "{}", "search.json")

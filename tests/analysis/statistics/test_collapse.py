@@ -10,14 +10,13 @@ from cppo_lab import schema
 from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.collapse import (
-    RunTime,
     cell_collapses,
     kaplan_meier,
     logrank,
     mean_with_collapses,
     share_difference,
 )
-from cppo_lab.analysis.statistics.values import run_values
+from cppo_lab.analysis.statistics.values import RunValues, run_values
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge
 from cppo_lab.reports.health import collapse_section
 from cppo_lab.reports.sections import Scored
@@ -77,15 +76,19 @@ def test_the_mean_allows_for_collapses_that_were_not_seen() -> None:
     assert mean_with_collapses([0.7], [0.1]).low is mean_with_collapses([], []) is None
 
 
-def times(text: str) -> list[RunTime]:
+def times(text: str) -> list[RunValues]:
     """`12 20+`: a collapse at step 12, a run that ended at step 20."""
-    return [RunTime(int(word.rstrip("+")), not word.endswith("+")) for word in text.split()]
+    cell = ("m", "a", 0)
+    return [
+        RunValues(*cell, not word.endswith("+"), 0.0, None, 0.0, 0.0, None, 0, 0, int(word.rstrip("+")))
+        for word in text.split()
+    ]
 
 
-def censored(runs: list[RunTime]) -> stats.CensoredData:
+def censored(runs: list[RunValues]) -> stats.CensoredData:
     return stats.CensoredData(
-        uncensored=[run.step for run in runs if run.collapsed],
-        right=[run.step for run in runs if not run.collapsed],
+        uncensored=[run.ended for run in runs if run.collapsed],
+        right=[run.ended for run in runs if not run.collapsed],
     )
 
 
@@ -96,11 +99,11 @@ SMALL = (times("30 40 100+"), times("80 100+ 100+ 100+"))
 
 
 @pytest.mark.parametrize("runs", [TREATED, PLACEBO, SMALL[1]], ids=["treated", "placebo", "one"])
-def test_the_survival_curve_is_scipys(runs: list[RunTime]) -> None:
+def test_the_survival_curve_is_scipys(runs: list[RunValues]) -> None:
     theirs = stats.ecdf(censored(runs)).sf
     limits = theirs.confidence_interval(method="log-log")
     points = kaplan_meier(runs)
-    assert [point.step for point in points] == sorted({run.step for run in runs if run.collapsed})
+    assert [point.step for point in points] == sorted({run.ended for run in runs if run.collapsed})
     for point in points:
         place = list(theirs.quantiles).index(point.step)
         assert point.share.value == pytest.approx(theirs.probabilities[place])
@@ -119,14 +122,14 @@ def test_the_published_test_and_none_without_a_collapse() -> None:
     assert logrank([(lasting, lasting)]) is logrank([(times("30"), [])]) is None
 
 
-def by_enumeration(pairs: list[tuple[list[RunTime], list[RunTime]]]) -> float:
+def by_enumeration(pairs: list[tuple[list[RunValues], list[RunValues]]]) -> float:
     """The share of all divisions, stratum by stratum, whose observed less expected collapses are as far from 0."""
 
-    def difference(both: list[RunTime], ours: tuple[int, ...]) -> float:
+    def difference(both: list[RunValues], ours: tuple[int, ...]) -> float:
         total = 0.0
-        for step in {run.step for run in both if run.collapsed}:
-            at_risk = [i for i, run in enumerate(both) if run.step >= step]
-            events = [i for i in at_risk if both[i].step == step and both[i].collapsed]
+        for step in {run.ended for run in both if run.collapsed}:
+            at_risk = [i for i, run in enumerate(both) if run.ended >= step]
+            events = [i for i in at_risk if both[i].ended == step and both[i].collapsed]
             expected = len(events) * sum(i in ours for i in at_risk) / len(at_risk)
             total += sum(i in ours for i in events) - expected
         return total
@@ -150,7 +153,9 @@ def by_enumeration(pairs: list[tuple[list[RunTime], list[RunTime]]]) -> float:
     ],
     ids=["one model", "all of one side", "two models", "ties"],
 )
-def test_with_few_runs_all_divisions_are_counted(pairs: list[tuple[list[RunTime], list[RunTime]]]) -> None:
+def test_with_few_runs_all_divisions_are_counted(
+    pairs: list[tuple[list[RunValues], list[RunValues]]],
+) -> None:
     test = logrank(pairs)
     assert test.exact and test.p == pytest.approx(by_enumeration(pairs))
 

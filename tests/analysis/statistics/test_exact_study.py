@@ -17,17 +17,17 @@ from cppo_lab.analysis.statistics.claims import Claim, Kind, log_size
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.exact_study import (
     BIN,
-    LEAST,
+    FEWEST_STEPS,
     RETURN_BIN,
     Condition,
     Curves,
     EqualIn,
     controls,
-    mean_estimate,
+    log_ratio_slope,
+    mean_log_ratio,
     of_seeds,
     paired,
     pairs_of,
-    slope_estimate,
     summarise,
 )
 from cppo_lab.analysis.statistics.values import Quantity
@@ -65,7 +65,7 @@ def curves(seed: int, law: float, middle: float, seeds: int = SEEDS) -> Curves:
 
 
 def compared(ours: Curves, theirs: Curves, equal: EqualIn = EqualIn.MOVEMENT) -> Estimate | None:
-    return mean_estimate([{16: paired(ours, theirs, equal)}])
+    return mean_log_ratio([{16: paired(ours, theirs, equal)}])
 
 
 def log_ratio(ours: Curves, theirs: Curves, seeds: list[int], equal: EqualIn = EqualIn.MOVEMENT) -> float:
@@ -84,7 +84,7 @@ def log_ratio(ours: Curves, theirs: Curves, seeds: list[int], equal: EqualIn = E
     total, weight = 0.0, 0
     for key, errors in sides[0].items():
         fewest = min(len(errors), len(sides[1].get(key, [])))
-        if fewest >= LEAST:
+        if fewest >= FEWEST_STEPS:
             total += fewest * math.log(np.mean(errors) / np.mean(sides[1][key]))
             weight += fewest
     return total / weight
@@ -134,10 +134,10 @@ def test_the_slope_is_what_ten_times_the_horizon_changes() -> None:
     falling, level = {h: (h / 16) ** -0.2 for h in HORIZONS}, dict.fromkeys(HORIZONS, 1.0)
     found = study({"cppo": falling, "dppo": level, "same": level})
     for variant, slope in (("cppo", -0.2 * math.log(10)), ("same", 0.0)):
-        estimate = slope_estimate([pairs_of(found, "early", variant, "dppo")])
+        estimate = log_ratio_slope([pairs_of(found, "early", variant, "dppo")])
         assert estimate.error < 0.06 and estimate.value == pytest.approx(slope, abs=0.12)
     assert compared(curves(0, 1.0, 1e-6), curves(1, 1.0, 1.0)) is None  # they never move as far
-    assert slope_estimate([{16: pairs_of(found, "early", "cppo", "dppo")[16]}]) is None
+    assert log_ratio_slope([{16: pairs_of(found, "early", "cppo", "dppo")[16]}]) is None
 
 
 def test_steps_along_another_training_are_compared_at_the_movement_of_the_update() -> None:

@@ -90,7 +90,7 @@ def test_methods_are_paired_by_what_their_runs_share_or_by_the_file(
     assert ((mean.error, mean.degrees) == pytest.approx((stats.sem(by_seed), 2))) is (paired and drawn)
     if paired and not drawn:  # independent models: Satterthwaite's
         assert mean.error == pytest.approx(sum((part.estimate.error / 2) ** 2 for part in parts) ** 0.5)
-    assert mean_difference([], values) is difference(values, "m", "a", "grpo", Score.FINAL) is None
+    assert difference(values, "m", "a", "grpo", Score.FINAL) is None
 
 
 LENGTHS = {"small": 3000.0, "base": 6000.0, "large": 8000.0, "long": 10_000.0}  # tokens

@@ -11,7 +11,7 @@ from cppo_lab.analysis.statistics.claims import MARGIN, Claim, Kind
 from cppo_lab.analysis.statistics.collapse import share_difference
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.power import (
-    MOST,
+    MOST_SEEDS,
     STUDIES,
     Design,
     Spread,
@@ -104,7 +104,7 @@ def test_planned_power_of_a_sequential_claim_is_that_of_studies_judged_by_the_ve
 
 def test_the_seeds_that_it_takes() -> None:
     found = planned_power(BEST, SCORES, 0.01, 3)
-    assert 3 < found.needed < MOST and found.comparisons == 4
+    assert 3 < found.needed < MOST_SEEDS and found.comparisons == 4
     reached = [planned_power(BEST, SCORES, 0.01, seeds).power for seeds in (found.needed - 1, found.needed)]
     assert reached[0] < 0.8 <= reached[1]
     assert planned_power(MEAN, SCORES, 0.01, 1).power == 0.0  # one seed shows no spread

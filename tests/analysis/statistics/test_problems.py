@@ -37,6 +37,7 @@ from cppo_lab.analysis.statistics.summary import run_sampling_error, sweep_stati
 from cppo_lab.analysis.statistics.values import Score, run_values
 from cppo_lab.answers.outcomes import Outcomes, no_outcomes
 from cppo_lab.answers.texts import Texts
+from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import main_table, markdown
 from tests.analysis.made_sweeps import scored_outcomes
@@ -252,11 +253,14 @@ def test_the_error_of_one_evaluation_is_known(board: Scoreboard) -> None:
     found = run_sampling_error(board, run)
     assert found.known
     assert found.answers == pytest.approx(math.sqrt((shares * (1 - shares) / 3).sum()) / PROBLEMS)
-    assert f"[{main_table(board, 'Main').rows[0].cells[0].evaluation}]" in main_text(board)
+    assert (
+        f"[{main_table(board, 'Main', sweep_statistics(board, 10)).rows[0].cells[0].evaluation}]"
+        in main_text(board)
+    )
 
 
 def main_text(board: Scoreboard) -> str:
-    return markdown(main_table(board, "Main")).replace("\\", "")
+    return markdown(main_table(board, "Main", sweep_statistics(board, 10))).replace("\\", "")
 
 
 @pytest.mark.parametrize("right, text", [(0, "to {high:.2f}"), (4, "from {low:.2f}"), (1, "")])
@@ -267,7 +271,7 @@ def test_no_right_or_no_wrong_answer_has_wilsons_limit(right: int, text: str) ->
     answers = SAMPLES * PROBLEMS
     limits = stats.binomtest(answers * right // 4, answers).proportion_ci(method="wilson")
     expected = text.format(low=100 * limits.low, high=100 * limits.high)
-    tables = statistics_tables(board, "Title")
+    tables = statistics_tables(Scored("made", "Title", board, ""))
     problems, scores = (
         next(row.cells for row in tables[name].rows if row.pair == ("chain", "dppo"))
         for name in ("problems", "scores")
@@ -282,7 +286,7 @@ def test_no_right_or_no_wrong_answer_has_wilsons_limit(right: int, text: str) ->
 
 
 def test_tables_and_what_is_not_there(board: Scoreboard) -> None:
-    tables = statistics_tables(board, "made")
+    tables = statistics_tables(Scored("made", "made", board, ""))
     assert {"problems", "problem_differences"} <= tables.keys()
     assert "maj@k is not available" in " ".join(tables["problems"].notes)
     assert all(len(row.cells) == len(tables["problems"].headings) for row in tables["problems"].rows)
@@ -292,7 +296,7 @@ def test_tables_and_what_is_not_there(board: Scoreboard) -> None:
     for outcomes in (without, {**without, first: other}):
         incomplete = replace(board, data=replace(board.data, outcomes=outcomes))
         assert cell_problems(incomplete) == ()
-        assert "problems" not in statistics_tables(incomplete, "made")
+        assert "problems" not in statistics_tables(Scored("made", "made", incomplete, ""))
 
 
 @pytest.mark.parametrize(
