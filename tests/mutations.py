@@ -352,8 +352,8 @@ ANALYSIS = (
     Fault(
         "runs are paired by their order instead of by their seed",
         "analysis/statistics/paired.py",
-        "mean_estimate([ours[seed] - theirs[seed] for seed in shared])",
-        "mean_estimate([a - b for a, b in zip(ours.values(), theirs.values(), strict=False)])",
+        "mean_of([ours[seed] - theirs[seed] for seed in shared])",
+        "mean_of([a - b for a, b in zip(ours.values(), theirs.values(), strict=False)])",
         "tests/analysis/statistics/test_paired.py",
     ),
     Fault(
