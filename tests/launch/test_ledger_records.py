@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from cppo_lab.launch.slurm import queue as queue_module
-from cppo_lab.launch.slurm.queue import LEDGER, LOCK, Ledger, name_of, submitting
+from cppo_lab.launch.slurm.queue import LEDGER, LOCK, Ledger, submitting
+from cppo_lab.runs.machine import user_name
 from tests.conftest import user_error
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -152,7 +153,7 @@ def test_a_file_that_only_its_owner_may_write_says_whose_it_is(
 def test_an_account_without_a_name_is_called_by_its_number() -> None:
     accounts = {account.pw_uid for account in pwd.getpwall()}
     stranger = next(uid for uid in range(1_234_567, 2_000_000) if uid not in accounts)
-    assert (name_of(stranger), name_of(os.getuid())) == (str(stranger), ME)
+    assert (user_name(stranger), user_name(os.getuid())) == (str(stranger), ME)
 
 
 def _claim_each_once(runs: Path, count: int) -> None:

@@ -17,9 +17,9 @@ REPLACING = files.replacing
 
 
 @contextlib.contextmanager
-def full(path: Path) -> Iterator[Any]:
+def full(path: Path, synced: bool = False) -> Iterator[Any]:
     """What `replacing` comes to on a full disk."""
-    with REPLACING(path):
+    with REPLACING(path, synced):
         raise OSError(28, "No space left on device")
     yield
 
