@@ -31,11 +31,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from cppo_lab import schema
 from cppo_lab.maths.tokens import LARGEST_EXPONENT, compute_dtype, is_whole, same_shape
 
 FIELDS = ("tokens", "log_ratio", "k3", "ratio", "square", "error")
-THIRDS = len(schema.THIRDS)
+THIRDS = 3
 # The histogram of abs(x): below 2^-16, four equal parts of each octave up to 16, and above.
 _LOWEST, _HIGHEST, _PER_OCTAVE = -16, 4, 4
 BINS = (_HIGHEST - _LOWEST) * _PER_OCTAVE + 2
