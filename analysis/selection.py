@@ -7,7 +7,7 @@ The step is selected for each run separately; seeds are averaged afterwards.
 """
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
@@ -96,9 +96,9 @@ class RunScore:
         """Whether it is finished; else it is a gap."""
         return self.state not in GAPS
 
-    def describe(self) -> str:
-        """`cppo on chain-8, seed 1`."""
-        return ExpectedRun(self.run_id, self.model, self.variant, self.seed).describe()
+    def describe(self, name: Callable[[str], str] = str) -> str:
+        """`cppo on chain-8, seed 1`; `name` gives the variant's name."""
+        return ExpectedRun(self.run_id, self.model, name(self.variant), self.seed).describe()
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@
 cppo_over_vanilla_*        CPPO's loss (adaptive budget), forward and backward, given log-probs and divergences
                            [B, T] float32, over verl's `vanilla` loss on the same tensors: wall time, peak memory.
 topk_over_*                sampled log-prob and Top-20 TV from logits [N, 151936] float32, forward and backward,
-                           over the log-prob alone: by our own code without Top-K, by log_softmax and gather.
+                           over our own code without Top-K (log-prob and Binary TV), and over the log-prob alone
+                           by log_softmax and gather.
 
 Ratios are medians over runs in turn, on one thread; those of a GPU: docs/gpu_kit.md. The last line is JSON, see
 `common.py`. Needs verl 0.9.1 in this environment.

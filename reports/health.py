@@ -25,7 +25,6 @@ from cppo_lab.reports.names import (
     display_name,
     estimate_text,
     in_order,
-    p_text,
 )
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
@@ -106,7 +105,9 @@ def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTab
         mean = estimate_text(cell.mean if cell.model else None)
         counts = (str(cell.runs), str(cell.collapsed), estimate_text(cell.share))
         test = cell.test
-        p = "none" if test is None else p_text(test.p) + " (normal)" * (not test.exact)
+        p = "none"
+        if test is not None:
+            p = ("p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}") + " (normal)" * (not test.exact)
         rows.append(_row(cell, (*counts, estimate_text(cell.surviving), mean, p), several))
     headings = (
         *("runs", "collapsed", "probability", "final mean of the others", "final mean of all"),
@@ -206,10 +207,10 @@ def _verdict(board: Scoreboard) -> tuple[str, bool]:
         rows = board.points_of(run, _BEFORE)
         logged += bool(len(rows))
         above = rows[rows["value"] > _SUSPICIOUS]
-        if len(above):  # `cppo on chain, seed 1 (3 steps, first 40, worst 1.0812)`
+        if len(above):  # `CPPO on chain, seed 1 (3 steps, first 40, worst 1.0812)`
             first, worst = int(above["step"].min()), float(above["value"].max())
             crossed.append(
-                f"{run.describe()} ({counted(len(above), 'step')}, first {first}, worst {worst:.4f})"
+                f"{run.describe(display_name)} ({counted(len(above), 'step')}, first {first}, worst {worst:.4f})"
             )
     said = (
         f"The gap between the engines is suspicious where {_ERROR} before the first update of a step is above "

@@ -73,7 +73,8 @@ def origin(core: str) -> str:
 
 def score_name(board: Scoreboard) -> str:
     """What the scores of the runs are: `Avg@16`, or their core's name for them."""
-    sizes = sorted({*board.curves.samples_of.values()})
+    samples_of = board.curves.samples_of
+    sizes = sorted({samples_of[run.mlflow_id] for run in board.runs if run.mlflow_id in samples_of})
     return core_if_installed(board.core).score or f"Avg@{' or '.join(map(str, sizes))}"
 
 
@@ -220,7 +221,7 @@ _ACCENTS = {
     "\u0327": "c",
 }
 _MARKDOWN = {symbol: "\\" + symbol for symbol in "\\`*_[]|~$"} | {"<": "&lt;", ">": "&gt;", "&": "&amp;"}
-_NUMBER = re.compile(r"[+−-]?\d[\d.]*(e[+-]?\d+)?( ± [\d.]+| \([+−]?[\d.]+ to [+−]?[\d.]+\))?( [↑↓])?†?")
+_NUMBER = re.compile(r"[+−-]?\d[\d.]*(e[+-]?\d+)?( ± [\d.]+| \([+−-]?[\d.]+ to [+−-]?[\d.]+\))?( [↑↓])?†?")
 _FORMULA = tuple("=+-@\t\n＝＋－＠")  # the wide ones, too
 
 

@@ -425,7 +425,7 @@ def claims_table(
 def short_answers(
     of_scores: Sequence[Verdict], of_errors: Sequence[VerdictLine], statistics: Statistics
 ) -> list[tuple[Word, str]]:
-    """What each comparison shows, and a sentence with its difference, 95 % interval and seeds: those of the sweep's own
+    """What each comparison shows, and a sentence with its difference, 95 % interval and runs: those of the sweep's own
     hypotheses, which have these verdicts, and what controls show of those about errors; without any, those with the
     baseline, whose p-values have Holm's adjustment.
     """
@@ -459,6 +459,7 @@ def _answer(difference: Difference, smallest: float, decided: bool | None) -> tu
     word = word_of(estimate, smallest, decided)
     if word is Word.WORSE:
         names, estimate = names[::-1], replace(estimate, value=-estimate.value)
+        difference = replace(difference, ours=difference.theirs, theirs=difference.ours)
     first, second = map(display_name, names)
     where = f" on {difference.model}" if difference.model else " over the models"
     numbers, runs = f"{estimate_text(estimate, signed=True)} points", _runs(difference)

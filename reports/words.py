@@ -51,8 +51,8 @@ def headlines(board: Scoreboard) -> tuple[Headline, ...]:
     overall = _overall(ranked)
     if board.gaps:
         overall.append(
-            f"{len(board.gaps)} of {counted(len(board.runs), 'run')} without a result yet: everything marked † will "
-            "change."
+            f"{len(board.gaps)} of {counted(len(board.runs), 'run')} {'has' if len(board.gaps) == 1 else 'have'} no "
+            "result yet: everything marked † will change."
         )
     findings = [Headline("All models", tuple(overall))]
     for model, cells in ranked.items():
@@ -86,7 +86,11 @@ def _overall(ranked: dict[str, list[tuple[str, Stat]]]) -> list[str]:
     on = f"the highest score on {most} of {len(contested)} models"
     if len(winners) > 1:
         return [f"{_joined(map(display_name, winners))} each have {on}."]
-    margins = [cells[0][1].mean - cells[1][1].mean for cells in contested if winners[0] in _leaders(cells)]
+    margins = [
+        (cells[0][1].mean - cells[1][1].mean) * (len(leaders) == 1)
+        for cells in contested
+        if winners[0] in (leaders := _leaders(cells))
+    ]
     between = " to ".join(dict.fromkeys((points(min(margins)), points(max(margins)))))
     return [f"{display_name(winners[0])} has {on}, {between} points above the runner-up."]
 

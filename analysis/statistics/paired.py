@@ -33,10 +33,11 @@ from cppo_lab.analysis.statistics.values import FinishedRuns, Measure, by_seed, 
 
 @dataclass(frozen=True)
 class Difference:
-    """`variant` minus `against` on `model` ("" for the mean over models). `paired`: by seed.
+    """`variant` minus `against` on `model` (empty for the mean over models, and of errors and collapses, whose
+    comparison has it). `paired`: by seed.
 
-    `ours` and `theirs` are the numbers of runs that the estimate uses; `improvement` is P(a run of ours scores higher)
-    of all runs, None where single runs are not compared.
+    `ours` and `theirs` are the numbers of runs in the pairs, or else of all runs; `improvement` is P(a run of ours
+    scores higher) of all runs, None where single runs are not compared.
     """
 
     model: str

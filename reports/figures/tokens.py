@@ -349,7 +349,7 @@ def window_info(study: StudyResults, title: str, palette: str = PAPER) -> Window
     return WindowInfo(
         title=title,
         origin=origin(board.core),
-        about=f"{run.describe()}, training step {window.step}",
+        about=f"{run.describe(display_name)}, training step {window.step}",
         symbols=tuple(map(_visible, window.symbols)),
         window=window,
         effective=window.effective(),

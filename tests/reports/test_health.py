@@ -60,7 +60,7 @@ PLAIN = (  # the median, and the worst: of the ESS the least
         (
             crossing,
             0,
-            ("It was exceeded in 1 of 4 runs: cppo on base, seed 1 (2 steps, first 4, worst 1.1201).",),
+            ("It was exceeded in 1 of 4 runs: CPPO on base, seed 1 (2 steps, first 4, worst 1.1201).",),
             (),
         ),
         (

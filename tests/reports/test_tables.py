@@ -12,6 +12,7 @@ from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import names, sections, tables
 from cppo_lab.reports.names import (
+    csv_cell,
     display_name,
     escape_latex,
     estimate_text,
@@ -281,13 +282,27 @@ EQUAL = [flat(name, 0.5) for name in ("grpo", "dppo", "cppo")]
                 "b": "DPPO scores 50.00, 10.00 points above CPPO (40.00).",
             },
         ),
+        (  # a tie as printed
+            [
+                flat(name, score, model=model)
+                for name, model, score in (
+                    *(("cppo", "a", 0.50004), ("dppo", "a", 0.49996)),
+                    *(("cppo", "b", 0.4), ("dppo", "b", 0.6)),
+                )
+            ],
+            {
+                "All models": "DPPO has the highest score on 2 of 2 models, 0.00 to 20.00 points above the runner-up.",
+                "a": "CPPO and DPPO share the highest score, 50.00.",
+                "b": "DPPO scores 60.00, 20.00 points above CPPO (40.00).",
+            },
+        ),
         ([MadeRun("cppo", scores=both(START))], {"chain": GAIN}),
         (EQUAL, {"chain": "CPPO, DPPO and GRPO share the highest score, 50.00."}),
         (EQUAL[:1], {}),
         (
             [flat("cppo", 0.9, status=schema.RUNNING), flat("dppo", 0.4), flat("grpo", 0.3)],
             {
-                "All models": "1 of 3 runs without a result yet: everything marked † will change.",
+                "All models": "1 of 3 runs has no result yet: everything marked † will change.",
                 "chain": "DPPO scores 40.00, 10.00 points above GRPO (30.00).",
             },
         ),
@@ -309,3 +324,8 @@ def test_headlines(runs: list[MadeRun], said: dict[str, str]) -> None:
 )
 def test_selected_steps_are_never_a_row_of_equal_numbers(steps: tuple[int, ...], text: str) -> None:
     assert steps_text(steps) == text
+
+
+@pytest.mark.parametrize("text", ["-0.12 (-0.30 to 0.05)", "−0.12 (−0.30 to +0.05)", "+1.50 ± 0.20 ↑"])
+def test_numbers_with_their_intervals_stay_numbers(text: str) -> None:
+    assert csv_cell(text) == text.replace("−", "-")
