@@ -5,6 +5,7 @@ And what else is said on standard error.
 
 import contextlib
 import errno
+import os
 import re
 import signal
 import sys
@@ -12,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from types import FrameType
-from typing import Any
+from typing import Any, TextIO
 
 _JOINTS = re.compile(r"[\s/-]+")  # between the words of a name, where ours have `_`
 _SEPARATORS = re.compile(r"[._]+")
@@ -184,6 +185,12 @@ def say(line: object) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
+        drop(sys.stderr)
+
+
+def drop(stream: TextIO) -> None:
+    """Let what is printed to a stream vanish, and what waits in it: Python flushes it once more as it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 # The signals that end a process.

@@ -309,7 +309,7 @@ class Requirement:
     needed_by: str
     extra: str = ""  # extra of this package that includes it
     strict: bool = False
-    remedy: str = ""  # if pip alone cannot install it
+    remedy: str = ""  # in place of pip with name and versions
 
     def check(self) -> Check:
         """Compare with what is installed."""

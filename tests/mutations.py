@@ -250,7 +250,8 @@ TRACKING = (
     Fault(
         "the offset is stored before the points of its lines are sent",
         "cppo_lab/tracking/upload.py",
-        "            if isinstance(line, Begin | End) and not self.steps and not self.tags:\n    "
+        "            if not self.steps and not self.tags and "
+        "(isinstance(line, Begin | End) or self.sent.total() > sent):\n    "
         "            self._reached(path, offset)",
         "            self._reached(path, offset)",
         "tests/runs/test_offsets.py",

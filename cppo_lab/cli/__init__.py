@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Sequence
 
 from cppo_lab.cli.command import Exit, UsageError, document, exclusive_output, parse, passing
-from cppo_lab.errors import ALSO, StoreAway, UserError, message, say
+from cppo_lab.errors import ALSO, StoreAway, UserError, drop, message, say
 from cppo_lab.files import redacted, share_with_group
 
 _REMEDIES = {
@@ -48,10 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if any(option.strip().startswith("e") for option in sys.warnoptions):
         sys.warnoptions[:] = [re.sub(r"^\s*e\w*", "default", option) for option in sys.warnoptions]
         os.environ["PYTHONWARNINGS"] = ",".join(sys.warnoptions)
-        warnings.simplefilter("default")
-    os.environ.setdefault(
-        "MLFLOW_DISABLE_TELEMETRY", "true"
-    )  # it reports its use to its makers, if not told otherwise
+        filters = [("default" if action == "error" else action, *of) for action, *of in warnings.filters]
+        warnings.resetwarnings()
+        warnings.filters.extend(filters)  # type: ignore[attr-defined]
     os.environ["MPLBACKEND"] = "agg"  # a notebook's shell names its own, which matplotlib here may not know
     _open_streams()
     # A name that the terminal's encoding lacks must not end a command.
@@ -68,7 +67,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse(str(error))
         say(error.usage.rstrip("\n"))
         if "--json" in given:
-            print(document(argparse.Namespace(name=error.command), Exit.USAGE, str(error)))
+            refused = document(argparse.Namespace(name=error.command), Exit.USAGE, str(error))
+            _run(lambda: print(refused) or Exit.USAGE)
         raise SystemExit(Exit.USAGE) from None
     if not options.json:
         return int(_run(lambda: options.command(options))[0])
@@ -100,7 +100,7 @@ def _open_streams() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
-            stream = open(number, "w" if number else "r", closefd=False)  # noqa: SIM115  it stays open
+            stream = open(number, "w" if number else "r", errors="backslashreplace", closefd=False)  # noqa: SIM115  it stays open
             setattr(sys, name, stream)
 
 
@@ -122,11 +122,11 @@ def _run(command: Callable[[], int]) -> tuple[int, str | None]:
         name = (error.name or "").split(".")[0]
         return Exit.PACKAGE, _refuse(f"package {name!r} is not installed: {remedy(name)}")
     except BrokenPipeError:  # `cppo plan ... | head`
-        os.dup2(
-            os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno()
-        )  # Python flushes it once more as it ends
+        drop(sys.stdout)
         return Exit.READER_GONE, None
-    except OSError as error:  # a folder that cannot be written, a full disk
+    except OSError as error:  # a folder that cannot be written, a full disk, also below the output
+        if error.filename is None:
+            drop(sys.stdout)
         return Exit.USAGE, _refuse(_of_the_system(error))
     except KeyboardInterrupt:
         say(f"cppo: {INTERRUPTED}")

@@ -29,7 +29,6 @@ from cppo_lab.files import redacted, runs_folder
 from cppo_lab.tracking import address
 
 _EVERY_RUN = f"{SWEEP} (default: every known run)"
-LONGEST_NOTE = 5000  # characters of a tag, as MLflow has them
 SYNC_SECONDS = 5.0  # between two looks of `cppo sync --watch`
 
 if TYPE_CHECKING:
@@ -134,6 +133,7 @@ def sync(options: argparse.Namespace) -> int:
         if not options.json:
             say(f"{len(names)} runs have metrics to upload to {redacted(uri)}")
         return Exit.DONE
+    run_folders(runs, options.run)  # a prefix that no run has will not be one later
     last_fault, first, away = "", True, False
     with contextlib.ExitStack() as stack:
         if mirror is not None:
@@ -185,23 +185,13 @@ def note(options: argparse.Namespace) -> int:
             )
     if newest_record(folder) is None:
         raise UserError(f"run {run_id} has no record here: note on it where it was trained")
-    if options.text:
-        added[schema.TAG_NOTE] = "\n\n".join(
-            [*filter(None, [notes(folder).get(schema.TAG_NOTE)]), options.text]
-        )
-    if any(len(value) > LONGEST_NOTE for value in added.values()):
-        raise UserError(
-            f"run {run_id}: its note, or a tag, has more than {LONGEST_NOTE} characters: shorten it"
-        )
-    if added:
+    if added or options.text:
         # What a terminal of another encoding has sent is no text for a store.
-        add_notes(
-            folder,
-            {
-                key: value.encode(errors="surrogateescape").decode(errors="backslashreplace")
-                for key, value in added.items()
-            },
+        *values, text = (
+            given.encode(errors="surrogateescape").decode(errors="backslashreplace")
+            for given in (*added.values(), options.text)
         )
+        add_notes(folder, dict(zip(added, values, strict=True)), text)
         upload([folder], uri)
     given = notes(folder)
     text = given.pop(schema.TAG_NOTE, "")

@@ -44,25 +44,22 @@ _AFTER_BOX = re.compile(
 )
 _REACH = 100  # characters beside a box
 _OPENINGS = {"$$": "$$", "\\[": "\\]", "```": "```"}  # displayed formulas and code, which may span lines
-_MAX_LINES = 50  # of a formula or an environment
 _FENCES = (
     *((mark, mark) for mark in ("$$", "$", "**", "`", "__", "_", '"')),
     *((r"\(", r"\)"), (r"\[", r"\]"), ("“", "”"), ("‘", "’"), ("「", "」")),
     *(
         (f"\\{box}{{", "}")
         for box in (
-            *(
-                "underline",
-                "text",
-                "textbf",
-                "mathbf",
-                "mathrm",
-                "bm",
-                "boldsymbol",
-                "large",
-                "Large",
-                "huge",
-            ),
+            "underline",
+            "text",
+            "textbf",
+            "mathbf",
+            "mathrm",
+            "bm",
+            "boldsymbol",
+            "large",
+            "Large",
+            "huge",
         )
     ),
     ("{", "}"),
@@ -402,7 +399,7 @@ def _first_formula_or_line(text: str) -> str:
         if end >= 0:
             return text[: end + len(closing)]
     lines = text.split("\n")
-    starts = ("\n".join(lines[:count]) for count in range(1, min(len(lines), _MAX_LINES) + 1))
+    starts = ("\n".join(lines[:count]) for count in range(1, len(lines) + 1))
     return next((start for start in starts if not _is_open(start)), lines[0])
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError
 from cppo_lab.launch.slurm import LEDGER
 from cppo_lab.runs.folder import (
     AlreadyRunning,
@@ -181,12 +180,7 @@ def cancel(runs: Path, run_ids: Sequence[str], queued_only: bool) -> list[Cancel
     unmarked = [run_id for run_id in run_ids if not is_cancelled(runs / run_id)]
     for run_id in run_ids:
         mark_cancelled(runs / run_id)
-    try:
-        jobs, shared = _cancel_jobs(runs, run_ids, queued_only)
-    except UserError:  # nothing is cancelled: their jobs, which may start later, are not either
-        for run_id in unmarked:
-            forget_cancelled(runs / run_id)
-        raise
+    jobs, shared = _cancel_jobs(runs, run_ids, queued_only, unmarked)
     settled: dict[str, tuple[str, bool]] = {}
     ending: dict[str, str] = {}
     for run_id in run_ids:
@@ -228,9 +222,10 @@ def cancel(runs: Path, run_ids: Sequence[str], queued_only: bool) -> list[Cancel
 
 
 def _cancel_jobs(
-    runs: Path, run_ids: Sequence[str], queued_only: bool
+    runs: Path, run_ids: Sequence[str], queued_only: bool, unmarked: Sequence[str]
 ) -> tuple[dict[str, "QueuedJob"], set[str]]:
-    """Cancel the jobs of these runs that belong to this account.
+    """Cancel the jobs of these runs that belong to this account. If Slurm does not say which these are, or the user
+    ends the question, nothing is cancelled, and the runs that were `unmarked` before are so again.
 
     Returns the jobs that were in the queue, by run, and those that other runs share: these continue, and skip runs that
     are marked as cancelled.
@@ -240,8 +235,15 @@ def _cancel_jobs(
     from cppo_lab.launch.slurm.queue import Ledger, refresh, submitting
     from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
 
-    with submitting(runs), Ledger(runs) as ledger:
-        queue = refresh(ledger)
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(submitting(runs))
+            ledger = stack.enter_context(Ledger(runs))
+            queue = refresh(ledger)
+        except BaseException:
+            for run_id in unmarked:
+                forget_cancelled(runs / run_id)
+            raise
         jobs = {run_id: queue[run_id] for run_id in run_ids if run_id in queue}
         cancellable = {run_id: job for run_id, job in jobs.items() if job.owner == os.getuid()}
         waiting = {run_id for run_id, job in cancellable.items() if not job.active}

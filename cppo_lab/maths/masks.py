@@ -212,12 +212,12 @@ def cppo(
     d = tokens.required_divergence
     away = tokens.moves_away
     stats: dict[str, Tensor] = {}
+    rate = effective_delta_b(
+        d, tokens.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
+    )
     if delta_b == math.inf:  # no prefix test, and no statistics of it
         token_fails, prefix_fails = (weights * d > delta) & away, None
     else:
-        rate = effective_delta_b(
-            d, tokens.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
-        )
         stats["delta_b"] = budget_sum(tokens, rate)
         tests = threshold_tests(d, weights, tokens.valid, delta, rate)
         token_fails, prefix_fails = tests.token_fails & away, tests.prefix_fails & away

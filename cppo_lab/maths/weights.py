@@ -36,7 +36,7 @@ def position_weights(
     """Linear position weights [B, T] in `dtype`, zero at padding.
 
     Args:
-        valid: [B, T] bool or 0/1.
+        valid: [B, T] bool or 0/1, right-padded (`Tokens` checks it).
         w_min: weight of the last token, in (0, 1]; 1 switches the weighting off.
         span: T of the equation for every response; None takes the response's own length.
         reverse: give each response its weights in reverse order, the lightest first: w'_t = w_{len+1-t}.
@@ -97,7 +97,7 @@ def prefix_excess(weights: Tensor, divergence: Tensor, valid: Tensor, delta_b: T
     Args:
         weights: [B, T] w.
         divergence: [B, T] D over every token, kept or masked.
-        valid: [B, T] bool or 0/1.
+        valid: [B, T] bool or 0/1, right-padded (`Tokens` checks it).
         delta_b: [B] budget rate per response; inf means no budget (excess 0).
     """
     mask = valid.bool()
@@ -153,7 +153,7 @@ def effective_delta_b(
 
     Args:
         divergence: [B, T] unweighted D.
-        valid: [B, T] bool or 0/1.
+        valid: [B, T] bool or 0/1, right-padded (`Tokens` checks it).
         delta_b: the rate ("fixed") or its floor ("adaptive"); math.inf means no budget.
         mode: "fixed" or "adaptive".
         cap: ceiling of the adaptive rate, as a multiple of `delta_b`; math.inf means none.

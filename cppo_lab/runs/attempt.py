@@ -155,7 +155,7 @@ class Attempt(Equipped):
         return is_cancelled(self.folder, self.created)
 
     def withheld_because(self) -> str:
-        """Why the run must not begin: the error with which the `first` runs of its launch have all failed since it was
+        """Why the run must not begin: the error with which the `canaries` of its launch have all failed since it was
         planned. Empty if they have not, or this run has begun meanwhile. Numbers and ids in errors do not count.
         """
         reasons = []

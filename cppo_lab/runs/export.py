@@ -438,6 +438,7 @@ def unpack(path: Path, into: Path) -> dict[str, Any]:
         zipfile.BadZipFile,
         zlib.error,
         LookupError,
+        AttributeError,
         TypeError,
         ValueError,
         RuntimeError,

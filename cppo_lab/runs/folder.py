@@ -233,8 +233,11 @@ def cancel(folder: Path, why: str = "") -> None:
     `why`: it is to be recorded as stopped, for this reason.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError, FileNotFoundError):  # somebody else cancels it at this moment
-        replace_file(folder / CANCELLED, f"{time.time()}\n{why}")
+    mark = f"{time.time()}\n{why}"
+    try:
+        replace_file(folder / CANCELLED, mark)
+    except (FileExistsError, FileNotFoundError):  # somebody else cancels it at this moment
+        replace_file(folder / CANCELLED, mark)
 
 
 def is_cancelled(folder: Path, since: float = 0.0) -> bool:

@@ -35,6 +35,7 @@ from cppo_lab.schema import (
     FINAL_MEAN,
     FINISHED,
     MEAN,
+    TAG_NOTE,
     is_evaluation,
     late_after,
     parse_validation_metric,
@@ -209,16 +210,25 @@ def notes(folder: Path) -> dict[str, str]:
     return tags
 
 
-def add_notes(folder: Path, tags: Mapping[str, str]) -> None:
-    """Give a run tags, which may be training. Raises OSError if the disk is full."""
-    spool = os.open(folder / SPOOL_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
+LONGEST_NOTE = 5000  # characters of a tag, as MLflow has them
+
+
+def add_notes(folder: Path, tags: Mapping[str, str], text: str = "") -> None:
+    """Give a run tags, which may be training, and add `text` to its note. Raises OSError if the disk is full, UserError
+    for more than LONGEST_NOTE characters.
+    """
+    with open_lock(folder / SPOOL_FOLDER / "notes.lock") as lock:
         with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(spool, fcntl.LOCK_EX)  # who notes something at the same time waits
+            fcntl.flock(lock, fcntl.LOCK_EX)  # who notes something at the same time waits
+        added = dict(tags)
+        if text:
+            added[TAG_NOTE] = "\n\n".join(filter(None, (notes(folder).get(TAG_NOTE), text)))
+        if any(len(value) > LONGEST_NOTE for value in added.values()):
+            raise UserError(
+                f"run {folder.name}: its note, or a tag, has more than {LONGEST_NOTE} characters: shorten it"
+            )
         lines = [line for line, _ in read_lines(folder / SPOOL_FOLDER / NOTES)]
-        replace_file(folder / SPOOL_FOLDER / NOTES, b"".join(map(encoded, [*lines, Tags(tags)])))
-    finally:
-        os.close(spool)
+        replace_file(folder / SPOOL_FOLDER / NOTES, b"".join(map(encoded, [*lines, Tags(added)])))
 
 
 def encoded(line: Line) -> bytes:

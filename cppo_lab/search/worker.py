@@ -480,8 +480,11 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
         lines.append(f"trials {running} are with other workers")
     over = is_over(tuning, trials)
     if not over:
-        whys = sorted({path.read_text() for path in study.folder.glob(STOPPED)})
-        lines += [f"a worker has stopped: {why}" for why in whys]
+        whys = set[str]()
+        for path in study.folder.glob(STOPPED):
+            with contextlib.suppress(OSError):  # another `cppo tune` has removed it
+                whys.add(path.read_text())
+        lines += [f"a worker has stopped: {why}" for why in sorted(whys)]
         lines.append(f"run the same command to continue; workers' logs: {study.folder / 'attempts'}")
     return "\n".join(lines), over
 

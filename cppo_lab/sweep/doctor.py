@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Protocol
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from packaging.specifiers import SpecifierSet
 
@@ -229,7 +229,8 @@ def check_store(uri: str) -> Check:
             "MLflow store", MISSING, f"{place} cannot be written", "set MLFLOW_TRACKING_URI to another store"
         )
     parts = urlsplit(uri)
-    if (host := parts.hostname) is None:
+    host = parts.hostname or parse_qs(parts.query).get("host", [""])[0]
+    if not host or host.startswith("/"):
         return Check(
             "MLflow store", OK, f"{parts.scheme}: the server of this machine, by its socket (not tried)"
         )

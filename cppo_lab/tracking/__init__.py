@@ -16,3 +16,9 @@ Begin with `client.py` and `read.py`, then `upload.py`. `address.py`, `history.p
 webhook, a mirror) import no MLflow. How a run's folder looks is the matter of `cppo_lab.runs`. docs/tracking.md is
 for users.
 """
+
+import os
+
+os.environ.setdefault(
+    "MLFLOW_DISABLE_TELEMETRY", "true"
+)  # MLflow reports its use to its makers, as it is imported

@@ -163,12 +163,14 @@ def work(folders: Sequence[Path], uri: str, owner: int, first: float) -> None:
         signal.signal(number, signal.SIG_IGN)  # Slurm signals all processes of a job
     os.dup2(2, 1)  # standard output is for what the owner prints
     pause, away_since, orphaned = first, 0.0, False
-    waiting = dict.fromkeys(folders)
+    waiting, began = dict.fromkeys(folders), time.time()
 
     def sent(folder: Path) -> None:
         # A look at thousands of runs takes longer than the upload of one. What may still follow, such as a note, is
-        # for the last upload.
-        if read_status(folder).get("status") in FINISHED and not unsent(folder, uri):
+        # for the next launch or `cppo sync`. An older result is that of a run that is about to be trained again.
+        status = read_status(folder)
+        ended_here = status.get("status") in FINISHED and float(status.get("updated") or 0) >= began
+        if ended_here and not unsent(folder, uri):
             waiting.pop(folder, None)
 
     while True:

@@ -290,6 +290,7 @@ def test_a_command_draws_without_the_backend_of_a_notebook() -> None:
 def test_warnings_that_a_user_wants_as_errors_end_neither_a_command_nor_its_processes(asked: str) -> None:
     code = (
         "import os, sys, warnings; from cppo_lab.cli import main; main(['list']); warnings.warn('a package warns')\n"
+        "warnings.warn('of a file', ResourceWarning)\n"
         "print(os.environ['PYTHONWARNINGS'], sys.warnoptions)"
     )
     environment = {**os.environ, "PYTHONWARNINGS": asked}
@@ -299,6 +300,7 @@ def test_warnings_that_a_user_wants_as_errors_end_neither_a_command_nor_its_proc
     passed = "default" + asked.strip()[1:] if asked != "error" else "default"
     assert said.stdout.splitlines()[-1] == f"{passed} {passed.split(',')}"
     assert "UserWarning: a package warns" in said.stderr
+    assert ("of a file" in said.stderr) == (asked == "error")
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
@@ -311,9 +313,9 @@ def test_a_closed_stream_is_an_empty_one(closed: str, form: str, workspace: Path
     assert bool(said.stdout) == (">&-" not in closed.split())
 
 
-@pytest.mark.parametrize("form", ["", " --json", " zzz"])
+@pytest.mark.parametrize("form", ["", " --json", " zzz", " zzz --json"])
 def test_a_full_disk_below_the_output_is_an_error_with_its_code(form: str) -> None:
-    command = f"{sys.executable} -m cppo_lab.cli list{form} >/dev/full"
+    command = f"env -u PYTHONUNBUFFERED {sys.executable} -m cppo_lab.cli list{form} >/dev/full"
     said = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
     assert said.returncode == 2 and said.stderr.startswith("cppo: error: ")
     said = subprocess.run(["sh", "-c", f"{command} 2>&1"], check=False)

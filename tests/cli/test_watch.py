@@ -98,6 +98,7 @@ def test_an_outage_is_one_line_of_sync_and_its_end_another(
     monkeypatch.setattr("cppo_lab.tracking.upload.forget_lost", lambda *_: next_of(asked))
     monkeypatch.setattr("cppo_lab.tracking.upload.upload", lambda *_: next_of(looks))
     monkeypatch.setattr(time, "sleep", lambda _: None)
+    assert "no run with this prefix" in cppo("sync --watch --run 0123", code=2).err
     said = cppo("sync --watch", code=130)
     assert said.err.count(f"cppo: {away}; trying again") == 1
     assert said.out.splitlines() == [f"30 points of 2 runs uploaded to {tracking_uri()}"]

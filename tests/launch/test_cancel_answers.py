@@ -11,8 +11,8 @@ import pytest
 
 from cppo_lab.errors import UserError
 from cppo_lab.launch import queues
+from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs import folder as run_folder
-from tests.conftest import user_error
 
 RUN = "0123456789ab"
 HERE = (socket.gethostname(), os.getpid())
@@ -68,11 +68,16 @@ def test_what_is_said_of_a_process(
     assert (tmp_path / RUN / "cancelled").exists() != queued_only  # or it would end itself
 
 
+@pytest.mark.parametrize(
+    "fault", [UserError("slurmctld does not answer"), KeyboardInterrupt()], ids=["error", "Ctrl-C"]
+)
 def test_a_controller_that_does_not_answer_leaves_no_mark_but_older_ones(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
 ) -> None:
-    monkeypatch.setattr(queues, "_cancel_jobs", Mock(side_effect=UserError("slurmctld does not answer")))
+    with Ledger(tmp_path):
+        pass
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.refresh", Mock(side_effect=fault))
     run_folder.cancel(tmp_path / RUN)
-    with user_error("slurmctld does not answer"):
+    with pytest.raises(type(fault)):
         queues.cancel(tmp_path, [RUN, "b" * 12], False)
     assert run_folder.is_cancelled(tmp_path / RUN) and not run_folder.is_cancelled(tmp_path / ("b" * 12))

@@ -25,6 +25,7 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST
 
 from cppo_lab import files as safe_open
 from cppo_lab import schema
+from cppo_lab.errors import UserError
 from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status
 from cppo_lab.runs.recorder import Recorder, record_end
@@ -142,10 +143,36 @@ def test_notes_at_the_same_time_are_all_kept_and_wait_for_the_beginning_of_a_rec
     attempt(0)
     with ThreadPoolExecutor(8) as pool:
         assert len([*pool.map(lambda number: add_notes(folder, {f"t{number}": "yes"}), range(40))]) == 40
-    assert len(notes(folder)) == 40
+        [*pool.map(lambda number: add_notes(folder, {}, f"note {number}"), range(10))]
+    assert len(given := notes(folder)) == 41
+    assert sorted(given[schema.TAG_NOTE].split("\n\n")) == sorted(f"note {number}" for number in range(10))
     shipment = upload_module._Shipment(folder, tracking_uri(), open_client(tracking_uri()), ())
     shipment._send_notes()  # the record has begun, and nothing of it is sent yet
     assert mlflow_run(folder).data.tags.items() >= {f"t{number}": "yes" for number in range(40)}.items()
+
+
+def test_what_a_failing_store_has_taken_is_not_sent_again(
+    folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt(*range(10))
+    monkeypatch.setattr(upload_module, "BATCH", 4)
+    sent, log_batch = list[int](), MlflowClient.log_batch
+
+    def failing(client: MlflowClient, *of: Any, metrics: Sequence[Any] = (), **more: Any) -> None:
+        if len(sent) == 2:
+            raise MlflowException("the store is away")
+        sent.extend({metric.step for metric in metrics})
+        log_batch(client, *of, metrics=metrics, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "log_batch", failing)
+        with contextlib.suppress(UserError):
+            upload([folder], tracking_uri())
+    again = Mock(wraps=log_batch)
+    monkeypatch.setattr(MlflowClient, "log_batch", lambda client, *of, **more: again(client, *of, **more))
+    upload([folder], tracking_uri())
+    steps_again = {metric.step for call in again.call_args_list for metric in call.kwargs.get("metrics", ())}
+    assert sent and not steps_again & set(sent) and steps(folder) == [*range(10)]
 
 
 def whole_life(attempt: Attempt) -> None:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 REGISTRY, OVERRIDE, CALL, FIELDS, PRIVATE = (
     "public registry",
@@ -255,7 +256,7 @@ _NEEDS_VLLM = {VLLM, VLLM_WORKER}
 def version_problem() -> str | None:
     """An error message if the installed version of verl is not supported, or None."""
     installed = version("verl")
-    if SpecifierSet(VERL_RANGE).contains(installed, prereleases=True):
+    if SpecifierSet(VERL_RANGE).contains(Version(installed).base_version):
         return None
     return f"verl {installed} is installed, but {VERL_RANGE} is supported: pip install 'verl{VERL_RANGE}'"
 

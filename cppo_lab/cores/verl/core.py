@@ -35,7 +35,7 @@ from cppo_lab.cores.verl.cluster import (
 )
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
 from cppo_lab.cores.verl.rollout.settings import SOCKET_VARIABLE
-from cppo_lab.errors import Interrupted, UserError, interruption
+from cppo_lab.errors import Interrupted, UserError, find_interruption, interruption
 from cppo_lab.plugins import install_extra
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import HubModel, LayoutSpec, RunSpec, VerlRun
@@ -380,8 +380,9 @@ def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[li
         yield failures
         ended.set()
         thread.join()
-    except KeyboardInterrupt:
-        if not failures:
+    except BaseException as error:
+        # The failure of a row has interrupted it, if nobody else has: what libraries make of that is no other failure.
+        if not failures or isinstance(find_interruption(error), Interrupted):
             raise
     finally:
         ended.set()
