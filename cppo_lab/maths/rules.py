@@ -12,6 +12,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from cppo_lab import rules
 from cppo_lab.maths.tokens import (
     LARGEST_EXPONENT,
     RuleOutput,
@@ -26,13 +27,12 @@ from cppo_lab.maths.tokens import (
     same_shape,
     token_mask,
 )
-from cppo_lab.rules import RULES
 
 
 def get_rule(name: str) -> Callable[..., RuleOutput]:
     """The built-in rule called `name`. Raises ValueError if there is none; the message lists the valid names."""
-    one_of("rule", name, sorted(RULES))
-    return RULES[name].apply
+    one_of("rule", name, sorted(rules.RULES))
+    return rules.RULES[name].apply
 
 
 # Score centering: each token's weighted score minus its expectation under mu, at the same state.

@@ -175,6 +175,37 @@ def test_what_a_failing_store_has_taken_is_not_sent_again(
     assert sent and not steps_again & set(sent) and steps(folder) == [*range(10)]
 
 
+def test_a_run_that_has_ended_and_is_sent_is_looked_at_no_more_unless_its_end_is_an_older_one(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folders = [workspace / "runs" / name for name in ("trains", "ended", "retried", "unsent")]
+    for folder, (status, updated) in zip(
+        folders, (("running", 1e12), ("done", 1e12), ("done", 1.0), ("done", 1e12)), strict=True
+    ):
+        folder.mkdir(parents=True)
+        (folder / "status.json").write_text(json.dumps({"status": status, "updated": updated}))
+    looks = list[list[Path]]()
+
+    def upload_once(waiting: list[Path], uri: str, sent: Callable[[Path], None]) -> str:
+        looks.append(waiting)
+        for folder in waiting:
+            sent(folder)
+        return ""
+
+    owner = iter([7, 7, 7, 7, 8])
+    monkeypatch.setattr(uploader.os, "getppid", lambda: next(owner))
+    monkeypatch.setattr(uploader.os, "dup2", Mock())
+    monkeypatch.setattr(uploader.signal, "signal", Mock())
+    monkeypatch.setattr(uploader, "_wait", Mock())
+    monkeypatch.setattr(uploader, "upload_once", upload_once)
+    monkeypatch.setattr(uploader, "unsent", lambda folder, _: folder.name == "unsent")
+    uploader.work(folders, tracking_uri(), 7, 0.0)
+    assert [[folder.name for folder in look] for look in looks] == [
+        ["trains", "ended", "retried", "unsent"],
+        ["trains", "retried", "unsent"],
+    ]
+
+
 def whole_life(attempt: Attempt) -> None:
     """Two attempts at one run: the first is interrupted."""
     first = attempt(0, 1, 2)

@@ -1,5 +1,6 @@
 """The process beside verl's: how it takes over the trainer's record, and ends without one to start."""
 
+import contextlib
 import json
 import os
 import stat
@@ -8,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -144,6 +146,31 @@ def test_rows_are_handed_over_as_they_are_written(
     assert failures == [error]
     with pytest.raises(KeyboardInterrupt), core._following(tmp_path, answers, sink):
         raise KeyboardInterrupt  # of somebody
+
+
+def test_a_refused_row_fails_the_run(
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even one whose trainer has gone on to its end."""
+    monkeypatch.setattr(core, "FOLLOW_SECONDS", 0.01)
+    for name in ("planned_files", "_configuration"):
+        monkeypatch.setattr(core, name, Mock())
+    monkeypatch.setattr(core, "_ray_for", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(
+        core, "_record_row", Mock(side_effect=ValueError("metric 'x' is not in schema.METRICS"))
+    )
+    monkeypatch.setattr(checkpoints, "read_outcome", lambda _: Outcome(schema.DONE, 8))
+    checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})
+
+    def verl(_: object) -> None:
+        checkpoints.append_row(tmp_path, 1, {"x": 0.1})
+        threading.Event().wait(CEILING_SECONDS)
+
+    monkeypatch.setattr(core, "_run", verl)
+    resources = Resources(tmp_path, tmp_path, paths=composed.paths)
+    sink = ListSink()
+    with pytest.raises(ValueError, match="not in schema"):
+        core._train_on(composed.run, sink, HandOver(composed.run, resources, sink), resources, None)
 
 
 def test_the_environment_is_as_before_after_a_run(
