@@ -250,9 +250,7 @@ TRACKING = (
     Fault(
         "the offset is stored before the points of its lines are sent",
         "cppo_lab/tracking/upload.py",
-        "            if not self.steps and not self.tags and "
-        "(isinstance(line, Begin | End) or self.sent.total() > sent):\n    "
-        "            self._reached(path, offset)",
+        "            if is_news and not self.steps and not self.tags:\n                self._reached(path, offset)",
         "            self._reached(path, offset)",
         "tests/runs/test_offsets.py",
     ),
