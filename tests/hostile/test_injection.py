@@ -69,7 +69,7 @@ def test_a_sweep_file_with_hostile_texts(
     name = "./sweep $(touch canary) `touch canary`.yaml"
     Path(name).write_text(
         f"name: mine\ntitle: {json.dumps(HOSTILE)}\nquestion: {json.dumps(HOSTILE)}\nmodels: [mini_base]\n"
-        f"variants:\n  {json.dumps(HOSTILE)}: {{rule: cppo}}\n"
+        f"variants:\n  {json.dumps(HOSTILE.replace(';', '|'))}: {{rule: cppo}}\n"
     )
     paths = f'paths.data="{HOSTILE[:-5]}"'
     assert main(["launch", name, "launcher=slurm", paths]) == 0

@@ -57,7 +57,8 @@ def stop() -> None:
     if server._forkserver_pid is not None:
         os.kill(server._forkserver_pid, signal.SIGKILL)
         server._stop()
-        os.kill(tracker._pid, signal.SIGKILL)
+        if tracker._pid is not None:  # the last process that used it may have ended it
+            os.kill(tracker._pid, signal.SIGKILL)
         tracker._stop()
 
 

@@ -209,7 +209,7 @@ def test_what_no_mechanism_of_a_rule_makes_better_is_a_control() -> None:
     logged = {f"{name} max_response_length={h}": values for name, values in params.items() for h in HORIZONS}
     board: Any = SimpleNamespace(
         cells=[("early", variant) for variant in logged],
-        data=SimpleNamespace(params=logged),
+        params_of=lambda run: logged[run.mlflow_id],
         runs_of=lambda _model, variant: [SimpleNamespace(mlflow_id=variant)],
     )
     assert controls(board) == {"slower": "placebo", "open": "control"}
