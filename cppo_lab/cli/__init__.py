@@ -125,7 +125,9 @@ def _run(command: Callable[[], int]) -> tuple[int, str | None]:
         drop(sys.stdout)
         return Exit.READER_GONE, None
     except OSError as error:  # a folder that cannot be written, a full disk, also below the output
-        if error.filename is None:
+        try:
+            sys.stdout.flush()
+        except OSError:
             drop(sys.stdout)
         return Exit.USAGE, _refuse(_of_the_system(error))
     except KeyboardInterrupt:
