@@ -189,8 +189,14 @@ def say(line: object) -> None:
 
 
 def drop(stream: TextIO) -> None:
-    """Let what is printed to a stream vanish, and what waits in it: Python flushes it once more as it ends."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    """Let what waits in a stream vanish, which Python would flush once more as it ends. What follows is written."""
+    number = stream.fileno()
+    saved, nowhere = os.dup(number), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, number)
+    stream.flush()
+    os.dup2(saved, number)
+    os.close(saved)
+    os.close(nowhere)
 
 
 # The signals that end a process.

@@ -185,7 +185,7 @@ def load_grader() -> Callable[[str, bool, str], bool]:
         for ordered, other in ((truth, said), (said, truth)):
             if _ORDERED.fullmatch(ordered) and any("," in content for content in _SET.findall(other)):
                 return False
-        names = re.findall(r"\b([x-z])\s*=", said)  # "y=3, x=4" is not (3,4); other letters have no order
+        names = re.findall(r"\b([x-zX-Z])\s*=", said)  # "y=3, x=4" is not (3,4); other letters have no order
         if _ORDERED.fullmatch(truth) and names != sorted(names):
             return False
         if marked and _PART_OF.search(answer) and not _PART_OF.search(truth):

@@ -227,12 +227,9 @@ def _other_unit(answer: str, truth: str) -> bool:
     if not true:
         matches = [_COUNTED.fullmatch(TEXT.sub(r" \1 ", text)) for text in (answer, truth)]
         nouns = [match[1].lower() for match in matches if match]
-        fillers = {
-            *_UNITS_AND_FILLERS,
-            "people",
-            "persons",
-        }  # "5 methods" for "5 ways", "12 cm" for "12 units"
-        if any({noun, f"{noun}s"} & fillers and not _units(noun) for noun in nouns):
+        if {"way", "unit", "people", "person"} & {
+            *nouns
+        }:  # "5 methods" for "5 ways", "5 people" for "5 students"
             return False
         return len({str(_units(noun) or noun) for noun in nouns}) > 1
     # Before an equals sign a letter may be a variable ("4s = 20"), and a unit the same in another scale.

@@ -245,6 +245,11 @@ def _cancel_jobs(
                 forget_cancelled(runs / run_id)
             raise
         jobs = {run_id: queue[run_id] for run_id in run_ids if run_id in queue}
+        for run_id, job in jobs.items():
+            if job.active and (
+                queued_only or job.owner != os.getuid()
+            ):  # left alone, whatever Slurm answers next
+                forget_cancelled(runs / run_id)
         cancellable = {run_id: job for run_id, job in jobs.items() if job.owner == os.getuid()}
         waiting = {run_id for run_id, job in cancellable.items() if not job.active}
         tasks = ledger.open_tasks()

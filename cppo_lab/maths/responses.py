@@ -45,7 +45,7 @@ def trm(
     """Keep a response iff both its largest and its mean divergence are within their limits; math.inf is none.
 
     Raises:
-        ValueError: delta_max or delta_avg <= 0, no divergence.
+        ValueError: delta_max or delta_avg <= 0, both infinite, no divergence.
     """
     positive("delta_max", delta_max, allow_inf=delta_avg < math.inf)
     positive("delta_avg", delta_avg, allow_inf=delta_max < math.inf)

@@ -234,10 +234,12 @@ def cancel(folder: Path, why: str = "") -> None:
     """
     folder.mkdir(parents=True, exist_ok=True)
     mark = f"{time.time()}\n{why}"
-    try:
-        replace_file(folder / CANCELLED, mark)
-    except (FileExistsError, FileNotFoundError):  # somebody else cancels it at this moment
-        replace_file(folder / CANCELLED, mark)
+    for _ in range(2):
+        with contextlib.suppress(
+            FileExistsError, FileNotFoundError
+        ):  # somebody else cancels it at this moment
+            replace_file(folder / CANCELLED, mark)
+            return
 
 
 def is_cancelled(folder: Path, since: float = 0.0) -> bool:

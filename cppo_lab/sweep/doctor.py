@@ -229,8 +229,9 @@ def check_store(uri: str) -> Check:
             "MLflow store", MISSING, f"{place} cannot be written", "set MLFLOW_TRACKING_URI to another store"
         )
     parts = urlsplit(uri)
-    host = parts.hostname or parse_qs(parts.query).get("host", [""])[0]
-    if not host or host.startswith("/"):
+    if (host := parts.hostname) is None and "host" in parse_qs(parts.query):
+        return Check("MLflow store", OK, f"{parts.scheme}: the server that its query names (not tried)")
+    if host is None:
         return Check(
             "MLflow store", OK, f"{parts.scheme}: the server of this machine, by its socket (not tried)"
         )

@@ -32,7 +32,7 @@ def tracking_uri(configured: str | None = None) -> str:
     named = os.environ.get(VARIABLE) or configured or DEFAULT_URI
     if not named.isprintable() or not _is_supported(named):
         signs = "; in a password write `@`, `/`, `#` and such as %40, %2F, %23" if "@" in named else ""
-        shown = re.sub(r"://.*@", f"://{MASK}@", named)
+        shown = redacted(re.sub(r"(?s)://.*@", f"://{MASK}@", named))
         raise UserError(
             f"tracking URI {shown!r} is not supported: use sqlite:///FILE.db, http(s)://HOST:PORT or a "
             f"postgresql:// URI (set {VARIABLE}, or tracking.uri in the configuration){signs}"
@@ -70,7 +70,11 @@ def _is_supported(uri: str) -> bool:
     if scheme in ("http", "https"):
         return bool(host) and port != 0
     # SQLAlchemy takes what follows the first `@` as the host; a local database needs none.
-    return scheme.split("+")[0] in _DATABASES and bool(separator) and uri.count("@") < 2 and port != 0
+    before, _, query = uri.partition("?")
+    raw = before.count("@") > 1 or (
+        "@" in query and "=" not in query.partition("@")[0]
+    )  # `?` is of the password
+    return scheme.split("+")[0] in _DATABASES and bool(separator) and not raw and port != 0
 
 
 def absolute_uri(uri: str) -> str:

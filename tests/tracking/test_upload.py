@@ -166,7 +166,7 @@ def test_what_a_failing_store_has_taken_is_not_sent_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, "log_batch", failing)
-        with contextlib.suppress(UserError):
+        with pytest.raises(UserError):
             upload([folder], tracking_uri())
     again = Mock(wraps=log_batch)
     monkeypatch.setattr(MlflowClient, "log_batch", lambda client, *of, **more: again(client, *of, **more))
