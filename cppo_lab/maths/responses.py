@@ -47,8 +47,12 @@ def trm(
     Raises:
         ValueError: delta_max or delta_avg <= 0, both infinite, no divergence.
     """
-    positive("delta_max", delta_max, allow_inf=delta_avg < math.inf)
-    positive("delta_avg", delta_avg, allow_inf=delta_max < math.inf)
+    positive("delta_max", delta_max, allow_inf=True)
+    positive("delta_avg", delta_avg, allow_inf=True)
+    if delta_max == delta_avg == math.inf:
+        raise ValueError(
+            f"{delta_max=} and {delta_avg=} are no limits: pass a finite value above 0 for one of them"
+        )
     d, keep, tests = tokens.required_divergence, tokens.valid, {}
     # Padding holds 0, the smallest possible divergence.
     largest = d.amax(1, keepdim=True) if d.shape[1] else d.sum(1, keepdim=True)

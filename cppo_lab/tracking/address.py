@@ -32,7 +32,7 @@ def tracking_uri(configured: str | None = None) -> str:
     named = os.environ.get(VARIABLE) or configured or DEFAULT_URI
     if not named.isprintable() or not _is_supported(named):
         signs = "; in a password write `@`, `/`, `#` and such as %40, %2F, %23" if "@" in named else ""
-        shown = redacted(re.sub(r"(?s)://.*@", f"://{MASK}@", named))
+        shown = redacted(re.sub(r"(?s)(://[^/?#@:]*):.*@", rf"\1:{MASK}@", named))
         raise UserError(
             f"tracking URI {shown!r} is not supported: use sqlite:///FILE.db, http(s)://HOST:PORT or a "
             f"postgresql:// URI (set {VARIABLE}, or tracking.uri in the configuration){signs}"
