@@ -308,7 +308,7 @@ def _closed_by(claim: Claim, judged: Mapping[str, Verdict]) -> Claim | None:
         return None
     before = judged.get(claim.after)
     if before is None:
-        return next(other for other in CLAIMS if other.key == claim.after)
+        return next(earlier for earlier in CLAIMS if earlier.key == claim.after)
     return _closed_by(before.claim, judged) or (None if before.outcome.holds else before.claim)
 
 

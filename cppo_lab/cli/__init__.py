@@ -68,7 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(error.usage.rstrip("\n"))
         if "--json" in given:
             refused = document(argparse.Namespace(name=error.command), Exit.USAGE, str(error))
-            _run(lambda: print(refused) or Exit.USAGE)
+
+            def answer_refused() -> int:
+                print(refused)
+                return Exit.USAGE
+
+            _run(answer_refused)
         raise SystemExit(Exit.USAGE) from None
     if not options.json:
         return int(_run(lambda: options.command(options))[0])
@@ -100,7 +105,8 @@ def _open_streams() -> None:
         except OSError:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
         if getattr(sys, name) is None:
-            stream = open(number, "w" if number else "r", errors="backslashreplace", closefd=False)  # noqa: SIM115  it stays open
+            mode = "w" if number else "r"
+            stream = open(number, mode, errors="backslashreplace", closefd=False)  # noqa: SIM115  it stays open
             setattr(sys, name, stream)
 
 

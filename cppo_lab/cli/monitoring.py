@@ -133,7 +133,7 @@ def sync(options: argparse.Namespace) -> int:
         if not options.json:
             say(f"{len(names)} runs have metrics to upload to {redacted(uri)}")
         return Exit.DONE
-    run_folders(runs, options.run)  # a prefix that no run has will not be one later
+    folders = run_folders(runs, options.run)  # a prefix that no run has will not be one later
     last_fault, first, away = "", True, False
     with contextlib.ExitStack() as stack:
         if mirror is not None:
@@ -141,9 +141,10 @@ def sync(options: argparse.Namespace) -> int:
         while True:
             was_away, away = away, True  # until the store has taken everything
             try:
-                folders = run_folders(runs, options.run)
                 if first:
                     tell_of_lost(forget_lost(folders, uri))
+                else:
+                    folders = run_folders(runs, options.run)
                 first = False
                 open_before = [folder.name for folder in folders if options.json and unsent(folder, uri)]
                 sent = upload(folders, uri, counter("runs sent"))

@@ -227,9 +227,8 @@ def _other_unit(answer: str, truth: str) -> bool:
     if not true:
         matches = [_COUNTED.fullmatch(TEXT.sub(r" \1 ", text)) for text in (answer, truth)]
         nouns = [match[1].lower() for match in matches if match]
-        if {"way", "unit", "people", "person"} & {
-            *nouns
-        }:  # "5 methods" for "5 ways", "5 people" for "5 students"
+        # "5 methods" for "5 ways", "12 cm" for "12 units", "5 people" for "5 students"
+        if {"way", "unit", "people", "person"} & {*nouns}:
             return False
         return len({str(_units(noun) or noun) for noun in nouns}) > 1
     # Before an equals sign a letter may be a variable ("4s = 20"), and a unit the same in another scale.
@@ -309,7 +308,7 @@ _SUBSTITUTIONS = (
     ("\\text{and}", ","),
     ("\\text{m}", "\\text{}"),
 )
-_UNITS_AND_FILLERS = [
+_UNITS_AND_FILLERS = (
     "square",
     "ways",
     "integers",
@@ -351,7 +350,7 @@ _UNITS_AND_FILLERS = [
     "{,}",
     '"',
     "\\dots",
-]
+)
 _REWRITES = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (

@@ -229,12 +229,11 @@ def check_store(uri: str) -> Check:
             "MLflow store", MISSING, f"{place} cannot be written", "set MLFLOW_TRACKING_URI to another store"
         )
     parts = urlsplit(uri)
-    if (host := parts.hostname) is None and "host" in parse_qs(parts.query):
-        return Check("MLflow store", OK, f"{parts.scheme}: the server that its query names (not tried)")
-    if host is None:
-        return Check(
-            "MLflow store", OK, f"{parts.scheme}: the server of this machine, by its socket (not tried)"
+    if (host := parts.hostname) is None:
+        named = (
+            "that its query names" if "host" in parse_qs(parts.query) else "of this machine, by its socket"
         )
+        return Check("MLflow store", OK, f"{parts.scheme}: the server {named} (not tried)")
     port = parts.port or PORTS[parts.scheme.split("+")[0]]
     text = f"{parts.scheme}://{host}:{port}"
     try:

@@ -112,7 +112,7 @@ def name_faults(sweep: Sweep, core: str) -> Iterator[tuple[str, str]]:
 def is_elsewhere(sweep: Sweep, conditions: Conditions, core: str) -> bool:
     """Whether the conditions contain a value that only other cores have."""
     here = _valid(sweep, [core], [core])
-    others = _valid(sweep, [other for other in cores_of(sweep) if other != core], groups()["core"])
+    others = _valid(sweep, [name for name in cores_of(sweep) if name != core], groups()["core"])
     return any(
         not any(same(value, option) for value in values for option in here.get(key, ()))
         and all(any(same(value, option) for option in others.get(key, ())) for value in values)

@@ -84,15 +84,15 @@ def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
     """
     for beginning in beginnings:
         require_beginning(beginning)
-    known = known_runs(runs, read_queues(runs))
-    folders = [] if beginnings else [runs / run_id for run_id in known]
+    run_ids = known_runs(runs, read_queues(runs))
+    folders = [] if beginnings else [runs / run_id for run_id in run_ids]
     for beginning in beginnings:
-        run_ids = [run_id for run_id in known if run_id.startswith(beginning)]
-        if not run_ids:
+        matches = [run_id for run_id in run_ids if run_id.startswith(beginning)]
+        if not matches:
             raise UserError(
                 f"run {beginning!r}: {runs} has no run with this prefix: see `cppo status` (an id has {LENGTH} digits)"
             )
-        folders.append(runs / only(beginning, run_ids))
+        folders.append(runs / only(beginning, matches))
     return folders
 
 

@@ -19,6 +19,5 @@ for users.
 
 import os
 
-os.environ.setdefault(
-    "MLFLOW_DISABLE_TELEMETRY", "true"
-)  # MLflow reports its use to its makers, as it is imported
+# Else MLflow reports its use to its makers, as soon as it is imported.
+os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")

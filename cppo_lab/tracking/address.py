@@ -69,12 +69,11 @@ def _is_supported(uri: str) -> bool:
         return False
     if scheme in ("http", "https"):
         return bool(host) and port != 0
-    # SQLAlchemy takes what follows the first `@` as the host; a local database needs none.
+    # SQLAlchemy takes what follows the first `@` as the host. Before an `@` in a query stands its key, or else the
+    # query is the end of a password. A local database needs no host.
     before, _, query = uri.partition("?")
-    raw = before.count("@") > 1 or (
-        "@" in query and "=" not in query.partition("@")[0]
-    )  # `?` is of the password
-    return scheme.split("+")[0] in _DATABASES and bool(separator) and not raw and port != 0
+    is_raw = before.count("@") > 1 or ("@" in query and "=" not in query.partition("@")[0])
+    return scheme.split("+")[0] in _DATABASES and bool(separator) and not is_raw and port != 0
 
 
 def absolute_uri(uri: str) -> str:

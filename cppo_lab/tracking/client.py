@@ -54,9 +54,8 @@ _NO_ANSWER = re.compile(
 _SYSTEM = re.compile(r"\[Errno -?\d+\] ([A-Za-z ]+)")
 # What SQLAlchemy appends to its errors: statement and parameters of any length, and a link.
 _APPENDED = re.compile(r"\s\[SQL: |\(Background on this error at: ")
-_PREPENDED = re.compile(
-    r"\(raised as a result of Query-invoked autoflush;[^)]*\)\s*"
-)  # advice for programmers
+# And before them: advice for programmers.
+_PREPENDED = re.compile(r"\(raised as a result of Query-invoked autoflush;[^)]*\)\s*")
 
 
 class StoreClient(MlflowClient):

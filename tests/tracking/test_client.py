@@ -3,10 +3,13 @@ to those who handle it, and whatever a store answers is one line in time.
 """
 
 import contextlib
+import os
 import re
 import shutil
 import signal
 import sqlite3
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -284,3 +287,25 @@ def test_a_fault_is_told_without_its_statement_and_parameters(kind: Callable[[ob
         fault_line(OSError(f"{advice} (sqlite3.OperationalError) read-only"))
         == "(sqlite3.OperationalError) read-only"
     )
+
+
+@pytest.mark.parametrize("wish, off", [({}, "True"), ({"MLFLOW_DISABLE_TELEMETRY": "false"}, "False")])
+def test_mlflow_reports_its_use_to_nobody_unless_the_user_wishes_it(wish: dict[str, str], off: str) -> None:
+    code = (
+        "import cppo_lab.tracking.client\nfrom mlflow.telemetry import utils\n"
+        "utils._IS_IN_CI_ENV_OR_TESTING = False\nprint(utils.is_telemetry_disabled())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", code],
+        env={
+            name: value
+            for name, value in os.environ.items()
+            if "TELEMETRY" not in name and name != "DO_NOT_TRACK"
+        }
+        | wish
+        | {"CI": "true"},  # so that nothing is sent while it is imported
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert said.stdout.strip() == off
