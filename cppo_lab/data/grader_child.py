@@ -1,6 +1,6 @@
 """The process in which math-verify runs: one JSON request per line in, one verdict per line out.
 
-Started by `grader_pool` as a script, so that it needs no import of ours. It reads the text of a policy, so it limits
+Started by `grading` as a script, so that it needs no import of ours. It reads the text of a policy, so it limits
 its own memory and processor time, and its owner may kill it at any moment. It ends when its input ends, that is,
 when its owner does; should a forked relative of the owner still hold the pipe, it ends when its parent is gone; and
 should it be computing at that time, the limit on processor time ends it.

@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.data import grader_pool
-from cppo_lab.data.grader_pool import GraderPool, MathVerifyResult
-from cppo_lab.data.grading import close_pools, grade
+from cppo_lab.data import grading
+from cppo_lab.data.grading import GraderPool, MathVerifyResult, close_pools, grade
 from cppo_lab.errors import UserError
 from tests.waiting import CEILING_SECONDS, until
 
@@ -34,20 +33,25 @@ def alive(pid: int) -> bool:
     return state not in "ZX"
 
 
+def processes(pool: GraderPool) -> list[int]:
+    """Process ids of the children that are not grading."""
+    return [child.process.pid for child in pool._idle]
+
+
 @pytest.fixture
 def pool() -> Iterator[GraderPool]:
     """Of one child, which takes as long as it needs; closed at the end, and the child with it."""
     pool = GraderPool(CEILING_SECONDS, workers=1)
     yield pool
-    pids = pool.processes()
+    pids = processes(pool)
     pool.close()
-    assert not pool.processes() and not any(map(alive, pids))
+    assert not pool._idle and not any(map(alive, pids))
 
 
 def child_of(pool: GraderPool) -> int:
     """The process of a pool of one child, after a right answer that is put to math-verify."""
     assert pool.grade("\\frac{2}{4}", True, "0.5") == RIGHT
-    [pid] = pool.processes()
+    [pid] = processes(pool)
     return pid
 
 
@@ -116,9 +120,9 @@ def test_hostile_and_normal_answers_side_by_side() -> None:
         thread.join()
     timeout = MathVerifyResult(False, "timeout")
     assert verdicts == {place: RIGHT if place % 3 else timeout for place in range(6)}
-    assert len(pool.processes()) <= 2
+    assert len(pool._idle) <= 2
     pool.close()
-    assert pool.processes() == []
+    assert pool._idle == []
 
 
 def test_a_child_killed_in_the_middle_of_a_grade_is_replaced(
@@ -126,13 +130,13 @@ def test_a_child_killed_in_the_middle_of_a_grade_is_replaced(
 ) -> None:
     pid = child_of(pool)
     os.kill(pid, signal.SIGSTOP)  # so that the grade is under way when the child is killed
-    asked, read = threading.Event(), grader_pool._Child._read
+    asked, read = threading.Event(), grading._Child._read
 
     def reading(child: Any, deadline: float) -> dict[str, Any] | None:
         asked.set()
         return read(child, deadline)
 
-    monkeypatch.setattr(grader_pool._Child, "_read", reading)
+    monkeypatch.setattr(grading._Child, "_read", reading)
     verdicts: list[MathVerifyResult] = []
     thread = threading.Thread(target=lambda: verdicts.append(pool.grade("\\frac{2}{4}", True, "0.5")))
     thread.start()
@@ -167,8 +171,8 @@ ANSWERING = READY + "for line in sys.stdin:\n    print(json.dumps({'right': True
 @pytest.fixture
 def made_child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
     """The code of the children of pools from now on."""
-    monkeypatch.setattr(grader_pool, "CHILD", tmp_path / "child.py")
-    return grader_pool.CHILD.write_text
+    monkeypatch.setattr(grading, "CHILD", tmp_path / "child.py")
+    return grading.CHILD.write_text
 
 
 @pytest.mark.parametrize(
@@ -270,17 +274,17 @@ def test_a_child_that_the_system_refuses_does_not_take_a_place(
 # Waits for as long as it lives, and tells when it waits for a child.
 OWNER = f"""
 import sys
-from cppo_lab.data import grader_pool
-read = grader_pool._Child._read
+from cppo_lab.data import grading
+read = grading._Child._read
 
 def patient_read(child, deadline):
     print("waits", flush=True)
     return read(child, deadline + {CEILING_SECONDS})
 
-grader_pool._Child._read = patient_read
-pool = grader_pool.GraderPool(1.0, workers=1)
+grading._Child._read = patient_read
+pool = grading.GraderPool(1.0, workers=1)
 assert pool.grade("\\\\frac{{2}}{{4}}", True, "0.5").right
-print(pool.processes()[0], flush=True)
+print(pool._idle[0].process.pid, flush=True)
 if sys.argv[1] == "busy":
     pool.grade({HANGING!r}, True, "1")
 else:
