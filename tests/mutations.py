@@ -8,18 +8,16 @@ nothing.
 
 import argparse
 import csv
-import gc
 import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from multiprocessing import get_context
 from pathlib import Path
-from typing import NoReturn
 
 ROOT = Path(__file__).parent.parent
 TABLE = ROOT / "docs" / "evidence" / "mutations.csv"
@@ -393,36 +391,16 @@ ROOMS = {
 }
 
 
-def preload() -> None:
-    """Import what the tests import of others: a fault then costs its tests, and not ten seconds of imports too.
-
-    Nothing of the tree itself may be loaded: each fault has a copy of its own.
-    """
-    import hydra  # noqa: F401
-    import hypothesis  # noqa: F401
-    import mlflow.tracking  # noqa: F401
-    import pandas  # noqa: F401
-    import pytest  # noqa: F401
-    import scipy.stats  # noqa: F401
-    import sqlalchemy  # noqa: F401
-    import submitit  # noqa: F401
-    import torch  # noqa: F401
-
-    ours = {name.partition(".")[0] for name in sys.modules} & {*COPIED}
-    assert not ours, ours
-    gc.freeze()
-
-
 def outcome(fault: Fault | None, tests: tuple[str, ...]) -> tuple[int, str, float]:
     """Exit code of pytest on a copy of the tree with `fault`, the first test that failed, and the seconds."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cppo-mutation-") as folder:
-        copy, said = Path(folder) / "tree", Path(folder) / "said"
-        copy.mkdir()
+        copy = Path(folder)
         for name in COPIED:
-            ignored = shutil.ignore_patterns("__pycache__", "build")
             if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, copy / name, ignore=ignored)
+                shutil.copytree(
+                    ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__", "build")
+                )
             else:
                 shutil.copy(ROOT / name, copy / name)
         if fault is not None:
@@ -433,33 +411,16 @@ def outcome(fault: Fault | None, tests: tuple[str, ...]) -> tuple[int, str, floa
                     f"fault {fault.what!r}: {fault.old!r} does not stand once in {fault.file}: mend the list"
                 )
             path.write_text(text.replace(fault.old, fault.new), encoding="utf-8")
-        pid = os.fork()
-        if pid == 0:
-            _tests_of(copy, said, tests)
-        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-        failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", said.read_text(errors="replace"), re.MULTILINE)
-    return code, failed[1] if failed else "", time.monotonic() - began
-
-
-def _tests_of(copy: Path, said: Path, tests: tuple[str, ...]) -> NoReturn:
-    """Be pytest in the copy: this process has been forked for it, and ends with its exit code."""
-    code = 3  # pytest's own, for an error within it
-    try:
-        os.setsid()
-        with said.open("w") as file:
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-        os.chdir(copy)
-        os.environ |= {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}
-        sys.dont_write_bytecode = True
-        sys.path[0] = str(copy)  # the folder of this script was there
-        import pytest
-
-        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "--tier", "fast", *tests]))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--tier", "fast", *tests],
+            cwd=copy,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": folder},
+            capture_output=True,
+            text=True,
+            errors="replace",
+        )
+    failed = re.search(r"^(?:FAILED|ERROR) tests/(\S+)", done.stdout, re.MULTILINE)
+    return done.returncode, failed[1] if failed else "", time.monotonic() - began
 
 
 def main() -> int:
@@ -476,12 +437,9 @@ def main() -> int:
         for fault in faults
         if options.room in (None, name) and options.only in fault.what
     ]
-    os.environ["OMP_NUM_THREADS"] = "1"
     began = time.monotonic()
-    preload()
     rows, survivors = [], 0
-    # Forked, so that what is loaded here is loaded in all; and before there is any thread.
-    with ProcessPoolExecutor(options.jobs, mp_context=get_context("fork")) as pool:
+    with ThreadPoolExecutor(options.jobs) as pool:
         sound = pool.submit(outcome, None, tuple(sorted({fault.test for _, fault in chosen})))
         tries = pool.map(outcome, [fault for _, fault in chosen], [(fault.test,) for _, fault in chosen])
         code, failed, seconds = sound.result()

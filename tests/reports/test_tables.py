@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 from decimal import Decimal
 
 import pytest
@@ -243,6 +244,12 @@ def test_a_score_of_one_benchmark_is_no_mean() -> None:
     assert "with the highest score inside" in main_table(board, "").notes[0]
 
 
+def on_two_models(*scores: float) -> list[MadeRun]:
+    """CPPO and DPPO on a, then on b."""
+    places = itertools.product("ab", ("cppo", "dppo"))
+    return [flat(name, score, model=model) for (model, name), score in zip(places, scores, strict=True)]
+
+
 START, GAIN = {0: 0.2, 10: 0.9}, "The model starts at 20.00 (step 0); CPPO gains 70.00 points."
 EQUAL = [flat(name, 0.5) for name in ("grpo", "dppo", "cppo")]
 
@@ -251,13 +258,7 @@ EQUAL = [flat(name, 0.5) for name in ("grpo", "dppo", "cppo")]
     "runs, said",
     [
         (
-            [
-                flat(name, score, model=model)
-                for name, model, score in (
-                    *(("cppo", "a", 0.9), ("dppo", "a", 0.3)),
-                    *(("cppo", "b", 0.5), ("dppo", "b", 0.4)),
-                )
-            ],
+            on_two_models(0.9, 0.3, 0.5, 0.4),
             {
                 "All models": "CPPO has the highest score on 2 of 2 models, 10.00 to 60.00 points above the runner-up.",
                 "a": "CPPO scores 90.00, 60.00 points above DPPO (30.00).",
@@ -269,13 +270,7 @@ EQUAL = [flat(name, 0.5) for name in ("grpo", "dppo", "cppo")]
             {"chain": f"CPPO scores 90.00, 40.00 points above DPPO (50.00). {GAIN}"},
         ),
         (
-            [
-                flat(name, score, model=model)
-                for name, model, score in (
-                    *(("cppo", "a", 0.9), ("dppo", "a", 0.3)),
-                    *(("cppo", "b", 0.4), ("dppo", "b", 0.5)),
-                )
-            ],
+            on_two_models(0.9, 0.3, 0.4, 0.5),
             {
                 "All models": "CPPO and DPPO each have the highest score on 1 of 2 models.",
                 "a": "CPPO scores 90.00, 60.00 points above DPPO (30.00).",
@@ -283,13 +278,7 @@ EQUAL = [flat(name, 0.5) for name in ("grpo", "dppo", "cppo")]
             },
         ),
         (  # a tie as printed
-            [
-                flat(name, score, model=model)
-                for name, model, score in (
-                    *(("cppo", "a", 0.50004), ("dppo", "a", 0.49996)),
-                    *(("cppo", "b", 0.4), ("dppo", "b", 0.6)),
-                )
-            ],
+            on_two_models(0.50004, 0.49996, 0.4, 0.6),
             {
                 "All models": "DPPO has the highest score on 2 of 2 models, 0.00 to 20.00 points above the runner-up.",
                 "a": "CPPO and DPPO share the highest score, 50.00.",

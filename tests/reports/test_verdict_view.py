@@ -13,20 +13,14 @@ from cppo_lab.analysis.statistics.verdicts import Word, verdicts
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.reports.verdict_view import VerdictLine, VerdictView, short_answers, verdict_view
 from tests.analysis.made_sweeps import MadeRun, expect
-from tests.analysis.statistics.made_curves import board_of as board_of_curves
-from tests.analysis.statistics.made_curves import flat
+from tests.analysis.statistics.made_curves import BASE, board_of, flat, moved
 
-BASE = [0.300, 0.304, 0.297, 0.302]
-WIGGLE, NOISY, WIDE = (0.002, -0.001, -0.002, 0.001), (0.2, -0.1, -0.2, 0.1), (0.012, -0.011, 0.002, 0.011)
+NOISY, WIDE = (0.2, -0.1, -0.2, 0.1), (0.012, -0.011, 0.002, 0.011)
 ABOVE = Claim("above", "CPPO is above DPPO", "main", Kind.SUPERIORITY, (("cppo",), ("dppo",)))
 
 
-def moved(shift: float, wiggle: tuple[float, ...] = WIGGLE) -> list[float]:
-    return [score + shift + extra for score, extra in zip(BASE, wiggle, strict=True)]
-
-
 def answers(cells: dict[str, list[float]], *own: Claim) -> list[tuple[Word, str]]:
-    board = board_of_curves(flat(cells))
+    board = board_of(flat(cells))
     return short_answers(verdicts({"main": board}, own), (), sweep_statistics(board))
 
 
@@ -37,7 +31,7 @@ def answers(cells: dict[str, list[float]], *own: Claim) -> list[tuple[Word, str]
         (moved(0.05), Word.BETTER, "CPPO scores higher than DPPO on "),
         (moved(-0.05), Word.BETTER, "DPPO scores higher than CPPO on "),
         (moved(0.0), Word.SAME, "CPPO and DPPO are within 1 point on "),
-        (moved(0.05, NOISY), Word.OPEN, "No difference between CPPO and DPPO on "),
+        (moved(0.05, *NOISY), Word.OPEN, "No difference between CPPO and DPPO on "),
     ],
 )
 def test_what_a_comparison_shows(
@@ -64,7 +58,7 @@ def test_a_claim_about_speed_says_so() -> None:
 
 def line_of(claim: Claim, cells: dict[str, list[float]]) -> tuple[VerdictView, VerdictLine]:
     view = verdict_view(
-        {claim.sweep: board_of_curves(flat(cells), claim.sweep)},
+        {claim.sweep: board_of(flat(cells), claim.sweep)},
         "mini",
         standings={claim: Standing("", True)},
     )
@@ -102,7 +96,7 @@ def test_no_spread_is_no_missing_difference() -> None:
 @pytest.mark.parametrize("others, word", [(1, Word.BETTER), (8, Word.OPEN)])
 def test_many_comparisons_are_corrected(others: int, word: Word) -> None:
     """A just significant difference among many is none."""
-    crowd = {f"same_{number}": moved(0.02, WIDE) for number in range(others)}
+    crowd = {f"same_{number}": moved(0.02, *WIDE) for number in range(others)}
     assert [shown for shown, _ in answers({**crowd, "dppo": BASE})] == [word] * others
 
 

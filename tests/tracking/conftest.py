@@ -1,4 +1,4 @@
-"""An empty store to copy, as the tests of `analysis` have it, and a run that is recorded attempt by attempt."""
+"""A store of a test's own, as the tests of `analysis` have it, and a run that is recorded attempt by attempt."""
 
 import itertools
 from collections.abc import Callable
@@ -9,9 +9,9 @@ import pytest
 from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
-from tests.analysis.conftest import empty_store
+from tests.analysis.conftest import uri
 
-__all__ = ["empty_store"]
+__all__ = ["uri"]
 REWARD, LOSS = "train/reward", "train/loss"
 Attempt = Callable[..., Recorder]
 

@@ -4,7 +4,6 @@ would say it, by the file that a run left or point by point; and the artifacts o
 
 import logging
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
@@ -36,12 +35,6 @@ ROWS: list[Row] = [
 ]
 NAMES = {"train/loss", "train/reward", "val/a/avg_at_16"}
 WHOLE = pack(from_rows(ROWS))
-
-
-@pytest.fixture
-def uri(empty_store: Path, tmp_path: Path) -> str:
-    shutil.copy(empty_store, tmp_path / "mlflow.db")
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
 @pytest.fixture

@@ -15,6 +15,13 @@ ABOVE = Claim("above", "a is above b", "main", Kind.SUPERIORITY, TIERS)
 ABOUT = Claim("about", "a is about b", "main", Kind.EQUIVALENCE, TIERS, MARGIN)
 BEST = Claim("best", "a is best", "main", Kind.BEST, (("a",),))
 MEAN = Claim("mean", "a is above b", "main", Kind.SUPERIORITY, TIERS, over_models=True)
+BASE = [0.300, 0.304, 0.297, 0.302]
+
+
+def moved(shift: float, *wiggle: float) -> list[float]:
+    """BASE with a shift, and a wiggle per seed."""
+    extras = wiggle or (0.002, -0.001, -0.002, 0.001)
+    return [score + shift + extra for score, extra in zip(BASE, extras, strict=True)]
 
 
 def flat(levels: Mapping[str, Sequence[float]], model: str = "m") -> list[MadeRun]:

@@ -18,17 +18,21 @@ from cppo_lab.analysis.statistics.verdicts import (
 from cppo_lab.reports.verdict_view import power_words, reason
 from cppo_lab.sweep.file import Hypothesis
 from tests.analysis.made_sweeps import MadeRun
-from tests.analysis.statistics.made_curves import ABOUT, ABOVE, BEST, MEAN, board_of, broken, flat, judged
+from tests.analysis.statistics.made_curves import (
+    ABOUT,
+    ABOVE,
+    BASE,
+    BEST,
+    MEAN,
+    board_of,
+    broken,
+    flat,
+    judged,
+    moved,
+)
 
 SWEEPS = Path(__file__).parents[3] / "sweeps"
 SUPPORTED, SMALL, NOT_SUPPORTED, UNDECIDED = VerdictOutcome
-BASE = [0.300, 0.304, 0.297, 0.302]
-
-
-def moved(shift: float, *wiggle: float) -> list[float]:
-    """BASE with a shift, and a wiggle per seed."""
-    extras = wiggle or (0.002, -0.001, -0.002, 0.001)
-    return [score + shift + extra for score, extra in zip(BASE, extras, strict=True)]
 
 
 @pytest.mark.parametrize(
