@@ -5,14 +5,13 @@
 import json
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
 
 from cppo_lab import schema
 from cppo_lab.analysis.search import SearchResult, parse_search
+from tests.analysis.made_sweeps import MadeRun, experiment_in, write_runs
 
 T_STOP, EVERY = 60, 10
 PEAK = {"rule.delta_b": 0.01, "rule.w_min": 0.7}
@@ -87,14 +86,7 @@ def made_search(trials: int = 24, seeds: Sequence[int] = (0, 1), **changes: Any)
 
 def log_search(uri: str, content: dict[str, Any] | str, study: str = "tune_made-mini_base") -> str:
     """Logs the study's run with `content` as its `search.json`; returns its MLflow id."""
-    client = MlflowClient(uri)
-    found = client.get_experiment_by_name("cppo-mini")
-    folder = Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
-    experiment = (
-        found.experiment_id
-        if found
-        else client.create_experiment("cppo-mini", artifact_location=folder.as_uri())
-    )
+    client, experiment = MlflowClient(uri), experiment_in(uri, "cppo-mini")
     run = client.create_run(experiment, tags={schema.TAG_SEARCH: study}).info.run_id
     client.log_text(run, content if isinstance(content, str) else json.dumps(content), "search.json")
     trial = {schema.TAG_SEARCH: study, schema.TAG_TRIAL: "0", schema.TAG_PARENT: run}
@@ -106,22 +98,19 @@ def log_training(uri: str, content: dict[str, Any], drawn: bool = False) -> None
     """Logs the training runs of the complete trials: the value of a seed is that of the trial plus or minus
     SCATTER, so that their mean is what the search says. `drawn`: seeds draw the starts.
     """
-    client = MlflowClient(uri)
-    experiment = client.get_experiment_by_name("cppo-mini").experiment_id
-    for trial in content["trials"]:
-        for place, run_id in enumerate(trial["run_ids"]):
-            tags = {
-                schema.TAG_RUN_ID: run_id,
-                schema.TAG_STATUS: schema.DONE,
-                schema.TAG_T_STOP: str(content["t_stop"]),
-                schema.TAG_SEED_FIXES_START: str(drawn).lower(),
-            }
-            run = client.create_run(experiment, tags=tags).info.run_id
-            final = trial["values"][0] + (SCATTER if place % 2 else -SCATTER)
-            name = schema.validation_metric(schema.MEAN, 8)
-            points = [Metric(name, score, step, step) for step, score in seed_curve(final)]
-            client.log_batch(run, metrics=points, params=[Param("validation.every", str(EVERY))])
-            client.set_terminated(run)
+    name = schema.validation_metric(schema.MEAN, 8)
+    runs = [
+        MadeRun(
+            "cppo",
+            run_id=run_id,
+            t_stop=content["t_stop"],
+            logged={name: dict(seed_curve(trial["values"][0] + (SCATTER if place % 2 else -SCATTER)))},
+        )
+        for trial in content["trials"]
+        for place, run_id in enumerate(trial["run_ids"])
+    ]
+    drawn_tag = {schema.TAG_SEED_FIXES_START: str(drawn).lower()}
+    write_runs(uri, runs, params={"validation.every": str(EVERY)}, **drawn_tag)
 
 
 def parsed(content: dict[str, Any]) -> SearchResult:

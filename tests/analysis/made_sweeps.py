@@ -1,10 +1,13 @@
-"""Small sweeps made by hand: what a reader would return, without a store."""
+"""Small sweeps made by hand: what a reader would return, without a store, and such runs in a store."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import RUN_COLUMNS, ExpectedRun, SweepData, points_frame
@@ -97,3 +100,43 @@ def scored_outcomes(outcomes: Mapping[tuple[str, int], Outcomes]) -> Scoreboard:
     ]
     ids = make_data(runs).runs["mlflow_id"]
     return scored(runs, outcomes=dict(zip(ids, outcomes.values(), strict=True)))
+
+
+def experiment_in(uri: str, name: str) -> str:
+    """The id of an experiment in a SQLite store; its artifacts are beside the store."""
+    client, folder = MlflowClient(uri), Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
+    there = client.get_experiment_by_name(name)
+    return there.experiment_id if there else client.create_experiment(name, folder.as_uri())
+
+
+def write_runs(
+    uri: str,
+    runs: Sequence[MadeRun],
+    sweep: str = "main",
+    params: Mapping[str, str] | None = None,
+    **more: str,
+) -> dict[str, str]:
+    """Puts runs into the store at `uri`, all with these parameters and more tags: their MLflow ids by run id."""
+    client, ids = MlflowClient(uri), {}
+    experiment = experiment_in(uri, schema.experiment_name(runs[0].core))
+    for number, run in enumerate(runs, 1):
+        tags = {
+            schema.TAG_RUN_ID: run.key,
+            schema.TAG_RULE: run.variant,
+            schema.TAG_MODEL: run.model,
+            schema.TAG_CORE: run.core,
+            schema.TAG_SEED: str(run.seed),
+            schema.TAG_T_STOP: str(run.t_stop),
+            schema.TAG_STATUS: run.status,
+            schema.sweep_tag(sweep): run.variant,
+        }
+        ids[run.key] = client.create_run(experiment, number, tags | more).info.run_id
+        points = [
+            Metric(name, value, step, step)
+            for name, curve in run.logged.items()
+            for step, value in curve.items()
+        ]
+        logged = [Param(name, value) for name, value in (params or {}).items()]
+        client.log_batch(ids[run.key], points, logged)
+        client.set_terminated(ids[run.key])
+    return ids

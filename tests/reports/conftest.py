@@ -1,13 +1,11 @@
 """One store with the paper's curves and one with a small sweep of our own, each written once per session."""
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
-from mlflow.entities import Metric, Param
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import SweepGrid
@@ -17,7 +15,7 @@ from cppo_lab.reports.build import Contents, PageFigure, render_template
 from cppo_lab.reports.sweep import ReportRequest, sweep_contents
 from cppo_lab.reports.tables import main_grid
 from cppo_lab.tracking.reference import import_reference
-from tests.analysis.made_sweeps import MadeRun, expect, scored
+from tests.analysis.made_sweeps import MadeRun, expect, scored, write_runs
 
 DEMO = {"grpo": 0.30, "cppo": 0.50}  # variant -> its best score; seed 1 is 0.02 higher
 DEMO_RUNS = [
@@ -44,36 +42,6 @@ DEMO_RUNS = [
 def board_of(*runs: MadeRun) -> Scoreboard:
     """These runs and no others, scored."""
     return scored(runs)
-
-
-def write_runs(
-    uri: str, runs: Sequence[MadeRun], sweep: str = "main", params: Mapping[str, str] | None = None
-) -> dict[str, str]:
-    """Puts runs into the (empty) store at `uri`, all with these parameters: their MLflow ids by run id."""
-    client, ids = MlflowClient(uri), {}
-    artifacts = Path(uri.removeprefix("sqlite:///")).parent / "artifacts"
-    experiment = client.create_experiment(schema.experiment_name(runs[0].core), artifacts.as_uri())
-    for number, run in enumerate(runs, 1):
-        tags = {
-            schema.TAG_RUN_ID: run.key,
-            schema.TAG_RULE: run.variant,
-            schema.TAG_MODEL: run.model,
-            schema.TAG_CORE: run.core,
-            schema.TAG_SEED: str(run.seed),
-            schema.TAG_T_STOP: str(run.t_stop),
-            schema.TAG_STATUS: run.status,
-            schema.sweep_tag(sweep): run.variant,
-        }
-        ids[run.key] = client.create_run(experiment, number, tags).info.run_id
-        points = [
-            Metric(name, value, step, step)
-            for name, curve in run.logged.items()
-            for step, value in curve.items()
-        ]
-        logged = [Param(name, value) for name, value in (params or {}).items()]
-        client.log_batch(ids[run.key], points, logged)
-        client.set_terminated(ids[run.key])
-    return ids
 
 
 def request_of(runs: Sequence[MadeRun], uri: str, out: Path, sweep: str = "main") -> ReportRequest:

@@ -4,8 +4,8 @@ from pathlib import Path
 
 from cppo_lab import schema
 from cppo_lab.reports.sweep import ReportRequest
-from tests.analysis.made_sweeps import MadeRun
-from tests.reports.conftest import request_of, write_runs
+from tests.analysis.made_sweeps import MadeRun, write_runs
+from tests.reports.conftest import request_of
 
 MODEL = "qwen3_8b_base"
 BENCHMARKS = ("aime24", "aime25", "aime26")

@@ -20,7 +20,8 @@ from cppo_lab.reports import build
 from cppo_lab.reports.build import ZIP, build_report
 from cppo_lab.reports.saved import MARKER
 from cppo_lab.reports.sweep import ReportRequest, paper_request
-from tests.reports.conftest import DEMO_RUNS, request_in, write_runs
+from tests.analysis.made_sweeps import write_runs
+from tests.reports.conftest import DEMO_RUNS, request_in
 
 ALWAYS = {"table_long.csv", "runs.csv", "report.json", "numbers.tex", "methods.md", "methods.tex"}
 ALWAYS |= {"index.html", "tables.tex", ZIP, MARKER}
