@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.errors import UserError
 from cppo_lab.files import (
     RedactedLines,
     appearing,
@@ -24,6 +23,7 @@ from cppo_lab.files import (
     redacted,
     require_free,
 )
+from tests.conftest import user_error
 
 TOO_LONG = "x" * 300  # no file system takes such a name, whoever asks
 
@@ -90,9 +90,9 @@ def test_a_link_on_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "real" / "link").symlink_to("file")
     (tmp_path / "link").symlink_to(tmp_path / "real")
     for names in (("link", "file"), ("real", "link")):
-        with pytest.raises(UserError, match=r"/link is a link or not a plain file.*: remove it"):
+        with user_error(r"/link is a link or not a plain file.*: remove it"):
             open_below(tmp_path, *names)
-    with pytest.raises(UserError, match=r"/link is a link or not a plain file.*: remove it"):
+    with user_error(r"/link is a link or not a plain file.*: remove it"):
         names_below(tmp_path, "link")
 
 

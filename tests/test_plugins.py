@@ -10,6 +10,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch.launchers import launcher_of
 from cppo_lab.plugins import CORE_GROUP, LAUNCHER_GROUP, entry_points, load
 from cppo_lab.rules import ENTRY_POINT, GROUP, rule_of
+from tests.conftest import user_error
 
 GROUPS = (GROUP, CORE_GROUP, LAUNCHER_GROUP)
 
@@ -48,7 +49,7 @@ def test_a_name_of_two_packages_names_both(tmp_path: Path, group: str) -> None:
     assert f"entry point 'mine' of {group!r} is both" in said
     assert "acme_records:MINE of package acme" in said and "bolt_records:MINE of package bolt" in said
     # The same object twice is one, and only its module is missing.
-    with pytest.raises(UserError, match=r"acme_records:OTHER.*cannot be imported"):
+    with user_error(r"acme_records:OTHER.*cannot be imported"):
         find(group, "other")
     assert {"mine", "other"} <= set(core_names()), "the options can be listed"
 
@@ -68,7 +69,7 @@ def test_a_module_that_ends_the_process_is_an_error(tmp_path: Path, code: str) -
     (tmp_path / "acme_records.py").write_text(f"import sys\n{code}\n")
     package(tmp_path, "acme", "mine = acme_records:MINE")
     for group in GROUPS:
-        with pytest.raises(UserError, match=r"acme_records:MINE.*calls sys.exit\(.*as it is imported"):
+        with user_error(r"acme_records:MINE.*calls sys.exit\(.*as it is imported"):
             find(group, "mine")
 
 
@@ -97,5 +98,5 @@ def test_the_digest_of_code_is_that_of_its_module_or_of_all_of_its_package(tmp_p
 
 @pytest.mark.parametrize("path", ["digested_nowhere:score", "json.nowhere:score", "math:sqrt", "os"])
 def test_code_without_source_is_refused(path: str) -> None:
-    with pytest.raises(UserError, match=f"data.reward='{path}'"):
+    with user_error(f"data.reward='{path}'"):
         plugins.code_digest(path, "data.reward")

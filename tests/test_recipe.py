@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from cppo_lab.errors import UserError
 from cppo_lab.spec import MathData, RuleSpec, canonical
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
+from tests.conftest import user_error
 
 CORES = ("mini", "verl")
 SWEEPS = {"recipe_choices": (35, 7), "position_span": (30, 6), "delta_b_cap": (20, 4)}
@@ -41,7 +41,7 @@ def test_an_infinite_cap_survives_json() -> None:
 def test_a_fixed_budget_has_neither_cap_nor_quantile_nor_scale() -> None:
     fixed = ["rule.delta_b_mode=fixed"]
     assert compose([*fixed, "rule.delta_b_cap=5", "rule.delta_b_scale=3"]).run_id == compose(fixed).run_id
-    with pytest.raises(UserError, match="compose to the same run"):
+    with user_error("compose to the same run"):
         make_plan(load_sweep("delta_b_cap"), ["rule.delta_b_mode=fixed"])
 
 

@@ -19,10 +19,10 @@ from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.texts import Texts, texts_name
 from cppo_lab.answers.tokens import tokens_name
-from cppo_lab.errors import UserError
 from cppo_lab.tracking.history import StoredRun, from_rows
 from cppo_lab.tracking.read import stored_run
 from tests.answers import made
+from tests.conftest import user_error
 from tests.reports.made_answers import log_file
 
 EXPERIMENT = "cppo-mini"
@@ -153,7 +153,7 @@ def test_what_is_not_in_the_store_is_named(
     client = MlflowClient(uri)
     client.create_experiment("empty")
     client.delete_experiment(client.create_experiment("deleted"))
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         read_sweep(uri, experiment, sweep)
 
 
@@ -213,7 +213,7 @@ def test_outcomes_of_the_runs_that_have_them(
         found = read_outcomes(uri, runs[:2])
         assert list(found) == [whole]
         assert found[whole].right.tolist() == made.outcomes().right.tolist()
-        with pytest.raises(UserError, match=f"{name}.*delete that file"):
+        with user_error(f"{name}.*delete that file"):
             read_outcomes(uri, runs[2:])
     monkeypatch.setattr(reader, "MOST_RUNS", 1)  # a larger sweep is not read
     assert reader._sweep_data(uri, "", "", here[:2], None).outcomes == {}
@@ -233,5 +233,5 @@ def test_a_file_that_is_too_large_is_not_fetched(
     store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "LARGEST", 10)
-    with pytest.raises(UserError, match="more than the 10 allowed"):
+    with user_error("more than the 10 allowed"):
         read_answers(store[0], store[1][:1], 1, 1)

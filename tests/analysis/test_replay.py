@@ -9,10 +9,10 @@ import torch
 
 from cppo_lab.analysis.replay import FROM_SAMPLED, Replayed, replay, why_not
 from cppo_lab.answers.tokens import RecordedTokens, read, write
-from cppo_lab.errors import UserError
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import DRIFT, ENTROPY, KL, MINIBATCH, PERMUTATION, RULES
 from tests.answers import made
+from tests.conftest import user_error
 from tests.maths.maths_batches import CONSTANTS
 
 LENGTHS = (40, 3, 0, 64, 17)
@@ -69,7 +69,7 @@ def test_shuffled_weights_are_replayed_with_the_order_that_training_drew() -> No
     assert 0 < replayed.keep.mean() < 1
     random, plain_cppo = (replay(tokens, name, CONSTANTS["cppo"]) for name in ("cppo_random_mask", "cppo"))
     assert (random.weight == plain_cppo.weight).all()  # that order is of its mask
-    with pytest.raises(UserError, match="cannot be replayed"):
+    with user_error("cannot be replayed"):
         replay(replace(plain, order=np.zeros(len(order), np.int32)), SHUFFLED, CONSTANTS[SHUFFLED])
 
 
@@ -116,7 +116,7 @@ def test_divergences_of_sampled_tokens_follow_from_any_file() -> None:
         assert found.divergence == name
         if name in expected:
             np.testing.assert_allclose(found.measured, expected[name], rtol=1e-3, atol=1e-6)
-    with pytest.raises(UserError, match="unknown divergence of kept tokens 'topk_kl'"):
+    with user_error("unknown divergence of kept tokens 'topk_kl'"):
         replay(tokens, "dppo", {"delta": 0.1}, divergence="topk_kl")
 
 
@@ -133,5 +133,5 @@ def test_divergences_of_sampled_tokens_follow_from_any_file() -> None:
     ],
 )
 def test_what_cannot_be_replayed_is_refused(rule: str, constants: dict[str, Any], said: str) -> None:
-    with pytest.raises(UserError, match=said):
+    with user_error(said):
         replay(made.tokens(LENGTHS), rule, constants)

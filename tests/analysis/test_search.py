@@ -19,7 +19,6 @@ from cppo_lab.analysis.search import (
     read_search,
     read_seed_values,
 )
-from cppo_lab.errors import UserError
 from cppo_lab.reports.search import certainty
 from tests.analysis.made_search import (
     log_search,
@@ -27,6 +26,7 @@ from tests.analysis.made_search import (
     made_search,
     parsed,
 )
+from tests.conftest import user_error
 
 STUDY = "tune_made-mini_base"
 STRANGE = [("w_min", 7), ("w_min", 10**400), ("delta", 0.1)]
@@ -88,40 +88,37 @@ def test_what_is_not_as_it_should_be_is_named(path: str, value: Any, message: st
     for key in above:
         part = part[key]
     part[last] = value
-    with pytest.raises(
-        UserError, match=rf"search.json of MLflow run x.*{message}.*: `cppo tune` rewrites it"
-    ) as error:
+    with user_error(rf"search.json of MLflow run x.*{message}.*: `cppo tune` rewrites it"):
         parsed(content)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000, '{"format": ' + "9" * 5000 + "}"])
 def test_what_is_no_search_is_named(uri: str, text: str) -> None:
     log_search(uri, text)
-    with pytest.raises(UserError, match=r"search.json of MLflow run \w+ (has|is) .*cppo tune"):
+    with user_error(r"search.json of MLflow run \w+ (has|is) .*cppo tune"):
         read_search(uri, "cppo-mini", STUDY)
 
 
 def test_a_search_that_is_not_there_names_those_that_are(uri: str) -> None:
     log_search(uri, made_search(study="other"), "other")
-    with pytest.raises(UserError, match=r"no search 'tune_made-mini_base': it has other; run `cppo tune"):
+    with user_error(r"no search 'tune_made-mini_base': it has other; run `cppo tune"):
         read_search(uri, "cppo-mini", STUDY)
-    with pytest.raises(UserError, match="experiment 'cppo-verl' does not exist"):
+    with user_error("experiment 'cppo-verl' does not exist"):
         read_search(uri, "cppo-verl", STUDY)
     client = MlflowClient(uri)
     client.create_run(
         client.get_experiment_by_name("cppo-mini").experiment_id, tags={schema.TAG_SEARCH: STUDY}
     )
-    with pytest.raises(UserError, match=r"no search.json yet: it is written when the first trial ends"):
+    with user_error(r"no search.json yet: it is written when the first trial ends"):
         read_search(uri, "cppo-mini", STUDY)
 
 
 def test_the_file_of_another_study_and_a_large_one(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     log_search(uri, made_search(study="other"), STUDY)
-    with pytest.raises(UserError, match="is of study 'other'"):
+    with user_error("is of study 'other'"):
         read_search(uri, "cppo-mini", STUDY)
     monkeypatch.setattr(search, "LARGEST_SEARCH", 10)
-    with pytest.raises(UserError, match="more than the 10 allowed"):
+    with user_error("more than the 10 allowed"):
         read_search(uri, "cppo-mini", STUDY)
 
 

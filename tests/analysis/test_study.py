@@ -9,7 +9,7 @@ from mlflow import MlflowClient
 
 from cppo_lab.analysis import study
 from cppo_lab.analysis.study import TokenWindow, gap_curves, induced_threshold, read_positions, read_windows
-from cppo_lab.errors import UserError
+from tests.conftest import user_error
 
 POSITIONS: dict[str, Any] = {
     "position": [1, 2, 3],
@@ -125,13 +125,13 @@ def test_what_is_not_as_it_should_be_is_named(
 ) -> None:
     whole, read = (POSITIONS, read_positions) if name == "positions" else (WINDOW, read_windows)
     mlflow_id = run_with(store, f"{name}.json", change if isinstance(change, str) else whole | change)
-    with pytest.raises(UserError, match=rf"diagnostics/{name}.json of MLflow run {mlflow_id} .*{message}"):
+    with user_error(rf"diagnostics/{name}.json of MLflow run {mlflow_id} .*{message}"):
         read(store[0], [mlflow_id])
 
 
 def test_a_large_file_is_refused(store: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(study, "LARGEST", 10)
-    with pytest.raises(UserError, match=r"more than the 10 allowed: delete that artifact"):
+    with user_error(r"more than the 10 allowed: delete that artifact"):
         read_positions(store[0], [run_with(store, "positions.json", POSITIONS)])
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from cppo_lab.answers import outcomes as files
 from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids, read, write
-from cppo_lab.errors import UserError
 from tests.answers import made
+from tests.conftest import user_error
 
 
 def test_a_file_holds_what_was_written_and_equal_outcomes_are_equal_bytes() -> None:
@@ -66,7 +66,7 @@ def test_chosen_problems_are_of_all_benchmarks() -> None:
 def test_parts_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         replace(made.outcomes(), **change)
-    with pytest.raises(UserError, match=r"stranger\.npz has no outcomes of validations .*: delete that file"):
+    with user_error(r"stranger\.npz has no outcomes of validations .*: delete that file"):
         read(write(made.forged(made.outcomes(), **change)), "stranger.npz")
 
 
@@ -85,9 +85,9 @@ def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
         write(made.forged(made.outcomes(), problems=(1,))),
     )
     for broken in (b"", b"PK", data[:100], data[:-1], buffer.getvalue(), b"\x00" * 100, *unnamed):
-        with pytest.raises(UserError, match="the file has no outcomes"):
+        with user_error("the file has no outcomes"):
             read(broken, "the file")
     for name, value, message in (("FORMAT", 2, "format 2"), ("LARGEST", 10, "more than the 10")):
         monkeypatch.setattr(files, name, value)
-        with pytest.raises(UserError, match=message):
+        with user_error(message):
             read(data, "the file")

@@ -9,8 +9,8 @@ import pytest
 
 from cppo_lab.answers import texts as files
 from cppo_lab.answers.texts import LONGEST, Texts, as_text, in_order_of_draws, read, write, write_within
-from cppo_lab.errors import UserError
 from tests.answers import made
+from tests.conftest import user_error
 
 HOSTILE = {
     "html": "</script><b onclick='x'>&amp;",
@@ -88,7 +88,7 @@ def test_a_line_that_is_no_sample_is_refused(change: dict[str, Any]) -> None:
     about = {"format": 1, "step": 10, "left_out": 0}
     line = vars(made.sample()) | change
     data = gzip.compress(f"{json.dumps(about)}\n{json.dumps(line)}\n".encode())
-    with pytest.raises(UserError, match=r"stranger\.gz has no texts of a run .*: delete that file"):
+    with user_error(r"stranger\.gz has no texts of a run .*: delete that file"):
         read(data, "stranger.gz")
 
 
@@ -103,12 +103,12 @@ def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
         b"\xff",
     ]
     for broken in (b"", b"x", data[:-1], data[:20], data + b"x", *map(gzip.compress, others)):
-        with pytest.raises(UserError, match="the file has no texts"):
+        with user_error("the file has no texts"):
             read(broken, "the file")
     for name, most, message in (
         ("LARGEST_UNPACKED", 100, "larger than allowed"),
         ("LARGEST", 10, "more than the 10"),
     ):
         monkeypatch.setattr(files, name, most)
-        with pytest.raises(UserError, match=message):
+        with user_error(message):
             read(data, "the file")

@@ -9,8 +9,8 @@ import pytest
 
 from cppo_lab.answers import tokens as files
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups, read, write, write_within
-from cppo_lab.errors import UserError
 from tests.answers import made
+from tests.conftest import user_error
 
 
 def same(found: RecordedTokens, expected: RecordedTokens) -> None:
@@ -89,16 +89,16 @@ def test_groups_are_spread_and_the_last_one_comes_first(
 )
 def test_parts_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
     said = r"stranger\.npz has no tokens of training responses .*: delete that file"
-    with pytest.raises(UserError, match=said):
+    with user_error(said):
         read(write(made.forged(made.tokens(), **change)), "stranger.npz")
 
 
 def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     data = write(made.tokens())
     for broken in (b"", data[:-1], data[:500]):
-        with pytest.raises(UserError, match="the file has no tokens"):
+        with user_error("the file has no tokens"):
             read(broken, "the file")
     for name, value, message in (("FORMAT", 2, "it is not of format 2"), ("LARGEST", 10, "more than the 10")):
         monkeypatch.setattr(files, name, value)
-        with pytest.raises(UserError, match=message):
+        with user_error(message):
             read(data, "the file")

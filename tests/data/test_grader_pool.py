@@ -13,7 +13,7 @@ import pytest
 
 from cppo_lab.data import grading
 from cppo_lab.data.grading import GraderPool, MathVerifyResult, close_pools, grade
-from cppo_lab.errors import UserError
+from tests.conftest import user_error
 from tests.waiting import CEILING_SECONDS, until
 
 LIMIT = 1.0  # of what does not end by itself; easy answers take as long as this machine needs for them
@@ -201,10 +201,10 @@ def test_a_grader_that_cannot_start_is_said_loudly(
         ('print(\'{"missing": "math_verify"}\', flush=True)', r"'math_verify' is needed .*pip install math-verify"),
     ):  # fmt: skip
         made_child(code)
-        with pytest.raises(UserError, match=said):
+        with user_error(said):
             pool.grade("1", True, "1")
     for arguments in ((0.0, 1), (float("nan"), 1), (1.0, 0)):
-        with pytest.raises(UserError, match="give a limit above 0"):
+        with user_error("give a limit above 0"):
             GraderPool(*arguments)
 
 

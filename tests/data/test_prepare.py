@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cppo_lab.data.prepare import FileRecord, check_folder, prepare
-from cppo_lab.errors import UserError
+from tests.conftest import user_error
 from tests.data.made_files import (
     AFTER,
     BEFORE,
@@ -158,12 +158,12 @@ def test_preparing_again_changes_nothing(prepared: Path, tmp_path: Path) -> None
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path, out: Path) -> None:
     broken = write_jsonl(tmp_path / "train.jsonl", [dapo_row("p", "1"), {"problem": "q"}])
-    with pytest.raises(UserError, match=r"train.jsonl, line 2: `answer` is missing"):
+    with user_error(r"train.jsonl, line 2: `answer` is missing"):
         prepare(str(broken), out)
     assert not out.exists()
     prepare("sample", out)
     before = contents(out)
-    with pytest.raises(UserError):
+    with user_error(""):
         prepare(str(broken), out)
     assert contents(out) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "train.jsonl"]
@@ -177,11 +177,11 @@ def test_a_folder_of_something_else_is_not_touched(tmp_path: Path, prepared: Pat
         (tmp_path, r"in use \(data, thesis.tex\)"),
         (prepared, r"in use \(mine.txt\)"),
     ):
-        with pytest.raises(UserError, match=said):
+        with user_error(said):
             prepare("sample", folder)
     mine.unlink()
     (prepared / "manifest.json").unlink()
-    with pytest.raises(UserError, match=r"data without manifest.json"):
+    with user_error(r"data without manifest.json"):
         prepare("sample", prepared)
 
 
@@ -191,7 +191,7 @@ def test_one_changed_byte_is_named(prepared: Path, place: float) -> None:
         data = bytearray((prepared / name).read_bytes())
         data[int(place * len(data))] ^= 1
         (prepared / name).write_bytes(data)
-        with pytest.raises(UserError, match=f"{name} is changed"):
+        with user_error(f"{name} is changed"):
             check_folder(prepared)
 
 
@@ -202,7 +202,7 @@ def test_any_changed_byte_of_the_manifest_is_noticed(prepared: Path) -> None:
         changed = bytearray(whole)
         changed[place] ^= 1
         manifest.write_bytes(changed)
-        with pytest.raises(UserError, match=r"manifest.json is changed"):
+        with user_error(r"manifest.json is changed"):
             check_folder(prepared)
 
 
@@ -210,7 +210,7 @@ def test_changed_missing_and_foreign_files_are_named(prepared: Path, tmp_path: P
     write_parquet(prepared / "aime24.parquet", read_parquet(prepared / "aime24.parquet"))
     (prepared / "aime25.parquet").unlink()
     (prepared / "notes.txt").write_text("x")
-    with pytest.raises(UserError) as error:
+    with user_error("") as error:
         check_folder(prepared)
     for said in (
         "aime24.parquet is changed (sha256 ",
@@ -218,7 +218,7 @@ def test_changed_missing_and_foreign_files_are_named(prepared: Path, tmp_path: P
         "not part of the prepared data: notes.txt",
     ):
         assert said in str(error.value)
-    with pytest.raises(UserError, match=r"holds no manifest.json"):
+    with user_error(r"holds no manifest.json"):
         check_folder(tmp_path)
 
 
@@ -242,7 +242,7 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
             assert sorted(contents(tmp_path / target)) == FILES
         shutil.rmtree(tmp_path / target)
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    with pytest.raises(UserError, match=r"--out .*loop is a circular link: name another folder"):
+    with user_error(r"--out .*loop is a circular link: name another folder"):
         prepare("sample", tmp_path / "loop")
 
 
@@ -299,7 +299,7 @@ DAMAGED = (
 
 def test_a_damaged_row_is_named_by_its_line_or_skipped_and_counted(tmp_path: Path, out: Path) -> None:
     file = own_rows(tmp_path, DAMAGED)
-    with pytest.raises(UserError, match="line 2 is not a row in JSON"):
+    with user_error("line 2 is not a row in JSON"):
         prepare(str(file), out)
     said: list[str] = []
     record, _ = trained_on(out, file, say=said.append, skip=True)
