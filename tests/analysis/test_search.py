@@ -26,6 +26,7 @@ from tests.analysis.made_search import (
     made_search,
     parsed,
 )
+from tests.analysis.made_sweeps import MadeRun, write_runs
 from tests.conftest import user_error
 
 STUDY = "tune_made-mini_base"
@@ -171,12 +172,8 @@ def test_a_value_that_its_runs_do_not_have_is_said(uri: str) -> None:
 
 
 def test_a_collapsed_run_counts_with_its_last_score(uri: str) -> None:
-    client = MlflowClient(uri)
-    tags = {schema.TAG_RUN_ID: "fallen"}
-    run = client.create_run(client.create_experiment("cppo-mini"), tags=tags).info.run_id
-    for step, score in ((0, 0.1), (10, 0.5), (20, 0.02), (70, 0.9)):
-        client.log_metric(run, schema.validation_metric(schema.MEAN, 8), score, step=step)
-    curves = mean_curves(read_runs(uri, "cppo-mini", {"fallen", "absent"}), 60)
-    assert curves == {"fallen": [0.1, 0.5, *[0.02] * 5]}
-    client.log_param(run, "validation.every", "20")
-    assert mean_curves(read_runs(uri, "cppo-mini", {"fallen"}), 60) == {"fallen": [0.1, 0.5, *[0.02] * 3]}
+    logged = {schema.validation_metric(schema.MEAN, 8): {0: 0.1, 10: 0.5, 20: 0.02, 70: 0.9}}
+    for name, params in (("fallen", {}), ("rarely", {"validation.every": "20"})):
+        write_runs(uri, [MadeRun("cppo", run_id=name, logged=logged)], params=params)
+    curves = mean_curves(read_runs(uri, "cppo-mini", {"fallen", "rarely", "absent"}), 60)
+    assert curves == {"fallen": [0.1, 0.5, *[0.02] * 5], "rarely": [0.1, 0.5, *[0.02] * 3]}

@@ -1,32 +1,11 @@
 """How printed digits relate to exact ones."""
 
-from decimal import Decimal
-
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.reports.audit import (
-    AVERAGE,
-    Printing,
-    audit_tables,
-    classify,
-)
+from cppo_lab.reports.audit import AVERAGE, audit_tables
 from cppo_lab.reports.names import percent, round_half_up
 from tests.analysis.made_sweeps import MadeRun, both, scored
-
-
-@pytest.mark.parametrize(
-    "printed, exact, printing",
-    [
-        ("30.41", "30.4167", Printing.TRUNCATED),
-        ("30.63", "30.6250", Printing.ROUNDED),
-        ("28.33", "28.3333", Printing.EITHER),
-        ("28.34", "28.3333", Printing.NEITHER),
-        ("collapse", "49.5139", Printing.COLLAPSE),
-    ],
-)
-def test_classify(printed: str, exact: str, printing: Printing) -> None:
-    assert classify(printed, Decimal(exact)) is printing
 
 
 @pytest.mark.parametrize(

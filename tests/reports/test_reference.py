@@ -39,6 +39,8 @@ def test_every_curve_is_one_run_in_the_schemas_names_and_units() -> None:
     assert max(points["train/response_length"].values()) > 1000  # tokens, not thousands of them
     assert 0 < max(points["train/reward"].values()) < 1
     assert set(points) >= {"rule/delta_b_mean", "rule/prefix_budget_share", "train/relative_logprob_error"}
+    mean = runs["paper-Qwen3-8B-Base-cppo"].points["val/mean/avg_at_16"][420]
+    assert mean == pytest.approx((0.345833 + 0.3 + 0.2875) / 3)
     assert "rule/delta_b_mean" not in runs["paper-Qwen3-8B-Base-dppo"].points
 
 

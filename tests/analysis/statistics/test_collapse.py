@@ -17,12 +17,12 @@ from cppo_lab.analysis.statistics.collapse import (
     share_difference,
 )
 from cppo_lab.analysis.statistics.values import RunValues, run_values
-from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge
+from cppo_lab.analysis.statistics.verdicts import VerdictOutcome
 from cppo_lab.reports.health import collapse_section
 from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.verdict_view import reason
 from tests.analysis.made_sweeps import MadeRun, both, scored
-from tests.analysis.statistics.made_curves import board_of, broken, flat
+from tests.analysis.statistics.made_curves import board_of, broken, flat, judged
 
 
 def proportion(collapsed: int, runs: int, level: float = 0.95) -> tuple[float, float]:
@@ -180,13 +180,11 @@ def test_a_claim_about_collapses() -> None:
         "c", "a collapses more", "main", Kind.COLLAPSE, (("a",), ("b",)), over_models=True, smallest=0.1
     )
     levels = [0.30, 0.31, 0.29, 0.30]
-    board = board_of([broken("a", seed, 0.4) for seed in range(4)] + flat({"b": levels}))
-    verdict = judge(claim, board, run_values(board))
+    verdict = judged(claim, [broken("a", seed, 0.4) for seed in range(4)] + flat({"b": levels}))
     assert (verdict.outcome, verdict.others) == (VerdictOutcome.SUPPORTED, {})
     said = "a against b in the mean over the models, +100.00 % of the runs (95 % interval +30.72 to +100.00"
     assert said in reason(verdict)
-    board = board_of([broken("a", 1, 0.4), *flat({"a": levels[:1], "b": levels[:2]})])
-    verdict = judge(claim, board, run_values(board))
+    verdict = judged(claim, [broken("a", 1, 0.4), *flat({"a": levels[:1], "b": levels[:2]})])
     assert (verdict.outcome, verdict.power.lead) == (VerdictOutcome.UNDECIDED, pytest.approx(0.2))
 
 

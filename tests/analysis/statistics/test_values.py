@@ -8,7 +8,6 @@ import pytest
 from scipy import stats
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim, Kind
 from cppo_lab.analysis.statistics.values import (
     Quantity,
@@ -21,15 +20,13 @@ from cppo_lab.analysis.statistics.values import (
 from cppo_lab.analysis.statistics.verdicts import (
     LENGTH,
     PREFIX_SHARE,
-    Verdict,
     VerdictOutcome,
-    judge,
     mean_length,
     with_quantity,
 )
 from cppo_lab.reports.verdict_view import power_question, reason
 from tests.analysis.made_sweeps import MadeRun, both, scored
-from tests.analysis.statistics.made_curves import STEPS, board_of, broken
+from tests.analysis.statistics.made_curves import STEPS, board_of, broken, judged
 from tests.oracles.statistics import held_out
 
 
@@ -112,12 +109,6 @@ def rising(variant: str, seed: int, slope: float, model: str = "m", length: floa
     return MadeRun(variant, model, seed, both(curve), {LENGTH: {1: length, 2: length}} if length else {})
 
 
-def judged(claim: Claim, board: Scoreboard) -> Verdict:
-    verdict = judge(claim, board, run_values(board))
-    assert len(verdict.comparisons) == 1
-    return verdict
-
-
 def test_a_lead_that_widens() -> None:
     """The rise is of steps 80, 90, 100 less 10, 20, 30. A collapsed run is filled in with the 0 at which it ended."""
     board = board_of([rising("a", 0, 0.4), broken("b", 0, 0.4)])
@@ -125,8 +116,8 @@ def test_a_lead_that_widens() -> None:
     assert [run.of(Quantity.RISE) for run in runs] == pytest.approx([0.4 * 0.7, 0.0 - 0.4])
     claim = Claim("w", "widens", "main", Kind.SUPERIORITY, (A, B), over_models=True, score=Quantity.RISE)
     rises = {"a": [0.40, 0.42, 0.41, 0.43], "b": [0.30, 0.33, 0.31, 0.30]}
-    verdict = judged(claim, board_of([rising(v, s, one) for v in rises for s, one in enumerate(rises[v])]))
-    assert verdict.outcome is VerdictOutcome.SUPPORTED
+    verdict = judged(claim, [rising(v, s, rise) for v in rises for s, rise in enumerate(rises[v])])
+    assert verdict.outcome is VerdictOutcome.SUPPORTED and len(verdict.comparisons) == 1
     differences = 0.7 * np.subtract(*rises.values())
     assert verdict.deciding.difference.estimate.value == pytest.approx(differences.mean())
     p = stats.ttest_1samp(differences, 0, alternative="greater").pvalue
@@ -148,14 +139,14 @@ def test_masks_early_in_training() -> None:
     )
     assert power_question(claim) == "power at 2 % of the masks"
     shares = [0.8, 0.7, 0.75]
-    verdict = judged(claim, board_of([masked(seed, share, 0.1) for seed, share in enumerate(shares)]))
+    verdict = judged(claim, [masked(seed, share, 0.1) for seed, share in enumerate(shares)])
     assert verdict.outcome is VerdictOutcome.SUPPORTED
     assert verdict.deciding.difference.estimate.value == pytest.approx(0.65)
     p = stats.ttest_1samp(np.array(shares) - 0.1, 0, alternative="greater").pvalue
     assert verdict.deciding.p_for == pytest.approx(p)
-    late = judged(claim, board_of([masked(seed, 0.1, share) for seed, share in enumerate(shares)]))
+    late = judged(claim, [masked(seed, 0.1, share) for seed, share in enumerate(shares)])
     assert late.outcome is VerdictOutcome.NOT_SUPPORTED
-    silent = judged(claim, board_of([rising("a", 0, 0.1), rising("a", 1, 0.2)]))
+    silent = judged(claim, [rising("a", 0, 0.1), rising("a", 1, 0.2)])
     assert silent.deciding.difference is None
     assert "a in the mean over the models, where its runs did not log it." in reason(silent)
 
@@ -168,14 +159,13 @@ def test_a_lead_that_grows_with_the_length() -> None:
         for seed, extra in enumerate(wiggle):
             runs.append(rising("a", seed, 0.3 + leads[model] + extra, model, 3 * length))
             runs.append(rising("b", seed, 0.3, model, length))
-    board = board_of(runs)
-    assert mean_length(board, "n", "b") == pytest.approx(200)
-    verdict = judged(claim, board)
+    assert mean_length(board_of(runs), "n", "b") == pytest.approx(200)
+    verdict = judged(claim, runs)
     assert verdict.outcome is VerdictOutcome.SUPPORTED
     means = [0.9 * (lead + np.mean(wiggle)) for lead in leads.values()]  # of steps 80, 90, 100
     slope = stats.linregress(np.log2(list(lengths.values())), means).slope
     assert verdict.deciding.difference.estimate.value == pytest.approx(slope)
     assert "points for each doubling of the length" in reason(verdict)
-    same = judged(claim, board_of([rising(name, 0, 0.3, model, 100) for name in "ab" for model in "mn"]))
+    same = judged(claim, [rising(name, 0, 0.3, model, 100) for name in "ab" for model in "mn"])
     assert same.outcome is VerdictOutcome.UNDECIDED
     assert "its models have equal response lengths" in reason(same)
