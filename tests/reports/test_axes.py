@@ -18,6 +18,7 @@ from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.sweep import effects_section
 from tests.analysis.made_sweeps import MadeRun, both
+from tests.analysis.statistics.made_curves import flat
 from tests.reports.conftest import board_of
 
 T_3 = 4.302652729911275  # 97.5 % quantile of Student's t with two degrees of freedom
@@ -25,14 +26,8 @@ SEEDS = (-0.01, 0.0, 0.02)
 
 
 def made(scores: dict[str, Sequence[float]]) -> Scoreboard:
-    """The scores of each variant's seeds; curves are flat, so that their mean over any part is the score."""
-    return board_of(
-        *(
-            MadeRun(variant, seed=seed, scores=both(dict.fromkeys(range(10, 101, 10), score)))
-            for variant, of_seeds in scores.items()
-            for seed, score in enumerate(of_seeds)
-        )
-    )
+    """The scores of each variant's seeds, whose curves are flat."""
+    return board_of(*flat(scores, "chain"))
 
 
 def around(score: float) -> list[float]:
