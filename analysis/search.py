@@ -27,8 +27,8 @@ from cppo_lab.analysis.statistics.values import starts_with_seed
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError, first_fault
 from cppo_lab.tracking import address
+from cppo_lab.tracking.page import OBJECTIVES, filled
 from cppo_lab.tracking.read import StoredFiles, reading
-from cppo_lab.tracking.search_record import OBJECTIVES, filled
 
 _SEARCH_FILE = "search.json"
 LARGEST_SEARCH = 20_000_000  # bytes; a search of a thousand trials writes about a million

@@ -24,11 +24,10 @@ from scipy.special import expit
 from scipy.stats import chi2
 
 from cppo_lab import schema
-from cppo_lab.cores.diagnostics import mismatch_of_step
 from cppo_lab.cores.exact import trainer
-from cppo_lab.cores.exact.learner import GradedResponses, Learner
+from cppo_lab.cores.exact.trainer import GradedResponses, Learner
 from cppo_lab.cores.loop import Minibatch
-from cppo_lab.cores.rule_loss import Recorded
+from cppo_lab.cores.rule_loss import Recorded, mismatch_of_step
 from cppo_lab.maths import mismatch
 from cppo_lab.spec import ExactRun
 from cppo_lab.sweep.file import load_sweep

@@ -178,7 +178,7 @@ def orders(model: str = "exact_no_fork", horizon: int = 1024, seeds: int = 24) -
     for name in ("ordered", *shuffles):
         variant = "cppo_no_prefix_budget" + ("_shuffled" if name in shuffles else "")
         words = (f"model={model}", f"variant={variant}", f"rollout.max_response_length={horizon}")
-        with patch("cppo_lab.cores.exact.learner.own_permutation", shuffles.get(name, own_permutation)):
+        with patch("cppo_lab.cores.exact.trainer.own_permutation", shuffles.get(name, own_permutation)):
             curves[name] = trained("one_step", range(seeds), *words)
     for first, second in itertools.combinations(curves, 2):
         ratio = mean_log_ratio([{horizon: paired(curves[first], curves[second])}])

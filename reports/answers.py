@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cppo_lab.analysis.reader import RunAnswers, evenly_spaced, read_answers
-from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore
+from cppo_lab.analysis.scoring import RunScore, Scoreboard
 from cppo_lab.analysis.statistics.problems import solved_by_one
 from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample

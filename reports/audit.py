@@ -14,8 +14,15 @@ from enum import StrEnum
 import pandas as pd
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import Scoreboard, late_curve, rank_descending, step_noise
-from cppo_lab.analysis.selection import RunScore, SelectionState, Stat
+from cppo_lab.analysis.scoring import (
+    RunScore,
+    Scoreboard,
+    SelectionState,
+    Stat,
+    late_curve,
+    rank_descending,
+    step_noise,
+)
 from cppo_lab.analysis.statistics.values import in_window
 from cppo_lab.reports.names import (
     ABSENT,

@@ -30,12 +30,10 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from cppo_lab.analysis.inputs import SweepGrid
-from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import CellScore, RunScore, Stat
+from cppo_lab.analysis.scoring import CellScore, RunScore, Scoreboard, Stat
 from cppo_lab.errors import counted
 from cppo_lab.files import appearing
-from cppo_lab.reports.figures.drawing import USUAL_STYLE, Picture, Style, dark_style, render
-from cppo_lab.reports.figures.palette import PAPER
+from cppo_lab.reports.figures.drawing import PAPER, USUAL_STYLE, Picture, Style, dark_style, render
 from cppo_lab.reports.names import escape_latex, origin
 from cppo_lab.reports.saved import FORMAT, MARKER, PAGE, RECORD, require_ours
 from cppo_lab.reports.sections import Section

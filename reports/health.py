@@ -10,13 +10,11 @@ import numpy as np
 import pandas as pd
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import Scoreboard, describe_gap
-from cppo_lab.analysis.selection import SelectionState
+from cppo_lab.analysis.scoring import Scoreboard, SelectionState, describe_gap
 from cppo_lab.analysis.statistics.collapse import CellCollapse, cell_collapses
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.errors import counted
-from cppo_lab.reports.figures.drawing import Picture
-from cppo_lab.reports.figures.palette import PALETTES
+from cppo_lab.reports.figures.drawing import PALETTES, Picture
 from cppo_lab.reports.figures.training import DiagnosticPanel, diagnostics_of, draw, traces_of
 from cppo_lab.reports.figures.validation import draw_survival, drawn_variants, survival_info
 from cppo_lab.reports.names import (
@@ -28,7 +26,6 @@ from cppo_lab.reports.names import (
 )
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
-from cppo_lab.runs.spool import early_signs
 
 
 def collapse_section(scored: Scored) -> Section | None:
@@ -70,7 +67,9 @@ def _early(board: Scoreboard) -> str:
     for run in board.runs:
         curve = board.curves.of(run.mlflow_id)[schema.MEAN].dropna()
         signs = [
-            step for step, *pair in zip(curve.index, curve, curve.cummax(), strict=True) if early_signs(*pair)
+            step
+            for step, *pair in zip(curve.index, curve, curve.cummax(), strict=True)
+            if schema.early_signs(*pair)
         ]
         if run.state is SelectionState.COLLAPSE:
             leads.append(int(curve.index[-1]) - signs[0] if signs else 0)

@@ -14,13 +14,11 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import USUAL, Baseline
 from cppo_lab.analysis.reader import RunAnswers
-from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore
+from cppo_lab.analysis.scoring import RunScore, Scoreboard
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Claim, Hypotheses, Standing, standing
 from cppo_lab.analysis.statistics.summary import Statistics, sweep_statistics
 from cppo_lab.analysis.statistics.values import run_values
-from cppo_lab.reports.figures.drawing import Picture
-from cppo_lab.reports.figures.palette import PAPER
+from cppo_lab.reports.figures.drawing import PAPER, Picture
 from cppo_lab.reports.names import ABSENT, csv_text, display_name, number, percent, points
 from cppo_lab.reports.tables import Table
 from cppo_lab.reports.verdict_view import VerdictLine, verdict_table, verdict_view

@@ -13,8 +13,15 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun
-from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
-from cppo_lab.analysis.selection import COLLAPSE_SHARE, CellScore, RunScore, SelectionState, Stat
+from cppo_lab.analysis.scoring import (
+    COLLAPSE_SHARE,
+    CellScore,
+    RunScore,
+    Scoreboard,
+    SelectionState,
+    Stat,
+    describe_gaps,
+)
 from cppo_lab.analysis.statistics.summary import SamplingError, Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.errors import UserError
@@ -285,7 +292,7 @@ def mark(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     )
 
 
-# PAPER: its Table 4 calls a run that diverged a collapse. Shares: analysis/selection.py, conf/config.yaml.
+# PAPER: its Table 4 calls a run that diverged a collapse. Shares: analysis/scoring.py, conf/config.yaml.
 _COLLAPSE_OF_PAPER = (
     f"collapse: the run diverged; the step is its curve's last. Counted here: a curve that ends below "
     f"{COLLAPSE_SHARE:g} of its own best score. Our runs are ended during training, below 0.4 of their best."

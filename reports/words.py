@@ -10,8 +10,7 @@ from itertools import count, product
 from string import ascii_uppercase
 
 from cppo_lab import __version__, schema
-from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
-from cppo_lab.analysis.selection import SelectionState, Stat
+from cppo_lab.analysis.scoring import Scoreboard, SelectionState, Stat, describe_gaps
 from cppo_lab.analysis.statistics.claims import SMALLEST
 from cppo_lab.analysis.statistics.estimate import NO_SPREAD, ONE_RUN
 from cppo_lab.analysis.statistics.paired import Difference, with_holm

@@ -306,21 +306,21 @@ TRACKING = (
 ANALYSIS = (
     Fault(
         "the step T_stop lies outside the window",
-        "analysis/selection.py",
+        "analysis/scoring.py",
         "else steps <= t_stop",
         "else steps < t_stop",
         "tests/analysis/test_selection.py",
     ),
     Fault(
         "steps with an unknown mean are candidates (NaN passes)",
-        "analysis/selection.py",
+        "analysis/scoring.py",
         "np.flatnonzero(inside & ~np.isnan(scores))",
         "np.flatnonzero(inside)",
         "tests/analysis/test_selection.py",
     ),
     Fault(
         "unfinished runs count in a cell with finished ones",
-        "analysis/selection.py",
+        "analysis/scoring.py",
         "counted = finished or [",
         "counted = finished + [",
         "tests/analysis/test_scoring.py",

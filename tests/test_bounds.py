@@ -1,11 +1,11 @@
-"""The table of bounds, `python -m cppo_lab.testing.bounds`."""
+"""The table of bounds, `python -m cppo_lab.maths.bounds`."""
 
 import subprocess
 import sys
 
 import pytest
 
-from cppo_lab.testing.bounds import bound_rows, main
+from cppo_lab.maths.bounds import bound_rows, main
 
 PAPER = {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "horizon": 8192, "xi": 1.0}
 
@@ -77,7 +77,7 @@ def test_a_value_out_of_range_is_one_line(
 
 @pytest.mark.parametrize(
     "words, code",
-    [(["bounds", "--horizon", "1"], 0), (["vectors", "gone.npz"], 2)],
+    [(["maths.bounds", "--horizon", "1"], 0), (["testing.vectors", "gone.npz"], 2)],
     ids=lambda value: str(value),
 )
 def test_each_module_is_a_program(words: list[str], code: int) -> None:
@@ -85,12 +85,12 @@ def test_each_module_is_a_program(words: list[str], code: int) -> None:
     script = (
         "import runpy, sys\n"
         f"sys.argv[1:] = {words[1:]!r}\n"
-        f"try: runpy.run_module('cppo_lab.testing.{words[0]}', run_name='__main__')\n"
+        f"try: runpy.run_module('cppo_lab.{words[0]}', run_name='__main__')\n"
         "finally: print(sorted({'torch', 'numpy', 'mlflow', 'hydra', 'pydantic'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == code
-    if words[0] == "bounds":
+    if words[0] == "maths.bounds":
         assert done.stdout.splitlines()[-2:] == [
             "One token: J(pi) - J(mu) = L' exactly, every constant is 0.",
             "[]",

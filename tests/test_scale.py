@@ -22,8 +22,7 @@ from cppo_lab.launch.queues import read_queues, record_dead_ends, send
 from cppo_lab.runs.state import states
 from cppo_lab.sweep.cost import past_costs
 from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.launch import look_ahead
-from cppo_lab.sweep.parents import Parents, describe_sweeps, ensure_parents
+from cppo_lab.sweep.launch import Parents, describe_sweeps, ensure_parents, look_ahead
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.status import run_statuses
 from cppo_lab.tracking.address import tracking_uri

@@ -24,8 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cppo_lab.analysis.reader import RunAnswers
-from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore
+from cppo_lab.analysis.scoring import RunScore, Scoreboard
 from cppo_lab.analysis.statistics.collapse import wilson
 from cppo_lab.analysis.statistics.estimate import (
     LEVEL,

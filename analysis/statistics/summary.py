@@ -17,8 +17,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from cppo_lab.analysis.inputs import USUAL, Baseline
-from cppo_lab.analysis.scoring import Scoreboard, rank_descending
-from cppo_lab.analysis.selection import RunScore, SelectionState
+from cppo_lab.analysis.scoring import RunScore, Scoreboard, SelectionState, rank_descending
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
     LEVEL,

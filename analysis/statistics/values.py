@@ -26,8 +26,7 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import SweepData
-from cppo_lab.analysis.scoring import Scoreboard, late_curve, step_noise
-from cppo_lab.analysis.selection import TIE, RunScore, SelectionState
+from cppo_lab.analysis.scoring import TIE, RunScore, Scoreboard, SelectionState, late_curve, step_noise
 from cppo_lab.analysis.statistics.estimate import FloatArray
 
 ONE_BENCHMARK = "the score of the best step cannot be corrected for selection bias: that takes two benchmarks"

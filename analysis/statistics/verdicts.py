@@ -18,8 +18,7 @@ import numpy as np
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun, SweepData
-from cppo_lab.analysis.scoring import NothingScored, Scoreboard, score_sweep
-from cppo_lab.analysis.selection import RunScore
+from cppo_lab.analysis.scoring import NothingScored, RunScore, Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, pairs
 from cppo_lab.analysis.statistics.collapse import counts_of, share_difference
 from cppo_lab.analysis.statistics.estimate import Estimate, holm, look_level

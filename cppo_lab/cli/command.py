@@ -59,7 +59,7 @@ COMMANDS = {
     "note": ("monitoring", "write a note or tags on a run, for MLflow and the report"),
     "clean": ("monitoring", "show what runs take on the disk, by sweep, and free what is not needed"),
     "archive": ("exporting", "put a sweep's configurations, records and report into one file"),
-    "tune": ("searching", "search for the best constants with Optuna; run it again to resume"),
+    "tune": ("training", "search for the best constants with Optuna; run it again to resume"),
     "report": ("reporting", "write tables, curves and the report page of a sweep"),
     "compare": ("reporting", "show how two reports differ"),
     "reference": ("reporting", "import the paper's own curves"),

@@ -5,7 +5,6 @@ logged, as tables; `archive` and `evaluate`; `samples` and `replay`, the answers
 import argparse
 import json
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -21,9 +20,7 @@ from cppo_lab.tracking import address
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from cppo_lab.answers.records import AnswerFiles
     from cppo_lab.answers.texts import Sample, Texts
-    from cppo_lab.sweep.plan import FoundRun
 
 PARQUET, CSV = FORMATS = "parquet", "csv"
 ABOUT = "about.json"
@@ -34,8 +31,7 @@ def model(options: argparse.Namespace) -> int:
     """Write a run's best checkpoint in Hugging Face's format."""
     from cppo_lab.runs.export import being_trained
     from cppo_lab.runs.export import export as write
-    from cppo_lab.sweep.logs import run_by_beginning
-    from cppo_lab.sweep.status import run_statuses
+    from cppo_lab.sweep.status import run_by_beginning, run_statuses
 
     require_free(options.out)
     runs = runs_folder()
@@ -184,24 +180,16 @@ def archive(options: argparse.Namespace) -> int:
 
 def evaluate(options: argparse.Namespace) -> int:
     """Score the best checkpoints of finished runs on a further benchmark, and record the scores with the runs."""
-    from cppo_lab.core_records import core_of
-    from cppo_lab.cores.base import Resources, load_part
-    from cppo_lab.runs.export import evaluate as scored
-    from cppo_lab.runs.export import read_subject
     from cppo_lab.runs.folder import read_status
-    from cppo_lab.sweep.compose import compose
-    from cppo_lab.sweep.logs import run_by_beginning
-    from cppo_lab.sweep.overrides import quote
+    from cppo_lab.sweep.launch import evaluate_runs
     from cppo_lab.sweep.plan import is_run_id
+    from cppo_lab.sweep.status import run_by_beginning
     from cppo_lab.tracking.upload import upload
 
-    runs, rows = runs_folder(), []
-    data, by_id = [f"data={options.benchmark}"], is_run_id(options.sweep)
-    if (file := Path(options.benchmark)).suffix in (".jsonl", ".parquet"):
-        name, value = re.sub(r"\W", "_", file.stem), quote(str(file))
-        data = ["data=files", f"data.train={value}", f"data.validation.{name}={value}"]
-    if by_id:
+    runs, rows, overrides = runs_folder(), [], ()
+    if is_run_id(options.sweep):
         run_ids, uri = [run_by_beginning(runs, options.sweep)], address.known_store(address.tracking_uri())
+        overrides = options.overrides
     else:
         plan, uri = planned(options)
         run_ids = [run.run_id for run in plan.runs]
@@ -212,23 +200,13 @@ def evaluate(options: argparse.Namespace) -> int:
         raise UserError(
             f"{options.sweep}: none of its runs is finished here: see `cppo status {options.sweep}`"
         )
-    for run_id in run_ids:
-        subject = read_subject(runs, run_id)
-        if core_of(subject.spec.core).fresh_process and len(run_ids) > 1:
-            raise UserError(
-                f"core={subject.spec.core} evaluates one run in each process: name one (`cppo status`)"
-            )
-        spec = subject.spec
-        load_part(spec.core, "evaluator")
-        # For its data alone: a divergence over the vocabulary of the training need not fit it.
-        asked = (f"core={spec.core}", f"model={spec.model.name}", *data, "divergence=binary_tv")
-        other = compose([*asked, *(options.overrides if by_id else ())])
-        resources = Resources(runs, runs / run_id, layout=other.layout, paths=other.paths, doing=_say)
-        step, scores = scored(subject, other.run, resources)
-        rows.append({"run_id": run_id, "name": subject.name, "step": step, "scores": scores})
+    for row in evaluate_runs(runs, run_ids, options.benchmark, overrides, _say):
+        rows.append(row)
         if not options.json:
-            listed = ", ".join(f"{benchmark} {100 * score:.1f} %" for benchmark, score in scores.items())
-            print(f"{run_id}  {subject.name}  step {step}: {listed}", flush=True)
+            listed = ", ".join(
+                f"{benchmark} {100 * score:.1f} %" for benchmark, score in row["scores"].items()
+            )
+            print(f"{row['run_id']}  {row['name']}  step {row['step']}: {listed}", flush=True)
     upload([runs / run_id for run_id in run_ids], uri)
     answer(options, {"benchmark": options.benchmark, "runs": rows})
     return Exit.DONE
@@ -312,12 +290,10 @@ def _add_out(command: CommandParser) -> None:
 
 def samples(options: argparse.Namespace) -> int:
     """Print prompts and responses of a validated step."""
-    from cppo_lab.answers.records import read_texts
+    from cppo_lab.sweep.plan import recorded_texts
 
-    run, files = _files(options.run)
-    step = _step(run.run_id, files, "texts", options.step)
-    texts = read_texts(files, step)
-    assert texts is not None  # its name was listed
+    run, texts = recorded_texts(options.run, runs_folder(), options.step)
+    step = texts.step
     chosen = [
         sample
         for sample in texts.samples
@@ -360,67 +336,23 @@ def replay(options: argparse.Namespace) -> int:
     """Print what another rule keeps of the tokens of some training responses."""
     from cppo_lab.analysis.replay import as_lines, as_values, compare
     from cppo_lab.analysis.replay import replay as replayed
-    from cppo_lab.answers.records import read_tokens
-    from cppo_lab.rules import RULES, path_of_user, trusted_path
-    from cppo_lab.sweep.groups import shipped
+    from cppo_lab.sweep.compose import rule_on
+    from cppo_lab.sweep.plan import recorded_tokens
 
-    run, files = _files(options.run)
-    step = _step(run.run_id, files, "tokens", options.step)
-    tokens = read_tokens(files, step)
-    assert tokens is not None  # its name was listed
+    run, tokens = recorded_tokens(options.run, runs_folder(), options.step)
     given = dict(_assignment(text) for text in options.overrides)
     divergence = given.pop("divergence", None)
-    if options.rule is None or options.rule == tokens.rule.name:
-        name, constants = tokens.rule.name, dict(tokens.rule.constants)
-        path = trusted_path(name, tokens.rule.path)
-    else:
-        name = options.rule
-        if name not in RULES and name in shipped()["rule"]:
-            raise UserError(
-                f"--rule {name}: conf/rule/{name}.yaml configures a rule, and a replay composes nothing: name the rule "
-                "in that file, with its constants as KEY=VALUE"
-            )
-        constants, path = _configured(name, run.config), None if name in RULES else path_of_user(name)
+    rule, path, constants = None, None, dict(tokens.rule.constants)
+    if options.rule not in (None, tokens.rule.name):
+        rule = options.rule
+        path, constants = rule_on(rule, run.config)
     result = replayed(
-        tokens, name, constants | given, path=path, divergence=None if divergence is None else str(divergence)
+        tokens, rule, constants | given, path=path, divergence=None if divergence is None else str(divergence)
     )
     compared = compare(tokens, result)
     values = {"run": run.run_id, **as_values(tokens, result, compared)}
     answer(options, values, "\n".join([f"run {run.run_id}", *as_lines(tokens, result, compared)]))
     return Exit.DONE
-
-
-def _files(beginning: str) -> "tuple[FoundRun, AnswerFiles]":
-    """The run, and its files: those of its folder, else the tracking store's."""
-    from cppo_lab.answers.records import FolderFiles
-    from cppo_lab.sweep.plan import find_recorded_run
-
-    runs, uri = runs_folder(), address.known_store(address.tracking_uri())
-    run = find_recorded_run(beginning, runs)
-    files = FolderFiles(runs / run.run_id)
-    if files.names():
-        return run, files
-    from cppo_lab.tracking.read import stored_files  # MLflow
-
-    stored = stored_files(uri, str(run.config.get("core")), run.run_id)
-    return run, files if stored is None else stored
-
-
-def _step(run_id: str, files: "AnswerFiles", kind: str, asked: int | None) -> int:
-    """The step that was asked for, or the newest. Raises UserError if the run has no such file."""
-    from cppo_lab.answers.records import steps_with
-
-    steps = steps_with(files, kind)
-    if not steps:
-        raise UserError(
-            f"run {run_id} has kept no {kind}: runs keep them from their first validation on if "
-            "tracking.answers.keep=true"
-        )
-    if asked is None:
-        return steps[-1]
-    if asked not in steps:
-        raise UserError(f"--step {asked}: run {run_id} has {kind} of the steps {', '.join(map(str, steps))}")
-    return asked
 
 
 def _assignment(text: str) -> tuple[str, float | str]:
@@ -436,24 +368,6 @@ def _assignment(text: str) -> tuple[str, float | str]:
         except ValueError:
             continue
     return name, value
-
-
-def _configured(rule: str, config: Mapping[str, Any]) -> dict[str, Any]:
-    """The constants that a run of `rule` has on the same core and model; none if it cannot be composed."""
-    from cppo_lab.rules import RULES
-    from cppo_lab.sweep.compose import compose
-
-    if rule not in RULES:
-        return {}
-    model = config.get("model")
-    name = model.get("name") if isinstance(model, dict) else None
-    try:
-        run = compose([f"core={config.get('core')}", f"model={name}", f"rule={rule}"]).run
-    except UserError:
-        return {}
-    rollout = config.get("rollout")
-    width = rollout.get("max_response_length") if isinstance(rollout, dict) else None
-    return run.rule.arguments(width if isinstance(width, int) else run.rollout.max_response_length)
 
 
 def samples_arguments(command: CommandParser) -> None:

@@ -95,21 +95,21 @@ def watch(options: argparse.Namespace) -> int:
 
 def logs(options: argparse.Namespace) -> int:
     """Print what a run has printed."""
-    from cppo_lab.sweep import logs
+    from cppo_lab.sweep.status import follow_logs, log_values, print_logs, run_by_beginning
 
     runs = runs_folder()
-    run_id = logs.run_by_beginning(runs, options.run)
+    run_id = run_by_beginning(runs, options.run)
     if options.json:
         if options.follow:
             raise UserError("--json with -f: the object is printed at once; omit one of them")
-        answer(options, {"run_id": run_id, **logs.as_values(runs, run_id, options.all)})
+        answer(options, {"run_id": run_id, **log_values(runs, run_id, options.all)})
         return Exit.DONE
     if not options.follow:
-        logs.show(runs, run_id, options.all, sys.stdout)
+        print_logs(runs, run_id, options.all, sys.stdout)
         return Exit.DONE
     if options.all:
         raise UserError("--all with -f: only the newest attempt grows; omit one of them")
-    logs.follow(runs, run_id, lambda: _lives(run_id), sys.stdout)
+    follow_logs(runs, run_id, lambda: _lives(run_id), sys.stdout)
     return Exit.DONE
 
 
@@ -118,7 +118,7 @@ def sync(options: argparse.Namespace) -> int:
     import time
 
     from cppo_lab.runs.spool import unsent
-    from cppo_lab.sweep.logs import run_folders
+    from cppo_lab.sweep.status import run_folders
     from cppo_lab.tracking.services import Mirror, mirror_name
     from cppo_lab.tracking.upload import forget_lost, tell_of_lost, upload
 
@@ -171,7 +171,7 @@ def sync(options: argparse.Namespace) -> int:
 def note(options: argparse.Namespace) -> int:
     """Add to the note and tags of a run, also while it trains; without anything to add, print them."""
     from cppo_lab.runs.spool import add_notes, newest_record, notes
-    from cppo_lab.sweep.logs import run_by_beginning
+    from cppo_lab.sweep.status import run_by_beginning
     from cppo_lab.tracking.upload import upload
 
     run_id = run_by_beginning(runs_folder(), options.run)
@@ -236,7 +236,7 @@ def clean(options: argparse.Namespace) -> int:
     from cppo_lab.runs.folder import parse_variants, read_status
     from cppo_lab.runs.spool import unsent
     from cppo_lab.sweep.columns import aligned
-    from cppo_lab.sweep.logs import run_folders
+    from cppo_lab.sweep.status import run_folders
 
     plan, uri = _planned(options)
     if options.code and plan:
@@ -345,8 +345,7 @@ def status_reader(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
 
 def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
     """The known runs whose ids begin so."""
-    from cppo_lab.sweep.logs import run_folders
-    from cppo_lab.sweep.status import run_statuses
+    from cppo_lab.sweep.status import run_folders, run_statuses
 
     runs = runs_folder()
     return run_statuses(runs, {folder.name: None for folder in run_folders(runs, beginnings)})

@@ -80,8 +80,7 @@ def watch_report(options: argparse.Namespace, patient: bool = False) -> "Iterato
     """
     import time
 
-    from cppo_lab.analysis.scoring import NothingScored
-    from cppo_lab.analysis.selection import GAPS
+    from cppo_lab.analysis.scoring import GAPS, NothingScored
     from cppo_lab.reports.saved import read_record
 
     gaps = {state.value for state in GAPS}

@@ -1,4 +1,4 @@
-"""`cppo plan`, `cppo show`, `cppo diff`, `cppo pull`, `cppo preflight`, `cppo launch`."""
+"""`cppo plan`, `cppo show`, `cppo diff`, `cppo pull`, `cppo preflight`, `cppo launch`, `cppo tune`."""
 
 import argparse
 import contextlib
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import FoundRun, Plan
     from cppo_lab.sweep.power import PowerQuestion
+if TYPE_CHECKING:
+    from cppo_lab.search.space import Tuning
+    from cppo_lab.sweep.file import Search
 
 
 def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
@@ -65,7 +68,7 @@ def plan(options: argparse.Namespace) -> int:
     if isinstance(declared, Search):
         if question is not None:
             raise UserError(f"--power: {declared.name} is a search, which tests no claim; remove it")
-        from cppo_lab.cli.searching import plan_search
+        from cppo_lab.cli.training import plan_search
 
         return plan_search(declared, options)
     only = frozenset[str]() if options.state is None else parse_states(options.state)
@@ -608,3 +611,85 @@ def preflight_arguments(command: CommandParser) -> None:
 def pull_arguments(command: CommandParser) -> None:
     command.set_defaults(command=pull)
     add_sweep(command)
+
+
+def tune(options: argparse.Namespace) -> int:
+    """Search for the best constants; go on where an earlier command, or another command, is."""
+    from cppo_lab.errors import interrupt_on_termination
+    from cppo_lab.search.space import resolve
+    from cppo_lab.search.study import storage_url
+    from cppo_lab.search.worker import tune as carry_out
+    from cppo_lab.sweep.doctor import require_machine
+    from cppo_lab.sweep.file import Search
+    from cppo_lab.tracking.page import where_to_look
+
+    declared = load_any(options)
+    if not isinstance(declared, Search):
+        raise UserError(
+            f"{options.sweep} has no key `search`: it is not a search: cppo launch {options.sweep}"
+        )
+    tuning = resolve(declared, options.overrides, options.study, options.trials)
+    url = storage_url(options.storage)
+    uri = address.tracking_uri(tuning.base.tracking.uri)
+    if options.dry_run:
+        return _outline(tuning, url, options, {"storage": redacted(url), "dry_run": True, "text": ""})
+    require_machine([tuning.base], uri)
+    interrupt_on_termination()
+    text, over = carry_out(tuning, uri, url, runs_folder())
+    if options.json:
+        _outline(tuning, url, options, {"storage": redacted(url), "dry_run": False, "text": text})
+    else:
+        study = ["--study", options.study] if options.study else []
+        print(f"{text}\n\nStudy {tuning.study} in {redacted(url)}")
+        print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(tuning.core))}")
+        print(f"The report: cppo report {shlex.join([options.sweep, *options.overrides, *study])}")
+    return Exit.DONE if over else Exit.NO
+
+
+def plan_search(search: "Search", options: argparse.Namespace) -> int:
+    """Print the space of a search, what is done of it, and what one trial costs."""
+    from cppo_lab.search.space import resolve
+    from cppo_lab.search.study import storage_url
+
+    tuning = resolve(search, options.overrides)
+    return _outline(tuning, storage_url(), options, {"sweep": search.name, "core": tuning.core})
+
+
+def _outline(tuning: "Tuning", url: str, options: argparse.Namespace, more: dict[str, object]) -> int:
+    """What `tune` would go on with, as text or, with `more`, as JSON. Trains nothing."""
+    from cppo_lab.search.space import describe
+    from cppo_lab.search.study import counts, find_trials, summary_text
+
+    trials = find_trials(tuning, url)
+    if not options.json:
+        print(summary_text(tuning, trials))
+        return Exit.DONE
+    values = {
+        "study": tuning.study,
+        "model": tuning.model,
+        "seeds": list(tuning.seeds),
+        "objectives": list(tuning.search.search.objectives),
+        "parameters": {key: describe(parameter) for key, parameter in tuning.space.items()},
+        "trials": tuning.trials,
+        "states": counts(tuning, trials),
+    }
+    answer(options, {"search": values, **more})
+    return Exit.DONE
+
+
+def tune_arguments(command: CommandParser) -> None:
+    command.set_defaults(command=tune)
+    add_sweep(command)
+    command.add_argument(
+        "--storage",
+        metavar="URL",
+        help="where the study is stored: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, "
+        "or sqlite:///optuna.db in the working folder)",
+    )
+    command.add_argument(
+        "--dry-run", action="store_true", help="only show the search and its remaining trials"
+    )
+    command.add_argument("--study", metavar="NAME", help="name of the study (default: SEARCH-MODEL)")
+    command.add_argument(
+        "--trials", type=int, metavar="N", help="total number of trials; overrides the number in the file"
+    )

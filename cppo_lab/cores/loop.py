@@ -20,10 +20,9 @@ from torch.optim import Optimizer
 
 from cppo_lab import schema
 from cppo_lab.answers.records import Recording, StepAnswers
-from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Ended, TogetherRun
 from cppo_lab.cores.checkpoint import Row, load_checkpoint, save_checkpoint
-from cppo_lab.cores.diagnostics import Diagnostics
+from cppo_lab.cores.rule_loss import Diagnostics
 from cppo_lab.errors import Interrupted, NotFinite, describe, find_interruption, say
 from cppo_lab.maths.rules import group_advantages
 from cppo_lab.maths.tokens import merge, summarise
@@ -314,7 +313,7 @@ class _Course(Generic[T]):
         if is_best and (weights := self.trainer.weights()):
             self._save(self._best, self.history[-1:], {"model": weights})
         training = self.spec.training
-        self.reason = collapse_reason(
+        self.reason = schema.collapse_reason(
             [score for _, score in scores], training.collapse_share, training.collapse_patience
         )
         return bool(self.reason) or self.trainer.steps >= training.t_stop

@@ -1,20 +1,29 @@
 """Applies a rule to tokens, for every core; and the embedded cores' loss from log-probabilities: divergence, rule and
-aggregation.
+aggregation. And the diagnostics of a run's tokens: metrics `mismatch/*`, drift by position (Figure 2), one masked
+response (Figure 3).
+
+The metrics are those of every step of mini and verl. The other diagnostics are computed from the batches of validated
+steps, and their size does not depend on the length of the run.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
+from cppo_lab import schema
 from cppo_lab.answers.tokens import RuleUsed
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence as divergences
+from cppo_lab.maths import mismatch
+from cppo_lab.maths.masks import limits_of
 from cppo_lab.maths.rules import aggregate, centred, corrected
 from cppo_lab.maths.tokens import RuleOutput, Tokens
-from cppo_lab.rules import PERMUTATION, Rule, rule_of
+from cppo_lab.rules import PERMUTATION, RULES, Rule, rule_of
 from cppo_lab.spec import DivergenceSpec, RuleSpec, RunSpec
 
 
@@ -140,3 +149,158 @@ def own_permutation(valid: Tensor, generator: torch.Generator) -> Tensor:
     draws = torch.rand(valid.shape, generator=generator).to(valid.device)
     # Padding sorts behind every draw, so the first len_b entries of row b are its positions.
     return torch.where(valid, draws, 2.0).argsort(1)
+
+
+TOP_SHARE = 0.1  # the paper's "top 10 %"
+
+
+def mismatch_metrics(
+    parts: Sequence[mismatch.MismatchSums], *, before_update: bool = False
+) -> dict[str, float]:
+    """The metrics of the union of `parts` under their names of the schema: of all tokens, then of each third.
+
+    A third without tokens, or a batch without tokens, has no metrics. `before_update`: of the state before a training
+    step's first update.
+    """
+    if not parts:
+        return {}
+    union = mismatch.merge(parts)
+    metrics = {
+        schema.mismatch_metric(name, third, before_update=before_update): value
+        for third, values in zip(("", *schema.THIRDS), mismatch.values(union), strict=True)
+        for name, value in values.items()
+    }
+    if before_update and metrics:
+        mean, percentile = mismatch.divergence_values(union)
+        metrics |= {schema.DIVERGENCE_BEFORE: mean, schema.DIVERGENCE_BEFORE_P90: percentile}
+    return metrics
+
+
+def mismatch_of_step(updates: Sequence[mismatch.LogRatios]) -> dict[str, float]:
+    """The metrics of a training step: over all its updates, and before the first one."""
+    if not updates:
+        return {}
+    first, later = mismatch.mismatch_sums(updates[0]), updates[1:]
+    # A few large batches cost less than many small ones.
+    parts = [first, mismatch.mismatch_sums(*later)] if later else [first]
+    return mismatch_metrics(parts) | mismatch_metrics([first], before_update=True)
+
+
+@dataclass(frozen=True)
+class ObservedTokens:
+    """The tokens of one batch as a rule saw them; every tensor [B, T], right-padded, without gradient."""
+
+    logp: Tensor  # log pi(y_t)
+    rollout_logp: Tensor  # log mu(y_t)
+    divergence: Tensor  # D_t
+    advantages: Tensor
+    valid: Tensor  # bool
+    tokens: Tensor  # ids
+    origin_logp: Tensor  # log-probability under the policy from which D_t measures
+
+
+class Diagnostics:
+    """Accumulates the sums over the watched steps, and the best example so far.
+
+    Call `see` for each minibatch (at most `horizon` positions) of a watched step, then `end_step`.
+    """
+
+    def __init__(self, rule: RuleSpec, horizon: int) -> None:
+        self.rule = rule
+        fixed = RULES[rule.name].fixed if rule.name in RULES else {}
+        self.constants = {**rule.arguments(horizon), **fixed}
+        # The tests are those of CPPO's mask: a soft gate masks nothing, a random mask other tokens, and what a rule of
+        # another package does with such constants is not known.
+        self.shows_window = (
+            rule.name in RULES
+            and rule.delta_b is not None
+            and rule.gate is None
+            and not fixed.get("random_mask")
+        )
+        self.tokens = torch.zeros(horizon)
+        self.gap = torch.zeros(horizon)
+        self.top = torch.zeros(horizon)
+        self.window: dict[str, Any] | None = None
+        self._pending: list[Tensor] = []
+
+    def see(self, step: int, seen: ObservedTokens, text: Callable[[list[int]], list[str]]) -> None:
+        """Add a batch of training step `step`; `text` maps token ids to the readable text of each."""
+        gap = torch.where(seen.valid, (seen.logp.exp() - seen.rollout_logp.exp()).abs(), torch.nan).cpu()
+        self._pending.append(F.pad(gap, (0, len(self.gap) - gap.shape[1]), value=torch.nan))
+        if self.shows_window:
+            self._keep_window(step, seen, text)
+
+    def end_step(self) -> None:
+        """Finish a watched step, after all of its minibatches were passed to `see`."""
+        if not self._pending:
+            return
+        gaps = torch.cat(self._pending)
+        self._pending = []
+        count = (~gaps.isnan()).sum(0)
+        ordered = gaps.nan_to_num(-1.0).sort(dim=0, descending=True).values.clamp(min=0)
+        top = (TOP_SHARE * count).ceil()
+        rank = torch.arange(len(gaps))[:, None]
+        self.tokens += count
+        self.gap += ordered.sum(0)
+        # Weighted by all tokens of the position, so that steps add up as they do for the mean.
+        self.top += (ordered * (rank < top)).sum(0) / top.clamp(min=1) * count
+
+    def _keep_window(self, step: int, seen: ObservedTokens, text: Callable[[list[int]], list[str]]) -> None:
+        """Keep the response that best shows both tests; on a tie the later."""
+        valid, delta = seen.valid, self.constants["delta"]
+        moves_away = (seen.advantages * (seen.logp - seen.origin_logp) > 0) & valid
+        tests = limits_of(self.constants, seen.divergence, valid).tests
+        by_token = moves_away & tests.token_fails
+        by_prefix = moves_away & tests.prefix_fails & ~by_token
+        merit = torch.minimum(by_token.sum(1), by_prefix.sum(1)) * 1000 + by_prefix.sum(1)
+        merit = merit.where(valid.any(1), -1)  # an empty row is padding, with nothing to show
+        row = int(merit.argmax())
+        if int(merit[row]) < (0 if self.window is None else self.window["merit"]):
+            return
+        end = int(valid[row].sum())
+        # Two transfers from the device, not two per token.
+        reasons = [
+            "token" if t else "prefix" if p else ""
+            for t, p in zip(by_token[row].tolist(), by_prefix[row].tolist(), strict=True)
+        ]
+        self.window = {
+            "merit": int(merit[row]),
+            "step": step,
+            "symbols": text(seen.tokens[row, :end].tolist()),
+            "weighted_divergence": tests.weighted[row, :end].tolist(),
+            "token_threshold": delta,
+            "prefix_threshold": (delta - tests.excess[row, :end]).tolist(),
+            "moves_away": moves_away[row, :end].tolist(),
+            "masked_by": reasons[:end],
+        }
+
+    def tables(self) -> dict[str, dict[str, Any]]:
+        """The artifacts by name: `positions`, and `window` if the rule has a prefix budget; none if no watched
+        step has trained any token.
+        """
+        seen = int((self.tokens > 0).sum())
+        if not seen:
+            return {}
+        count = self.tokens[:seen].clamp(min=1)
+        tables: dict[str, dict[str, Any]] = {}
+        tables["positions"] = {
+            "position": list(range(1, seen + 1)),
+            "tokens": [int(n) for n in self.tokens[:seen]],
+            "gap_mean": (self.gap[:seen] / count).tolist(),
+            "gap_top10": (self.top[:seen] / count).tolist(),
+            "w_min": self.rule.w_min,
+            "span": self.constants.get("span"),
+            "delta": self.rule.delta,
+        }
+        if self.window is not None:
+            tables["window"] = {key: value for key, value in self.window.items() if key != "merit"}
+        return tables
+
+    def state(self) -> dict[str, Any]:
+        """The state for a checkpoint."""
+        return {"tokens": self.tokens, "gap": self.gap, "top": self.top, "window": self.window}
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Continue from `state`."""
+        self.tokens, self.gap, self.top = (state[name].cpu() for name in ("tokens", "gap", "top"))
+        self.window = state["window"]

@@ -26,7 +26,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeGuard
 
-from cppo_lab.cores import collapse_reason
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import NOWHERE, ignoring, open_lock, open_plain, read_plain, redacted, replace_file
 from cppo_lab.schema import (
@@ -423,21 +422,6 @@ def summarise(scores: Mapping[int, float], t_stop: int) -> Scores | None:
         best_step=best_step,
         final_mean=fmean(late) if late else None,
     )
-
-
-# Early signs of a collapse. At 0.4, the share of a collapse, many runs recover (docs/evidence/drift.md).
-WARNING = "early warning 1"
-WARNING_SHARE = 0.1  # of the best score
-WARNED, COLLAPSED = 48, 42  # runs of `python -m dev.early_warning`: warned of, and of these collapsed
-
-
-def early_signs(last: float | None, best: float | None) -> str:
-    """What speaks for a collapse of a run with these scores, and the rule that says so; empty if nothing does."""
-    if last is None or best is None or not collapse_reason((best, last), WARNING_SHARE, patience=1):
-        return ""
-    scores = f"score {100 * last:.1f} % is below {WARNING_SHARE:g} x its best {100 * best:.1f} %"
-    chance = f"{COLLAPSED} of {WARNED} such runs of the exact core collapsed"
-    return f"early signs of a collapse: {scores}; {chance} ({WARNING})"
 
 
 def score_text(

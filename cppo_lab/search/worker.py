@@ -25,7 +25,12 @@ from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError, blocked, describe, say
 from cppo_lab.files import mask_output, open_append, redacted, replace_file, require_folder
 from cppo_lab.launch.base import Event
-from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_of, load_launcher
+from cppo_lab.launch.launchers import (
+    LauncherRecord,
+    jobs_in_queue,
+    launcher_of,
+    load_launcher,
+)
 from cppo_lab.launch.local import default_workers
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
@@ -33,7 +38,6 @@ from cppo_lab.runs.folder import AlreadyRunning, is_cancelled, is_held, read_sta
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.tags import figure_tag
 from cppo_lab.search import study as studies
-from cppo_lab.search.results import Watch, ended, is_over, note, numbers_of, result_text, summarise, values_of
 from cppo_lab.search.space import Tuning
 from cppo_lab.search.study import (
     MLFLOW_ID,
@@ -43,16 +47,24 @@ from cppo_lab.search.study import (
     VARIABLE,
     Lost,
     SearchStudy,
+    Watch,
+    ended,
     exclusive,
     file_of,
+    is_over,
+    note,
+    numbers_of,
+    result_text,
     search_folder,
     storage_url,
+    summarise,
+    values_of,
 )
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.sweep.file import Scalar
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import deferred_for, ensure_experiment, open_client
-from cppo_lab.tracking.search_record import (
+from cppo_lab.tracking.page import (
     Point,
     TrialRecord,
     filled,

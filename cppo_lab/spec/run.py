@@ -604,7 +604,7 @@ class TrainingSpec(Spec):
     """The number of training steps `t_stop`, and the aggregation of per-token objectives to a loss.
 
     A run whose validation score stays below `collapse_share` x its best for `collapse_patience` validations in a
-    row ends as collapsed (cores/__init__.py).
+    row ends as collapsed (`schema.collapse_reason`).
     """
 
     t_stop: Count

@@ -28,7 +28,7 @@ from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import launcher_kind, launcher_of, other_launchers
 from cppo_lab.plugins import code_digest, digest_of
-from cppo_lab.rules import RULES, from_environment
+from cppo_lab.rules import RULES, from_environment, path_of_user
 from cppo_lab.spec import (
     AnswersSpec,
     LayoutSpec,
@@ -43,7 +43,7 @@ from cppo_lab.spec import (
 from cppo_lab.spec.parse import parse, parse_run, run_kind
 from cppo_lab.spec.run import PAPER
 from cppo_lab.sweep.file import REWARD, REWARD_REMEDY, REWARDS
-from cppo_lab.sweep.groups import CONF, added_rules, groups
+from cppo_lab.sweep.groups import CONF, added_rules, groups, shipped
 from cppo_lab.sweep.overrides import UNREADABLE, Override, parse_override
 
 SHARED_CONSTANTS = ("trust_region.", "recipe.")  # of models and recipes, referred to by rules and data
@@ -492,3 +492,26 @@ def _file(rule: str) -> Mapping[str, Any]:
 def _shipped(rule: str) -> Mapping[str, Any]:
     values: Mapping[str, Any] = yaml.safe_load((CONF / "rule" / f"{rule}.yaml").read_text(encoding="utf-8"))
     return values
+
+
+def rule_on(rule: str, config: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """A rule for a replay of a run with `config`: its path, None if it is the product's; and the constants that it has
+    on the run's core and model, none if that cannot be composed.
+
+    Raises UserError for an option of the group `rule` that is no rule's name.
+    """
+    if rule not in RULES:
+        if rule in shipped()["rule"]:
+            raise UserError(
+                f"--rule {rule}: conf/rule/{rule}.yaml configures a rule, and a replay composes nothing: name the rule "
+                "in that file, with its constants as KEY=VALUE"
+            )
+        return path_of_user(rule), {}
+    model, rollout = config.get("model"), config.get("rollout")
+    name = model.get("name") if isinstance(model, dict) else None
+    try:
+        run = compose([f"core={config.get('core')}", f"model={name}", f"rule={rule}"]).run
+    except UserError:
+        return None, {}
+    width = rollout.get("max_response_length") if isinstance(rollout, dict) else None
+    return None, run.rule.arguments(width if isinstance(width, int) else run.rollout.max_response_length)

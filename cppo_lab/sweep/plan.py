@@ -1,8 +1,7 @@
 """The plan of a sweep or study: every run once, with its id and names; and a run by a prefix of its id."""
 
-import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -13,7 +12,15 @@ from cppo_lab.core_records import core_of as core_record
 from cppo_lab.errors import UserError, say, together, unknown
 from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.rules import colours
-from cppo_lab.runs.folder import CONFIG, read_config
+from cppo_lab.runs.folder import (
+    COMPLETE_ID,
+    CONFIG,
+    ID_BEGINNING,
+    LENGTH,
+    only,
+    read_config,
+    require_beginning,
+)
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import NotifySpec, TrackingSpec
 from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, condition_faults, enumerate_runs
@@ -22,6 +29,9 @@ from cppo_lab.sweep.grid import core_of, key_faults, refuse, with_core
 from cppo_lab.sweep.overrides import parse_override
 
 if TYPE_CHECKING:
+    from cppo_lab.answers.records import AnswerFiles
+    from cppo_lab.answers.texts import Texts
+    from cppo_lab.answers.tokens import RecordedTokens
     from cppo_lab.sweep.file import Search
 
 
@@ -219,9 +229,7 @@ def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
     return texts
 
 
-LENGTH = 12  # hexadecimal digits of a complete id
 TELL_SECONDS = 2.0  # between two lines of a search in sweeps: all of the shipped ones take a minute
-_BEGINNING = re.compile(r"[0-9a-f]{4,12}")
 
 
 @dataclass(frozen=True)
@@ -241,17 +249,8 @@ class FoundRun:
 def is_run_id(text: str) -> bool:
     """Whether `text` is a prefix of a run id and not the name of a sweep or its file."""
     return (
-        _BEGINNING.fullmatch(text) is not None and text not in shipped_sweeps() and not Path(text).is_file()
+        ID_BEGINNING.fullmatch(text) is not None and text not in shipped_sweeps() and not Path(text).is_file()
     )
-
-
-def require_beginning(text: str) -> None:
-    """Raises UserError if `text` is not a valid prefix of a run id, or is too short."""
-    if not _BEGINNING.fullmatch(text):
-        raise UserError(
-            f"run {text!r} is not a prefix of a run's id: give 4 to {LENGTH} hexadecimal digits "
-            "(`cppo plan SWEEP` lists the ids)"
-        )
 
 
 def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> FoundRun:
@@ -287,20 +286,56 @@ def find_recorded_run(beginning: str, runs: Path) -> FoundRun:
     )
 
 
-def only(beginning: str, run_ids: Iterable[str]) -> str:
-    """The single id of those that begin so. Raises UserError if there are several."""
-    run_id, *others = sorted(run_ids)
-    if others:
-        ids = ", ".join([run_id, *others][:10])
-        raise UserError(f"run {beginning!r} is a prefix of {1 + len(others)} ids: {ids}: give more digits")
-    return run_id
+def recorded_texts(beginning: str, runs: Path, step: int | None) -> "tuple[FoundRun, Texts]":
+    """A run, and the prompts and responses of a step, the newest if it is None. Raises UserError if there are none."""
+    from cppo_lab.answers.records import read_texts
+
+    run, files, step = _answers(beginning, runs, "texts", step)
+    texts = read_texts(files, step)
+    assert texts is not None  # its name was listed
+    return run, texts
+
+
+def recorded_tokens(beginning: str, runs: Path, step: int | None) -> "tuple[FoundRun, RecordedTokens]":
+    """The same for the tokens of some training responses."""
+    from cppo_lab.answers.records import read_tokens
+
+    run, files, step = _answers(beginning, runs, "tokens", step)
+    tokens = read_tokens(files, step)
+    assert tokens is not None
+    return run, tokens
+
+
+def _answers(beginning: str, runs: Path, kind: str, step: int | None) -> "tuple[FoundRun, AnswerFiles, int]":
+    """The run, its files of answers, those of its folder or else the tracking store's, and the step."""
+    from cppo_lab.answers.records import FolderFiles, steps_with
+    from cppo_lab.tracking import address
+
+    uri = address.known_store(address.tracking_uri())
+    run = find_recorded_run(beginning, runs)
+    files: AnswerFiles = FolderFiles(runs / run.run_id)
+    if not files.names():
+        from cppo_lab.tracking.read import stored_files  # MLflow
+
+        files = stored_files(uri, str(run.config.get("core")), run.run_id) or files
+    steps = steps_with(files, kind)
+    if not steps:
+        raise UserError(
+            f"run {run.run_id} has kept no {kind}: runs keep them from their first validation on if "
+            "tracking.answers.keep=true"
+        )
+    if step is not None and step not in steps:
+        raise UserError(
+            f"--step {step}: run {run.run_id} has {kind} of the steps {', '.join(map(str, steps))}"
+        )
+    return run, files, steps[-1] if step is None else step
 
 
 def _in_folders(beginning: str, runs: Path) -> dict[str, FoundRun]:
     by_id = {}
     for folder in runs.glob(f"{beginning}*"):
         config = read_config(folder / CONFIG)
-        if config is not None and re.fullmatch(f"[0-9a-f]{{{LENGTH}}}", folder.name):
+        if config is not None and COMPLETE_ID.fullmatch(folder.name):
             by_id[folder.name] = FoundRun(folder.name, f"{folder.name}/{CONFIG} in {runs}", config)
     return by_id
 

@@ -17,7 +17,7 @@ from cppo_lab.launch.base import Event
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import Cause, cancel, end_process, is_held, read_status
-from cppo_lab.runs.spool import RunRows, early_signs, score_of, score_text, summarise
+from cppo_lab.runs.spool import RunRows, score_of, score_text, summarise
 from cppo_lab.runs.state import CAUSE_TEXTS, STARTING, RunState
 from cppo_lab.sweep.plan import Plan
 
@@ -226,7 +226,7 @@ class Progress:
         """Report the early signs that a run has at its last validation, and stop it if that is asked for."""
         scores, t_stop = started.rows[run_id].scores, self.t_stop[run_id]
         at = max(scores)
-        if not (signs := early_signs(scores[at], max(scores.values()))):
+        if not (signs := schema.early_signs(scores[at], max(scores.values()))):
             return
         self.warned.add(run_id)
         [attempt] = [attempt for attempt in started.job.attempts if attempt.run_id == run_id]

@@ -28,11 +28,11 @@ except ModuleNotFoundError as error:
     raise UserError("package 'pandas' is not installed: pip install 'cppo-lab[notebook]'") from None
 
 from cppo_lab.analysis.inputs import points_frame, run_id_of
-from cppo_lab.analysis.scoring import late_curve
-from cppo_lab.analysis.selection import (
+from cppo_lab.analysis.scoring import (
     SelectionState,
     ValidationCurves,
     choose,
+    late_curve,
     state_in_store,
     validation_curves,
 )
@@ -148,7 +148,7 @@ class Results:
             in which a run is scored. state: done, collapsed, running, failed, partial, stopped or missing, by the
             store (`cppo status` also checks the queue and the locks); reason: why it failed, collapsed or was
             interrupted. best, best_step: the selected validation score and its training step: the highest mean over the
-            benchmarks inside the window, the first on ties, as in the reports (`analysis.selection`). last, last_step:
+            benchmarks inside the window, the first on ties, as in the reports (`analysis.scoring`). last, last_step:
             the last score inside the window. final_mean: mean score over the last 30 % of the window, which has no
             selection bias. base: score before training (step 0). start, end: UTC times of the run in the store;
             mlflow_id: its id there. warm_start: digest of the weights from which training began; empty without it.

@@ -1,4 +1,5 @@
-"""What MLflow's page shows beside the runs: a sweep's parent, and the view that our links open.
+"""What MLflow's page shows beside the runs: a sweep's parent, a search with its trials, and the view that
+our links open.
 
 The parent is a run below which MLflow nests those of the sweep. It has the sweep's description with the states of its
 runs, the means of its variants, the registered hypotheses, and the page, figures and verdicts of its report. It has no
@@ -7,6 +8,9 @@ runs, the means of its variants, the registered hypotheses, and the page, figure
 MLflow keeps a saved view of an experiment's runs in the experiment's tag `mlflow.sharedViewState.<key>` and opens it by
 `?viewStateShareKey=<key>`. The format is that of MLflow 3.17's page; it is not documented, so tests/browser opens
 it in a real one.
+
+A search has one run for the study, with a child run for each trial. Training runs are separate. Runs of a search have
+no `cppo.run_id` either.
 """
 
 import base64
@@ -18,28 +22,32 @@ import shlex
 import time
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
+from itertools import accumulate
+from operator import attrgetter, sub
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlencode
 
 from mlflow import MlflowClient
-from mlflow.entities import Experiment, Metric, Run, ViewType
+from mlflow.entities import Experiment, Metric, Param, Run, ViewType
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.runs.machine import code_version
+from cppo_lab.runs.spool import read_rows
 from cppo_lab.runs.tags import escaped
+from cppo_lab.spec import RunSpec
 from cppo_lab.spec.run import digest
 from cppo_lab.tracking import address
-from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, open_client
-from cppo_lab.tracking.history import recorded_status, unclipped
-from cppo_lab.tracking.read import StoredFiles, is_active, newest_runs
+from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, may_fail, open_client
+from cppo_lab.tracking.history import StoredRun, recorded_status, unclipped
+from cppo_lab.tracking.read import StoredFiles, attempts_at, is_active, metric_history, newest_runs
 
 VARIANT_MEAN = "variant_mean"  # metrics of a parent only
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")  # MLflow allows few characters, and no empty or dotted parts
@@ -485,3 +493,143 @@ def _line_chart(metric: str) -> dict[str, Any]:
         "useGlobalXaxisKey": True,
         "useGlobalLineSmoothing": True,
     }
+
+
+LAST = 3  # validations in the final score
+
+
+class Point(NamedTuple):
+    """One validation: training step, score as a fraction, and when it was measured."""
+
+    step: int
+    score: float
+    time_ms: int
+
+
+OBJECTIVES: Mapping[str, Callable[[Sequence[float]], float]] = {
+    "final_score": lambda scores: fmean(scores[-LAST:]),
+    "best_score": max,
+    "mean_score": fmean,  # the area under the curve per step
+    # 1 minus the largest drop of the score below its best so far
+    "stability": lambda scores: 1.0 - max(map(sub, accumulate(scores, max), scores)),
+}
+
+
+def filled(curve: Sequence[tuple[Any, ...]], t_stop: int, every: int) -> list[float]:
+    """The scores of a curve up to `t_stop`, validated every `every` steps; the last score fills in for missing ones.
+
+    A point has a step and a score. A collapsed run is a result: an early collapse is no advantage.
+    """
+    scores = [float(point[1]) for point in curve]
+    return scores + scores[-1:] * ((t_stop - int(curve[-1][0])) // every)
+
+
+def score_metric(spec: RunSpec) -> str:
+    """The metric that a search optimises."""
+    return schema.validation_metric(schema.MEAN, spec.validation.samples)
+
+
+def live_curve(folder: Path, spec: RunSpec) -> list[Point]:
+    """The validations that a run has written so far, which another process may be training, by step."""
+    metric = score_metric(spec)
+    rows = read_rows(folder)  # one of each step, in order
+    return [Point(row.step, row.metrics[metric], row.time_ms) for row in rows if metric in row.metrics]
+
+
+def _past(client: MlflowClient, spec: RunSpec) -> list[StoredRun]:
+    return attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
+
+
+def finished_curve(client: MlflowClient, spec: RunSpec, tags: Mapping[str, str]) -> list[Point] | None:
+    """The validations of a training run, whose finished attempt gets the `tags` that it lacks; None if none is."""
+    for attempt in _past(client, spec):
+        if attempt.is_result:
+            for key, value in tags.items():
+                if key not in attempt.tags:
+                    client.set_tag(attempt.mlflow_id, key, value)
+            columns = metric_history(client, attempt.mlflow_id, score_metric(spec))
+            return [Point(*point) for point in zip(*(column.tolist() for column in columns), strict=True)]
+    return None
+
+
+def missing_tags(client: MlflowClient, spec: RunSpec, tags: Mapping[str, str]) -> dict[str, str]:
+    """Those of the `tags` that the newest attempt at a run lacks; tags that it has keep their values."""
+    past = _past(client, spec)
+    return {key: value for key, value in tags.items() if not past or key not in past[0].tags}
+
+
+def give_reason(client: MlflowClient, spec: RunSpec, reason: str) -> None:
+    """Record on the newest attempt at a run why it was ended."""
+    past = _past(client, spec)
+    if past and not past[0].is_result:
+        client.set_tag(past[0].mlflow_id, schema.TAG_REASON, reason[:500])
+
+
+def open_search(client: MlflowClient, experiment: str, study: str, note: str, before: str | None) -> str:
+    """The id of the MLflow run of a study, created if it does not exist. `before`: the id that the study has stored."""
+    if before is not None and is_active(client, before):
+        return before
+    tags = {schema.TAG_SEARCH: study, schema.TAG_STATUS: schema.RUNNING, schema.TAG_NOTE: note}
+    return str(client.create_run(experiment, tags=tags, run_name=f"search {study}").info.run_id)
+
+
+def update_search(client: MlflowClient, mlflow_id: str, note: str, file: Path, ended: bool) -> None:
+    """Send the state of a search: its description, its file, and whether all trials are done."""
+    client.log_artifact(mlflow_id, str(file))
+    client.set_tag(mlflow_id, schema.TAG_NOTE, note)
+    client.set_tag(mlflow_id, schema.TAG_STATUS, schema.DONE if ended else schema.RUNNING)
+    client.update_run(mlflow_id, status="FINISHED" if ended else "RUNNING")
+
+
+@dataclass(frozen=True)
+class TrialRecord:
+    """The MLflow run of one trial."""
+
+    client: MlflowClient
+    mlflow_id: str
+
+    @classmethod
+    def open(
+        cls, client: MlflowClient, experiment: str, search: tuple[str, str], number: int
+    ) -> "TrialRecord":
+        """Begin the record of trial `number`, or continue in it. `search`: its study and MLflow run."""
+        study, parent = search
+        condition = f"tags.`{schema.TAG_PARENT}` = '{parent}' and tags.`{schema.TAG_TRIAL}` = '{number}'"
+        tags = {
+            schema.TAG_SEARCH: study,
+            schema.TAG_TRIAL: str(number),
+            schema.TAG_PARENT: parent,
+            schema.TAG_STATUS: schema.RUNNING,
+        }
+        for run in client.search_runs([experiment], condition):
+            client.update_run(run.info.run_id, status="RUNNING")
+            client.set_tag(run.info.run_id, schema.TAG_STATUS, schema.RUNNING)
+            return cls(client, run.info.run_id)
+        run = client.create_run(experiment, tags=tags, run_name=f"{study} trial {number}")
+        return cls(client, run.info.run_id)
+
+    def describe(self, params: Mapping[str, Any], run_ids: Sequence[str]) -> None:
+        """The trial's point and the ids of its training runs."""
+        pairs = [Param(key, str(value)) for key, value in params.items()]
+        self.client.log_batch(self.mlflow_id, params=pairs)
+        self.client.set_tag(self.mlflow_id, schema.TAG_TRIAL_RUNS, ",".join(run_ids))
+
+    def scores(self, points: Iterable[Point]) -> None:
+        """Log points of the running mean. If the store does not answer, the chart only lacks some points."""
+        metrics = [Metric("search/score", point.score, point.time_ms, point.step) for point in points]
+        with may_fail("search/score"):
+            self.client.log_batch(self.mlflow_id, metrics=metrics)
+
+    def finish(self, status: str, values: Mapping[str, float], reason: str = "") -> None:
+        """Record that the trial ended with `status`, and with the `values` of its objectives if it is complete."""
+        for objective, value in values.items():
+            self.client.log_metric(self.mlflow_id, schema.search_metric(objective), value)
+        if reason:
+            self.client.set_tag(self.mlflow_id, schema.TAG_REASON, reason[:500])
+        self.client.set_tag(self.mlflow_id, schema.TAG_STATUS, status)
+        self.client.set_terminated(self.mlflow_id, "FAILED" if status == schema.FAILED else "FINISHED")
+
+    def pause(self) -> None:
+        """Mark the trial as paused, since its worker is ending; another worker may resume it."""
+        with may_fail("the end of a trial"):
+            self.client.set_terminated(self.mlflow_id, "KILLED")

@@ -47,7 +47,6 @@ from cppo_lab.runs.spool import (
     Line,
     Shipped,
     StepEvent,
-    early_signs,
     files,
     read_lines,
     save_shipped,
@@ -351,7 +350,7 @@ class _Messages:
         """Send what is new of the runs; False, at the first that could not be sent, if the webhook does not answer."""
         for folder in list(self.folders):
             status = dict(RunFolder(folder).status)
-            signs = early_signs(status.get("score"), status.get("best"))
+            signs = schema.early_signs(status.get("score"), status.get("best"))
             if signs and status.get("status") == schema.RUNNING:
                 status |= {"status": EARLY_SIGNS, "reason": signs}
             event, reason = status.get("status"), status.get("reason")

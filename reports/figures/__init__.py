@@ -1,4 +1,4 @@
-"""Figures: data is reduced to a frozen info, which is then drawn. Only this package uses matplotlib.
+"""Figures: data is reduced to a frozen info, which is then drawn. Only reports use matplotlib.
 
 Guarantees of this package:
 
@@ -7,8 +7,8 @@ Guarantees of this package:
 - Its CSV has every number and label of the info, or building fails (`drawing.py`).
 - A figure that cannot be drawn is replaced by the reason (`drawing.py`: `Absent`).
 - Style is set in a context, never globally (`drawing.py`); colours come from a palette, also one for the colour-blind,
-  with their dark values beside them (`palette.py`).
+  with their dark values beside them (`drawing.py`).
 
-Begin with `drawing.py` and `validation.py`. `gallery.py` lists the paper's figures, `search.py` those of a
-search, which Optuna draws.
+Begin with `drawing.py` and `validation.py`. `gallery.py` has the paper's figures. Figures that one page alone has stand
+with its text: those of a search, which Optuna draws, and of the exact core's study.
 """

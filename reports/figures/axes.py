@@ -19,8 +19,17 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import FEWEST_RUNS, Estimate, mean_estimate, score_limits
 from cppo_lab.analysis.statistics.summary import map_noise
 from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
-from cppo_lab.reports.figures.drawing import HEADING, Info, Key, keys_of, panel_grid, sized
-from cppo_lab.reports.figures.palette import HEAT_MAP, PALETTES, PAPER
+from cppo_lab.reports.figures.drawing import (
+    HEADING,
+    HEAT_MAP,
+    PALETTES,
+    PAPER,
+    Info,
+    Key,
+    keys_of,
+    panel_grid,
+    sized,
+)
 from cppo_lab.reports.names import display_name, origin, score_name, value_text
 from cppo_lab.reports.tables import run_ids_of
 

@@ -17,6 +17,8 @@ from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.analysis.study import OURS
 from cppo_lab.reports.figures.drawing import (
     APPEARANCE,
+    PALETTES,
+    PAPER,
     Absent,
     Info,
     Key,
@@ -28,7 +30,6 @@ from cppo_lab.reports.figures.drawing import (
     step_axis,
     surround,
 )
-from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.figures.validation import drawn_variants, source_of
 from cppo_lab.reports.names import display_name, origin
 from cppo_lab.reports.tables import printed_table, run_ids_of

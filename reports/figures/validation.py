@@ -12,13 +12,14 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.selection import RunScore, SelectionState
+from cppo_lab.analysis.scoring import RunScore, Scoreboard, SelectionState
 from cppo_lab.analysis.statistics.collapse import CellCollapse
 from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.analysis.statistics.values import in_window
 from cppo_lab.reports.figures.drawing import (
     APPEARANCE,
+    PALETTES,
+    PAPER,
     Info,
     Key,
     fill,
@@ -28,7 +29,6 @@ from cppo_lab.reports.figures.drawing import (
     sized,
     step_axis,
 )
-from cppo_lab.reports.figures.palette import PALETTES, PAPER
 from cppo_lab.reports.names import display_name, in_order, origin, points, score_name
 from cppo_lab.reports.tables import run_ids_of
 from cppo_lab.rules import Stroke

@@ -4,8 +4,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun
-from cppo_lab.analysis.scoring import score_sweep
-from cppo_lab.analysis.selection import SelectionState
+from cppo_lab.analysis.scoring import SelectionState, score_sweep
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data, scored
 from tests.conftest import user_error
 

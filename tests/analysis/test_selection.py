@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.analysis.selection import (
+from cppo_lab.analysis.scoring import (
     GAPS,
     Choice,
     SelectionState,

@@ -71,7 +71,7 @@ def test_diagnostics_are_read_and_runs_without_are_left_out(store: tuple[str, st
 def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: tuple[str, str]) -> None:
     """Both cores go through `cores.diagnostics`; the paper's longest responses have 16,384 tokens."""
     torch = pytest.importorskip("torch")
-    from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
+    from cppo_lab.cores.rule_loss import Diagnostics, ObservedTokens
     from cppo_lab.spec import RuleSpec
 
     tokens, responses = 16_384, 4

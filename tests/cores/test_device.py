@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
+from cppo_lab.cores.rule_loss import Diagnostics, ObservedTokens
 from cppo_lab.maths import divergence
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
 from cppo_lab.rules import RULES

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
 from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.cores.rule_loss import Diagnostics, ObservedTokens
 from cppo_lab.maths.weights import position_weights
 from cppo_lab.spec import RuleSpec
 from tests.cores.test_mini import trainer_of

@@ -12,10 +12,8 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Resources
-from cppo_lab.cores.datasets import exact_datasets
+from cppo_lab.cores.base import Resources, exact_datasets
 from cppo_lab.cores.exact import trainer as trainer_module
-from cppo_lab.cores.exact.learner import GradedResponses, Learner
 from cppo_lab.cores.exact.process import (
     compare,
     returns_by_start,
@@ -23,6 +21,8 @@ from cppo_lab.cores.exact.process import (
     state_probabilities,
 )
 from cppo_lab.cores.exact.trainer import (
+    GradedResponses,
+    Learner,
     histories_together,
     learner_of,
     step_together,

@@ -11,16 +11,14 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Resources, load_core
 from cppo_lab.cores.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
-from cppo_lab.cores.exact.learner import Learner
-from cppo_lab.cores.exact.trainer import step_together
+from cppo_lab.cores.exact.trainer import Learner, step_together
 from cppo_lab.cores.loop import SteppedTrainer
 from cppo_lab.cores.mini import trainer as trainer_module
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.errors import NotFinite
-from cppo_lab.schema import Outcome
+from cppo_lab.schema import Outcome, collapse_reason
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY

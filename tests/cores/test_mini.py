@@ -13,9 +13,8 @@ import torch
 from cppo_lab import schema
 from cppo_lab.cores.base import Resources
 from cppo_lab.cores.mini.model import Rollout, Transformer, draw, draw_nucleus, sample
-from cppo_lab.cores.mini.objective import Objective
 from cppo_lab.cores.mini.tasks import make_task
-from cppo_lab.cores.mini.trainer import Trainer, train
+from cppo_lab.cores.mini.trainer import Objective, Trainer, train
 from cppo_lab.cores.mini.warm_start import (
     TEST_EVERY,
     NotLearned,

@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.exact.learner import Learner, equal_length
 from cppo_lab.cores.exact.process import state_probabilities
-from cppo_lab.cores.exact.trainer import histories_together, learner_of, step_together
+from cppo_lab.cores.exact.trainer import Learner, equal_length, histories_together, learner_of, step_together
 from cppo_lab.errors import UserError
 from cppo_lab.rules import PERMUTATION
 from cppo_lab.spec import ExactRun

@@ -10,8 +10,7 @@ from optuna.trial import TrialState, create_trial
 from cppo_lab.cli import main
 from cppo_lab.data.prepare import FileRecord, summary
 from cppo_lab.plugins import Check
-from cppo_lab.search.results import _line
-from cppo_lab.search.study import REASON
+from cppo_lab.search.study import REASON, _line
 from cppo_lab.sweep.columns import aligned, to_csv
 from cppo_lab.sweep.doctor import lines
 from cppo_lab.testing.vectors import Mismatch, Report

@@ -15,8 +15,7 @@ from cppo_lab import schema
 from cppo_lab.cli.command import Exit
 from cppo_lab.cores.base import CHECKPOINT, Resources
 from cppo_lab.cores.exact import trainer
-from cppo_lab.cores.exact.learner import Learner
-from cppo_lab.cores.exact.trainer import train
+from cppo_lab.cores.exact.trainer import Learner, train
 from cppo_lab.launch.training import training_jobs
 from cppo_lab.runs.attempt import Attempt, groups
 from cppo_lab.runs.folder import cancel, end_process, held, in_living_batch, read_status, write_run_list

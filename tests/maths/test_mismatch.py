@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab import schema
-from cppo_lab.cores.diagnostics import mismatch_metrics, mismatch_of_step
+from cppo_lab.cores.rule_loss import mismatch_metrics, mismatch_of_step
 from cppo_lab.maths.mismatch import MismatchSums, log_ratios, merge, mismatch_sums
 
 Rows = list[list[tuple[float, float]]]  # of each response: (log pi, log mu) of its tokens

@@ -18,7 +18,7 @@ from PIL import Image
 
 from cppo_lab import schema
 from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE
-from cppo_lab.reports.figures import drawing, palette, training, validation
+from cppo_lab.reports.figures import drawing, training, validation
 from cppo_lab.reports.figures.drawing import (
     USUAL_STYLE,
     Picture,
@@ -160,7 +160,7 @@ def test_a_page_shows_the_drawing_of_the_file_below_its_head(drawn: drawing.Draw
     assert len(paths) > 20 and paths == re.findall(r'<path d="[^"]+"', drawn.inline)
     for colour in ("0052d9", "e05759", "ffffff", "222222"):  # variables with their light value
         assert f"var(--k{colour}, #{colour})" in drawn.inline
-        assert f"--k{colour}:{palette.DARK['#' + colour]};" in drawing.dark_style()
+        assert f"--k{colour}:{drawing.DARK['#' + colour]};" in drawing.dark_style()
     assert all(line.startswith("@media screen") for line in drawing.dark_style().splitlines())
 
 

@@ -6,7 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from cppo_lab.reports.figures.palette import PALETTES
+from cppo_lab.reports.figures.drawing import PALETTES
 from cppo_lab.rules import METHOD_COLOURS, NAMED, Stroke
 from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
 

@@ -11,8 +11,7 @@ import cppo_lab
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.analysis.reader import read_sweep
-from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.analysis.selection import SelectionState
+from cppo_lab.analysis.scoring import Scoreboard, SelectionState, score_sweep
 from cppo_lab.reports import tables
 from cppo_lab.reports.audit import (
     CONFIRMED,

@@ -15,11 +15,17 @@ from matplotlib.figure import Figure
 from cppo_lab.analysis.search import Value
 from cppo_lab.reports import build
 from cppo_lab.reports.build import build_report
-from cppo_lab.reports.figures.drawing import Drawn, Picture
-from cppo_lab.reports.figures.palette import DARK
-from cppo_lab.reports.figures.search import importances, search_figures
+from cppo_lab.reports.figures.drawing import DARK, Drawn, Picture
 from cppo_lab.reports.saved import MARKER
-from cppo_lab.reports.search import SearchRequest, certainty, finding, launch_commands, override
+from cppo_lab.reports.search import (
+    SearchRequest,
+    certainty,
+    finding,
+    importances,
+    launch_commands,
+    override,
+    search_figures,
+)
 from tests.analysis.made_search import (
     log_search,
     log_training,

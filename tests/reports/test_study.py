@@ -17,7 +17,6 @@ from cppo_lab.analysis.statistics.claims import CLAIMS
 from cppo_lab.analysis.study import PositionGaps, StudyResults, StudySweep, TokenWindow
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures import gallery as paper
-from cppo_lab.reports.figures import tokens
 from cppo_lab.reports.figures.drawing import figure_csv
 from cppo_lab.reports.names import METHOD_ORDER
 from cppo_lab.reports.study import (
@@ -162,20 +161,20 @@ def test_the_models_take_their_roles_in_the_order_of_the_declaration() -> None:
 
 def test_figures_1_to_3() -> None:
     study = made_study()
-    info = tokens.schematic_info(study.board("main"), "moe", "Figure 1", "")
+    info = paper.schematic_info(study.board("main"), "moe", "Figure 1", "")
     assert {"token", "prefix", "away", "toward"} <= set(info.rules[3].kinds)
     assert info.panel.model == "moe"
     labels = [key.label for key in info.scores]
     assert "CISPO: collapse" in labels and re.fullmatch(r"CPPO: \d+\.\d\d", labels[-1])
 
-    gaps = tokens.gaps_info(study, "Figure 2")
+    gaps = paper.gaps_info(study, "Figure 2")
     assert (gaps.model, gaps.delta, len(gaps.threshold)) == ("post", 0.15, LENGTH)
     assert [(line.variant, line.gaps.runs) for line in gaps.lines] == [("dppo", 2), ("cppo", 2)]
     assert (gaps.threshold[0], gaps.threshold[-1]) == (pytest.approx(0.15), pytest.approx(0.15 / 0.8))
     assert set(gaps.run_ids) == {f"post-{name}-{seed}" for name in ("cppo", "dppo") for seed in (0, 1)}
 
-    window = tokens.window_info(study, "Figure 3")
-    assert (len(window.symbols), len(window.run_ids)) == (tokens.TOKENS, 1)
+    window = paper.window_info(study, "Figure 3")
+    assert (len(window.symbols), len(window.run_ids)) == (paper.TOKENS, 1)
     assert {"token", "prefix"} <= set(window.kinds)  # both kinds of masking
     assert max(window.effective) <= window.window.token_threshold
 

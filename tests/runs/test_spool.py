@@ -12,9 +12,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.runs.spool import (
-    COLLAPSED,
     SPOOL_FOLDER,
-    WARNED,
     Artifact,
     Begin,
     End,
@@ -23,7 +21,6 @@ from cppo_lab.runs.spool import (
     Spool,
     StepEvent,
     Tags,
-    early_signs,
     files,
     lines,
     newest_record,
@@ -213,7 +210,7 @@ def test_scores_in_words() -> None:
     [(0.049, 0.5, True), (0.05, 0.5, False), (0.001, 0.04, False), (0.0, 0.05, True), (None, 0.5, False)],
 )
 def test_early_signs_by_hand(last: float | None, best: float | None, warns: bool) -> None:
-    assert bool(early_signs(last, best)) == warns
+    assert bool(schema.early_signs(last, best)) == warns
 
 
 def test_the_chance_of_a_warning_is_that_of_the_recorded_runs() -> None:
@@ -222,6 +219,6 @@ def test_the_chance_of_a_warning_is_that_of_the_recorded_runs() -> None:
     runs = rows.groupby(["variant", "seed"])
     rows["best"] = runs.score.cummax()
     seen = rows[(rows.step >= 5) & ~((rows.collapsed == 1) & (rows.step == rows.end))]
-    warns = seen[[bool(early_signs(*scores)) for scores in zip(seen.score, seen.best, strict=True)]]
+    warns = seen[[bool(schema.early_signs(*scores)) for scores in zip(seen.score, seen.best, strict=True)]]
     warned = warns.groupby(["variant", "seed"]).collapsed.first()
-    assert (len(runs), len(warned), warned.sum()) == (136, WARNED, COLLAPSED)
+    assert (len(runs), len(warned), warned.sum()) == (136, schema.WARNED, schema.WARNED_COLLAPSED)

@@ -10,7 +10,7 @@ from cppo_lab.search import worker
 from cppo_lab.search.space import Tuning, resolve
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import load_sweep
-from cppo_lab.tracking.search_record import Point
+from cppo_lab.tracking.page import Point
 from tests.conftest import TINY
 
 # A search names its models elsewhere.

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cppo_lab.search.results import values_of
+from cppo_lab.search.study import values_of
 
 WHOLE = [(0, 0.1), (2, 0.5), (4, 0.3), (6, 0.4), (8, 0.6)]
 COLLAPSED = [(0, 0.2), (2, 0.6), (4, 0.1)]

@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 
 from cppo_lab.cores.verl import checks as verl
 from cppo_lab.data.prepare import prepare
-from cppo_lab.launch.slurm import doctor as slurm
+from cppo_lab.launch.slurm import submit as slurm
 from cppo_lab.plugins import Check, Requirement, install_extra
 from cppo_lab.sweep import doctor
 from cppo_lab.sweep.compose import compose

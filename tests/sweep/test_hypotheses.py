@@ -15,7 +15,7 @@ from cppo_lab.runs import attempt
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep import parents
+from cppo_lab.sweep import launch
 from cppo_lab.sweep.file import Sweep, differences, load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.results import load
@@ -400,7 +400,7 @@ def test_nothing_starts_if_the_store_does_not_take_them(
         raise ConnectionError("the store is away")
 
     loaded(STATED)
-    monkeypatch.setattr(parents, "register", away)
+    monkeypatch.setattr(launch, "register", away)
     assert "its hypotheses could not be registered (the store is away)" in cppo(LAUNCH, code=2).err
     assert not list(Path("runs").glob("*/status.json"))
 

@@ -11,7 +11,7 @@ from cppo_lab import schema
 from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.spool import Begin, StepEvent, open_spool
-from cppo_lab.sweep import logs
+from cppo_lab.sweep import status
 from tests.conftest import Command
 
 RUN, OTHER = "00000000abcd", "00000000abce"
@@ -84,9 +84,9 @@ def test_following_ends_with_the_run_and_misses_nothing(
         spool.add(StepEvent(len(slept), 1000, {}))
         slept.append(seconds)
 
-    monkeypatch.setattr(logs, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
-    monkeypatch.setattr(logs, "LOOK_SECONDS", 1.5 * logs.POLL_SECONDS)  # at every other piece
-    logs.follow(tmp_path, RUN, lambda: len(slept) < len(pieces), out)
+    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
+    monkeypatch.setattr(status, "LOOK_SECONDS", 1.5 * status.POLL_SECONDS)  # at every other piece
+    status.follow_logs(tmp_path, RUN, lambda: len(slept) < len(pieces), out)
     first = "step 0/3\none\nstep 1/3\n"  # a line as soon as it is whole
     assert shown == ["", "step 0/3\n", first, f"{first}step 2/3\n"]
     assert out.getvalue() == f"{first}step 2/3\ntwö\nlast\nstep 3/3\n"

@@ -13,9 +13,9 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.reports.figures.palette import PALETTES, PAPER
+from cppo_lab.reports.figures.drawing import PALETTES, PAPER
 from cppo_lab.reports.names import in_order
-from cppo_lab.sweep import parents as sweep_parents
+from cppo_lab.sweep import launch as sweep_launch
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import Plan, make_plan
@@ -153,7 +153,7 @@ def test_a_store_that_is_away_for_the_parents_costs_a_line(
     times: int,
     says: str,
 ) -> None:
-    calls, real = [], getattr(sweep_parents, name)
+    calls, real = [], getattr(sweep_launch, name)
 
     def refused(*arguments: Any) -> Any:
         calls.append(1)
@@ -161,7 +161,7 @@ def test_a_store_that_is_away_for_the_parents_costs_a_line(
             raise MlflowException("no answer")
         return real(*arguments)
 
-    monkeypatch.setattr(sweep_parents, name, refused)
+    monkeypatch.setattr(sweep_launch, name, refused)
     launch_sweep(uri, "quickstart", "variant=cppo", "seed=0")
     printed = capsys.readouterr().err
     assert calls and (says in printed if says else "did not accept" not in printed)

@@ -4,11 +4,11 @@ Guarantees of this package:
 
 - Expected rewards, the surrogate, its error and the bounds are computed by dynamic programming, in float64; only the
   training batch is sampled (`process.py`, `trainer.py`).
-- Updates use the rules and the loss of the other cores (`learner.py`, `cppo_lab.cores.rule_loss`).
+- Updates use the rules and the loss of the other cores (`cppo_lab.cores.rule_loss`).
 - Runs that are trained together get the numbers that each gets alone, checkpoints included (`trainer.py`).
 - It runs on the CPU, without a download; its results say nothing for or against the paper's scores.
 
-Begin with `process.py`, then `learner.py` and `trainer.py`. docs/evidence/exact.md has the definitions.
+Begin with `process.py`, then `trainer.py`. docs/evidence/exact.md has the definitions.
 """
 
 from cppo_lab.core_records import CoreRecord
@@ -23,7 +23,7 @@ EXACT = CoreRecord(
     train="cppo_lab.cores.exact.trainer:train",
     train_together="cppo_lab.cores.exact.trainer:train_together",
     most_together=40,
-    datasets="cppo_lab.cores.datasets:exact_datasets",
+    datasets="cppo_lab.cores.base:exact_datasets",
     own_models=("exact_early", "exact_late", "exact_long", "exact_no_fork", "exact_wide"),
     seed_fixes_start=True,
     doctor="cppo_lab.cores.base:EMBEDDED",

@@ -1,12 +1,16 @@
 """Training with exact evaluation: every step reports the surrogate's prediction and the true improvement.
 
 Runs that share process, batch and schedule are trained together: sampling and exact evaluation take one pass over the
-positions for all of them. Each run has separate random streams and gets the same numbers as alone.
+positions for all of them. `Learner` is one run: its parameters, optimiser, random streams and updates on a rollout
+batch. Each run gets the same numbers as alone.
 """
 
+import copy
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,13 +22,370 @@ from torch import Tensor
 
 from cppo_lab import schema
 from cppo_lab.cores.base import Ended, MetricSink, Resources, TogetherRun
-from cppo_lab.cores.exact.learner import GradedResponses, Learner, UpdateAlong
-from cppo_lab.cores.exact.process import Array, PolicyPair, compare, returns_by_start, sample
-from cppo_lab.cores.loop import Metrics, train_alone, train_runs
+from cppo_lab.cores.exact.process import (
+    BRANCH,
+    Array,
+    PolicyPair,
+    PolicyTables,
+    Process,
+    compare,
+    returns_by_start,
+    sample,
+    starting_parameters,
+    state_probabilities,
+    student,
+)
+from cppo_lab.cores.loop import Metrics, Minibatch, SteppedTrainer, train_alone, train_runs
+from cppo_lab.cores.rule_loss import (
+    ObservedTokens,
+    Recorded,
+    RuleLoss,
+    measured_divergence,
+    measured_drift,
+    own_permutation,
+    recorded_tokens,
+)
+from cppo_lab.errors import NotFinite
 from cppo_lab.maths import bounds
 from cppo_lab.maths.divergence import exact
+from cppo_lab.maths.masks import limits_of
+from cppo_lab.maths.mismatch import relative_logprob_error
+from cppo_lab.maths.tokens import Tokens
+from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, PERMUTATION, rule_of
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import ExactRun
+from cppo_lab.spec import AlongSpec, ExactRun, RuleSpec
+
+
+@dataclass(frozen=True)
+class GradedResponses:
+    """A graded rollout batch; `keep` marks the responses whose group has a learning signal."""
+
+    mu: Recorded  # of each token of each table entry: tokens, logp [K * S * V], top-k [K * S, K']
+    tokens: Tensor  # [B, T] ids
+    places: Tensor  # [B, T] flat indices into a table [K, S, V]
+    states: Tensor  # [B, T] the same into one [K, S]
+    logp: Tensor  # [B, T] log mu
+    advantages: Tensor  # [B]
+    keep: Tensor  # [B] bool
+    permutation: Tensor | None  # [B, T] of each response's positions, for the rule that shuffles weights
+
+
+class Learner(SteppedTrainer):
+    """Parameters and random generators of a run. Samples are not text: it keeps no answers and no weights."""
+
+    GENERATORS = ("problems", "sampling", "shuffling", "engine")
+
+    def __init__(self, spec: ExactRun) -> None:
+        data, horizon = spec.data, spec.rollout.max_response_length
+        self.spec = spec
+        self.process = Process(
+            data.family, data.vocabulary, horizon, data.allowed_slips, spec.model.stretches
+        )
+        self.tables = PolicyTables(self.process)
+        self.start, self.problems, self.sampling, self.shuffling, self.engine = (
+            torch.Generator().manual_seed(spec.seed * 1000 + stream) for stream in range(5)
+        )
+        self.parameters = starting_parameters(self.process, spec.model, self.start).requires_grad_()
+        super().__init__(spec, torch.device("cpu"), [self.parameters])
+        self.past: deque[Tensor] = deque()
+        self.noise: Tensor | None = None  # [K, S, V] on the sampler's logits for this batch
+        self.loss = RuleLoss(spec)
+        self.shuffles = self.loss.shuffles
+        # Those of the policy that the exact metrics compare with mu, [P]; None: not measured in this step.
+        self.measured: Tensor | None = self.parameters
+
+    def log_policy(self, temperature: float, parameters: Tensor | None = None) -> Tensor:
+        """log pi [K, S, V] at `temperature`, differentiable in `parameters` [P] (None: the current ones)."""
+        logits = self.tables.logits(self.parameters if parameters is None else parameters)
+        return (logits if temperature == 1 else logits / temperature).log_softmax(-1)
+
+    @torch.no_grad()
+    def log_rollout_policy(self) -> Tensor:
+        """log mu [K, S, V] of the next rollout batch: stale, rounded and disturbed as the config says."""
+        spec, process = self.spec, self.process
+        self.past.append(self.parameters.detach().clone())
+        stale = self.past[0]
+        if len(self.past) > spec.rollout.staleness:
+            self.past.popleft()
+        if spec.model.mismatch:
+            shape = process.stretches, process.states, process.vocabulary
+            self.noise = spec.model.mismatch * student(shape, self.engine)
+        return self.sampler(stale)
+
+    @torch.no_grad()
+    def sampler(self, parameters: Tensor) -> Tensor:
+        """log-probabilities [K, S, V] with which the sampler of this batch uses `parameters` [P]."""
+        if self.spec.rollout.precision == "bfloat16":
+            parameters = parameters.bfloat16().double()
+        logits = self.tables.logits(parameters)
+        if self.noise is not None:
+            logits = logits + self.noise
+        return (logits / self.spec.rollout.temperature).log_softmax(-1)
+
+    def draw(self) -> tuple[Tensor, Tensor]:
+        """The starting states [B] of a rollout batch, groups together, and the draws [B, T] that decide its tokens."""
+        batch, process = self.spec.batch, self.process
+        starts = torch.from_numpy(process.starts)
+        chosen = torch.randint(len(starts), (batch.prompts,), generator=self.problems)
+        rows = batch.prompts * batch.responses
+        uniforms = torch.rand((rows, process.horizon), generator=self.sampling, dtype=torch.float64)
+        return starts[chosen].repeat_interleave(batch.responses), uniforms
+
+    def rollout(
+        self, log_mu: Tensor, tokens: Tensor, places: Tensor, rewards: Tensor
+    ) -> tuple[GradedResponses, float]:
+        """The graded batch of `tokens` and `places` [B, T] with `rewards` [B]; the share of groups without variance.
+
+        Raises NotFinite if mu has overflowed.
+        """
+        if bool(log_mu.isnan().any()):  # equal rewards would hide it, since nothing is then learned
+            raise NotFinite("log-probabilities are not finite")
+        spec, mu = self.spec, self.recorded(log_mu)
+        group = torch.arange(spec.batch.prompts).repeat_interleave(spec.batch.responses)
+        advantages, keep, share = self.graded(rewards, group)
+        permutation = None
+        if self.shuffles:
+            permutation = own_permutation(torch.ones_like(tokens, dtype=torch.bool), self.shuffling)
+        states, logp = places // self.process.vocabulary, mu.logp.take(places)
+        return GradedResponses(mu, tokens, places, states, logp, advantages, keep, permutation), share
+
+    def recorded(self, log_policy: Tensor) -> Recorded:
+        """What a policy [K, S, V] records of each token of each table entry."""
+        symbols = self.process.vocabulary
+        rows = log_policy.reshape(-1, symbols)
+        top = rows.topk(recorded_tokens(self.spec.divergence, symbols), -1)
+        return Recorded(torch.arange(symbols).repeat(len(rows)), rows.flatten(), top.indices, top.values)
+
+    def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
+        """The updates of a batch. `watched`: the training step, if it enters the diagnostics."""
+        old = rollout.mu
+        if self.spec.rollout.correction:
+            old = self.recorded(self.log_policy(self.spec.rollout.temperature).detach())
+        return self.updates(rollout.keep, lambda rows: self.objective(rollout, rows, watched, old))
+
+    def objective(
+        self,
+        rollout: GradedResponses,
+        rows: Tensor,
+        watched: int | None = None,
+        old: Recorded | None = None,
+    ) -> Minibatch:
+        """Loss, statistics of the rule and the two sums of the relative log-prob error on the responses `rows`.
+
+        `old`: of pi_old; None: it is mu.
+        """
+        places, rollout_logp = (part.index_select(0, rows) for part in (rollout.places, rollout.logp))
+        old = old or rollout.mu
+        old_logp = rollout_logp if old is rollout.mu else old.logp.take(places)
+        origin = old if self.spec.divergence.origin else rollout.mu
+        log_pi = self.log_policy(self.spec.rollout.temperature)
+        logp = log_pi.flatten().gather(0, places.flatten()).view(places.shape)
+        seen = logp.detach()
+        if not bool(seen.sum().isfinite()):
+            raise NotFinite("log-probabilities are not finite")
+        divergence = self._at(measured_divergence, log_pi.detach(), origin, places)
+        valid = torch.ones_like(places, dtype=torch.bool)
+        order = rollout.permutation if self.loss.shuffles else None
+        permutation = None if order is None else order[rows]
+        advantages = rollout.advantages[rows][:, None].expand_as(seen)
+        others = self._others(log_pi, rollout.mu, origin, places)
+        origin_logp = None if origin is old else rollout_logp
+        tokens = Tokens(
+            logp, old_logp, advantages, valid, divergence, permutation, origin_logp=origin_logp, **others
+        )
+        loss, output = self.loss(tokens, rollout_logp)
+        if watched is not None:
+            drawn = rollout.tokens[rows]
+            origin_logp = old_logp if origin is old else rollout_logp
+            view = ObservedTokens(seen, rollout_logp, divergence, advantages, valid, drawn, origin_logp)
+            self.diagnostics.see(watched, view, _token_names)
+        difference, scale = relative_logprob_error(seen, rollout_logp, valid)
+        return loss, output.stats, (float(difference), float(scale))
+
+    def premise(self, rollout: GradedResponses, divergence: Tensor, largest: Tensor) -> dict[str, float]:
+        """How much of the step is beyond the limits of the rule's mask, which Theorem 1 takes for granted wherever mu
+        goes: a mask limits which sampled tokens push the policy, not how far it moves. {} for a rule whose delta is
+        no limit of TV from mu.
+
+        Args:
+            rollout: the batch, whose responses are a sample of mu's visits.
+            divergence: [K, S] TV of mu and the policy after the updates.
+            largest: [T] the largest one that mu reaches at each position.
+        """
+        rule, valid = self.spec.rule, torch.ones_like(rollout.tokens, dtype=torch.bool)
+        record = rule_of(rule.name, rule.path)
+        kind = self.spec.divergence
+        tests_divergence = DIVERGENCE in record.needs and kind.measure == "tv" and not kind.origin
+        if rule.delta is None or rule.path is not None or not tests_divergence:
+            return {}
+        constants = {**rule.arguments(self.process.horizon), **record.fixed}
+        visited = divergence.take(rollout.states)
+        # A batch has an order for the rule of the training, too.
+        order = rollout.permutation if PERMUTATION in record.needs else None
+        weights, rate, tests = limits_of(constants, visited, valid, order)
+        beyond = {"visits": tests.token_fails, "positions": (weights * largest > rule.delta).any(0)}
+        if bool(rate.isfinite().all()):
+            beyond["prefixes"] = tests.prefix_fails
+        return {f"exact/premise_{name}": float(fails.double().mean()) for name, fails in beyond.items()}
+
+    def _others(self, log_pi: Tensor, mu: Recorded, origin: Recorded, places: Tensor) -> dict[str, Tensor]:
+        """What else the loss needs of mu and pi at tokens that were not sampled, as fields of `Tokens`."""
+        symbols, given = self.process.vocabulary, dict[str, Tensor]()
+        if self.loss.centering:
+            states = places // symbols
+            ids = mu.topk_ids[states]
+            given |= {
+                "topk_ids": ids,
+                "topk_logp": mu.topk_logp[states],
+                "topk_pi_logp": log_pi.view(-1, symbols)[states].gather(-1, ids),
+            }
+        if DRIFT in self.loss.needs:
+            given["drift"] = self._at(measured_drift, log_pi.detach(), origin, places)
+        if ENTROPY in self.loss.needs:
+            given["rollout_entropy"] = (
+                torch.special.entr(mu.logp.exp()).view(-1, symbols).sum(-1)[places // symbols]
+            )
+        return given
+
+    def _at(self, measured: Callable[..., Tensor], log_pi: Tensor, mu: Recorded, places: Tensor) -> Tensor:
+        """`measured_*` [B, T] at `places`, once for each table entry [K * S * V] that some response visited."""
+        symbols = self.process.vocabulary
+        count = log_pi.numel()
+        visited = torch.zeros(count, dtype=torch.bool).index_fill_(0, places.flatten(), True)
+        entries = visited.nonzero().flatten()
+        states = entries // symbols
+        ids, top, rows = (
+            part.index_select(0, states) for part in (mu.topk_ids, mu.topk_logp, log_pi.view(-1, symbols))
+        )
+        recorded = Recorded(mu.tokens.take(entries), mu.logp.take(entries), ids, top)
+        values = measured(self.spec.divergence, rows, log_pi.take(entries), recorded)
+        return log_pi.new_zeros(count).index_copy_(0, entries, values).take(places)
+
+    def policy_state(self) -> dict[str, Any]:
+        return {"parameters": self.parameters.detach(), "past": list(self.past)}
+
+    def load_policy(self, state: dict[str, Any]) -> None:
+        with torch.no_grad():
+            self.parameters.copy_(state["parameters"])
+        self.past = deque(state["past"])
+
+
+# (parameters [P], state of the optimiser)
+Snapshot = tuple[Tensor, dict[str, Any]]
+
+
+class UpdateAlong(Learner):
+    """Trains by the rule and learning rate of `along`. From the state before each step, with its parameters, optimiser
+    state and batch, the run's rule and learning rate update once; this update is brought to the movement of the
+    training's own and is what the step is measured at.
+
+    An update's movement is the mean over positions and mu's visits of the total variation between the policy after it
+    and the one that would have sampled without staleness: the parameters before it, with mu's rounding and noise. That
+    is mu itself at staleness 0. From a stale mu, the start of the update is far away already, often further than its
+    end, so that no length of another rule's update would give the same distance. With `match` update it is measured
+    from the policy before it, without mu's rounding and noise, which may be larger than any update.
+    """
+
+    def __init__(self, spec: ExactRun, along: AlongSpec) -> None:
+        super().__init__(spec)
+        self.along, self.loss = along, RuleLoss(spec, along.rule)
+        self.shuffles = self.shuffles or self.loss.shuffles
+        self._set_learning_rate(along.learning_rate)
+
+    def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
+        """The training's updates of a batch; the metrics of the measured one, which enters the diagnostics."""
+        start, process = self._snapshot(), self.process
+        super().update(rollout)
+        trained, loss = self._snapshot(), self.loss
+        log_mu = rollout.mu.logp.view(process.stretches, process.states, process.vocabulary)
+        occupancy = torch.from_numpy(state_probabilities(process, log_mu.exp()[None].numpy())[:-1, 0])
+        visits = torch.zeros(log_mu.shape[:2], dtype=log_mu.dtype)
+        visits.index_add_(0, torch.from_numpy(process.stretch), occupancy)
+
+        temperature = self.spec.rollout.temperature
+        before = partial(self.log_policy, temperature) if self.along.match == "update" else self.sampler
+        origin = before(start[0])
+
+        def moved(parameters: Tensor) -> float:
+            """The movement of the policy with `parameters` [P]."""
+            log_pi = self.log_policy(temperature, parameters)
+            return float((visits * exact(origin, log_pi)).sum()) / process.horizon
+
+        target = moved(trained[0])
+
+        def updated(rule: RuleSpec, watched: int | None = None) -> tuple[Tensor, dict[str, float]]:
+            """How `rule` changes the parameters, and the metrics of its updates."""
+            self._restore(start)
+            self._set_learning_rate(self.spec.optim.learning_rate)
+            self.loss = RuleLoss(self.spec, rule)
+            metrics = super(UpdateAlong, self).update(rollout, watched)
+            return self.parameters.detach() - start[0], metrics
+
+        rule = self.spec.rule
+        if self.along.match == "delta":
+            rule = _nearest_threshold(rule, lambda other: moved(start[0] + updated(other)[0]) - target)
+        step, metrics = updated(rule, watched)
+        length = equal_length(lambda scale: moved(start[0] + scale * step) - target)
+        self.measured = None if length is None else start[0] + length * step
+        self.loss = loss
+        self._restore(trained)
+        metrics["exact/matched"] = float(length is not None)
+        if length is None:
+            return metrics
+        return metrics | {"exact/update_length": length, "exact/update_movement": target}
+
+    def _set_learning_rate(self, value: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = value
+
+    def _snapshot(self) -> Snapshot:
+        return self.parameters.detach().clone(), copy.deepcopy(self.optimizer.state_dict())
+
+    def _restore(self, snapshot: Snapshot) -> None:
+        with torch.no_grad():
+            self.parameters.copy_(snapshot[0])
+        self.optimizer.load_state_dict(copy.deepcopy(snapshot[1]))  # which would share its tensors
+
+
+def _nearest_threshold(rule: RuleSpec, beyond: Callable[[RuleSpec], float]) -> RuleSpec:
+    """`rule` with the delta, among 2^-8 to 2^8 times its own, whose update is nearest to a movement, by bisection:
+    `beyond` says by how much an update moves further. Masks change in jumps, so it is rarely met exactly.
+    """
+    assert rule.delta is not None
+    tried: list[tuple[float, RuleSpec]] = []
+    low, high = -8.0, 8.0
+    for _ in range(14):
+        middle = (low + high) / 2
+        candidate = rule.model_copy(update={"delta": rule.delta * 2**middle})
+        difference = beyond(candidate)
+        tried.append((abs(difference), candidate))
+        low, high = (middle, high) if difference < 0 else (low, middle)
+    return min(tried, key=lambda pair: pair[0])[1]
+
+
+def equal_length(beyond: Callable[[float], float]) -> float | None:
+    """The scale of an update at which `beyond` (how much further it moves than wanted) is 0, near 1; None if none is
+    found: an update of length 0, or one whose start is further away than wanted.
+    """
+    if beyond(1.0) == 0:
+        return 1.0
+    low = next((scale for scale in (0.0, 1.0, 0.5, 2.0, 0.25, 4.0) if beyond(scale) <= 0), None)
+    if low is None:
+        return None
+    longer = (max(low, 2.0**-8) * 2**n for n in range(24))
+    high = next((scale for scale in longer if beyond(scale) > 0), None)
+    if high is None:
+        return None
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if beyond(middle) <= 0 else (low, middle)
+    return low
+
+
+def _token_names(ids: list[int]) -> list[str]:
+    """Readable text of tokens: the branch token, and ordinary symbols by number."""
+    return ["fork" if token == BRANCH else str(token) for token in ids]
+
 
 # Of joint training. Writing a checkpoint at each validation would take longer than a run's share of training.
 CHECKPOINT_SECONDS = 10.0

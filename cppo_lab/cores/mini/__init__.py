@@ -8,7 +8,7 @@ Guarantees of this package:
   (`warm_start.py`).
 - Groups without variance in their rewards, which have no learning signal, take part in no update (`trainer.py`).
 
-Begin with `trainer.py` (one step), `objective.py` (one minibatch) and `model.py` (the transformer, sampling, and a
+Begin with `trainer.py` (a step and its minibatches) and `model.py` (the transformer, sampling, and a
 rollout policy that differs as rollout engines do). `tasks.py`: problems and their grading.
 """
 
@@ -22,7 +22,7 @@ MINI = CoreRecord(
     "never share a table with its numbers.",
     settings="cppo_lab.spec.run:MiniRun",
     train="cppo_lab.cores.mini.trainer:train",
-    datasets="cppo_lab.cores.datasets:mini_datasets",
+    datasets="cppo_lab.cores.base:mini_datasets",
     exporter="cppo_lab.cores.verl.export:export_embedded",  # the room that knows transformers
     evaluator="cppo_lab.cores.mini.trainer:evaluate",
     doctor="cppo_lab.cores.base:EMBEDDED",

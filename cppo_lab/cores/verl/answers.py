@@ -21,9 +21,8 @@ from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample, as_text
 from cppo_lab.answers.tokens import RecordedTokens, chosen_groups
-from cppo_lab.cores.diagnostics import ObservedTokens
 from cppo_lab.cores.mini.tasks import make_task
-from cppo_lab.cores.rule_loss import rule_used
+from cppo_lab.cores.rule_loss import ObservedTokens, rule_used
 from cppo_lab.data.answers import answer_of
 from cppo_lab.maths.masks import decisions
 from cppo_lab.maths.tokens import RuleOutput

@@ -17,7 +17,6 @@ from cppo_lab import schema
 from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.answers.texts import Texts
-from cppo_lab.cores import collapse_reason
 from cppo_lab.cores.base import BEST_CHECKPOINT, CHECKPOINTS, MetricSink, Resources
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import open_append, open_lock, open_plain, read_plain, replace_file
@@ -101,7 +100,7 @@ def collapse_of(spec: VerlRun, past: Sequence[Row]) -> str:
     """Why a run with these rows has collapsed; empty if it has not."""
     training, name = spec.training, score_name(spec)
     scores = [row[name] for _, row in past if name in row]
-    return collapse_reason(scores, training.collapse_share, training.collapse_patience)
+    return schema.collapse_reason(scores, training.collapse_share, training.collapse_patience)
 
 
 def append_row(folder: Path, step: int, metrics: Mapping[str, float]) -> None:

@@ -19,7 +19,7 @@ from cppo_lab.cores.base import CHECKPOINTS
 from cppo_lab.cores.verl import check_api
 from cppo_lab.cores.verl.checks import ACTOR, ROLLOUT, check_keys, check_placement
 from cppo_lab.cores.verl.files import Files, planned_files
-from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT, ENGINE_KEY
+from cppo_lab.cores.verl.rollout import CPU_ROLLOUT, ENGINE_KEY
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.spec import AnswersSpec, LayoutSpec, MathData, PathsSpec, TaskData, VerlRun
 from cppo_lab.spec.job import KEPT_CHECKPOINTS, estimate

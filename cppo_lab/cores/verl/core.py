@@ -34,7 +34,7 @@ from cppo_lab.cores.verl.cluster import (
     without_working_folder,
 )
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
-from cppo_lab.cores.verl.rollout.settings import SOCKET_VARIABLE
+from cppo_lab.cores.verl.rollout import SOCKET_VARIABLE
 from cppo_lab.errors import Interrupted, UserError, find_interruption, interruption
 from cppo_lab.plugins import install_extra
 from cppo_lab.schema import Outcome

@@ -18,8 +18,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from cppo_lab import schema
-from cppo_lab.cores.diagnostics import ObservedTokens, mismatch_metrics
-from cppo_lab.cores.rule_loss import applied
+from cppo_lab.cores.rule_loss import ObservedTokens, applied, mismatch_metrics
 from cppo_lab.cores.verl import logits as from_engine
 from cppo_lab.cores.verl.answers import MarkedBatch, places_of
 from cppo_lab.errors import NotFinite, UserError, unknown

@@ -25,7 +25,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry 
 
 from cppo_lab.cores.verl import check_api  # noqa: E402
 from cppo_lab.cores.verl.cluster import DEVICE_VARIABLE  # noqa: E402
-from cppo_lab.cores.verl.rollout.settings import CPU_ROLLOUT  # noqa: E402
+from cppo_lab.cores.verl.rollout import CPU_ROLLOUT  # noqa: E402
 from cppo_lab.errors import unknown  # noqa: E402
 
 

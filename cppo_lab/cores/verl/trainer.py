@@ -40,14 +40,14 @@ from cppo_lab.cores.verl.checkpoints import TAGS_FILE, keep_best, score_name, se
 from cppo_lab.cores.verl.config import lab_settings, top_k
 from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.cores.verl.rewards import reward_parts
-from cppo_lab.cores.verl.rollout.agent_loop import ResumingClient
-from cppo_lab.cores.verl.rollout.settings import (
+from cppo_lab.cores.verl.rollout import (
     POLICY_STEP,
     TOPK_DTYPE_REQUEST,
     TOPK_IDS,
     TOPK_LOGP,
     TOPK_REQUEST,
 )
+from cppo_lab.cores.verl.rollout.agent_loop import ResumingClient
 from cppo_lab.cores.verl.worker import WATCHED_STEP, TrustRegionWorker
 from cppo_lab.errors import NotFinite, UserError, say
 from cppo_lab.files import replace_file

@@ -26,11 +26,11 @@ from verl.utils.distributed import initialize_global_process_group_ray
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from cppo_lab.cores.diagnostics import Diagnostics, ObservedTokens
+from cppo_lab.cores.rule_loss import Diagnostics, ObservedTokens
 from cppo_lab.cores.verl.answers import KeptResponse, MarkedBatch, kept_responses
 from cppo_lab.cores.verl.logits import CODE
 from cppo_lab.cores.verl.loss import summarise_mismatch, trust_region_loss
-from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP, socket_of_this_run
+from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP, socket_of_this_run
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RuleSpec
 

@@ -15,10 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
-from cppo_lab.cores.verl.rollout import cpu
+from cppo_lab.cores.verl.rollout import POLICY_STEP, cpu, seed_of
 from cppo_lab.cores.verl.rollout.agent_loop import VALIDATE, ResumingClient, TopKAgentLoop
 from cppo_lab.cores.verl.rollout.cpu import CpuServer, Limits
-from cppo_lab.cores.verl.rollout.settings import POLICY_STEP, seed_of
 from cppo_lab.errors import UserError
 from tests.cores.verl.test_rollout import recomputed
 from tests.waiting import until

@@ -9,7 +9,7 @@ from verl.utils.py_functional import rename_dict
 from verl.workers.utils.losses import ppo_loss
 
 from cppo_lab import schema
-from cppo_lab.cores.diagnostics import ObservedTokens, mismatch_metrics
+from cppo_lab.cores.rule_loss import ObservedTokens, mismatch_metrics
 from cppo_lab.cores.verl.loss import (
     TrustRegionLossConfig,
     rule_metrics,

@@ -58,7 +58,7 @@ def responses(seed: int) -> TokenBatch:
 def mini(
     name: str, mode: str, batch: TokenBatch, path: str | None = None, mu: Tensor | None = None, **weights: Any
 ) -> tuple[Tensor, Tensor, RuleOutput]:
-    """Loss, its gradient in logp, and the rule's output, as cores/mini/objective.py has them.
+    """Loss, its gradient in logp, and the rule's output, as cores/mini/trainer.py has them.
 
     In a decoupled run, with `mu`: pi / pi_old in the rule, its direction from mu as D_t, pi_old / mu beside it.
     """

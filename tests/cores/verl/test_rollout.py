@@ -18,6 +18,7 @@ from transformers import (
 from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.rollout.replica import TokenOutput
 
+from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
 from cppo_lab.cores.verl.rollout.cpu import (
     CpuServer,
     Limits,
@@ -30,7 +31,6 @@ from cppo_lab.cores.verl.rollout.cpu import (
     log_policy,
     truncate,
 )
-from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
 from cppo_lab.errors import UserError
 from tests.cores.test_mini import check_frequencies, nucleus
 from tests.cores.verl.conftest import EOS

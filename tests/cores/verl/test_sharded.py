@@ -27,7 +27,7 @@ from verl.utils import ulysses
 from cppo_lab.cores.verl import worker as module
 from cppo_lab.cores.verl.logits import logp_and_entropy
 from cppo_lab.cores.verl.loss import trust_region_loss
-from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
+from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
 from cppo_lab.errors import UserError
 from tests.cores.verl.test_logits import K, V, recorded, topk
 from tests.cores.verl.vllm.megatron_ranks import mcore_actor, packing

@@ -28,7 +28,7 @@ from cppo_lab.cores.base import BEST_CHECKPOINT, PHASES, write_phases
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
 from cppo_lab.cores.verl.checkpoints import TAGS_FILE, best_step, score_name
-from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
+from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
 from cppo_lab.cores.verl.trainer import LabReplayBuffer, LabTrainer, PolicyBroken, row_of_test, self_test
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths.rules import group_advantages

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from cppo_lab.cores.verl import core
-from cppo_lab.cores.verl.rollout import settings
-from cppo_lab.cores.verl.rollout.settings import TOPK_IDS, TOPK_LOGP
+from cppo_lab.cores.verl import rollout as settings
+from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
 from cppo_lab.sweep.compose import compose
 
 N, V, K = 30, 50, 20

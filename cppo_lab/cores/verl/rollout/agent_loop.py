@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils
 from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
 from verl.workers.rollout.replica import TokenOutput
 
-from cppo_lab.cores.verl.rollout.settings import (
+from cppo_lab.cores.verl.rollout import (
     ENGINE_KEY,
     POLICY_STEP,
     TOPK_DTYPE_REQUEST,

@@ -23,7 +23,7 @@ from verl.workers.rollout.base import BaseRollout
 from verl.workers.rollout.replica import RolloutReplica, TokenOutput
 from verl.workers.rollout.utils import get_max_position_embeddings
 
-from cppo_lab.cores.verl.rollout.settings import (
+from cppo_lab.cores.verl.rollout import (
     CPU_ROLLOUT,
     TOPK_DTYPE_REQUEST,
     TOPK_IDS,

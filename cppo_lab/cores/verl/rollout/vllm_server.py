@@ -29,7 +29,7 @@ from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, 
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.output_processor import LogprobsProcessor, RequestState
 
-from cppo_lab.cores.verl.rollout.settings import (
+from cppo_lab.cores.verl.rollout import (
     TOPK_DTYPE_REQUEST,
     TOPK_IDS,
     TOPK_LOGP,
