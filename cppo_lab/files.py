@@ -383,7 +383,8 @@ def require_free(out: Path) -> Path:
 
 @contextlib.contextmanager
 def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
-    """An empty folder that is renamed to `place` (from `require_free`) at the end; if writing fails, nothing appears.
+    """An empty folder that is renamed to `place` (from `require_free`) at the end; if writing fails, or the caller has
+    removed it, nothing appears.
 
     `replace`: it replaces the existing folder; if writing fails, the old folder stays.
     Raises UserError if somebody else has put something there meanwhile.
@@ -397,6 +398,8 @@ def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
         with contextlib.suppress(OSError):  # a file system without locks: then leftovers are not removed
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield folder
+        if not folder.exists():
+            return
         for path in folder.rglob("*"):  # transformers makes its weights private, whatever the umask
             if path.is_file():
                 path.chmod(os.fstat(lock).st_mode & 0o666)

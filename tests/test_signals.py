@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from cppo_lab.cli import INTERRUPTED
 from tests.launch.slurm.jobs import notes
 from tests.waiting import CEILING_SECONDS, until
 
@@ -58,3 +59,24 @@ def test_a_job_in_a_process_of_its_own_outlives_the_terminal_by_its_last_words(t
     os.killpg(launcher.pid, signal.SIGHUP)
     assert launcher.wait(CEILING_SECONDS) != 0
     assert notes(tmp_path) == [("job", "begin"), ("job", f"interrupted {signal.SIGTERM.value}")]
+
+
+IMPORT = """
+import os, signal, sys
+
+class Interrupting:
+    def find_spec(name, path=None, target=None):
+        if name == sys.argv[1]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupting)
+from cppo_lab.cli import main
+sys.exit(main(["list"]))
+"""
+
+
+@pytest.mark.parametrize("module", ["cppo_lab.cli.command", "cppo_lab.cli.names", "yaml"])
+def test_ctrl_c_while_a_command_is_imported(module: str) -> None:
+    """Before its parser, for its arguments, and in its function."""
+    command = subprocess.run([sys.executable, "-c", IMPORT, module], capture_output=True, text=True)
+    assert (command.returncode, command.stderr) == (130, f"cppo: {INTERRUPTED}\n")

@@ -20,9 +20,20 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 
-from cppo_lab.cli.command import Exit, UsageError, document, exclusive_output, parse, passing
-from cppo_lab.errors import ALSO, StoreAway, UserError, drop, message, say
-from cppo_lab.files import redacted, share_with_group
+from cppo_lab.errors import ALSO, StoreAway, UserError, announcing_interrupt, drop, message, say
+
+INTERRUPTED = "interrupted; run the same command to continue"
+
+
+def _leave() -> None:
+    """End by Ctrl-C in the middle of an import, where an exception is lost, or is a traceback."""
+    os.write(2, f"cppo: {INTERRUPTED}\n".encode())
+    os._exit(130)
+
+
+with announcing_interrupt(_leave):
+    from cppo_lab.cli.command import Exit, UsageError, document, exclusive_output, parse, passing
+    from cppo_lab.files import redacted, share_with_group
 
 _REMEDIES = {
     errno.EISDIR: "move the folder away: there should be a file",
@@ -36,7 +47,6 @@ _REMEDIES = {
     errno.EFBIG: "raise the limit on the size of files (ulimit -f), then run the same command to continue",
     errno.EDQUOT: "free space in your quota, then run the same command to continue",
 }
-INTERRUPTED = "interrupted; run the same command to continue"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -62,7 +72,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         complete()
     try:
-        options = parse(given)
+        with announcing_interrupt(_leave):
+            options = parse(given)
     except UsageError as error:
         _refuse(str(error))
         say(error.usage.rstrip("\n"))

@@ -146,11 +146,13 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     given = _with_action(arguments)
     parser = build_parser(next((word for word in given if word in COMMANDS), ""))
     options, remaining = parser.parse_known_args(given)
-    # argparse gives all of KEY=VALUE... to the first gap that it finds; those after an option remain.
-    if any(text.startswith("-") for text in remaining) or (remaining and "overrides" not in options):
+    # argparse gives all of KEY=VALUE..., or of a note's words, to the first gap that it finds; those after an option
+    # remain.
+    words = "words" if "words" in options else "overrides"
+    if any(text.startswith("-") for text in remaining) or (remaining and words not in options):
         leaves(parser)[options.name].error(f"unrecognized arguments: {' '.join(remaining)}")
     if remaining:
-        options.overrides = [*options.overrides, *remaining]
+        setattr(options, words, [*getattr(options, words), *remaining])
     return options
 
 

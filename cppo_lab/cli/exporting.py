@@ -167,7 +167,11 @@ def archive(options: argparse.Namespace) -> int:
     paths = {os.path.normpath(path.absolute()): path for path in files_of(options.sweep)}
     texts = {place: path.read_text(encoding="utf-8") for place, path in paths.items()}
     root = os.path.commonpath(map(os.path.dirname, texts)) if texts else ""
-    files = {os.path.relpath(path, root): text for path, text in texts.items()}
+    files = {}
+    for path, text in texts.items():
+        for part in texts:  # elsewhere, a study finds its parts by relative paths alone
+            text = text.replace(part, os.path.relpath(part, Path(path).parent))
+        files[os.path.relpath(path, root)] = text
     with replacing(options.out) as file:
         write(roots, {**values, "files": files}, file)
     answer(

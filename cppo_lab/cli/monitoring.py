@@ -174,9 +174,9 @@ def note(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.status import run_by_beginning
     from cppo_lab.tracking.upload import upload
 
-    run_id = run_by_beginning(runs_folder(), options.run)
-    folder, uri = runs_folder() / run_id, address.known_store(address.tracking_uri())
     added = dict(tag.partition("=")[::2] for tag in options.tag)
+    if valueless := [tag for tag in options.tag if "=" not in tag]:
+        raise UserError(f"--tag {valueless[0]}: must be KEY=VALUE")
     for key in added:
         # MLflow refuses keys that are no plain paths, and with them the run's upload for ever.
         if not re.fullmatch(r"(?=.{1,100}$)\w[\w. -]*(/\w[\w. -]*)*", key) or key.startswith(schema.OUR_TAGS):
@@ -184,13 +184,15 @@ def note(options: argparse.Namespace) -> int:
                 f"--tag {key}: a key has letters, digits and `.-_`, also as a path (a/b), and is none of `cppo.` and "
                 "`mlflow.`"
             )
+    run_id = run_by_beginning(runs_folder(), options.run)
+    folder, uri = runs_folder() / run_id, address.known_store(address.tracking_uri())
     if newest_record(folder) is None:
         raise UserError(f"run {run_id} has no record here: note on it where it was trained")
-    if added or options.text:
+    if added or options.words:
         # What a terminal of another encoding has sent is no text for a store.
         *values, text = (
             given.encode(errors="surrogateescape").decode(errors="backslashreplace")
-            for given in (*added.values(), options.text)
+            for given in (*added.values(), " ".join(options.words))
         )
         add_notes(folder, dict(zip(added, values, strict=True)), text)
         upload([folder], uri)
@@ -402,7 +404,7 @@ def cancel_arguments(command: CommandParser) -> None:
 def note_arguments(command: CommandParser) -> None:
     command.set_defaults(command=note)
     command.add_argument("run", metavar="RUN", help=SOME_RUN)
-    command.add_argument("text", nargs="?", default="", metavar="TEXT", help="added to the run's note")
+    command.add_argument("words", nargs="*", default=[], metavar="TEXT", help="added to the run's note")
     command.add_argument("--tag", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
 
 

@@ -9,12 +9,10 @@ the problem at its origin).
 """
 
 import codecs
-import errno
 import filecmp
 import hashlib
 import json
 import shutil
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -37,6 +35,7 @@ from cppo_lab.data.sources import (
     sources_of,
 )
 from cppo_lab.errors import UserError, printable
+from cppo_lab.files import appearing
 
 ABILITY = "MATH"
 ROW_GROUP = 4096
@@ -237,7 +236,9 @@ def _jsonl_rows(path: Path, damaged: Callable[[UserError], None]) -> Iterator[tu
 
 def _json_row(line: bytes, where: str) -> Mapping[str, Any]:
     try:
-        row = json.loads(line.decode("utf-8"), parse_constant=_refuse_constant)
+        row = json.loads(
+            line.decode("utf-8"), parse_constant=_refuse_constant, object_pairs_hook=_refuse_repeated
+        )
     except UnicodeDecodeError as error:
         raise UserError(
             f"{where} is not UTF-8 (byte 0x{line[error.start]:02x} at {error.start}): save the file as UTF-8"
@@ -253,6 +254,14 @@ def _json_row(line: bytes, where: str) -> Mapping[str, Any]:
 
 def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"the value {name} is not a JSON number")
+
+
+def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    row = dict(pairs)
+    if len(row) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"{max(keys, key=keys.count)!r} appears twice")
+    return row
 
 
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -374,28 +383,15 @@ def prepare(
             name: local(path, "local") for name, path in validation.items()
         }
     place = _ours_or_free(out, sources)
-    place.parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{place.name}-", dir=place.parent))
-    try:
-        made = work / "made"
-        made.mkdir()
+    with appearing(place, replace=True) as made:
         records = {
             f"{split}.parquet": _write_split(split, origin, made, say, skip)
             for split, origin in sources.items()
         }
         (made / MANIFEST).write_text(_manifest_text(records), encoding="utf-8")
         if _equal(made, place):
+            shutil.rmtree(made)
             say(f"{out}: unchanged")
-        else:
-            if place.exists():
-                place.rename(work / "old")
-            made.rename(place)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG) and error.filename is None:
-            error.filename = str(place)  # a write names no file
-        raise
-    finally:
-        shutil.rmtree(work)
     return records
 
 

@@ -22,7 +22,7 @@ from optuna.trial import Trial, TrialState
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.errors import UserError, blocked, describe, say
+from cppo_lab.errors import UserError, blocked, describe, one_line, say
 from cppo_lab.files import mask_output, open_append, redacted, replace_file, require_folder
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import (
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
 
 FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load
 FILE = "search.json"
-STOPPED = "stopped-*.txt"  # why workers have stopped, beside it
+STOPPED = "stopped.txt"  # why workers have stopped, a line each, beside it
 POLL_SECONDS = 0.25
 PATIENCE_SECONDS = 60.0  # for a run to end cleanly before it is killed
 TRIES = 3  # of a run whose process is killed from outside; it resumes from its checkpoint
@@ -283,8 +283,9 @@ class Worker:
         self._note(why)
 
     def _note(self, why: str) -> None:
-        with contextlib.suppress(OSError):  # of a full disk, say, which may be the reason
-            replace_file(self.folder / STOPPED.replace("*", str(self.number)), redacted(why))
+        # OSError: of a full disk, say, which may be the reason.
+        with contextlib.suppress(OSError), open_append(self.folder / STOPPED) as file:
+            file.write(f"{one_line(redacted(why))}\n")
 
     def run(self) -> None:
         """Work until no trial is left. An interrupt ends the training cleanly, and the trial is then free."""
@@ -475,8 +476,8 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
         mismatch=base.tracking.mismatch,
         answers=base.tracking.answers,
     )
-    for path in study.folder.glob(STOPPED):
-        path.unlink(missing_ok=True)
+    with open_append(study.folder / STOPPED) as stopped:
+        before = stopped.tell()
     if remaining := tuning.trials - ended(study.trials()):
         with (
             address.in_the_environment(url, VARIABLE),
@@ -492,10 +493,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
         lines.append(f"trials {running} are with other workers")
     over = is_over(tuning, trials)
     if not over:
-        whys = set[str]()
-        for path in study.folder.glob(STOPPED):
-            with contextlib.suppress(OSError):  # another `cppo tune` has removed it
-                whys.add(path.read_text())
+        whys = {*(study.folder / STOPPED).read_bytes()[before:].decode(errors="replace").splitlines()}
         lines += [f"a worker has stopped: {why}" for why in sorted(whys)]
         lines.append(f"run the same command to continue; workers' logs: {study.folder / 'attempts'}")
     return "\n".join(lines), over

@@ -405,6 +405,10 @@ def load(
         UserError: an unknown sweep, override or source; a store that is missing, cannot be read or has none of the
         runs.
     """
+    if wrong := [text for text in overrides if not isinstance(text, str)]:
+        raise UserError(
+            f"override {wrong[0]!r}: give texts, one after the other: load(sweep, 'seed=0', 'core=mini')"
+        )
     texts = [*overrides, *(override_text(key, value) for key, value in values.items())]
     name = str(sweep)
     if source == PAPER:

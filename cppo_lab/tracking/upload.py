@@ -255,8 +255,10 @@ class _Shipment:
         self.waiting = 0  # points of theirs
         self.tags: dict[str, str] = {}  # that are sent with them
         lines = chain((line for path in files(folder) for line, _ in read_lines(path)), unwritten)
-        core = next((line.tags.get(schema.TAG_CORE, "") for line in lines if isinstance(line, Begin)), "")
-        self.validated_points = core_if_installed(core).validated_points
+        tags = next((line.tags for line in lines if isinstance(line, Begin)), {})
+        if (other := tags.get(schema.TAG_RUN_ID, folder.name)) != folder.name:
+            raise UserError(f"the folder is a copy of run {other}: remove it")
+        self.validated_points = core_if_installed(tags.get(schema.TAG_CORE, "")).validated_points
         self.evaluated = False  # whether what is sent has evaluations of its checkpoint, after its end
         self.is_later = False  # whether they are of a record's second attempt or a later one
         self.sent: Counter[str] = Counter()  # points, by record

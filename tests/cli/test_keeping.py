@@ -89,16 +89,17 @@ def test_an_archive_has_the_files_of_its_sweep(cppo: Command, no_training: None)
         "mine.yaml": text,
         "rule/own.yaml": "name: dppo\ndelta: 0.1\n",
         "of/both.yaml": "title: Both\nquestion: Which?\nsweeps: [../mine.yaml]\n",
+        "of/whole.yaml": f"title: Whole\nquestion: Which?\nsweeps: [{Path('mine.yaml').absolute()}]\n",
     }.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(content)
     cppo("launch ./mine.yaml launcher=inline")
-    for number, file in enumerate(("./mine.yaml", "of/both.yaml")):
+    for number, file in enumerate(("./mine.yaml", "of/both.yaml", "of/whole.yaml")):
         cppo(f"archive {file} --out {number}.zip")
     for folder in ("rule", "of"):
         shutil.rmtree(folder)
     Path("mine.yaml").unlink()
-    for number, title in enumerate(("Mine", "Both")):
+    for number, title in enumerate(("Mine", "Both", "Whole")):
         cppo(f"report {number}.zip --out page{number}")
         assert f"<h1>{title}</h1>" in Path(f"page{number}/index.html").read_text()
 

@@ -157,7 +157,7 @@ def test_notes_are_in_mlflow_and_on_the_page(trained: Path, cppo: Command) -> No
         # As from a shell whose locale has no encoding.
         asked = "é".encode().decode("ascii", errors="surrogateescape")
         tags = ("--tag", "looked=yes", "--tag", f"asked={asked}")
-        cppo("note", *tags, folder.name[:6], "Node 3 was <b>slow</b>")
+        cppo("note", folder.name[:6], *tags, "Node 3 was", "<b>slow</b>")
     assert (
         cppo(f"note {folder.name}", "again").out == "Node 3 was <b>slow</b>\n\nagain\nlooked=yes\nasked=é\n"
     )

@@ -156,6 +156,18 @@ def test_preparing_again_changes_nothing(prepared: Path, tmp_path: Path) -> None
     assert contents(tmp_path / "elsewhere") == before
 
 
+def test_what_a_killed_one_left_is_removed(tmp_path: Path, out: Path) -> None:
+    def killed(line: str) -> None:
+        left = next(tmp_path.glob(".data.*"))
+        shutil.copytree(left, left.with_name(left.name[:-8] + "0" * 8))
+
+    source = own_rows(tmp_path, b'{"answer": 1}\n{"problem": "p", "answer": 1}')
+    prepare(str(source), out, killed, skip=True)
+    assert [path.name for path in tmp_path.glob(".data.*")] == [f".data.export-{'0' * 8}"]
+    prepare("sample", out)
+    assert not [*tmp_path.glob(".data.*")]
+
+
 def test_a_failure_leaves_what_was_there(tmp_path: Path, out: Path) -> None:
     broken = write_jsonl(tmp_path / "train.jsonl", [dapo_row("p", "1"), {"problem": "q"}])
     with user_error(r"train.jsonl, line 2: `answer` is missing"):

@@ -135,6 +135,7 @@ ROWS: dict[Content, str] = {
     '{"problem": "x", "answer": NaN}\n':
         f", line 1 is not a row in JSON (the value NaN is not a JSON number): {ROW}",
     '{"problem": "x", "answer": true}\n': ", line 1: `answer` is True: give the answer as text",
+    '{"problem": "x", "answer": 1, "answer": 2}\n': f", line 1 is not a row in JSON ('answer' appears twice): {ROW}",
     '{"question": "x"}\n':
         ", line 1: neither `prompt` nor `problem` is among the keys with a value, ['question']: each row "
         "needs",

@@ -42,6 +42,9 @@ def test_a_copied_folder(cppo: Command, interrupted: bool) -> None:
         for path in (runs / ours / "spool").glob("*.jsonl"):
             lines = path.read_text().splitlines(keepends=True)
             path.write_text("".join(line for line in lines if json.loads(line).get("kind") != "end"))
+        (runs / ours / "spool/shipped.json").unlink()
+        said = cppo("sync", code=2)
+        assert f"run {ours} could not be uploaded" in said.err and f"a copy of run {theirs}" in said.err
     said = cppo("launch", *SWEEP, "seed=1", "launcher=inline")
     assert f"{ours} was copied from run {theirs}" in said.err
     after = histories()

@@ -325,10 +325,16 @@ def test_a_trained_run_that_the_store_does_not_take_ends_the_worker(
 def test_why_a_worker_has_stopped_is_in_the_tuners_output(
     fault: Exception, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(worker, "train", Mock(side_effect=fault))
+    def stops(*_: object) -> None:
+        with (FOLDER / worker.STOPPED).open("a") as file:
+            file.write("A worker of another `cppo tune`\n")
+        raise fault
+
+    monkeypatch.setattr(worker, "train", stops)
     tune(code=1)
     out = capsys.readouterr().out
-    assert f"\na worker has stopped: {said}\nrun the same command" in out
+    told = "\n".join(f"a worker has stopped: {why}" for why in ("A worker of another `cppo tune`", said))
+    assert f"\n{told}\nrun the same command" in out
     made_up(monkeypatch)
     tune()
     assert "a worker has stopped" not in capsys.readouterr().out

@@ -137,6 +137,7 @@ def test_the_paper_s_study_has_every_sweep() -> None:
         ),
         (("tune_cppo",), {}, "tune_cppo is a search"),
         (("main", "seed=0"), {"source": "paper"}, "take no overrides"),
+        (("main", ["seed=0"]), {}, r"override \['seed=0'\]: give texts, one after the other"),
         (("main",), {"source": "paper", "uri": "x"}, "from no store"),
         (("tune_cppo",), {"source": "paper"}, "unknown sweep of the paper's curves 'tune_cppo'"),
     ],
