@@ -27,7 +27,7 @@ from cppo_lab.answers.outcomes import no_outcomes, problem_ids
 from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.answers.texts import Sample
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
-from cppo_lab.cores.base import Resources
+from cppo_lab.core_records import Resources
 from cppo_lab.cores.mini.trainer import MiniAnswerRecorder, Trainer
 from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose

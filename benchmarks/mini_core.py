@@ -37,7 +37,7 @@ import torch
 from common import arguments, finish, in_turn
 from torch import Tensor
 
-from cppo_lab.cores.base import Resources
+from cppo_lab.core_records import Resources
 from cppo_lab.cores.mini.model import sample
 from cppo_lab.cores.mini.tasks import Tokenizer
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer

@@ -22,7 +22,7 @@ import torch
 from common import Rows, arguments, finish, show
 
 from cppo_lab.analysis.statistics.problems import draw_correlation
-from cppo_lab.cores.base import Resources
+from cppo_lab.core_records import Resources
 from cppo_lab.cores.mini import model as sampling
 from cppo_lab.cores.mini.tasks import Problems
 from cppo_lab.cores.mini.trainer import Trainer

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 
 from cppo_lab import schema
 from cppo_lab.answers.records import Recording, StepAnswers
-from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Ended, TogetherRun
+from cppo_lab.core_records import BEST_MODEL, CHECKPOINT, Ended, TogetherRun
 from cppo_lab.cores.checkpoint import Row, load_checkpoint, save_checkpoint
 from cppo_lab.cores.rule_loss import Diagnostics
 from cppo_lab.errors import Interrupted, NotFinite, describe, find_interruption, say
@@ -167,7 +167,7 @@ def train_runs(
     validate: Callable[[Sequence[T]], Sequence[Metrics]],
     checkpoint_seconds: float = 0.0,
 ) -> None:
-    """Train runs that differ only in the seed, each with the same numbers as alone, see `cores.base.Together`.
+    """Train runs that differ only in the seed, each with the same numbers as alone, see `core_records.Together`.
 
     A run with a checkpoint in its folder continues from there; it waits for the run that is furthest behind. Every step
     and each validation is logged.

@@ -13,7 +13,6 @@ from cppo_lab.runs.attempt import (
     abandon,
     groups,
     lend_machine,
-    read_folders,
     resources_of,
     shared_process,
     train,
@@ -22,6 +21,7 @@ from cppo_lab.runs.folder import AlreadyRunning, held, new_batch, write_run_list
 from cppo_lab.runs.spool import Line
 from cppo_lab.runs.tags import variants_in
 from cppo_lab.spec import ResourcesSpec
+from cppo_lab.spec.job import read_folders
 from cppo_lab.tracking import address
 from cppo_lab.tracking.services import mirroring, notifying
 from cppo_lab.tracking.uploader import upload_last, uploading

@@ -19,16 +19,16 @@ from functools import cached_property
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.core_records import core_of
-from cppo_lab.cores.base import (
+from cppo_lab.core_records import (
     CHECKPOINT,
     CHECKPOINTS,
     Resources,
     TogetherRun,
+    core_of,
     load_core,
     load_part,
 )
-from cppo_lab.cores.base import Allocation as Allocation  # launchers import it from here
+from cppo_lab.core_records import Allocation as Allocation  # launchers import it from here
 from cppo_lab.errors import (
     Interrupted,
     deferred,
@@ -40,7 +40,6 @@ from cppo_lab.errors import (
     say,
 )
 from cppo_lab.files import redacted
-from cppo_lab.plugins import hub_cache
 from cppo_lab.runs.folder import (
     AlreadyRunning,
     Cause,
@@ -62,9 +61,7 @@ from cppo_lab.runs.tags import resolved_yaml
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import (
     AnswersSpec,
-    HubModel,
     LayoutSpec,
-    MathData,
     PathsSpec,
     ResourcesSpec,
     RunSpec,
@@ -414,19 +411,6 @@ def lend_machine(core: str, starts: Sequence[Resources], visible_devices: str | 
     with contextlib.suppress(Interrupted):
         for resources in starts:
             load_part(core, "worker_node")(resources)
-
-
-def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
-    """The folders that a run reads: of its data, if they are files, and the models, if its model is published."""
-    folders = []
-    if isinstance(spec.data, MathData) and spec.data.files is not None:
-        folders += [Path(file.path).parent for file in spec.data.files.values()]
-    elif isinstance(spec.data, MathData) and paths is not None:
-        folders.append(Path(paths.data))
-    if isinstance(spec.model, HubModel):
-        models = paths.models if paths is not None else None
-        folders += [Path(models)] if models is not None else [hub_cache()] if hub_cache().is_dir() else []
-    return folders
 
 
 def resources_of(attempt: Attempt) -> Resources:

@@ -4,7 +4,7 @@ free what neither a result nor an unfinished run needs.
 A model is a folder that `transformers` loads, with its tokenizer and a model card that names the run. The folder
 appears as a whole or not at all. A run that is being trained is refused: its best checkpoint may change. All is read
 from the run's folder, without the tracking store; the weights are written by the `Exporter` of its core
-(`cppo_lab.cores.base`).
+(`cppo_lab.core_records`).
 """
 
 import contextlib
@@ -24,14 +24,14 @@ from typing import Any, BinaryIO
 import yaml
 
 from cppo_lab import schema
-from cppo_lab.core_records import core_of
-from cppo_lab.cores.base import (
+from cppo_lab.core_records import (
     BEST_CHECKPOINT,
     BEST_MODEL,
     CHECKPOINT,
     CHECKPOINTS,
     Exported,
     Resources,
+    core_of,
     load_part,
 )
 from cppo_lab.errors import UserError, printable
@@ -138,7 +138,7 @@ def read_subject(runs: Path, run_id: str) -> Subject:
 
 
 def evaluate(subject: Subject, other: RunSpec, resources: Resources) -> tuple[int, dict[str, float]]:
-    """The step of a finished run's best model, and its Avg@k on the benchmarks of `other`, see `cores.base.Evaluator`.
+    """The step of a finished run's best model, and its Avg@k on the benchmarks of `other` (`core_records.Evaluator`).
 
     They are recorded with the run; what is recorded already is not measured again. Raises UserError as the evaluator,
     and if the run is being trained or is not finished.

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING
 from optuna.trial import Trial, TrialState
 
 from cppo_lab import schema
-from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError, blocked, describe, one_line, say
 from cppo_lab.files import mask_output, open_append, redacted, replace_file, require_folder
 from cppo_lab.launch.base import Event
@@ -63,7 +62,7 @@ from cppo_lab.search.study import (
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.sweep.file import Scalar
 from cppo_lab.tracking import address
-from cppo_lab.tracking.client import deferred_for, ensure_experiment, open_client
+from cppo_lab.tracking.client import deferred_for, experiment_of, open_client
 from cppo_lab.tracking.page import (
     Point,
     TrialRecord,
@@ -198,10 +197,8 @@ class _SearchState:
 
     def __init__(self, study: SearchStudy, uri: str) -> None:
         self.study, self.tuning, self.uri = study, study.tuning, uri
-        self.client, core = open_client(uri), self.tuning.core
-        self.experiment = ensure_experiment(
-            self.client, uri, schema.experiment_name(core), core_of(core).note
-        )
+        self.client = open_client(uri)
+        self.experiment = experiment_of(self.client, uri, self.tuning.core)
         with exclusive(study.url), self.writing():
             before = study.study.user_attrs.get(SEARCH_RUN)
             text = note(self.tuning, study.trials())
@@ -454,7 +451,7 @@ def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:
     Raises UserError if the study has another definition, a store cannot be used, or a run takes several nodes.
     """
     base = tuning.base
-    if base.layout is not None and core_of(base.run.core).nodes(base.layout) > 1:
+    if base.nodes > 1:
         raise UserError(
             f"layout={base.layout.name} of model {base.run.model.name} takes {base.layout.nodes} nodes, and a worker "
             "of a search trains on one: choose a layout of one node (layout=one_node; `cppo plan` says what then fits)"

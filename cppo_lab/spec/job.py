@@ -9,11 +9,13 @@ any run of ours on such a machine: the resulting hours are accurate to a factor 
 """
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from cppo_lab.core_records import core_of
+from cppo_lab.plugins import hub_cache
 from cppo_lab.spec.run import (
     BYTES,
     Count,
@@ -634,3 +636,16 @@ def estimate_disk(run: RunSpec, layout: LayoutSpec) -> DiskEstimate | None:
     every = min(run.validation.every, layout.checkpoint_every or run.validation.every)
     number = layout.verl.get(KEPT_KEY, KEPT_CHECKPOINTS) or run.training.t_stop // every
     return DiskEstimate(parameters * (number * whole + weights), parameters * weights)
+
+
+def read_folders(spec: RunSpec, paths: PathsSpec | None) -> list[Path]:
+    """The folders that a run reads: of its data, if they are files, and the models, if its model is published."""
+    folders = []
+    if isinstance(spec.data, MathData) and spec.data.files is not None:
+        folders += [Path(file.path).parent for file in spec.data.files.values()]
+    elif isinstance(spec.data, MathData) and paths is not None:
+        folders.append(Path(paths.data))
+    if isinstance(spec.model, HubModel):
+        models = paths.models if paths is not None else None
+        folders += [Path(models)] if models is not None else [hub_cache()] if hub_cache().is_dir() else []
+    return folders

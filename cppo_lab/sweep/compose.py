@@ -112,6 +112,11 @@ class Composed:
     run_id: str  # of `run`
     notify: NotifySpec = NO_MESSAGES
 
+    @property
+    def nodes(self) -> int:
+        """Machines that the run takes."""
+        return core_of(self.run.core).nodes(self.layout)
+
 
 def compose(overrides: Sequence[str]) -> Composed:
     """Compose and validate one configuration. Equal sections of different runs are validated once and shared.

@@ -1,7 +1,7 @@
 """Checks what this machine has and lacks for a run: `cppo doctor`, and every launch before it starts a run.
 
 Each line has a verdict and, if something is missing, the remedy. Nothing is written or downloaded, and a missing
-package is a finding, not an error. What a core or a launcher needs is checked by its list (cores/base.py, its
+package is a finding, not an error. What a core or a launcher needs is checked by its list (core_records.py, its
 `CoreChecks`; cores/verl/checks.py, launch/slurm/submit.py). docs/verl.md shows an example.
 """
 
@@ -17,8 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from packaging.specifiers import SpecifierSet
 
-from cppo_lab.core_records import BUILT_IN, core_of
-from cppo_lab.cores.base import checks_of
+from cppo_lab.core_records import BUILT_IN, checks_of, core_of
 from cppo_lab.errors import UserError, printable
 from cppo_lab.files import runs_folder
 from cppo_lab.launch.launchers import launcher_of, load_launcher

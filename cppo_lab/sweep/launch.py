@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.core_records import core_of
-from cppo_lab.cores.base import Doing, Resources, load_part
+from cppo_lab.core_records import Doing, Resources, core_of, load_part
 from cppo_lab.errors import Interrupted, StoreAway, StoreBroken, UserError, counted, one_line, printable, say
 from cppo_lab.files import redacted, replace_file, require_folder, runs_folder
 from cppo_lab.launch.base import Event, LauncherSpec
@@ -54,7 +53,7 @@ from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking import address
-from cppo_lab.tracking.client import STORE_FAULTS, ensure_experiment, fault_line, may_fail, open_client
+from cppo_lab.tracking.client import STORE_FAULTS, experiment_of, fault_line, may_fail, open_client
 from cppo_lab.tracking.history import StoredRun, unclipped
 from cppo_lab.tracking.page import SweepText, ensure_parent, register, save_view, update_parent
 from cppo_lab.tracking.read import find, is_active
@@ -589,9 +588,9 @@ def ensure_parents(plan: Plan, uri: str, parents: Parents) -> Parents:
 
     Raises UserError if somebody has deleted the experiment.
     """
-    name, note, experiment_id = schema.experiment_name(plan.core), core_of(plan.core).note, ""
+    experiment_id = ""
     with contextlib.suppress(*STORE_FAULTS):  # which the parents meet, too
-        experiment_id = ensure_experiment(open_client(uri), uri, name, note)
+        experiment_id = experiment_of(open_client(uri), uri, plan.core)
     with may_fail("the parents of the sweeps"):
         client = open_client(uri)
         by_sweep = {

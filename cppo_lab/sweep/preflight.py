@@ -20,17 +20,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.cores.base import PHASES, Phases, StandIns, load_core, load_part, read_machine, read_phases
+from cppo_lab.core_records import StandIns, core_of, cores_that, load_core, load_part
+from cppo_lab.cores.base import PHASES, Phases, read_machine, read_phases
 from cppo_lab.errors import Interrupted, UserError, counted, describe, one_line, say
 from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import jobs_in_queue, load_launcher
 from cppo_lab.plugins import install_extra
-from cppo_lab.runs.attempt import Allocation, Equipped, lend_machine, prepare_process, read_folders
+from cppo_lab.runs.attempt import Allocation, Equipped, lend_machine, prepare_process
 from cppo_lab.runs.machine import sampling
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
-from cppo_lab.spec.job import CostEstimate, estimate
+from cppo_lab.spec.job import CostEstimate, estimate, read_folders
 from cppo_lab.sweep.cost import (
     FILE,
     PREFLIGHTS,

@@ -28,8 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.core_records import CoreRecord, core_of
-from cppo_lab.cores.base import MetricSink, Resources
+from cppo_lab.core_records import CoreRecord, MetricSink, Resources, core_of
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.parse import parse_run

@@ -23,6 +23,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from cppo_lab import schema
+from cppo_lab.core_records import core_if_installed
 from cppo_lab.errors import StoreAway, StoreBroken, UserError, deferred, one_line, say
 from cppo_lab.files import open_append, redacted
 from cppo_lab.tracking import address
@@ -215,6 +217,11 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str, description: st
             f"`mlflow experiments restore --experiment-id {experiment.experiment_id}`, or use another store"
         )
     return str(experiment.experiment_id)
+
+
+def experiment_of(client: MlflowClient, uri: str, core: str) -> str:
+    """The id of the experiment with the runs of `core`, which is created with the core's note if there is none."""
+    return ensure_experiment(client, uri, schema.experiment_name(core), core_if_installed(core).note)
 
 
 _ENDING = ".new"

@@ -9,7 +9,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from cppo_lab.cores.base import BEST_MODEL
+from cppo_lab.core_records import BEST_MODEL
 from cppo_lab.launch import queues
 from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs.folder import read_status

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import PARTS_FOLDER, core_records
-from cppo_lab.core_records import BUILT_IN, CoreRecord, core_names, core_of
-from cppo_lab.cores.base import Resources, load_part
+from cppo_lab.core_records import BUILT_IN, CoreRecord, Resources, core_names, core_of, load_part
 from cppo_lab.cores.mini import MINI
 from cppo_lab.errors import UserError
 from cppo_lab.plugins import CORE_GROUP
@@ -223,7 +222,9 @@ def test_an_entry_point_that_names_no_core(monkeypatch: pytest.MonkeyPatch, path
 
 def test_what_a_core_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = CoreRecord("bare", "a bare core", "Nothing.", "a:b", "a:b", "a:b")
-    monkeypatch.setattr("cppo_lab.cores.base.core_of", lambda name: bare)
+    monkeypatch.setattr(
+        "cppo_lab.core_records.core_of", lambda name: bare if name == "bare" else core_of(name)
+    )
     with pytest.raises(UserError, match=r"unknown core that exports its models 'bare'.*mini, verl"):
         load_part("bare", "exporter")
     with pytest.raises(UserError, match=r"unknown core that uses several machines 'bare'.*verl"):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Resources, load_part
+from cppo_lab.core_records import Resources, load_part
 from cppo_lab.data.prepare import prepare
 from cppo_lab.errors import UserError
 from cppo_lab.schema import Dataset
@@ -120,7 +120,7 @@ def test_files_of_another_making(tmp_path: Path, prepared: Path) -> None:
 
 def test_no_trainer_is_loaded() -> None:
     script = (
-        "import sys; from cppo_lab.cores.base import load_part\n"
+        "import sys; from cppo_lab.core_records import load_part\n"
         "for core in ('mini', 'verl'): load_part(core, 'datasets')\n"
         "print(sorted({'torch', 'verl', 'ray', 'transformers', 'pyarrow'} & sys.modules.keys()))"
     )

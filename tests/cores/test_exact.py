@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Resources, exact_datasets
+from cppo_lab.core_records import Resources
+from cppo_lab.cores.base import exact_datasets
 from cppo_lab.cores.exact import trainer as trainer_module
 from cppo_lab.cores.exact.process import (
     compare,

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import BEST_MODEL, CHECKPOINT, Resources, load_core
+from cppo_lab.core_records import BEST_MODEL, CHECKPOINT, Resources, load_core
 from cppo_lab.cores.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
 from cppo_lab.cores.exact.trainer import Learner, step_together
 from cppo_lab.cores.loop import SteppedTrainer

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Resources
+from cppo_lab.core_records import Resources
 from cppo_lab.cores.mini.model import Rollout, Transformer, draw, draw_nucleus, sample
 from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.mini.trainer import Objective, Trainer, train

@@ -13,7 +13,7 @@ from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.texts import texts_name
 from cppo_lab.answers.tokens import tokens_name
-from cppo_lab.cores.base import CHECKPOINT, Resources
+from cppo_lab.core_records import CHECKPOINT, Resources
 from cppo_lab.cores.checkpoint import load_checkpoint
 from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.mini.trainer import train

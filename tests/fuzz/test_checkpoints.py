@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import example, given
 
-from cppo_lab.cores.base import CHECKPOINT, Resources
+from cppo_lab.core_records import CHECKPOINT, Resources
 from cppo_lab.cores.checkpoint import FORMAT, Checkpoint, load_checkpoint
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.cores.mini.warm_start import warm_start_file

@@ -13,7 +13,7 @@ import scipy.stats
 
 from cppo_lab import schema
 from cppo_lab.cli.command import Exit
-from cppo_lab.cores.base import CHECKPOINT, Resources
+from cppo_lab.core_records import CHECKPOINT, Resources
 from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.trainer import Learner, train
 from cppo_lab.launch.training import training_jobs

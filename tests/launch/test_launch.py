@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINT
+from cppo_lab.core_records import CHECKPOINT
 from cppo_lab.errors import Interrupted
 from cppo_lab.runs.folder import CANCELLED, Cause, cancel, held, is_held, read_status
 from cppo_lab.runs.state import CAUSE_TEXTS

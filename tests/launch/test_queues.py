@@ -14,7 +14,7 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
-from cppo_lab.cores.base import CHECKPOINT, CHECKPOINTS
+from cppo_lab.core_records import CHECKPOINT, CHECKPOINTS
 from cppo_lab.launch import queues
 from cppo_lab.launch.queues import read_queues, repair
 from cppo_lab.runs import attempt as attempt_module

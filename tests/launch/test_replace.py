@@ -14,8 +14,8 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.core_records import CHECKPOINT
 from cppo_lab.cores import loop
-from cppo_lab.cores.base import CHECKPOINT
 from cppo_lab.launch.queues import repair
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs import attempt as run_module

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cores.base import BEST_CHECKPOINT, BEST_MODEL, CHECKPOINT, CHECKPOINTS
+from cppo_lab.core_records import BEST_CHECKPOINT, BEST_MODEL, CHECKPOINT, CHECKPOINTS
 from cppo_lab.errors import UserError
 from cppo_lab.runs import export
 from cppo_lab.runs.folder import held, write_status

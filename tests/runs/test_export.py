@@ -1,7 +1,7 @@
 """The model card of a run of a published model. The one of a miniature: cores/verl/test_export.py."""
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Exported
+from cppo_lab.core_records import Exported
 from cppo_lab.runs.export import Subject, front_matter, model_card
 from cppo_lab.sweep.compose import compose
 

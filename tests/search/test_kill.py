@@ -12,7 +12,7 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINT
+from cppo_lab.core_records import CHECKPOINT
 from cppo_lab.runs.folder import holder, is_held
 from cppo_lab.runs.spool import files, read_rows
 from cppo_lab.search.study import numbered

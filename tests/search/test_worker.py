@@ -18,7 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from cppo_lab import schema
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
-from cppo_lab.cores.base import CHECKPOINT
+from cppo_lab.core_records import CHECKPOINT
 from cppo_lab.errors import UserError
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.search import worker

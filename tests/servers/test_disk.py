@@ -12,7 +12,7 @@ import pytest
 
 from cppo_lab.cli import main
 from cppo_lab.cli.training import plan_states
-from cppo_lab.cores.base import CHECKPOINT, load_core
+from cppo_lab.core_records import CHECKPOINT, load_core
 from cppo_lab.runs import attempt
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import newest_record

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.cores.base import Allocation, Resources
+from cppo_lab.core_records import Allocation, Resources
 from cppo_lab.errors import Interrupted
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.spec import LayoutSpec, ResourcesSpec

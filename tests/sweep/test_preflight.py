@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.cores.base import Allocation, write_phases
+from cppo_lab.core_records import Allocation
+from cppo_lab.cores.base import write_phases
 from cppo_lab.sweep import preflight as module
 from cppo_lab.sweep.cost import (
     FILE,

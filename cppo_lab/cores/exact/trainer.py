@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Ended, MetricSink, Resources, TogetherRun
+from cppo_lab.core_records import Ended, MetricSink, Resources, TogetherRun
 from cppo_lab.cores.exact.process import (
     BRANCH,
     Array,
@@ -397,7 +397,7 @@ def train(spec: ExactRun, sink: MetricSink, resources: Resources) -> Outcome:
 
 
 def train_together(runs: Sequence[TogetherRun[ExactRun]], ended: Ended) -> None:
-    """Train runs that differ only in the seed, each with the same numbers as alone, see `cores.base.Together`."""
+    """Train runs that differ only in the seed, each with the same numbers as alone, see `core_records.Together`."""
     _train(runs, ended, CHECKPOINT_SECONDS)
 
 

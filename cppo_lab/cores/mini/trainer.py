@@ -22,7 +22,8 @@ from cppo_lab.answers.outcomes import Outcomes, chosen_problems, no_outcomes, pr
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample
 from cppo_lab.answers.tokens import RecordedTokens, chosen_groups
-from cppo_lab.cores.base import BEST_MODEL, Ended, MetricSink, Resources, TogetherRun, require_same_task
+from cppo_lab.core_records import BEST_MODEL, Ended, MetricSink, Resources, TogetherRun
+from cppo_lab.cores.base import require_same_task
 from cppo_lab.cores.checkpoint import read_checkpoint, same_form
 from cppo_lab.cores.loop import Minibatch, SteppedTrainer, train_alone, train_runs
 from cppo_lab.cores.mini.model import Rollout, RolloutPolicy, Transformer, sample
@@ -351,7 +352,7 @@ def load_best(spec: MiniRun, runs: Path, context: int) -> tuple[int, Transformer
 
 
 def evaluate(spec: MiniRun, other: MiniRun, resources: Resources) -> tuple[int, Mapping[str, float]]:
-    """As `cores.base.Evaluator`: tasks in the symbols that the model knows."""
+    """As `core_records.Evaluator`: tasks in the symbols that the model knows."""
     data = other.data
     require_same_task(spec, other)
     evaluated = spec.model_copy(update={"data": data, "rollout": other.rollout})

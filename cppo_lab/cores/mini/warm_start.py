@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from cppo_lab.cores.base import Doing, say_nothing
+from cppo_lab.core_records import Doing, say_nothing
 from cppo_lab.cores.checkpoint import load_whole, same_form, save_if_possible
 from cppo_lab.cores.loop import AdamW
 from cppo_lab.cores.mini.model import Transformer

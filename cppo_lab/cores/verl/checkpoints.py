@@ -17,7 +17,7 @@ from cppo_lab import schema
 from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.answers.texts import Texts
-from cppo_lab.cores.base import BEST_CHECKPOINT, CHECKPOINTS, MetricSink, Resources
+from cppo_lab.core_records import BEST_CHECKPOINT, CHECKPOINTS, MetricSink, Resources
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import open_append, open_lock, open_plain, read_plain, replace_file
 from cppo_lab.schema import Outcome

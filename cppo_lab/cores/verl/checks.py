@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from cppo_lab.cores.base import CoreChecks
+from cppo_lab.core_records import CoreChecks
 from cppo_lab.errors import UserError, nearest
 from cppo_lab.plugins import MISSING, OK, WARNING, Check, Requirement
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, RunSpec, VerlRun

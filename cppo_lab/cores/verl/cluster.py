@@ -25,7 +25,7 @@ from typing import Any
 
 import psutil
 
-from cppo_lab.cores.base import Allocation, Resources
+from cppo_lab.core_records import Allocation, Resources
 from cppo_lab.cores.verl.ray_supervisor import ray_process
 from cppo_lab.errors import Interrupted, UserError
 from cppo_lab.files import remove_unlocked, replace_file

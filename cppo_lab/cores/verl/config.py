@@ -15,7 +15,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from cppo_lab.cores.base import CHECKPOINTS
+from cppo_lab.core_records import CHECKPOINTS
 from cppo_lab.cores.verl import check_api
 from cppo_lab.cores.verl.checks import ACTOR, ROLLOUT, check_keys, check_placement
 from cppo_lab.cores.verl.files import Files, planned_files

@@ -17,7 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Allocation, MetricSink, Resources, require_same_task, write_machine
+from cppo_lab.core_records import Allocation, MetricSink, Resources
+from cppo_lab.cores.base import require_same_task, write_machine
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.checkpoints import HandOver, score_name
 from cppo_lab.cores.verl.cluster import (
@@ -117,7 +118,7 @@ def _train_on(
 
 
 def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, Mapping[str, float]]:
-    """As `cores.base.Evaluator`: verl's validation of the exported best checkpoint, which trains nothing."""
+    """As `core_records.Evaluator`: verl's validation of the exported best checkpoint, which trains nothing."""
     assert isinstance(spec, VerlRun) and isinstance(other, VerlRun) and resources.paths is not None
     require_same_task(spec, other)
     # None is trained, and the file may have few problems.

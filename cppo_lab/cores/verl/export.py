@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from cppo_lab.cores.base import BEST_CHECKPOINT, BEST_MODEL, Exported
+from cppo_lab.core_records import BEST_CHECKPOINT, BEST_MODEL, Exported
 from cppo_lab.cores.verl.checkpoints import MALFORMED, STEP
 from cppo_lab.errors import UserError, one_line
 from cppo_lab.files import names_below, open_below
@@ -30,7 +30,7 @@ CONFIG = "config.json"
 
 
 def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
-    """Write the best checkpoint of `spec`, a run of verl, to `target`. As `cores.base.Exporter`.
+    """Write the best checkpoint of `spec`, a run of verl, to `target`. As `core_records.Exporter`.
 
     FSDP's shards, and weights that Megatron-Bridge has saved, keep their precision.
     """
@@ -62,7 +62,7 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
 
 
 def export_embedded(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
-    """Write the best model of `spec`, a run of the embedded core, to `target`. As `cores.base.Exporter`."""
+    """Write the best model of `spec`, a run of the embedded core, to `target`. As `core_records.Exporter`."""
     assert isinstance(spec, MiniRun)
     _require("transformers", "tokenizers", "pyarrow")
     from cppo_lab.cores.mini.tasks import make_task

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Resources, held_out_sets, training_set
+from cppo_lab.core_records import Resources
+from cppo_lab.cores.base import held_out_sets, training_set
 from cppo_lab.errors import UserError
 from cppo_lab.plugins import code_digest, digest_of, lacking, snapshot
 from cppo_lab.schema import Dataset

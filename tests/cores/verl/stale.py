@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from cppo_lab.cores.base import CHECKPOINTS
+from cppo_lab.core_records import CHECKPOINTS
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.core import own_ray
 from cppo_lab.sweep.compose import Composed, compose

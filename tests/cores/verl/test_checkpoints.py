@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.cores.base import BEST_CHECKPOINT, CHECKPOINTS
+from cppo_lab.core_records import BEST_CHECKPOINT, CHECKPOINTS
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.checkpoints import (
     append_row,

@@ -14,7 +14,7 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.cores.base import CHECKPOINTS, Resources
+from cppo_lab.core_records import CHECKPOINTS, Resources
 from cppo_lab.cores.verl import checkpoints, core
 from cppo_lab.cores.verl.checkpoints import HandOver, score_name
 from cppo_lab.runs.folder import AlreadyRunning

@@ -17,7 +17,7 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from verl.utils import tensordict_utils as tu
 
 from cppo_lab import schema
-from cppo_lab.cores.base import Resources
+from cppo_lab.core_records import Resources
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.cores.verl.hf_models import as_qwen3
 from cppo_lab.cores.verl.loss import rule_metrics, summarise_mismatch

@@ -21,7 +21,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.cores.base import BEST_CHECKPOINT, BEST_MODEL, Resources
+from cppo_lab.core_records import BEST_CHECKPOINT, BEST_MODEL, Resources
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.mini.trainer import train

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.cores.base import Allocation, Resources, read_machine
+from cppo_lab.core_records import Allocation, Resources
+from cppo_lab.cores.base import read_machine
 from cppo_lab.cores.verl import cluster, core
 from cppo_lab.errors import Interrupted, UserError, handle_signals
 from cppo_lab.sweep.compose import compose

@@ -9,7 +9,7 @@ from cppo_lab.answers import ANSWERS, outcomes
 from cppo_lab.answers.outcomes import OUTCOMES, no_outcomes
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import Sample, texts_name
-from cppo_lab.cores.base import Resources
+from cppo_lab.core_records import Resources
 from cppo_lab.cores.verl.checkpoints import STAGED, TAGS_FILE, HandOver, stage
 from cppo_lab.files import replace_file
 from cppo_lab.spec import AnswersSpec

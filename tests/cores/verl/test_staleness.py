@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from cppo_lab.cores.base import Resources
+from cppo_lab.core_records import Resources
 from cppo_lab.cores.mini.model import Rollout
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.cores.verl.trainer import LabTrainer

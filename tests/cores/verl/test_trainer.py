@@ -24,7 +24,8 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, replay_buffer
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
-from cppo_lab.cores.base import BEST_CHECKPOINT, PHASES, write_phases
+from cppo_lab.core_records import BEST_CHECKPOINT
+from cppo_lab.cores.base import PHASES, write_phases
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
 from cppo_lab.cores.verl.checkpoints import TAGS_FILE, best_step, score_name
