@@ -125,7 +125,7 @@ def test_a_database_has_no_server_whose_password_could_go_anywhere(
         store.execute("UPDATE runs SET artifact_uri = ?", (f"http://{other.netloc}{PLACE}",))
         store.execute("DELETE FROM tags WHERE key = ?", (schema.TAG_FILES,))
     assert other.netloc in cppo("samples", tiny_spec.run_id[:8], code=2).err
-    moved = folder.rename(folder.parent.with_name("elsewhere"))
+    moved = folder.parent.rename("elsewhere") / folder.name
     (moved / "spool" / "shipped.json").unlink()
     with user_error(other.netloc):
         upload([moved], tracking_uri())

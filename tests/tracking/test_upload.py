@@ -367,7 +367,8 @@ def test_a_run_that_cannot_be_sent_stops_no_other(folder: Path, attempt: Attempt
     Recorder(verl, {}, folders[1]).finish(FINISHED)
     attempt(0).finish(FINISHED)
     path = strange.spool.path
-    path.write_text(path.read_text().replace(strange.record_name, "x' OR 'a' = 'a"))
+    text = path.read_text().replace(strange.record_name, "x' OR 'a' = 'a")
+    path.write_text(text.replace(strange.spec.run_id, "strange"))
     for places, said in (
         (folders, "run strange could not be uploaded .*which this program did not write.*, and 1 more"),
         (folders[1:2], "'cppo-verl' was deleted"),
