@@ -34,12 +34,12 @@ def mlflow_runs(
     return sorted(runs, key=lambda run: run.info.start_time)
 
 
-def mlflow_run(folder: Path, core: str = "mini") -> Run:
+def mlflow_run(folder: Path) -> Run:
     """The MLflow run of the newest record of a run's folder, which is shipped first."""
     sent(folder)
     record = newest_record(folder)
     assert record is not None
-    [run] = [run for run in mlflow_runs(core) if run.data.tags.get(schema.TAG_RECORD) == record.begin.record]
+    [run] = [run for run in mlflow_runs() if run.data.tags.get(schema.TAG_RECORD) == record.begin.record]
     return run
 
 

@@ -46,7 +46,7 @@ def both(curve: Mapping[int, float]) -> dict[str, Mapping[int, float]]:
     return {"chain24": curve, "chain25": curve}
 
 
-def make_data(runs: Sequence[MadeRun], sweep: str = "demo", experiment: str = "cppo-mini") -> SweepData:
+def make_data(runs: Sequence[MadeRun], sweep: str = "demo") -> SweepData:
     """The frames of a reader."""
     rows, points = [], []
     for number, run in enumerate(runs):
@@ -62,7 +62,7 @@ def make_data(runs: Sequence[MadeRun], sweep: str = "demo", experiment: str = "c
         }
         points.append((mlflow_id, from_columns(columns)))
     frame = pd.DataFrame(rows, columns=list(RUN_COLUMNS)).astype({"seed": "Int64", "t_stop": "Int64"})
-    return SweepData(experiment, sweep, frame, points_frame(points))
+    return SweepData("cppo-mini", sweep, frame, points_frame(points))
 
 
 def expect(runs: Sequence[MadeRun]) -> tuple[ExpectedRun, ...]:

@@ -38,7 +38,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     return uri, MlflowClient(uri).create_experiment("x", artifact_location=(folder / "artifacts").as_uri())
 
 
-def run_with(store: tuple[str, str], name: str | None = None, content: Any = None) -> str:
+def run_with(store: tuple[str, str], name: str | None, content: Any) -> str:
     """A run with one diagnostic of that content: text as it is, anything else as JSON."""
     client = MlflowClient(store[0])
     mlflow_id = client.create_run(store[1]).info.run_id

@@ -97,13 +97,13 @@ LENGTHS = {"small": 3000.0, "base": 6000.0, "large": 8000.0, "long": 10_000.0}  
 TREND = Claim("t", "grows", "main", Kind.TREND, (("a",), ("b",)), smallest=0.005)
 
 
-def slope_of(leads: dict[str, np.ndarray], lengths: dict[str, float] = LENGTHS) -> SlopeEstimate:
+def slope_of(leads: dict[str, np.ndarray]) -> SlopeEstimate:
     """The slope of leads by seed (model -> one for each pair of runs)."""
     parts = []
     for model, values in leads.items():
         mean, n = mean_estimate(values.tolist()), len(values)
         parts.append(Difference(model, "a", "b", Score.FINAL, mean, True, n, n, None))
-    return slope(parts, lengths, FinishedRuns()).estimate
+    return slope(parts, LENGTHS, FinishedRuns()).estimate
 
 
 def test_a_slope_has_the_wider_of_two_intervals() -> None:
