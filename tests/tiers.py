@@ -18,7 +18,10 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "cores/verl": (FULL, "Ray, and verl's imports take ten seconds a process"),
     "cores/verl/test_async_runs.py": (SOAK, "two trainings with Ray: minutes of one core"),
     "cores/verl/vllm/test_vllm_async.py": (SOAK, "the same with vLLM: six minutes"),
-    "dev/test_gpu_lock_resolves.py": (SOAK, "asks the package index, whose answer changes"),
+    "dev/test_gpu_lock.py::test_the_locks_are_solutions": (
+        SOAK,
+        "asks the package index, whose answer changes",
+    ),
     "cores/test_core_conformance.py": (FULL, "a dozen processes that load torch or MLflow"),
     "launch/test_conformance.py": (FULL, "twenty processes"),
     "launch/test_launch.py": (

@@ -1,4 +1,4 @@
-"""DAPO's rule, by hand; tests/data/test_verl_rule.py compares it with verl's own function."""
+"""DAPO's rule, by hand; tests/data/test_verl.py compares it with verl's own function."""
 
 import pytest
 

@@ -1,11 +1,155 @@
-"""How printed digits relate to exact ones."""
+"""The paper's tables out of its curves, against the printed tables and against a second, plain computation."""
+
+import csv
+import io
+from decimal import Decimal
+from fractions import Fraction
 
 import pytest
 
+import cppo_lab
 from cppo_lab import schema
-from cppo_lab.reports.audit import AVERAGE, audit_tables
+from cppo_lab.analysis.inputs import ExpectedRun
+from cppo_lab.analysis.reader import read_sweep
+from cppo_lab.analysis.scoring import Scoreboard, SelectionState, score_sweep
+from cppo_lab.reports import tables
+from cppo_lab.reports.audit import (
+    AVERAGE,
+    CONFIRMED,
+    FOUND,
+    NOT_SEEN,
+    Discrepancy,
+    audit_tables,
+    discrepancies,
+)
 from cppo_lab.reports.names import percent, round_half_up
+from cppo_lab.reports.tables import ablation_curves, full_table, main_table, printed_table
+from cppo_lab.tracking.reference import reading
 from tests.analysis.made_sweeps import MadeRun, both, scored
+
+TOLERANCE = Decimal("0.01")  # rounded or cut, both of which the paper does
+
+
+def audited(board: Scoreboard, printed: list[dict[str, str]]) -> list[Discrepancy]:
+    ablations = ablation_curves()
+    return discrepancies(audit_tables(board, printed), board, ablations)
+
+
+@pytest.mark.parametrize("name, make", [("table_main", main_table), ("table_full", full_table)])
+def test_tables_1_and_4_as_printed(paper_board: Scoreboard, name: str, make: object) -> None:
+    text = tables.table_csv(make(paper_board, "Table"))  # type: ignore[operator]
+    ours, printed = list(csv.DictReader(io.StringIO(text))), printed_table(name)
+    assert [list(row) for row in ours] == [list(row) for row in printed]  # the same columns in the same order
+    for mine, theirs in zip(ours, printed, strict=True):
+        for column, value in theirs.items():
+            if "." in value and column != "model":
+                assert abs(Decimal(mine[column]) - Decimal(value)) <= TOLERANCE, (theirs, column)
+                assert len(mine[column].split(".")[1]) == 2
+            else:  # names, T_stop and `collapse`
+                assert mine[column] == value, (theirs, column)
+
+
+def test_steps_and_components_against_a_plain_computation(paper_board: Scoreboard) -> None:
+    """Exact fractions on the 1/960 grid, earliest best step; nothing shared with the code under test."""
+    curves: dict[tuple[str, str], dict[int, dict[str, Fraction]]] = {}
+    with reading("validation_curves.csv") as rows:
+        for row in rows:
+            steps = curves.setdefault((row["model"], row["method"]), {})
+            value = Fraction(round(float(row["avg_at_16"]) * 960), 960)
+            steps.setdefault(int(row["step"]), {})[row["benchmark"]] = value
+    stops = {row["model"]: int(row["t_stop"]) for row in printed_table("table_full")}
+    full, checked = full_table(paper_board, "Table 4"), 0
+    assert dict(zip((table.title for table in full.tables), full.stops, strict=True)) == stops
+    for table in full.tables:
+        for row in table.rows:
+            curve, (*entries, steps) = curves[row.pair], row.cells
+            inside = [step for step in curve if step <= stops[table.title] and len(curve[step]) == 3]
+            step = min(inside, key=lambda s: (-sum(curve[s].values()), s))
+            collapsed = entries[-1].word == "collapse"  # CISPO on 30B-A3B-Base: ends at step 215
+            assert steps == str(max(inside) if collapsed else step)
+            if not collapsed:
+                exact = [*curve[step].values(), sum(curve[step].values()) / 3]
+                for entry, value in zip(entries, exact, strict=True):
+                    assert abs(Fraction(str(entry.value)) - 100 * value) <= Fraction(1, 200)
+                    checked += 1
+    assert checked == 27 * 4
+
+
+def test_known_discrepancies_have_the_verdict_of_the_curves(paper_board: Scoreboard) -> None:
+    said = audited(paper_board, printed_table("table_full"))
+    # Truncated digits; DPPO on Qwen3-1.7B and TRM-Avg on Qwen3-1.7B-Base; the others.
+    assert [entry.verdict for entry in said] == [
+        CONFIRMED,
+        NOT_SEEN,
+        NOT_SEEN,
+        *[CONFIRMED] * 5,
+        *[FOUND] * 4,
+    ]
+    for number, words in (
+        (0, ("37 are truncated, 30 are rounded, 0 are neither", "CPPO rows 9 of 9")),
+        (3, ("49.51 at step 145", "step 215, at 0.00")),
+        (5, ("CPPO 28.88 and DPPO 26.05",)),
+        (8, ("161 of 339", "99 of 204")),
+        (9, ("steps 150, 160, 310",)),
+        (10, ("step 660 of 680",)),
+    ):
+        assert [text for text in words if text not in said[number].evidence] == []
+
+
+def test_verdicts_follow_the_numbers(paper_board: Scoreboard) -> None:
+    """Were DPPO printed with the digits that its curve was once noted to disagree with, the audit would say so."""
+    printed = printed_table("table_full")
+    row = next(row for row in printed if (row["model"], row["method"]) == ("Qwen3-1.7B", "dppo"))
+    row["aime25"] = "28.33"
+    changed = audited(paper_board, printed)
+    assert changed[1].verdict == CONFIRMED
+    assert "1 are neither" in changed[0].evidence
+
+
+def test_markdown_and_latex_carry_the_marks(paper_board: Scoreboard) -> None:
+    made = main_table(paper_board, "Table 1"), full_table(paper_board, "Table 4")
+    markdown, latex = ("".join(map(write, made)) for write in (tables.markdown, tables.latex))
+    for text in (
+        "| **CPPO** | **31.88** | **12.78** | **31.11** | **54.79** |",
+        "<u>49.24</u>",
+        "## Qwen3-8B-Base (T_stop = 490)",
+        "| TRM-Avg | 31.46 | 25.00 | 27.50 | 27.99 | 150 |",
+    ):
+        assert text in markdown
+    for text in (
+        r"\rowcolor{black!8} CPPO & \textbf{31.88} & \textbf{12.78}",
+        r"\underline{49.24}",
+        r"\textit{Qwen3-8B-Base} ($T_{\mathrm{stop}} = 490$)",
+    ):
+        assert text in latex
+    assert "not trained here" in markdown and "not trained here" in latex
+
+
+def test_ablation_sweeps_of_the_paper_score_without_components(reference_uri: str) -> None:
+    names = ("cppo", "cppo_no_position_weight", "cppo_no_prefix_budget", "dppo")
+    expected = [ExpectedRun(None, "Qwen3-1.7B", name, None) for name in names]
+    board = score_sweep(read_sweep(reference_uri, "paper", "single_mechanism"), expected)
+    rows = full_table(board, "single mechanism").tables[0].rows
+    assert [(row.pair and row.pair[1], str(row.cells[-2].value), row.cells[0].word) for row in rows] == [
+        ("dppo", "28.19", ""),
+        ("cppo", "31.88", ""),
+        ("cppo_no_position_weight", "29.44", "not logged"),
+        ("cppo_no_prefix_budget", "30.28", "not logged"),
+    ]
+
+
+def test_load_scores_the_papers_curves_as_its_report_does(paper_board: Scoreboard) -> None:
+    runs = cppo_lab.load("main", source="paper").runs
+    loaded = {
+        (row.model, row.variant): (row.best, row.best_step, row.state == schema.COLLAPSED)
+        for row in runs.itertuples()
+    }
+    assert loaded == {
+        (run.model, run.variant): (run.choice.score, run.choice.step, run.state is SelectionState.COLLAPSE)
+        for run in paper_board.runs
+    }
+    assert sum(collapsed for *_, collapsed in loaded.values()) == 1
+    assert runs["seed"].isna().all()
 
 
 @pytest.mark.parametrize(

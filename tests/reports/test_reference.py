@@ -20,7 +20,7 @@ def stored(uri: str) -> dict[str, Run]:
 
 
 def test_every_curve_is_one_run_in_the_schemas_names() -> None:
-    """Their points and sweeps are checked as figures (test_paper_figures.py) and tables (test_paper_report.py)."""
+    """Their points and sweeps are checked as figures (test_paper_figures.py) and tables (test_audit.py)."""
     runs = {run.run_id: run for run in reference_runs()}
     assert len(runs) == 28 + 9  # shared ones are not doubled
     for variant in ("cppo_no_prefix_budget", "cppo_soft"):
