@@ -9,17 +9,15 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
-from cppo_lab import plugins, schema
+from cppo_lab import plugins
 from cppo_lab.cli import main, reporting
 from cppo_lab.reports.sweep import ReportRequest
-from cppo_lab.runs.recorder import Recorder
-from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.overrides import parse_override
-from tests.conftest import FINISHED, ROOT, TINY, Command
-from tests.recorded import sent
+from tests.conftest import ROOT, TINY, Command
 
 # Runs each of the commands in a process that cannot import some packages, and prints what they execute and return.
 WITHOUT = """\
@@ -147,10 +145,7 @@ def test_an_extra_is_installed_as_the_package_was(
 
 
 def test_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    def none(name: str) -> object:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "distribution", none)
+    monkeypatch.setattr(metadata, "distribution", Mock(side_effect=metadata.PackageNotFoundError("it")))
     assert plugins.remedy("torch") == "pip install torch"
 
 
@@ -169,26 +164,6 @@ def test_half_a_sweep_is_refused_or_marked(
     cppo("report quickstart --out page --partial")
     page = Path("page/index.html").read_text()
     assert "Incomplete" in page and "http://" not in page.replace("http://www.w3.org", "")
-
-
-@pytest.mark.usefixtures("undrawn")
-def test_a_running_run_is_not_reported_as_a_result(cppo: Command, workspace: Path) -> None:
-    """A run whose curve is complete but whose process has not finished it is no result yet."""
-    spec = compose([*TINY, "rule=grpo", "seed=0"]).run
-    folder = workspace / "runs" / spec.run_id
-    folder.mkdir(parents=True)
-    recorder = Recorder(spec, {schema.sweep_tag("quickstart"): "grpo"}, folder)
-    for step in (0, 2, 4):
-        names = (*spec.data.benchmarks, schema.MEAN)
-        recorder.log(step, {schema.validation_metric(name): 0.5 for name in names})
-    sent(folder)
-    report = ["report quickstart variant=grpo seed=0", *TINY]
-    said = cppo(*report, code=2).err
-    assert "grpo" in said and "`cppo launch` with the same sweep and overrides" in said
-    assert not Path("reports").exists()
-    recorder.finish(FINISHED)
-    sent(folder)
-    cppo(*report)
 
 
 def test_a_report_is_told_the_command_that_makes_it(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,19 @@
-"""The records of the launchers and the files in conf/ are the same."""
+"""The records of the launchers and the files in conf/ are the same; in what environment jobs of this machine are."""
+
+import os
+from dataclasses import dataclass
+from multiprocessing import resource_tracker
+from pathlib import Path
+
+import pytest
 
 from cppo_lab import PARTS_FOLDER
-from cppo_lab.launch.base import LauncherSpec
-from cppo_lab.launch.launchers import LAUNCHERS, launcher_kind, load_launcher
+from cppo_lab.launch.base import JOB_VARIABLES, Launcher, LauncherSpec
+from cppo_lab.launch.launchers import LAUNCHERS, launch_inline, launcher_kind, load_launcher
+from cppo_lab.launch.local import launch_local
 from cppo_lab.launch.slurm.submit import SlurmSpec
 from tests.conftest import user_error
+from tests.launch.slurm.jobs import Noted
 
 
 def test_records_names_and_files_agree() -> None:
@@ -19,3 +28,37 @@ def test_records_names_and_files_agree() -> None:
 def test_a_launcher_that_there_is_not() -> None:
     with user_error(r"slum.*inline, local, slurm"):
         load_launcher("slum")
+
+
+SHELL = {
+    "SUBMITIT_PREEMPT_SIGNAL": "HUP",
+    "PYTHONSAFEPATH": "",
+    "SUBMITIT_LOG_LEVEL": "no level",
+    "_TEST_CLUSTER_": "x",
+    "SLURM_JOB_ID": "7",
+}
+
+
+@dataclass(frozen=True)
+class Telling(Noted):
+    """A job that writes down what it finds in its environment."""
+
+    def run(self) -> None:
+        """The variables that the shell has."""
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "environment").write_text(repr({name: os.environ.get(name) for name in SHELL}))
+
+
+@pytest.mark.parametrize("launch", [launch_local, launch_inline])
+def test_no_variable_of_the_shell_changes_what_launcher_and_job_agree_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: Launcher
+) -> None:
+    for name, value in SHELL.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of this file
+    job = Telling(tmp_path, "a", fresh_process=True)
+    launch([job], LauncherSpec(name="local", workers=1, threads=1), lambda event: None)
+    resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # multiprocessing leaves it running
+    job_finds = dict.fromkeys(SHELL) | JOB_VARIABLES | {"SLURM_JOB_ID": "7"}  # it is part of that job
+    assert (job.folder / "environment").read_text() == repr(job_finds)
+    assert {name: os.environ[name] for name in SHELL} == SHELL

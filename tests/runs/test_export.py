@@ -1,9 +1,100 @@
-"""The model card of a run of a published model. The one of a miniature: cores/verl/test_export.py."""
+"""What can be freed of runs, what an archive has, and the model card of a run of a published model. The card of a
+miniature: cores/verl/test_export.py.
+"""
+
+import json
+import zipfile
+from pathlib import Path
+
+import pytest
 
 from cppo_lab import schema
-from cppo_lab.core_records import Exported
+from cppo_lab.core_records import BEST_CHECKPOINT, BEST_MODEL, CHECKPOINT, CHECKPOINTS, Exported
+from cppo_lab.errors import UserError
+from cppo_lab.runs import export
 from cppo_lab.runs.export import Subject, front_matter, model_card
+from cppo_lab.runs.folder import held, write_status
 from cppo_lab.sweep.compose import compose
+
+WEIGHTS = [CHECKPOINT, CHECKPOINTS, BEST_MODEL, BEST_CHECKPOINT]
+
+
+def a_run(folder: Path, status: str) -> Path:
+    """A run with everything: 1,000 bytes of each kind of weights, and of a result that was replaced."""
+    for name in WEIGHTS:
+        path = folder / name if name.endswith(".pt") else folder / name / "actor" / "shard"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(bytes(1000))
+    (folder / "replaced" / "old").mkdir(parents=True)
+    (folder / "replaced" / "old" / "status.json").write_bytes(bytes(1000))
+    (folder / "spool").mkdir()
+    (folder / "spool" / "0001.jsonl").write_text("rows")
+    (folder / "spool" / "shipped.json").write_text("{}")
+    (folder / "attempts").mkdir()
+    (folder / "attempts" / "1_submitted.pkl").write_bytes(b"code")
+    write_status(folder, {"status": status, "record": "r"})
+    return folder
+
+
+@pytest.mark.parametrize("status", sorted(schema.FINISHED))
+@pytest.mark.parametrize(
+    "parts, gone, freed",
+    [
+        (["checkpoints"], WEIGHTS, 4000),
+        (["superseded"], ["replaced"], 1000),
+        ([*export.PARTS], [*WEIGHTS, "replaced"], 5000),
+    ],
+)
+def test_of_a_finished_run_only_what_is_asked_for_is_freed(
+    tmp_path: Path, status: str, parts: list[str], gone: list[str], freed: int
+) -> None:
+    folder = a_run(tmp_path / "a", status)
+    before = {path.name for path in folder.iterdir()}
+    usage = export.usage(folder)
+    assert (usage["checkpoints"], usage["superseded"]) == (4000, 1000) and usage["disk"] > 5000
+    assert export.remove(folder, parts) == freed
+    assert before - {path.name for path in folder.iterdir()} == {*gone}
+    assert export.remove(folder, parts) == 0
+
+
+@pytest.mark.parametrize("status", ["running", "partial", "failed", "", "queued"])
+def test_nothing_that_resuming_needs_is_freed(tmp_path: Path, status: str) -> None:
+    folder = a_run(tmp_path / "a", status)
+    assert export.remove(folder, [*export.PARTS]) == 0
+    assert {*WEIGHTS, "replaced"} <= {path.name for path in folder.iterdir()}
+
+
+def test_nothing_of_a_run_that_is_trained_again_and_no_link_is_freed(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "a", "done")
+    with held(folder):  # flock: another descriptor of this process counts as another process
+        assert export.remove(folder, [*export.PARTS]) == 0
+    elsewhere = tmp_path / "elsewhere"
+    (folder / BEST_MODEL).rename(elsewhere)
+    (folder / BEST_MODEL).symlink_to(elsewhere)
+    assert export.remove(folder, ["checkpoints"]) == 3000
+    assert elsewhere.read_bytes() == bytes(1000) and (folder / BEST_MODEL).is_symlink()
+    (tmp_path / "b").symlink_to(folder)
+    assert export.remove(tmp_path / "b", ["superseded"]) == 0
+
+
+def packed(folder: Path, out: Path) -> bytes:
+    with out.open("wb") as file:
+        export.archive({"runs/a": folder, "report": folder / "nowhere"}, {"sweep": "x"}, file)
+    return out.read_bytes()
+
+
+def test_an_archive_has_the_records_and_is_the_same_twice(tmp_path: Path) -> None:
+    folder = a_run(tmp_path / "a", "done")
+    first = packed(folder, tmp_path / "1.zip")
+    (folder / "spool" / "0001.jsonl").touch()
+    assert packed(folder, tmp_path / "2.zip") == first
+    with zipfile.ZipFile(tmp_path / "1.zip") as archive:
+        assert archive.namelist() == ["archive.json", "runs/a/spool/0001.jsonl", "runs/a/status.json"]
+        assert json.loads(archive.read("archive.json")) == {"sweep": "x"}
+        assert {member.compress_type for member in archive.infolist()} == {zipfile.ZIP_DEFLATED}
+    (folder / "note").symlink_to("/etc/passwd")
+    with pytest.raises(UserError, match="is a link"):
+        packed(folder, tmp_path / "3.zip")
 
 
 def made_subject() -> Subject:

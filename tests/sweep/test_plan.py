@@ -1,4 +1,4 @@
-"""Sweep files and command-line overrides: what they enumerate, and what they refuse."""
+"""Sweep files, studies and command-line overrides: what they enumerate, each run once, and what they refuse."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,13 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep, shipped_sweeps
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import quote
-from cppo_lab.sweep.plan import make_plan
+from cppo_lab.sweep.plan import Plan, make_plan
 from tests.conftest import user_error
-from tests.sweep.test_study import GRID
+
+GRID = {  # sweep: runs of one seed, as paper_grid.md lists them
+    "main": 28, "single_mechanism": 4, "position_weight_ordering": 3, "mask_vs_soft": 3, "sensitivity": 4,
+    "kl_vs_tv": 4, "binary_vs_topk": 3,
+}  # fmt: skip
 
 
 def test_the_quickstart_warms_up_one_model_in_which_topk_truncates() -> None:
@@ -28,7 +32,7 @@ def test_the_quickstart_warms_up_one_model_in_which_topk_truncates() -> None:
     "name", [name for name in shipped_sweeps() if name not in {"study", *GRID} and name[:5] != "tune_"]
 )
 def test_every_shipped_sweep_composes(name: str) -> None:
-    """Those of the paper's study: test_study.py; searches: tests/search/test_space.py."""
+    """Those of the paper's study are below; searches: tests/search/test_space.py."""
     assert make_plan(load_sweep(name), ["core=exact"] if name == "exact" else []).runs
 
 
@@ -118,3 +122,62 @@ def test_a_plan_pairs_the_runs_of_one_seed_where_they_share_their_start() -> Non
     assert all(make_plan(load_sweep(name), more).is_paired(name) for name, more in cases.items())
     assert not make_plan(load_sweep("main"), ["core=verl", "variant=cppo,dppo"]).is_paired("main")
     assert not make_plan(load_sweep("quickstart"), ["model.warm_start.seed=0"]).is_paired("quickstart")
+
+
+@pytest.fixture(scope="module")
+def study() -> Plan:
+    return make_plan(load_sweep("study"))
+
+
+def test_the_study_is_the_papers_grid(study: Plan) -> None:
+    assert study.is_study and study.places == 3 * 49
+    assert [sweep.name for sweep in study.sweeps] == list(GRID)
+    for name, runs in GRID.items():
+        assert sum(name in run.variants for run in study.runs) == 3 * runs
+        assert len(make_plan(load_sweep(name)).runs) == runs
+
+
+def test_a_shared_run_is_one_run_with_all_its_names(study: Plan) -> None:
+    assert len(study.runs) == len({run.run_id for run in study.runs}) == 111  # of 3 x 49 places
+    full = [run for run in study.runs if run.variants.get("single_mechanism") == "cppo"]
+    assert [run.spec.seed for run in full] == [0, 1, 2]
+    for run in full:
+        assert run.variants == {"main": "cppo", "single_mechanism": "cppo", "mask_vs_soft": "cppo"}
+        assert run.spec.model.name == "mini_strong"
+
+
+def test_one_seed_comes_before_the_next(study: Plan) -> None:
+    assert [run.spec.seed for run in study.runs] == sorted(run.spec.seed for run in study.runs)
+
+
+def test_base_models_differ_as_their_roles_do(study: Plan) -> None:
+    specs = {run.spec.model.name: run.spec for run in study.runs if run.variant == "cppo"}
+    assert list(specs) == ["mini_strong", "mini_small_base", "mini_large_base", "mini_long"]
+    updates = [spec.batch.updates for spec in specs.values()]
+    assert updates[-1] > max(updates[:-1])
+    assert specs["mini_long"].batch.responses > specs["mini_strong"].batch.responses
+    assert specs["mini_small_base"].data.modulus * specs["mini_small_base"].data.spellings >= 1000
+    assert specs["mini_small_base"].divergence.k == 20
+
+
+@pytest.mark.parametrize(
+    "overrides, runs, sweeps",
+    [
+        (["seed=5"], 37, 7),
+        (["core=exact", "seed=0"], 37, 7),
+        (["model=mini_long", "seed=0"], 7, 1),
+        (["model=mini_small_base", "seed=0"], 12, 4),
+        (["variant=cppo", "seed=0"], 4, 6),
+        (["variant=cppo_kl,cppo_soft"], 6, 2),
+        (["training.t_stop=20", "seed=0"], 37, 7),
+        (["rule.w_min=0.7", "variant=cppo,dppo", "seed=0"], 8, 7),
+    ],
+)
+def test_the_command_line_chooses_within_the_sweeps(overrides: list[str], runs: int, sweeps: int) -> None:
+    plan = make_plan(load_sweep("study"), overrides)
+    assert (len(plan.runs), len(plan.sweeps)) == (runs, sweeps)
+
+
+def test_binary_and_top_k_differ_on_the_wide_process() -> None:
+    spec = compose(["core=exact", "model=exact_wide"]).run
+    assert 2 < spec.divergence.k < spec.data.vocabulary == 64
