@@ -9,7 +9,7 @@ import pytest
 from cppo_lab.cores.checkpoint import save_whole
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_append, open_lock
-from cppo_lab.runs.folder import cancel, held
+from cppo_lab.runs.folder import cancel
 from cppo_lab.spec import RunSpec
 from tests.conftest import user_error
 from tests.jobs import job
@@ -87,10 +87,3 @@ def test_a_file_that_could_not_be_written_leaves_the_one_before(tmp_path: Path) 
         save_whole(path, (one for one in ()))
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
-
-
-def test_locks_keep_their_file(tmp_path: Path) -> None:
-    with held(tmp_path):
-        first = (tmp_path / "lock").read_text()
-    with held(tmp_path):
-        assert (tmp_path / "lock").read_text() == first

@@ -16,7 +16,6 @@ import pytest
 
 from cppo_lab.launch.slurm import queue as queue_module
 from cppo_lab.launch.slurm.queue import LEDGER, LOCK, Ledger, submitting
-from cppo_lab.runs.machine import user_name
 from tests.conftest import user_error
 
 ME = pwd.getpwuid(os.getuid()).pw_name
@@ -148,12 +147,6 @@ def test_a_file_that_only_its_owner_may_write_says_whose_it_is(
         submitting(tmp_path),
     ):
         pytest.fail("nobody may submit without the lock")
-
-
-def test_an_account_without_a_name_is_called_by_its_number() -> None:
-    accounts = {account.pw_uid for account in pwd.getpwall()}
-    stranger = next(uid for uid in range(1_234_567, 2_000_000) if uid not in accounts)
-    assert (user_name(stranger), user_name(os.getuid())) == (str(stranger), ME)
 
 
 def _claim_each_once(runs: Path, count: int) -> None:

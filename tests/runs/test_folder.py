@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -40,10 +41,7 @@ def test_a_status_on_a_full_disk_takes_the_place_of_the_old_one(
 def test_a_run_announced_on_a_full_disk_leaves_no_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def link(*_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.link", link)
+    monkeypatch.setattr("os.link", Mock(side_effect=OSError(28, "No space left on device")))
     with pytest.raises(OSError, match="No space left"):
         announce(tmp_path / "run", {"seed": 0})
     assert list((tmp_path / "run").iterdir()) == []

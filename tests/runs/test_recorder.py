@@ -28,9 +28,7 @@ from tests.runs.test_folder import full
 
 @pytest.fixture
 def recorder(workspace: Path, tiny_spec: RunSpec) -> Recorder:
-    folder = workspace / "runs" / tiny_spec.run_id
-    folder.mkdir(parents=True)
-    return Recorder(tiny_spec, {}, folder)
+    return Recorder(tiny_spec, {}, workspace / "runs" / tiny_spec.run_id)
 
 
 ENDS = [  # how; MLflow's status and ours, reason, cause

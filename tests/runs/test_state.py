@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.launch.queues import read_queues
-from cppo_lab.launch.slurm.queue import Ledger, LedgerTask, QueuedJob, SlurmView
+from cppo_lab.launch.slurm.queue import LedgerTask, QueuedJob, SlurmView
 from cppo_lab.runs.folder import Cause, held, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import End
-from cppo_lab.runs.state import CAUSE_TEXTS, Queued, RunFolder, RunState, explained, state_of, states
+from cppo_lab.runs.state import CAUSE_TEXTS, Queued, RunFolder, RunState, explained, state_of
 from cppo_lab.spec import RunSpec
 
 RUN = "0123456789ab"
@@ -150,15 +149,6 @@ def test_the_queue_says_why_a_run_ended_that_could_not() -> None:
     assert asked == ["died", "missing"]
     assert explained({"done": before["done"]}, queued)["done"].reason == ""
     assert len(asked) == 2  # nobody is asked about runs that spoke
-
-
-def test_one_look_at_the_record_of_jobs(tmp_path: Path) -> None:
-    with Ledger(tmp_path) as ledger:
-        ledger.submitted(ledger.claim([RUN]), 7)
-        ledger.end(ledger.open_tasks(), "TIMEOUT")
-    assert states(tmp_path, [RUN], read_queues(tmp_path)) == {
-        RUN: RunState("missing", "Slurm job 7: TIMEOUT")
-    }
 
 
 def test_of_a_folder_no_more_is_read_than_the_answer_needs(tmp_path: Path) -> None:

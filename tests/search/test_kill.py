@@ -16,7 +16,7 @@ from cppo_lab.core_records import CHECKPOINT
 from cppo_lab.runs.folder import holder, is_held
 from cppo_lab.runs.spool import files, read_rows
 from cppo_lab.search.study import numbered
-from tests.recorded import mlflow_client, mlflow_runs
+from tests.recorded import history, mlflow_client, mlflow_runs
 from tests.search.made_search import search_values, write_search
 from tests.search.terminals import LOG, Terminals, searching
 from tests.servers.forked import Forked, Gate
@@ -64,9 +64,7 @@ def assert_whole(search: Terminals, trains: bool) -> None:
         record = records[trial.user_attrs["mlflow_id"]]
         assert record.data.tags[schema.TAG_TRIAL] == str(trial.number)
         assert record.data.metrics["search/final_score"] == trial.value
-        points = mlflow_client().get_metric_history(record.info.run_id, "search/score")
-        assert {point.step: point.value for point in points} == trial.intermediate_values
-        assert len(points) == len(trial.intermediate_values)
+        assert history(record, "search/score") == trial.intermediate_values
 
 
 def test_workers_are_killed_at_any_statement(search: Terminals) -> None:

@@ -32,7 +32,7 @@ from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts_at
 from tests.conftest import user_error
 from tests.jobs import job
-from tests.recorded import mlflow_runs
+from tests.recorded import history, mlflow_runs
 from tests.search.made_search import (
     Score,
     constant,
@@ -109,9 +109,7 @@ def test_a_search_is_recorded_and_goes_on_where_it_was(
         assert record.data.params.keys() == {"rule.delta_b", "rule.w_min"}
         assert record.data.metrics["search/final_score"] == trial.value
         assert all(map(schema.is_known_metric, record.data.metrics))
-        points = open_client(tracking_uri()).get_metric_history(record.info.run_id, "search/score")
-        curve = {point.step: point.value for point in points}
-        assert curve == trial.intermediate_values == dict(written["curve"])
+        assert history(record, "search/score") == trial.intermediate_values == dict(written["curve"])
         assert written["values"] == [trial.value]
 
     for words, count in (([], 4), (["--trials", "9"], 9)):  # nothing is left; then more are
@@ -180,8 +178,7 @@ def test_an_interrupted_trial_is_taken_up_in_its_record(
     assert ([trial.number for trial in ended], ended[0].params) == ([0, 1], begun.params)
     assert [run.info.run_id for run in records] == [trial.user_attrs["mlflow_id"] for trial in ended]
     assert records[0].info.run_id == before.info.run_id == begun.user_attrs["mlflow_id"]
-    points = open_client(tracking_uri()).get_metric_history(before.info.run_id, "search/score")
-    assert sorted(point.step for point in points) == [0, 2, 4]
+    assert sorted(history(before, "search/score")) == [0, 2, 4]
 
 
 def test_several_objectives_give_a_pareto_front(
@@ -303,18 +300,6 @@ def test_every_sampler_goes_with_every_pruner(
     assert {trial.state for trial in ended} == states
 
 
-def test_a_trained_run_that_the_store_does_not_take_ends_the_worker(
-    tmp_path: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on a full disk: the trial goes back, and does not count."""
-    attempt = job(tiny_spec, tmp_path / "runs", "sqlite:///mlflow.db", created=1000.0).attempts[0]
-    attempt.folder.mkdir(parents=True)
-    monkeypatch.setattr(worker, "_train_here", lambda run, see: None)
-    monkeypatch.setattr(worker.Run, "finished", lambda run: None)
-    with user_error(f"run {tiny_spec.run_id} is trained, but the tracking store does not have it"):
-        worker.train(worker.Run(attempt, MlflowClient(), "", {}), lambda points, may_end: None)
-
-
 @pytest.mark.parametrize(
     "fault, said",
     [
@@ -340,15 +325,23 @@ def test_why_a_worker_has_stopped_is_in_the_tuners_output(
     assert "a worker has stopped" not in capsys.readouterr().out
 
 
-def test_a_run_whose_process_dies_is_tried_again(
-    tmp_path: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize(
+    "end, error, said",
+    [
+        # As on a full disk: the trial goes back, and does not count.
+        (None, UserError, "run {} is trained, but the tracking store does not have it"),
+        ("signal 9", TrainingFailed, f"its process ended {TRIES} times before its last step: signal 9"),
+    ],
+    ids=["the store does not take it", "its process dies"],
+)
+def test_a_run_that_comes_to_no_end_is_tried_again(
+    tmp_path: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch, end: str | None, error: type[Exception],
+    said: str,
+) -> None:  # fmt: skip
     attempt = job(tiny_spec, tmp_path / "runs", "sqlite:///mlflow.db", created=1000.0).attempts[0]
     attempt.folder.mkdir(parents=True)
-    die = Mock(return_value="signal 9")
-    monkeypatch.setattr(worker, "_train_here", die)
+    monkeypatch.setattr(worker, "_train_here", train := Mock(return_value=end))
     monkeypatch.setattr(worker.Run, "finished", lambda run: None)
-    reason = f"its process ended {TRIES} times before its last step: signal 9"
-    with pytest.raises(TrainingFailed, match=reason):
+    with pytest.raises(error, match=said.format(tiny_spec.run_id)):
         worker.train(worker.Run(attempt, MlflowClient(), "", {}), lambda points, may_end: None)
-    assert die.call_count == TRIES
+    assert train.call_count == TRIES + (end is None)

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow.exceptions import MlflowException
@@ -19,7 +20,7 @@ from cppo_lab.sweep import launch
 from cppo_lab.sweep.file import Sweep, differences, load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.results import load
-from cppo_lab.tracking.page import Registration, find_registrations, parse_registrations
+from cppo_lab.tracking.page import Registration, find_registrations
 from tests.conftest import Command, user_error
 from tests.recorded import mlflow_client, mlflow_runs
 
@@ -284,9 +285,6 @@ def test_looks_that_are_planned_or_cannot_be_kept_are_not(
     loaded(text.replace("smallest: 2.0", "sequential: true") if is_sequential else text)
     cppo(f"{LAUNCH} seed=1")
 
-    def away(*arguments: object) -> None:
-        raise MlflowException("read-only")
-
     def look(is_recorded: bool = True) -> None:
         err = cppo("report two.yaml --partial --no-log").err
         assert ("this look at unfinished tests was not recorded" in err) != is_recorded
@@ -294,19 +292,14 @@ def test_looks_that_are_planned_or_cannot_be_kept_are_not(
 
     if not is_sequential:
         with monkeypatch.context() as patched:
-            patched.setattr("cppo_lab.tracking.page.note_look", away)
+            patched.setattr(
+                "cppo_lab.tracking.page.note_look", Mock(side_effect=MlflowException("read-only"))
+            )
             look(is_recorded=False)
             assert "Looked" not in words()
         loaded(text.replace("2.0", "1.0"))  # of which nothing is registered
     look()
     assert "Looked" not in words()
-
-
-def test_test_seeds_that_the_command_line_leaves_out_are_missing(cppo: Command, words: Words) -> None:
-    loaded(STATED)
-    cppo(f"{LAUNCH} seed=1,3")
-    said = "Of the 4 runs that test it, 2 have no result in this report: exploratory."
-    assert said in words("seed=1,3")
 
 
 def test_settings_of_the_runs_outside_the_file_are_registered_too(cppo: Command, words: Words) -> None:
@@ -396,16 +389,7 @@ def test_a_trend_is_judged_over_the_response_lengths_of_the_models(
 def test_nothing_starts_if_the_store_does_not_take_them(
     cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(*arguments: object) -> None:
-        raise ConnectionError("the store is away")
-
     loaded(STATED)
-    monkeypatch.setattr(launch, "register", away)
+    monkeypatch.setattr(launch, "register", Mock(side_effect=ConnectionError("the store is away")))
     assert "its hypotheses could not be registered (the store is away)" in cppo(LAUNCH, code=2).err
     assert not list(Path("runs").glob("*/status.json"))
-
-
-@pytest.mark.parametrize("looks", ["5", "[[1]]", '[["1", 2]]'])
-def test_looks_of_somebody_else_count_as_no_registration(looks: str) -> None:
-    """Other tags: tests/tracking/test_parents.py."""
-    assert parse_registrations(f'[["a", 1, "b", "", "", {looks}]]') == ()

@@ -337,6 +337,7 @@ def test_two_variants_or_models_have_two_metrics(names: tuple[str, str]) -> None
         ('[["b", 2, "", "", ""], ["a", 1]]', ["a", "b"]),
         *((text, []) for text in ("", "{", "null", "5", "[5]", "[[]]", "[{}]", '[["a"]]', '[["a", "1"]]')),
         *((text, []) for text in ("[[1, 1]]", '[["a", 1, 2]]', '{"a": 1}', "[" * 100_000, '[["a", true]]')),
+        *((f'[["a", 1, "b", "", "", {looks}]]', []) for looks in ("5", "[[1]]", '[["1", 2]]')),
     ],
 )
 def test_a_tag_of_registrations_is_read_or_counts_as_none(text: str, digests: list[str]) -> None:
