@@ -1,6 +1,7 @@
 """Programs that stand in for Slurm's commands: what they answer, and what they were called with."""
 
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +83,12 @@ class Slurm:
     def script(self) -> list[str]:
         """The lines of the batch script that was submitted last."""
         return self.logged("script").splitlines()
+
+    @property
+    def options(self) -> dict[str, str]:
+        """What it asks of sbatch."""
+        lines = (line.partition("#SBATCH --")[2].partition("=") for line in self.script)
+        return {name: " ".join(shlex.split(value)) for name, _, value in lines if name}
 
     @property
     def cancelled(self) -> list[str]:

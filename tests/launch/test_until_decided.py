@@ -1,6 +1,7 @@
 """`cppo launch --until-decided`: real studies on the exact core that end early, late and not at all."""
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -71,10 +72,7 @@ def test_a_claim_that_is_judged_once_is_refused(cppo: Command, mine: Path) -> No
 
 
 def test_runs_that_fail_end_the_study_with_one_answer(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fails(*_: object) -> None:
-        raise RuntimeError("no luck")
-
-    monkeypatch.setattr("cppo_lab.cores.exact.trainer._train", fails)
+    monkeypatch.setattr("cppo_lab.cores.exact.trainer._train", Mock(side_effect=RuntimeError("no luck")))
     answer = cppo(LAUNCH, "--json", code=4).answer
     assert answer["exit_code"] == 4
     assert {run["state"] for run in answer["runs"]} == {"failed", "missing"}

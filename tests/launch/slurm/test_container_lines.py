@@ -43,6 +43,13 @@ def spec(runtime: str = "pyxis", **more: Any) -> ContainerSpec:
     return ContainerSpec.model_validate(values | more)
 
 
+def wrapped(
+    *places: Path, runtime: str = "pyxis", python: str | None = None, gpus: int = 0, **more: Any
+) -> Wrapping:
+    """Of a job of the working folder that needs some places."""
+    return wrapping(Placed(Path.cwd(), "job", gpus=gpus, places=places), spec(runtime, **more), python)
+
+
 def mounted(found: Wrapping) -> list[str]:
     """The mounts of either runtime."""
     [pyxis] = [word for word in found.srun if word.startswith("--container-mounts=")] or [""]
@@ -67,8 +74,7 @@ def test_each_place_is_mounted_once_under_every_name_that_leads_to_it(runtime: s
         Path("../disk/store/below"),
         top / "linked" / "of me",
     )
-    found = wrapping(Placed(work / "runs", "job", places=places), spec(runtime), None)
-    assert sorted(mounted(found)) == sorted(
+    assert sorted(mounted(wrapped(*places, runtime=runtime))) == sorted(
         [
             f"{work}:{work}",
             f"{top}/disk/runs:{top}/disk/runs",
@@ -84,8 +90,7 @@ def test_mounts_of_the_user_come_last_and_take_the_place_of_ours(runtime: str, w
     data = work.parent / "data"
     data.mkdir()
     mounts = ("/scratch:/scratch", f"{data}:{data}:ro")
-    found = wrapping(Placed(work, "job", places=(data,)), spec(runtime, mounts=mounts), None)
-    assert mounted(found) == [f"{work}:{work}", *mounts]
+    assert mounted(wrapped(data, runtime=runtime, mounts=mounts)) == [f"{work}:{work}", *mounts]
 
 
 @pytest.mark.parametrize("name", ["a,b", "a:b", 'a"b', "a$b", "a`b", "a\tb", "end ", "/"])
@@ -98,40 +103,33 @@ def test_a_folder_that_cannot_be_mounted_is_refused(
     odd.mkdir(exist_ok=True)
     refused = r"cannot be mounted by its name .*rename it, or work in another"
     with user_error(refused):
-        wrapping(Placed(work, "job", places=(odd,)), spec(runtime), None)
+        wrapped(odd, runtime=runtime)
     monkeypatch.chdir(odd)
     with user_error(refused):
-        wrapping(Placed(work, "job"), spec(runtime), None)
+        wrapped(runtime=runtime)
 
 
 def test_the_command_in_the_image(work: Path) -> None:
     plain = "env PYTHONSAFEPATH=1 SUBMITIT_PREEMPT_SIGNAL=USR2 PYTHONNOUSERSITE=1"
-    assert wrapping(Placed(work, "job"), spec(), None).python == f"{plain} python"
-    given = spec(environment=("A=b c", "B"))
-    assert wrapping(Placed(work, "job"), given, "/opt/x/python -X dev").python == (
-        f"{plain} 'A=b c' /opt/x/python -X dev"
-    )
-    found = wrapping(Placed(work, "job", gpus=8), spec("apptainer", image="the lab.sif"), None)
-    assert shlex.split(found.python) == [
+    assert wrapped().python == f"{plain} python"
+    given = wrapped(environment=("A=b c", "B"), python="/opt/x/python -X dev")
+    assert given.python == f"{plain} 'A=b c' /opt/x/python -X dev"
+    assert shlex.split(wrapped(gpus=8, runtime="apptainer", image="the lab.sif").python) == [
         *("apptainer", "exec", "--nv", "--bind", f"{work}:{work}", "--pwd", str(work), "the lab.sif"),
         *shlex.split(plain),
         "python",
     ]
-    assert "--nv" not in wrapping(Placed(work, "job"), spec("apptainer"), None).python
+    assert "--nv" not in wrapped(runtime="apptainer").python
 
 
 def test_variables_by_name_are_not_among_the_arguments(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arguments are shown to every user of the machine."""
     monkeypatch.setenv("TOKEN", "a secret")
     for runtime in RUNTIMES:
-        found = wrapping(Placed(work, "job"), spec(runtime, environment=("TOKEN", "PYTHONPATH")), None)
+        found = wrapped(runtime=runtime, environment=("TOKEN", "PYTHONPATH"))
         assert "a secret" not in repr(found)
         assert found.setup[0] == "unset PYTHONHOME PYTHONUSERBASE VIRTUAL_ENV"  # named, so it goes in
-    [pyxis] = [
-        word
-        for word in wrapping(Placed(work, "job"), spec(environment=("TOKEN",)), None).srun
-        if "env" in word
-    ]
+    [pyxis] = [word for word in wrapped(environment=("TOKEN",)).srun if "env" in word]
     assert pyxis == "--container-env=CPPO_OUTSIDE,TOKEN"
 
 
