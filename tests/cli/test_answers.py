@@ -27,7 +27,6 @@ HOSTILE = "two\nlines \x1b[2J\u202e\x07"
 def run(workspace: Path, tiny_spec: RunSpec) -> Path:
     """The folder of a finished run, which the store has too."""
     folder = workspace / "runs" / tiny_spec.run_id
-    folder.mkdir(parents=True)
     recorder = Recorder(tiny_spec, {}, folder)
     recorder.begin(None)
     recording = Recording(KEPT, folder, 2, recorder.file)
@@ -186,7 +185,6 @@ def test_a_run_without_answers_says_how_to_keep_them(
     workspace: Path, tiny_spec: RunSpec, cppo: Command
 ) -> None:
     folder = workspace / "runs" / tiny_spec.run_id
-    folder.mkdir(parents=True)
     recorder = Recorder(tiny_spec, {}, folder)
     recorder.begin(None)
     recorder.finish(FINISHED)

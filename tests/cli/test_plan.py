@@ -36,7 +36,6 @@ LARGE = "main core=verl model=qwen3_8b_base variant=cppo"
 def recorded(spec: RunSpec, seconds: float) -> Recorder:
     """A run of three steps that took so long."""
     folder = Path("runs").resolve() / spec.run_id
-    folder.mkdir(parents=True)
     recorder = Recorder(spec, {schema.TAG_CODE_VERSION: "v"}, folder)
     for step in (1, 2, 3):
         recorder.log(step, {"perf/step_seconds": seconds})

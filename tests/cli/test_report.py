@@ -8,6 +8,7 @@ import socket
 import sys
 from http.client import RemoteDisconnected
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
@@ -95,10 +96,7 @@ def test_it_is_watched_until_every_run_is_a_result(
 def test_ctrl_c_ends_the_watch_and_json_says_where_the_page_is(
     trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def interrupted(seconds: float) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(reporting, "pause", interrupted)
+    monkeypatch.setattr(reporting, "pause", Mock(side_effect=KeyboardInterrupt))
     answer = cppo(f"{REPORT} seed=0,7 --no-log --partial --watch --json").answer
     assert answer["page"] == "reports/build/quickstart/index.html"
 
@@ -137,9 +135,7 @@ def test_the_dashboard_shows_report_and_states_while_runs_go_on(
 def test_a_store_that_does_not_take_it_costs_a_line(
     trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(*_: object) -> int:
-        raise UserError("tracking store x failed: gone")
-
+    away = Mock(side_effect=UserError("tracking store x failed: gone"))
     with monkeypatch.context() as patched:
         patched.setattr("cppo_lab.tracking.page.keep_report", away)
         said = cppo(f"{REPORT} seed=0")

@@ -30,7 +30,6 @@ def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def recorded(spec: RunSpec, workspace: Path) -> Path:
     attempt = job(spec, workspace / "runs", tracking_uri())
-    attempt.folder.mkdir(parents=True)
     Recorder(spec, {}, attempt.folder).finish(FINISHED)
     sent(attempt.folder)
     return attempt.folder

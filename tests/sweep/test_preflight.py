@@ -3,8 +3,8 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -135,6 +135,7 @@ def test_hours_of_a_whole_run(run: PlannedRun) -> None:
         replace(RESULT, steps=()),
         replace(RESULT, validation=None),
         replace(RESULT, steps=(replace(STEP, logprob_error=None),)),
+        replace(RESULT, steps=(replace(STEP, response_length=0.0),)),
     ],
 )
 def test_what_broke_off_says_no_hours(run: PlannedRun, broken: PreflightResult) -> None:
@@ -191,27 +192,16 @@ def test_several_nodes_meet_anew_for_each_part(
     assert [allocation.meeting.name for allocation in meetings] == ["part-1", "part-2"]
     seen = []
 
-    class Process:
-        """Trains nothing, and looks which meetings are over."""
+    def process(target: object, args: tuple[PreflightJob, int]) -> Mock:
+        """One that trains nothing, and has looked which meetings are over."""
+        part, last = args
+        over = [allocation.ended() for allocation in meetings]
+        seen.append((last, part.allocation.meeting == meetings[last - 1].meeting, over))
+        text = json.dumps({"began": 1.0, "ended": 2.0, "error": error})
+        module._part_file(job.folder, last).write_text(text)
+        return Mock(exitcode=0, is_alive=lambda: False)
 
-        exitcode = 0
-
-        def __init__(self, target: object, args: tuple[PreflightJob, int]) -> None:
-            self.job, self.last = args
-
-        def start(self) -> None:
-            over = [allocation.ended() for allocation in meetings]
-            seen.append((self.last, self.job.allocation.meeting == meetings[self.last - 1].meeting, over))
-            part = {"began": 1.0, "ended": 2.0, "error": error}
-            module._part_file(job.folder, self.last).write_text(json.dumps(part))
-
-        def join(self) -> None:
-            """It has ended."""
-
-        def is_alive(self) -> bool:
-            return False
-
-    monkeypatch.setattr(module.multiprocessing, "get_context", lambda how: SimpleNamespace(Process=Process))
+    monkeypatch.setattr(module.multiprocessing, "get_context", lambda how: Mock(Process=process))
     first.run()
     assert seen == [(last, True, [last > 1, False]) for last in trained]
     assert all(allocation.ended() for allocation in meetings)
@@ -222,12 +212,6 @@ def test_only_the_visible_devices_are_measured(
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert job_of(kind, main_plan, tmp_path).visible_devices == "1"
-
-
-def test_a_measurement_without_lengths_says_nothing(kind: RunKind) -> None:
-    steps = (replace(STEP, response_length=0.0),)
-    on_file(kind, replace(RESULT, steps=steps))
-    assert kind.hours is None
 
 
 def test_only_what_is_not_on_file_is_measured(main_plan: Plan, tmp_path: Path) -> None:

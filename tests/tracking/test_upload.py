@@ -192,11 +192,9 @@ def test_a_run_that_has_ended_and_is_sent_is_looked_at_no_more_unless_its_end_is
             sent(folder)
         return ""
 
-    owner = iter([7, 7, 7, 7, 8])
-    monkeypatch.setattr(uploader.os, "getppid", lambda: next(owner))
-    monkeypatch.setattr(uploader.os, "dup2", Mock())
-    monkeypatch.setattr(uploader.signal, "signal", Mock())
-    monkeypatch.setattr(uploader, "_wait", Mock())
+    system = Mock(getppid=Mock(side_effect=[7, 7, 7, 7, 8]))
+    for name in ("os", "signal", "_wait"):
+        monkeypatch.setattr(uploader, name, system)
     monkeypatch.setattr(uploader, "upload_once", upload_once)
     monkeypatch.setattr(uploader, "unsent", lambda folder, _: folder.name == "unsent")
     uploader.work(folders, tracking_uri(), 7, 0.0)
