@@ -1,4 +1,4 @@
-"""CPPO's masks against loops, and masks of 16,384-token responses in float32 and bfloat16 against float64.
+"""CPPO's masks against a loop, and masks of 16,384-token responses in float32 and bfloat16 against float64.
 
 Half of the long responses are random; in the other half every second token lies 1e-8 to 3e-5 from CPPO's prefix
 threshold, where random data has almost none. A disagreement counts as rounding where the token lies within MARGIN of a
@@ -20,17 +20,10 @@ from torch import Tensor
 from cppo_lab.maths.tokens import summarise
 from cppo_lab.maths.weights import effective_delta_b, position_weights, prefix_excess, prefix_weight
 from tests.maths.maths_batches import TokenBatch, apply, random_batch
-from tests.oracles import loops
+from tests.oracles.authors import authors_loss
 
 SEEDS = st.integers(0, 2**32 - 1)
 MANY = settings(max_examples=150)
-
-
-def responses(batch: TokenBatch) -> list[tuple[list[float], list[float], list[float]]]:
-    """Of each response: log rho, A and D of its tokens."""
-    parts = batch.logp - batch.rollout_logp, batch.advantages, batch.divergence
-    lengths = enumerate(batch.valid.sum(1).tolist())
-    return [tuple(part[row, :length].tolist() for part in parts) for row, length in lengths]  # type: ignore[misc]
 
 
 @MANY
@@ -44,34 +37,29 @@ def responses(batch: TokenBatch) -> list[tuple[list[float], list[float], list[fl
 def test_cppo_agrees_with_the_loop(
     seed: int, delta: float, delta_b: float, w_min: float, adaptive: bool
 ) -> None:
+    """The authors', with the paper's cap on the budget and the own length of each response."""
     batch, constants = random_batch(seed), {"delta": delta, "delta_b": delta_b, "w_min": w_min}
-    result = apply("cppo", *batch, **constants, delta_b_mode="adaptive" if adaptive else "fixed")
-    loop = [loops.cppo_response(*response, **constants, adaptive=adaptive) for response in responses(batch)]
-    for keep, (mask, _, _) in zip(result.keep.tolist(), loop, strict=True):
-        assert keep == mask + [0] * (len(keep) - len(mask))
-    by_token, by_prefix = (sum(counts[place] for counts in loop) for place in (1, 2))
-    counted = [int(result.stats[name]) for name in ("masked_by_token", "masked_by_prefix", "masked")]
-    assert counted == [by_token, by_prefix, by_token + by_prefix]
+    batch = batch._replace(divergence=(batch.logp.exp() - batch.rollout_logp.exp()).abs())
+    keep = apply("cppo", *batch, **constants, delta_b_mode="adaptive" if adaptive else "fixed").keep
+    for row, length in enumerate(batch.valid.sum(1).tolist()):
+        now, then, advantages = (part[row, :length].tolist() for part in batch[:3])
+        [mask] = authors_loss(
+            [now], [then], advantages[:1] or [0.0], width=length, **constants, cap=2.0, adaptive=adaptive
+        ).mask
+        assert keep[row].tolist() == mask + [0] * (12 - length)
 
 
 @MANY
 @given(seed=SEEDS, delta=st.floats(0.02, 0.3), w_min=st.floats(0.05, 1), padded=st.booleans())
-def test_reversed_weights_agree_with_the_loop(seed: int, delta: float, w_min: float, padded: bool) -> None:
-    batch = random_batch(seed)
-    constants = {"delta": delta, "w_min": w_min, "span": batch.valid.shape[1] if padded else None}
-    result = apply("cppo_no_prefix_budget_reversed", *batch, **constants)
-    for keep, response in zip(result.keep.tolist(), responses(batch), strict=True):
-        mask = loops.reversed_weights_response(*response, **constants)
-        assert keep == mask + [0] * (len(keep) - len(mask))
-
-
-@MANY
-@given(seed=SEEDS)
-def test_soft_weights_are_one_where_the_hard_mask_keeps(seed: int) -> None:
-    batch = random_batch(seed)
-    constants = {"delta": 0.15, "delta_b": 0.03, "w_min": 0.8, "delta_b_mode": "adaptive"}
-    hard, soft = (apply(name, *batch, **constants).keep for name in ("cppo", "cppo_soft"))
-    assert torch.equal(soft == 1, hard == 1) and bool((soft[batch.valid] > 0).all())
+def test_reversed_weights_are_those_of_the_response_read_backwards(
+    seed: int, delta: float, w_min: float, padded: bool
+) -> None:
+    batch, places = random_batch(seed), torch.arange(12)
+    constants = {"delta": delta, "w_min": w_min, "span": 12 if padded else None}
+    order = torch.where(batch.valid, batch.valid.sum(1, keepdim=True) - 1 - places, places)
+    backwards = (part.gather(1, order) for part in batch)
+    expected = apply("cppo_no_prefix_budget", *backwards, **constants).keep.gather(1, order)
+    assert torch.equal(apply("cppo_no_prefix_budget_reversed", *batch, **constants).keep, expected)
 
 
 @pytest.mark.parametrize("name", ["cppo", "cppo_soft"])
