@@ -55,18 +55,28 @@ def test_the_rule_that_trains_measures_its_own_training() -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [CPPO, NO_TRUST_REGION, SHUFFLED, REVERSED], ids=lambda rule: str(rule["name"])
+    "rule, changes",
+    [
+        *((rule, {}) for rule in (CPPO, NO_TRUST_REGION, SHUFFLED, REVERSED)),
+        *((rule, STALE | {"training": {"t_stop": 12}}) for rule in (CPPO, NO_TRUST_REGION)),
+    ],
+    ids=lambda value: str(value.get("name", "stale" if value else "")),
 )
-def test_every_rule_is_measured_on_the_same_training_at_the_same_movement(rule: dict[str, Any]) -> None:
-    (_, reference), (_, rows) = (histories_together([along(name)])[0] for name in (TIGHT, rule))
+def test_every_rule_is_measured_on_the_same_training_at_the_same_movement(
+    rule: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    """From a stale mu by what the update itself moves: its start is further from mu than its end may be."""
+    (_, reference), (_, rows) = (histories_together([along(name, **changes)])[0] for name in (TIGHT, rule))
     for (_, expected), (_, row) in zip(reference, rows, strict=True):
-        scores = [name for name in expected if name.startswith("val")]
-        assert [row[name] for name in scores] == [expected[name] for name in scores]
+        same = [name for name in expected if name.startswith("val")]
         if "exact/movement" in expected:
+            same += ["exact/rollout_return", "exact/error_before", "train/reward"]
             assert row["exact/matched"] == 1
-            assert row["exact/movement"] == pytest.approx(expected["exact/movement"], rel=1e-9)
-            assert row["exact/rollout_return"] == expected["exact/rollout_return"]
-            assert row["train/reward"] == expected["train/reward"]
+            moved = "exact/update_movement" if changes else "exact/movement"
+            assert row[moved] == pytest.approx(expected[moved], rel=1e-9)
+        assert [row.get(name) for name in same] == [expected.get(name) for name in same]
+    nearer = [row["exact/movement"] < row["exact/movement_before"] for _, row in reference[1:]]
+    assert any(nearer) or not changes
 
 
 def test_the_measured_update_is_the_first_of_a_training_with_that_rule_but_for_its_length() -> None:
@@ -93,17 +103,6 @@ def test_matched_by_its_threshold_an_update_needs_less_change_of_length() -> Non
     for row, other in zip(chosen, scaled, strict=True):
         assert row["exact/movement"] == pytest.approx(other["exact/movement"], rel=1e-9)
         assert abs(np.log(row["exact/update_length"])) < abs(np.log(other["exact/update_length"]))
-
-
-@pytest.mark.parametrize("rule", [CPPO, NO_TRUST_REGION], ids=lambda rule: str(rule["name"]))
-def test_from_a_stale_mu_an_update_is_matched_by_what_it_moves_itself(rule: dict[str, Any]) -> None:
-    """Its start is further from mu than its end may be: measured from mu, no length would do."""
-    rows, reference = (exact_rows(along(name, **STALE, training={"t_stop": 12})) for name in (rule, TIGHT))
-    assert [row["exact/matched"] for row in rows] == [1.0] * 12
-    for row, expected in zip(rows, reference, strict=True):
-        assert row["exact/update_movement"] == expected["exact/update_movement"]
-        assert row["exact/error_before"] == expected["exact/error_before"]
-    assert any(row["exact/movement"] < row["exact/movement_before"] for row in reference)
 
 
 @pytest.mark.parametrize("match", ["scale", "update"])
