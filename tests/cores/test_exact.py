@@ -123,58 +123,45 @@ def slopes(learner: Learner, value: Callable[[], float]) -> list[float]:
     return found
 
 
-CENTRED: dict[str, dict[str, Any]] = {
-    "whole ratio": NO_TRUST_REGION,
-    "truncated": {"name": "cispo", "clip_high": 0.0},
-    "masked": {"name": "icepop", "ratio_low": 0.8, "ratio_high": 1.25},
-    "clipped by the sign": {"name": "grpo", "clip_low": 0.1, "clip_high": 0.1},
-    "with a budget": CPPO,
-}
+@pytest.mark.parametrize(
+    "rule",
+    [
+        NO_TRUST_REGION,
+        {"name": "cispo", "clip_high": 0.0},
+        {"name": "icepop", "ratio_low": 0.8, "ratio_high": 1.25},
+    ],
+    ids=lambda rule: str(rule["name"]),
+)
+def test_centering_by_enumeration_of_every_response(rule: dict[str, Any]) -> None:
+    """The mean gradient stays where A has mean 0 at each state and the weight does not depend on A.
 
-
-@pytest.mark.parametrize("name", CENTRED)
-def test_centering_by_enumeration_of_every_response(name: str) -> None:
-    """The mean gradient stays where A has mean 0 at each state, unless the weight depends on A, too.
-
-    An A of +1 or -1 that has nothing to do with the tokens teaches nothing: it leaves noise, and less with centering
-    (always at a state; over a response, here).
     With the whole ratio, sum mu rho s = 0, and every single gradient stays. A Top-K of V is the whole vocabulary.
     """
     topk = {"estimator": "topk", "measure": "tv", "k": 3, "convention": "union"}
-    means, noises, gradients = {}, {}, {}
+    means, gradients = {}, {}
     for kind, changes in {
         "plain": {},
         "centred": {"objective": {"centering": True}},
         "topk": {"objective": {"centering": True}, "divergence": topk},
     }.items():
-        learner, log_mu = of_three_symbols(rule=CENTRED[name], **changes)
+        learner, log_mu = of_three_symbols(rule=rule, **changes)
         apart(learner, 5)
         rollout = enumerated(learner, log_mu)
         probability = rollout.logp.sum(1).exp() / 2  # two starts
         assert float(probability.sum()) == pytest.approx(1)
 
-        def each(
-            advantages: torch.Tensor, learner: Learner = learner, rollout: GradedResponses = rollout
-        ) -> torch.Tensor:
-            """The gradient of every response alone, [B, P]."""
-            graded = replace(rollout, advantages=advantages)
-            losses = [learner.objective(graded, torch.tensor([row]))[0] for row in range(len(advantages))]
-            return torch.stack([torch.autograd.grad(loss, learner.parameters)[0] for loss in losses])
-
         worth = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
         baseline = (log_mu.exp() * worth).sum(-1).flatten()[rollout.places[:, -1] // 3]
-        gradients[kind] = each(worth[rollout.tokens[:, -1]] - baseline)
+        graded = replace(rollout, advantages=worth[rollout.tokens[:, -1]] - baseline)
+        losses = [learner.objective(graded, torch.tensor([row]))[0] for row in range(len(baseline))]
+        each = [torch.autograd.grad(loss, learner.parameters)[0] for loss in losses]
+        gradients[kind] = torch.stack(each)  # of every response alone, [B, P]
         means[kind] = probability @ gradients[kind]
-        ones = torch.ones_like(probability)
-        noises[kind] = sum(float(probability @ each(sign * ones).square().sum(1)) for sign in (1, -1))
     assert float(means["plain"].norm()) > 0.01
     torch.testing.assert_close(gradients["topk"], gradients["centred"], rtol=0, atol=1e-12)
-    if name in ("whole ratio", "truncated", "masked"):
-        torch.testing.assert_close(means["centred"], means["plain"], rtol=0, atol=1e-12)
-    if name == "whole ratio":
-        torch.testing.assert_close(gradients["centred"], gradients["plain"], rtol=0, atol=1e-12)
-    else:
-        assert noises["centred"] < 0.995 * noises["plain"]
+    torch.testing.assert_close(means["centred"], means["plain"], rtol=0, atol=1e-12)
+    gap = float((gradients["centred"] - gradients["plain"]).abs().max())
+    assert gap < 1e-12 if rule is NO_TRUST_REGION else gap > 1e-3
 
 
 @pytest.mark.parametrize("origin", ["mu", "old"])

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from itertools import product
@@ -92,49 +92,37 @@ def plain_logp(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tens
 def test_equals_the_plain_functions(
     dtype: torch.dtype, measure: str, convention: str, temperature: float, way: dict[str, Any]
 ) -> None:
+    """In values, and in the gradient of log pi, in the logits' place too. Without a Top-K the divergence is binary."""
     c = case(dtype, temperature=temperature)
-    result = logp_and_divergence(
-        *c, measure=measure, convention=convention, temperature=temperature, entropy=True, **way
-    )
+    options = {"measure": measure, "convention": convention, "temperature": temperature, **way}
     wide = (c.logits if dtype == torch.float64 else c.logits.float()) / temperature
-    expected = divergences.topk(
-        c.rollout_topk_ids,
-        c.rollout_topk_logp,
-        wide.log_softmax(-1),
-        c.tokens,
-        c.rollout_logp,
-        measure=measure,
-        convention=convention,
-    )
     tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
-    torch.testing.assert_close(result.logp, plain_logp(c.logits, c.tokens, temperature), **tolerance)
-    torch.testing.assert_close(result.divergence, expected, **tolerance)
-    entropy = torch.distributions.Categorical(logits=wide).entropy()
-    torch.testing.assert_close(result.entropy, entropy, **tolerance)
-    alone = token_logp(c.logits, c.tokens, temperature=temperature, **way)
-    assert torch.equal(alone, result.logp)
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-@pytest.mark.parametrize("temperature", TEMPERATURES)
-@pytest.mark.parametrize("dtype, way", WAYS, ids=str)
-def test_gradient_is_that_of_the_plain_version(
-    dtype: torch.dtype, temperature: float, way: dict[str, Any], overwrite: bool
-) -> None:
-    c = case(dtype)
     weights = torch.linspace(-1, 2, ROWS, dtype=c.rollout_logp.dtype)
     weights[3] = 0.0
-
-    def gradient(function: Callable[..., Tensor], **options: Any) -> Tensor:
-        leaf = c.logits.clone().requires_grad_()
-        (function(leaf * 1, c.tokens, temperature=temperature, **options) * weights).sum().backward()
-        return leaf.grad
-
-    actual = gradient(token_logp, overwrite_logits=overwrite, **way)
+    leaf = c.logits.clone().requires_grad_()
+    logp = plain_logp(leaf, c.tokens, temperature)
+    (expected,) = torch.autograd.grad((logp * weights).sum(), leaf)
     relative = CUT_OFF if way is FUSED else GRADIENT_TOLERANCE
-    tolerance = {"rtol": relative[dtype], "atol": TOLERANCE[dtype]}
-    assert actual.dtype == dtype
-    torch.testing.assert_close(actual, gradient(plain_logp), **tolerance)
+    none = c._replace(rollout_topk_ids=None, rollout_topk_logp=None)
+    if convention == "union":
+        none = none._replace(rollout_topk_ids=c[2][:, :0], rollout_topk_logp=c[3][:, :0])
+    binary = divergences.binary(logp.detach(), c.rollout_logp, measure)
+    top = divergences.topk(
+        *c[2:4], wide.log_softmax(-1), c.tokens, c.rollout_logp, measure=measure, convention=convention
+    )
+    for given, divergence, overwrite in ((c, top, False), (c, top, True), (none, binary, False)):
+        leaf = given.logits.clone().requires_grad_()
+        result = logp_and_divergence(
+            leaf * 1, *given[1:], **options, entropy=True, overwrite_logits=overwrite
+        )
+        torch.testing.assert_close(result.logp, logp, **tolerance)
+        torch.testing.assert_close(result.divergence, divergence, **tolerance)
+        entropy = torch.distributions.Categorical(logits=wide).entropy()
+        torch.testing.assert_close(result.entropy, entropy, **tolerance)
+        (gradient,) = torch.autograd.grad((result.logp * weights).sum(), leaf)
+        assert gradient.dtype == dtype
+        torch.testing.assert_close(gradient, expected, rtol=relative[dtype], atol=TOLERANCE[dtype])
+    assert torch.equal(token_logp(c.logits, c.tokens, temperature=temperature, **way), result.logp)
 
 
 @pytest.mark.parametrize("dtype, way", [pair for pair in WAYS if pair[0] != torch.bfloat16], ids=str)
@@ -155,22 +143,6 @@ def test_log_probabilities_of_the_top_k_have_their_gradient_if_asked_for(
         gradients.append(gradient)
     torch.testing.assert_close(*gradients, **tolerance)
     assert not logp_and_divergence(leaf, *c[1:], measure="tv", **way).topk_logp.requires_grad
-
-
-@pytest.mark.parametrize("measure", divergences.MEASURES)
-@pytest.mark.parametrize("dtype, way", [WAYS[0], WAYS[-2]], ids=str)
-def test_without_top_k_the_divergence_is_binary(
-    dtype: torch.dtype, way: dict[str, Any], measure: str
-) -> None:
-    c = case(dtype)
-    result = logp_and_divergence(c.logits, c.tokens, None, None, c.rollout_logp, measure=measure, **way)
-    expected = divergences.binary(plain_logp(c.logits, c.tokens), c.rollout_logp, measure)
-    torch.testing.assert_close(result.divergence, expected, rtol=0, atol=TOLERANCE[dtype])
-    none = c._replace(
-        rollout_topk_ids=c.rollout_topk_ids[:, :0], rollout_topk_logp=c.rollout_topk_logp[:, :0]
-    )
-    without = logp_and_divergence(*none, measure=measure, **way)
-    torch.testing.assert_close(without.divergence, expected, rtol=0, atol=TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("way", [{}, {"chunk": 4}, FUSED], ids=str)

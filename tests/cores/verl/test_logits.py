@@ -18,7 +18,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence
 from cppo_lab.maths.rules import aggregate, centred, get_rule
 from cppo_lab.maths.tokens import Tokens
-from cppo_lab.rules import KL, PERMUTATION, RULES
+from cppo_lab.rules import KL, RULES
 from tests.cores.verl.recorded import actor, nested
 from tests.maths.maths_batches import CONSTANTS
 from tests.requirement import TRITON
@@ -56,6 +56,17 @@ def recorded(
     data = tu.get_tensordict({name: nested(rows) for name, rows in columns.items()}, {})
     tu.assign_non_tensor(data, distillation_use_topk=True, distillation_only=True)
     return data, torch.cat(packed).requires_grad_()
+
+
+def graded(data: Any) -> list[Tensor]:
+    """Make `data` a whole minibatch with the advantages that are returned, of both signs."""
+    lengths = data["responses"].offsets().diff().tolist()
+    advantages = [torch.full((n,), (-1.0) ** row * (row + 1)) for row, n in enumerate(lengths)]
+    data["advantages"], data["response_mask"] = nested(advantages), nested([torch.ones(n) for n in lengths])
+    data["minibatch_responses"] = torch.full((len(lengths), 1), float(len(lengths)))
+    data["weight_permutation"] = nested([torch.arange(n - 1, -1, -1).int() for n in lengths])
+    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=sum(lengths), global_batch_size=len(lengths))
+    return advantages
 
 
 def of_a_layer(leaf: Tensor) -> Tensor:
@@ -113,10 +124,7 @@ def test_both_phases_give_the_gradient_of_the_logits_that_the_maths_give(
 ) -> None:
     """From the engine's logits to the loss and back, with what a loss asks of tokens that were not sampled."""
     data, logits = recorded(k=k)
-    lengths = data["responses"].offsets().diff().tolist()
-    advantages = [torch.full((n,), (-1.0) ** row * (row + 1)) for row, n in enumerate(lengths)]
-    data["advantages"], data["response_mask"] = nested(advantages), nested([torch.ones(n) for n in lengths])
-    tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=sum(lengths))
+    advantages = graded(data)
     constants = (
         CONSTANTS[rule] | {"pdm": {"delta": 0.05}, "estr": {"tau": 0.02}, "cispo": {"clip_high": 0.1}}[rule]
     )
@@ -293,13 +301,7 @@ def test_autocast_changes_neither_phase_of_any_rule() -> None:
         kind = {"measure": "kl" if KL in RULES[rule].needs else "tv", "centering": centering}
         config = actor(rule, constants, estimator="topk", k=K, convention="union", **kind)
         data, logits = recorded()
-        lengths = data["responses"].offsets().diff().tolist()
-        data["response_mask"] = nested([torch.ones(n).long() for n in lengths])
-        data["advantages"] = nested([torch.full((n,), 0.5 - row) for row, n in enumerate(lengths)])
-        data["minibatch_responses"] = torch.full((len(lengths), 1), float(len(lengths)))
-        if PERMUTATION in RULES[rule].needs:
-            data["weight_permutation"] = nested([torch.arange(n - 1, -1, -1).int() for n in lengths])
-        tu.assign_non_tensor(data, dp_size=1, batch_num_tokens=sum(lengths), global_batch_size=len(lengths))
+        graded(data)
         results = []
         for enabled in (False, True):
             leaf = logits.detach().bfloat16().requires_grad_()

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from random import Random
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,27 +11,6 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 
 from cppo_lab.cores.verl.trainer import Arrangement, arrange, by_rank
-
-
-@pytest.mark.parametrize(
-    "groups, lengths, keep, ranks, expected",
-    [
-        # Two minibatches of two groups of two, one rank: the longest first.
-        ("00112233", [5, 6, 7, 8, 4, 3, 2, 1], "11111111", 1, [[[3, 2, 1, 0]], [[4, 5, 6, 7]]]),
-        # A group is left out: its minibatch is filled up, the other one is not touched.
-        ("00112233", [5, 6, 7, 8, 4, 3, 2, 1], "11001111", 1, [[[1, 0, None, None]], [[4, 5, 6, 7]]]),
-        # Two ranks: 8 | 7 + 5 would leave no place, so 8 + 5 | 7 + 6.
-        ("00112233", [5, 6, 7, 8, 4, 3, 2, 1], "11111111", 2, [[[3, 0], [2, 1]], [[4, 7], [5, 6]]]),
-        # One response for two ranks: the other trains nothing.
-        ("00112233", [1] * 8, "10000000", 2, [[[0, None], [None, None]]]),
-    ],
-)  # fmt: skip
-def test_table(
-    groups: str, lengths: list[int], keep: str, ranks: int, expected: list[list[list[int | None]]]
-) -> None:
-    marks = [mark == "1" for mark in keep]
-    rows = arrange([*map(int, groups)], lengths, marks, groups_per_minibatch=2, ranks=ranks, rows=4)
-    assert rows == expected
 
 
 def present(minibatch: Sequence[Sequence[int | None]]) -> list[int]:

@@ -1,7 +1,6 @@
 """The verl path against the embedded core's arithmetic and against verl's own losses, on identical tensors."""
 
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,9 @@ from verl.trainer.ppo.rollout_corr_helper import (
     compute_rollout_correction_weights,
     compute_rollout_rejection_mask,
 )
-from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import PolicyLossConfig
 
 from cppo_lab import rules as records
-from cppo_lab.cores.verl.config import verl_config
-from cppo_lab.cores.verl.files import planned_files
 from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.maths import divergence
 from cppo_lab.maths.divergence import binary
@@ -26,7 +22,6 @@ from cppo_lab.maths.mismatch import relative_logprob_error
 from cppo_lab.maths.rules import AGGREGATIONS, aggregate, corrected, get_rule, group_advantages
 from cppo_lab.maths.tokens import RuleOutput, Tokens, merge, summarise
 from cppo_lab.rules import ENTROPY, MINIBATCH, PERMUTATION
-from cppo_lab.sweep.compose import compose
 from tests.cores.verl.recorded import Trained, actor, plain_actor, reduced, train
 from tests.maths.maths_batches import (
     CONSTANTS,
@@ -37,7 +32,6 @@ from tests.maths.maths_batches import (
     random_batch,
     random_permutation,
 )
-from tests.oracles.authors import authors_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:Disabled critic")
 # A rule over the whole minibatch is refused here.
@@ -177,35 +171,6 @@ def test_the_marked_rows_are_kept_as_the_rule_sees_them(name: str) -> None:
             assert response.reason[t] == (first if touched else int(response.keep[t] < 1))
         reasons |= set(response.reason.tolist())
     assert name != "cppo" or reasons == {0, 1, 2}
-
-
-def test_a_minibatch_in_parts_has_the_authors_loss() -> None:
-    """recipe=authors, from the configuration on, against the loop."""
-    composition = compose(
-        ["core=verl", "model=qwen3_1_7b_base", "rollout.max_response_length=40", "recipe=authors"]
-    )
-    shared = Path("/somewhere/runs")
-    files = planned_files(composition.run, composition.paths, shared, shared / composition.run.run_id)
-    section = verl_config(composition.run, composition.layout, files).actor_rollout_ref.actor
-    config = plain_actor(omega_conf_to_dataclass(section.policy_loss), loss_agg_mode=section.loss_agg_mode)
-    generator = torch.Generator().manual_seed(5)
-    then = -2 * torch.rand(7, 12, generator=generator, dtype=torch.float64) - 0.02
-    now = (then + torch.randn(7, 12, generator=generator, dtype=torch.float64)).clamp(max=-1e-3)
-    then[0, 0], now[0, 0] = -6.0, -0.5  # a ratio beyond the cap, kept where A < 0
-    advantages = torch.tensor([-1.0, 1.0, -0.3, 0.7, 1.5, 0.0, 0.0], dtype=torch.float64)
-    valid = responses(3).valid
-    d = binary(now, then, "tv")
-    batch = TokenBatch(now, then, advantages[:, None].expand(-1, 12), valid, d)
-    trained = train(config, batch, CUTS[2], measured=False)
-    rows, before = (
-        [row[mask].tolist() for row, mask in zip(part, valid, strict=True)] for part in (now, then)
-    )
-    expected = authors_loss(rows, before, advantages.tolist(), width=40, delta=0.15, delta_b=0.02, w_min=0.8)
-    assert trained.loss == pytest.approx(expected.loss, rel=1e-10)
-    for index, row in enumerate(expected.gradient):
-        assert trained.gradient[index, : len(row)].tolist() == pytest.approx(row, rel=1e-10, abs=1e-14)
-    assert 0 < sum(map(sum, expected.mask)) < int(valid.sum())
-    assert_reported(trained, get_rule("cppo")(Tokens(*batch), **composition.run.rule.arguments(40)))
 
 
 def verls_loss(

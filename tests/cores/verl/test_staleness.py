@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -98,11 +99,8 @@ def test_each_transfer_is_of_the_right_policy_to_sleeping_servers(staleness: int
 
 def test_a_copy_comes_back_bit_for_bit_with_tied_weights_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without what a checkpoint should have had the run ends at once."""
-    device = SimpleNamespace(synchronize=lambda: None)
-    monkeypatch.setattr("cppo_lab.cores.verl.worker.get_torch_device", lambda: device)
-    model = torch.nn.ModuleDict(
-        {"a": torch.nn.Linear(3, 3, bias=False), "b": torch.nn.Linear(3, 3, bias=False)}
-    )
+    monkeypatch.setattr("cppo_lab.cores.verl.worker.get_torch_device", Mock())
+    model = torch.nn.ModuleDict({name: torch.nn.Linear(3, 3, bias=False) for name in "ab"})
     model["b"].weight = model["a"].weight
     worker: TrustRegionWorker = TrustRegionWorker.__new__(TrustRegionWorker)
     worker.__dict__.update(
