@@ -127,7 +127,6 @@ _WITHOUT_RAY = (
     "test_hf_models",
     "test_logits",
     "test_loss",
-    "test_minibatches",
     "test_parity",
     "test_sharded",
     "vllm/test_megatron",

@@ -8,7 +8,9 @@ import json
 import math
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import AsyncMock, Mock
@@ -16,11 +18,15 @@ from unittest.mock import AsyncMock, Mock
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from omegaconf import OmegaConf
 from ray.exceptions import RayTaskError
+from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync, replay_buffer
+from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
@@ -30,12 +36,25 @@ from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
 from cppo_lab.cores.verl.checkpoints import TAGS_FILE, best_step, score_name
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
-from cppo_lab.cores.verl.trainer import LabReplayBuffer, LabTrainer, PolicyBroken, row_of_test, self_test
+from cppo_lab.cores.verl.trainer import (
+    Arrangement,
+    AsyncLabReplayBuffer,
+    AsyncLabTrainer,
+    LabReplayBuffer,
+    LabTrainer,
+    PolicyBroken,
+    ages_of,
+    arrange,
+    by_rank,
+    row_of_test,
+    self_test,
+)
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.maths.rules import group_advantages
 from cppo_lab.schema import Outcome
 from cppo_lab.sweep.compose import compose
 from tests.cores.kills import survives
+from tests.cores.verl.asynchronous import BOUND
 from tests.cores.verl.queue_in_memory import Queue
 from tests.cores.verl.recorded import actor, reduced, train
 from tests.maths.maths_batches import random_batch
@@ -539,3 +558,146 @@ def test_a_run_is_tagged_with_the_code_of_every_rank(
     made.actor_rollout_wg.compare = lambda *_: parts
     made._test_servers()
     assert json.loads((tmp_path / TAGS_FILE).read_text())[schema.TAG_LOGITS] == tag
+
+
+# -- Who is trained where ----------------------------------------------------------------------------------------------
+
+
+def present(minibatch: Sequence[Sequence[int | None]]) -> list[int]:
+    return sorted(row for rank in minibatch for row in rank if row is not None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.data(), st.randoms(use_true_random=False))
+def test_any_batch(data: st.DataObject, random: Random) -> None:
+    """Of some prompts, some of whose responses are missing or without signal, in any order."""
+    minibatches, size, responses = (data.draw(st.integers(1, most)) for most in (4, 4, 6))
+    ranks = data.draw(st.sampled_from([1, 2, 3, 4]))
+    rows = -(-size * responses // ranks) * ranks
+    signal = [random.random() < 0.6 for _ in range(minibatches * size)]
+    groups = [group for group in range(len(signal)) for _ in range(random.randint(0, responses))]
+    random.shuffle(groups)
+    lengths = [random.randint(1, 10_000) for _ in groups]
+
+    def arranged(order: Sequence[int]) -> Arrangement:
+        columns = (
+            [groups[i] for i in order],
+            [lengths[i] for i in order],
+            [signal[groups[i]] for i in order],
+        )
+        return arrange(*columns, groups_per_minibatch=size, ranks=ranks, rows=rows)
+
+    arrangement = arranged(range(len(groups)))
+    trained = [row for minibatch in arrangement for row in present(minibatch)]
+    assert sorted(trained) == [row for row, group in enumerate(groups) if signal[group]]
+    # Whole groups, in the minibatch of their prompts, in the order of the data; none of padding alone.
+    numbers = [{groups[row] // size for row in present(minibatch)} for minibatch in arrangement]
+    assert all(len(number) == 1 for number in numbers)
+    assert [min(number) for number in numbers] == sorted({min(number) for number in numbers})
+    for minibatch in arrangement:
+        assert [len(share) for share in minibatch] == [rows // ranks] * ranks  # what verl needs
+        # As long as every rank has a place left, no two differ by more tokens than the longest response has.
+        tokens = [sum(lengths[row] for row in share if row is not None) for share in minibatch]
+        if all(None in share for share in minibatch):
+            assert max(tokens) - min(tokens) <= max(lengths[row] for row in present(minibatch))
+    # The order of arrival does not change a minibatch.
+    order = random.sample(range(len(groups)), len(groups))
+    again = [sorted(order[row] for row in present(minibatch)) for minibatch in arranged(order)]
+    assert again == [present(minibatch) for minibatch in arrangement]
+    # verl's dispatch gives each rank an equal part of the rows in a row; its worker cuts that into minibatches.
+    flat = [-1 if row is None else row for row in by_rank(arrangement)]
+    if not flat:
+        assert arrangement == []
+        return
+    for rank, part in enumerate(TensorDict({"row": torch.tensor(flat)}, batch_size=len(flat)).chunk(ranks)):
+        dealt = tu.make_iterator(
+            part, rows // ranks, epochs=1, seed=42 + rank, dataloader_kwargs={"shuffle": False}
+        )
+        expected = [[-1 if row is None else row for row in minibatch[rank]] for minibatch in arrangement]
+        assert [minibatch["row"].tolist() for minibatch in dealt] == expected
+
+
+def test_verls_dispatch_of_a_batch_of_keys_is_that_equal_part() -> None:
+    """The trainer hands over keys, not tensors."""
+    batch = KVBatchMeta(keys=[f"k{i}" for i in range(8)], tags=[{} for _ in range(8)], partition_id="train")
+    assert [part.keys for part in batch.chunk(2)] == [["k0", "k1", "k2", "k3"], ["k4", "k5", "k6", "k7"]]
+
+
+# -- rollout.mode=async: ages of tokens, the order of prompts, batches that wait; whole runs: test_async_runs ----------
+
+
+def test_ages_count_updated_batches_and_have_a_bound() -> None:
+    steps = torch.tensor([4, 4, 6, 5])
+    assert ages_of(steps, 7, 3) == {
+        "train/staleness_mean": 1.25, "train/staleness_max": 2.0, "train/staleness_share_0": 0.25,
+        "train/staleness_share_1": 0.25, "train/staleness_share_2": 0.5, "train/staleness_share_3": 0.0,
+    }  # fmt: skip
+    assert all(schema.is_known_metric(name) for name in ages_of(steps, 7, 3))
+    with pytest.raises(RuntimeError, match=r"step 7 .* policy after step 4, with rollout.max_staleness=1"):
+        ages_of(steps, 7, 1)
+
+
+def test_prompts_are_trained_in_the_order_in_which_they_were_submitted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that an earlier attempt has left come first; whichever was answered first."""
+    queue = Queue(monkeypatch)
+    made: Any = trainer(
+        tmp_path, "rollout.mode=async", f"rollout.max_staleness={BOUND}", "advantage.drop_zero_variance=false"
+    )
+    made.__class__, made.global_steps = AsyncLabTrainer, 3
+    made._in_flight = {"uid-6": 9, **{f"uid-{prompt}": 8 - prompt for prompt in range(6)}, "later": 10}
+    batch = rollout(made, queue, [[1, 0, 0, 0]] * 8)
+    for key in batch.keys:
+        length = queue.tags[key]["response_len"]
+        queue.rows[key]["policy_step"] = torch.full((length,), 1 + (key == "uid-7_0_0"), dtype=torch.int32)
+    arranged = made._balance_batch(batch, {})
+    assert made._in_flight == {"later": 10}
+    half = len(arranged.keys) // 2
+    assert set(prompts_of(arranged.keys[:half])) == {7, 5, 4, 3} and made._order["uid-7"] == 0
+    assert set(prompts_of(arranged.keys[half:])) == {2, 1, 0, 6}
+    assert made._collected["train/staleness_max"] == 1 and made._collected["train/reward"] == 0.25
+
+
+def buffer(monkeypatch: pytest.MonkeyPatch, polls: list[dict[str, tuple[str, int]]]) -> AsyncLabReplayBuffer:
+    """One over a queue with these prompts at each look: status, and the step of submission."""
+    made = AsyncLabReplayBuffer(
+        trainer_mode="colocate_async", trainer_config={}, max_off_policy_threshold=1 + BOUND,
+        max_off_policy_strategy="wait", sampler_kwargs={}, refill_fn=lambda _: None,
+    )  # fmt: skip
+
+    def queued() -> dict[str, dict[str, Any]]:
+        prompts = polls.pop(0) if len(polls) > 1 else polls[0]
+        tags = {
+            uid: {"is_prompt": True, "status": status, "global_steps": step}
+            for uid, (status, step) in prompts.items()
+        }
+        return {"train": tags | {f"{uid}_0_0": {"seq_len": 3} for uid in prompts}}
+
+    from verl.trainer.ppo.v1 import replay_buffer
+
+    monkeypatch.setattr(replay_buffer.tq, "kv_list", queued)
+    monkeypatch.setattr(replay_buffer.tq, "kv_clear", lambda **_: None)
+    monkeypatch.setattr(replay_buffer.time, "sleep", lambda _: None)
+    return made
+
+
+def test_a_batch_waits_for_prompts_that_would_become_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of step 3's: at step 5 they may be trained with age 2, at step 6 no more; the oldest come first."""
+    at_first = {"old": ("running", 3), "new": ("finished", 5), "newer": ("finished", 5)}
+    polls = [at_first, at_first, at_first | {"old": ("finished", 3)}]
+    batch, _ = buffer(monkeypatch, polls).sample(5, "train", 2)
+    assert len(polls) == 1 and "old_0_0" in batch.keys and len(batch.keys) == 2
+    batch, _ = buffer(monkeypatch, [at_first]).sample(4, "train", 2)
+    assert sorted(batch.keys) == ["new_0_0", "newer_0_0"]
+
+
+def test_prompts_that_fail_are_replaced_unless_all_do(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = {"a": ("failure", 1), "b": ("finished", 1), "c": ("running", 1)}
+    batch, _ = buffer(monkeypatch, [one, {"b": ("finished", 1), "c": ("finished", 1)}]).sample(1, "train", 2)
+    assert sorted(batch.keys) == ["b_0_0", "c_0_0"]
+    assert "step 1: 1 prompts failed, others take their place" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="2 rollouts in a row failed"):
+        buffer(monkeypatch, [{"a": ("failure", 1), "b": ("failure", 1)}]).sample(1, "train", 2)
