@@ -341,15 +341,6 @@ def test_it_learns() -> None:
     assert rows[-1][1]["val/mean/avg_at_16"] > rows[0][1]["val/mean/avg_at_16"] + 0.3
 
 
-def test_the_rules_differ() -> None:
-    """What binds makes another run."""
-    ordered = {**SHUFFLED, "name": "cppo_no_prefix_budget"}
-    clipped = {"name": "grpo", "clip_low": 0.2, "clip_high": 0.28}
-    rules = (NO_TRUST_REGION, DPPO, CPPO, ordered, SHUFFLED, REVERSED, clipped)
-    found = {history(exact_run(rule=rule, **DISTURBED))[-1][1]["exact/return"] for rule in rules}
-    assert len(found) == len(rules)
-
-
 @pytest.mark.parametrize("rule", [CPPO, SHUFFLED], ids=["cppo", "shuffled"])
 @pytest.mark.parametrize("changes", [{}, DISTURBED], ids=["plain", "stale, bfloat16, disturbed"])
 def test_runs_together_have_the_numbers_that_they_have_alone(

@@ -153,12 +153,12 @@ def test_groups_without_variance_are_left_out_of_their_minibatch(
     made = trainer(tmp_path, ranks=ranks)
     batch = made._balance_batch(rollout(made, queue, MIXED), {})
     assert len(batch) == 2 * 16  # two minibatches of four prompts
-    per_rank = [batch.keys[i : i + len(batch) // ranks] for i in range(0, len(batch), len(batch) // ranks)]
-    half = 16 // ranks
-    first = prompts_of([key for keys in per_rank for key in keys[:half]])
-    second = prompts_of([key for keys in per_rank for key in keys[half:]])
-    assert sorted(first) == [-1] * 8 + [0] * 4 + [3] * 4
-    assert sorted(second) == [4] * 4 + [5] * 4 + [6] * 4 + [7] * 4
+    half = 16 // ranks  # each rank has its half of the first, then of the second
+    first, second = (
+        [key for place, key in enumerate(batch.keys) if place // half % 2 == number] for number in (0, 1)
+    )
+    assert sorted(prompts_of(first)) == [-1] * 8 + [0] * 4 + [3] * 4
+    assert sorted(prompts_of(second)) == sorted([4, 5, 6, 7] * 4)
     counts = [float(queue.rows[key]["minibatch_responses"]) for key in batch.keys]
     assert counts == ([8.0] * half + [16.0] * half) * ranks
     assert set(prompts_of(list(queue.rows))) == {-1, 0, 3, 4, 5, 6, 7}  # the rest is forgotten
@@ -166,30 +166,31 @@ def test_groups_without_variance_are_left_out_of_their_minibatch(
     assert made._collected["train/zero_variance_group_share"] == 0.25
     assert made._collected["train/reward"] == pytest.approx(11 / 32)
     # Rows of padding train nothing, and only the shuffled rule carries an order.
-    padding = [key for key in batch.keys if key.startswith("pad")]
-    assert len(set(padding)) == 8
-    for key in padding:
-        row = queue.rows[key]
+    padding = {key: queue.rows[key] for key in batch.keys if key.startswith("pad")}
+    assert len(padding) == 8
+    for key, row in padding.items():
         assert row["responses"].tolist() == [EOS]
         assert row["response_mask"].tolist() == row["loss_mask"].tolist() == [0]
-        assert row["rollout_topk_ids"].shape == row["rollout_topk_logp"].shape == (1, K)
-        assert not row["rollout_topk_ids"].any()
+        assert row["rollout_topk_ids"].tolist() == [[0] * K] and row["rollout_topk_logp"].shape == (1, K)
         assert batch.tags[batch.keys.index(key)]["is_padding"]
     assert all("weight_permutation" not in row for row in queue.rows.values())
     # The order of arrival does not matter.
     again = made._balance_batch(rollout(made, queue, MIXED, 1), {})
     assert prompts_of(again.keys) == prompts_of(batch.keys)
     # verl computes advantages on the arranged rows, padding among them; mu is the rollout's own probability.
-    metrics: dict[str, Any] = {}
-    batch = made._compute_advantage(made._compute_old_log_prob(again, metrics), metrics)
+    batch = made._compute_old_log_prob(again, {})
     rewards = torch.tensor(MIXED, dtype=torch.float32).flatten()
-    expected, _ = group_advantages(rewards, torch.arange(PROMPTS).repeat_interleave(RESPONSES))
-    for key in batch.keys:
-        row = queue.rows[key]
-        assert torch.equal(row["old_log_probs"], row["rollout_log_probs"])
-        [prompt] = prompts_of([key])
-        value = 0.0 if prompt < 0 else expected[prompt * RESPONSES + int(key.split("_")[1])]
-        torch.testing.assert_close(row["advantages"], torch.full_like(row["advantages"], float(value)))
+    for normalize in (True, False):
+        made.config.algorithm.norm_adv_by_std_in_grpo = normalize
+        made._compute_advantage(batch, {})
+        groups = torch.arange(PROMPTS).repeat_interleave(RESPONSES)
+        expected, _ = group_advantages(rewards, groups, normalize_std=normalize)
+        for key in batch.keys:
+            row = queue.rows[key]
+            assert torch.equal(row["old_log_probs"], row["rollout_log_probs"])
+            [prompt] = prompts_of([key])
+            value = 0.0 if prompt < 0 else expected[prompt * RESPONSES + int(key.split("_")[1])]
+            torch.testing.assert_close(row["advantages"], torch.full_like(row["advantages"], float(value)))
 
 
 def test_a_validated_step_leaves_its_answers_before_its_row(
@@ -228,15 +229,12 @@ def test_missing_responses_are_filled_up(tmp_path: Path, queue: Queue) -> None:
     """And without the drop everything is trained."""
     made = trainer(tmp_path, "advantage.drop_zero_variance=false")
     batch = made._balance_batch(rollout(made, queue, MIXED), {})
-    assert sorted(prompts_of(batch.keys)) == sorted(list(range(PROMPTS)) * RESPONSES)
+    assert sorted(prompts_of(batch.keys)) == sorted([*range(PROMPTS)] * RESPONSES)
     assert made._collected["train/zero_variance_group_share"] == 0.25
     rewards: Rewards = [[1, 0], [1], [], [0, 0, 0, 1], *[[0, 1, 0, 0]] * 4]
     made = trainer(tmp_path, ranks=2)
     batch = made._balance_batch(rollout(made, queue, rewards), {})
-    assert (
-        sorted(prompts_of(batch.keys))
-        == [-1] * 10 + [0] * 2 + [3] * 4 + [4] * 4 + [5] * 4 + [6] * 4 + [7] * 4
-    )
+    assert sorted(prompts_of(batch.keys)) == sorted([-1] * 10 + [0] * 2 + [3, 4, 5, 6, 7] * 4)
     assert sum(float(queue.rows[key]["minibatch_responses"]) for key in batch.keys) == 16 * 6 + 16 * 16
     assert made._collected["train/zero_variance_group_share"] == 1 / 7  # of groups, of whatever size
 
@@ -262,13 +260,15 @@ def test_a_batch_without_a_signal_is_no_update(
     assert "perf/trained_tokens_per_second" not in row
 
 
+ONE_ROW = KVBatchMeta(keys=["a"], tags=[{}], partition_id="train")
+
+
 def validated(made: LabTrainer, step: int, score: float | None, **metrics: float) -> None:
     """The end of a step, with or without a validation."""
     made.global_steps = step
     made._sampled_tokens = made._trained_tokens = 10
     made._validation = {} if score is None else {score_name(made.spec): score}
-    batch = KVBatchMeta(keys=["a"], tags=[{}], partition_id="train")
-    made._compute_metrics(batch, dict(metrics), {"step": 2.0, "gen": 1.0, "update_actor": 0.5}, step, 0)
+    made._compute_metrics(ONE_ROW, dict(metrics), {"step": 2.0, "gen": 1.0, "update_actor": 0.5}, step, 0)
 
 
 def test_the_end_of_a_collapse(tmp_path: Path) -> None:
@@ -414,12 +414,15 @@ def test_a_warned_run_saves_the_step_that_it_is_in(
         assert not checkpoints.take_request(tmp_path)
 
     def warned() -> threading.Thread:
-        thread = threading.Thread(
-            target=checkpoints.await_step, args=(tmp_path, time.time() + 3000, 3600), daemon=True
-        )
+        given = (tmp_path, time.time() + 3000, 3600)
+        thread = threading.Thread(target=checkpoints.await_step, args=given, daemon=True)
         thread.start()
         until("the request", (tmp_path / checkpoints.REQUEST).exists)
         return thread
+
+    def goes(thread: threading.Thread) -> None:
+        thread.join(CEILING_SECONDS)
+        assert not thread.is_alive()
 
     waiting = warned()
     if late:
@@ -430,16 +433,14 @@ def test_a_warned_run_saves_the_step_that_it_is_in(
     made._save_checkpoint()
     assert waiting.is_alive()  # until the row says that the checkpoint is whole
     validated(made, 2 + late, None)
-    waiting.join(CEILING_SECONDS)
-    assert not waiting.is_alive()
+    goes(waiting)
     assert checkpoints.last_readable(tmp_path) == 2 + late
     made.global_steps = 3 + late
     made._save_checkpoint()
     assert (4 in saved(tmp_path)) is bool(late)
     waiting = warned()
     made._end(made.global_steps)
-    waiting.join(CEILING_SECONDS)
-    assert not waiting.is_alive()
+    goes(waiting)
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
@@ -464,11 +465,9 @@ def test_a_log_probability_that_is_not_finite_ends_the_run_in_the_middle_of_a_st
     made = trainer(tmp_path)
     validated(made, 1, None)
     made.global_steps = 2
-    batch = KVBatchMeta(keys=["a"], tags=[{}], partition_id="train")
     with pytest.raises(PolicyBroken):
-        made._update_actor(batch, {})
-    expected = Outcome(schema.COLLAPSED, 1, f"{fault} at step 2")
-    assert checkpoints.read_outcome(tmp_path) == expected
+        made._update_actor(ONE_ROW, {})
+    assert checkpoints.read_outcome(tmp_path) == Outcome(schema.COLLAPSED, 1, f"{fault} at step 2")
 
 
 GOOD = torch.tensor([[0.5, 0.3, 0.1], [0.9, 0.05, 0.02]]).log()  # mu's Top-3 at two tokens
