@@ -471,7 +471,7 @@ def test_shards_of_ranks_are_merged_or_do_not_fit_together(monkeypatch: pytest.M
         return merger._load_and_merge_state_dicts(len(ranks), len(ranks), (len(ranks),), names)
 
     whole, cut, every = torch.arange(8.0).reshape(4, 2), Shard(0), Replicate()
-    weights = merge(*[{"r": Part(whole, (4, 2), every), "b": whole}] * 2)
+    weights = merge(*({"r": Part(whole, (4, 2), every), "b": whole} for _ in range(2)))
     assert all(torch.equal(weights[name], whole) for name in ("r", "b"))
     replicas = [{"w": Part(half, (4, 2), every, cut)} for half in whole.split(2)]
     assert torch.equal(merge(*replicas, names=("ddp", "fsdp"))["w"], whole)
