@@ -12,7 +12,6 @@ import pytest
 from cppo_lab import PARTS_FOLDER, core_records
 from cppo_lab.core_records import BUILT_IN, CoreRecord, Resources, core_names, core_of, load_part
 from cppo_lab.cores.mini import MINI
-from cppo_lab.errors import UserError
 from cppo_lab.plugins import CORE_GROUP
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.parse import run_kind
@@ -22,6 +21,7 @@ from cppo_lab.sweep.overrides import parse_override
 from cppo_lab.testing import CoreTests
 from cppo_lab.testing import cores as conformance
 from cppo_lab.testing.cores import Life
+from tests.conftest import user_error
 from tests.cores.kills import Killed
 from tests.cores.test_mini import ListSink
 from tests.waiting import CEILING_SECONDS
@@ -214,7 +214,7 @@ def test_an_entry_point_that_names_no_core(monkeypatch: pytest.MonkeyPatch, path
     monkeypatch.setattr(core_records, "entry_points", lambda group: {"other": path, "mini": path})
     core_of.cache_clear()
     assert core_names() == (*BUILT_IN, "other")
-    with pytest.raises(UserError, match=said):
+    with user_error(said):
         core_of("other")
     assert core_of("mini") is MINI  # a name of the product is the product's
     core_of.cache_clear()
@@ -225,9 +225,9 @@ def test_what_a_core_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "cppo_lab.core_records.core_of", lambda name: bare if name == "bare" else core_of(name)
     )
-    with pytest.raises(UserError, match=r"unknown core that exports its models 'bare'.*mini, verl"):
+    with user_error(r"unknown core that exports its models 'bare'.*mini, verl"):
         load_part("bare", "exporter")
-    with pytest.raises(UserError, match=r"unknown core that uses several machines 'bare'.*verl"):
+    with user_error(r"unknown core that uses several machines 'bare'.*verl"):
         load_part("bare", "worker_node")
-    with pytest.raises(UserError, match=r"unknown core with models of random weights 'bare'.*verl"):
+    with user_error(r"unknown core with models of random weights 'bare'.*verl"):
         load_part("bare", "stand_ins")

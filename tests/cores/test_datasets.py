@@ -10,11 +10,10 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.core_records import Resources, load_part
 from cppo_lab.data.prepare import prepare
-from cppo_lab.errors import UserError
 from cppo_lab.schema import Dataset
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY
+from tests.conftest import TINY, user_error
 
 
 def told(folder: Path, *overrides: str, data: Path | None = None) -> dict[str, Dataset]:
@@ -129,5 +128,5 @@ def test_no_trainer_is_loaded() -> None:
 
 
 def test_an_unknown_core_is_named() -> None:
-    with pytest.raises(UserError, match="unknown core 'minni': did you mean 'mini'"):
+    with user_error("unknown core 'minni': did you mean 'mini'"):
         load_part("minni", "datasets")

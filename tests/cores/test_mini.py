@@ -14,20 +14,19 @@ from cppo_lab import schema
 from cppo_lab.core_records import Resources
 from cppo_lab.cores.mini.model import Rollout, Transformer, draw, draw_nucleus, sample
 from cppo_lab.cores.mini.tasks import make_task
-from cppo_lab.cores.mini.trainer import Objective, Trainer, train
+from cppo_lab.cores.mini.trainer import Trainer, train
 from cppo_lab.cores.mini.warm_start import (
     TEST_EVERY,
     NotLearned,
     _until_learned,
     train_warm_start,
 )
-from cppo_lab.errors import UserError
 from cppo_lab.maths.divergence import topk
 from cppo_lab.spec import Architecture, RunSpec, SyntheticModel, TaskData
 from cppo_lab.spec.run import ANNEAL_STEPS, VERL
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.groups import groups
-from tests.conftest import TINY
+from tests.conftest import TINY, user_error
 
 ARCH = Architecture(layers=2, width=32, heads=4, kv_heads=2, head_dim=8, mlp_width=48)
 DATA = TaskData(
@@ -400,9 +399,7 @@ class TestTrainer:
             rates(*[0.123] * 15)
 
     def test_a_target_that_cannot_be_reached_is_refused(self) -> None:
-        with pytest.raises(
-            UserError, match=f"steps={ANNEAL_STEPS} is the limit of a warm start.*target_accuracy to null"
-        ):
+        with user_error(f"steps={ANNEAL_STEPS} is the limit of a warm start.*target_accuracy to null"):
             compose([f"model.warm_start.steps={ANNEAL_STEPS}"])
 
     @pytest.mark.parametrize("steps", [1, 2, 9, 10, 11])

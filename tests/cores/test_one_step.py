@@ -10,9 +10,9 @@ import torch
 from cppo_lab import schema
 from cppo_lab.cores.exact.process import state_probabilities
 from cppo_lab.cores.exact.trainer import Learner, equal_length, histories_together, learner_of, step_together
-from cppo_lab.errors import UserError
 from cppo_lab.rules import PERMUTATION
 from cppo_lab.spec import ExactRun
+from tests.conftest import user_error
 from tests.cores.exact_specs import CPPO, DPPO, NO_TRUST_REGION, SHUFFLED, exact_run
 from tests.cores.test_exact import REVERSED, history
 from tests.cores.test_mini import without_times
@@ -176,5 +176,5 @@ def test_a_random_mask_drops_as_many_tokens_that_move_away(delta_b: float) -> No
 
 def test_a_rule_without_delta_cannot_be_matched_by_it() -> None:
     rule = {"name": "grpo", "clip_low": 0.2, "clip_high": 0.2}
-    with pytest.raises(UserError, match=r"along\.match='delta' with rule 'grpo', which has no delta"):
+    with user_error(r"along\.match='delta' with rule 'grpo', which has no delta"):
         along(rule, {**ALONG, "match": "delta"})

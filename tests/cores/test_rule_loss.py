@@ -9,11 +9,10 @@ import torch
 from torch import Tensor
 
 from cppo_lab.cores.rule_loss import RuleLoss
-from cppo_lab.errors import UserError
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import Rule
 from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY
+from tests.conftest import TINY, user_error
 from tests.cores.test_mini import trainer_of
 from tests.maths.maths_batches import random_batch
 from tests.oracles.authors import authors_loss
@@ -66,7 +65,7 @@ def test_what_is_no_output_of_a_rule_is_named(
         return output._replace(**{part: change(getattr(output, part))}) if part else change(output)
 
     loss.rule = Rule(name="grpo", function=changed)
-    with pytest.raises(UserError, match=rf"rule 'grpo' returns {said}.*: (return|compute)"):
+    with user_error(rf"rule 'grpo' returns {said}.*: (return|compute)"):
         loss(tokens, tokens.rollout_logp)
 
 

@@ -22,10 +22,9 @@ from cppo_lab.cores.mini.tasks import (
     validation_sets,
 )
 from cppo_lab.cores.mini.warm_start import _imitation_loss, _tie_spellings
-from cppo_lab.errors import UserError
 from cppo_lab.spec import TaskData
 from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY
+from tests.conftest import TINY, user_error
 from tests.cores.test_mini import check_frequencies
 
 NAMES = sorted(TASKS)
@@ -254,9 +253,8 @@ class TestConfig:
         ],
     )
     def test_messages(self, overrides: list[str], message: str) -> None:
-        with pytest.raises(UserError) as caught:
+        with user_error(message):
             compose(overrides)
-        assert message in str(caught.value)
 
 
 class TestManySpellings:

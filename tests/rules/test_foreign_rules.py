@@ -14,6 +14,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.testing import check_rule
+from tests.conftest import user_error
 from tests.cores.test_core_records import python
 
 ROOT = Path(__file__).parent.parent.parent
@@ -182,11 +183,11 @@ def test_other_constants_of_a_rule_of_the_product(tmp_path: Path) -> None:
 
 
 def test_a_rule_that_is_none() -> None:
-    with pytest.raises(UserError, match="cannot be imported"):
+    with user_error("cannot be imported"):
         rules.rule_of("one_sided", "acme_is_not_there:one_sided")
-    with pytest.raises(UserError, match="is a str: name a function"):
+    with user_error("is a str: name a function"):
         rules.rule_of("digits", "string:digits")
-    with pytest.raises(UserError, match="is the rule 'dppo', not 'mine'"):
+    with user_error("is the rule 'dppo', not 'mine'"):
         rules.rule_of("mine", "tests.rules.test_foreign_rules:DPPO")
     assert rules.known("never_heard_of") is None
 
@@ -237,7 +238,7 @@ def test_what_a_rule_needs_is_known_before_anything_is_started(
     run = compose(overrides).run
     theirs = RuleSpec(name=rule, path=f"{__name__}:{rule}", delta=0.1)
     todo = [SimpleNamespace(spec=run.model_copy(update={"rule": theirs}))]
-    with pytest.raises(UserError, match=said) if said else nullcontext():
+    with user_error(said) if said else nullcontext():
         launch._require_code(todo)
 
 
@@ -246,7 +247,7 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert rules.from_environment("two") == "c:two"
     assert rules.from_environment("three") is None
     monkeypatch.setenv(rules.VARIABLE, "two")
-    with pytest.raises(UserError, match="CPPO_RULES"):
+    with user_error("CPPO_RULES"):
         rules.from_environment("two")
 
 

@@ -18,7 +18,7 @@ from verl.workers.rollout.replica import TokenOutput
 from cppo_lab.cores.verl.rollout import POLICY_STEP, cpu, seed_of
 from cppo_lab.cores.verl.rollout.agent_loop import VALIDATE, ResumingClient, TopKAgentLoop
 from cppo_lab.cores.verl.rollout.cpu import CpuServer, Limits
-from cppo_lab.errors import UserError
+from tests.conftest import user_error
 from tests.cores.verl.test_rollout import recomputed
 from tests.waiting import until
 
@@ -149,7 +149,7 @@ def test_seeds_name_step_problem_and_session(tiny_model: Path) -> None:
 def test_what_would_train_wrongly_is_refused(
     tiny_model: Path, server: Server, changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         run(loop(tiny_model, server), **changes)
 
 

@@ -35,11 +35,11 @@ from cppo_lab.cores.verl.checkpoints import (
     stage,
     unname_best_after,
 )
-from cppo_lab.errors import UserError
 from cppo_lab.files import replace_file
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose
+from tests.conftest import user_error
 from tests.cores.kills import Killed
 
 SCORE = "val/mean/avg_at_16"
@@ -147,7 +147,7 @@ def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], env=environment, **pipes) as process:
         process.stdout.readline()
         with (
-            pytest.raises(UserError, match="an earlier attempt still writes to"),
+            user_error("an earlier attempt still writes to"),
             checkpoints.writing(tmp_path),
         ):
             pass
@@ -293,7 +293,7 @@ def test_a_disk_that_cannot_be_read_costs_no_checkpoint(
         return opened(path, *arguments, **options)
 
     monkeypatch.setattr(Path, "open", refuse)
-    with pytest.raises(UserError, match=rf"{newest} cannot be read: .*Nothing was deleted: repair the disk"):
+    with user_error(rf"{newest} cannot be read: .*Nothing was deleted: repair the disk"):
         last_readable(tmp_path)
     assert sorted(tmp_path.rglob("*")) == before
 

@@ -26,7 +26,6 @@ from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.mini.trainer import train
 from cppo_lab.cores.verl import export as export_module
-from cppo_lab.errors import UserError
 from cppo_lab.files import appearing, require_free
 from cppo_lab.runs.folder import held
 from cppo_lab.runs.recorder import Recorder
@@ -34,7 +33,7 @@ from cppo_lab.runs.spool import read_rows, score_of
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY
+from tests.conftest import TINY, user_error
 from tests.cores.test_mini import ListSink
 from tests.cores.verl.conftest import WORDS
 from tests.cores.verl.story import ROOT, SAMPLES, Story
@@ -363,7 +362,7 @@ def test_a_checkpoint_that_changes_meanwhile(
 
     monkeypatch.setattr(export_module, "_merge_fsdp", changes)
     assert "has replaced its best checkpoint in the meantime" in refused(capsys)
-    with pytest.raises(UserError, match="no longer exists: try again"):
+    with user_error("no longer exists: try again"):
         export_module.copy_file(run / "runs", (RUN, "gone"), run / "copy")
 
 
@@ -490,7 +489,7 @@ def test_shards_of_ranks_are_merged_or_do_not_fit_together(monkeypatch: pytest.M
 def test_an_error_of_the_disk_is_not_taken_for_a_broken_checkpoint() -> None:
     with pytest.raises(OSError, match="No space left on device"), export_module.refusing("it is broken"):
         raise OSError(28, "No space left on device")
-    with pytest.raises(UserError, match=r"broken: OSError: no file named config\.json"):  # noqa: SIM117
+    with user_error(r"broken: OSError: no file named config\.json"):  # noqa: SIM117
         with export_module.refusing("it is broken"):
             raise OSError("no file named\nconfig.json")  # as transformers raises it
 
@@ -542,7 +541,7 @@ def test_an_embedded_model_says_the_same_as_a_qwen3(
 def test_two_exports_to_one_place_and_one_that_fails(tmp_path: Path) -> None:
     """Neither removes what the other writes; the first one to be ready has the place. One that fails leaves nothing."""
     place, said = require_free(tmp_path / "model"), "another process has written there in the meantime"
-    with pytest.raises(UserError, match=said), appearing(place) as first:
+    with user_error(said), appearing(place) as first:
         (first / "file").write_text("first")
         with appearing(place) as other:
             (other / "file").write_text("other")

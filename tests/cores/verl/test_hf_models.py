@@ -30,7 +30,6 @@ from cppo_lab.cores.verl.hf_models import (
 )
 from cppo_lab.data.prepare import prepare
 from cppo_lab.data.sources import is_wrapped
-from cppo_lab.errors import UserError
 from cppo_lab.plugins import OK
 from cppo_lab.spec import HubModel, PathsSpec, VerlRun
 from cppo_lab.sweep.compose import compose
@@ -38,6 +37,7 @@ from cppo_lab.sweep.doctor import check_data, check_model
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.preflight import kinds, make_stand_ins
+from tests.conftest import user_error
 from tests.waiting import CEILING_SECONDS
 
 TINY = ["core=verl", "model=tiny_qwen3", "model.warm_start.steps=30"]
@@ -181,21 +181,21 @@ def test_a_model_that_the_hubs_cache_has_whole_is_taken_by_its_folder(
 def test_what_a_published_model_needs_is_asked_for(tmp_path: Path) -> None:
     here = (f"paths.data={tmp_path}", f"paths.models={tmp_path}")
     spec, files = planned(tmp_path, *HUB, *here)
-    with pytest.raises(UserError, match=r"train\.parquet does not exist: run `cppo data prepare --out"):
+    with user_error(r"train\.parquet does not exist: run `cppo data prepare --out"):
         require_files(spec, files, tmp_path)
     for path in (files.train, *files.validation):
         path.touch()
-    with pytest.raises(UserError, match=r"Qwen3-1\.7B-Base holds no model: download Qwen/Qwen3-1\.7B-Base"):
+    with user_error(r"Qwen3-1\.7B-Base holds no model: download Qwen/Qwen3-1\.7B-Base"):
         require_files(spec, files, tmp_path)
     pinned, from_hub = planned(tmp_path, *HUB, here[0], "model.revision=0123abcd")
-    with pytest.raises(UserError, match=r"model\.revision='0123abcd': verl takes a repository's main"):
+    with user_error(r"model\.revision='0123abcd': verl takes a repository's main"):
         require_files(pinned, from_hub, tmp_path)
     Path(files.model).mkdir(parents=True)
     (Path(files.model) / "config.json").touch()
     require_files(spec, files, tmp_path)
     prepare("sample", tmp_path / "data")  # 8 problems
     small = (f"paths.data={tmp_path / 'data'}", here[1], "batch.prompts=16", "batch.minibatch_prompts=8")
-    with pytest.raises(UserError, match=r"has 8 problems, fewer than batch\.prompts=16"):
+    with user_error(r"has 8 problems, fewer than batch\.prompts=16"):
         require_files(*planned(tmp_path, *HUB, *small), tmp_path)
     require_files(*planned(tmp_path, *HUB, *small, "batch.prompts=8"), tmp_path)
 
@@ -265,7 +265,7 @@ def test_models_without_stand_ins_are_refused(tmp_path: Path) -> None:
         (["model=tiny_qwen3"], "model=tiny_qwen3 is made by the product itself: drop --random-weights"),
         (unknown, "repository with known sizes"),
     ]:
-        with pytest.raises(UserError, match=message):
+        with user_error(message):
             make_stand_ins([compose(["core=verl", *overrides]).run], tmp_path, print)
     assert not (tmp_path / "models").exists()
 

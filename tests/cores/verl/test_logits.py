@@ -14,11 +14,11 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from cppo_lab.cores.verl.logits import kernel_fault, kernels_serve, packed_columns, predicting_rows
 from cppo_lab.cores.verl.loss import trust_region_loss
-from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence
 from cppo_lab.maths.rules import aggregate, centred, get_rule
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import KL, RULES
+from tests.conftest import user_error
 from tests.cores.verl.recorded import actor, nested
 from tests.maths.maths_batches import CONSTANTS
 from tests.requirement import TRITON
@@ -219,7 +219,7 @@ def test_the_gradient_may_take_the_logits_place() -> None:
 def test_rows_of_the_prompt_too_many() -> None:
     data, _ = recorded()
     data["rollout_topk_ids"] = nested([torch.zeros(n, K).int() for n in (9, 4, 8, 10)])
-    with pytest.raises(UserError, match=r"rollout_topk_ids has \[9, 4, 8, 10\] rows"):
+    with user_error(r"rollout_topk_ids has \[9, 4, 8, 10\] rows"):
         packed_columns(data, True)
 
 

@@ -16,9 +16,10 @@ from cppo_lab.cores.verl.loss import (
     summarise_mismatch,
     trust_region_loss,
 )
-from cppo_lab.errors import NotFinite, UserError
+from cppo_lab.errors import NotFinite
 from cppo_lab.maths import divergence
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
+from tests.conftest import user_error
 from tests.cores.verl.recorded import (
     Trained,
     actor,
@@ -44,7 +45,7 @@ TOPK = {"estimator": "topk", "k": 20, "convention": "union"}
     ],
 )  # fmt: skip
 def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> None:
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         TrustRegionLossConfig(**keys)
 
 

@@ -22,8 +22,9 @@ import pytest
 from cppo_lab.core_records import Allocation, Resources
 from cppo_lab.cores.base import read_machine
 from cppo_lab.cores.verl import cluster, core
-from cppo_lab.errors import Interrupted, UserError, handle_signals
+from cppo_lab.errors import Interrupted, handle_signals
 from cppo_lab.sweep.compose import compose
+from tests.conftest import user_error
 from tests.cores.verl.conftest import OnRay
 from tests.waiting import until
 
@@ -204,9 +205,9 @@ def test_addresses_and_interfaces(allocation: Allocation, monkeypatch: pytest.Mo
         assert [cluster.own_address(replace(allocation, rank=rank)) for rank in (0, 1)] == addresses
         assert cluster._environment(Path("token"), addresses[1])["GLOO_SOCKET_IFNAME"] == name
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ib7")
-    with pytest.raises(UserError, match=r"GLOO_SOCKET_IFNAME=ib7: there.invalid has no such interface"):
+    with user_error(r"GLOO_SOCKET_IFNAME=ib7: there.invalid has no such interface"):
         cluster.own_address(allocation)
-    with pytest.raises(UserError, match=r"has the address 192\.0\.2\.3: set GLOO_SOCKET_IFNAME"):
+    with user_error(r"has the address 192\.0\.2\.3: set GLOO_SOCKET_IFNAME"):
         cluster._environment(Path("token"), "192.0.2.3")
 
 
@@ -251,9 +252,7 @@ def test_the_job_goes_back_when_a_machine_has_not_joined_for_long(
     assert caught.value.number == signal.SIGUSR2  # which Slurm's jobs requeue
     allocation.meeting.mkdir()
     (allocation.meeting / "arrived-there.invalid").touch()  # it is there, and another start would not help
-    with pytest.raises(
-        UserError, match=r"^there\.invalid started, and could not join .* at 127\.0\.0\.2:1 \("
-    ):
+    with user_error(r"^there\.invalid started, and could not join .* at 127\.0\.0\.2:1 \("):
         cluster._wait_for_all({"address": "127.0.0.2:1"}, allocation, keeper(None))
 
 
@@ -285,9 +284,9 @@ def test_the_processes_of_a_gpu_share_its_cpus_and_too_few_are_refused(
         with core.own_ray(layout) as ray_init:
             assert ray_init["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(threads)
         return
-    with pytest.raises(UserError, match=threads):
+    with user_error(threads):
         cluster.run_worker_node(lent)
-    with pytest.raises(UserError, match=threads), core.own_ray(layout):
+    with user_error(threads), core.own_ray(layout):
         pass
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.cores.verl.rewards import FAULT, own_score, reward_parts
-from cppo_lab.errors import UserError
+from tests.conftest import user_error
 
 RESPONSE = {"data_source": "held", "solution_str": "7", "ground_truth": "7", "extra_info": {"index": 0}}
 BODIES = {
@@ -54,7 +54,7 @@ def test_what_a_reward_returns(module: Path, body: str) -> None:
 def test_a_reward_that_is_none_says_why(module: Path, body: str) -> None:
     result = scored(module, body)
     assert FAULTS[body].format(path="some_reward:score") in str(result[FAULT])
-    with pytest.raises(UserError, match="some_reward:score"):
+    with user_error("some_reward:score"):
         reward_parts([{"score": 1.0, "acc": 1.0}, result])
 
 

@@ -31,7 +31,7 @@ from cppo_lab.cores.verl.rollout.cpu import (
     log_policy,
     truncate,
 )
-from cppo_lab.errors import UserError
+from tests.conftest import user_error
 from tests.cores.test_mini import check_frequencies, nucleus
 from tests.cores.verl.conftest import EOS
 from tests.waiting import CEILING_SECONDS
@@ -182,7 +182,7 @@ def test_limits_are_those_of_verl(model: PreTrainedModel) -> None:
 def test_what_the_server_cannot_do_is_refused(
     model: PreTrainedModel, prompt: list[int], change: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(UserError, match=message):
+    with user_error(message):
         ask(CpuServer(model, LIMITS, {EOS}), (prompt, TRAIN | change))
 
 
@@ -217,14 +217,14 @@ def test_experts_come_one_by_one(model: PreTrainedModel) -> None:
     for name, value in source.state_dict().items():
         assert torch.equal(target.state_dict()[name], value), name
     del sent["model.layers.1.mlp.gate.weight"]
-    with pytest.raises(UserError, match=r"missing \['model.layers.1.mlp.gate.weight'\], unexpected none"):
+    with user_error(r"missing \['model.layers.1.mlp.gate.weight'\], unexpected none"):
         load_named_tensors(target, sent)
 
 
 def test_wrong_weights_are_named(model: PreTrainedModel) -> None:
     weights = dict(model.state_dict())
     norm = weights.pop("model.norm.weight")
-    with pytest.raises(UserError, match=r"missing \['model.norm.weight'\], unexpected \['norm'\]"):
+    with user_error(r"missing \['model.norm.weight'\], unexpected \['norm'\]"):
         load_named_tensors(model, weights | {"norm": norm})
     with pytest.raises(RuntimeError, match=r"size mismatch for model\.norm\.weight"):
         load_named_tensors(model, weights | {"model.norm.weight": norm[:31]})
@@ -233,7 +233,7 @@ def test_wrong_weights_are_named(model: PreTrainedModel) -> None:
         load_named_tensors(model, {name: tensor for name, tensor in whole.items() if name != head})
     untied = Qwen3ForCausalLM(type(model.config)(**model.config.to_dict() | {"tie_word_embeddings": False}))
     del whole["lm_head.weight"]
-    with pytest.raises(UserError, match=r"missing \['lm_head.weight'\]"):
+    with user_error(r"missing \['lm_head.weight'\]"):
         load_named_tensors(untied, whole)
 
 

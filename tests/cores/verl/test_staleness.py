@@ -19,10 +19,10 @@ from cppo_lab.cores.mini.model import Rollout
 from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.cores.verl.trainer import LabTrainer
 from cppo_lab.cores.verl.worker import TrustRegionWorker
-from cppo_lab.errors import UserError
 from cppo_lab.schema import MISMATCH
 from cppo_lab.spec.job import shape_of
 from cppo_lab.sweep.compose import compose
+from tests.conftest import user_error
 from tests.cores.test_diagnostics import watched
 from tests.cores.test_mini import without_times
 from tests.cores.verl.conftest import ran
@@ -117,9 +117,7 @@ def test_a_copy_comes_back_bit_for_bit_with_tied_weights_once(monkeypatch: pytes
         worker.use_policy(step)
         assert torch.equal(model["b"].weight, weights[step])
     del worker._policies[2]
-    with pytest.raises(
-        UserError, match=r"step 4 lacks extra_policies_world_size_1_rank_0.pt .* steps \[2\], .*=2"
-    ):
+    with user_error(r"step 4 lacks extra_policies_world_size_1_rank_0.pt .* steps \[2\], .*=2"):
         worker.keep_policy(4, 2)
 
 

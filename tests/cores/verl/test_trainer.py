@@ -49,10 +49,11 @@ from cppo_lab.cores.verl.trainer import (
     row_of_test,
     self_test,
 )
-from cppo_lab.errors import NotFinite, UserError
+from cppo_lab.errors import NotFinite
 from cppo_lab.maths.rules import group_advantages
 from cppo_lab.schema import Outcome
 from cppo_lab.sweep.compose import compose
+from tests.conftest import user_error
 from tests.cores.kills import survives
 from tests.cores.verl.asynchronous import BOUND
 from tests.cores.verl.queue_in_memory import Queue
@@ -494,7 +495,7 @@ def test_rollout_servers_with_another_policy_are_found(
     assert row["input_ids"].tolist() == [5, 6, 7, 8, 9]
     test = (torch.tensor(gap), torch.tensor([0.003, 0.005]), [row])
     if not said:
-        with pytest.raises(UserError, match="do not return the trainer's policy: log mu within"):
+        with user_error("do not return the trainer's policy: log mu within"):
             self_test(*test)
     else:
         assert said in self_test(*test)
