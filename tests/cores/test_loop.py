@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pandas as pd
 import pytest
@@ -125,11 +126,8 @@ class TestCheckpoint:
     ) -> None:
         spec = compose(LONGER).run
         unbroken, _ = run(spec, tmp_path, tmp_path / "unbroken")
-
-        def full(descriptor: int) -> None:
-            raise OSError(28, "No space left on device")
-
-        monkeypatch.setattr("cppo_lab.files.os.fsync", full)
+        full = OSError(28, "No space left on device")
+        monkeypatch.setattr("cppo_lab.files.os.fsync", Mock(side_effect=full))
         sink, outcome = run(spec, tmp_path, tmp_path / "run")
         assert (sink.numbers(), outcome.status) == (unbroken.numbers(), schema.DONE)
         assert "could not be written: [Errno 28] No space left on device" in capsys.readouterr().err

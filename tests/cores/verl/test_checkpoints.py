@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -202,11 +203,8 @@ def test_the_highest_score_is_kept_and_the_later_of_equals(tmp_path: Path) -> No
 
 
 def test_without_links_it_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(source: str, target: str) -> None:
-        raise OSError(95, "Operation not supported")
-
     source = save(tmp_path, 2, 0.5)
-    monkeypatch.setattr(os, "link", refuse)
+    monkeypatch.setattr(os, "link", Mock(side_effect=OSError(95, "Operation not supported")))
     keep_best(tmp_path, SCORE)
     assert best(tmp_path) == (2, "weights of 2")
     assert not (tmp_path / BEST_CHECKPOINT / MODEL).samefile(source / MODEL)
@@ -330,15 +328,11 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As over NFS, where a file that is still open stays as `.nfs*`. Folders that are not verl's stay."""
-
-    def refuse(*_: object, **__: object) -> None:
-        raise OSError(39, "Directory not empty")
-
     copy = tmp_path / CHECKPOINTS / "global_step_2_copy"
     copy.mkdir(parents=True)
     paths = [save(tmp_path, step, 0.1) for step in (2, 4, 10)]
     with monkeypatch.context() as patch:
-        patch.setattr(os, "rmdir", refuse)
+        patch.setattr(os, "rmdir", Mock(side_effect=OSError(39, "Directory not empty")))
         make_room(tmp_path, 2)
     make_room(tmp_path, None)
     assert paths[0].exists() and not (paths[0] / MODEL).exists()

@@ -67,21 +67,6 @@ Rewards = list[list[float]]  # [prompt][response]
 MIXED: Rewards = [[1, 0, 0, 1], [0] * 4, [1] * 4, [0, 0, 0, 1]] + [[0, 1, 0, 0]] * 4
 
 
-class Workers:
-    """Stands for the group of Ray actors."""
-
-    def __init__(self, ranks: int) -> None:
-        self._dispatch_info: dict[str, list[int]] = {}
-        self.ranks = ranks
-
-    def _query_dispatch_info(self, mesh: str) -> list[int]:
-        assert mesh == "actor"
-        return list(range(self.ranks))
-
-    def read_diagnostics(self) -> list[Any]:
-        return [None, (TABLES, {"tokens": torch.zeros(1)})]  # of a pipeline, whose last stage has the loss
-
-
 def trainer(folder: Path, *overrides: str, ranks: int = 1) -> LabTrainer:
     """A trainer of the miniature that has not started anything."""
     run = compose(["core=verl", "model=tiny_qwen3", *overrides]).run
@@ -90,7 +75,12 @@ def trainer(folder: Path, *overrides: str, ranks: int = 1) -> LabTrainer:
         patch.setattr(module, "lab_settings", lambda _: settings)
         patch.setattr(PPOTrainerSync, "__init__", lambda *_: None)
         made = LabTrainer(None)
-    made.actor_rollout_wg = Workers(ranks)
+    tables = (TABLES, {"tokens": torch.zeros(1)})
+    made.actor_rollout_wg = SimpleNamespace(  # stands for the group of Ray actors
+        _dispatch_info={},
+        _query_dispatch_info={"actor": [*range(ranks)]}.__getitem__,
+        read_diagnostics=lambda: [None, tables],  # of a pipeline, whose last stage has the loss
+    )
     made.tokenizer = SimpleNamespace(eos_token_id=EOS)
     made.global_steps, made.total_training_steps = 1, run.training.t_stop
     made.use_reference_policy = made.use_critic = False
