@@ -9,6 +9,7 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from cppo_lab.data.grader_child import NOT, SIGN, TEXT, WRONG, in_digits, pieces
 
@@ -64,7 +65,6 @@ _FENCES = (
     ),
     ("{", "}"),
 )
-_CODE = re.compile(r"```[a-z]*+\s++(.*)```", re.DOTALL)
 _ALIGNED = re.compile(
     r"\\(?:begin|end)\{(?:align|equation|gather|multline|split|eqnarray|math|displaymath)(?:ed)?\*?\}"
 )
@@ -75,55 +75,24 @@ _TAILS = (
     *("\\,", "\\;", "\\:", "\\!", "\\>", "\\\\", "\\quad", "\\qquad", "\\square", "\\blacksquare", "\\qed"),
     *("~", "*", ".", ",", ";", "\\", "∎", "■", "□"),
 )
-# A thousands separator of LaTeX between digits: math-verify reads "1\,000" as 1 times 0. Plain commas it knows. A space
-# behind a comma ("3,\,125") separates two numbers.
-_SEPARATOR = re.compile(
-    r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|[~\u00a0\u2000-\u200a\u202f\u205f']|\.(?=\d{3}\.\d)|(?<=\.\d{3})\.)"
-    r"(?=\d{3}(?!\d))"
-)
-_SPACED = re.compile(
-    r"(?<![^$ ])[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})++(?=\.?\d*\$?$)"
-)  # "1 000", and nothing before it
-_SPACE_IN_LIST = re.compile(rf",{_SPACE}++")
 _PERCENT = re.compile(
     r"(?i)(?<=[\d})\]$])\s*+(?:\\*+%|\\text\s*+\{\s*+(?:\\?%|per\s?cent)\s*+\}|per\s?cent\b|percentage\b|pct\b)"
-)
-_CURRENCY = re.compile(
-    r"\\text\s*+\{\s*+\\\$\s*+\}|(?:\bUS)?(?<!\\)\\\$|\\(?:pounds|euro|textdollar)(?![A-Za-z])\s*+|[€£¥₩₹¢]"
 )
 _RELATION = r"(?:[=<>]|\\(?:[lg]eq?|neq?)(?![A-Za-z]))"
 _CONDITION = (
     r"(?:(?:since|because)\b[^()]*+|(?:(?:where|for|when|with|if)\s++)?+\$?[A-Za-z]\s*+"
     rf"{_RELATION}[^()\[\]$]*+\$?)"
 )
-_REMARK = re.compile(
-    rf"(?<=[\d}})$]){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)"
-)
-# "2\sqrt{3} (approximately 3.46)", "2\sqrt{3}, about 3.46"
-_ROUNDED = re.compile(
-    rf"(?<=[\d}})$i]),?{_SPACE}*+(?:or|which\s+is)?\s*(?:about|approx[a-z]*|roughly)\s+[^\s,()]*\d\$?$"
-    rf"|(?<=[\w}})$]){_SPACE}*+\(\$?(?:\\approx(?![A-Za-z])|~|(?:or\s+)?(?:about|approx[a-z]*|roughly)\b)[^()]*+\)"
-    r"(?=(?:\s|\$|\\[)\]]|\})*$)"
-)
 _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
-# "0.1\overline{6}", of which math-verify reads "0.1", and "0.(6)"; "0.1(6)" may be a product.
-_REPEATING = re.compile(
-    r"([0-9]*+)\.([0-9]*+)(?:\\(?:overline|bar|dot)\s*+(?:\{\s*+([0-9]++)\s*+\}|([0-9]))(?!\d)|(?<=\.)\(([0-9]++)\))"
-)
-# "0.1666..." is 1/6. Dots behind other numbers leave them unfinished.
-_DOTS = re.compile(r"(?:(?<=\.)([0-9]{0,9}?)([0-9]{1,6}?)\2+)?(?:\.{3,}|…|\\[lc]?dots(?![a-z]))")
 _MODULUS = re.compile(
     r"\$?(?:\b[A-Za-z] *\\equiv *|(?<![\w.^*/+]))(\d+)\$? *\(?(?:\\text\{ *)?\\?[pb]?mod(?![a-z]) *\}? *"
     r"(?:\{ *([1-9]\d*) *\}|\$?([1-9]\d*)\$?)\)?"
 )
-# "C(10,3)", "C_{10}^{3}"
-_CHOOSE = re.compile(r"(?<![\\A-Za-z])C(?:\(|_\{?)\s*(\d*[nkmr]?[+-]?\d*)\}?\s*[,^]\s*\{?(\d+|[nkmr])[)}]?")
-_EXPONENT = re.compile(r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*+([0-9]{1,3})(?!\w)")
-_LETTER_TIMES = re.compile(r"(?i)(?<=\d)\s*+x\s*+(?=10\s*+\^)")  # "6.02 x 10^23"
-_POWER = re.compile(r"(?<=[\w)}])(?:\*\*(-?[0-9]++|(?=\())|\^\s*+(-?[0-9]*+\.[0-9]++|-[0-9]++))")
-_MIXED = re.compile(rf"(?<![\w/.^_}}])([0-9]++)(?:{_SPACE})+([0-9]++)/([0-9]++)(?![\w/.^])")
-_MINUS = re.compile(r"(?i)(?<![\w\\])(?:minus|negative)\s++(?=[\d.$\\(])")
-_DEGREES = re.compile(r"(?<=\d)\s*+\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})[CF]?\s*+(?=\$?$)")
+_TERM = r"(?:\d*+\\sqrt *+\{?\d++\}?|\d++(?:\.\d++)?|[a-z])"  # of a ratio
+_NUMBER = r"-?(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"
+_POWER = (
+    r"-?[0-9]*+\.[0-9]++|-[0-9]++"  # that math-verify reads without braces as something else, or as a float
+)
 # Units that are made of others, as m/s, kg m^2 or m s^{-1}: math-verify drops single ones and words.
 _SI = (
     r"(?:(?:[kcdmnµμMG]|\\mu *)?(?:[mgsLlNJWVAKCFTΩ]|\\Omega|Hz|Pa|mol|eV|rad)|h|hr|min|ft|in|mi|lb|gal|yr)"
@@ -140,6 +109,7 @@ _INVISIBLE = re.compile(
 _UNICODE = str.maketrans(
     {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
     | {"\u3000": " ", "。": ".", "’": "'", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty "}
+    | {"≡": "\\equiv ", "ℝ": "\\mathbb{R}", "∶": ":"}
     | {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "′": "'", "″": "''"}
     | dict.fromkeys("−–‒‐‑﹣⁻", "-")
     | dict.fromkeys("⁄∕÷", "/")
@@ -181,8 +151,7 @@ _LABEL = re.compile(r"(?<![A-Za-z\\(])\(?[A-J][).:](?!\S)|(?<![A-Za-z\\])\([A-J]
 _NOT_ALONE = re.compile(rf"(?i)\b(?:or|and)\b|{NOT}|{SIGN}|{WRONG}")
 _EMPTY = re.compile(r"\$\s*+\$|\\\(\s*+\\\)|\\\[\s*+\\\]|\*\*\s*+\*\*")
 _WORDS = re.compile(r"(?i)\s*+(?:yes|no|(?=.*[a-z]{4})[a-z ,'-]++)\s*+")  # not "AB", which is no "ab"
-_LAYOUT = re.compile(r"\\(?:left|right|displaystyle)(?![A-Za-z])|[$`]")
-_SIZE = re.compile(r"\\[bB]igg?[lrm]?(?![A-Za-z])")
+_LAYOUT = re.compile(r"\\displaystyle(?![A-Za-z])|[$`]")
 
 
 @dataclass(frozen=True)
@@ -326,36 +295,9 @@ def value(text: str) -> str:
     return canonical(last if _LIST.search(last) else last.rpartition("=")[2])
 
 
-def tidy(text: str) -> str:
-    """An answer or a truth as math-verify reads it: without space and full stop around it, percent and currency signs,
-    thousands separators and a remark such as (n=5).
-    """
-    text = text.strip()
-    if text.isascii() and text.isdigit():  # nearly every answer and truth
-        return text
-    text = _CURRENCY.sub("", _ascii(text))
-    if match := _CODE.fullmatch(text):
-        text = match[1]
-    if "\\begin{" in text and (formula := _ALIGNED.sub("", text)) != text and "\\begin{" not in formula:
-        text = _ROW_END.sub(lambda match: ", " if match[1] is None else " ", formula.replace("&", ""))
-    text = _PERCENT.sub("", _BOX.sub(r" \1", _END_TAG.sub("", _SIZE.sub("", text)))).replace("`", " ")
-    if not re.search("[0-9]", text):
-        text = in_digits(text)
-    text = _POWER.sub(
-        lambda match: f"^{{{match[1] or match[2]}}}" if match[1] or match[2] else "^", _MINUS.sub("-", text)
-    )
-    text = _DOTS.sub(lambda match: f"{match[1]}\\overline{{{match[2]}}}" if match[2] else "\\dots ", text)
-    text = _CHOOSE.sub(r"\\binom{\1}{\2}", _REPEATING.sub(_fraction, text))
-    text = _MODULUS.sub(lambda match: f"{match[1]} \\pmod{{{match[2] or match[3]}}}", text)
-    text = _EXPONENT.sub(r"\1 \\times 10^{\2\3}", _LETTER_TIMES.sub(r"\\times ", text)).replace("^{+", "^{")
-    if text.count("$") == 1 or _CURRENCIES.search(text):  # of currency, or cut off
-        text = text.replace("$", "")
-    text = _SPACE_IN_LIST.sub(", ", _SEPARATOR.sub("", _trimmed(text)))
-    text = _SPACED.sub(lambda match: match[0].replace(" ", ""), text)
-    text = _MIXED.sub(r"\1\\frac{\2}{\3}", _ROUNDED.sub("", _REMARK.sub("", text)))
-    if not re.search("[A-Za-z]", text.replace("\\circ", "")[:-1]):
-        text = _DEGREES.sub("", text)
-    return _trimmed(text)
+def compiled(*rewrites: tuple[Any, Any]) -> list[tuple[re.Pattern[str], Any]]:
+    """Patterns and what replaces them, for `rewritten`."""
+    return [(re.compile(pattern), replacement) for pattern, replacement in rewrites]
 
 
 def _fraction(match: re.Match[str]) -> str:
@@ -363,6 +305,150 @@ def _fraction(match: re.Match[str]) -> str:
     whole, head, repeated = match[1], match[2], match[3] or match[4] or match[5]
     above = int(whole + head + repeated) - int(f"0{whole}{head}")
     return f"\\frac{{{above}}}{{{10 ** len(head) * (10 ** len(repeated) - 1)}}}"
+
+
+_START, _END = r"^(?:\$\$?|\\[(\[])?\s*+", r"\s*+(?:\$\$?|\\[)\]])?$"  # of a formula
+# What math-verify cannot read or reads wrongly, and what it reads instead, in this order
+_WITHIN = compiled(
+    (
+        r"\\text\s*+\{\s*+\\\$\s*+\}|(?:\bUS)?(?<!\\)\\\$|\\(?:pounds|euro|textdollar)(?![A-Za-z])\s*+|[€£¥₩₹¢]",
+        "",
+    ),
+    (r"(?s)^```[a-z]*+\s++(.*)```$", r"\1"),
+    (r"\\(?:[bB]igg?[lrm]?|left|right|middle)(?![A-Za-z])", ""),
+    (_END_TAG, ""),
+    (_BOX, r" \1"),
+    (_PERCENT, ""),
+    ("`", " "),
+    (r"(?i)(?<![\w\\])(?:minus|negative)\s++(?=[\d.$\\(])", "-"),
+    (r"\\(?:mathrm|text|rm) *+\{ *+([ie]) *+\}", r"{\1}"),
+    (r"(?<=\d) *+\{?i\}?(?!\w)", " i"),
+    (
+        rf"(?<=[\w)}}])(?:\*\*(?:({_NUMBER})|(?=\())|\^\s*+(?:\{{\s*+({_POWER})\s*+\}}|({_POWER})))",
+        lambda match: f"^{{{Fraction(match[match.lastindex])}}}" if match.lastindex else "^",
+    ),
+    (  # "0.1666..." is 1/6. Dots behind other numbers leave them unfinished.
+        r"(?:(?<=\.)([0-9]{0,9}?)([0-9]{1,6}?)\2+)?(?:\.{3,}|…|\\[lc]?dots(?![a-z]))",
+        lambda match: f"{match[1]}\\overline{{{match[2]}}}" if match[2] else "\\dots ",
+    ),
+    (  # "0.1\overline{6}", of which math-verify reads "0.1", and "0.(6)"; "0.1(6)" may be a product.
+        r"([0-9]*+)\.([0-9]*+)(?:\\(?:overline|bar|dot)\s*+(?:\{\s*+([0-9]++)\s*+\}|([0-9]))(?!\d)|(?<=\.)\(([0-9]++)\))",
+        _fraction,
+    ),
+    (  # "C(10,3)", "C_{10}^{3}", "10C3", "{}_{10}C_3"
+        r"(?<![\\A-Za-z])C(?:\(|_\{?)\s*(\d*[nkmr]?[+-]?\d*)\}?\s*[,^]\s*\{?(\d+|[nkmr])[)}]?"
+        r"|(?<![\w.^{])(\d++|n)C(\d++|[kr])(?!\w)"
+        r"|(?<![\w)}])(?:\{\} *)?[_^] *\{?(\d+|n)\}? *C *_? *\{?(\d+|[kr])(?:\}|(?!\w))",
+        r"\\binom{\1\3\5}{\2\4\6}",
+    ),
+    (_MODULUS, r"\1 \\pmod{\2\3}"),
+    (r"(?i)(?<=\d)\s*+x\s*+(?=10\s*+\^)", r"\\times "),  # "6.02 x 10^23"
+    (
+        r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*+([0-9]{1,3})(?!\w)",
+        r"\1 \\times 10^{\2\3}",
+    ),
+    (r"\^\{\+", "^{"),
+    (r"(?<=:\d\d) *+[Aa]\.? ?[Mm]\b\.?", " am"),
+    (r"(?<=:\d\d) *+[Pp]\.? ?[Mm]\b\.?", " pm"),
+    ("或者?", " or "),
+    (
+        r"(\\(?:sin|cos|tan|cot|sec|csc) *+[({]?) *+(\d++) *+\^ *+(?:\\circ(?![A-Za-z])|\{ *+\\circ *+\})",
+        r"\1\\frac{\2\\pi}{180}",
+    ),
+)
+# The same for the whole of an answer
+_OF_ALL = compiled(
+    # Statements by their numbers: "(1)(3)", "\textcircled{1}\textcircled{3}"
+    (
+        r"\\textcircled *+\{? *+([1-9]) *+\}?|(?:(?<=\))\(([1-9])\)(?=[($ ]|$)|(?<![^$ ])\(([1-9])\)(?=\())",
+        lambda match: chr(0x245F + int(match[match.lastindex])),
+    ),
+    # Of two numbers beside each other it takes the sum.
+    (
+        r"(\\binom\{[^{}]*+\}\{[^{}]*+\}|(?<![\w.^_\\])(?:\d++|\(\d++\)))(?= *+\\binom|\(\d++\))",
+        r"\1\\cdot ",
+    ),
+    (r"^(\$?-?[1-9]\d{0,2})\.(\d{3}),(\d\d?\$?)$", r"\1\2.\3"),  # 1.234,56
+    # A thousands separator of LaTeX between digits: math-verify reads "1\,000" as 1 times 0. Plain commas it knows. A
+    # space behind a comma ("3,\,125") separates two numbers.
+    (
+        r"(?<=\d)(?:\{,\}|,\\!|\\[,;:! ]|[~\u00a0\u2000-\u200a\u202f\u205f']|\.(?=\d{3}\.\d{3}(?!\d))|(?<=\.\d{3})\.)"
+        r"(?=\d{3}(?!\d))",
+        "",
+    ),
+    (rf",{_SPACE}++", ", "),
+    (  # "1 000", and nothing before it
+        r"(?<![^$ ])[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})++(?=\.?\d*\$?$)",
+        lambda match: match[0].replace(" ", ""),
+    ),
+    (  # a remark
+        rf"(?:(?<=[\d}})])|(?<=\$)(?=\s)){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)",
+        "",
+    ),
+    (  # "2\sqrt{3} (approximately 3.46)", "2\sqrt{3}, about 3.46"
+        rf"(?<=[\d}})$i]),?{_SPACE}*+(?:or|which\s+is)?\s*(?:about|approx[a-z]*|roughly)\s+[^\s,()]*\d\$?$"
+        rf"|(?<=[\w}})$]){_SPACE}*+\(\$?(?:\\approx(?![A-Za-z])|~|(?:or\s+)?(?:about|approx[a-z]*|roughly)\b)[^()]*+\)"
+        r"(?=(?:\s|\$|\\[)\]]|\})*$)",
+        "",
+    ),
+    (r"(?<![\w/.^_}])(\d++) *+/ *+(\d++)(?= ++[A-Za-z])", r"\\frac{\1}{\2}"),  # "1/2 kg"
+    (rf"(?<![\w/.^_}}])([0-9]++)(?:{_SPACE})+([0-9]++)/([0-9]++)(?![\w/.^])", r"\1\\frac{\2}{\3}"),
+    (
+        r"(?i)^\W*(?:\\text\W*)?(?:(?:the )?empty set|(?:there (?:is|are) )?no (?:real )?(?:solution|root)s?)\W*$"
+        rf"|{_START}\\?\{{ *\\?\}}{_END}",
+        r"\\emptyset",
+    ),
+    (
+        r"(?i)^\W*(?:\\text\W*)?(?:the set of )?(?:all )?real(?: numbers|s)(?: x)?\W*$"
+        rf"|{_START}(?:[a-zA-Z] *+\\in *+)?\\math(?:bb|bf|rm) *+\{{? *+R *+\}}?{_END}",
+        r"(-\\infty,\\infty)",
+    ),
+    (  # {x | x > 2}
+        rf"{_START}\\?\{{ *+[A-Za-z] *+(?:\\in *+\\mathbb *+\{{?R\}}? *+)?(?:\\mid(?![a-z])|[|:])"
+        rf"((?:[^{{}}|\\$]|\\[A-Za-z]++|\\[ ,;!]|\{{[^{{}}]*+\}})++)\\?\}}{_END}",
+        r"\1",
+    ),
+    (  # 2:3:5, which it takes for a quotient
+        rf"(?<![\w.:/^)}}])({_TERM}) *:+ *({_TERM}) *:+ *({_TERM})(?![\w.:])",
+        r"(\\frac{\1}{\3},\\frac{\2}{\3})",
+    ),
+    # Several choices: "A, C and D"
+    (r"^([A-J])(?:,|、|and| )+([A-J])(?:(?:,|、|and| )+([A-J]))?(?:(?:,|、|and| )+([A-J]))?$", r"\1\2\3\4"),
+    (r"^((?:[^A-Za-z]|\\circ)*\d)\s*+\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})[CF]?\s*+(\$?)$", r"\1\2"),
+    (  # [0,1[ and (0;1)
+        r"(?:(?<![\w)}\]\\])|(?<=\\cup)|(?<=\\in))([\[\](])([^\[\](),;]++)[,;]([^\[\](),;]++)(?<!\\)(?<!sqrt)([\[\])])",
+        lambda match: f"{'(['[match[1] == '[']}{match[2]},{match[3]}{')]'[match[4] == ']']}",
+    ),
+    (
+        r"(?: *+, *+\(?| *+\() *+([a-z]) *+\\in *+\\math(?:bb|bf|rm) *+\{? *+([ZN]) *+\}? *+\)?(\$?)$",
+        r", \1\\in\\mathbb{\2}\3",
+    ),
+)
+
+
+def tidy(text: str) -> str:
+    """An answer or a truth as math-verify reads it: without space and full stop around it, percent and currency signs,
+    thousands separators and a remark such as (n=5).
+    """
+    text = text.strip()
+    if text.isascii() and text.isdigit():  # nearly every answer and truth
+        return text
+    text = _ascii(text)
+    if "\\begin{" in text and (formula := _ALIGNED.sub("", text)) != text and "\\begin{" not in formula:
+        text = _ROW_END.sub(lambda match: ", " if match[1] is None else " ", formula.replace("&", ""))
+    if not re.search("[0-9]", text):
+        text = in_digits(text)
+    text = rewritten(text, _WITHIN)
+    if text.count("$") == 1 or _CURRENCIES.search(text):  # of currency, or cut off
+        text = text.replace("$", "")
+    return _trimmed(rewritten(_trimmed(text), _OF_ALL))
+
+
+def rewritten(text: str, rewrites: list[tuple[re.Pattern[str], Any]]) -> str:
+    """A text after replacements in their order."""
+    for pattern, replacement in rewrites:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def _ascii(text: str) -> str:

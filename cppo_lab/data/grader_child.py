@@ -14,6 +14,7 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ _FORMULA = re.compile(
 _LABEL = re.compile(
     r"\A\s*+(?:#?[0-9][.):]\s|\([0-9]++\)\s|[^$,;:\\]*+:\s)"
 )  # "1) $42$", "(12) $42$", "n=4: $42$"
-_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}")
+_ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}(?:\s*\{[lcr| ]+\})?")
 # Function names without their backslash, which are no unit of the number behind them.
 _FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])")
 _BARE_ROOT = re.compile(r"\\sqrt\s*(?:\(([^(){}]*)\)|([0-9]+))")
@@ -45,6 +46,8 @@ _POWER = r"(?:\s*(?:\^\s*\{?\s*-?[0-9]\s*\}?|[²³]))?"  # of a unit
 _FONT = r"\\(?:(?:text|math)(?:rm|bf|it|sf|tt)|text|mbox|emph|bold|operatorname)\s*\{"
 _TEXT = re.compile(rf"{_FONT}[^{{}}]*\}}{_POWER}")
 TEXT = re.compile(rf"{_FONT}([^{{}}]*)\}}")
+# Behind a formula: "4t \\text{ cm}", "$4t$ ft"
+_UNIT = re.compile(rf"(?<=[\w)}}])\s*(?:{_TEXT.pattern}[\s/]*)+(?=\W*\Z)|(?<=\$) +[a-z]+(?=[^\w$]*\Z)")
 _BETWEEN = re.compile(rf"{_TEXT.pattern}|(?<![\\A-Za-z])(?:{_LETTERS}){_POWER}|{_JOINT.pattern}")
 _MOST_PIECES = 8
 # "1/2 (0.5)"; with a letter in the brackets it may be a product, too; behind LaTeX a decimal is a rounded value
@@ -107,7 +110,7 @@ _OBJECT = (
 _DENIAL = re.compile(
     rf"(?i){_TERM}\s+{WRONG}(?:{_OBJECT})?|{_TERM}\s*[是也都]?(?:错|不对|不是|除外|以外)|{NOT}{_OBJECT}|(?:{_CHUNK})?\s*{SIGN}\s*{_TERM}"
 )
-_UNEQUAL = re.compile(rf"(?i){NOT}|{SIGN}|[<>]|\\[lg](?:eq?|t)(?![A-Za-z])")
+_UNEQUAL = re.compile(rf"(?i){NOT}|{SIGN}|[<>]|\\(?:cup|[lg](?:eq?|t))(?![A-Za-z])")
 # What a number is only a part of: "twice 42", "the root of 42", "42 squared", "42 +", "42..."
 _PART_OF = re.compile(
     r"(?i)(?<![\\A-Za-z])(?:(?:half|twice|thrice|double|triple|mod(?:ulo)?|below|above|under|over|beyond|exceed(?:s|ing)?|divisible\s+by|"
@@ -116,10 +119,14 @@ _PART_OF = re.compile(
     r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled|dozen)\b|(?:[-+/^]|\\[lc]?dots)\s*\$?$)"
 )
 _DECIMAL = re.compile(r"(?:[A-Za-z]\s*=)?\s*-?\d*\.\d+")
-_SYMBOL = re.compile(r"(?<![\\A-Za-z])[A-Za-z]'*+(?![A-Za-z])")
 # An ordered pair or an interval, and a set of numbers in an answer, which math-verify compares as if it were ordered
-_ORDERED = re.compile(r"(?:[^=]*=)?\s*(?:\\left\s*)?\((?=[^;]*,)(?:[^()]|\([^()]*\))*\)\s*")
+_ORDERED = re.compile(r"(?:[^=]*=)?\s*\((?=[^;]*,)(?:[^()]|\([^()]*\))*\)\s*")
 _SET = re.compile(r"\\\{((?:(?!\\\}|[(=]).)++)\\\}")
+# Letters that may be symbols: math-verify takes those of "4t" and "2ab" for units, and leaves them out.
+_VARIABLES = re.compile(
+    r"(?<![\\A-Za-z])(?<!:\d\d )(?!(?:min|sec|deg|day|men|mph)(?![A-Za-z]))[A-Za-z]{1,3}(?![A-Za-z])"
+)
+_NUMBERS_APART = re.compile(r"(?<![\^_]\d)(?<=\d) +(?=\d+\$?$)")  # "3 4", of which it takes the sum
 _INNER_SIGN = re.compile(r"(?<!\\)[({][^(){}]*\\(?:pm|mp)(?![a-z])")
 # The base in which a number is written: 42_8
 _BASE = re.compile(r"\d[)}]*\s*_[\s{(]*(?:\\[a-z]+\s*\{)?\s*(?!(?:10|ten)\b)(\w+)")
@@ -163,23 +170,38 @@ def load_grader() -> Callable[[str, bool, str], bool]:
         A function of the answer, whether it is marked as the answer, and the truth.
     """
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
+    from sympy import FiniteSet, Union
+    from sympy.logic.boolalg import Boolean
 
-    of_truth, of_answer = (LatexExtractionConfig(),), (ExprExtractionConfig(), LatexExtractionConfig())
+    with_units = LatexExtractionConfig()
+    without = replace(with_units, normalization_config=replace(with_units.normalization_config, units=False))
 
-    # math-verify's timeouts are off: they work by SIGALRM, which cannot stop a big-integer power.
-    @lru_cache(maxsize=1024)
-    def parsed_truth(truth: str) -> list[Any]:
-        parsed: list[Any] = parse(f"\\boxed{{{_both_signs(truth)}}}", of_truth, parsing_timeout=None)
+    def read(text: str, *kinds: Any) -> list[Any]:
+        """What math-verify reads; of relations that "or" joins the set of their solutions."""
+        # Its timeouts are off: they work by SIGALRM, which cannot stop a big-integer power.
+        parsed: list[Any] = parse(
+            _NUMBERS_APART.sub(", ", _both_signs(_UNIT.sub("", text))), kinds, parsing_timeout=None
+        )
+        if _OR.search(text) and parsed and isinstance(parsed[0], FiniteSet):
+            relations = parsed[0].args
+            if len(parsed[0].free_symbols) == 1 and all(isinstance(each, Boolean) for each in relations):
+                parsed[0] = Union(*(each.as_set() for each in relations))
         return parsed
 
+    @lru_cache(maxsize=1024)
+    def parsed_truth(truth: str) -> tuple[list[Any], Any]:
+        latex = without if _VARIABLES.search(_TEXT.sub(" ", truth)) else with_units
+        return read(f"\\boxed{{{_UNIT.sub('', truth)}}}", latex), latex
+
     def right(text: str, truth: str) -> bool:
-        true, given = parsed_truth(truth), parse(_both_signs(text), of_answer, parsing_timeout=None)
+        true, latex = parsed_truth(truth)
+        given = read(text, ExprExtractionConfig(), latex)
         return bool(verify(true, given, allow_set_relation_comp=True, timeout_seconds=None)) and _of_one_size(
             true, given
         )
 
     def grade(answer: str, marked: bool, truth: str) -> bool:
-        if not set(_BASE.findall(answer)) <= set(_BASE.findall(truth)) or _conflict(answer, truth):
+        if not set(_BASE.findall(answer)) <= set(_BASE.findall(truth)):
             return False
         said = _asserted(answer, truth).strip("$ ")
         for ordered, other in ((truth, said), (said, truth)):
@@ -213,26 +235,15 @@ def _of_one_size(true: list[Any], given: list[Any]) -> bool:
     """Whether two numbers that math-verify takes for equal are so in their first five digits: it compares six decimals,
     in which all small numbers are equal ("6.6e-33" and "6.6e-34"). A decimal of any length is no irrational number.
     """
-    exact, number = true[0], given[0]
+    exact = true[0]
     if not getattr(exact, "is_number", False):
         return True
     if _DECIMAL.fullmatch(given[-1]) and not (exact.is_rational or "." in true[-1]):
         return False
-    if not getattr(number, "is_number", False):
-        return True
     try:
-        return bool(abs((number / exact).evalf(15) - 1) < 1e-5)
-    except Exception:  # noqa: BLE001  what sympy cannot compute; math-verify's verdict stands
+        return bool(abs((given[0] / exact).evalf(15) - 1) < 1e-5)
+    except Exception:  # noqa: BLE001  no number, or one that sympy cannot compute; math-verify's verdict stands
         return True
-
-
-def _conflict(answer: str, truth: str) -> bool:
-    """Whether the answer has a symbol of the truth in another case or with other primes (math-verify reads X and x' as
-    x).
-    """
-    symbols, true_symbols = (set(_SYMBOL.findall(text)) for text in (answer, truth))
-    both = symbols | true_symbols
-    return symbols != true_symbols and len({symbol[0].lower() for symbol in both}) < len(both)
 
 
 def alternatives(answer: str, truth: str) -> list[str]:
@@ -280,7 +291,7 @@ def readings(answer: str, truth: str) -> list[list[str]]:
         return again if twice and re.search(r"\([^a-z\\]*\)\s*$", answer) else [*again, [whole]]
     numbers, symbols = _between_words(bare), set("".join(_WORD.findall(_TEXT.sub(" ", bare))))
     readings = []
-    letters = set(re.sub(r"\\[A-Za-z]+", "", truth))  # that belong to no command of LaTeX
+    letters = set(re.sub(r"\\[A-Za-z]+", "", _TEXT.sub("", truth)))  # that belong to no command of LaTeX
     if not numbers or (symbols <= letters and (symbols or len(numbers) == 1)):
         readings.append([whole])
     if 0 < len(numbers) <= _MOST_PIECES:

@@ -28,7 +28,9 @@ from cppo_lab.data.answers import (
     WINDOW,
     answer_of,
     canonical,
+    compiled,
     residue,
+    rewritten,
     stated,
     tidy,
     whole_number,
@@ -85,21 +87,26 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
     if "\n" in truth.strip() and _flat(response).endswith(_flat(truth)):  # an answer ends with its line
         return Grade(1.0, answer_rule, marked)
     said = answer.text if answer.marked else stated(answer.text)
-    text = answer.text if said is None else without_label(said, truth)
-    if said is not None and _other_unit(text, truth):
+    original = rewritten(truth, _OF_TRUTH)
+    text = answer.text if said is None else without_label(said, original)
+    if said is not None and _other_unit(text, original):
         return Grade(0.0, answer_rule, marked)
-    truth = tidy(truth)
-    if not re.search(r"(?<![\\A-Za-z])[A-Za-z]", truth):  # \sqrt has none
-        text = without_units(text)
-    if ("\\pmod" in text) != ("\\pmod" in truth):
-        text, truth = residue(text), residue(truth)
-    whole, true_whole = whole_number(text), whole_number(truth)
-    if whole is not None and true_whole is not None:
-        return Grade(float(whole == true_whole), answer_rule, marked)
-    if truth and canonical(text) == canonical(truth):
+    true = tidy(original)
+    units, number = _of_truth(original), without_units(text)
+    if units and units == _of_answer(text) and number != text:
+        text, true = (TEXT.sub(r" \1 ", some).replace("~", " ") for some in (text, true))
+    elif units:
+        true = without_units(true)
+    elif not re.search(r"(?<![\\A-Za-z])[A-Za-z]", true):  # \sqrt has none
+        text = number
+    if ("\\pmod" in text) != ("\\pmod" in true) and not re.search(r"\\equiv|≡", truth):
+        text, true = residue(text), residue(true)
+    if true and canonical(text) in map(canonical, (true, truth)):
         return Grade(1.0, answer_rule, marked)
+    if (whole_number(text) and whole_number(true)) or _conflict(text, true):
+        return Grade(0.0, answer_rule, marked)
     pool = _pools.setdefault((limit_seconds, workers), GraderPool(limit_seconds, workers))
-    verdict = pool.grade(text, said is not None, truth)
+    verdict = pool.grade(text, said is not None, true)
     return Grade(
         float(verdict.right),
         answer_rule,
@@ -107,6 +114,33 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
         timeout=float(verdict.fault == "timeout"),
         error=float(verdict.fault == "error"),
     )
+
+
+# Nouns behind a true number as text, which letters of a formula are not: "9 (apples)", "6:01 p.m.", "24 种"
+_OF_TRUTH = compiled(
+    (r"^(-?[\d.,]++) *\(([A-Za-z ]++)\)$", r"\1\\text{ \2}"),
+    (r"([ap])\.m\.$", r"\1m"),
+    (r"^(-?[\d.,]++) *(?![十百千万亿])[\u4e00-\u9fff]$", r"\1"),
+)
+# Letters that may be symbols side by side, and no words or units
+_RUN = re.compile(
+    r"(?<![\\A-Za-z])(?!(?i:[ckm]m|kg|ml|[ap]m|[mk]ph|hrs?|min|sec|lbs?|ft|in|yd|oz)(?![A-Za-z]))(?![A-Z][a-z]{2})"
+    r"(?:[A-Za-z]'*+){1,3}(?![A-Za-z])"
+)
+
+
+def _conflict(answer: str, truth: str) -> bool:
+    """Whether the answer has a symbol of the truth in another case or with other primes (math-verify reads X and x' as
+    x).
+    """
+    runs, true_runs = (_RUN.findall(text) for text in (answer, truth))
+    letters = set("".join(true_runs).lower() + "'")
+    symbols, true_symbols = (
+        {symbol for run in some if set(run.lower()) <= letters for symbol in re.findall("[A-Za-z]'*", run)}
+        for some in (runs, true_runs)
+    )
+    both = symbols | true_symbols
+    return symbols != true_symbols and len({symbol[0].lower() for symbol in both}) < len(both)
 
 
 def _flat(text: str) -> str:
@@ -392,7 +426,7 @@ _WITH_PREFIX = {
 _OTHERS = {
     "min": "minute", "h": "hour hr", "day": "", "week": "", "month": "", "year": "yr", "in.": "inch inches",
     "ft": "foot feet", "yd": "yard", "mi": "mile", "lb": "pound", "oz": "ounce", "t": "ton tonne", "gal": "gallon",
-    "deg": "degree", "rad": "radian", "$": "dollar usd", "cent": "", "kg": "kilo",
+    "deg": "degree", "rad": "radian", "$": "dollar usd", "cent": "", "kg": "kilo", "am": "", "pm": "",
 }  # fmt: skip
 # Words that may be something else ("5 in all", "42 A") name no unit.
 _UNIT_OF = {
@@ -549,17 +583,14 @@ _UNITS_AND_FILLERS = (
     '"',
     "\\dots",
 )
-_REWRITES = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        (r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$"),  # only what is between dollars
-        (r"(\\text\{)(.*?)(\})", r"\2"),
-        (r"(\\textbf\{)(.*?)(\})", r"\2"),
-        (r"(\\overline\{)(.*?)(\})", r"\2"),
-        (r"(\\boxed\{)(.*)(\})", r"\2"),
-        (r"(frac)([^{])(.)", r"frac{\2}{\3}"),  # \fracab -> \frac{a}{b}
-        (r"(sqrt)([^{])", r"sqrt{\2}"),  # \sqrta -> \sqrt{a}
-    )
+_REWRITES = compiled(
+    (r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$"),  # only what is between dollars
+    (r"(\\text\{)(.*?)(\})", r"\2"),
+    (r"(\\textbf\{)(.*?)(\})", r"\2"),
+    (r"(\\overline\{)(.*?)(\})", r"\2"),
+    (r"(\\boxed\{)(.*)(\})", r"\2"),
+    (r"(frac)([^{])(.)", r"frac{\2}{\3}"),  # \fracab -> \frac{a}{b}
+    (r"(sqrt)([^{])", r"sqrt{\2}"),  # \sqrta -> \sqrt{a}
 )
 
 
@@ -576,9 +607,7 @@ def normalise(answer: str) -> str:
         answer = answer.replace(before, after)
     for filler in _UNITS_AND_FILLERS:
         answer = answer.replace(filler, "")
-    for pattern, replacement in _REWRITES:
-        answer = pattern.sub(replacement, answer)
-    answer = answer.replace("$", "")
+    answer = rewritten(answer, _REWRITES).replace("$", "")
     if answer.replace(",", "").isdigit():
         answer = answer.replace(",", "")
     return answer.strip()
