@@ -25,7 +25,6 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST
 
 from cppo_lab import files as safe_open
 from cppo_lab import schema
-from cppo_lab.errors import UserError
 from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status
 from cppo_lab.runs.recorder import Recorder, record_end
@@ -149,30 +148,6 @@ def test_notes_at_the_same_time_are_all_kept_and_wait_for_the_beginning_of_a_rec
     shipment = upload_module._Shipment(folder, tracking_uri(), open_client(tracking_uri()), ())
     shipment._send_notes()  # the record has begun, and nothing of it is sent yet
     assert mlflow_run(folder).data.tags.items() >= {f"t{number}": "yes" for number in range(40)}.items()
-
-
-def test_what_a_failing_store_has_taken_is_not_sent_again(
-    folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    attempt(*range(10))
-    monkeypatch.setattr(upload_module, "BATCH", 4)
-    sent, log_batch = list[int](), MlflowClient.log_batch
-
-    def failing(client: MlflowClient, *of: Any, metrics: Sequence[Any] = (), **more: Any) -> None:
-        if len(sent) == 2:
-            raise MlflowException("the store is away")
-        sent.extend({metric.step for metric in metrics})
-        log_batch(client, *of, metrics=metrics, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, "log_batch", failing)
-        with pytest.raises(UserError):
-            upload([folder], tracking_uri())
-    again = Mock(wraps=log_batch)
-    monkeypatch.setattr(MlflowClient, "log_batch", lambda client, *of, **more: again(client, *of, **more))
-    upload([folder], tracking_uri())
-    steps_again = {metric.step for call in again.call_args_list for metric in call.kwargs.get("metrics", ())}
-    assert sent and not steps_again & set(sent) and steps(folder) == [*range(10)]
 
 
 def test_a_run_that_has_ended_and_is_sent_is_looked_at_no_more_unless_its_end_is_an_older_one(
