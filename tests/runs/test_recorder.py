@@ -16,7 +16,7 @@ import pytest
 from cppo_lab import files, schema
 from cppo_lab.runs.folder import TRACEBACK, AlreadyRunning, Cause, held, read_status, write_status
 from cppo_lab.runs.recorder import Recorder, captured_output, record_end
-from cppo_lab.runs.spool import Artifact, End, StepEvent, lines, newest_record, read_rows
+from cppo_lab.runs.spool import Artifact, End, RunRows, StepEvent, lines, newest_record, read_rows
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
@@ -142,12 +142,14 @@ def test_scores_that_are_not_finite_are_recorded_as_they_are_and_compared_with_n
     recorder: Recorder,
 ) -> None:
     score = schema.validation_metric(schema.MEAN, recorder.spec.validation.samples)
-    for step, value in enumerate((math.inf, 0.25, math.nan)):
+    for step, value in enumerate((math.inf, 0.25, math.nan, -math.inf)):
         recorder.log(step, {score: value, "train/loss": value})
     recorder.interrupt("by SIGTERM")
     rows = read_rows(recorder.folder)
-    assert [str(row.metrics["train/loss"]) for row in rows] == ["inf", "0.25", "nan"]
-    assert ["val/best" in row.metrics for row in rows] == [False, True, False]
+    assert [str(row.metrics["train/loss"]) for row in rows] == ["inf", "0.25", "nan", "-inf"]
+    assert ["val/best" in row.metrics for row in rows] == [False, True, False, False]
+    seen = RunRows(recorder.folder)  # as those who watch see them
+    assert (len([*seen.news()]), seen.scores) == (4, {1: 0.25})
     status = read_status(recorder.folder)
     assert (status["score"], status["best"], status["best_step"]) == (0.25, 0.25, 1)
 
