@@ -218,10 +218,8 @@ def parse_search(content: str, mlflow_id: str) -> SearchResult:
         raise UserError(_damaged(mlflow_id, first_fault(error.errors()))) from None
 
 
-def scaled(space: Space, value: Value) -> float:
-    """The position of `value` in the space, from 0 to 1 on the declared scale; for a choice, by its index."""
-    if isinstance(space, CategoricalDistribution):
-        return space.to_internal_repr(value) / max(1, len(space.choices) - 1)
+def scaled(space: FloatDistribution, value: Value) -> float:
+    """The position of `value` in the space, from 0 to 1 on the declared scale."""
     place, low, high = (
         math.log(end) if space.log else end for end in (float(value or 0), space.low, space.high)
     )

@@ -96,7 +96,10 @@ def test_the_digest_of_code_is_that_of_its_module_or_of_all_of_its_package(tmp_p
     assert after[0] == before[0] and after[1] != before[1]
 
 
-@pytest.mark.parametrize("path", ["digested_nowhere:score", "json.nowhere:score", "math:sqrt", "os"])
+@pytest.mark.parametrize(
+    "path",
+    ["digested_nowhere:score", "digested_nowhere.inner:score", "json.nowhere:score", "math:sqrt", "os"],
+)
 def test_code_without_source_is_refused(path: str) -> None:
     with user_error(f"data.reward='{path}'"):
         plugins.code_digest(path, "data.reward")

@@ -107,8 +107,7 @@ def _hypergeometric(ours: Sequence[RunValues], theirs: Sequence[RunValues]) -> f
     for step in {run.ended for run in both if run.collapsed}:
         n, mine = sum(run.ended >= step for run in both), sum(run.ended >= step for run in ours)
         collapses = sum(run.ended == step and run.collapsed for run in both)
-        if n > 1:
-            total += mine * (n - mine) * collapses * (n - collapses) / (n * n * (n - 1))
+        total += mine * (n - mine) * collapses * (n - collapses) / (n * n * max(1, n - 1))
     return total
 
 

@@ -7,6 +7,7 @@ each from its start or checkpoint to its end.
 import inspect
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -51,7 +52,7 @@ class AdamW(TorchAdamW):
 Minibatch = tuple[Tensor, dict[str, Tensor], tuple[float, float]]
 
 
-class SteppedTrainer:
+class SteppedTrainer(ABC):
     """Trains a run step by step. `steps` counts the training steps taken."""
 
     GENERATORS: ClassVar[tuple[str, ...]]  # the attributes that are random generators
@@ -79,13 +80,13 @@ class SteppedTrainer:
         """The policy's parameters, for `cppo export`; empty if they are not kept."""
         return {}
 
+    @abstractmethod
     def policy_state(self) -> dict[str, Any]:
         """The entries of the state that are the policy's: its weights, and older ones for rollouts that are stale."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load_policy(self, state: dict[str, Any]) -> None:
         """Continue with the policy of `state`."""
-        raise NotImplementedError
 
     def graded(self, rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, float]:
         """Advantages [B], which responses their groups give a learning signal [B], and the share that they do not."""

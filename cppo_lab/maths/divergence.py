@@ -418,8 +418,6 @@ class _LogProbs(torch.autograd.Function):
     ) -> tuple[Tensor | None, ...]:
         logits, index, *normaliser = ctx.saved_tensors
         temperature, chunk, overwrite = ctx.constants
-        if not ctx.needs_input_grad[0]:
-            return (None,) * 9
         # detach: the gradient must not carry the logits' own graph. Writing to it counts as a change of the
         # logits, so that autograd refuses whatever else needs their values.
         grad = logits.detach() if overwrite else torch.empty_like(logits)

@@ -161,15 +161,10 @@ def new_record_name() -> str:
 
 
 def open_spool(folder: Path) -> Spool:
-    """Create the next file in the run's folder."""
+    """Create the next file in the run's folder, whose lock the caller holds."""
     (folder / SPOOL_FOLDER).mkdir(parents=True, exist_ok=True)
-    number = max((int(path.stem) for path in files(folder)), default=0)
-    while True:
-        number += 1
-        try:
-            return Spool(folder / SPOOL_FOLDER / f"{number:04d}.jsonl")
-        except FileExistsError:  # another process created it at this moment
-            continue
+    number = max((int(path.stem) for path in files(folder)), default=0) + 1
+    return Spool(folder / SPOOL_FOLDER / f"{number:04d}.jsonl")
 
 
 def evaluations(folder: Path) -> dict[str, StepEvent]:

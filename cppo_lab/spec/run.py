@@ -238,11 +238,8 @@ class SyntheticModel(Spec):
 
     @property
     def start_seed(self) -> int:
-        """The seed of the warm start. Raises ValueError if it has not been set (see `for_seed`)."""
-        if self.warm_start.seed is None:
-            raise ValueError(
-                "the warm start has no seed of its own: SyntheticModel.for_seed sets that of the run"
-            )
+        """The seed of the warm start, which `for_seed` sets to that of the run where it has none of its own."""
+        assert self.warm_start.seed is not None
         return self.warm_start.seed
 
 

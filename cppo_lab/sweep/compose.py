@@ -63,11 +63,7 @@ _REFUSED = (*UNREADABLE, OmegaConfBaseException, TypeError, AttributeError, Look
 
 
 class UnknownKey(UserError):
-    """An override names a key that the composed configuration does not have; `key` is its dotted name."""
-
-    def __init__(self, key: str, text: str) -> None:
-        super().__init__(text)
-        self.key = key
+    """An override names a key that the composed configuration does not have."""
 
 
 class TrackingSpec(Spec):
@@ -165,8 +161,6 @@ def _with_digests(text: str) -> str:
     Raises UserError if there are none.
     """
     data = json.loads(text)
-    if not isinstance(data, dict):
-        return text
     if isinstance(reward := data.get("reward"), str):
         path = reward if ":" in reward else from_environment(reward, REWARDS)
         if path is None:
@@ -364,13 +358,13 @@ def _unknown_key(config: DictConfig, key: str) -> UserError:
     names = _dotted(OmegaConf.to_container(config))
     section = key.rpartition(".")[0]
     if section and OmegaConf.select(config, section) == {}:  # a mapping of whatever its user adds
-        return UnknownKey(key, f"unknown key {key!r}: {section} has no keys yet: add it with +{key}=VALUE")
+        return UnknownKey(f"unknown key {key!r}: {section} has no keys yet: add it with +{key}=VALUE")
     siblings = {name for name in names if section and name.rpartition(".")[0] == section}
     sections = {*groups(), *map(str, config)}
     elsewhere = {*names, *sections, *(f"rule.{name}" for name in RuleSpec.model_fields)} - {key}
     if siblings:  # a key that is like another in other sections too is meant as such
         elsewhere = {name for name in elsewhere if name.rpartition(".")[2] == key.rpartition(".")[2]}
-    return UnknownKey(key, str(unknown("key", key, siblings or sections, {name: name for name in elsewhere})))
+    return UnknownKey(str(unknown("key", key, siblings or sections, {name: name for name in elsewhere})))
 
 
 def _is_list(choices: tuple[str, ...], key: str) -> bool:
@@ -405,24 +399,22 @@ def _parsed(kind: type[Spec], text: str, where: str) -> Spec:
 def _run(sections: Mapping[str, str]) -> tuple[RunSpec, str]:
     """The run and its id. Errors are reported by parsing the run as a whole."""
     core = json.loads(sections["core"])
-    if core in core_names():
-        kind, values, texts = run_kind(core), {}, []
-        try:
-            for name in sorted(sections):
-                values[name], text = _field(kind, name, sections[name])
-                if values[name] is not None:
-                    texts.append(f'"{name}":{text}')
-            return kind.model_validate(values), digest("{" + ",".join(texts) + "}")
-        except (ValidationError, KeyError):  # an invalid value or an unknown key
-            pass
+    kind, values, texts = run_kind(core), {}, []
+    try:
+        for name in sorted(sections):
+            values[name], text = _field(kind, name, sections[name])
+            if values[name] is not None:
+                texts.append(f'"{name}":{text}')
+        return kind.model_validate(values), digest("{" + ",".join(texts) + "}")
+    except (ValidationError, KeyError):  # an invalid value or an unknown key
+        pass
     plain = {name: json.loads(text) for name, text in sections.items()}
     _check_model(plain)
-    if core in core_names():
-        for name in plain.keys() - run_kind(core).model_fields.keys():
-            if owners := [other for other in BUILT_IN if name in run_kind(other).model_fields]:
-                raise UserError(
-                    f"configuration: core={core!r} has no {name}: add core={' or core='.join(owners)}"
-                )
+    for name in plain.keys() - kind.model_fields.keys():
+        if owners := [other for other in BUILT_IN if name in run_kind(other).model_fields]:
+            raise UserError(
+                f"configuration: core={core!r} has no {name}: add core={' or core='.join(owners)}"
+            )
     run = parse_run(plain, "configuration")
     return run, run.run_id
 
@@ -446,7 +438,7 @@ def _check_model(values: Mapping[str, Any]) -> None:
     """Check that the core can train the model, before its keys are validated as those of another kind of model."""
     core, name = values["core"], str(values["model"].get("name"))
     if "repository" in values["model"]:
-        if core in core_names() and not core_of(core).published_models:
+        if not core_of(core).published_models:
             others = " or ".join(f"core={other}" for other in cores_that("published_models"))
             raise UserError(
                 f"configuration: model={name!r} is a published model, which core={core!r} cannot train: add {others}, "

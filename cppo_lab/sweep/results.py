@@ -16,17 +16,10 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+import pandas as pd
+
 from cppo_lab import schema
-from cppo_lab.errors import UserError, unknown
-
-try:
-    import numpy as np
-    import pandas as pd
-except ModuleNotFoundError as error:
-    if error.name != "pandas":
-        raise
-    raise UserError("package 'pandas' is not installed: pip install 'cppo-lab[notebook]'") from None
-
 from cppo_lab.analysis.inputs import points_frame, run_id_of
 from cppo_lab.analysis.scoring import (
     SelectionState,
@@ -37,6 +30,7 @@ from cppo_lab.analysis.scoring import (
     validation_curves,
 )
 from cppo_lab.answers.outcomes import Outcomes
+from cppo_lab.errors import UserError, unknown
 from cppo_lab.files import redacted
 from cppo_lab.sweep.file import Search, load_sweep
 from cppo_lab.sweep.overrides import parse_override, quote

@@ -167,16 +167,31 @@ def test_a_file_is_no_benchmark_of_a_core_that_makes_its_problems(
         code == Exit.USAGE
         and "data='files' has the keys of other cores: choose another option" in answer["error"]
     )
+    code, answer = answered(f"evaluate {run} --benchmark addition", capfd)
+    assert code == Exit.USAGE and "another task or vocabulary: choose one of its own" in answer["error"]
 
 
 @pytest.mark.parametrize(
-    "line, key", [("plan quickstart --effect 1 --power", "claims"), ("plan tune_cppo", "search")]
+    "line, key",
+    [
+        ("plan quickstart --effect 1 --power", "claims"),
+        ("plan tune_cppo", "search"),
+        ("sync --dry-run", "dry_run"),
+    ],
 )
-def test_other_answers_of_plan(
-    line: str, key: str, workspace: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_other_answers(line: str, key: str, workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, answer = answered(line, capfd)
-    assert code == 0 and key in answer and keys_fit("plan", answer)
+    assert code == 0 and key in answer and keys_fit(line.split()[0], answer)
+
+
+def test_the_runs_of_a_sweep_are_evaluated_and_listed(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(trained)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    without_long_work(monkeypatch)
+    assert main(["evaluate", "quickstart", "variant=grpo", "--benchmark", "chain_spelled"]) == 0
+    assert capfd.readouterr().out.count("step 10: chain24 50.0 %\n") == 2
 
 
 def test_what_is_printed_meanwhile_is_not_in_the_object(

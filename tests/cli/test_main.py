@@ -147,6 +147,7 @@ def test_an_extra_is_installed_as_the_package_was(
 def test_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "distribution", Mock(side_effect=metadata.PackageNotFoundError("it")))
     assert plugins.remedy("torch") == "pip install torch"
+    assert plugins.install_extra("train") == "install this package again with its extra 'train'"
 
 
 @pytest.mark.usefixtures("undrawn", "no_training")

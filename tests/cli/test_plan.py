@@ -83,6 +83,7 @@ def test_states_for_programs_spreadsheets_and_people(
     assert sum(line.startswith(tuple(some_states)) for line in out.splitlines()) == 2
     assert "6 runs: 1 done, 1 failed, 1 partial, 3 missing" in out
     assert "2 of 6 runs shown (--state failed,partial)" in out
+    assert "1 failed with an error: only `cppo retry` retrains" in cppo(f"launch {SWEEP} --dry-run").out
     # A reason is cut on a terminal only.
     whole = cppo(f"plan {SWEEP}").out.splitlines()
     assert max(map(len, whole)) > 250
@@ -175,6 +176,26 @@ def test_power_of_a_sweeps_own_hypotheses(cppo: Command, monkeypatch: pytest.Mon
     narrow = cppo("plan position_order --power --deviation=8").out
     assert max(map(len, said.splitlines())) > max(map(len, narrow.splitlines())) <= 80
     assert " ".join(narrow.split()[-20:]) == " ".join(said.split()[-20:])
+
+
+SEQUENTIAL = """
+title: T
+question: Q?
+models: [mini_base]
+variants: {a: {rule: cppo}, b: {rule: dppo}, c: {rule: grpo}}
+axes: {seed: [1, 2, 3, 4, 5, 6]}
+hypotheses:
+  best: {claim: Best, better: [a], than: [b, c], test_seeds: [1, 2, 3, 4, 5, 6], sequential: true}
+  equal: {claim: Equal, better: [a], than: [b], test_seeds: [1, 2, 3, 4, 5, 6], within: 1.0}
+"""
+
+
+def test_power_of_a_hypothesis_that_is_looked_at_after_each_seed_and_of_one_on_equality(
+    cppo: Command,
+) -> None:
+    Path("mine.yaml").write_text(SEQUENTIAL)
+    assert "A sequential claim is judged after each seed until" in cppo("plan mine.yaml --power").out
+    assert powers(cppo, "mine.yaml --deviation=1")["hypothesis equal"]["lead"] == 0.0
 
 
 PLAIN = """

@@ -5,6 +5,7 @@ and a stand-in for Slurm's commands.
 import csv
 import io
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.cli import main
+from cppo_lab.cli.command import counter
 from cppo_lab.errors import UserError
 from cppo_lab.launch.queues import read_queues
 from cppo_lab.launch.slurm.queue import Ledger
@@ -275,6 +277,17 @@ def test_the_end_is_told_to_a_command_without_a_shell(
         write_status(workspace / "runs" / run_id(int(name)), status_of("done"))
     assert main(["watch", "--notify", "true"]) == 0
     assert capfd.readouterr().err == ""
+    script.write_text("#!/nowhere\n")
+    assert main(["watch", "--notify", str(script)]) == 0
+    assert "the command of --notify could not be run: " in capfd.readouterr().err
+
+
+def test_a_terminal_is_shown_how_many_are_through(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    counter("runs sent")(1, 1)
+    assert capsys.readouterr().err == "\r1/1 runs sent\n"
 
 
 def test_an_outage_is_one_line_of_sync_and_its_end_another(

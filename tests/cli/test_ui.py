@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+import webbrowser
 from importlib import metadata
 from pathlib import Path
 from unittest.mock import Mock
@@ -28,11 +29,15 @@ def empty_store() -> str:
 
 def test_a_server_is_only_pointed_at(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = empty_store()
+    ensure_experiment(open_client(uri), uri, "cppo-exact")
+    monkeypatch.setattr(webbrowser, "open", opened := Mock())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@host:5000/")
     monkeypatch.setattr("cppo_lab.tracking.client.open_client", lambda _, real=open_client: real(uri))
     monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started a server"))
-    said = cppo("ui")
+    said = cppo("ui --open")
     assert "host:5000/#/experiments/1/runs?" in said.out
+    assert "compare-experiments/s?experiments=%5B%22" in said.out
+    assert opened.call_args.args[0] in said.out
     assert "secret" not in said.out + said.err
 
 
@@ -65,6 +70,7 @@ def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_what_only_this_machine_reaches() -> None:
     hosts = ("127.0.0.1", "127.1.2.3", "::1", "localhost", "0.0.0.0", "::", "10.0.0.1", "example.org")
     assert [host for host in hosts if ui.is_loopback(host)] == list(hosts[:4])
+    assert ui._served_at("0.0.0.0", 5000) == "http://127.0.0.1:5000"
 
 
 def test_a_launch_says_how_to_look(workspace: Path) -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cppo_lab import schema
 from cppo_lab.core_records import BEST_MODEL, CHECKPOINT, Resources, load_core
-from cppo_lab.cores.checkpoint import load_checkpoint, read_checkpoint, save_checkpoint
+from cppo_lab.cores.checkpoint import load_checkpoint, load_whole, read_checkpoint, same_form, save_checkpoint
 from cppo_lab.cores.exact.trainer import Learner, step_together
 from cppo_lab.cores.loop import AdamW, SteppedTrainer
 from cppo_lab.cores.mini import trainer as trainer_module
@@ -65,6 +65,17 @@ RUNS: dict[str, Callable[[], RunSpec]] = {
     "exact, disturbed, shuffled": lambda: exact_run(**DISTURBED, rule=SHUFFLED, training={"t_stop": 8}),
     "exact, measured along another": lambda: exact_run(along=ALONG, training={"t_stop": 8}),
 }
+
+
+def test_a_state_of_another_form_and_a_file_that_is_none(tmp_path: Path) -> None:
+    like = {"a": [torch.zeros(2), 1.0]}
+    others = [{"b": []}, {"a": 5}, *({"a": [torch.zeros(n), x]} for n, x in ((3, 1.0), (2, "1")))]
+    assert [same_form(state, like) for state in ({"a": [torch.ones(2), 2.0]}, *others)] == [
+        True,
+        *[False] * 4,
+    ]
+    with pytest.raises(ValueError, match="damaged"):
+        load_whole(tmp_path)
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.data.prepare import FileRecord, check_folder, prepare
+from cppo_lab.data.prepare import FileRecord, check_folder, prepare, summary
 from tests.conftest import user_error
 from tests.data.made_files import (
     AFTER,
@@ -313,6 +313,9 @@ def test_a_damaged_row_is_named_by_its_line_or_skipped_and_counted(tmp_path: Pat
     numbers = [int(line.partition(", line ")[2].split()[0].rstrip(":")) for line in said]
     assert numbers == [2, 4, 6, 7, 8]  # the first five
     assert check_folder(out)["train.parquet"].rows_skipped == 6
+    assert summary({"train": record}).endswith(
+        "2 rows (2 read, 6 damaged ones skipped) from local:mine.jsonl"
+    )
 
 
 @pytest.mark.parametrize("write, suffix", [(write_jsonl, "jsonl"), (write_parquet, "parquet")])

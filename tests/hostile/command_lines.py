@@ -37,6 +37,9 @@ LINES = {
     "launch quickstart notify.url=ftp://h/SECRET": "notify.url (or CPPO_NOTIFY_URL) is not an address http(s)://",
     "launch quickstart tracking.mirror=x": "tracking: mirror='x': must be 'trackio' or 'wandb'",
     "launch quickstart notify.nope=1": "unknown key 'notify.nope'",
+    "sync --json --watch": "--json with --watch: the object is printed at once; omit one",
+    "evaluate quickstart --benchmark chain": "quickstart: none of its runs is finished here: see",
+    "data prepare --out x --validation a=gone": "--validation 'a=gone': give NAME=FILE, an existing file",
     "archive quickstart --out /etc": "--out /etc exists: name another file, or remove it yourself",
     "archive quickstart --out x.zip": "no run of quickstart has ended here: launch it",
     "report quickstart --from moon": "unknown value of --from 'moon': valid: paper, runs: see",
@@ -45,6 +48,7 @@ LINES = {
     "note 1234 --tag novalue": "--tag novalue: must be KEY=VALUE",
     "clean quickstart --code": "cppo clean --code: the code is of all sweeps: name none",
     "report gone.zip": "gone.zip cannot be read as a file of `cppo archive`",
+    "plan quickstart core=nope": "unknown core 'nope': valid: exact, mini, verl",
     "plan nowhere": f"unknown sweep 'nowhere': {NO_SWEEP}",
     "cancel nowhere": f"unknown sweep 'nowhere': {NO_SWEEP}",
     "retry nowhere --failed": f"unknown sweep 'nowhere': {NO_SWEEP}",
@@ -81,6 +85,7 @@ LINES = {
         "cppo retry: choose the runs with either --failed, or --run ID once or",
     "retry quickstart variant=grpo seed=0 --run zz":
         "--run 'zz' is a prefix of none of the ids e2000e08d665: give more digits of one",
+    "retry quickstart variant=grpo seed=0 --run e2000e08d665 --finished": "is missing: --finished is for finished",
     "retry quickstart variant=grpo seed=0 --run ''":
         "--run '' is a prefix of the ids e2000e08d665: give more digits of one",
     "show quickstart variant=grpo seed=0 --run zz":
@@ -166,6 +171,9 @@ LINES = {
     "plan study variant=cppo_soft model=mini_long": "no sweep of it has all of",
     "plan study variant=grpo trust_region.delta=0.2": "no run of this sweep depends on 'trust_region.delta'",
     "plan study +trust_region.deltaa=0.2": "no run of this sweep depends on 'trust_region.deltaa'",
+    "plan quickstart +training.new=1,2": "only a key that is there can take several values",
+    "plan main model=mini_small_base,mini_long model.name=x": "names two different runs: give each setting",
+    "launch quickstart core=verl model=qwen3_8b_base": "runs of this sweep cannot start here (see `cppo doctor`)",
     "plan study divergence=exact_kl": "the variants of sweep main set 'divergence' themselves",
     "plan calibration core=verl": "sweep calibration has no models for core=verl (valid: mini)",
     "plan main variant=grpo rule.ratio_cap=20": "no variant of this sweep has the key 'rule.ratio_cap'",
@@ -176,6 +184,7 @@ LINES = {
         "rule 'dppo' has no constant 'delta_b' (valid: delta, ratio_cap,",
     "plan quickstart variant=cppo +rule.dual_clip=3": "rule 'cppo' has no constant 'dual_clip'",
     "plan quickstart variant=grpo rule.clip_low=2": "rule.clip_low=2: must be in [0, 1]",
+    "plan quickstart variant=cppo divergence.measure=k2": "measure='k2' with estimator='topk': sample takes",
     "plan quickstart variant=cppo rule.clip_low=0.1": "unknown key 'rule.clip_low'",
     "doctor rule=verl_dro": "needs core=verl",
     "doctor +rule.options.x=1": "rule 'cppo' has no option 'x' (valid: none)",
@@ -199,6 +208,12 @@ LINES = {
     "doctor core=verl model=qwen3_8b_base layout.sequence_parallel=3": "must divide the 16 devices",
     "doctor core=verl model=qwen3_8b_base layout.rollout_tensor_parallel=16":
         "rollout_tensor_parallel=16 must divide the 8 devices of a node",
+    "doctor core=verl model=qwen3_8b_base rollout.mode=async rollout.max_staleness=1 rollout.staleness=1":
+        "staleness=1 with mode='async', …: set staleness=0",
+    "doctor core=verl model=qwen3_8b_base rollout.mode=async rollout.max_staleness=1 rollout.correction=decoupled":
+        "set correction=bypass, or drop mode",
+    "doctor core=verl model=qwen3_8b_base layout.strategy=megatron": "the Megatron engine, and only it, needs",
+    "doctor core=verl model=tiny_qwen3 data=dapo_math data.training=files": "only data=files takes data.train and",
     "doctor core=verl model=qwen3_8b_base layout.nodes=3":
         "24 data-parallel ranks, which cannot share a minibatch of 32 prompts x 8",
     "doctor core=verl model=qwen3_8b_base layout=two_nodes_megatron rollout.staleness=1":
@@ -227,4 +242,7 @@ LINES = {
         "${NAME:...} is not resolved: write the value itself",
 }  # fmt: skip
 
-CASES = [Case(typed, says) for typed, says in LINES.items()]
+CASES = [
+    *(Case(typed, says) for typed, says in LINES.items()),
+    Case("sync", "CPPO_MIRROR) is 'x': choose trackio or wandb", environment={"CPPO_MIRROR": "x"}),
+]

@@ -63,6 +63,13 @@ RUNS = [
         f"logs {ID}", f"run {ID}: it has no output and no training step", make=_folder(f"runs/{ID}/attempts")
     ),
     Case(f"logs {ID} -f --all", "--all with -f: only the newest attempt grows; omit one of them", TWO_RUNS),
+    Case(f"logs {ID} -f --json", "--json with -f: the object is printed at once; omit one", TWO_RUNS),
+    Case(f"note {ID} x", "has no record here: note on it where it was trained", TWO_RUNS),
+    Case(
+        "doctor core=verl model=tiny_qwen3 data=files data.train=t.jsonl data.validation.train=t.jsonl",
+        "no validation set is called 'train'",
+        {"t.jsonl": TRAIN},
+    ),
     Case("logs 0123", TWO_IDS, TWO_RUNS),
     Case("cancel --run 0123", TWO_IDS, TWO_RUNS),
     Case(

@@ -487,6 +487,19 @@ AFTER_A_SEARCH = {
 }  # fmt: skip
 
 
+RULE_FILES = {
+    ("rule/Bad.yaml", ""): "rule file rule/Bad.yaml: its name must be lower-case letters, digits and _",
+    (
+        "rule/own.yaml",
+        "defaults: [override /divergence: x]",
+    ): "own.yaml: unknown divergence 'x': valid: binary_kl",
+    ("rule/own.yaml", "name: own"): "variants.cppo.rule.name='own' is of another package: choose rule=own",
+}
+OTHER_RULES = (
+    "study ./study.yaml: sweeps.1: rule file b/rule/own.yaml: rule 'own' is another one in a/rule/own.yaml"
+)
+
+
 def read(text: Content, says: str, *words: str) -> Case:
     return Case(f"plan ./{NAME} {' '.join(words)}", says, {NAME: text})
 
@@ -508,6 +521,21 @@ CASES = [
     *(Case(f"plan {NAME}", says, make=_at(make)) for says, make in NOT_READ.items()),
     Case("plan a.txt/x.yaml", "sweep file a.txt/x.yaml cannot be read: Not a directory", {"a.txt": ""}),
     *(read(text, says) for text, says in FILES.items()),
+    *(
+        Case(
+            f"plan {NAME}",
+            says,
+            {NAME: SWEEP.replace("rule: cppo", "rule: cppo, rule.name: own"), path: text},
+        )
+        for (path, text), says in RULE_FILES.items()
+    ),
+    Case(
+        "plan ./study.yaml",
+        OTHER_RULES,
+        {f"{name}/rule/own.yaml": f"name: own\nx: {ord(name)}\n" for name in "ab"}
+        | {f"{name}/{name}.yaml": SWEEP for name in "ab"}
+        | {"study.yaml": f"{HEAD}sweeps: [a/a.yaml, b/b.yaml]\n"},
+    ),
     *(read(SWEEP + text, f"sweep ./{NAME}{says}") for text, says in ADDED.items()),
     *(read(f"title: {text}\n{NO_TITLE}", f"sweep ./{NAME}{says}") for text, says in TITLES.items()),
     *(read(f"{MODELS}variants: {text}\n", f"sweep ./{NAME}: {says}") for text, says in VARIANTS.items()),

@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -16,7 +17,9 @@ from cppo_lab.cli.command import Exit
 from cppo_lab.core_records import CHECKPOINT, Resources
 from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.trainer import Learner, train
+from cppo_lab.errors import Interrupted
 from cppo_lab.launch.training import training_jobs
+from cppo_lab.runs import attempt as attempts_module
 from cppo_lab.runs.attempt import Attempt, groups
 from cppo_lab.runs.folder import cancel, end_process, held, in_living_batch, read_status, write_run_list
 from cppo_lab.runs.spool import read_rows
@@ -187,6 +190,32 @@ def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(cppo: Command) ->
     (batch / "attempts").mkdir()
     (batch / "attempts" / "1_0_log.out").write_text("what the batch has printed\n")
     assert cppo("logs", run.name).out == "what the batch has printed\n"
+
+
+def test_of_a_batch_what_others_train_and_what_was_cancelled_is_left_out(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("prepare_process", "_train_group"):
+        monkeypatch.setattr(attempts_module, name, Mock())
+    other, cancelled, free = map(attempt, specs())
+    other.folder.mkdir(parents=True)
+    cancel(cancelled.folder, "no more")
+    with held(other.folder):
+        attempts_module.train([other, cancelled, free], Mock(), alone=False)
+    assert attempts_module._train_group.call_args.args[0] == [free]
+    assert f"run {cancelled.run_id} was cancelled before it began" in capsys.readouterr().out
+
+
+def test_other_machines_serve_each_start_until_they_get_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
+    serve = Mock(side_effect=[None, Interrupted(signal.SIGTERM)])
+    for name, value in {
+        "prepare_process": Mock(),
+        "load_part": lambda *_: serve,
+        "signal.signal": Mock(),
+    }.items():
+        monkeypatch.setattr(f"cppo_lab.runs.attempt.{name}", value)
+    attempts_module.lend_machine("verl", [Mock()] * 3, None)
+    assert serve.call_count == 2
 
 
 def test_a_signal_ends_all_runs_of_a_batch_in_order(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:

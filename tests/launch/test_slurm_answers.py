@@ -747,3 +747,12 @@ def test_a_job_that_is_ended_in_a_container_leaves_the_question_to_the_batch_scr
         SlurmTask(Warned(runs, "a"), requeues=2)()
     assert (outside.read_text() if outside.exists() else "") == asked
     assert (notes(runs), requeues) == ([], [])
+
+
+def test_a_task_of_an_array_takes_the_name_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(OUTSIDE, raising=False)
+    for name, value in {"JOB_NAME": "quickstart@token", "ARRAY_TASK_ID": "1", "JOB_ID": "7"}.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    monkeypatch.setattr(job_module, "command_output", asked := Mock())
+    SlurmTask(Mock(), 0, "quickstart/cppo-1-3f2a")._take_name()
+    asked.assert_called_once_with("scontrol", "update", "JobId=7", "JobName=quickstart/cppo-1-3f2a@token")

@@ -249,6 +249,15 @@ def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(rules.VARIABLE, "two")
     with user_error("CPPO_RULES"):
         rules.from_environment("two")
+    monkeypatch.setenv(rules.VARIABLE, "nowhere.at_all:gone")
+    assert rules.known("gone") is None
+
+
+def test_what_a_rule_cannot_be() -> None:
+    with pytest.raises(UserError, match="is built in; give a rule of your own another name"):
+        rules.rule_of("cppo", "a.b:c")
+    with pytest.raises(ValueError, match=r"needs \['x'\]: choose from"):
+        rules.Rule(name="mine", function="a.b:c", needs=frozenset("x"))
 
 
 def test_their_rule_passes_the_conformance_tests() -> None:

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -168,6 +169,19 @@ def test_a_run_that_cannot_write_at_its_start_says_why(
         job(tiny_spec, workspace / "runs", tracking_uri()).run()
     [failed] = [run for run in mlflow_runs() if run.info.status == "FAILED"]
     assert re.search("IsADirectory|NotADirectory|FileExists", failed.data.tags[schema.TAG_REASON])
+
+
+def test_an_interrupted_run_whose_job_is_given_up_says_why(recorder: Recorder, tiny_spec: RunSpec) -> None:
+    recorder.interrupt("by it")
+    replace(job(tiny_spec, recorder.folder.parent, tracking_uri()), uploads=False).give_up(
+        "no requeue is left"
+    )
+    record = newest_record(recorder.folder)
+    assert (
+        record
+        and record.end
+        and record.end.reason == "interrupted: by it before its first step; no requeue is left"
+    )
 
 
 def test_names_that_the_schema_lacks_are_programming_errors(recorder: Recorder) -> None:

@@ -35,6 +35,7 @@ from cppo_lab.sweep.preflight import (
     open_kinds,
     report,
     shortened,
+    with_stand_ins,
 )
 from tests.conftest import user_error
 
@@ -224,7 +225,19 @@ def test_only_what_is_not_on_file_is_measured(main_plan: Plan, tmp_path: Path) -
     assert open_kinds(every, main_plan, tmp_path) == every
 
 
-def test_parts_become_a_measurement(job: PreflightJob) -> None:
+def test_stand_ins_take_the_place_of_models_and_data(
+    job: PreflightJob, kind: RunKind, main_plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (job.places[0], job.fresh_process) == (tmp_path, False)
+    made = Mock(return_value=main_plan.paths)
+    monkeypatch.setattr(module, "load_part", lambda core, part: made)
+    assert with_stand_ins([kind], main_plan, tmp_path) == main_plan and made.call_args.args[0] == [job.spec]
+    monkeypatch.setattr(module, "load_part", Mock(side_effect=ModuleNotFoundError(name="verl")))
+    with user_error("package 'verl' is not installed, and stand-ins are made by it: pip install"):
+        with_stand_ins([kind], main_plan, tmp_path)
+
+
+def test_parts_become_a_measurement(job: PreflightJob, tmp_path: Path) -> None:
     """Two processes: 0 is validated and 1 trained by the first, 2 by the second."""
     job.folder.mkdir(parents=True)
     write_phases(job.folder, 0, {"testing": 10.0}, {})
@@ -241,6 +254,7 @@ def test_parts_become_a_measurement(job: PreflightJob) -> None:
     assert steps == [(1, 46.0, 1.0, 5.0), (2, 46.0, 1.0, 5.0)]
     assert result.memory == {"max_memory_allocated_gb": 42.0, "system/x": 3.0}
     assert result.error == ""
+    assert _Part.read(tmp_path, 1) == _Part()
     dead = job._measured({1: _Part(error="OutOfMemoryError: 80 GB")})
     assert dead.error == "starting, before the first validation: OutOfMemoryError: 80 GB"
     job.give_up("out of time")  # no launcher goes on with it

@@ -57,6 +57,7 @@ def test_pages_have_every_run_once_also_one_that_starts_meanwhile(
     client.create_run(client.create_experiment("another"))
     assert [run.info.run_id for run in newest_runs(client, "e")][-2:] == [ids[4], ids[3]]
     assert list(newest_runs(client, "none")) == []
+    assert read.is_active(client, ids[0]) and not read.is_active(client, "0" * 32)
     assert [call.kwargs["max_results"] for call in search.call_args_list] == [2] * 3
     listed = []
     for run in search_runs(client, number):

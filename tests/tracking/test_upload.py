@@ -151,8 +151,9 @@ def test_notes_at_the_same_time_are_all_kept_and_wait_for_the_beginning_of_a_rec
 
 
 def test_a_run_that_has_ended_and_is_sent_is_looked_at_no_more_unless_its_end_is_an_older_one(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """A store that is away at the first look has taken them all the same."""
     folders = [workspace / "runs" / name for name in ("trains", "ended", "retried", "unsent")]
     for folder, (status, updated) in zip(
         folders, (("running", 1e12), ("done", 1e12), ("done", 1.0), ("done", 1e12)), strict=True
@@ -165,7 +166,7 @@ def test_a_run_that_has_ended_and_is_sent_is_looked_at_no_more_unless_its_end_is
         looks.append(waiting)
         for folder in waiting:
             sent(folder)
-        return ""
+        return "no route" if len(looks) == 1 else ""
 
     system = Mock(getppid=Mock(side_effect=[7, 7, 7, 7, 8]))
     for name in ("os", "signal", "_wait"):
@@ -177,6 +178,9 @@ def test_a_run_that_has_ended_and_is_sent_is_looked_at_no_more_unless_its_end_is
         ["trains", "ended", "retried", "unsent"],
         ["trains", "retried", "unsent"],
     ]
+    away, back = capsys.readouterr().err.splitlines()
+    assert away == "tracking store does not answer, training continues: no route"
+    assert back == "tracking store is back after 0 s"
 
 
 def whole_life(attempt: Attempt) -> None:

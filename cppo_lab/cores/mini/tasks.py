@@ -4,6 +4,7 @@ A new task touches the dict `TASKS`, `TaskData` in `cppo_lab.spec` (its name and
 """
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -130,7 +131,7 @@ class Problems:
 
 
 @dataclass(frozen=True)
-class Task:
+class Task(ABC):
     """Problems, worked responses and grading. All draws come from the generators passed in (on the CPU).
 
     Prompts have `data.prompt_length` tokens and worked responses `data.worked_length`, the end token included.
@@ -143,25 +144,25 @@ class Task:
         """Vocabulary size, ids of end and padding, readable text."""
         return Tokenizer(self.data.modulus, self.data.spellings)
 
+    @abstractmethod
     def sample(self, count: int, generator: torch.Generator) -> Problems:
         """Draw `count` problems with their prompts [N, P] and what grading needs."""
-        raise NotImplementedError
 
+    @abstractmethod
     def write(self, values: Tensor, generator: torch.Generator) -> Problems:
         """The problems that `values` [N, F] define; only the spelling of their prompts is drawn."""
-        raise NotImplementedError
 
+    @abstractmethod
     def noisy_traces(self, problems: Problems, step_noise: float, generator: torch.Generator) -> Tensor:
         """Worked responses [N, R] in which each step is wrong with probability `step_noise`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def rewards(self, responses: Tensor, lengths: Tensor, problems: Problems) -> Tensor:
         """Reward [N] in {0, 1} of responses [N, T], of which row i has lengths[i] tokens and answers problem i."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answer(self, response: list[int]) -> str | None:
         """The answer that grading extracts from a response: its values separated by spaces; None if there is none."""
-        raise NotImplementedError
 
 
 # Task `chain`: chains of modular arithmetic whose partial results are the chain of thought.

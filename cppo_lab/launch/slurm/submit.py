@@ -232,8 +232,6 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
     """
     assert isinstance(spec, SlurmSpec)
     require_slurm()
-    if not jobs:
-        return
     runs = jobs[0].folder.parent
     if set(str(runs)) & set(
         "\n\r%\\"

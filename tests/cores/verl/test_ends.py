@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from cppo_lab import schema
 from cppo_lab.core_records import CHECKPOINTS, Resources
 from cppo_lab.cores.verl import checkpoints, core
 from cppo_lab.cores.verl.checkpoints import HandOver, score_name
+from cppo_lab.errors import Interrupted
 from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.schema import Outcome
 from cppo_lab.sweep.compose import Composed, compose
@@ -162,6 +164,24 @@ def test_a_refused_row_fails_the_run(
     sink = ListSink()
     with pytest.raises(ValueError, match="not in schema"):
         core._train_on(composed.run, sink, HandOver(composed.run, resources, sink), resources, None)
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM, None])
+def test_a_warned_trainer_saves_its_step_and_one_without_an_outcome_fails(
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
+) -> None:
+    for name in ("planned_files", "_configuration"):
+        monkeypatch.setattr(core, name, Mock())
+    monkeypatch.setattr(core, "_ray_for", lambda *_: contextlib.nullcontext())
+    monkeypatch.setattr(core, "_run", Mock(side_effect=None if number is None else Interrupted(number)))
+    monkeypatch.setattr(checkpoints, "await_step", saved := Mock())
+    checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})
+    resources, sink = Resources(tmp_path, tmp_path, paths=composed.paths), ListSink()
+    with pytest.raises(
+        RuntimeError if number is None else Interrupted, match=r"without reporting|terminated"
+    ):
+        core._train_on(composed.run, sink, HandOver(composed.run, resources, sink), resources, None)
+    assert saved.called == (number == signal.SIGUSR2)
 
 
 def test_the_environment_is_as_before_after_a_run(

@@ -1,23 +1,29 @@
 """Models and tasks of our own making in Hugging Face's format say what the embedded core says; files of a run."""
 
+import asyncio
+import json
 import math
 import multiprocessing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from pyarrow.parquet import read_table
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from verl import DataProto
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from cppo_lab.cli import main
+from cppo_lab.core_records import Resources
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.verl.config import verl_config
 from cppo_lab.cores.verl.export import require_complete
-from cppo_lab.cores.verl.files import Files, planned_files, require_files
+from cppo_lab.cores.verl.files import Files, datasets, planned_files, require_files
 from cppo_lab.cores.verl.hf_models import (
     SIZES,
     Sizes,
@@ -28,10 +34,13 @@ from cppo_lab.cores.verl.hf_models import (
     weights_of,
     write_task,
 )
+from cppo_lab.cores.verl.rewards import TaskRewardManager
 from cppo_lab.data.prepare import prepare
 from cppo_lab.data.sources import is_wrapped
 from cppo_lab.plugins import OK
 from cppo_lab.spec import HubModel, PathsSpec, VerlRun
+from cppo_lab.spec.job import read_folders
+from cppo_lab.sweep import launch
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.doctor import check_data, check_model
 from cppo_lab.sweep.file import load_sweep
@@ -198,6 +207,54 @@ def test_what_a_published_model_needs_is_asked_for(tmp_path: Path) -> None:
     with user_error(r"has 8 problems, fewer than batch\.prompts=16"):
         require_files(*planned(tmp_path, *HUB, *small), tmp_path)
     require_files(*planned(tmp_path, *HUB, *small, "batch.prompts=8"), tmp_path)
+
+
+def test_a_run_on_files_of_ones_own_prepares_them_and_makes_a_model_of_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (rewards := Path("bytes_reward.py")).write_text("def score(**_): return 1\n")
+    Path("mine.jsonl").write_text(
+        "".join(f'{{"problem": "{n} + 1", "answer": {n + 1}}}\n' for n in range(64))
+    )
+    own = [
+        "data=files",
+        "data.reward=bytes_reward:score",
+        "data.train=mine.jsonl",
+        "data.validation.held=mine.jsonl",
+    ]
+    composed = compose(["core=verl", "model=tiny_qwen3", *own])
+    spec, paths = composed.run, composed.paths
+    assert isinstance(spec, VerlRun)
+    files = planned_files(spec, paths, tmp_path, tmp_path / "run")
+    require_files(spec, files, tmp_path)
+    assert [path.name for path in (files.train, *files.validation)] == ["train.parquet", "held.parquet"]
+    sets = datasets(spec, Resources(tmp_path, tmp_path, paths=paths))
+    assert {data.name for data in sets} == {"train", "held"}
+    assert read_folders(spec, paths) == [tmp_path] * 2
+    launch._require_code([SimpleNamespace(spec=spec)])
+    assert verl_config(spec, composed.layout, files).reward.custom_reward_function.name == "own_score"
+    tokenizer = AutoTokenizer.from_pretrained(files.model)
+    assert tokenizer.decode(tokenizer.encode("½ + 1")) == "½ + 1"
+    for file in (Path("mine.jsonl"), rewards):
+        file.write_text("")
+        with user_error(f"{file.stem}.* has changed since the run was planned"):
+            require_files(spec, files, tmp_path)
+
+
+def test_the_reward_of_a_task_in_verl_is_the_embedded_cores_grade(made: tuple[VerlRun, Files, Path]) -> None:
+    spec, files, _ = made
+    manager = TaskRewardManager(verl_config(spec, compose(TINY).layout, files), None, None)
+    truth, generator = read_table(files.train)["reward_model"][0].as_py(), torch.Generator().manual_seed(0)
+    problem = manager.task.write(torch.tensor([json.loads(truth["ground_truth"])]), generator)
+    worked = manager.task.noisy_traces(problem, 0.0, generator)
+    grades = []
+    for response in (worked, worked.flip(1)):
+        tensors = {"responses": response, "attention_mask": torch.ones_like(response)}
+        data = DataProto.from_dict(tensors, {"reward_model": numpy.array([truth], dtype=object)})
+        grades.append(asyncio.run(manager.run_single(data))["reward_score"])
+    assert grades == [1.0, 0.0]
 
 
 # -- Models with random weights in the place of published ones ---------------------------------------------------------
