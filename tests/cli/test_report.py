@@ -13,7 +13,6 @@ from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 import pytest
-from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cppo_lab import schema
@@ -29,7 +28,7 @@ from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import sqlite_file, tracking_uri
 from cppo_lab.tracking.page import SweepText
 from tests.conftest import Command
-from tests.recorded import mlflow_runs
+from tests.recorded import mlflow_client, mlflow_runs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
 
@@ -167,7 +166,7 @@ def test_notes_are_in_mlflow_and_on_the_page(trained: Path, cppo: Command) -> No
         assert (tags[schema.TAG_NOTE], tags["looked"]) == ("Node 3 was <b>slow</b>\n\nagain", "yes")
         assert tags["asked"] == "é"
         assert tags[schema.TAG_STATUS] == "done"
-        MlflowClient(tracking_uri()).delete_run(run.info.run_id)
+        mlflow_client().delete_run(run.info.run_id)
         cppo("sync")  # sends all of it again
     cppo(f"{REPORT} seed=0 --no-log")
     page = (trained / "reports/build/quickstart/index.html").read_text()

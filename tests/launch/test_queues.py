@@ -32,7 +32,6 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import upload
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import find
 from tests.conftest import FINISHED, Command, user_error
 from tests.jobs import job
@@ -230,8 +229,8 @@ def test_what_somebody_does_to_a_run_in_mlflow_changes_no_state(
     end(recorder)
     sent(recorder.folder)
     runs, uri, [run] = recorder.folder.parent, tracking_uri(), mlflow_runs()
-    open_client(uri).log_metric(run.info.run_id, "note", 1.0)
-    open_client(uri).update_run(run.info.run_id, status)
+    mlflow_client().log_metric(run.info.run_id, "note", 1.0)
+    mlflow_client().update_run(run.info.run_id, status)
     assert (state(tiny_spec).state, state(tiny_spec).note[: len(note)]) == (expected, note)
     frame = read_sweep(uri, "cppo-mini", "none", run_ids=[tiny_spec.run_id]).runs
     assert list(frame["status"]) == [run.data.tags[schema.TAG_STATUS]]

@@ -667,14 +667,13 @@ class Warned(Noted):
 
 
 @pytest.fixture
-def requeues(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+def requeues(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The signals for which submitit's handler has requeued this job."""
     seen: list[int] = []
-    before = signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
+    signal.signal(signal.SIGUSR2, lambda number, frame: seen.append(number))
     monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
     monkeypatch.delenv(OUTSIDE, raising=False)
-    yield seen
-    signal.signal(signal.SIGUSR2, before)
+    return seen
 
 
 @pytest.mark.parametrize(

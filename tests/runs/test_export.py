@@ -10,11 +10,11 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.core_records import BEST_CHECKPOINT, BEST_MODEL, CHECKPOINT, CHECKPOINTS, Exported
-from cppo_lab.errors import UserError
 from cppo_lab.runs import export
 from cppo_lab.runs.export import Subject, front_matter, model_card
 from cppo_lab.runs.folder import held, write_status
 from cppo_lab.sweep.compose import compose
+from tests.conftest import user_error
 
 WEIGHTS = [CHECKPOINT, CHECKPOINTS, BEST_MODEL, BEST_CHECKPOINT]
 
@@ -93,7 +93,7 @@ def test_an_archive_has_the_records_and_is_the_same_twice(tmp_path: Path) -> Non
         assert json.loads(archive.read("archive.json")) == {"sweep": "x"}
         assert {member.compress_type for member in archive.infolist()} == {zipfile.ZIP_DEFLATED}
     (folder / "note").symlink_to("/etc/passwd")
-    with pytest.raises(UserError, match="is a link"):
+    with user_error("is a link"):
         packed(folder, tmp_path / "3.zip")
 
 

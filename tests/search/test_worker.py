@@ -28,11 +28,10 @@ from cppo_lab.search.worker import tune as carry_out
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.read import attempts_at
 from tests.conftest import user_error
 from tests.jobs import job
-from tests.recorded import history, mlflow_runs
+from tests.recorded import history, mlflow_client, mlflow_runs
 from tests.search.made_search import (
     Score,
     constant,
@@ -243,7 +242,7 @@ def test_a_real_run_is_trained_once_and_serves_every_search(gate: Gate) -> None:
     assert list(read_sweep(tracking_uri(), "cppo-mini", "tune", run_ids=[run_id]).runs["run_id"]) == [run_id]
     with user_error("has no run of sweep"):
         read_sweep(tracking_uri(), "cppo-mini", "tune-mini_base")
-    attempts = attempts_at(open_client(tracking_uri()), "cppo-mini", run_id)
+    attempts = attempts_at(mlflow_client(), "cppo-mini", run_id)
     assert [attempt.mlflow_id for attempt in attempts] == [run.info.run_id]
 
 

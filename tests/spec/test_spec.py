@@ -6,12 +6,12 @@ import re
 import pytest
 
 from cppo_lab.core_records import DEFAULT_CORE
-from cppo_lab.errors import UserError
 from cppo_lab.rules import RULES
 from cppo_lab.spec.parse import parse_run
 from cppo_lab.spec.run import VERL
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.groups import groups
+from tests.conftest import user_error
 
 TINY_VERL = ["core=verl", "model=tiny_qwen3"]
 
@@ -118,14 +118,12 @@ REFUSED = NOT_DECOUPLED | {f"{text} objective.centering=true": said for text, sa
 
 @pytest.mark.parametrize("text, said", REFUSED.items())
 def test_what_does_not_go_with_three_policies_or_centring_is_refused(text: str, said: str) -> None:
-    with pytest.raises(UserError, match=re.escape(said)):
+    with user_error(re.escape(said)):
         compose(text.split())
 
 
 def test_the_entropy_of_mu_needs_its_top_k_with_verl() -> None:
-    with pytest.raises(
-        UserError, match="rule=estr needs the entropy of mu, which core=verl takes from mu's Top-K"
-    ):
+    with user_error("rule=estr needs the entropy of mu, which core=verl takes from mu's Top-K"):
         compose([*TINY_VERL, "rule=estr", "divergence=binary_tv"])
     assert (
         compose([*TINY_VERL, "rule=estr"]).run.rule == compose(["rule=estr", "divergence=binary_tv"]).run.rule
@@ -156,7 +154,7 @@ def test_verls_own_losses_belong_to_its_core(name: str) -> None:
     rule = compose([f"rule={name}", *TINY_VERL]).run.rule
     assert f"{VERL}{rule.verl_loss}" == rule.name == name
     assert rule.options and rule.parameters() == {}
-    with pytest.raises(UserError, match="needs core=verl"):
+    with user_error("needs core=verl"):
         compose([f"rule={name}"])
 
 
@@ -179,5 +177,5 @@ def test_what_a_file_says_of_a_run_is_checked(change: dict[str, object], message
     values = json.loads(compose([]).run.model_dump_json())
     for section, value in change.items():
         values[section] = values[section] | value if section in ("validation", "rollout") else value
-    with pytest.raises(UserError, match=re.escape(message)):
+    with user_error(re.escape(message)):
         parse_run(values, "configuration")
