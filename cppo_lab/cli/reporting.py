@@ -327,20 +327,22 @@ def _report_folder(name: str) -> Path:
 def reference_import(options: argparse.Namespace) -> int:
     """Load the paper's curves as runs."""
     from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
+    from cppo_lab.tracking.client import STORE_FAULTS, store_error
     from cppo_lab.tracking.page import SweepText
     from cppo_lab.tracking.reference import import_reference, nest_reference
 
     uri = address.tracking_uri()
-    added = import_reference(uri, say)
     shipped = [load_sweep(name) for name in shipped_sweeps()]
-    nest_reference(
-        uri,
-        {
-            sweep.name: SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
-            for sweep in shipped
-            if isinstance(sweep, Sweep)
-        },
-    )
+    texts = {
+        sweep.name: SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
+        for sweep in shipped
+        if isinstance(sweep, Sweep)
+    }
+    try:
+        added = import_reference(uri, say)
+        nest_reference(uri, texts)
+    except STORE_FAULTS as error:
+        raise store_error(uri, error, "used") from None
     text = f"experiment `paper` in {redacted(uri)}: {added} runs added"
     answer(options, {"store": redacted(uri), "added": added}, text)
     return Exit.DONE

@@ -1,14 +1,17 @@
 """The import of the paper's curves: what it writes, that it writes it once, and that it survives being killed."""
 
+from unittest.mock import Mock
+
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.tracking import reference
 from cppo_lab.tracking.page import SweepText
 from cppo_lab.tracking.reference import ReferenceRun, import_reference, nest_reference, reference_runs
-from tests.conftest import user_error
+from tests.conftest import Command, user_error
 
 
 def stored(uri: str) -> dict[str, Run]:
@@ -118,3 +121,8 @@ def test_the_papers_runs_are_nested_as_ours_are_and_those_of_others_are_left_alo
     client.delete_experiment(number)
     with user_error("was deleted"):
         import_reference(empty_uri)
+
+
+def test_a_store_that_goes_away_in_the_middle(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference, "_write", Mock(side_effect=MlflowException("gone")))
+    assert "mlflow.db cannot be used: gone: check" in cppo("reference import", code=3).err
