@@ -156,6 +156,9 @@ def test_a_launch_writes_the_stubs_and_then_asks_for_no_run(
     assert (
         "5 runs have no record here; the tracking store has 2 of these as finished elsewhere" in ahead["said"]
     )
+    with monkeypatch.context() as many:
+        many.setattr("cppo_lab.tracking.read.FEW", 0)  # all runs of the experiment are listed
+        assert json_answer("launch", *EIGHT, "--dry-run")["said"] == ahead["said"]
     assert sorted(Path().rglob("*")) == before
     assert json_answer("launch", *EIGHT, code=4)["to_train"] == ahead["to_train"]
     stub = Path("runs") / planned["stub"].run_id

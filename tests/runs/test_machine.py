@@ -73,6 +73,9 @@ def test_a_clean_checkout_and_changed_ones_that_are_told_apart(checkout: Path) -
     for root in (checkout, checkout / "linked", checkout / "shallow"):
         assert code_state(root) == CodeState(commit)
         assert code_version(root) == f"{cppo_lab.__version__}+{commit[:12]}"
+    (frozen := checkout / "frozen").mkdir()
+    (frozen / "code_state.json").write_text('["a", "b"]')
+    assert code_state(frozen) == CodeState("a", "b")
     states = []
     for text in ("two\n", "three\n", "two\nthree\n", "two\n"):
         (checkout / "a.py").write_text(text)

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 
@@ -108,6 +109,22 @@ def test_no_step_is_lost_or_sent_twice_when_run_and_mirror_are_killed(
     copies = len(list(wandb_losses()))
     assert send().wait() == 0
     assert (len(list(wandb_losses())), len(losses(name))) == (copies, 5)
+
+
+def test_of_two_mirrors_one_has_a_run_and_ends_it(
+    attempt: Attempt, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Mock(_next_step=0)
+    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=lambda **_: run))
+    attempt(1, 2)
+    mirrors = services.Mirror("trackio"), services.Mirror("trackio")
+    for mirror in mirrors:
+        mirror.update([folder])
+    assert [call.kwargs["step"] for call in run.log.call_args_list] == [1, 2]
+    for mirror in mirrors:
+        mirror.close()
+    run.finish.assert_called_once_with()
+    assert not unsent(folder, "trackio")
 
 
 def test_a_launch_mirrors_every_point(name: str, cppo: Command) -> None:

@@ -114,6 +114,17 @@ def test_early_signs_are_told_once_a_run_and_then_its_end(tmp_path: Path, receiv
     assert [body["event"] for body in bodies(receiver)] == ["early signs", "stopped"]
 
 
+def test_a_launch_that_fails_has_told_of_its_runs(
+    tmp_path: Path, receiver: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(services.NOTIFY_VARIABLE, url(receiver))
+    (folder := tmp_path / ("a" * 12)).mkdir()
+    with pytest.raises(KeyError), services.notifying([folder], [folder], "mark", waits=True):
+        write_status(folder, {"run_id": folder.name, "status": "failed", "updated": time.time() + 1})
+        raise KeyError
+    assert [body["event"] for body in bodies(receiver)] == ["failed", "ended"]
+
+
 def test_slack_has_its_form_and_nobody_is_called(cppo: Command, receiver: FakeServer) -> None:
     cppo(*LAUNCH, f"notify.url='{url(receiver)}#slack'", code=4)
     assert [list(body) for body in bodies(receiver)] == [["text"]] * 3

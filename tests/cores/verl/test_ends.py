@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -21,7 +22,9 @@ from cppo_lab.cores.verl.checkpoints import HandOver, score_name
 from cppo_lab.errors import Interrupted
 from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.schema import Outcome
+from cppo_lab.sweep import launch
 from cppo_lab.sweep.compose import Composed, compose
+from tests.conftest import user_error
 from tests.cores.test_mini import ListSink
 from tests.waiting import CEILING_SECONDS
 
@@ -200,8 +203,29 @@ def test_the_environment_is_as_before_after_a_run(
         assert ray_init["include_dashboard"] is False and os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert dict(os.environ) == before
     assert not place.exists()
-    with core.own_ray(composed.layout):
+    with core.own_ray(composed.layout, memory_gb=64.0) as ray_init:
         assert Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text() != secret
+        assert 0 < ray_init["object_store_memory"] < 64e9
+    monkeypatch.setattr(core, "head", lambda *_: contextlib.nullcontext({"address": "its own"}))
+    with core.own_ray(composed.layout, allocation=Mock()) as ray_init:
+        assert ray_init["address"] == "its own"
+
+
+def test_what_cannot_begin_is_said_before(
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    longer = compose(
+        ["core=verl", "model=tiny_qwen3", "data.operations=9", "rollout.max_response_length=28"]
+    ).run
+    with user_error("the model of run .* was made for .*: choose one with shorter prompts"):
+        core.evaluate(composed.run, longer, Resources(tmp_path, tmp_path, paths=composed.paths))
+    two_nodes = compose(["core=verl", "model=qwen3_8b_base", "layout=two_nodes"])
+    planned = SimpleNamespace(spec=two_nodes.run, layout=two_nodes.layout)
+    with user_error("takes 2 nodes, and launcher=local has one machine: choose launcher=slurm"):
+        launch._require_one_machine([planned], two_nodes.launcher)
+    monkeypatch.setattr(core.importlib.util, "find_spec", lambda _: None)
+    with user_error("package 'verl' is not installed: pip install"):
+        train(composed, tmp_path, ListSink())
 
 
 def test_verl_is_not_loaded_before_it_is_needed() -> None:
