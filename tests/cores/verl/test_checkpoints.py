@@ -1,5 +1,6 @@
 """The trainer's record and checkpoints: what a kill at any moment leaves of them can be continued."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -41,7 +42,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error
-from tests.cores.kills import Killed
+from tests.cores.kills import Killed, survives
 
 SCORE = "val/mean/avg_at_16"
 MODEL, OPTIMISER = "actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt"
@@ -94,6 +95,29 @@ def test_cutting_drops_what_will_be_trained_again(tmp_path: Path) -> None:
     assert (
         tmp_path / checkpoints.ROWS_FILE
     ).stat().st_size == 0  # it is there: its follower begins at its end
+
+
+def test_a_kill_while_the_record_is_cut_or_written_loses_no_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        record(folder, 0, 1, 2)
+        (checkpoints.checkpoint_folder(folder, 1) / "actor").mkdir(parents=True)
+
+        def attempt(folder: Path = folder) -> None:
+            drop_rows_after(folder, last_readable(folder))
+            record(folder, 2, 3)
+
+        through = survives(monkeypatch, number, attempt)
+        assert read(folder) in ([0, 1], [0, 1, 2], [0, 1, 2, 3])
+        assert last_readable(folder) == 1
+        attempt()
+        assert read(folder) == [0, 1, 2, 3]
+        if through:
+            break
+    assert number >= 4  # the cut record is brought to the disk and put in place, and each of two rows
 
 
 @pytest.mark.parametrize(

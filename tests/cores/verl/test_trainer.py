@@ -553,6 +553,23 @@ def test_a_run_is_tagged_with_the_code_of_every_rank(
 # -- Who is trained where ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "groups, lengths, keep, ranks, expected",
+    [
+        # Two minibatches of two groups of two, one rank: the longest first.
+        ("00112233", [5, 6, 7, 8, 4, 3, 2, 1], "11111111", 1, [[[3, 2, 1, 0]], [[4, 5, 6, 7]]]),
+        # Two ranks: 8 | 7 + 5 would leave no place, so 8 + 5 | 7 + 6.
+        ("00112233", [5, 6, 7, 8, 4, 3, 2, 1], "11111111", 2, [[[3, 0], [2, 1]], [[4, 7], [5, 6]]]),
+    ],
+)  # fmt: skip
+def test_table(
+    groups: str, lengths: list[int], keep: str, ranks: int, expected: list[list[list[int | None]]]
+) -> None:
+    marks = [mark == "1" for mark in keep]
+    rows = arrange([*map(int, groups)], lengths, marks, groups_per_minibatch=2, ranks=ranks, rows=4)
+    assert rows == expected
+
+
 def present(minibatch: Sequence[Sequence[int | None]]) -> list[int]:
     return sorted(row for rank in minibatch for row in rank if row is not None)
 
