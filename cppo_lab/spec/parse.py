@@ -99,7 +99,7 @@ def parse_run(values: dict[str, Any], where: str) -> RunSpec:
 
     Raises UserError as `parse`.
     """
-    return parse(run_kind(values.get("core", "")), values, where)
+    return parse(run_kind(str(values.get("core"))), values, where)
 
 
 def _of_no_kind(fault: Any, faults: list[Any], where: str) -> str:

@@ -26,6 +26,7 @@ from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry 
 from cppo_lab.cores.verl import check_api  # noqa: E402
 from cppo_lab.cores.verl.cluster import DEVICE_VARIABLE  # noqa: E402
 from cppo_lab.cores.verl.rollout import CPU_ROLLOUT  # noqa: E402
+from cppo_lab.errors import unknown  # noqa: E402
 
 
 def _cpu_replica() -> type[RolloutReplica]:
@@ -41,7 +42,9 @@ def _vllm_replica() -> type[RolloutReplica]:
 
 
 # First: verl's engines read the device when they are imported.
-if os.environ.get(DEVICE_VARIABLE):
+if (_device := os.environ.get(DEVICE_VARIABLE)) is not None:
+    if _device != "cpu":
+        raise unknown(f"{DEVICE_VARIABLE} (leave it unset for verl's own choice)", _device, ["cpu"])
     from cppo_lab.cores.verl import platform_cpu
 
     platform_cpu.use_cpu()
