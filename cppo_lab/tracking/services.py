@@ -96,7 +96,7 @@ def mirror_name(configured: str | None = None) -> str:
     if name and importlib.util.find_spec(name) is None:
         raise UserError(
             f"tracking.mirror={name} (or {MIRROR_VARIABLE}) needs the package {name}, which is not installed: "
-            f"pip install 'cppo-lab[{name}]', or leave the mirror out"
+            f"pip install {name}, or leave the mirror out"
         )
     return name
 

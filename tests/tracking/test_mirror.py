@@ -241,5 +241,5 @@ def test_what_cannot_be_a_mirror_is_refused_before_anything_starts(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     said = cppo("launch quickstart tracking.mirror=wandb", *TINY, code=2).err
-    assert "needs the package wandb, which is not installed: pip install 'cppo-lab[wandb]'" in said
+    assert "needs the package wandb, which is not installed: pip install wandb" in said
     assert not Path("runs").exists() and not Path("mlflow.db").exists()
