@@ -105,8 +105,9 @@ def test_several_processes_write_into_one_file_that_could_not_be_reached_at_firs
     away = folder.parent.with_name("mount")
     away.touch()  # no folder can be made here
     monkeypatch.setenv(VARIABLE, f"sqlite:///{away}/mlflow.db")
-    folders = [folder.with_name(name) for name in "abcd"]
+    folders = [folder.parent.with_name(name) / folder.name for name in "abcd"]
     for place in folders:
+        place.mkdir(parents=True)
         attempt(*range(5), place=place).finish(FINISHED)
     with user_error("cannot be used"):
         upload(folders, tracking_uri())
