@@ -491,7 +491,7 @@ RULE_FILES = {
     ("rule/Bad.yaml", ""): "rule file rule/Bad.yaml: its name must be lower-case letters, digits and _",
     (
         "rule/own.yaml",
-        "defaults: [override /divergence: x]",
+        "defaults: [override /divergence: x]\nrule: {name: own}\n",
     ): "own.yaml: unknown divergence 'x': valid: binary_kl",
     ("rule/own.yaml", "name: own"): "variants.cppo.rule.name='own' is of another package: choose rule=own",
 }
