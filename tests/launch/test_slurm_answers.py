@@ -713,7 +713,7 @@ GAVE_UP = "it was requeued 2 times, the most allowed (launcher.requeues=2): laun
 
 
 @pytest.mark.parametrize("contained", [False, True])
-@pytest.mark.parametrize("restarts", [1, 2, 3])
+@pytest.mark.parametrize("restarts", [0, 1, 2, 3])
 def test_a_warned_job_goes_back_into_the_queue_as_often_as_it_may(
     runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch, restarts: int, contained: bool
 ) -> None:
@@ -735,7 +735,7 @@ def test_a_warned_job_goes_back_into_the_queue_as_often_as_it_may(
     assert (outside.read_text() if outside.exists() else "") == ("requeue" if goes_back and contained else "")
 
 
-@pytest.mark.parametrize("restarts, asked", [(1, GO_BACK_IF_PREEMPTED), (2, "")])
+@pytest.mark.parametrize("restarts, asked", [(0, GO_BACK_IF_PREEMPTED), (1, GO_BACK_IF_PREEMPTED), (2, "")])
 def test_a_job_that_is_ended_in_a_container_leaves_the_question_to_the_batch_script(
     runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch, restarts: int, asked: str
 ) -> None:

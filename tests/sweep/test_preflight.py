@@ -196,11 +196,14 @@ def test_several_nodes_meet_anew_for_each_part(
     def process(target: object, args: tuple[PreflightJob, int]) -> Mock:
         """One that trains nothing, and has looked which meetings are over."""
         part, last = args
-        over = [allocation.ended() for allocation in meetings]
-        seen.append((last, part.allocation.meeting == meetings[last - 1].meeting, over))
-        text = json.dumps({"began": 1.0, "ended": 2.0, "error": error})
-        module._part_file(job.folder, last).write_text(text)
-        return Mock(exitcode=0, is_alive=lambda: False)
+
+        def start() -> None:
+            over = [allocation.ended() for allocation in meetings]
+            seen.append((last, part.allocation.meeting == meetings[last - 1].meeting, over))
+            text = json.dumps({"began": 1.0, "ended": 2.0, "error": error})
+            module._part_file(job.folder, last).write_text(text)
+
+        return Mock(start=start, exitcode=0, is_alive=lambda: False)
 
     monkeypatch.setattr(module.multiprocessing, "get_context", lambda how: Mock(Process=process))
     first.run()
