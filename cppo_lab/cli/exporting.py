@@ -5,6 +5,7 @@ logged, as tables; `archive` and `evaluate`; `samples` and `replay`, the answers
 import argparse
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -170,7 +171,8 @@ def archive(options: argparse.Namespace) -> int:
     files = {}
     for path, text in texts.items():
         for part in texts:  # elsewhere, a study finds its parts by relative paths alone
-            text = text.replace(part, os.path.relpath(part, Path(path).parent))
+            beside = os.path.relpath(part, Path(path).parent)
+            text = re.sub(rf"(?<![\w./-]){re.escape(part)}(?![\w./-])", beside.replace("\\", r"\\"), text)
         files[os.path.relpath(path, root)] = text
     with replacing(options.out) as file:
         write(roots, {**values, "files": files}, file)

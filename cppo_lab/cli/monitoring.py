@@ -188,7 +188,7 @@ def note(options: argparse.Namespace) -> int:
     folder, uri = runs_folder() / run_id, address.known_store(address.tracking_uri())
     if newest_record(folder) is None:
         raise UserError(f"run {run_id} has no record here: note on it where it was trained")
-    if added or options.words:
+    if added or any(options.words):
         # What a terminal of another encoding has sent is no text for a store.
         *values, text = (
             given.encode(errors="surrogateescape").decode(errors="backslashreplace")

@@ -32,14 +32,13 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     from cppo_lab.runs.state import RunState
+    from cppo_lab.search.space import Tuning
     from cppo_lab.sweep.cost import Cost, Limits
     from cppo_lab.sweep.enumerate import PlannedRun
+    from cppo_lab.sweep.file import Search
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import FoundRun, Plan
     from cppo_lab.sweep.power import PowerQuestion
-if TYPE_CHECKING:
-    from cppo_lab.search.space import Tuning
-    from cppo_lab.sweep.file import Search
 
 
 def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
@@ -68,8 +67,6 @@ def plan(options: argparse.Namespace) -> int:
     if isinstance(declared, Search):
         if question is not None:
             raise UserError(f"--power: {declared.name} is a search, which tests no claim; remove it")
-        from cppo_lab.cli.training import plan_search
-
         return plan_search(declared, options)
     only = frozenset[str]() if options.state is None else parse_states(options.state)
     plan, _ = planned(options)

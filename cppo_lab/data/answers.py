@@ -322,7 +322,7 @@ _WITHIN = compiled(
     ("`", " "),
     (r"(?i)(?<![\w\\])(?:minus|negative)\s++(?=[\d.$\\(])", "-"),
     (r"\\(?:mathrm|text|rm) *+\{ *+([ie]) *+\}", r"{\1}"),
-    (r"(?<=\d) *+\{?i\}?(?!\w)", " i"),
+    (r"(?<=\d) *+(?:\{i\}|i)(?!\w)", " i"),
     (
         rf"(?<=[\w)}}])(?:\*\*(?:({_NUMBER})|(?=\())|\^\s*+(?:\{{\s*+({_POWER})\s*+\}}|({_POWER})))",
         lambda match: f"^{{{Fraction(match[match.lastindex])}}}" if match.lastindex else "^",
@@ -352,7 +352,8 @@ _WITHIN = compiled(
     (r"(?<=:\d\d) *+[Pp]\.? ?[Mm]\b\.?", " pm"),
     ("或者?", " or "),
     (
-        r"(\\(?:sin|cos|tan|cot|sec|csc) *+[({]?) *+(\d++) *+\^ *+(?:\\circ(?![A-Za-z])|\{ *+\\circ *+\})",
+        r"(\\?(?:sin|cos|tan|cot|sec|csc) *+(?:\^ *+\{?\d\}?)? *+[({]?) *+(\d++(?:\.\d++)?) *+"
+        r"(?:°|\^ *+(?:\\circ(?![A-Za-z])|°|\{ *+\\circ *+\}))",
         r"\1\\frac{\2\\pi}{180}",
     ),
 )
@@ -360,8 +361,10 @@ _WITHIN = compiled(
 _OF_ALL = compiled(
     # Statements by their numbers: "(1)(3)", "\textcircled{1}\textcircled{3}"
     (
-        r"\\textcircled *+\{? *+([1-9]) *+\}?|(?:(?<=\))\(([1-9])\)(?=[($ ]|$)|(?<![^$ ])\(([1-9])\)(?=\())",
-        lambda match: chr(0x245F + int(match[match.lastindex])),
+        r"\\textcircled *+\{? *+[1-9] *+\}?|^\W*(?:\([1-9]\) ?){2,}[^\w(]*$",
+        lambda match: re.sub(
+            r"(?:\\textcircled *\{? *|\()([1-9]) *[})]?", lambda n: chr(0x245F + int(n[1])), match[0]
+        ),
     ),
     # Of two numbers beside each other it takes the sum.
     (
@@ -382,7 +385,7 @@ _OF_ALL = compiled(
         lambda match: match[0].replace(" ", ""),
     ),
     (  # a remark
-        rf"(?:(?<=[\d}})])|(?<=\$)(?=\s)){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)",
+        rf"(?:(?<=[\d}})])|(?<=\$)(?=\s|~|\()){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)",
         "",
     ),
     (  # "2\sqrt{3} (approximately 3.46)", "2\sqrt{3}, about 3.46"
@@ -400,7 +403,7 @@ _OF_ALL = compiled(
     ),
     (
         r"(?i)^\W*(?:\\text\W*)?(?:the set of )?(?:all )?real(?: numbers|s)(?: x)?\W*$"
-        rf"|{_START}(?:[a-zA-Z] *+\\in *+)?\\math(?:bb|bf|rm) *+\{{? *+R *+\}}?{_END}",
+        rf"|{_START}(?:[a-zA-Z] *+\\in *+)?\\math(?:bb|bf) *+\{{? *+R *+\}}?{_END}",
         r"(-\\infty,\\infty)",
     ),
     (  # {x | x > 2}

@@ -93,10 +93,12 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
         return Grade(0.0, answer_rule, marked)
     true = tidy(original)
     units, number = _of_truth(original), without_units(text)
-    if units and units == _of_answer(text) and number != text:
+    same_units = bool(units) and units == _of_answer(text) and number != text
+    # "cm^3" is not "cm^2"; "square cm" may be.
+    if same_units and "^" in text + true and _BESIDE.isdisjoint(re.findall("[a-z]+", f"{text} {true}")):
         text, true = (TEXT.sub(r" \1 ", some).replace("~", " ") for some in (text, true))
     elif units:
-        true = without_units(true)
+        text, true = number if same_units else text, without_units(true)
     elif not re.search(r"(?<![\\A-Za-z])[A-Za-z]", true):  # \sqrt has none
         text = number
     if ("\\pmod" in text) != ("\\pmod" in true) and not re.search(r"\\equiv|≡", truth):

@@ -257,7 +257,7 @@ class _Shipment:
         lines = chain((line for path in files(folder) for line, _ in read_lines(path)), unwritten)
         tags = next((line.tags for line in lines if isinstance(line, Begin)), {})
         if (other := tags.get(schema.TAG_RUN_ID, folder.name)) != folder.name:
-            raise UserError(f"the folder is a copy of run {other}: remove it")
+            raise UserError(f"the folder is a copy of run {other}: give it its run's name, or move it away")
         self.validated_points = core_if_installed(tags.get(schema.TAG_CORE, "")).validated_points
         self.evaluated = False  # whether what is sent has evaluations of its checkpoint, after its end
         self.is_later = False  # whether they are of a record's second attempt or a later one

@@ -500,6 +500,16 @@ NOT_SAID_TWICE: Table = {
 # fmt: off
 NOTATIONS: Table = {
     "4t": ["4t", "4 t", "t\\cdot4"],
+    "\\frac{3+2i}{5}": ["\\frac{2i+3}{5}"],
+    "2(x+1)": ["(2)(x+1)"],
+    "3x-3": ["(x-1)(3)"],
+    "20\\text{ square cm}": ["20 cm^2"],
+    "60\\text{ km/h}": ["60 km/hr"],
+    "60\\text{ km per h}": ["60 km/h"],
+    "\\sin 15^\\circ": ["sin 15°"],
+    "\\sin^2 15^\\circ": ["(\\sin 15^\\circ)^2"],
+    "42": ["$42$(n=5)"],
+    "R": ["\\mathrm{R}"],
     "2ab": ["2ba", "2a b", "2 \\cdot a \\cdot b"],
     "5am": ["5am", "5ma"],
     "\\frac{1}{m} t": ["\\frac{t}{m}", "t/m"],

@@ -109,15 +109,21 @@ def test_outcomes_texts_and_training_groups_of_every_validation(story: Story) ->
         assert averages(outcome)[:, column].tolist() == [value for _, value in logged]
     assert not (story.own_folder / STAGED).exists()
     trained = {step for step, _ in story.history("train/loss")}
-    for step in steps:
+    for row, step in enumerate(steps):
         name = texts_name(step)
         samples = texts.read((story.own_folder / name).read_bytes(), name).samples
-        graded = [sample for sample in samples if sample.kind == texts.VALIDATION]
-        assert len(graded) == 8 * SAMPLES
-        assert all(sample.right == (sample.answer == sample.truth) for sample in graded)
+        graded: dict[str, list[bool]] = {}
         groups: dict[int | None, list[Sample]] = {}
-        for sample in samples[len(graded) :]:
-            groups.setdefault(sample.group, []).append(sample)
+        for sample in samples:
+            if sample.kind == texts.VALIDATION:
+                graded.setdefault(sample.problem, []).append(sample.right)
+                assert sample.right == (sample.answer == sample.truth)
+            else:
+                groups.setdefault(sample.group, []).append(sample)
+        assert len(graded) == 8
+        for problem, right in graded.items():
+            assert len(right) == SAMPLES
+            assert sum(right) == outcome.right[row, outcome.problems.index(problem)]
         assert len(groups) in ((1, 2) if step in trained else (0,))
         for group in groups.values():
             assert (len(group), len({sample.reward for sample in group})) == (4, 2)
