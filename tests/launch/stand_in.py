@@ -88,7 +88,8 @@ class Slurm:
     def options(self) -> dict[str, str]:
         """What it asks of sbatch."""
         lines = (line.partition("#SBATCH --")[2].partition("=") for line in self.script)
-        return {name: " ".join(shlex.split(value)) for name, _, value in lines if name}
+        words = {name: shlex.split(value) or [""] for name, _, value in lines if name}
+        return {name: word for name, [word] in words.items()}  # of two words sbatch reads the first alone
 
     @property
     def cancelled(self) -> list[str]:

@@ -4,6 +4,7 @@ of a figure: every value and label once, under the names above it, or an error.
 
 import csv
 import io
+import math
 import re
 import subprocess
 import sys
@@ -65,7 +66,8 @@ def test_seeds_become_a_mean_a_band_and_a_mark_each() -> None:
     assert cppo.steps == (10, 20)  # where both seeds have a value
     assert (cppo.band, trm_avg.band) == (RANGE, INTERVAL)  # two runs have no interval worth drawing
     assert (*cppo.low, *cppo.mean, *cppo.high) == pytest.approx((20.0, 20.0, 30.0, 30.0, 40.0, 40.0))
-    assert trm_avg.low < trm_avg.mean < trm_avg.high and trm_avg.mean == pytest.approx((30,))
+    half = 4.302652729911275 * 10 / math.sqrt(3)  # t of two degrees of freedom, at 97.5%
+    assert (*trm_avg.low, *trm_avg.mean, *trm_avg.high) == pytest.approx((30 - half, 30, 30 + half))
     assert cppo.seeds[0].steps == (10, 20, 30)  # step 110 is outside the window
     assert [(seed.best_step, seed.best) for seed in cppo.seeds] == [(20, 40.0), (10, 40.0)]
     assert dppo.seeds[0].collapsed

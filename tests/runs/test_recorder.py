@@ -52,7 +52,7 @@ def test_attempts_of_which_one_trained_several_runs_share_their_time(
     recorder.log(3, {"train/reward": 0.5})
     recorder.finish(Outcome(schema.DONE, 3))
     status = read_status(workspace)
-    assert status["seconds"] >= 1100
+    assert 1100 <= status["seconds"] < 1200
     assert status["machine_seconds"] - 40 == pytest.approx((status["seconds"] - 100) / 4)
 
 

@@ -360,7 +360,8 @@ KEPT = "trainer.max_actor_ckpt_to_keep"  # verl must not delete a checkpoint bef
 def test_a_value_that_a_key_cannot_have_is_refused(key: str, value: Any, text: str) -> None:
     with user_error(text):
         checked(with_layout(composed(*TINY), verl={key: value}))
-    checked(with_layout(composed(*TINY), verl={KEPT: None}))
+    for fine in (2, None):
+        checked(with_layout(composed(*TINY), verl={KEPT: fine}))
 
 
 @pytest.mark.parametrize(
