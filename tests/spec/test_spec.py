@@ -123,6 +123,8 @@ def test_what_does_not_go_with_three_policies_or_centring_is_refused(text: str, 
 
 
 def test_the_entropy_of_mu_needs_its_top_k_with_verl() -> None:
+    with user_error("rule=m2po decides over a whole minibatch, which core=verl cuts .* choose core=mini"):
+        compose([*TINY_VERL, "rule=m2po"])
     with user_error("rule=estr needs the entropy of mu, which core=verl takes from mu's Top-K"):
         compose([*TINY_VERL, "rule=estr", "divergence=binary_tv"])
     assert (
