@@ -324,7 +324,7 @@ class Outcome:
 # does: CISPO on Qwen3-30B-A3B-Base falls below, and no other run. That curve ends at its first such point, so only
 # patience 1 finds it. Our runs continue, and patience 2 tells a collapse from a single bad validation.
 
-MARGIN = 0.05  # a policy that never learned cannot collapse, since its scores are noise around 0
+COLLAPSE_MARGIN = 0.05  # a policy that never learned cannot collapse, since its scores are noise around 0
 
 
 def collapse_reason(scores: Sequence[float], share: float, patience: int) -> str:
@@ -332,7 +332,7 @@ def collapse_reason(scores: Sequence[float], share: float, patience: int) -> str
     best, below = 0.0, 0
     for score in scores:
         best = max(best, score)
-        below = below + 1 if score < share * best and best - score >= MARGIN else 0
+        below = below + 1 if score < share * best and best - score >= COLLAPSE_MARGIN else 0
         if below >= patience:
             return (
                 f"validation score {100 * score:.1f} % is below {share:g} x its best {100 * best:.1f} % "
@@ -342,18 +342,18 @@ def collapse_reason(scores: Sequence[float], share: float, patience: int) -> str
 
 
 # Early signs of a collapse. At 0.4, the share of a collapse, many runs recover (docs/evidence/drift.md).
-WARNING = "early warning 1"
-WARNING_SHARE = 0.1  # of the best score
+EARLY_WARNING = "early warning 1"
+EARLY_WARNING_SHARE = 0.1  # of the best score
 WARNED, WARNED_COLLAPSED = 48, 42  # runs of `python -m dev.early_warning`: warned of, and of these collapsed
 
 
 def early_signs(last: float | None, best: float | None) -> str:
     """What speaks for a collapse of a run with these scores, and the rule that says so; empty if nothing does."""
-    if last is None or best is None or not collapse_reason((best, last), WARNING_SHARE, patience=1):
+    if last is None or best is None or not collapse_reason((best, last), EARLY_WARNING_SHARE, patience=1):
         return ""
-    scores = f"score {100 * last:.1f} % is below {WARNING_SHARE:g} x its best {100 * best:.1f} %"
+    scores = f"score {100 * last:.1f} % is below {EARLY_WARNING_SHARE:g} x its best {100 * best:.1f} %"
     chance = f"{WARNED_COLLAPSED} of {WARNED} such runs of the exact core collapsed"
-    return f"early signs of a collapse: {scores}; {chance} ({WARNING})"
+    return f"early signs of a collapse: {scores}; {chance} ({EARLY_WARNING})"
 
 
 TRAINING, VALIDATION = "training", "validation"  # what a run uses a dataset for

@@ -12,6 +12,7 @@ its function and its arguments: `training.py` for `plan`, `show` and `launch`. d
 """
 
 import argparse
+import contextlib
 import errno
 import io
 import os
@@ -72,7 +73,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         complete()
     try:
-        with announcing_interrupt(_leave):
+        # A process of somebody else's is theirs to end.
+        with announcing_interrupt(_leave) if arguments is None else contextlib.nullcontext():
             options = parse(given)
     except UsageError as error:
         _refuse(str(error))

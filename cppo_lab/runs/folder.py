@@ -44,21 +44,21 @@ LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant; a run holds it for 
 NAMES = ("core", "rule", "model", "seed", "t_stop", "variants")  # of a status: what the run is
 
 
-LENGTH = 12  # hexadecimal digits of a complete id
-COMPLETE_ID = re.compile(f"[0-9a-f]{{{LENGTH}}}")
-ID_BEGINNING = re.compile(f"[0-9a-f]{{4,{LENGTH}}}")
+ID_LENGTH = 12  # hexadecimal digits of a complete id
+COMPLETE_ID = re.compile(f"[0-9a-f]{{{ID_LENGTH}}}")
+ID_BEGINNING = re.compile(f"[0-9a-f]{{4,{ID_LENGTH}}}")
 
 
 def require_beginning(text: str) -> None:
     """Raises UserError if `text` is not a valid prefix of a run id, or is too short."""
     if not ID_BEGINNING.fullmatch(text):
         raise UserError(
-            f"run {text!r} is not a prefix of a run's id: give 4 to {LENGTH} hexadecimal digits "
+            f"run {text!r} is not a prefix of a run's id: give 4 to {ID_LENGTH} hexadecimal digits "
             "(`cppo plan SWEEP` lists the ids)"
         )
 
 
-def only(beginning: str, run_ids: Iterable[str]) -> str:
+def only_id(beginning: str, run_ids: Iterable[str]) -> str:
     """The single id of those that begin so. Raises UserError if there are several."""
     run_id, *others = sorted(run_ids)
     if others:

@@ -443,7 +443,7 @@ def best_numbers(trials: Sequence[FrozenTrial]) -> list[int]:
     front = [
         number
         for number, score in values.items()
-        if not any(other != score and all(map(float.__ge__, other, score)) for other in values.values())
+        if not any(rival != score and all(map(float.__ge__, rival, score)) for rival in values.values())
     ]
     return front if front and len(values[front[0]]) > 1 else front[:1]
 

@@ -411,7 +411,7 @@ def _run(sections: Mapping[str, str]) -> tuple[RunSpec, str]:
     plain = {name: json.loads(text) for name, text in sections.items()}
     _check_model(plain)
     for name in plain.keys() - kind.model_fields.keys():
-        if owners := [other for other in BUILT_IN if name in run_kind(other).model_fields]:
+        if owners := [owner for owner in BUILT_IN if name in run_kind(owner).model_fields]:
             raise UserError(
                 f"configuration: core={core!r} has no {name}: add core={' or core='.join(owners)}"
             )

@@ -547,7 +547,7 @@ def evaluate_runs(
 
 
 # If several launchers add the same missing tag, the store accepts a single request; the others then find the tag.
-TRIES = 3
+TAG_TRIES = 3
 
 
 @dataclass(frozen=True)
@@ -671,7 +671,7 @@ def describe_sweeps(plan: Plan, uri: str, parents: Parents, states: Mapping[str,
     if not parents.experiment_id:
         return
     with may_fail("the descriptions"):
-        for tries_left in reversed(range(TRIES)):
+        for tries_left in reversed(range(TAG_TRIES)):
             try:
                 client = open_client(uri)
                 for sweep in plan.sweeps:

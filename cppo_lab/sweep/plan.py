@@ -16,8 +16,8 @@ from cppo_lab.runs.folder import (
     COMPLETE_ID,
     CONFIG,
     ID_BEGINNING,
-    LENGTH,
-    only,
+    ID_LENGTH,
+    only_id,
     read_config,
     require_beginning,
 )
@@ -111,17 +111,17 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
     if isinstance(declared, Sweep):
         faults, sound = _faults(declared, core)
         try:
-            only = enumerate_runs(sound, overrides)
+            only_id = enumerate_runs(sound, overrides)
         except UserError as error:
             raise together([*faults, str(error)], f"sweep {declared.source}: ") from None
         _raise(faults, declared)
-        refuse(only.unused)
-        if not only.runs:
+        refuse(only_id.unused)
+        if not only_id.runs:
             selection = f" that {' '.join(overrides)!r} chooses" if overrides else ""
             raise UserError(
                 f"sweep {declared.source}: exclude removes every run{selection}: remove an entry of it"
             )
-        return _plan(declared, [only], only.runs)
+        return _plan(declared, [only_id], only_id.runs)
     if not isinstance(declared, Study):
         raise UserError(
             f"{declared.name} is a search, which chooses its runs as it goes: use `cppo tune` for it"
@@ -264,7 +264,7 @@ def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> FoundRun
     if not declared:
         declared = _of_sweeps(beginning, [name for name in _search_order() if name not in sweeps])
     if declared:
-        return declared[only(beginning, declared)]
+        return declared[only_id(beginning, declared)]
     raise UserError(
         f"unknown run {beginning!r}: no folder in {runs} and no run of a shipped sweep has such an id: "
         "name the sweep that declares it with --in SWEEP"
@@ -279,7 +279,7 @@ def find_recorded_run(beginning: str, runs: Path) -> FoundRun:
     """
     require_beginning(beginning)
     if recorded := _in_folders(beginning, runs):
-        return recorded[only(beginning, recorded)]
+        return recorded[only_id(beginning, recorded)]
     raise UserError(
         f"run {beginning!r} has not been started: no folder in {runs} has such an id; if it was finished elsewhere, "
         "`cppo pull SWEEP` gives it one"
@@ -353,7 +353,7 @@ def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, FoundRun]:
                 config = run.spec.model_dump(mode="json", exclude_none=True)
                 source = f"sweep {name}, core={core}"
                 by_id[run.run_id] = FoundRun(run.run_id, source, config, run, paths)
-                if len(beginning) == LENGTH:
+                if len(beginning) == ID_LENGTH:
                     return by_id
     return by_id
 

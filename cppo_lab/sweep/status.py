@@ -26,12 +26,12 @@ from cppo_lab.launch.slurm import LEDGER
 from cppo_lab.runs.folder import (
     COMPLETE_ID,
     CONFIG,
-    LENGTH,
+    ID_LENGTH,
     TRACEBACK,
     batches_of,
     holder,
     machine_seconds,
-    only,
+    only_id,
     parse_variants,
     read_config,
     read_status,
@@ -424,9 +424,10 @@ def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
         matches = [run_id for run_id in run_ids if run_id.startswith(beginning)]
         if not matches:
             raise UserError(
-                f"run {beginning!r}: {runs} has no run with this prefix: see `cppo status` (an id has {LENGTH} digits)"
+                f"run {beginning!r}: {runs} has no run with this prefix: see `cppo status` (an id has {ID_LENGTH} "
+                "digits)"
             )
-        folders.append(runs / only(beginning, matches))
+        folders.append(runs / only_id(beginning, matches))
     return folders
 
 

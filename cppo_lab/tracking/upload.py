@@ -451,9 +451,11 @@ class _Shipment:
             inputs = [_dataset_input(schema.Dataset(**dataset)) for dataset in line.datasets]
             try:
                 self.client.log_inputs(mlflow_id, datasets=inputs)
-            except MlflowException:
+            except MlflowException as error:
                 # MLflow looks for a dataset before it adds it: of two runs that add the same one at once, one is
                 # refused, and finds it the next time.
+                if error.error_code != "BAD_REQUEST":
+                    raise
                 self.client.log_inputs(mlflow_id, datasets=inputs)
 
     def _of_record(self, experiment_id: str) -> list[Run]:

@@ -317,8 +317,8 @@ def test_why_a_worker_has_stopped_is_in_the_tuners_output(
     monkeypatch.setattr(worker, "train", stops)
     tune(code=1)
     out = capsys.readouterr().out
-    told = "\n".join(f"a worker has stopped: {why}" for why in ("A worker of another `cppo tune`", said))
-    assert f"\n{told}\nrun the same command" in out
+    lines = "\n".join(f"a worker has stopped: {why}" for why in ("A worker of another `cppo tune`", said))
+    assert f"\n{lines}\nrun the same command" in out
     made_up(monkeypatch)
     tune()
     assert "a worker has stopped" not in capsys.readouterr().out
@@ -341,6 +341,7 @@ def test_a_run_that_comes_to_no_end_is_tried_again(
     attempt.folder.mkdir(parents=True)
     monkeypatch.setattr(worker, "_train_here", train := Mock(return_value=end))
     monkeypatch.setattr(worker.Run, "finished", lambda run: None)
-    with pytest.raises(error, match=said.format(tiny_spec.run_id)):
+    with pytest.raises(error, match=said.format(tiny_spec.run_id)) as caught:
         worker.train(worker.Run(attempt, MlflowClient(), "", {}), lambda points, may_end: None)
+    assert "\n" not in str(caught.value)
     assert train.call_count == TRIES + (end is None)

@@ -59,9 +59,12 @@ class LabMerger(FSDPModelMerger):
         """The weights of one rank: tensors, and how they are spread over ranks."""
         self._say(f"reading shard {rank + 1} of {len(self._files)}")
         try:
-            return dict(load_whole(self._files[rank]))
+            weights = load_whole(self._files[rank])
         except ValueError as error:
             raise UserError(f"the shard of rank {rank} is not read: {error}") from None
+        if not isinstance(weights, dict) or not weights or not all(map(torch.is_tensor, weights.values())):
+            raise UserError(f"the shard of rank {rank} is not read: it contains more than weights")
+        return dict(weights)
 
     def _load_and_merge_state_dicts(
         self, world_size: int, total_shards: int, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]

@@ -459,7 +459,7 @@ def _largest_array() -> int:
 
 
 WAIT_SECONDS = 10  # for a node; longer than a cycle of the scheduler
-CHECK_PATIENCE = 60.0  # seconds for the whole check
+NODE_PATIENCE = 60.0  # seconds for the whole check
 _RUNTIMES = {
     "pyxis": ("srun --help 2>&1 | grep -q -- --container-image", "srun --container-image"),
     "apptainer": ("command -v apptainer >/dev/null", "apptainer"),
@@ -523,9 +523,9 @@ def _on_a_node(script: str, resources: ResourcesSpec) -> tuple[list[str], str]:
         *options,
     ]
     try:
-        done = command_output(*command, "bash", "-c", script, seconds=CHECK_PATIENCE)
+        done = command_output(*command, "bash", "-c", script, seconds=NODE_PATIENCE)
     except subprocess.TimeoutExpired:
-        return [], f"srun did not answer within {CHECK_PATIENCE:.0f} s"
+        return [], f"srun did not answer within {NODE_PATIENCE:.0f} s"
     lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
     return done.stdout.splitlines(), lines[0] if done.returncode else ""
 

@@ -406,6 +406,10 @@ DAMAGE: dict[str, tuple[Callable[[], object], str]] = {
         lambda: torch.save({"model.norm.weight": Opens()}, shard()),
         "the shard of rank 0 is not read: it contains more than tensors",
     ),
+    "a number in a shard": (
+        lambda: torch.save({"model.norm.weight": 1.0}, shard()),
+        "the shard of rank 0 is not read: it contains more than weights",
+    ),
     "a flipped bit": (flip, "the shard of rank 0 is not read: it is damaged"),
     "no shard": (lambda: shard().unlink(), "the shard of rank 0 of 1 is missing"),
     "a pipe": (pipe, NO_FILE),
