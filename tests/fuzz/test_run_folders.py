@@ -124,6 +124,21 @@ def test_texts_of_a_status_have_one_line(
     assert asked(capsys, "status", "--csv")[0] == 0
 
 
+BROKEN = [b"", b'{"status": "runn', as_json({**STATUS, "status": "running"})]
+
+
+@pytest.mark.parametrize("content", BROKEN)
+def test_repair(
+    whole: Path, desk: Path, run: RunSpec, capsys: pytest.CaptureFixture[str], content: bytes
+) -> None:
+    """What a folder says wrongly of its run, its spool puts right."""
+    (fresh(whole, desk) / run.run_id / "status.json").write_bytes(content)
+    assert asked(capsys, "status", "--repair")[0] == 0
+    _, out = asked(capsys, "status", "--json")
+    [shown] = json.loads(out)["runs"]
+    assert shown["state"] == "failed"
+
+
 @fuzz(60)
 @given(content=damaged(as_json(STATUS)))
 @example(content=b"[" * 20_000)

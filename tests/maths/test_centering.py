@@ -1,8 +1,10 @@
-"""Score centering against the paper's formula, with what a rule says of each token.
+"""Score centering against the paper's formula, in plain Python, and against what a rule says of each token.
 
 The loss at a state, with detached weights w, is -A [ w(y) log pi(y) - sum_v mu(v) w(v) log pi(v) ].
 """
 
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -61,44 +63,100 @@ class Case:
         return gradient
 
 
-@pytest.mark.parametrize("k", [V, 3, 1])
-@pytest.mark.parametrize("name", CENTRED)
-def test_the_gradient_is_that_of_the_papers_loss(name: str, k: int) -> None:
-    """A rule's w is what it gives a token that stands in a sampled one's place, behind the same prefix.
+# A rule, its constants, and its weight w in plain Python: of pi(v), mu(v), A and D.
+Weight = Callable[[float, float, float, float], float]
+WEIGHTS: dict[str, tuple[str, dict[str, float], Weight]] = {
+    "none": ("icepop", {"ratio_low": 0.0, "ratio_high": math.inf}, lambda p, m, a, d: p / m),
+    "ppo": (
+        *("grpo", {"clip_low": 0.1, "clip_high": 0.2}),
+        lambda p, m, a, d: 0.0 if (a > 0 and p / m > 1.2) or (a < 0 and p / m < 0.9) else p / m,
+    ),
+    "truncated": ("cispo", {"clip_high": 0.1}, lambda p, m, a, d: min(p / m, 1.1)),
+    "masked": (
+        *("icepop", {"ratio_low": 0.7, "ratio_high": 1.4}),
+        lambda p, m, a, d: p / m if 0.7 <= p / m <= 1.4 else 0.0,
+    ),
+    "probability": ("ipo", {"delta": 0.05, "kl_tau": 0.0}, lambda p, m, a, d: p / m * (abs(p - m) <= 0.05)),
+    "divergence": ("dppo", {"delta": 0.2}, lambda p, m, a, d: p / m * (a * (p - m) <= 0 or d <= 0.2)),
+    "penalty": (
+        "cfpo",
+        {"delta": 0.5},
+        lambda p, m, a, d: p / m * (1 - math.copysign(1, a) * (p / m - 1) / 0.5),
+    ),
+}
 
-    K = V is the full form; else the tail is one token of mu's rest, spread as pi's.
-    """
-    case, rule = Case(k), get_rule(name)
-    constants = CONSTANTS[name] | (
-        {"kl_tau": 0.0} if name == "ipo" else {}
-    )  # that is no score: see the next test
-    pi = case.logits.log_softmax(-1)
-    sampled = [part.gather(-1, case.ids[..., None])[..., 0] for part in (pi, case.mu)]
-    plain = case.gradient(name, centre=False, **constants)
-    expected = plain.clone()
+
+def softmax(logits: list[float]) -> list[float]:
+    whole = sum(map(math.exp, logits))
+    return [math.exp(x) / whole for x in logits]
+
+
+def slope(function: Callable[[list[float]], float], at: list[float]) -> list[float]:
+    """Central differences."""
+    step, slopes = 1e-5, []
+    for i in range(len(at)):
+        above, below = ([x + sign * step * (i == j) for j, x in enumerate(at)] for sign in (1, -1))
+        slopes.append((function(above) - function(below)) / (2 * step))
+    return slopes
+
+
+@pytest.mark.parametrize("k", [V, 3, 1])
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_the_gradient_is_that_of_the_papers_loss(name: str, k: int) -> None:
+    """K = V is the full form; else the tail is mu's rest, spread as pi's."""
+    rule, constants, weight = WEIGHTS[name]
+    case = Case(k)
+    actual, moved = case.gradient(rule, **constants), 0
     for row, t in case.valid.nonzero().tolist():
-        p, m = pi[row, t].exp(), case.mu[row, t].exp()
-        score, head = torch.eye(V, dtype=torch.float64) - p, case.topk_ids[row, t].tolist()
-        cells = [(p[v], m[v], score[v]) for v in head]
-        if rest := [v for v in range(V) if v not in head]:
-            cells.append((p[rest].sum(), m[rest].sum(), p[rest] @ score[rest] / p[rest].sum()))
-        for of_pi, of_mu, direction in cells:
-            logp, rollout_logp = (part.clone() for part in sampled)
-            logp[row, t], rollout_logp[row, t] = of_pi.log(), of_mu.log()
-            given = (logp.requires_grad_(), rollout_logp, case.advantages, case.valid, case.divergence)
-            output = rule(Tokens(*given, rollout_entropy=case.entropy), **constants)
-            (weights,) = torch.autograd.grad(output.objective.sum(), logp)
-            expected[row, t] -= of_mu * weights[row, t] * direction
+        logits, mu = case.logits[row, t].tolist(), case.mu[row, t].exp().tolist()
+        y, a, d = int(case.ids[row, t]), float(case.advantages[row, t]), float(case.divergence[row, t])
+        pi, head = softmax(logits), case.topk_ids[row, t].tolist()
+        weights = [weight(p, m, a, d) for p, m in zip(pi, mu, strict=True)]
+        coefficients = [m * w for m, w in zip(mu, weights, strict=True)]
+        if k < V:
+            pi_rest, mu_rest = (1 - sum(part[v] for v in head) for part in (pi, mu))
+            alpha, tail = mu_rest / pi_rest, weight(pi_rest, mu_rest, a, d)
+            coefficients = [coefficients[v] if v in head else alpha * tail * pi[v] for v in range(V)]
+
+        def objective(
+            x: list[float],
+            y: int = y,
+            a: float = a,
+            own: float = weights[y],
+            mean: list[float] = coefficients,
+        ) -> float:
+            """The weights are constants of the state at which they were taken."""
+            logp = [math.log(p) for p in softmax(x)]
+            return a * (own * logp[y] - sum(c * lp for c, lp in zip(mean, logp, strict=True)))
+
+        assert actual[row, t].tolist() == pytest.approx(slope(objective, logits), rel=1e-6, abs=1e-9)
+        moved += any(abs(c - m) > 1e-3 for c, m in zip(coefficients, pi, strict=True))
+    assert moved or name == "none"
+    assert not actual[~case.valid].any()
+
+
+@pytest.mark.parametrize("name", CENTRED)
+def test_every_rule_is_asked_for_each_token_as_if_it_had_been_sampled(name: str) -> None:
+    """One token of a response is replaced at a time, and the others stay: budgets of prefixes with them."""
+    case, rule, constants = Case(), get_rule(name), CONSTANTS[name]
+    if name == "ipo":  # its penalty is no score: see the next test
+        constants = {**constants, "kl_tau": 0.0}
+    pi = case.logits.log_softmax(-1)
+    expected = case.gradient(name, centre=False, **constants)
+    for row, t in case.valid.nonzero().tolist():
+        score = torch.eye(V, dtype=torch.float64) - pi[row, t].exp()
+        for v in range(V):
+            ids = case.ids.clone()
+            ids[row, t] = v
+            logp, mu = (part.gather(-1, ids[..., None])[..., 0] for part in (pi, case.mu))
+            leaf = logp.clone().requires_grad_()
+            fields = {"rollout_entropy": case.entropy}
+            output = rule(
+                Tokens(leaf, mu, case.advantages, case.valid, case.divergence, **fields), **constants
+            )
+            (weights,) = torch.autograd.grad(output.objective.sum(), leaf)
+            expected[row, t] -= mu[row, t].exp() * weights[row, t] * score[v]
     torch.testing.assert_close(case.gradient(name, **constants), expected, rtol=1e-10, atol=1e-12)
-    whole = name in (
-        "trm_max",
-        "trm_avg",
-        "trm_max_avg",
-        "pspo",
-        "ipo",
-        "kpop",
-    )  # every w is the whole ratio, or most
-    assert float((expected - plain).abs().max()) > 1e-3 or whole
 
 
 def test_a_penalty_without_the_advantage_is_not_centred() -> None:

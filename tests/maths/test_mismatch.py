@@ -123,6 +123,13 @@ def test_k3_is_never_negative(dtype: torch.dtype) -> None:
         assert float(sums_of(each, torch.zeros_like(each), torch.ones(1, 1)).sums[0, 2]) >= 0
 
 
+@pytest.mark.parametrize("filler", [math.nan, math.inf, -math.inf, 1e30])
+def test_order_width_and_padding_change_nothing(filler: float) -> None:
+    rows = made(LENGTHS)
+    for other in (of(rows[::-1]), of(rows, 80, filler)):
+        assert other == pytest.approx(of(rows), rel=1e-12)
+
+
 def test_masked_tokens_inside_a_response_do_not_count() -> None:
     """The thirds are those of the tokens that count."""
     rows = made([9])

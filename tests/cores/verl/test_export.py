@@ -512,7 +512,9 @@ def test_an_embedded_model_says_the_same_as_a_qwen3(
     with torch.enable_grad():
         train(spec, ListSink(), Resources(runs, folder, device="cpu"))
     assert main(["export", spec.run_id, "--out", "model"]) == 0
-    assert capsys.readouterr().err.splitlines() == ["cppo: reading best_model.pt", "cppo: writing the model"]
+    printed = capsys.readouterr()
+    assert printed.out == f"{workspace / 'model'}\n"
+    assert printed.err.splitlines() == ["cppo: reading best_model.pt", "cppo: writing the model"]
     tokenizer = make_task(spec.data).tokenizer
     context = spec.data.prompt_length + spec.rollout.max_response_length
     ours = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
@@ -525,21 +527,22 @@ def test_an_embedded_model_says_the_same_as_a_qwen3(
     theirs = AutoTokenizer.from_pretrained(workspace / "model")
     ids = list(range(tokenizer.pad))
     assert theirs.encode(tokenizer.decode(ids), add_special_tokens=False) == ids
+    assert (theirs.eos_token_id, theirs.pad_token_id) == (tokenizer.eos, tokenizer.pad)
     text = (workspace / "model" / "README.md").read_text()
+    assert ModelCard(text).data.tags == ["cppo-lab", "reinforcement-learning", "miniature"]
     step = state["history"][-1][0]
     assert f"| Step of these weights | {step}; the run: 4 of 4, without a recorded end |" in text
 
     other = compose([*TINY, "seed=7"]).run
-    foreign, again = record(runs, other, ends=False) / BEST_MODEL, (other.run_id, "--out", "other")
+    foreign = record(runs, other, ends=False) / BEST_MODEL
+    shutil.copy(folder / BEST_MODEL, foreign)
+    again = (other.run_id, "--out", "other")
+    assert f"it is not a checkpoint of run {other.run_id}" in refused(capsys, *again)
+    foreign.unlink()
     said = refused(capsys, *again)
     assert "has kept no checkpoint: there is no best_model.pt in " in said and "--replace" in said
-    for place, says in (
-        (shutil.copy, "it is not a checkpoint of run "),
-        (os.symlink, f"{foreign} {NO_FILE}"),
-    ):
-        place(folder / BEST_MODEL, foreign)
-        assert says in refused(capsys, *again)
-        foreign.unlink()
+    foreign.symlink_to(folder / BEST_MODEL)
+    assert f"{foreign} {NO_FILE}" in refused(capsys, *again)
 
 
 def test_two_exports_to_one_place_and_one_that_fails(tmp_path: Path) -> None:

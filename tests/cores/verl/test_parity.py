@@ -1,26 +1,32 @@
-"""The verl path against the embedded core's arithmetic, and against verl's own decoupled PPO, on identical tensors."""
+"""The verl path against the embedded core's arithmetic and against verl's own losses, on identical tensors."""
 
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.trainer.ppo.core_algos import compute_grpo_outcome_advantage, get_policy_loss_fn
 from verl.trainer.ppo.rollout_corr_helper import (
     compute_rollout_correction_weights,
     compute_rollout_rejection_mask,
 )
+from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import PolicyLossConfig
 
 from cppo_lab import rules as records
+from cppo_lab.cores.verl.config import verl_config
+from cppo_lab.cores.verl.files import planned_files
 from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.maths import divergence
+from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.mismatch import relative_logprob_error
-from cppo_lab.maths.rules import AGGREGATIONS, aggregate, corrected, get_rule
+from cppo_lab.maths.rules import AGGREGATIONS, aggregate, corrected, get_rule, group_advantages
 from cppo_lab.maths.tokens import RuleOutput, Tokens, merge, summarise
 from cppo_lab.rules import ENTROPY, MINIBATCH, PERMUTATION
+from cppo_lab.sweep.compose import compose
 from tests.cores.verl.recorded import Trained, actor, plain_actor, reduced, train
 from tests.maths.maths_batches import (
     CONSTANTS,
@@ -31,6 +37,7 @@ from tests.maths.maths_batches import (
     random_batch,
     random_permutation,
 )
+from tests.oracles.authors import authors_loss
 
 pytestmark = pytest.mark.filterwarnings("ignore:Disabled critic")
 # A rule over the whole minibatch is refused here.
@@ -172,6 +179,152 @@ def test_the_marked_rows_are_kept_as_the_rule_sees_them(name: str) -> None:
     assert name != "cppo" or reasons == {0, 1, 2}
 
 
+def test_a_minibatch_in_parts_has_the_authors_loss() -> None:
+    """recipe=authors, from the configuration on, against the loop."""
+    composition = compose(
+        ["core=verl", "model=qwen3_1_7b_base", "rollout.max_response_length=40", "recipe=authors"]
+    )
+    shared = Path("/somewhere/runs")
+    files = planned_files(composition.run, composition.paths, shared, shared / composition.run.run_id)
+    section = verl_config(composition.run, composition.layout, files).actor_rollout_ref.actor
+    config = plain_actor(omega_conf_to_dataclass(section.policy_loss), loss_agg_mode=section.loss_agg_mode)
+    generator = torch.Generator().manual_seed(5)
+    then = -2 * torch.rand(7, 12, generator=generator, dtype=torch.float64) - 0.02
+    now = (then + torch.randn(7, 12, generator=generator, dtype=torch.float64)).clamp(max=-1e-3)
+    then[0, 0], now[0, 0] = -6.0, -0.5  # a ratio beyond the cap, kept where A < 0
+    advantages = torch.tensor([-1.0, 1.0, -0.3, 0.7, 1.5, 0.0, 0.0], dtype=torch.float64)
+    valid = responses(3).valid
+    d = binary(now, then, "tv")
+    batch = TokenBatch(now, then, advantages[:, None].expand(-1, 12), valid, d)
+    trained = train(config, batch, CUTS[2], measured=False)
+    rows, before = (
+        [row[mask].tolist() for row, mask in zip(part, valid, strict=True)] for part in (now, then)
+    )
+    expected = authors_loss(rows, before, advantages.tolist(), width=40, delta=0.15, delta_b=0.02, w_min=0.8)
+    assert trained.loss == pytest.approx(expected.loss, rel=1e-10)
+    for index, row in enumerate(expected.gradient):
+        assert trained.gradient[index, : len(row)].tolist() == pytest.approx(row, rel=1e-10, abs=1e-14)
+    assert 0 < sum(map(sum, expected.mask)) < int(valid.sum())
+    assert_reported(trained, get_rule("cppo")(Tokens(*batch), **composition.run.rule.arguments(40)))
+
+
+def verls_loss(
+    loss_mode: str, batch: TokenBatch, mask: Tensor, mode: str = "token-mean", config: Any = None, **more: Any
+) -> tuple[float, Tensor]:
+    """Value and gradient of a loss of verl's."""
+    logp = batch.logp.clone().requires_grad_()
+    loss, _ = get_policy_loss_fn(loss_mode)(
+        old_log_prob=batch.rollout_logp, log_prob=logp, advantages=batch.advantages, response_mask=mask,
+        loss_agg_mode=mode, config=config, **more,
+    )  # fmt: skip
+    loss.backward()
+    return float(loss.detach()), logp.grad
+
+
+def clips(low: float, high: float, cap: float = 1e9) -> dict[str, float]:
+    """verl's keys for them; `cap` bounds rho in its dppo, and vanilla's loss where A < 0."""
+    return {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_c": cap}
+
+
+class TestVerlsOwnLosses:
+    """verl's losses on float64 tensors without empty rows. Ours is the rule and `aggregate`."""
+
+    def both(self, loss_mode: str, rule: str, own: dict, mode: str = "token-mean", **keys: float) -> tuple:
+        """(value, gradient) of verl's loss and of ours; divergences are the binary ones that verl has."""
+        batch = random_batch(11, rows=6, width=9)
+        valid = torch.arange(9) < torch.tensor([9, 4, 1, 6, 9, 2])[:, None]
+        config = plain_actor(PolicyLossConfig(loss_mode=loss_mode), **keys)
+        logp, measure = batch.logp.clone().requires_grad_(), "kl" if loss_mode == "dppo_kl" else "tv"
+        d = binary(logp, batch.rollout_logp, measure) if rule == "dppo" else None
+        output = apply(rule, logp, batch.rollout_logp, batch.advantages, valid, d, **own)
+        loss = -aggregate(output.objective, valid, mode)
+        loss.backward()
+        verls = verls_loss(loss_mode, batch, valid.double(), mode, config)
+        return verls, (float(loss.detach()), logp.grad), batch, valid
+
+    @pytest.mark.parametrize(
+        "loss_mode, rule, own, keys",
+        [
+            ("vanilla", "grpo", {"clip_low": 0.2, "clip_high": 0.28, "dual_clip": 3.0}, clips(0.2, 0.28, 3.0)),
+            ("vanilla", "ppo", {"clip_low": 0.2, "clip_high": 0.2}, clips(0.2, 0.2)),
+            ("cispo", "cispo", {"clip_high": 0.4, "clip_low": 0.3}, clips(0.3, 0.4)),
+            # Our default leaves the lower side open: verl's bound is then a ratio of 0, which no ratio falls below.
+            ("cispo", "cispo", {"clip_high": 4.0}, clips(1.0, 4.0)),
+            ("gspo", "gspo", {"clip_low": 0.05, "clip_high": 0.08}, clips(0.05, 0.08)),
+            ("sapo", "sapo", {"tau_positive": 1.0, "tau_negative": 1.05}, {}),
+            ("geo_mean", "geo_mean", {"log_clip_low": 0.3, "log_clip_high": 0.4}, clips(0.3, 0.4)),
+        ],
+    )  # fmt: skip
+    def test_equal_in_value_and_gradient(self, loss_mode: str, rule: str, own: dict, keys: dict) -> None:
+        """verl adds 1e-8 to each length in seq-mean-token-mean, the only mode of its sapo and geo_mean."""
+        others = ("token-mean", "seq-mean-token-sum", "seq-mean-token-sum-norm")
+        for mode in ("seq-mean-token-mean", *(others if loss_mode not in ("sapo", "geo_mean") else ())):
+            verls, ours, *_ = self.both(loss_mode, rule, own, mode, **keys)
+            rough = 1e5 if mode == "seq-mean-token-mean" else 1
+            assert verls[0] == pytest.approx(ours[0], rel=1e-12 * rough), mode
+            torch.testing.assert_close(verls[1], ours[1], rtol=1e-12 * rough, atol=1e-15 * rough)
+
+    @pytest.mark.parametrize("loss_mode, delta", [("dppo_tv", 0.1), ("dppo_kl", 0.02)])
+    def test_dppo_has_our_gradient_and_another_value(self, loss_mode: str, delta: float) -> None:
+        """verl minimises -sg(M rho) A log pi, ours is -M rho A: one gradient, M rho A, and two values.
+
+        verl also truncates rho at clip_ratio_c, here out of reach, and its KL adds 1e-8 to 1 - p, which here moves no
+        token over the threshold.
+        """
+        verls, ours, batch, valid = self.both(loss_mode, "dppo", {"delta": delta}, **clips(delta, delta))
+        torch.testing.assert_close(verls[1], ours[1], rtol=1e-12, atol=1e-15)
+        dropped = (ours[1] == 0) & valid & (batch.advantages != 0)
+        assert bool(dropped.any())
+        score_function = float((ours[1] * batch.logp).sum())
+        assert verls[0] == pytest.approx(score_function, rel=1e-12)
+        assert abs(verls[0] - ours[0]) > 0.01
+
+
+@pytest.mark.parametrize("normalize", [True, False])
+def test_verls_group_advantages(normalize: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    groups = torch.arange(12).repeat_interleave(8)
+    rewards = (torch.rand(96, generator=generator) < 0.15).float()
+    mask = torch.arange(5) < torch.randint(1, 6, (96, 1), generator=generator)
+    scores = torch.zeros(96, 5)
+    scores[:, 0] = rewards
+    ours, keep = group_advantages(rewards, groups, normalize_std=normalize)
+    theirs, _ = compute_grpo_outcome_advantage(
+        scores, mask.float(), groups.numpy(), norm_adv_by_std_in_grpo=normalize
+    )
+    assert 0 < int(keep.sum()) < 96  # some groups are all right or all wrong, and dropped by ours
+    torch.testing.assert_close((ours[:, None] * mask)[keep], theirs[keep], rtol=1e-6, atol=1e-6)
+    assert float(theirs[~keep].abs().max()) < 1e-6  # what verl keeps of them has no signal
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    "rule, constants, weigh, reject",
+    [
+        ("icepop", {"ratio_low": 0.5, "ratio_high": 1.5}, ("token", "0.5_1.5"), None),
+        ("seq_tis", {"ratio_high": 1.3}, ("sequence", 1.3), None),
+        ("seq_mis", {"ratio_low": 0.4, "ratio_high": 2.5}, ("sequence", 2.5), ("seq_sum_k1", "0.4_2.5")),
+        ("geo_mask", {"ratio_low": 0.8, "ratio_high": 1.25}, None, ("seq_mean_k1", "0.8_1.25")),
+    ],
+)  # fmt: skip
+def test_verls_rollout_correction_has_the_same_policy_gradient(
+    rule: str, constants: dict, weigh: tuple | None, reject: tuple | None, seed: int
+) -> None:
+    """Its weights and masks on log pi A, as verl's bypass mode with the loss `reinforce` puts them together.
+
+    verl bounds the inverse ratio: the same where one bound is the other's inverse.
+    """
+    batch = responses(seed)
+    logp = batch.logp.clone().requires_grad_()
+    apply(rule, logp, *batch[1:], **constants).objective.sum().backward()
+    log_ratio, mask = (batch.logp - batch.rollout_logp) * batch.valid, batch.valid.double()
+    weights = compute_rollout_correction_weights(log_ratio, mask, *weigh)[0] if weigh else mask
+    kept = compute_rollout_rejection_mask(log_ratio, mask, *reject)[0] if reject else mask
+    expected = torch.where(batch.valid, weights * kept * batch.advantages, 0.0)
+    assert bool((expected[batch.valid] != batch.advantages[batch.valid]).any())
+    torch.testing.assert_close(logp.grad, expected, rtol=1e-10, atol=1e-12)
+
+
 # Of decoupled runs: what verl's own functions take, weights and bands.
 CORRECTIONS = [
     (("token", 1.2), None),
@@ -253,18 +406,13 @@ def test_verls_decoupled_ppo_has_the_loss_of_ours(weigh: tuple | None, reject: t
     log_ratio, mask = ((batch.rollout_logp - mu) * batch.valid)[rows], batch.valid[rows].double()
     weights = compute_rollout_correction_weights(log_ratio, mask, *weigh)[0] if weigh else None
     kept = compute_rollout_rejection_mask(log_ratio, mask, *reject)[0] if reject else mask
-    bounds = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.28, "clip_ratio_c": 1e9}  # the last would cap rho
-    config = plain_actor(PolicyLossConfig(loss_mode="vanilla"), **bounds)
+    config = plain_actor(PolicyLossConfig(loss_mode="vanilla"), **clips(0.2, 0.28))
     config.global_batch_info.update(dp_size=1, batch_num_tokens=int(mask.sum()), global_batch_size=6)
-    logp = batch.logp[rows].requires_grad_()
-    loss, _ = get_policy_loss_fn("vanilla")(
-        old_log_prob=batch.rollout_logp[rows], log_prob=logp, advantages=batch.advantages[rows], response_mask=kept,
-        loss_agg_mode="token-mean", config=config, rollout_is_weights=weights,
-    )  # fmt: skip
-    loss.backward()
+    present = TokenBatch(*(column[rows] for column in batch))
+    loss, gradient = verls_loss("vanilla", present, kept, config=config, rollout_is_weights=weights)
     ours = actor("grpo", {"clip_low": 0.2, "clip_high": 0.28}, weights=settings_of(weigh, reject))
     trained = train(ours, batch, CUTS[2], of_mu=mu, measured=False)
-    assert_equal(trained._replace(gradient=trained.gradient[rows]), loss.detach(), logp.grad)
+    assert_equal(trained._replace(gradient=trained.gradient[rows]), loss, gradient)
     rejected = int(mask.sum() - kept.sum())
     assert bool(rejected) == bool(reject)
     reported = rule_metrics(reduced([trained.metrics]))
