@@ -64,14 +64,16 @@ def test_a_job_in_a_process_of_its_own_outlives_the_terminal_by_its_last_words(t
 IMPORT = """
 import os, signal, sys
 
+module, sys.argv[1] = sys.argv[1], "list"  # as the `cppo` command is started
+
 class Interrupting:
     def find_spec(name, path=None, target=None):
-        if name == sys.argv[1]:
+        if name == module:
             os.kill(os.getpid(), signal.SIGINT)
 
 sys.meta_path.insert(0, Interrupting)
 from cppo_lab.cli import main
-sys.exit(main(["list"]))
+sys.exit(main())
 """
 
 
