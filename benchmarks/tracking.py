@@ -17,6 +17,7 @@ The last line is JSON, see `common.py`.
 """
 
 import contextlib
+import itertools
 import os
 import tempfile
 import time
@@ -53,7 +54,7 @@ UNITS = {
     "*_per_second": "points/s",
     "*_times_*": "x",
 }
-SPEC = compose([]).run
+SEEDS = itertools.count()
 NAMES = [metric.name for metric in schema.METRICS if not metric.name.startswith("search/")][:METRICS]
 NAMES += [schema.validation_metric(f"benchmark{number}") for number in range(METRICS - len(NAMES))]
 Log = Callable[[int], object]
@@ -107,12 +108,18 @@ class Block:
         self.held = outside / steps + float(np.mean(self.waits))
 
 
+def new_run(runs: Path) -> Recorder:
+    """A run that the store has not seen, in a folder of its name: that of another run would be refused as a copy."""
+    run = compose([f"seed={next(SEEDS)}"]).run
+    return Recorder(run, {}, runs / run.run_id)
+
+
 @contextlib.contextmanager
-def by_recorder(uri: str, folder: Path) -> Iterator[Log]:
+def by_recorder(uri: str, runs: Path) -> Iterator[Log]:
     """`log` through our recorder, beside the process that uploads."""
-    recorder = Recorder(SPEC, {}, folder, continues=False)
-    with uploading([folder], uri):
-        while unsent(folder, uri):
+    recorder = new_run(runs)
+    with uploading([recorder.folder], uri):
+        while unsent(recorder.folder, uri):
             time.sleep(0.05)  # until that has begun
         for step in range(WAITING):
             recorder.log(step, values(step))
@@ -130,27 +137,27 @@ def by_mlflow(uri: str) -> Iterator[Log]:
         yield lambda step: mlflow.log_metrics(values(step), step=step)
 
 
-def shipped_per_second(uri: str, folder: Path, steps: int) -> float:
+def shipped_per_second(uri: str, runs: Path, steps: int) -> float:
     """Points per second that come out of a spool of so many steps."""
-    recorder = Recorder(SPEC, {}, folder)
+    recorder = new_run(runs)
     for step in range(steps):
         recorder.log(step, values(step))
     client, start = open_client(uri), time.perf_counter()
-    points = ship(folder, uri, client)
+    points = ship(recorder.folder, uri, client)
     assert points == steps * METRICS
     return points / (time.perf_counter() - start)
 
 
 def measure_steps(
-    stores: dict[str, str], folder: Path, rounds: int, steps: int, kinds: Kinds
+    stores: dict[str, str], runs: Path, rounds: int, steps: int, kinds: Kinds
 ) -> dict[str, float]:
     """Blocks of steps with every kind of work, store and logger, `rounds` times."""
     blocks: dict[tuple[str, str, str], list[Block]] = defaultdict(list)
-    for number in range(rounds):
+    for _ in range(rounds):
         for kind, work in kinds.items():
             blocks[kind, "", ""].append(Block(work, lambda step: None, steps))
             for name, uri in stores.items():
-                with by_recorder(uri, folder / f"{kind}_{name}_{number}") as log:
+                with by_recorder(uri, runs) as log:
                     blocks[kind, name, "ours"].append(Block(work, log, steps))
         for name, uri in stores.items():
             with by_mlflow(uri) as log:
@@ -202,8 +209,7 @@ def main() -> None:
             cluster.start()
             stores["postgres"] = address.absolute_uri(cluster.make_database("mlflow"))
         for store, uri in stores.items():
-            rate = shipped_per_second(uri, folder / "runs" / f"spool_{store}", spooled)
-            figures[f"{store}_shipped_per_second"] = rate
+            figures[f"{store}_shipped_per_second"] = shipped_per_second(uri, folder / "runs", spooled)
     reasons = {"postgres_*": absent}
     finish("tracking", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, absent=reasons, quick=quick)
 
