@@ -10,6 +10,7 @@ no other way: a sweep file, which may come from a stranger, can choose an instal
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -384,3 +385,37 @@ def checks_of(core: str) -> CoreChecks:
     """
     checks: CoreChecks | None = core_of(core).load("doctor")
     return checks or CoreChecks()
+
+
+# The time of each part of a step, and peak memory: lines of the file PHASES in the run's folder.
+#
+# Written by a core whose record has `preflight`. A preflight reads the timers `step` (with the checkpoint), `testing`
+# (the validation), `save_checkpoint` and `update_weights` (from trainer to engine); others are kept. The names are
+# verl's. Memory is in 2^30 bytes, of the trainer's process on one device and of the host.
+
+PHASES = "verl_phases.jsonl"
+MACHINE = "verl_machine.json"  # what the run's processes saw of the machines and the engine once all of them were up
+
+
+@dataclass(frozen=True)
+class Phases:
+    """One step; step 0 is the validation before the first."""
+
+    step: int
+    seconds: Mapping[str, float]
+    memory: Mapping[str, float] = field(default_factory=dict)
+
+
+def read_machine(folder: Path) -> dict[str, float | str]:
+    """What the run saw of its machines; {} if it did not get that far."""
+    path = folder / MACHINE
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+
+
+def read_phases(folder: Path) -> list[Phases]:
+    """The complete lines, in the order in which they were written."""
+    try:
+        lines = (folder / PHASES).read_text(encoding="utf-8").splitlines(keepends=True)
+    except FileNotFoundError:
+        return []
+    return [Phases(**json.loads(line)) for line in lines if line.endswith("\n")]

@@ -1,16 +1,15 @@
-"""What cores share beside their interface (`core_records.py`): the file of their steps' times, and the datasets of the
+"""What cores share beside their interface (`core_records.py`): the lines of their steps' times, and the datasets of the
 embedded cores, which are known without drawing any (verl's runs on an arithmetic task name the same sets).
 """
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.core_records import *  # noqa: F403  cores of other packages import the interface from here
-from cppo_lab.core_records import CoreChecks, Resources
+from cppo_lab.core_records import MACHINE, PHASES, CoreChecks, Resources
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_append, replace_file
 from cppo_lab.plugins import Requirement
@@ -39,24 +38,7 @@ _EMBEDDED = (
 EMBEDDED = CoreChecks(requirements=lambda run, layout: _EMBEDDED)
 
 
-# The time of each part of a step, and peak memory: lines of the file PHASES in the run's folder.
-#
-# Written by a core whose record has `preflight`. A preflight reads the timers `step` (with the checkpoint), `testing`
-# (the validation), `save_checkpoint` and `update_weights` (from trainer to engine); others are kept. The names are
-# verl's. Memory is in 2^30 bytes, of the trainer's process on one device and of the host.
-
-PHASES = "verl_phases.jsonl"
-MACHINE = "verl_machine.json"  # what the run's processes saw of the machines and the engine once all of them were up
 _MEMORY = ("max_memory_allocated_gb", "max_memory_reserved_gb", "cpu_memory_used_gb")
-
-
-@dataclass(frozen=True)
-class Phases:
-    """One step; step 0 is the validation before the first."""
-
-    step: int
-    seconds: Mapping[str, float]
-    memory: Mapping[str, float] = field(default_factory=dict)
 
 
 def write_phases(folder: Path, step: int, seconds: Mapping[str, float], metrics: Mapping[str, float]) -> None:
@@ -73,21 +55,6 @@ def write_phases(folder: Path, step: int, seconds: Mapping[str, float], metrics:
 def write_machine(folder: Path, seen: Mapping[str, float | str]) -> None:
     """Write what is known of the machine; names and values are for people."""
     replace_file(folder / MACHINE, json.dumps(dict(seen)))
-
-
-def read_machine(folder: Path) -> dict[str, float | str]:
-    """What `write_machine` wrote; {} if the run did not get that far."""
-    path = folder / MACHINE
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
-
-
-def read_phases(folder: Path) -> list[Phases]:
-    """The complete lines, in the order in which they were written."""
-    try:
-        lines = (folder / PHASES).read_text(encoding="utf-8").splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
-    return [Phases(**json.loads(line)) for line in lines if line.endswith("\n")]
 
 
 # The code that draws them.

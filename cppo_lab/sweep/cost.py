@@ -83,7 +83,7 @@ class PreflightResult:
     validation: float | None = None
     checkpoint: float | None = None
     memory: Mapping[str, float] = field(default_factory=dict)
-    machine: Mapping[str, float | str] = field(default_factory=dict)  # of `base.MACHINE`
+    machine: Mapping[str, float | str] = field(default_factory=dict)  # of `core_records.MACHINE`
     error: str = ""  # the error, and the part in which it occurred
 
     def write(self, folder: Path) -> None:

@@ -20,8 +20,17 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from cppo_lab.core_records import StandIns, core_of, cores_that, load_core, load_part
-from cppo_lab.cores.base import PHASES, Phases, read_machine, read_phases
+from cppo_lab.core_records import (
+    PHASES,
+    Phases,
+    StandIns,
+    core_of,
+    cores_that,
+    load_core,
+    load_part,
+    read_machine,
+    read_phases,
+)
 from cppo_lab.errors import Interrupted, UserError, counted, describe, one_line, say
 from cppo_lab.files import mask_output, open_append, replace_file
 from cppo_lab.launch.base import Event

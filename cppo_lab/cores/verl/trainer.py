@@ -33,7 +33,8 @@ from verl.workers.engine_workers import ActorRolloutRefWorker
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
-from cppo_lab.cores.base import read_phases, write_phases
+from cppo_lab.core_records import read_phases
+from cppo_lab.cores.base import write_phases
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.answers import PLACE, VerlAnswerRecorder
 from cppo_lab.cores.verl.checkpoints import TAGS_FILE, keep_best, score_name, seal, stage, validation_metrics

@@ -20,8 +20,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from cppo_lab.core_records import Allocation, Resources
-from cppo_lab.cores.base import read_machine
+from cppo_lab.core_records import Allocation, Resources, read_machine
 from cppo_lab.cores.verl import cluster, core
 from cppo_lab.errors import Interrupted, handle_signals
 from cppo_lab.sweep.compose import compose

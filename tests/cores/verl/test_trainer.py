@@ -30,8 +30,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
-from cppo_lab.core_records import BEST_CHECKPOINT
-from cppo_lab.cores.base import PHASES, write_phases
+from cppo_lab.core_records import BEST_CHECKPOINT, PHASES
+from cppo_lab.cores.base import write_phases
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
 from cppo_lab.cores.verl.checkpoints import TAGS_FILE, best_step, score_name
