@@ -69,8 +69,8 @@ class SweepGrid:
 
 @dataclass(frozen=True)
 class AxisPlace:
-    """The position of one variant on the sweep's axes. `group` is its name without the axis values; a value is None on
-    an axis that does not apply to it.
+    """A variant's position on the sweep's axes. `group` is the variant's name without the axis values; a value is None
+    on an axis that does not apply to it.
     """
 
     variant: str
@@ -112,17 +112,17 @@ RUN_COLUMNS = (
 
 @dataclass(frozen=True, eq=False)
 class SweepData:
-    """The runs of one sweep and all their logged metrics (or the requested ones).
+    """The runs of a sweep and all their logged metrics (or the requested ones).
 
     `runs`: columns RUN_COLUMNS; `seed` and `t_stop` are nullable integers, `start` and `end` are UTC times;
-    `warm_start` is the digest of the weights from which training began, empty if the run has none.
-    `metrics`: columns METRIC_COLUMNS of the types named there, sorted, one value per (run, metric, step).
-    `params`: MLflow run -> its flattened configuration as logged (`rule.delta` -> "0.15"); empty if a run logged none.
-    `versions`: MLflow run -> a digest of its configuration and result. `outcomes`: MLflow run -> each problem's outcome
-    at each validation, of the runs that kept them. `drawn_starts`: MLflow runs whose seed draws their start, alike for
-    all rules and models (`CoreRecord.seed_fixes_start`). `experiment_id`: the experiment's id in the store;
-    empty without runs. `code`: MLflow run -> the version that made it, of the runs that recorded one. `notes`:
-    MLflow run -> its description and tags of the users' own, of the runs that have any.
+    `warm_start` is the digest of the weights from which training began, empty if the run has none. `metrics`: columns
+    METRIC_COLUMNS of the types named there, sorted, one value per (run, metric, step). `params`: MLflow run -> its
+    flattened configuration as logged (`rule.delta` -> "0.15"); empty if a run logged none. `versions`: MLflow run -> a
+    digest of its configuration and result. `outcomes`: MLflow run -> each problem's outcome at each validation, of the
+    runs that kept them. `drawn_starts`: MLflow runs whose seed draws their start, alike for all rules and models
+    (`CoreRecord.seed_fixes_start`). `experiment_id`: the experiment's id in the store; empty without runs. `code`:
+    MLflow run -> the version that made it, if recorded. `notes`: MLflow run -> its description and tags of the users'
+    own, of the runs that have any.
     """
 
     experiment: str
@@ -138,16 +138,16 @@ class SweepData:
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
-# Many metric points in one compact tidy frame: 15 bytes per point for 1,000 runs.
+# Many metric points in a compact tidy frame: 15 bytes per point for 1,000 runs.
 
 
 METRIC_COLUMNS = ("mlflow_id", "metric", "step", "value")
 
 
 def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
-    """The histories of runs, given as (MLflow id, history), as one tidy frame with one row per (run, metric, step).
+    """The histories of runs, given as (MLflow id, history), as a tidy frame with a row per (run, metric, step).
 
-    Columns METRIC_COLUMNS: `mlflow_id` and `metric` categorical, `step` int32 (int64 if one does not fit), `value`
+    Columns METRIC_COLUMNS: `mlflow_id` and `metric` categorical, `step` int32 (int64 if a step does not fit), `value`
     float64; sorted by the order of the runs, metric and step.
     """
     ids: list[str] = []
@@ -166,7 +166,7 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
     names = sorted(number)
     place_of = np.empty(len(names), dtype=np.int64)
     place_of[[number[name] for name in names]] = np.arange(len(names))
-    # Each column is joined and its parts dropped before the next one, so that the data is never held twice.
+    # Each column is joined and its parts dropped before the next, so that the data is never held twice.
     step = np.concatenate([np.empty(0, np.int32), *steps])
     steps.clear()
     value = np.concatenate([np.empty(0, np.float64), *values])

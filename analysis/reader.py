@@ -1,7 +1,7 @@
 """From MLflow to the tidy frames of a sweep, and to the answers that its runs kept.
 
-`runs` has one row per run of a sweep, `metrics` one row per (run, metric, step). A configuration that was
-run more than once (a retry) appears once: the newest run that is a result, or the newest of all when none is.
+`runs` has a row per run of a sweep, `metrics` a row per (run, metric, step). A configuration that was run more than
+once (a retry) appears once: the newest run that is a result, or the newest of all when none is.
 """
 
 import hashlib
@@ -69,9 +69,9 @@ def read_sweep(
     run_ids: Collection[str] = (),
     listing: Sequence[StoredRun] | None = None,
 ) -> SweepData:
-    """The runs of `experiment` that carry the tag of `sweep`, and those whose `cppo.run_id` is one of
-    `run_ids` (a run may have been trained by another sweep). `metrics` decides by name which metrics to read (None:
-    all). `listing`: the runs, if they have been listed already.
+    """The runs of `experiment` that carry the tag of `sweep`, and those whose `cppo.run_id` is in `run_ids` (a run may
+    have been trained by another sweep). `metrics` decides by name which metrics to read (None: all). `listing`: the
+    runs, if they have been listed already.
 
     Raises UserError if the store or the experiment does not exist, the experiment was deleted, or no run of
     it belongs to the sweep.
@@ -93,7 +93,7 @@ def read_sweep(
 def read_runs(
     uri: str, experiment: str, run_ids: Collection[str], metrics: Callable[[str], bool] | None = None
 ) -> SweepData:
-    """The runs of `experiment` whose `cppo.run_id` is one of `run_ids`, of any sweep; missing ones are left out. Raises
+    """The runs of `experiment` whose `cppo.run_id` is in `run_ids`, of any sweep; missing ones are left out. Raises
     UserError as `read_sweep` does for a store or an experiment.
     """
     runs = [run for run in list_runs(uri, experiment) if run.tags.get(schema.TAG_RUN_ID) in run_ids]
@@ -170,7 +170,7 @@ def _sweep_data(
 
 
 def _result_version(run: StoredRun) -> str:
-    """A digest of the run's configuration and result; copies of a run in different stores have the same one."""
+    """A digest of the run's configuration and result, the same for copies of a run in different stores."""
     tags = [(name, run.tags.get(name, "")) for name in _RESULT_TAGS]
     points = sorted(
         (name, step, repr(value)) for name, (step, _, value) in run.latest.items() if is_result(name)
@@ -214,7 +214,7 @@ def _run_row(run: StoredRun, sweep: str) -> tuple[object, ...]:
 
 @dataclass(frozen=True)
 class RunAnswers:
-    """The texts and tokens that one run kept of some of its validated steps, by step."""
+    """The texts and tokens that a run kept of some of its validated steps, by step."""
 
     texts: tuple[Texts, ...]
     tokens: tuple[RecordedTokens, ...]

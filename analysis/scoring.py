@@ -27,10 +27,10 @@ from cppo_lab.errors import UserError, counted
 # components are those of step 150: the earliest step wins. Curves are given to 1e-6, hence the width of a
 # tie.
 TIE = 1e-5
-# PAPER: `collapse` is a run that diverged (Table 4), without a threshold. We set one for the paper's curves only: the
-# last mean score inside the window is below this share of the run's best. This holds for CISPO on Qwen3-30B-A3B-Base
-# (ends at 0) and no other run (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best). Our runs stop
-# by the rule of schema.py, whose share of 0.4 has to persist over several validations.
+# PAPER: `collapse` is a run that diverged (Table 4), without a threshold. Our threshold is for the paper's curves only:
+# the last mean score inside the window is below this share of the run's best. This holds for CISPO on
+# Qwen3-30B-A3B-Base (ends at 0) and no other run (the next lowest, GRPO on Qwen3-1.7B-Base, ends at 0.42 of its best).
+# Our runs stop by the rule of schema.py, whose share of 0.4 has to persist over several validations.
 COLLAPSE_SHARE = 0.1
 
 
@@ -53,7 +53,7 @@ GAPS = frozenset(SelectionState) - {SelectionState.SCORED, SelectionState.COLLAP
 
 @dataclass(frozen=True)
 class Choice:
-    """The result of the selection rule on one validation curve. Scores are fractions in [0, 1].
+    """The result of the selection rule on a validation curve. Scores are fractions in [0, 1].
 
     `ties`: every step whose mean is within TIE of the best, `step` being the first; empty when nothing was
     selectable.
@@ -155,8 +155,7 @@ class CellScore:
 
 
 def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -> Choice:
-    """Apply the rule to one run's curves, indexed by step with the columns `benchmarks` and MEAN
-    (`ValidationCurves`).
+    """Apply the rule to a run's curves, indexed by step with the columns `benchmarks` and MEAN (`ValidationCurves`).
 
     `t_stop` None leaves the window open. Steps whose MEAN is NaN are not candidates: a benchmark is missing there.
     """
@@ -206,8 +205,8 @@ def state_in_store(status: str, core: str, choice: Choice) -> SelectionState:
 
 
 def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore:
-    """The score of one (model, variant) over its runs. Only finished runs count; if there is none, the others count
-    with what they have so far.
+    """The score of a (model, variant) over its runs. Only finished runs count; without any, the others count with what
+    they have so far.
     """
     model, variant = runs[0].model, runs[0].variant
     gaps = [run for run in runs if not run.is_result]
@@ -239,17 +238,17 @@ def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore
     )
 
 
-# Validation curves from the tidy metrics: one row per (run, step), one column per benchmark and one for their mean.
+# Validation curves from the tidy metrics: a row per (run, step), a column per benchmark and a column for their mean.
 
 
 @dataclass(frozen=True, eq=False)
 class ValidationCurves:
     """Avg@k of every run as fractions in [0, 1]; k of each run in `samples_of`.
 
-    `frame`: indexed by (mlflow_id, step), sorted; one column per benchmark and the column MEAN, the
-    unweighted mean of the benchmarks of the run's model, i.e. of those that any run on that model has logged (models on
-    different tasks have different benchmarks). A run that logged only the mean and no benchmark (the paper's ablation
-    curves) keeps the mean it logged. MEAN is NaN at a step where a benchmark is missing.
+    `frame`: indexed by (mlflow_id, step), sorted; a column per benchmark and the column MEAN, the unweighted mean of
+    the benchmarks of the run's model, i.e. of those that any run on that model has logged (models on different tasks
+    have different benchmarks). A run that logged only the mean and no benchmark (the paper's ablation curves) keeps the
+    mean it logged. MEAN is NaN at a step where a benchmark is missing.
     """
 
     frame: pd.DataFrame
@@ -345,7 +344,7 @@ class Scoreboard:
         return any(len(self.benchmarks_of(model)) > 1 for model in self.models)
 
     def params_of(self, run: RunScore) -> Mapping[str, str]:
-        """The configuration that a run logged; empty without one."""
+        """The configuration that a run logged; empty if it logged none."""
         return self.data.params.get(run.mlflow_id, {})
 
     def benchmarks_of(self, model: str) -> tuple[str, ...]:
@@ -353,7 +352,7 @@ class Scoreboard:
         return self.curves.of_model.get(model, ())
 
     def runs_of(self, model: str, variant: str) -> tuple[RunScore, ...]:
-        """The runs of one cell in declaration order; empty if the cell is not declared."""
+        """The runs of a cell in declaration order; empty if the cell is not declared."""
         return self._of_cell.get((model, variant), ())
 
     @cached_property
@@ -362,11 +361,11 @@ class Scoreboard:
         return _by_cell(self.runs)
 
     def logged(self, model: str, variant: str, metric: str) -> pd.DataFrame:
-        """The points of a metric that the runs of one cell have, as in `data.metrics`."""
+        """The points of a metric that the runs of a cell have, as in `data.metrics`."""
         return self._points(metric, self.runs_of(model, variant))
 
     def points_of(self, run: RunScore, metric: str) -> pd.DataFrame:
-        """The points of a metric of one run, as in `data.metrics`."""
+        """The points of a metric of a run, as in `data.metrics`."""
         return self._points(metric, [run])
 
     def _points(self, metric: str, runs: Sequence[RunScore]) -> pd.DataFrame:
@@ -525,14 +524,14 @@ def describe_gaps(gaps: Sequence[RunScore]) -> list[str]:
 
 
 def late_curve(curve: pd.DataFrame, t_stop: int | None) -> pd.Series:
-    """The mean scores of one run in the last LATE_SHARE of [0, T_stop]; or of its own length if T_stop is unknown."""
+    """The mean scores of a run in the last LATE_SHARE of [0, T_stop]; or of its own length if T_stop is unknown."""
     end = t_stop if t_stop is not None else (int(curve.index.max()) if len(curve) else 0)
     steps, means = curve.index.to_numpy(), curve[schema.MEAN]
     return means[(steps > schema.late_after(end)) & (steps <= end) & means.notna().to_numpy()]
 
 
 def step_noise(late: pd.Series) -> float | None:
-    """Standard deviation of one evaluation around the run's trend, in a `late_curve`; None for fewer than 3 points.
+    """Standard deviation of an evaluation around the run's trend, in a `late_curve`; None for fewer than 3 points.
 
     Estimated from differences of neighbouring evaluations (divided by sqrt 2), which a slow trend hardly affects.
     """

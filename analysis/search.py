@@ -164,7 +164,7 @@ class SearchResult(BaseModel, allow_inf_nan=False):
 
 
 def read_search_file(uri: str, mlflow_ids: Iterable[str]) -> tuple[str, str] | None:
-    """(MLflow run, text of its `search.json`) of the first of the runs that has one; None if none has.
+    """(MLflow run, text of its `search.json`) of the first of the runs with this file; None if no run has it.
 
     Raises UserError if the store fails or the file is too large.
     """
@@ -228,10 +228,10 @@ def scaled(space: FloatDistribution, value: Value) -> float:
 
 @dataclass(frozen=True)
 class SeedValues:
-    """The values of one objective for each seed of the complete trials.
+    """The values of an objective for each seed of the complete trials.
 
     `values`: trial -> its seeds' values, for the trials whose runs are all in the store. `differ`: the trials among
-    them whose mean differs from the recorded value. `paired`: the trials of one seed share their start
+    them whose mean differs from the recorded value. `paired`: trials with the same seed share their start
     (`values.starts_with_seed`).
     """
 
@@ -289,7 +289,7 @@ def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[S
 
 
 def mean_curves(data: SweepData, t_stop: int) -> dict[str, list[float]]:
-    """Run id -> its mean scores over the benchmarks, one for each validation up to `t_stop`, in order. The missing
+    """Run id -> its mean scores over the benchmarks at each validation up to `t_stop`, in order. The missing
     validations of a run that ended early are filled in with its last score.
     """
     curves = {}

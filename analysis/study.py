@@ -1,7 +1,7 @@
 """Reads and scores several sweeps together, and assigns models their roles in the paper's figures; with the diagnostic
 files of runs that these figures show.
 
-`diagnostics/positions.json` has the gap between the policies at each token position, `diagnostics/window.json` one
+`diagnostics/positions.json` has the gap between the policies at each token position, `diagnostics/window.json` a
 response under CPPO's two tests. Both are validated: a malformed file is an error.
 """
 
@@ -49,7 +49,7 @@ def _of_one_length(record: Any) -> None:
 
 @checked.dataclass(frozen=True)
 class PositionGaps:
-    """|pi(y_t) - mu(y_t)| by token position 1..T of one run: `mean`, and the mean `top10` of the largest tenth.
+    """|pi(y_t) - mu(y_t)| by token position 1..T of a run: `mean`, and the mean `top10` of the largest tenth.
 
     `tokens`: how many tokens each position has; the gap is NaN where there is none. `w_min` and `delta` are the rule's
     constants, None if it has none. `span` is T of the position weight if that is the padded width, else None.
@@ -75,7 +75,7 @@ class PositionGaps:
 
 @checked.dataclass(frozen=True)
 class TokenWindow:
-    """One response under CPPO, with one value per token: w_t D_t, the two thresholds it is compared with (the second is
+    """A response under CPPO, with a value per token: w_t D_t, the two thresholds it is compared with (the second is
     infinite where the rule has no budget), whether the token moves pi away from mu, and what masked it (empty if it was
     kept).
     """
@@ -116,7 +116,7 @@ class TokenWindow:
 
 
 def read_positions(uri: str, mlflow_ids: Iterable[str]) -> dict[str, PositionGaps]:
-    """`diagnostics/positions.json` of the runs that have one with tokens in it.
+    """`diagnostics/positions.json` of the runs that have this file, with tokens in it.
 
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
@@ -125,7 +125,7 @@ def read_positions(uri: str, mlflow_ids: Iterable[str]) -> dict[str, PositionGap
 
 
 def read_windows(uri: str, mlflow_ids: Iterable[str]) -> dict[str, TokenWindow]:
-    """`diagnostics/window.json` of the runs that have one. Raises as `read_positions`."""
+    """`diagnostics/window.json` of the runs that have this file. Raises as `read_positions`."""
     return _read(uri, mlflow_ids, "window.json", TokenWindow)
 
 

@@ -3,7 +3,7 @@
 Guarantees of this package:
 
 - Each estimate has a standard error and a 95 % interval, or the reason why there is none (`estimate.py`).
-- The unit is the run. No interval for a method comes from one run's evaluations (`summary.py`).
+- The unit is the run. No interval for a method comes from a single run's evaluations (`summary.py`).
 - A verdict controls its error rate: Holm's adjustment, fixed order, intersection-union tests (`verdicts.py`).
 - Collapsed runs count; how they do is stated for each score (`values.py`).
 - Random draws come from generators with fixed seeds: the same runs give the same numbers.

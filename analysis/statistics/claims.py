@@ -14,7 +14,7 @@ from cppo_lab.analysis.statistics.exact_study import without_horizon
 from cppo_lab.analysis.statistics.values import Measure, Quantity
 from cppo_lab.errors import counted
 
-# The smallest advantage worth claiming: one point of Avg@16, the noise from one evaluation to the next in the paper's
+# The smallest advantage worth claiming: one point of Avg@16, the noise between successive evaluations in the paper's
 # curves (0.5 to 1.4 points). With such a bound a finite number of seeds can show "no advantage".
 SMALLEST = 0.01
 # "Comparable", "about", "within range": at most two points apart. The paper gives no margin. In its curves two
@@ -24,7 +24,7 @@ MARGIN = 0.02
 _FEW_COLLAPSES = 0.1
 # Share of the masks: an early excess below this does not count as concentrated early in training.
 _FEW_MASKS = 0.01
-# Growth of the lead per doubling of the response length. The paper's 8,000 to 16,000 tokens are one doubling.
+# Growth of the lead per doubling of the response length. The paper's 8,000 to 16,000 tokens are a doubling.
 _SMALLEST_SLOPE = 0.005
 
 
@@ -32,7 +32,7 @@ class Kind(StrEnum):
     """What a claim says about its variants."""
 
     BEST = "best of all"  # the first variant is above every other of the sweep, on every model
-    SUPERIORITY = "superiority"  # every variant of a tier is above every one of the next
+    SUPERIORITY = "superiority"  # every variant of a tier is above every variant of the next
     EQUIVALENCE = "equivalence"  # the variants of the first tier are within `margin` of those of the second
     COLLAPSE = "collapse"  # runs of the first tier collapse more often than those of the second
     TREND = "trend"  # the lead of the first tier over the second grows with the length of the responses
@@ -41,15 +41,15 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim. `tiers`: variants, best first; BEST has one tier. `margin`: a fraction, for EQUIVALENCE only.
+    """A claim. `tiers`: variants, best first; BEST has one tier. `margin`: a fraction, for EQUIVALENCE only.
 
     `over_models`: test the mean over the sweep's models once, instead of each model separately. `after`: key of the
-    claim that must be supported for this one to be confirmatory; otherwise it is exploratory. `smallest`: an advantage
-    below this fraction counts as none. `score`: the deciding score (None: the default one), or another quantity of the
-    runs. `seeds`: seeds of the runs that test the claim, None for all. `tests`: (model, variant, seed) of all runs that
-    are declared to test it; empty if that is not known. `pairing`: whether it was registered as a comparison seed by
-    seed, where that is not what the design of its runs asks for (None: it is). `models`: the models it is about, () for
-    all. `sequential`: it is judged after each of its seeds in their order, until that decides it.
+    claim that must be supported for this claim to be confirmatory; otherwise it is exploratory. `smallest`: an
+    advantage below this fraction counts as none. `score`: the deciding score (None: the default), or another quantity
+    of the runs. `seeds`: seeds of the runs that test the claim, None for all. `tests`: (model, variant, seed) of all
+    runs that are declared to test it; empty if that is not known. `pairing`: whether it was registered as a comparison
+    seed by seed, where that is not what the design of its runs asks for (None: it is). `models`: the models it is
+    about, () for all. `sequential`: it is judged after each of its seeds in their order, until that decides it.
 
     A claim about the surrogate's error compares logs of ratios of errors. Its `smallest` and `margin` are on that scale
     (`log_size`): an advantage of 10 % is a ratio of 0.9.
@@ -72,7 +72,7 @@ class Claim:
     sequential: bool = False
 
     def is_tested_by(self, model: str, variant: str, seed: int) -> bool:
-        """Whether a run is one of those that test the claim; `variant` may have its horizon in its label."""
+        """Whether a run tests the claim; `variant` may have its horizon in its label."""
         if (self.models and model not in self.models) or (self.seeds is not None and seed not in self.seeds):
             return False
         name = without_horizon(variant) if self.of_errors else variant
@@ -122,8 +122,8 @@ def log_size(fraction: float) -> float:
 _CPPO_OVER_DPPO = (("cppo",), ("dppo",))
 
 # The primary claim is the mean of CPPO - DPPO over the models: one test, which three seeds decide at the paper's
-# effects. Each further claim is tested only if the one before it is supported, so the family-wise error of a chain is
-# that of a single test. Two chains start from it: one over models and settings, one over training and response lengths.
+# effects. Each further claim is tested only if the claim before it is supported, so the family-wise error of a chain is
+# that of a single test. Two chains start from it: over models and settings, and over training and response lengths.
 CLAIMS: tuple[Claim, ...] = (
     Claim(
         "cppo_mean",
@@ -341,7 +341,7 @@ class Standing:
 
 
 def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
-    """The standing of one of the claims in this report."""
+    """The standing of a claim in this report."""
     same = [registered for registered in stated.registered if registered.digest == stated.digest]
     others = [registered for registered in stated.registered if registered.digest != stated.digest]
     now = next((registered for registered in same if not registered.settings_differ), None)

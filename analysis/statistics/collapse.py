@@ -76,7 +76,7 @@ def logrank(strata: Sequence[tuple[Sequence[RunValues], Sequence[RunValues]]]) -
     """The log-rank test (Mantel 1966) of the first of each pair against the second, stratified, as over models.
 
     Each run has a log-rank score: 1 if it collapsed, else 0, minus the cumulative hazard until its end. Observed minus
-    expected collapses is the sum of the scores of one side, so its permutation distribution can be enumerated. None
+    expected collapses is the sum of the first side's scores, so its permutation distribution can be enumerated. None
     without a collapse, or if no stratum has runs on both sides.
     """
     whole = [(ours, theirs) for ours, theirs in strata if ours and theirs]
@@ -171,13 +171,13 @@ def newcombe(
 ) -> FloatArray:
     """The lower (`side` -1) or upper (1) end of the interval of the mean difference of shares over strata (the last
     axis) from `n` and `m` runs: the distances of the mean shares from Wilson's limits, added in quadrature (Newcombe
-    1998, method 10). The runs of all strata are treated as one sample. An interval from per-stratum limits claims a
-    difference too often (docs/statistics.md); this one is merely conservative if strata differ.
+    1998, method 10). The runs of all strata are treated as one sample, which is merely conservative if strata differ;
+    an interval from per-stratum limits claims a difference too often (docs/statistics.md).
     """
     squares = 0.0
     for sign, shares, runs in ((1, ours, n), (-1, theirs, m)):
         share, strata = shares.mean(-1), shares.shape[-1]
-        # The effective sample size: the number of runs in one sample that gives the mean over strata its variance.
+        # The effective sample size: the number of runs in a single sample that gives the mean over strata its variance.
         together = strata**2 / (1 / np.broadcast_to(runs, strata)).sum()
         low, high = _limits(share, together, z)
         squares = squares + (high - share if sign == side else share - low) ** 2

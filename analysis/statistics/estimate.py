@@ -92,7 +92,7 @@ def t_quantile(degrees: float, level: float = LEVEL) -> float:
 
 
 def estimate(value: float, n: int, error: float, degrees: float) -> Estimate:
-    """An estimate with this error; without one if the error is zero up to rounding."""
+    """An estimate with this error, or without any if the error is zero up to rounding."""
     return Estimate(value, n, unknown=NO_SPREAD) if error < _SAME else Estimate(value, n, error, degrees)
 
 
@@ -147,11 +147,11 @@ _STUDIES = 100_000  # simulated: the level of all looks together then has a stan
 
 @cache
 def look_level(seeds: int) -> float:
-    """The level of the interval at each look at a study of at most `seeds` seeds, one after each from
-    schema.FIRST_LOOK on, at which all of them hold the true mean at once with LEVEL.
+    """The level of the interval at each look at a study of at most `seeds` seeds (a look after each from
+    schema.FIRST_LOOK on), at which all intervals hold the true mean at once with LEVEL.
 
-    Pocock's boundary (1977), which has one nominal level for all looks, and repeated confidence intervals (Jennison and
-    Turnbull, 1989). It is found for Student's t with few seeds, where the boundary for normal means is too low, by
+    Pocock's boundary (1977), which has the same nominal level at all looks, and repeated confidence intervals (Jennison
+    and Turnbull, 1989). It is found for Student's t with few seeds, where the boundary for normal means is too low, by
     simulation; Student's t does not depend on the mean or the spread of the values.
     """
     values = np.random.default_rng(seeds).standard_normal((_STUDIES, seeds))
@@ -167,7 +167,7 @@ def look_level(seeds: int) -> float:
 
 # Aggregates of the scores of several tasks, as `rliable` defines them (Agarwal et al., 2021, arXiv 2108.13264).
 #
-# A task is a model with its benchmarks. `strata` holds one array `[..., runs]` per task; leading axes are resamples and
+# A task is a model with its benchmarks. `strata` holds an array `[..., runs]` per task; leading axes are resamples and
 # are kept. If tasks have different numbers of runs, `iqm` gives every run the same weight, the other aggregates every
 # task.
 
@@ -203,7 +203,7 @@ def _task_means(strata: Sequence[FloatArray]) -> FloatArray:
 
 @dataclass(frozen=True)
 class Interval:
-    """A value with the ends of its 95 % interval; None where the runs do not determine one."""
+    """A value with the ends of its 95 % interval; None where the runs do not determine them."""
 
     value: float
     low: float | None
@@ -300,7 +300,7 @@ def bootstrap(
 
 
 def jackknife_error(without: FloatArray) -> float:
-    """The standard error from the values that leave out one unit each."""
+    """The standard error from the values that each leave out a unit."""
     n = len(without)
     return math.sqrt((n - 1) / n * float(((without - without.mean()) ** 2).sum()))
 
@@ -317,7 +317,7 @@ FEWEST_RUNS = (
 
 def score_limits(estimate: Estimate) -> tuple[float, float] | None:
     """The 95 % interval of a cell's mean score; of two runs their range, as in a band: each of two values is the mean's
-    standard error away from the mean. None if the runs do not determine one.
+    standard error away from the mean. None if the runs determine no interval.
     """
     half = estimate.error if estimate.n < FEWEST_RUNS else estimate.half
     return None if half is None else (estimate.value - half, estimate.value + half)
@@ -338,7 +338,7 @@ class Band:
 
 
 def band(table: pd.DataFrame, least: float = -math.inf, most: float = math.inf) -> Band:
-    """The band of a table with one row per step and one column per run; NaN where a run has no value.
+    """The band of a table with a row per step and a column per run; NaN where a run has no value.
 
     The interval is clipped to [`least`, `most`], the range of possible scores.
     """

@@ -1,6 +1,6 @@
 """Curves of the exact core's runs by condition, the surrogate's error at equal movement, and what it depends on.
 
-A curve has one run's values step by step. Runs of one `Condition` differ only in the seed; seeds are the sampling units
+A curve has a run's values step by step. Runs of one `Condition` differ only in the seed; seeds are the sampling units
 of every interval. docs/evidence/exact.md describes the estimator, its type I error, and why a smaller error at equal
 movement does not show what a rule does to an update.
 """
@@ -66,7 +66,7 @@ class EqualIn(StrEnum):
 
 @dataclass(frozen=True)
 class Condition:
-    """What all runs of one group of curves share; `variant` is without the horizon."""
+    """What all runs of a group of curves share; `variant` is without the horizon."""
 
     model: str
     variant: str
@@ -75,7 +75,7 @@ class Condition:
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """The runs of one condition, [seed, step] each, and movement and error by eighth of the response [seed, step, 8].
+    """The runs of a condition, [seed, step] each, and movement and error by eighth of the response [seed, step, 8].
 
     `matched`: the movement at which steps of two rules are compared: that of the update where it goes along another
     training, else `movement`. `before`: movement before the step's first update, which comes from mismatch and
@@ -181,7 +181,7 @@ def without_horizon(variant: str) -> str:
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """Two rules on one process and horizon, by seed: steps and summed |Delta| in every bin, [2, seed, bin].
+    """Two rules on the same process and horizon, by seed: steps and summed |Delta| in every bin, [2, seed, bin].
 
     Steps in a bin have equal movement and perhaps also an equal return before the update (`EqualIn`).
     """
@@ -242,7 +242,7 @@ def pairs_of(
     against: str,
     equal: EqualIn = EqualIn.MOVEMENT,
 ) -> dict[int, Pair]:
-    """Two variants on one model by horizon, shortest first, where both have runs."""
+    """Two variants on the same model by horizon, shortest first, where both have runs."""
     horizons = sorted({c.horizon for c in curves if (c.model, c.variant) == (model, variant)})
     return {
         h: paired(curves[Condition(model, variant, h)], curves[reference], equal)
@@ -258,13 +258,13 @@ def ratio_estimates(pairs: Mapping[int, Pair]) -> dict[int, Estimate]:
 
 
 def mean_log_ratio(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
-    """The log ratio, mean over models and horizons; None if one of them cannot be compared."""
+    """The log ratio, mean over models and horizons; None if any of them cannot be compared."""
     return _combined(by_model, lambda logs: logs.mean(0))
 
 
 def log_ratio_slope(by_model: Sequence[Mapping[int, Pair]]) -> Estimate | None:
     """The slope of the log ratio in log10 T, averaged over models: its change when the horizon is ten times as long.
-    None if a horizon cannot be compared, or there is only one.
+    None if a horizon cannot be compared, or a model has fewer than two.
     """
     if any(len(pairs) < 2 for pairs in by_model):
         return None
@@ -282,7 +282,7 @@ def _slope_weights(values: Sequence[float]) -> Array:
 def _combined(by_model: Sequence[Mapping[int, Pair]], reduce: Reduce) -> Estimate | None:
     """A linear `reduce` of the log ratios of all models and horizons, [part, draw] -> [draw], and its jackknife error.
 
-    The jackknife leaves one seed out of all parts at once, since the runs of a seed share their start. So seeds are the
+    The jackknife leaves a seed out of all parts at once, since the runs of a seed share their start. So seeds are the
     sampling units, however parts and rules are correlated. None if the two rules of a part share no movement bin, or
     the parts share no seeds.
     """
@@ -334,7 +334,7 @@ def advantage(
 
 @dataclass(frozen=True)
 class ConditionSummary:
-    """Means over the runs and steps of one condition."""
+    """Means over the runs and steps of a condition."""
 
     runs: int
     error: float  # mean |Delta|
@@ -352,7 +352,7 @@ class ConditionSummary:
 
 
 def summarise(curves: Curves) -> ConditionSummary:
-    """The means over the runs and steps of one condition."""
+    """The means over the runs and steps of a condition."""
     error = np.abs(curves.error)
     has_error = error > _ROUNDING
     fell = np.diff(curves.returns, axis=1)

@@ -1,10 +1,10 @@
-"""Differences between two variants on one model, and over models.
+"""Differences between two variants on a model, and over models.
 
-Runs with the same seed-dependent start are compared in pairs: if two or more seeds are shared, each pair gives one
-difference, in which the effect of the start cancels. Otherwise Welch's comparison uses all runs and assumes neither
+Runs with the same seed-dependent start are compared in pairs: if two or more seeds are shared, each pair gives a
+difference in which the effect of the start cancels. Otherwise Welch's comparison uses all runs and assumes neither
 equal numbers of runs nor equal variances. The design decides which of the two applies (`values.is_paired`). Where the
 seed draws the starts of all models alike, seeds are also the units over models (`over_models`). In a factorial sweep
-each seed gives one contrast of its runs (`effects`), whether they share their start or not.
+each seed gives a contrast of its runs (`effects`), whether they share their start or not.
 """
 
 import math
@@ -54,7 +54,7 @@ class Difference:
 def difference_of(
     ours: Mapping[int | None, float], theirs: Mapping[int | None, float], by_pairs: bool = True
 ) -> tuple[Estimate, bool] | None:
-    """The difference of two cells (seed -> score), and whether it is paired; None if one of them is empty.
+    """The difference of two cells (seed -> score), and whether it is paired; None if either is empty.
 
     `by_pairs`: pair the common seeds if there are two or more. `n` of the estimate counts pairs, or else the runs of
     the smaller side.
@@ -71,7 +71,7 @@ def difference_of(
 def difference(
     runs: FinishedRuns, model: str, variant: str, against: str, score: Measure
 ) -> Difference | None:
-    """`variant` minus `against` on one model; None if one of them has no finished run."""
+    """`variant` minus `against` on a model; None if either has no finished run."""
     ours, theirs = by_seed(runs, model, variant, score), by_seed(runs, model, against, score)
     by_design = all(run.paired for name in (variant, against) for run in cell_runs(runs, model, name))
     compared = difference_of(ours, theirs, by_design)
@@ -85,7 +85,7 @@ def difference(
 
 
 def with_holm(differences: Sequence[Difference]) -> list[tuple[Difference, float | None]]:
-    """Each with its two-sided p value, with Holm's adjustment over those that have one."""
+    """Each with its two-sided p value, with Holm's adjustment over all that have a p value."""
     p_values = [difference.estimate.p_value() for difference in differences]
     adjusted = iter(holm([p for p in p_values if p is not None]))
     return [
@@ -106,7 +106,7 @@ def over_models(parts: Sequence[Difference], weights: Sequence[float], runs: Fin
     """The weighted sum of differences between the same two variants, one or more, of a model each.
 
     They are independent, unless a seed draws the starts of all models alike: then each seed that all models share gives
-    one weighted sum.
+    a weighted sum.
     """
     sides = ((part.model, name) for part in parts for name in (part.variant, part.against))
     if all(run.common for side in sides for run in cell_runs(runs, *side)):
@@ -118,7 +118,7 @@ def over_models(parts: Sequence[Difference], weights: Sequence[float], runs: Fin
 
 
 def _by_seed(runs: FinishedRuns, part: Difference) -> dict[int | None, float]:
-    """Seed -> difference, of the seeds that both sides have; their values if there is one side."""
+    """Seed -> difference, of the seeds that both sides have; the values of ours if there is no other side."""
     ours = by_seed(runs, part.model, part.variant, part.score)
     theirs = by_seed(runs, part.model, part.against, part.score) if part.against else dict.fromkeys(ours, 0.0)
     return _minus(ours, theirs)
@@ -152,7 +152,7 @@ def _sum_of(parts: Sequence[Difference]) -> Difference:
 
 FEWEST_MODELS = 3  # models: two always lie on a line
 TOO_FEW = "two models do not show how much leads scatter around a line"
-_ALIKE = 1e-6  # lengths closer than this share of a doubling are one
+_ALIKE = 1e-6  # lengths closer than this share of a doubling are equal
 
 
 def slope_weights(lengths: Sequence[float]) -> tuple[float, ...] | None:
@@ -166,13 +166,13 @@ def slope_weights(lengths: Sequence[float]) -> tuple[float, ...] | None:
 
 
 def slope(parts: Sequence[Difference], lengths: Mapping[str, float], runs: FinishedRuns) -> Difference | None:
-    """The slope of the differences between two variants, one per model, over log2 of the models' `lengths` (tokens);
-    None if all models have the same length. `n` is the number of models.
+    """The slope of the differences between two variants on each model over log2 of the models' `lengths` (tokens); None
+    if all models have the same length. `n` is the number of models.
 
-    Models differ in more than response length, so leads scatter around a line even if every one is known exactly. The
-    interval is the wider one of two: by the spread over seeds (`over_models`), and by the residuals of the line, with
-    the number of models less 2 as degrees of freedom. The first is too narrow where leads differ between models for
-    other reasons, the second where one model's lead is far less certain than the others'. There is none for fewer than
+    Models differ in more than response length, so leads scatter around a line even if all are known exactly. The
+    interval is the wider of two: by the spread over seeds (`over_models`), and by the residuals of the line, with the
+    number of models less 2 as degrees of freedom. The first is too narrow where leads differ between models for other
+    reasons, the second where a model's lead is far less certain than the others'. There is none for fewer than
     FEWEST_MODELS models.
     """
     weights = slope_weights([lengths[part.model] for part in parts])
@@ -235,8 +235,8 @@ def effects(
     baseline: Baseline,
     score: Measure,
 ) -> dict[Effect, Estimate]:
-    """The main effects and the interactions of two axes on one model, by group of the variants at `places`, which are
-    declared there; and those on each group's lead over a `baseline` with axis values. Each seed gives one contrast, the
+    """The main effects and the interactions of two axes on a model, by group of the variants at `places`, which are
+    declared there; and those on each group's lead over a `baseline` with axis values. Each seed gives a contrast, the
     mean over the settings of the other axes at which all its cells are declared. A seed that lacks one of these runs is
     left out, and so is an effect without seeds.
     """

@@ -2,10 +2,10 @@
 
 Power is that at a lead that was fixed beforehand, `Claim.lead`. The observed difference does not enter, since power at
 the observed difference only restates the p-value; only the spread of the runs does. The comparisons of a claim are
-treated as independent. They share a method and are positively correlated, so the true power is at least the reported
-one. Over several models the degrees of freedom grow in proportion to n - 1 with the number n of runs on each. The
-scatter of models around a slope is taken as it is: more runs do not make it smaller. Three seeds determine the spread
-only to a factor of about 0.5 to 6, so a number of seeds is an order of magnitude, not a guarantee.
+treated as independent. They share a method and are positively correlated, so the reported power is a lower bound. Over
+several models the degrees of freedom grow in proportion to n - 1 with the number n of runs on each. The scatter of
+models around a slope is taken as it is: more runs do not make it smaller. Three seeds determine the spread only to a
+factor of about 0.5 to 6, so a number of seeds is an order of magnitude, not a guarantee.
 """
 
 import math
@@ -24,7 +24,7 @@ from cppo_lab.analysis.statistics.estimate import Estimate, FloatArray, SlopeEst
 from cppo_lab.analysis.statistics.paired import FEWEST_MODELS, slope_weights
 
 POWER = 0.8
-ONE_SIDED_LEVEL = 0.025  # one-sided: each tail of a two-sided 95 % interval
+ONE_SIDED_LEVEL = 0.025  # each tail of a two-sided 95 % interval
 MOST_SEEDS = 100  # seeds; larger numbers are only reported as "more than"
 
 
@@ -63,7 +63,7 @@ def spread_of(estimate: Estimate, runs: int | None = None) -> Spread | None:
     """The spread of an estimate from `runs` of each variant and model (None: its own `n`); None if it has no error."""
     if estimate.error is None or estimate.degrees is None:
         return None
-    # At least 2: one side of an unpaired comparison may be a single run, when all spread comes from the other side.
+    # At least 2: a side of an unpaired comparison may be a single run, when all spread comes from the other side.
     count = max(2, estimate.n if runs is None else runs)
     if isinstance(estimate, SlopeEstimate) and estimate.seeds is not None and estimate.models is not None:
         seeds, models = spread_of(estimate.seeds, count), spread_of(estimate.models, count)
@@ -180,9 +180,9 @@ Scores = Mapping[str, Mapping[str, float]]  # model -> variant -> true score, a 
 class PlannedPower:
     """`power`: the probability that `claim` comes out supported with `seeds` runs of each variant and model, if the
     assumed truth holds and runs have the standard deviation `deviation` (a fraction; for a claim about the surrogate's
-    error, of the log ratio of one seed). `needed`: the number of seeds at which the power reaches POWER; None if that
-    takes more than MOST_SEEDS or never happens. A sequential claim is looked at after each of `seeds`, at
-    most, and takes the mean of `expected`; `needed` is that of a claim which is judged once.
+    error, of a seed's log ratio). `needed`: the number of seeds at which the power reaches POWER; None if that takes
+    more than MOST_SEEDS or never happens. A sequential claim is looked at after each of `seeds`, at most, and takes the
+    mean of `expected`; `needed` is that of a claim which is judged once.
     """
 
     claim: Claim
@@ -197,8 +197,8 @@ class PlannedPower:
 @dataclass(frozen=True)
 class Design:
     """How the runs of a plan are compared: `paired` by seed or not; `common`: and the seeds are the units over models,
-    too (`paired.over_models`). `lengths`: model -> response length in tokens, for
-    claims about a trend with length. `correlation`: of the runs of one seed on a model.
+    too (`paired.over_models`). `lengths`: model -> response length in tokens, for claims about a trend with length.
+    `correlation`: between the runs of a seed on a model.
     """
 
     paired: bool = True
@@ -210,7 +210,7 @@ class Design:
 def planned_power(
     claim: Claim, scores: Scores, deviation: float, seeds: int, design: Design | None = None
 ) -> PlannedPower:
-    """The power of one claim with `seeds` >= 1 runs of each cell; `design` None: paired by seed.
+    """The power of a claim with `seeds` >= 1 runs of each cell; `design` None: paired by seed.
 
     Raises ValueError if nothing can be compared.
     """
@@ -234,7 +234,7 @@ def planned_power(
 
 
 def planned_error_power(claim: Claim, comparisons: int, deviation: float, seeds: int) -> PlannedPower:
-    """The power of a claim about errors, by Student's t, if the log ratio of one seed has this standard deviation."""
+    """The power of a claim about errors, by Student's t, if a seed's log ratio has this standard deviation."""
     enough = max(seeds, 2)
     comparison = Estimate(0.0, enough, deviation / math.sqrt(enough), enough - 1)
     reached = reached_power(claim, [comparison] * comparisons, enough)
@@ -247,8 +247,8 @@ def planned_error_power(claim: Claim, comparisons: int, deviation: float, seeds:
 def _simulated(
     claim: Claim, scores: Scores, deviation: float, seeds: int, design: Design
 ) -> tuple[float, float]:
-    """The share of simulated studies in which all comparisons hold, 0 for one seed, which shows no spread; and the mean
-    number of seeds: of a sequential claim up to the look that decides it.
+    """The share of simulated studies in which all comparisons hold, 0 for a single seed, which shows no spread; and the
+    mean number of seeds: of a sequential claim up to the look that decides it.
     """
     if seeds < (schema.FIRST_LOOK if claim.sequential else 2):
         return 0.0, seeds
@@ -265,7 +265,7 @@ def _simulated(
         }
         for variant, against in compared:
             if not {variant, against} <= runs.keys():
-                return 0.0, seeds  # like a verdict without runs on one side
+                return 0.0, seeds  # like a verdict that lacks the runs of a side
             sides[variant, against][model] = runs[variant], runs[against]
     trend = claim.kind is Kind.TREND
     groups: list[tuple[tuple[float, ...], list[tuple[FloatArray, FloatArray]]]] = []

@@ -1,7 +1,7 @@
-"""Statistics from each problem's outcome: errors of one evaluation, pairs of methods, pass@k and maj@k.
+"""Statistics from each problem's outcome: errors of an evaluation, pairs of methods, pass@k and maj@k.
 
-The standard error of one evaluation is that of Miller (2024), "Adding Error Bars to Evals" (arXiv 2411.00640): problems
-are the independent units, and the answers to one problem are a cluster. Let s_i be the share of right answers among k
+The standard error of an evaluation is that of Miller (2024), "Adding Error Bars to Evals" (arXiv 2411.00640): problems
+are the independent units, and the answers to a problem are a cluster. Let s_i be the share of right answers among k
 answers to problem i, over n problems, and s the mean of the s_i:
 
     other problems (clustered)     sum (s_i - s)^2 / (n (n - 1))
@@ -64,13 +64,13 @@ def _strata_of(benchmark_of: CountArray) -> list[NDArray[np.intp]]:
 
 
 def _within_problem(right: CountArray, samples: int) -> FloatArray:
-    """Unbiased estimate of p_i (1 - p_i) for each problem, the variance of one answer; `samples` is at least 2."""
+    """Unbiased estimate of p_i (1 - p_i) for each problem, the variance of a single answer; `samples` is at least 2."""
     shares = np.asarray(right, dtype=np.float64) / samples
     return shares * (1 - shares) * samples / (samples - 1)
 
 
 def evaluation_variance(right: CountArray, samples: int, benchmark_of: CountArray) -> EvaluationVariance:
-    """The variance of one evaluation. `right` [P]: right answers of `samples`; `benchmark_of` [P]: each problem's
+    """The variance of an evaluation. `right` [P]: right answers of `samples`; `benchmark_of` [P]: each problem's
     benchmark number.
     """
     if samples < 2:
@@ -91,7 +91,7 @@ def evaluation_variance(right: CountArray, samples: int, benchmark_of: CountArra
 
 
 def edge_share(shares: Sequence[float], answers: Sequence[int]) -> Interval | None:
-    """The share of right answers with Wilson's 95 % interval if no answer is right, or every one; None otherwise.
+    """The share of right answers with Wilson's 95 % interval if no answer is right, or all are; None otherwise.
 
     The standard error of such a share is 0, as if more answers could not change it. `shares`, and numbers of `answers`:
     those of the benchmarks. Their unweighted mean has the effective sample size of `collapse.newcombe`.
@@ -127,7 +127,7 @@ def clustered_mean(shares: FloatArray, benchmark_of: CountArray) -> Estimate:
 # For each problem, Fisher's exact test compares the right answers of the two methods, over all runs of each. Holm's
 # adjustment over the problems bounds the probability of any false finding by the level. The result is conditional on
 # these trained runs. It extends to other seeds only if every run of one method is above every run of the other, and
-# with few seeds even that happens by chance (with three seeds each, for one in ten problems of equal methods).
+# with few seeds even that happens by chance (with three seeds each, for a tenth of the problems of equal methods).
 #
 # Answers drawn with repeated seeds (below) make the test conservative, because the shared part of two
 # evaluations cancels in their difference. This also holds with several seeds per method, since both methods share the
@@ -137,7 +137,7 @@ def clustered_mean(shares: FloatArray, benchmark_of: CountArray) -> Estimate:
 @dataclass(frozen=True)
 class Separation:
     """One problem (its index) under two methods: their shares of right answers, Fisher's two-sided p-value, the same
-    after Holm's adjustment over the problems, and whether every run of one is above every run of the other.
+    after Holm's adjustment over the problems, and whether every run of one method is above every run of the other.
     """
 
     problem: int
@@ -171,7 +171,7 @@ def separations(ours: CountArray, theirs: CountArray, samples: int) -> tuple[Sep
 @cache
 def _fisher(right_a: int, answers_a: int, right_b: int, answers_b: int) -> float:
     """Fisher's exact two-sided p-value: the total probability of the tables with these margins that are no likelier
-    than the observed one.
+    than the observed table.
     """
     right = right_a + right_b
     ways = [
@@ -183,8 +183,9 @@ def _fisher(right_a: int, answers_a: int, right_b: int, answers_b: int) -> float
 
 
 def solved_by_one(ours: CountArray, theirs: CountArray, samples: int) -> tuple[int, ...]:
-    """Indices of the problems that a run of ours solved (at least half of its answers right at one validation) and that
-    no run of theirs ever answered right. `ours`, `theirs`: right answers [validations of all runs, P] (of `samples`).
+    """Indices of the problems that a run of ours solved (at least half of its answers right at some validation) and
+    that no run of theirs ever answered right. `ours`, `theirs`: right answers [validations of all runs, P] (of
+    `samples`).
     """
     return tuple(
         int(i) for i in np.flatnonzero((2 * ours.max(axis=0) >= samples) & (theirs.max(axis=0) == 0))
@@ -193,9 +194,9 @@ def solved_by_one(ours: CountArray, theirs: CountArray, samples: int) -> tuple[i
 
 # Unbiased pass@k and maj@k of a problem from n answers to it, for every k up to n.
 #
-# pass@k (Chen et al. 2021, arXiv 2107.03374): the share of the k-subsets of the n answers with a right one. maj@k: the
-# share of the k-subsets whose most frequent answer is right, with an m-way tie counting 1 / m; it needs the extracted
-# answers, not only their grades. Both average over all subsets, so they are unbiased for k fresh answers.
+# pass@k (Chen et al. 2021, arXiv 2107.03374): the share of the k-subsets of the n answers that hold a right answer.
+# maj@k: the share of the k-subsets whose most frequent answer is right, with an m-way tie counting 1 / m; it needs the
+# extracted answers, not only their grades. Both average over all subsets, so they are unbiased for k fresh answers.
 
 
 def pass_at_k(right: CountArray, samples: int, k: int) -> FloatArray:
@@ -208,7 +209,7 @@ def pass_at_k(right: CountArray, samples: int, k: int) -> FloatArray:
 
 def majority_at_k(right: int, wrong: Sequence[int], k: int) -> float:
     """The probability that the most frequent of `k` answers is right. `right` counts the right answers, `wrong` each
-    distinct wrong one. Answers that could not be extracted do not agree with each other: each is its own entry of 1.
+    distinct wrong answer. Answers that could not be extracted do not agree with each other: each is its own entry of 1.
     """
     _demand(right + sum(wrong), k)
     total = Fraction(0)
@@ -236,11 +237,11 @@ def _demand(samples: int, k: int) -> None:
 
 # The difference of two methods, paired by problem.
 #
-# Both methods answer the same problems, and problems that are hard for one are mostly hard for the other. So the
-# standard error of the difference over other problems is that of the mean of d_i = s_i(ours) - s_i(theirs), far below
-# that of two separate evaluations (Miller 2024, section 4.2). It is conditional on these trained runs. For other seeds
-# and other problems at once, seeds and problems are crossed random effects: their variances add up, minus the
-# interaction of seed and problem, which both contain:
+# Both methods answer the same problems, and problems that are hard for either are mostly hard for both. So the standard
+# error of the difference over other problems is that of the mean of d_i = s_i(ours) - s_i(theirs), far below that of
+# two separate evaluations (Miller 2024, section 4.2). It is conditional on these trained runs. For other seeds and
+# other problems at once, seeds and problems are crossed random effects: their variances add up, minus the interaction
+# of seed and problem, which both contain:
 #
 #     var = var over seeds + var over problems - var of the interaction
 #
@@ -253,8 +254,8 @@ def _demand(samples: int, k: int) -> None:
 class ProblemDifference:
     """`problems`: the difference with its standard error over other problems, for these runs. `both`: with its error
     over other seeds and other problems; it has no interval if `seeds` (the error over seeds, for these problems) has
-    none. `correlation`: of the two methods' shares by problem (None if one does not vary); near 1, pairing removes most
-    of the error.
+    none. `correlation`: of the two methods' shares by problem (None if either does not vary); near 1, pairing removes
+    most of the error.
     """
 
     problems: Estimate
@@ -402,10 +403,9 @@ def _together(evaluations: Evaluations) -> float:
     return math.fsum(weight * math.sqrt(variance) for weight, variance in evaluations)
 
 
-# Per-problem statistics of one scored sweep, from the runs that recorded each problem's outcome
-# (`answers/outcomes.py`).
+# Per-problem statistics of a scored sweep, from the runs that recorded each problem's outcome (`answers/outcomes.py`).
 #
-# A model is left out if one of its finished runs recorded no outcomes, or if two runs were validated on different
+# A model is left out if any of its finished runs recorded no outcomes, or if two runs were validated on different
 # problems or with different numbers of answers, since they could not be paired.
 
 
@@ -443,7 +443,7 @@ class CellProblems:
 
     @property
     def edge(self) -> Interval | None:
-        """`edge_share` of the final mean, as from one evaluation, because evaluations may repeat their draws."""
+        """`edge_share` of the final mean, as from a single evaluation, because evaluations may repeat their draws."""
         return evaluation_edge(self.final.mean(axis=0), self.samples, self.benchmark_of)
 
     @property
@@ -470,8 +470,8 @@ class CellProblems:
 
 @dataclass(frozen=True)
 class PairedProblems:
-    """`variant` against the baseline on one model. `separated` has all problems in order. `ours_alone` and
-    `theirs_alone` are the indices of problems that one of the two solved and the other never did.
+    """`variant` against the baseline on a model. `separated` has all problems in order. `ours_alone`, `theirs_alone`:
+    the indices of problems that only `variant`, or only the baseline, solved (`solved_by_one`).
     """
 
     model: str
@@ -587,7 +587,7 @@ _RIGHT = "right"
 
 
 def _votes(samples: Sequence[Sample]) -> Mapping[str, Counter[str]]:
-    """Problem -> how often each answer was given. Answers of one value agree, whatever their spelling, as all right
+    """Problem -> how often each answer was given. Answers of equal value agree, whatever their spelling, as all right
     ones do. Missing answers never agree with each other.
     """
     votes = defaultdict[str, Counter[str]](Counter)

@@ -1,8 +1,8 @@
-"""All statistics of one scored sweep, for tables and pages: the sampling error of an evaluation, the noise of a map of
+"""All statistics of a scored sweep, for tables and pages: the sampling error of an evaluation, the noise of a map of
 cells, the order of the methods, and scores and differences with their intervals.
 
-No interval is derived from the evaluations of a single run: they belong to one training run, so their scatter shows the
-noise of its curve and nothing about other seeds.
+No interval is derived from the evaluations of a single run: their scatter shows the noise of its curve and nothing
+about other seeds.
 """
 
 import math
@@ -47,7 +47,7 @@ CANNOT = (
 )
 
 
-# The sampling error of Avg@k: the error of one evaluation due to its finite numbers of answers and problems.
+# The sampling error of Avg@k: the error of an evaluation due to its finite numbers of answers and problems.
 #
 # The metrics contain only the share p of right answers, over n problems with k answers each. Let p_i be the probability
 # that an answer to problem i is right, and rho = var(p_i) / (p (1 - p)) the share of the variance that lies between
@@ -73,9 +73,9 @@ _MADE_PROBLEMS = "data.validation_problems"  # the logged configuration key of a
 
 @dataclass(frozen=True)
 class SamplingError:
-    """Standard error of one evaluation (a fraction) over other `answers` to the same problems. It is an upper bound
-    unless `known` from each problem's outcome. `edge`: of an evaluation without a right answer or without a wrong one,
-    whose `answers` is 0, the share with Wilson's 95 % limits (`edge_share`); of a cell, if all its runs are like that.
+    """Standard error of an evaluation (a fraction) over other `answers` to the same problems. It is an upper bound
+    unless `known` from each problem's outcome. `edge`: of an evaluation with only right or only wrong answers, whose
+    `answers` is 0, the share with Wilson's 95 % limits (`edge_share`); of a cell, if all its runs are like that.
     """
 
     answers: float
@@ -113,7 +113,7 @@ def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None
 
 
 def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> SamplingError | None:
-    """The sampling error of one evaluation of a typical run of a cell (root mean square); None if it is unknown for any
+    """The sampling error of an evaluation of a typical run of a cell (root mean square); None if it is unknown for any
     run.
     """
     errors = [error for run in runs if (error := run_sampling_error(board, run)) is not None]
@@ -151,7 +151,7 @@ class MapNoise:
 
 
 def map_noise(board: Scoreboard, model: str, variants: Sequence[str]) -> MapNoise | None:
-    """The noise of the final means of two or more cells of one model; None if nothing shows it: each cell has one run,
+    """The noise of the final means of two or more cells of a model; None if nothing shows it: each cell has one run,
     without the outcomes of its evaluations.
     """
     finished = run_values(board)
@@ -217,7 +217,7 @@ class Rank:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The variants of a model by one score, highest first."""
+    """The variants of a model by a score, highest first."""
 
     model: str
     score: Score
@@ -273,7 +273,7 @@ def _noise(runs: Sequence[RunValues], score: Score) -> float | None:
     return math.sqrt(math.fsum(squares)) / len(runs) if len(squares) == len(runs) else None
 
 
-# All statistics of one scored sweep, for tables and pages.
+# All statistics of a scored sweep, for tables and pages.
 
 
 _SEED = 20260610  # of the bootstrap, so that the same runs give the same intervals
@@ -283,8 +283,8 @@ _SEED = 20260610  # of the bootstrap, so that the same runs give the same interv
 class CellStatistics:
     """One (model, variant) over its seeds. A score that no run has is in neither `scores` nor `differences`.
 
-    `differences`: minus the baseline. `sampling`: the standard error of one evaluation of one run. The spread between
-    runs contains it, so the intervals include it already.
+    `differences`: minus the baseline. `sampling`: the standard error of a run's evaluation. The spread between runs
+    contains it, so the intervals include it already.
     """
 
     model: str
@@ -298,7 +298,7 @@ class CellStatistics:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A variant over the models of the sweep: one of `estimate.AGGREGATES`, with its bootstrap interval."""
+    """A variant over the models of the sweep: an aggregate of `estimate.AGGREGATES`, with its bootstrap interval."""
 
     variant: str
     score: Score
@@ -308,8 +308,8 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Everything about one sweep. `adjusted`: (model, variant, score) -> two-sided p-value of the difference from the
-    baseline with Holm's adjustment over all models and variants of the sweep, for the differences that have one.
+    """Everything about a sweep. `adjusted`: (model, variant, score) -> two-sided p-value, where it exists, of the
+    difference from the baseline, with Holm's adjustment over all models and variants of the sweep.
 
     `aggregates` and `overall` (mean differences of final means over models) cover the variants with finished runs on
     every model.
@@ -324,8 +324,8 @@ class Statistics:
 
 
 def baseline_of(variants: Sequence[str], wanted: Baseline = USUAL) -> Baseline:
-    """The variant that the others are compared with: the `wanted` one if it is among `variants`, or else DPPO as in the
-    paper's ablations, or else the first variant.
+    """The variant that the others are compared with: `wanted` if it is among `variants`, or else DPPO as in the paper's
+    ablations, or else the first variant.
     """
     if wanted.matched is not None or wanted.name in variants:
         return wanted

@@ -2,11 +2,11 @@
 
 The highest of many noisy evaluations is biased upwards, because it was also selected for its noise. So there is a score
 of the best step that is corrected for this selection bias: the step is selected on all benchmarks but one and scored on
-the held-out one; each benchmark is held out once, and the result is the mean. The sampling errors of different
-benchmarks are independent (different problems and answers), so noise that made a step look best on the others does not
-help it on the held-out one. A small downward bias remains (0.1 to 0.3 points in simulated studies, docs/statistics.md),
-because the step is selected on fewer benchmarks and gains specific to one benchmark are lost. The variance increases:
-the scatter is about twice that of the best step's score.
+the held-out benchmark; each is held out once, and the result is the mean. The sampling errors of different benchmarks
+are independent (different problems and answers), so noise that made a step look best on the others does not help it on
+the held-out benchmark. A small downward bias remains (0.1 to 0.3 points in simulated studies, docs/statistics.md),
+because the step is selected on fewer benchmarks and gains specific to a benchmark are lost. The variance increases: the
+scatter is about twice that of the best step's score.
 
 Selecting the step on other seeds would instead measure how good a step fixed in advance is, not how good the selected
 checkpoint is; where runs fluctuate, that is 0.5 to 1.3 points lower. It also needs several seeds, while this method
@@ -51,7 +51,7 @@ def held_out_best(scores: FloatArray) -> FloatArray:
 
 
 def corrected_score(window: pd.DataFrame, benchmarks: Sequence[str]) -> float | None:
-    """The corrected score of one run: `window` is indexed by step, with a column per benchmark.
+    """The corrected score of a run: `window` is indexed by step, with a column per benchmark.
 
     None if it cannot be computed (ONE_BENCHMARK): there is one benchmark, or only the mean was logged.
     """
@@ -100,12 +100,12 @@ Measure = Score | Quantity  # what is compared
 
 @dataclass(frozen=True)
 class RunValues:
-    """One finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed.
+    """A finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed.
 
-    `step_noise`: scatter of one evaluation (`scoring.step_noise`), None for fewer than 3 late ones. `evaluations` in
-    the window, `late` of them in its last part. `ended`: step of the last validation of a collapsed run, else the end
-    of the window. `paired`: see `is_paired`; `common`: and its seed draws the starts of all models alike. `measured`:
-    the quantity of a claim that is not about a score (`verdicts.with_quantity`).
+    `step_noise`: scatter of an evaluation (`scoring.step_noise`), None for fewer than 3 late ones. `evaluations` in the
+    window, `late` of them in its last part. `ended`: step of the last validation of a collapsed run, else the end of
+    the window. `paired`: see `is_paired`; `common`: and its seed draws the starts of all models alike. `measured`: the
+    quantity of a claim that is not about a score (`verdicts.with_quantity`).
     """
 
     model: str
@@ -158,19 +158,19 @@ def finished_runs(board: Scoreboard) -> tuple[RunScore, ...]:
 
 
 def by_seed(runs: FinishedRuns, model: str, variant: str, score: Measure) -> dict[int | None, float]:
-    """Seed -> score of the runs of one cell that have it."""
+    """Seed -> score of the runs of a cell that have it."""
     of_cell = cell_runs(runs, model, variant)
     return {run.seed: value for run in of_cell if (value := run.of(score)) is not None}
 
 
 def cell_runs(runs: FinishedRuns, model: str, variant: str) -> tuple[RunValues, ...]:
-    """The runs of one cell in their order."""
+    """The runs of a cell in their order."""
     return runs.cells.get((model, variant), ())
 
 
 def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
     """Validated step -> its weight in the score `final`. A collapsed run's missing validations add to the weight of the
-    one whose score fills them in. Empty for a run without a score.
+    validation whose score fills them in. Empty for a run without a score.
     """
     seen = in_window(board.curves.of(run.mlflow_id), run.t_stop)[schema.MEAN].dropna()
     if seen.empty:
@@ -226,12 +226,12 @@ def is_paired(board: Scoreboard, run: RunScore) -> bool:
 
 
 def starts_with_seed(data: SweepData, mlflow_id: str, seed: int | None) -> bool:
-    """Whether the start of a run depends on its seed, and runs of one seed share it.
+    """Whether the start of a run depends on its seed, and runs with the same seed share it.
 
     A warm start in the logged configuration says so, as on the embedded core, where the start causes most of the
-    variation between seeds; without one, the record of the run's core. If all runs start from the same weights, the
-    seed determines only the order of the prompts, and pairing would cost half the degrees of freedom. A run that logged
-    no configuration counts as one that does.
+    variation between seeds; otherwise the record of the run's core does. If all runs start from the same weights, the
+    seed determines only the order of the prompts, and pairing would cost half the degrees of freedom. Without a logged
+    configuration the start counts as dependent on the seed.
     """
     logged = data.params.get(mlflow_id, {})
     if any(key.startswith(_START) for key in logged):
@@ -241,7 +241,7 @@ def starts_with_seed(data: SweepData, mlflow_id: str, seed: int | None) -> bool:
 
 def rise(board: Scoreboard, run: RunScore) -> float | None:
     """Mean score in the last part of the window minus that in the first part of the same length, extended like `final`;
-    None without an evaluation in one of them. The score before training is excluded.
+    None if either has no evaluation. The score before training is excluded.
     """
     window = in_window(board.curves.of(run.mlflow_id), run.t_stop)
     means = _to_the_end(window[schema.MEAN].dropna(), run)
@@ -267,7 +267,7 @@ def _to_the_end(means: pd.Series, run: RunScore) -> pd.Series:
 
 
 def _late(means: pd.Series, t_stop: int | None) -> pd.Series:
-    """The scores in the last part of the window; the last one if nothing was evaluated there."""
+    """The scores in the last part of the window; the last score if nothing was evaluated there."""
     late = means[means.index > schema.late_after(_end(means, t_stop))]
     return late if len(late) else means.iloc[-1:]
 

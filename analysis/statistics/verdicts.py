@@ -86,7 +86,7 @@ _NO_RUN = "one side has no finished run"
 
 
 class VerdictOutcome(StrEnum):
-    """The outcome of a claim, or of one of its comparisons."""
+    """The outcome of a claim or of a comparison."""
 
     SUPPORTED = "supported"
     SMALL = "supported, below the smallest relevant effect"
@@ -101,7 +101,7 @@ class VerdictOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class Comparison:
-    """One pair of variants on one model, or over the models (`model` is then ""); `against` is "" for 0.
+    """A pair of variants on a model, or over the models (`model` is then ""); `against` is "" for 0.
 
     `difference` is None if they cannot be compared, and `why` then says what is missing. `runs`: the smallest number of
     runs of any variant and model. `at_equal_return`: of a claim about errors, the advantage when steps must also have
@@ -225,7 +225,7 @@ def _collapses(
 # its claim, with the addition that the effect is too small to matter (`VerdictOutcome.SMALL`).
 #
 # A claim with `after` is confirmatory only if the claim with that key is supported: testing in a fixed order keeps the
-# family-wise error at the level of one test. Otherwise its outcome is exploratory.
+# family-wise error at the level of a single test. Otherwise its outcome is exploratory.
 #
 # By default verdicts use the mean over the last part of the window, which involves no selection and counts collapses.
 # `others` has the outcome of the same claim by the other scores.
@@ -233,7 +233,7 @@ def _collapses(
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a claim by one score. `deciding`: the comparison that determines the outcome (None: nothing to
+    """The verdict on a claim by a score. `deciding`: the comparison that determines the outcome (None: nothing to
     compare).
 
     `provisional`: runs of the sweep are missing, unfinished or not part of the report. `others`: for a claim about
@@ -312,8 +312,8 @@ def _closed_by(claim: Claim, judged: Mapping[str, Verdict]) -> Claim | None:
 
 
 def judge(claim: Claim, board: Scoreboard | None, runs: FinishedRuns) -> Verdict:
-    """Judge one claim on its scored sweep (None: there is none) and the sweep's `run_values`, by the claim's score
-    or quantity, or else by the mean over the last part of the window.
+    """Judge a claim on its scored sweep (None: there is none) and the sweep's `run_values`, by the claim's score or
+    quantity, or else by the mean over the last part of the window.
     """
     score = claim.score or Score.FINAL
     if board is None:
@@ -412,7 +412,7 @@ def _holm(p_values: Sequence[float | None]) -> list[float | None]:
 
 
 def outcome_of(p_for: float | None, p_against: float | None) -> VerdictOutcome:
-    """The outcome of one comparison; `p_against` is adjusted for the number of comparisons of its claim."""
+    """The outcome of a comparison; `p_against` is adjusted for the number of comparisons of its claim."""
     refuted = p_against is not None and p_against <= ONE_SIDED_LEVEL
     if p_for is not None and p_for <= ONE_SIDED_LEVEL:
         return VerdictOutcome.SMALL if refuted else VerdictOutcome.SUPPORTED
@@ -429,8 +429,8 @@ class Word(StrEnum):
 
 
 def word_of(difference: Estimate, least: float, decided: bool | None = None) -> Word:
-    """What a difference shows; one within `least` is not relevant. `decided`: that it is not 0 (None: if 0 is outside
-    its interval).
+    """What a difference shows: nothing relevant if its interval lies within `least`. `decided`: that it is not 0 (None:
+    if 0 is outside its interval).
     """
     low, high = difference.low, difference.high
     if low is None or high is None:
@@ -460,8 +460,8 @@ def _outcome_of_all(comparisons: Collection[VerdictOutcome]) -> VerdictOutcome:
 
 
 def _deciding(claim: Claim, comparisons: Sequence[Comparison], outcome: VerdictOutcome) -> Comparison | None:
-    """The comparison that determines the outcome: the strongest refutation if the claim is not supported, the one that
-    is most certainly small if it is small, else the least certain comparison or one without a number.
+    """The comparison that determines the outcome: the strongest refutation if the claim is not supported, the most
+    certainly small comparison if the claim is small, else a comparison without a number, or the least certain.
     """
 
     def doubt(comparison: Comparison) -> tuple[int, float]:
