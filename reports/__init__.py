@@ -1,9 +1,9 @@
-"""From scored sweeps to tables, figures and one page. Nothing here talks to MLflow.
+"""From scored sweeps to tables, figures and a page. Nothing here talks to MLflow.
 
 Guarantees of this package:
 
 - The report of a sweep, a study or a search goes through the same three steps (`build.py`).
-- A report's folder is replaced atomically, and only if it is one of our reports (`saved.py`).
+- A report's folder is replaced atomically, and only if it is a report of ours (`saved.py`).
 - The same runs give the same bytes: no dates, no random ids (`figures/drawing.py`).
 - The page is one file without network access; other people's texts are escaped in it (`build.py`, `names.py`).
 - `report.json` is the record for programs (`build.py`). Reading it trusts nothing in it (`saved.py`).

@@ -1,4 +1,4 @@
-"""The page's section on answers, as one JSON object of bounded size: heat maps of each problem's share of right answers
+"""The page's section on answers, as a JSON object of bounded size: heat maps of each problem's share of right answers
 at every validation, the texts that runs kept, and training responses token by token with the decisions of the rules of
 the report's runs on the same tokens.
 """
@@ -84,7 +84,7 @@ def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[s
 
 MOST_CELLS = 250_000  # of all maps of a page: 90 problems x 112 validations x 7 methods are 70,560
 _MOST_PROBLEMS = 1000  # per model; from more, a subset evenly spaced over difficulty
-_MOST_ALONE = 200  # problems of one ordered pair of methods
+_MOST_ALONE = 200  # problems of an ordered pair of methods
 FULL, NOT_SEEN = 60_000, 2**16 - 1  # values of a cell: all answers right; not validated
 
 
@@ -160,7 +160,7 @@ def _cells(shares: NDArray[np.float64]) -> str:
 
 
 MOST_SAMPLE_BYTES = 2_000_000  # of all texts of a page, as embedded in it
-_LONGEST = 6_000  # characters of one prompt or response
+_LONGEST = 6_000  # characters of a prompt or response
 _LONGEST_NAME = 200  # characters of an answer, an id or a stop reason
 
 
@@ -238,8 +238,8 @@ def visible(text: str) -> str:
 
 
 MOST_TOKEN_BYTES = 3_000_000  # of all responses of a page, as embedded in it
-_MOST_TOKENS = 20_000  # of one response, from its start; the paper's have at most 16,384
-_LONGEST_PIECE = 200  # characters of one token
+_MOST_TOKENS = 20_000  # of a response, from its start; the paper's have at most 16,384
+_LONGEST_PIECE = 200  # characters of a token
 _HALF = float(np.finfo(np.float16).max)
 
 
@@ -284,8 +284,8 @@ def _responses(
     own_replay: "Replayed",
     recorded: Sequence[tuple[RunScore, RecordedTokens]],
 ) -> Iterator[dict[str, Any]]:
-    """The responses of a run as JSON, with numbers in half precision (three digits): T tokens (the first ones of a
-    longer one) with log mu, log pi, D_t, and the rules of all runs on the same model on them.
+    """The responses of a run as JSON, with numbers in half precision (three digits): T tokens (the first of a longer
+    response) with log mu, log pi, D_t, and the rules of all runs on the same model on them.
     """
     from cppo_lab.analysis.replay import FROM_SAMPLED, own_divergence, replay  # torch
 
@@ -345,5 +345,5 @@ def _trace(title: str, trained: bool, replayed: "Replayed", cut: slice) -> dict[
 
 
 def _packed(values: NDArray[np.float32]) -> str:
-    """Half-precision floats, little-endian, in base64; larger values are clipped to the largest finite one."""
+    """Half-precision floats, little-endian, in base64; larger values are clipped to the largest finite value."""
     return b64encode(np.clip(values, -_HALF, _HALF).astype("<f2").tobytes()).decode()

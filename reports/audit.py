@@ -37,7 +37,7 @@ from cppo_lab.reports.names import (
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, ablation_curves, printed_table
 
-_EVALUATIONS = 480  # 30 problems x 16 samples: the denominator of one evaluation of one benchmark
+_EVALUATIONS = 480  # 30 problems x 16 samples: the denominator of a benchmark's evaluation
 AVERAGE = "avg"  # the mean column in the printed tables
 # The verdicts on a discrepancy.
 CONFIRMED, NOT_SEEN, FOUND = "confirmed", "not seen in these curves", "found in these curves"
@@ -66,7 +66,7 @@ def audit_section(scored: Scored) -> Section | None:
 
 
 class Printing(StrEnum):
-    """How a printed number relates to the exact one."""
+    """How a printed number relates to the exact number."""
 
     EITHER = "either"  # truncating and rounding give the same digits
     TRUNCATED = "truncated"
@@ -90,7 +90,7 @@ class AuditCell:
 
     @property
     def difference(self) -> Decimal | None:
-        """Printed minus exact, in points; None where one of them is not a number."""
+        """Printed minus exact, in points; None where either is not a number."""
         if self.exact is None or self.printed == SelectionState.COLLAPSE.value:
             return None
         return Decimal(self.printed) - self.exact
@@ -124,11 +124,11 @@ class Audit:
     runs: tuple[AuditRun, ...]
 
     def cell(self, model: str, method: str, column: str) -> AuditCell:
-        """The audit of one printed cell."""
+        """The audit of a printed cell."""
         return next(c for c in self.cells if (c.model, c.method, c.column) == (model, method, column))
 
     def run(self, model: str, method: str) -> AuditRun:
-        """The audit of one run."""
+        """The audit of a run."""
         return next(r for r in self.runs if (r.score.model, r.score.variant) == (model, method))
 
 
@@ -214,8 +214,7 @@ def _half_grid_values(values: pd.DataFrame) -> int:
 
 
 def shared_curves(board: Scoreboard, ablations: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """(ablation, variant) -> the method of the main grid with the same mean curve, for the ablation curves that equal
-    one.
+    """(ablation, variant) -> the method of the main grid with the same mean curve, of the ablation curves with a match.
 
     `ablations`: columns ablation, model, variant, step, value (fraction).
     """
@@ -240,7 +239,7 @@ def _same_curve(curve: pd.Series, other: pd.Series) -> bool:
 
 @dataclass(frozen=True)
 class Discrepancy:
-    """One claim about the printed tables, whether the curves confirm it, and the evidence in one or two sentences."""
+    """A claim about the printed tables, whether the curves confirm it, and the evidence in a sentence or two."""
 
     claim: str
     verdict: str
@@ -459,5 +458,5 @@ def _name(run: AuditRun) -> str:
 
 
 def _listed(items: Iterable[str]) -> str:
-    """Items as one phrase."""
+    """Items as a phrase."""
     return "; ".join(items) or "none"

@@ -2,7 +2,7 @@
 
 1. score: `request.contents()` reads the runs and prepares tables and figures, not yet drawn
 2. draw: every figure as PNG, SVG and PDF, with its numbers as CSV
-3. page: one self-contained HTML page, without network access, dates or foreign scripts; and `report.json`, the record
+3. page: a self-contained HTML page, without network access, dates or foreign scripts; and `report.json`, the record
    for programs: cells, runs, verdicts, and digests of figures and files
 
 The report is replaced atomically: nothing at `request.out` changes until the whole folder is swapped in. The record
@@ -45,7 +45,7 @@ ZIP = "overleaf.zip"
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date of the zip format: the same files give the same bytes
 _SECTION = re.compile(r'<section id="([a-z]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')
 _MOST_ANSWERS = 6  # sentences that a page begins with; what is beyond them is in the tables
-MOST_ROWS = 500  # of one table; a longer one is cut on the page, and complete in the files beside it
+MOST_ROWS = 500  # of a table; a longer table is cut on the page, and complete in the files beside it
 
 
 @dataclass(frozen=True)
@@ -124,8 +124,8 @@ class BuildRequest(ABC):
 @dataclass(frozen=True, kw_only=True)
 class GridRequest(BuildRequest):
     """The report of the sweep or study `name`, of the runs of its `sweeps`. `title` and `question` head the page.
-    `partial` allows a grid with gaps, which are marked. `palette`: the colours of the figures, one of
-    `palette.PALETTES`.
+    `partial` allows a grid with gaps, which are marked. `palette`: the colours of the figures, a name in
+    `drawing.PALETTES`.
     """
 
     name: str
@@ -140,7 +140,7 @@ def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda tex
     """Build the report and return the path of its page, `index.html`. The same runs give the same bytes.
 
     `tell` takes what is done, once no input can be wrong any more. Raises UserError, with nothing written, if the runs
-    cannot be read or scored, or if `request.out` exists and is not one of our reports.
+    cannot be read or scored, or if `request.out` exists and is no report of ours.
     """
     out = request.out.absolute()
     require_ours(out)
@@ -181,7 +181,7 @@ def _files(contents: Contents, style: Style) -> dict[str, bytes]:
 class PageFigure:
     """A figure of a page with its heading and caption. `svg` is our markup, `values` JSON with the numbers of its
     curves; both are empty if there is a `reason` why it is not drawn. `files`: those beside the page, by name; `data`
-    is the name of the one with its numbers.
+    is the name of the file with its numbers.
     """
 
     heading: str

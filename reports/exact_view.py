@@ -1,6 +1,6 @@
 """The section on the surrogate's error: the verdicts on the hypotheses about it, with figures and tables.
 
-The figure has one row per process: error against movement, ratios of errors against the horizon, the position of the
+The figure has a row per process: error against movement, ratios of errors against the horizon, the position of the
 policy's movement, and the bounds relative to the true error.
 """
 
@@ -54,7 +54,7 @@ _BOUNDS = (
 )
 _PROPORTIONAL = Stroke("#888888", (5.0, 2.0))
 _APART = 1.05  # horizontal factor between neighbouring series, so that their intervals do not hide each other
-COLUMNS = 5  # panels in a row, those of one process
+COLUMNS = 5  # panels in a row, those of a process
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class ExactLine:
 
 @dataclass(frozen=True)
 class ExactPanel:
-    """One panel of one process. `even`: y of a line that marks equality; None for no line."""
+    """A panel of a process. `even`: y of a line that marks equality; None for no line."""
 
     model: str
     metric: str
@@ -204,7 +204,7 @@ def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> 
 
 
 def draw_exact(info: ExactInfo, figure: Figure) -> None:
-    """All panels with one legend."""
+    """All panels with a common legend."""
     texts, legend = (info.title, info.source), (*info.rules, *info.contrasts)
     axes = panel_grid(figure, len(info.panels), COLUMNS, (3.25, 2.8), texts, legend)
     for i, (panel, ax) in enumerate(zip(info.panels, axes, strict=True)):
@@ -214,7 +214,7 @@ def draw_exact(info: ExactInfo, figure: Figure) -> None:
 
 
 def _draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
-    """Draw one panel without its title."""
+    """Draw a panel without its title."""
     if panel.even is not None:
         ax.axhline(panel.even, color="#888888", linewidth=0.8, zorder=1)
     for line in panel.lines:
@@ -222,10 +222,10 @@ def _draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
             spread = [np.subtract(line.y, line.low), np.subtract(line.high, line.y)]
             ax.errorbar(line.x, line.y, spread, **line.stroke.line(), marker="o", markersize=3, capsize=2)
         else:
-            marker = "o" if len(line.x) == 1 else None  # a line of one point is invisible
+            marker = "o" if len(line.x) == 1 else None  # a single point without a marker is invisible
             ax.plot(line.x, line.y, **line.stroke.line(), label=line.name, marker=marker, markersize=3)
     ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
-    if not any(value > 0 for line in panel.lines for value in line.y):  # a log scale needs one
+    if not any(value > 0 for line in panel.lines for value in line.y):  # a log scale needs a value above 0
         ax.text(0.5, 0.5, "too few steps to compare", ha="center", va="center", transform=ax.transAxes)
         ax.set(xticks=[], yticks=[])
         return
@@ -238,7 +238,7 @@ def _draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
         ax.xaxis.set_minor_locator(NullLocator())
         ax.set_xlim(
             panel.horizons[0] / 2, panel.horizons[-1] * 2
-        )  # a single one would be drawn to the width of APART
+        )  # a single horizon would be drawn to the width of APART
     if panel.metric == "ratio":  # 0.6, not 6 x 10^-1
         low, high = ax.get_ylim()
         if high > 8 * low:
@@ -344,7 +344,7 @@ def _ratios_of_controls(
     curves: Mapping[Condition, Curves], models: Sequence[str], kinds: Mapping[str, str]
 ) -> tuple[str, bool]:
     """The ratio of the errors of each control to DPPO's, mean over models and horizons, in words; and whether the error
-    of one is certainly smaller than DPPO's.
+    of any control is certainly smaller than DPPO's.
     """
     words, smaller = [], False
     for variant, kind in kinds.items():
@@ -458,7 +458,7 @@ def _ratio_table(
 
 
 def shown_ratio(log_ratio: Estimate | None) -> str:
-    """`0.84 (0.78 to 0.91)`: a ratio of errors with its 95 % interval, if it has one."""
+    """`0.84 (0.78 to 0.91)`: a ratio of errors with its 95 % interval, if known."""
     return with_interval(log_ratio, lambda log: f"{math.exp(log):.2f}")
 
 

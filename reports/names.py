@@ -116,7 +116,7 @@ def number(value: float | None, form: str = ".2f") -> str:
 
 
 def with_interval(value: Estimate | Interval | None, form: Callable[[float], str]) -> str:
-    """`0.84 (0.78 to 0.91)`: a value and the ends of its 95 % interval, if it has one, each written by `form`."""
+    """`0.84 (0.78 to 0.91)`: a value and the ends of its 95 % interval, if known, each written by `form`."""
     if value is None:
         return ABSENT
     text = form(value.value)
@@ -126,7 +126,7 @@ def with_interval(value: Estimate | Interval | None, form: Callable[[float], str
 
 
 def estimate_text(estimate: Estimate | Interval | None, signed: bool = False) -> str:
-    """`51.00 (38.30 to 63.71)`: a fraction as percent with its 95 % interval, if it has one."""
+    """`51.00 (38.30 to 63.71)`: a fraction as percent with its 95 % interval, if known."""
     return with_interval(estimate, partial(points, signed=signed))
 
 
@@ -251,7 +251,7 @@ def escape_json(content: object) -> str:
 
 @lru_cache(maxsize=1000)
 def csv_cell(text: str) -> str:
-    """A text that no spreadsheet interprets as a formula: one that begins like it is prefixed with an apostrophe.
+    """A text that no spreadsheet interprets as a formula: what begins like a formula is prefixed with an apostrophe.
 
     Numbers stay numbers, negative ones with a hyphen. Line ends become `\\n`, since csv would leave a bare carriage
     return unquoted.

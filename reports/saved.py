@@ -1,4 +1,4 @@
-"""The folder of a report, which is replaced only if it is one of ours; what its `report.json` says, and how two of them
+"""The folder of a report, which is replaced only if it is ours; what its `report.json` says, and how two of them
 differ.
 
 The content of `report.json` is not trusted: every field is validated, and errors name the invalid field.
@@ -18,7 +18,7 @@ PAGE = "index.html"
 
 
 def require_ours(out: Path) -> None:
-    """Raise UserError if `out` exists and is not one of our reports."""
+    """Raise UserError if `out` exists and is no report of ours."""
     if not out.exists() and not out.is_symlink():
         return
     if out.is_dir() and not out.is_symlink() and ((out / MARKER).is_file() or not any(out.iterdir())):
@@ -32,7 +32,7 @@ def require_ours(out: Path) -> None:
 RECORD = "report.json"
 FORMAT = "cppo-report-1"
 
-_LARGEST = 64 * 2**20  # bytes; a report of 1,000 runs has one
+_LARGEST = 64 * 2**20  # 64 MiB; a report of 1,000 runs has 1 MiB
 _REMEDY = "make the report again with `cppo report`"
 
 Values = dict[str, Any]  # of a cell, a run or a verdict, by the keys of the record
@@ -272,7 +272,7 @@ def _state(side: Values, key: str) -> str:
     return "" if not side else side[key] + (" (provisional)" if side["provisional"] else "")
 
 
-_SHOWN = 40  # lines of one kind; the others are counted
+_SHOWN = 40  # lines of a kind; the others are counted
 
 
 def compare_lines(differences: Mapping[str, Any]) -> list[str]:

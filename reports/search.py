@@ -403,7 +403,7 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Series:
-    """Values of one name: settings, scores in percent, or shares, `at` trials, training steps or parameters."""
+    """Values under a name: settings, scores in percent, or shares, `at` trials, training steps or parameters."""
 
     name: str
     at: tuple[int | str, ...]
@@ -412,14 +412,14 @@ class Series:
 
 @dataclass(frozen=True)
 class SearchInfo(Info):
-    """Everything that one figure shows, and what of Optuna's draws it."""
+    """Everything that a figure shows, and what of Optuna's draws it."""
 
     series: tuple[Series, ...]
     plot: Callable[[], Any] = field(metadata=APPEARANCE)
 
 
 class _Highest(PedAnovaImportanceEvaluator):
-    """Optuna takes the target of an objective for one that is minimised."""
+    """Optuna assumes that the target of an objective is minimised."""
 
     def evaluate(
         self, study: Study, params: list[str] | None = None, *, target: Any = None
@@ -522,7 +522,7 @@ def _importances(study: Study) -> Axes:
 
 
 def _curves(result: SearchResult) -> Axes:
-    """In percent, coloured by the state of the trial, the best one on top."""
+    """In percent, coloured by the state of the trial, the best on top."""
     ax = optuna_drawings.plot_intermediate_values(result.optuna)
     best = [trial.number for trial in result.ranking[: len(result.objectives) == 1]]
     trials, named = {f"Trial{trial.number}": trial for trial in result.trials}, set()

@@ -163,14 +163,14 @@ def run_section(scored: Mapping[str, Scored], count: int, unused: list[str]) -> 
 
 
 _NOT_SHOWN = ("seed", "core", "rule.name")  # shown in other columns, or by the method's name
-_MOST_SETTINGS = 8  # of one run; MLflow has all
-MANY = 1000  # rows of one list: some 400 KB; the files beside the page have every run
+_MOST_SETTINGS = 8  # of a run; MLflow has all
+MANY = 1000  # rows of a list: some 400 KB; the files beside the page have every run
 
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The rows of one cell of the tables, as texts by name; `anchor` is their id on the page; `left_out` counts the
-    runs that are not shown.
+    """The rows of a cell of the tables, as texts by name; `anchor` is their id on the page; `left_out` counts the runs
+    that are not shown.
 
     `path`: a run's page relative to the address of an MLflow server; `link`: that page on the store's server. Both are
     empty if there is none. `settings`: its settings other than the seed that differ from those of other runs of the

@@ -90,7 +90,7 @@ def _scores(summary: Statistics) -> TextTable:
         rows.append(cell_row(cell.model, cell.variant, cells))
     errors = [cell.sampling for cell in summary.cells if cell.sampling is not None]
     edge = f" There {EDGE}" if any(error.edge is not None for error in errors) else ""
-    bound = ""  # unless the error of one evaluation is known from per-problem outcomes
+    bound = ""  # unless the error of an evaluation is known from per-problem outcomes
     if not errors or not all(error.known for error in errors):
         known = any(error.known for error in errors)
         bound = ", at most" + (" (known where it is in the table by problem)" if known else "")
@@ -231,7 +231,7 @@ _REPEATED = (
     "standard errors."
 )
 _NO_VOTES = "maj@k is not available: it needs the answers to all problems (tracking.answers.problems=all)."
-_MOST_NAMED = 30  # problems of one pair of methods, smallest p first
+_MOST_NAMED = 30  # problems of a pair of methods, smallest p first
 
 
 def _of_problems(

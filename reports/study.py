@@ -1,4 +1,4 @@
-"""The report of a study -- several sweeps of one experiment: Tables 1 to 4, Figures 1 to 11, the tables of the
+"""The report of a study -- several sweeps of an experiment: Tables 1 to 4, Figures 1 to 11, the tables of the
 ablations, and its page.
 """
 
@@ -176,7 +176,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
 
 
 def study_sections(report: StudyReport) -> list[Section | None]:
-    """The sections of a study's page, in its order; None for one with nothing to show."""
+    """The sections of a study's page, in its order; None for a section with nothing to show."""
     return [
         _main(report),
         report.verdicts,
@@ -229,7 +229,7 @@ def _of_main(sections: Mapping[str, Section | None]) -> Section | None:
 
 
 def _ablations(report: StudyReport) -> Section:
-    """The sweeps other than the main one: table, and the notes that the main table does not have."""
+    """The sweeps other than the main sweep: table, and the notes that the main table does not have."""
     shown, tables = [], dict[str, FullTable | None]()
     main_notes = report.table.notes if report.table else ()
     for sweep in report.study.sweeps:

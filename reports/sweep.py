@@ -1,4 +1,4 @@
-"""The report of one sweep: its page, and the sections that only such a page has, among them the effects of a factorial
+"""The report of a sweep: its page, and the sections that only such a page has, among them the effects of a factorial
 sweep.
 """
 
@@ -44,7 +44,7 @@ _FIGURE_4_MODELS = ("Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportRequest(GridRequest):
-    """The report of a sweep, the only one of `sweeps`.
+    """The report of a sweep, the only sweep in `sweeps`.
 
     `stated`: the sweep's hypotheses. `axes`: the positions of its variants on its axes. `beside`: sweeps whose pages
     are linked. `factorial`: whether its file requests the effects of its axes.
@@ -145,7 +145,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
 
 
 def sweep_sections(report: SweepReport) -> list[Section | None]:
-    """The sections of a sweep's page, in its order; None for one with nothing to show."""
+    """The sections of a sweep's page, in its order; None for a section with nothing to show."""
     board, by_setting, curves = report.board, _by_setting(report), _curves(report)
     errors = exact_section(report)
     errors_first = errors is not None and bool(errors.lines)
@@ -233,7 +233,7 @@ def _drift(report: SweepReport) -> Section | None:
 
 
 def figure_section(name: str, info: Any, draw: Callable[[Any, Any], None], caption: str = "") -> Section:
-    """A folded section of one figure."""
+    """A folded section with a figure."""
     picture = _picture(name, info, draw, caption)
     view = {"figures": [picture.name]}
     return Section(f"{picture.name}_part", info.title, view, "", "figure_list", pictures=(picture,))

@@ -46,7 +46,7 @@ BEST, SECOND = "best", "second"
 ABOVE, BELOW = "\N{UPWARDS ARROW}", "\N{DOWNWARDS ARROW}"
 TWO_SIDED_LEVEL = 0.05  # level of an adjusted two-sided p-value
 NOT_DECLARED = "not declared"
-_FEW_RUNS = 5  # whose selected steps are listed one by one
+_FEW_RUNS = 5  # whose selected steps are listed individually
 _EVALUATION = (
     "In brackets: standard error of the evaluation of one run, over other answers to the same problems, from each "
     "problem's outcome. The deviation over seeds contains it, except the part that equal sampling seeds make common to "
@@ -58,7 +58,7 @@ _EVALUATION = (
 class Entry:
     """One cell, in percent: a `value` at printed precision (two decimals), or a `word` that says why there is none.
 
-    `std`: sample standard deviation over `n` > 1 runs. `evaluation`: standard error of one run's evaluation over other
+    `std`: sample standard deviation over `n` > 1 runs. `evaluation`: standard error of a run's evaluation over other
     answers to the same problems, if each problem's outcome is known; `std` contains it. `edge`: in its place, Wilson's
     limit of a score of 0 or 100 %. `provisional`: a run behind it is missing or unfinished. `test`: ABOVE or BELOW the
     baseline if the difference is significant. `pair`: the (model, variant) whose runs it is about.
@@ -92,14 +92,14 @@ class Entry:
 
     @property
     def plain(self) -> str:
-        """The mean alone, or the word in its place; a provisional one keeps its dagger."""
+        """The mean alone, or the word in its place; a provisional mean keeps its dagger."""
         return self._mean + "†" * self.provisional
 
 
 @dataclass(frozen=True)
 class TextRow:
-    """One row: its label and one text, or `Entry`, for each heading. `pair`: the (model, variant) whose runs it is
-    about; without a model if each of its scores is of another one.
+    """A row: its label and a text, or `Entry`, for each heading. `pair`: the (model, variant) whose runs it is about;
+    without a model if its scores are of different models.
     """
 
     label: str
@@ -121,7 +121,7 @@ class TextTable:
 
     @property
     def blocks(self) -> tuple[tuple[str, "TextTable"], ...]:
-        """The parts with headings of their own, each with its title; here one without a title."""
+        """The parts with headings of their own, each with its title; here the table itself, without a title."""
         return (("", self),)
 
     @property
@@ -209,9 +209,7 @@ def _arrows(statistics: Statistics) -> dict[tuple[str, str], str]:
 
 
 def full_table(board: Scoreboard, title: str) -> FullTable:
-    """Table 4: the components at the selected step, in blocks of one model; marks are per block and
-    column.
-    """
+    """Table 4: the components at the selected step, in a block per model; marks are per block and column."""
     tables, stops, several = [], [], False
     for model in board.models:
         cells = [
@@ -304,7 +302,7 @@ _COLLAPSE = (
 
 
 def _table_notes(board: Scoreboard) -> tuple[str, ...]:
-    """Notes that explain the table; the last one names every gap."""
+    """Notes that explain the table; the last names every gap."""
     score = score_name(board)
     highest = "mean over the benchmarks" if board.means_over_benchmarks else "score"
     notes = [
@@ -326,7 +324,7 @@ def _table_notes(board: Scoreboard) -> tuple[str, ...]:
 
 
 def cell_row(model: str, variant: str, cells: Iterable[str]) -> TextRow:
-    """The row of one cell, which leads to its runs."""
+    """The row of a cell, which leads to its runs."""
     return TextRow(display_name(variant), variant == OURS, tuple(cells), (model, variant))
 
 
@@ -377,7 +375,7 @@ def _texts(row: TextRow, escape: Callable[[str], str], marks: Mapping[str, tuple
 
 
 def markdown(table: Table) -> str:
-    """The table as a Markdown document, one table per model if the models have different columns."""
+    """The table as a Markdown document, a table per model if the models have different columns."""
     lines = [f"# {escape_markdown(table.title)}", ""]
     for number, (title, block) in enumerate(table.blocks):
         if isinstance(table, FullTable):
@@ -466,8 +464,8 @@ def _latex_row(shaded: bool, texts: Iterable[str]) -> str:
 
 
 def table_csv(table: Table) -> str:
-    """The table as CSV, scores in percent. The paper's tables have exactly the paper's columns; numbers of one of our
-    cores name it in every row. Table 4 is `model, t_stop, method`, the benchmarks (empty if a model does not have one)
+    """The table as CSV, scores in percent. The paper's tables have exactly the paper's columns; numbers of our cores
+    name the core in every row. Table 4 is `model, t_stop, method`, the benchmarks (empty if a model does not have one)
     and `avg`.
     """
     head: list[str] = [] if table.core in ("", schema.PAPER) else ["core"]

@@ -51,12 +51,12 @@ _OF_SCORE = {**_SCORES, Score.CORRECTED: "corrected best step"}  # within a sent
 
 @dataclass(frozen=True)
 class VerdictLine:
-    """One claim as reports show it. `registered`: whether it was registered before its runs. `exploratory`: it was not,
+    """A claim as reports show it. `registered`: whether it was registered before its runs. `exploratory`: it was not,
     or some of its runs are missing here, or the claim before it is not supported. `estimate`: difference, interval and
-    runs in one line. `sentence`: the reason for the outcome; `beside`: the end of it that says what controls show.
+    runs as a single line. `sentence`: the reason for the outcome; `beside`: the end of it that says what controls show.
     `observed`: the direction of the observed differences. `deviation`: the result of the comparison that the design of
-    the runs asks for, if another one was registered. `others`: the outcome by the other scores, empty if the claim is
-    not about a score.
+    the runs asks for, if another was registered. `others`: the outcome by the other scores, empty if the claim is not
+    about a score.
     """
 
     verdict: Verdict
@@ -210,7 +210,7 @@ def verdict_line(
     """`alone`: the page says once, for all claims, that single runs decide nothing."""
     claim, words = verdict.claim, power_words(verdict.power)
     one_run = _single_runs(verdict) and not claim.of_errors
-    # It confirms nothing if the claim before it is not supported although this one is decided, or by its standing; a
+    # It confirms nothing if the claim before it is not supported although this claim is decided, or by its standing; a
     # claim of the paper has none.
     before = verdict.unsupported_before is not None and verdict.outcome is not VerdictOutcome.UNDECIDED
     return VerdictLine(
@@ -245,7 +245,7 @@ def _deviation(claim: Claim, board: Scoreboard) -> str:
 
 
 def _single_runs(verdict: Verdict) -> bool:
-    """Whether every comparison is of one run with one run."""
+    """Whether every comparison is of single runs: of a run with a run, or with 0."""
     differences = [comparison.difference for comparison in verdict.comparisons]
     return bool(differences) and all(
         difference is not None
@@ -298,7 +298,7 @@ def _written(claim: Claim, estimate: Estimate | None) -> tuple[str, str]:
 
 
 def _runs(difference: Difference) -> str:
-    """`8 runs each`, `8 and 5 runs`; of those of one side `8 runs`."""
+    """`8 runs each`, `8 and 5 runs`; without a second side `8 runs`."""
     ours, theirs = difference.ours, difference.theirs
     if not difference.against:
         return counted(ours, "run")
@@ -317,7 +317,7 @@ def _size(claim: Claim, size: float) -> str:
 
 def _observed(verdict: Verdict) -> str:
     """The direction of the estimates, which is all that single runs show: whether a comparison would hold if the
-    observed difference were the true one.
+    observed difference were the true difference.
     """
     claim = verdict.claim
     values = [comparison.estimate.value for comparison in verdict.comparisons if comparison.estimate]
@@ -356,7 +356,7 @@ def _comparisons(verdict: Verdict) -> TextTable:
         if difference is not None:
             counts = [difference.ours, difference.theirs][: 2 if difference.against else 1]
             runs = " and ".join(map(str, counts))
-            share = "none"  # of one run against one, where it would be 0 or 1, and of shares and slopes
+            share = "none"  # of two single runs, where it would be 0 or 1, and of shares and slopes
             if difference.improvement is not None and min(difference.ours, difference.theirs) > 1:
                 share = f"{difference.improvement.value:.2f}"
         against, model = display_name(comparison.against) or "0", comparison.model or _OVER_MODELS
@@ -430,7 +430,7 @@ def short_answers(
     baseline, whose p-values have Holm's adjustment.
     """
     if not of_scores and not of_errors:
-        # The final means minus that of the baseline: over the models if there are several, else on the only one.
+        # The final means minus that of the baseline: over the models if there are several, else on the only model.
         against = statistics.overall
         if len({cell.model for cell in statistics.cells}) < 2:
             cells = (cell.differences.get(Score.FINAL) for cell in statistics.cells)
@@ -480,7 +480,7 @@ def _answer(difference: Difference, smallest: float, decided: bool | None) -> tu
     return Word.BETTER, f"{first} {verb} than {second}{where}: {numbers}, {runs}."
 
 
-# A verdict in one or two sentences.
+# A verdict in a sentence or two.
 
 
 def reason(verdict: Verdict) -> str:

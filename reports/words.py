@@ -38,7 +38,7 @@ from cppo_lab.reports.verdict_view import VerdictLine
 
 @dataclass(frozen=True)
 class Headline:
-    """The findings about one model (`about`), or about all of them; `sentences` in reading order."""
+    """The findings about a model (`about`), or about all of them; `sentences` in reading order."""
 
     about: str
     sentences: tuple[str, ...]
@@ -350,7 +350,7 @@ def _hypotheses(judged: Sequence[VerdictLine], how_judged: Sequence[str]) -> lis
 
 
 def _code(boards: Iterable[Scoreboard]) -> list[str]:
-    """The versions that made the runs, of those that recorded it, and the one that made this text."""
+    """The versions that made the runs, of those that recorded it, and the version that made this text."""
     used = {
         run.mlflow_id: board.data.code.get(run.mlflow_id)
         for board in boards

@@ -35,7 +35,7 @@ from cppo_lab.reports.tables import run_ids_of
 
 LINEAR, LOG, PLACES = "linear", "log", "places"
 _LOG_FROM = 8  # ratio of the largest to the smallest value above which the axis is logarithmic
-_APART = 0.012  # share of the axis between the intervals of two lines at one value
+_APART = 0.012  # share of the axis between the intervals of two lines at the same value
 BY_SCORE, NO_COLOURS = "score", "none"
 _PLAIN_TEXT, _OUTLINE = "#222222", "#888888"  # of cells without a colour
 _DARK_TEXT, _LIGHT_TEXT = "#10103a", "#fff3b0"  # not greys, which the dark scheme would change
@@ -68,8 +68,9 @@ class Axis:
 
 @dataclass(frozen=True)
 class AxisLine:
-    """The scores of one group along the axis, in percent, or the drift of a third, in nats; `low` and `high` are those
-    of `score_limits`. A group without a value on the axis is a single score for the whole axis: `x` is empty.
+    """The scores of a group along the axis, in percent, or the drift in a third of the response, in nats; `low` and
+    `high` are those of `score_limits`. A group without a value on the axis is a single score for the whole axis: `x` is
+    empty.
     """
 
     group: str
@@ -94,8 +95,8 @@ class Cell:
 
 @dataclass(frozen=True)
 class AxisPanel:
-    """One model: with one axis its `lines`, if they are of drift those of the group `surface_of`; with two axes the
-    cells of the group `surface_of`, and as `lines` the groups without axis values. `colours`: what those of cells show,
+    """A model: with one axis its `lines`, if they are of drift those of the group `surface_of`; with two axes the cells
+    of the group `surface_of`, and as `lines` the groups without axis values. `colours`: what those of cells show,
     BY_SCORE, or NO_COLOURS if the model's cells span no more than noise; None without cells.
     """
 
@@ -301,7 +302,7 @@ def _limits(score: Estimate, unit: float = 100) -> tuple[float, float] | tuple[N
 
 
 def _draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
-    """Draw one model, or one of its groups."""
+    """Draw a model, or a group of it."""
     group = f": {display_name(panel.surface_of)}" if panel.surface_of else ""
     ax.set_title(panel.model + group, loc="left", parse_math=False)
     (_draw_surface if info.surface else _draw_lines)(info, panel, ax)
@@ -381,7 +382,7 @@ def effects_info(
     title: str,
     palette: str = PAPER,
 ) -> AxesInfo:
-    """The effects on a score as (model, group, change, effect): a line for each group, its changes along one axis."""
+    """The effects on a score as (model, group, change, effect): a line for each group, its changes along the axis."""
     axis = Axis("change", tuple(dict.fromkeys(change for _, _, change, _ in effects)), PLACES)
     groups = list(dict.fromkeys(group for _, group, _, _ in effects))
     panels = []

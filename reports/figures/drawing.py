@@ -1,6 +1,6 @@
-"""A figure of a report: what it shows, its frame, its one drawing as SVG (also on the page), PNG and PDF, and its
-numbers as CSV. And the palettes: the paper's colours, or colours, dashes and markers that are distinguishable for
-colour-blind readers and in black-and-white print.
+"""A figure of a report: what it shows, its frame, its drawing as SVG (also on the page), PNG and PDF, and its numbers
+as CSV. And the palettes: the paper's colours, or colours, dashes and markers that are distinguishable for colour-blind
+readers and in black-and-white print.
 
 Files have no dates and no random names, so that the same data gives the same bytes.
 """
@@ -73,7 +73,7 @@ DARK: Mapping[str, str] = {
 @dataclass(frozen=True)
 class Palette:
     """`stroke_of`: returns a record's stroke in this palette, so that a variant looks the same in every panel.
-    `others`: strokes for variants without one. `reasons`: colours by a token's fate in Figures 1 and 3; `hatches`: the
+    `others`: strokes for all other variants. `reasons`: colours by a token's fate in Figures 1 and 3; `hatches`: the
     matching hatches.
     """
 
@@ -94,7 +94,7 @@ class Palette:
     def strokes(
         self, variants: Sequence[str], aliases: Mapping[str, str] = MappingProxyType({})
     ) -> dict[str, Stroke]:
-        """A stroke for each variant: its own, or else the next free one in the given order.
+        """A stroke for each variant: its own, or else the next free stroke in the given order.
 
         `aliases`: variant -> the variant that it duplicates under another name.
         """
@@ -179,7 +179,7 @@ _RC: Mapping[str, Any] = {
 _UNITS: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
 _WIDTHS, _SIZES = (2.0, 40.0), (5.0, 24.0)  # inches, points
 _USUAL_SIZE = 9.0  # points, for which the inches below and the sizes in `sized` are chosen
-_LEAST_PANEL = (2.6, 1.6)  # inches of one panel: narrower ones are stacked
+_LEAST_PANEL = (2.6, 1.6)  # inches of a panel: narrower ones are stacked
 # The fonts of a family by its usual name, all of them part of matplotlib; the last has nearly every character.
 _FONTS: Mapping[str, tuple[str, ...]] = {
     "sans": ("DejaVu Sans",),
@@ -236,7 +236,7 @@ _QUANTITIES = {  # its units, limits and own unit, and what it is
 
 
 def _quantity(part: str, value: str, units: str, limits: tuple[float, float], unit: str, what: str) -> float:
-    """A number with one of `units`, in `unit`, which no unit means, too."""
+    """A number with a unit of `units`, in `unit`, which is also meant without a unit."""
     match = re.fullmatch(rf"(\d+\.?\d*|\.\d+)\s*({units})", value, flags=re.ASCII)
     number = float(match[1]) * (_UNITS[match[2] or unit] / _UNITS[unit]) if match else 0.0
     low, high = limits
@@ -545,14 +545,14 @@ def say(ax: Axes, text: str, **settings: Any) -> None:
 
 
 def fill(ax: Axes, line: Any, steps: Sequence[float] | None = None) -> None:
-    """The band of a line that has `low`, `high` and a `stroke`, if it has one."""
+    """The band, if any, of a line that has `low`, `high` and a `stroke`."""
     if line.band:
         x = line.steps if steps is None else steps
         ax.fill_between(x, line.low, line.high, color=line.stroke.colour, alpha=0.12, linewidth=0, zorder=2)
 
 
 def legend_below(ax: Axes, columns: int = 3, height: float = -0.17) -> None:
-    """Draw the legend of one panel below its axis, if it has labels."""
+    """Draw the legend of a panel below its axis, if it has labels."""
     if ax.get_legend_handles_labels()[1]:
         place = (0.5, height)
         legend = ax.legend(loc="upper center", bbox_to_anchor=place, ncols=columns, fontsize=sized(8))
@@ -565,7 +565,7 @@ def whole_ticks(ax: Axes) -> None:
 
 
 def step_axis(ax: Axes) -> None:
-    """Set the x axis to training steps, from 0 to the last one drawn."""
+    """Set the x axis to training steps, from 0 to the last step drawn."""
     ax.set_xlabel("training step")
     whole_ticks(ax)
     last = max(float(ax.dataLim.x1), 1.0)
@@ -575,8 +575,8 @@ def step_axis(ax: Axes) -> None:
 # Everything that a figure shows, numbers and labels, as CSV.
 #
 # An info is a tree of frozen dataclasses: panels hold lines, lines hold equally long tuples of numbers. Every such
-# group of tuples becomes rows, one per index; the enclosing names (model, variant, metric, ...) come first in each row.
-# A part without tuples is a row by itself. So one function serves all figures, and the columns follow from the info.
+# group of tuples becomes a row per index; the enclosing names (model, variant, metric, ...) come first in each row. A
+# part without tuples is a row by itself. So one function serves all figures, and the columns follow from the info.
 #
 # Every field is written, unless its metadata is `APPEARANCE`. A field that is neither a value, nor a tuple of values,
 # nor a part, is an error.
@@ -597,8 +597,8 @@ class CsvBlock:
 def figure_csv(info: Any) -> str:
     """Everything that `info`, a dataclass, shows, in its units.
 
-    `series` is a row's path in the tree; `place` counts the values of a line from 1. Raises TypeError
-    for a field that cannot be written, or whose name one of a part above it has.
+    `series` is a row's path in the tree; `place` counts the values of a line from 1. Raises TypeError for a field that
+    cannot be written, or whose name a field of a part above it has.
     """
     lines = list(_series(info, {}, ()))
     names = list(dict.fromkeys(name for line in lines for name in line.names))

@@ -1,10 +1,10 @@
 """The paper's Figures 1 to 11 from a study, each of them drawn or with the reason why it cannot be; and those of
 ablations (5 and 6) and of single models (8 to 11).
 
-Figure 1: what each masking rule does to one synthetic response (left), and the curves of the largest model with the
-best score of every method (right). Figure 2: the gap between the policies at each token position, and the threshold
-that the position weights induce. Figure 3: CPPO on consecutive tokens of one logged response: what each token spends,
-and its limit.
+Figure 1: what each masking rule does to a synthetic response (left), and the curves of the largest model with the best
+score of every method (right). Figure 2: the gap between the policies at each token position, and the threshold that the
+position weights induce. Figure 3: CPPO on consecutive tokens of a logged response: what each token spends, and its
+limit.
 """
 
 import json
@@ -151,7 +151,7 @@ def schematic_info(
 
 
 def _draw_rule(panel: RulePanel, ax: Axes, palette: Palette) -> None:
-    """Draw one rule: a bar per token, coloured by the token's fate, and the limit as a line."""
+    """Draw a rule: a bar per token, coloured by the token's fate, and the limit as a line."""
     places = range(1, len(panel.values) + 1)
     base = 1.0 if panel.rule == "grpo" else 0.0
     top = max(*panel.values, *panel.limit) * 1.12
@@ -183,7 +183,7 @@ def _draw_rule(panel: RulePanel, ax: Axes, palette: Palette) -> None:
 
 
 def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
-    """The rules on the left, one under the other; the curves on the right."""
+    """The rules on the left, stacked; the curves on the right."""
     surround(fig, (11.4, 5.4), (info.title, info.source), ())
     palette = PALETTES[info.palette]
     left, right = fig.subfigures(1, 2, squeeze=False, width_ratios=(1.0, 1.1))[0]
@@ -344,8 +344,8 @@ class WindowInfo:
 
 
 def window_info(study: StudyResults, title: str, palette: str = PAPER) -> WindowInfo | Absent:
-    """The most instructive window: that of a CPPO run with both kinds of masking, if there is one, or else the first in
-    the order of models and seeds.
+    """The most instructive window: that of a CPPO run with both kinds of masking, or if there is none, the first in the
+    order of models and seeds.
     """
     board = study.board(MAIN)
     if board is None:
@@ -460,7 +460,7 @@ _GREY = "#555555"
 
 
 def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
-    """All eleven figures in order, in the colours of `palette` (one of PALETTES)."""
+    """All eleven figures in order, in the colours of `palette` (a name in PALETTES)."""
     board, seeds = study.board(MAIN), _seeds(study)
     roles = [_role(study, index) for index in range(ROLES)]
     base_models = tuple(role for role in roles[1:] if isinstance(role, str))
@@ -650,7 +650,7 @@ def _full_method(study: StudyResults, board: Scoreboard) -> dict[str, str]:
 
 
 def _draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
-    """The curves of one sweep with its legend below."""
+    """The curves of a sweep with its legend below."""
     if entry.panel is None:
         ax.set_title(entry.heading, loc="left")
         say(ax, "no results yet")
@@ -674,7 +674,7 @@ def draw_ablations(info: AblationsInfo, fig: Figure) -> None:
         _draw_ablation(panel, ax, info.y_label if index == 0 else "")
 
 
-# Figures 8 to 11, one per model: the benchmarks one by one on top; reward, response length and relative log-prob error
+# Figures 8 to 11, one per model: a panel per benchmark on top; reward, response length and relative log-prob error
 # below.
 
 _REWARD = "train/reward"
@@ -727,7 +727,7 @@ class ModelInfo(Info):
 
 
 def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) -> ModelInfo | Absent:
-    """The figure of one model of the main sweep; `palette`: one of PALETTES."""
+    """The figure of a model of the main sweep; `palette`: a name in PALETTES."""
     runs = [run for run in board.runs if run.model == model]
     strokes = PALETTES[palette].strokes(in_order(run.variant for run in runs))
     panels = []
@@ -760,7 +760,7 @@ def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) 
 
 
 def _by_run(board: Scoreboard, pair: tuple[str, str], metric: str) -> pd.DataFrame:
-    """A metric of one cell: one row per step that any run logged, one column per run."""
+    """A metric of a cell: a row per step that any run logged, a column per run."""
     rows = board.logged(*pair, metric)
     rows = rows[np.isfinite(rows["value"])]  # non-finite values cannot be drawn
     return rows.astype({"mlflow_id": object}).pivot(index="step", columns="mlflow_id", values="value")
@@ -812,7 +812,7 @@ def _smoothed(
 
 
 def _draw_reward(info: ModelInfo, ax: Axes) -> None:
-    """Draw the raw reward thin and the smoothed one thick."""
+    """Draw the reward, raw thin and smoothed thick."""
     for line in info.rewards:
         ax.plot(line.steps, line.raw, color=line.stroke.colour, linewidth=0.5, alpha=0.3, zorder=2)
     for order, line in enumerate(info.rewards):
@@ -826,9 +826,7 @@ def _draw_reward(info: ModelInfo, ax: Axes) -> None:
 
 
 def draw_model(info: ModelInfo, fig: Figure) -> None:
-    """Draw benchmarks above (dots mark the steps selected by their mean), training metrics below, and one legend for
-    all.
-    """
+    """Draw benchmarks above (dots mark the steps selected by their mean), training metrics below, and their legend."""
     columns = max(len(info.benchmarks), 1 + len(info.traces))
     bands = [line.band for panel in info.benchmarks for line in panel.lines]
     surround(fig, (3.8 * columns, 5.6), head_texts(info, bands), info.keys)

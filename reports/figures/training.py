@@ -1,4 +1,4 @@
-"""Training diagnostics: one panel per model and logged metric, one line per variant; and Figure 7, CPPO's prefix budget
+"""Training diagnostics: a panel per model and logged metric, a line per variant; and Figure 7, CPPO's prefix budget
 over training on the Base models: its effective rate and what it rejects.
 """
 
@@ -69,7 +69,7 @@ class Trace(Band):
 
 @dataclass(frozen=True)
 class DiagnosticPanel:
-    """One metric on one model; `limit`: a value that is marked, None for none."""
+    """A metric on a model; `limit`: a value that is marked, None for none."""
 
     model: str
     metric: str
@@ -80,7 +80,7 @@ class DiagnosticPanel:
 
 @dataclass(frozen=True)
 class DiagnosticsInfo(Info):
-    """Everything the figure shows; `panels`: all metrics of one model, then those of the next."""
+    """Everything the figure shows; `panels`: all metrics of a model, then those of the next."""
 
     panels: tuple[DiagnosticPanel, ...]
     keys: tuple[Key, ...]
@@ -139,7 +139,7 @@ def traces_of(
 
 
 def draw_panel(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
-    """One metric on one model."""
+    """A metric on a model."""
     for order, trace in enumerate(panel.traces):
         fill(ax, trace)
         if trace.smooth:
@@ -197,7 +197,7 @@ class WarmupInfo(Info):
 def warmup_info(
     board: Scoreboard, models: tuple[str, ...], title: str, palette: str = PAPER
 ) -> WarmupInfo | Absent:
-    """The runs of CPPO on `models`; `palette`: one of PALETTES."""
+    """The runs of CPPO on `models`; `palette`: a name in PALETTES."""
     strokes = {OURS: PALETTES[palette].methods[OURS]}
     panels = tuple(
         DiagnosticPanel(
@@ -245,7 +245,7 @@ def _draw_share(trace: Trace, ax: Axes) -> None:
 
 
 def draw_warmup(info: WarmupInfo, fig: Figure) -> None:
-    """Draw metrics as rows and models as columns; each row has one scale."""
+    """Draw metrics as rows and models as columns; the panels of a row share a scale."""
     rows, columns = len(_METRICS), len(info.panels) // len(_METRICS)
     bands = [trace.band for panel in info.panels for trace in panel.traces]
     surround(fig, (max(3.6 * columns, 5.4), 2.4 * rows), head_texts(info, bands), ())

@@ -1,5 +1,5 @@
-"""Validation curves, one panel per model and one line per variant: its runs, their mean with its band, each run's
-selected step, and its collapses; and the share of its runs that have not collapsed.
+"""Validation curves, a panel per model and a line per variant: its runs, their mean with its band, each run's selected
+step, and its collapses; and the share of its runs that have not collapsed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ _LABEL_POINTS = 10  # height of a line of labels
 # Runs of a variant that are drawn individually; with more, only their mean and its band are legible.
 FEW = 50
 
-MOST_VARIANTS = 30  # in one figure; more cannot be distinguished, and would overfill the legend
+MOST_VARIANTS = 30  # in a figure; more cannot be distinguished, and would overfill the legend
 
 
 @dataclass(frozen=True)
@@ -92,9 +92,7 @@ def source_of(board: Scoreboard) -> str:
 def line_of(
     board: Scoreboard, runs: Sequence[RunScore], stroke: Stroke, benchmark: str = schema.MEAN
 ) -> Line | None:
-    """The runs of one cell on one benchmark or on their mean; None if none of them has a validation inside its
-    window.
-    """
+    """The runs of a cell on a benchmark or the benchmarks' mean; None if no run has a validation inside its window."""
     seeds, curves = list[SeedLine](), list[tuple[RunScore, pd.Series]]()
     for run in runs:
         curve = in_window(board.curves.of(run.mlflow_id), run.t_stop)[benchmark].dropna() * 100
@@ -147,7 +145,7 @@ def _collapse_labels(lines: Sequence[Line]) -> list[tuple[Line, int, float, int,
 
 
 def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
-    """Draw all lines of a panel, the last one on top, and the labels of collapses.
+    """Draw all lines of a panel, the last on top, and the labels of collapses.
 
     The y axis is scaled to the lines: a wide band around a collapse is cut off, so that it does not flatten the others.
     """
@@ -231,7 +229,7 @@ def curves_info(
 ) -> CurvesInfo:
     """The figure of a scored sweep, for `models` or all models. A variant without curves is not in the legend.
 
-    `aliases`: see `Palette.strokes`; `palette`: one of PALETTES.
+    `aliases`: see `Palette.strokes`; `palette`: a name in PALETTES.
     """
     runs = [run for run in board.runs if models is None or run.model in models]
     strokes = PALETTES[palette].strokes(drawn_variants(board), aliases)
@@ -278,7 +276,7 @@ def _top(board: Scoreboard, model: str, lines: Sequence[Line]) -> Top | None:
 
 
 def draw_panel(panel: Panel, ax: Axes, y_label: str = "") -> None:
-    """Draw one model: thin seed lines with their band, the mean line, a dot at each selected step, a star at the best
+    """Draw a model: thin seed lines with their band, the mean line, a dot at each selected step, a star at the best
     run.
     """
     draw_lines(ax, panel.lines)
@@ -311,15 +309,15 @@ def draw(info: CurvesInfo, fig: Figure, in_row: int = 2) -> None:
         draw_panel(panel, ax, info.y_label if place is not None and place.is_first_col() else "")
 
 
-# The share of runs that have not collapsed, over training steps, with one panel per model with a collapse.
+# The share of runs that have not collapsed, over training steps, with a panel per model with a collapse.
 
 _APART = 0.6  # percent between lines that would coincide
 
 
 @dataclass(frozen=True)
 class SurvivalLine:
-    """One variant: the percentage of its runs that survive each step at which one collapses, from step 0 to the last
-    observed step. `at_risk`: runs still observed there.
+    """A variant: the percentage of its runs that survive each step at which any of them collapses, from step 0 to the
+    last observed step. `at_risk`: runs still observed there.
     """
 
     variant: str
@@ -377,7 +375,7 @@ def survival_info(
 
 
 def _draw_survival(panel: SurvivalPanel, ax: Axes) -> None:
-    """Draw one model. Coinciding lines are shifted slightly."""
+    """Draw a model. Coinciding lines are shifted slightly."""
     for order, line in enumerate(panel.lines):
         heights = [height - _APART * order for height in line.surviving]
         style = line.stroke.marked() | {"linewidth": 1.4, "zorder": 3 + order}
