@@ -10,7 +10,7 @@ Guarantees of this package:
 
 Begin with `cppo_lab/core_records.py`. `mini/` trains small transformers in this process, `exact/` computes expected
 returns, `verl/` runs verl's trainer. `loop.py` is of the embedded ones, `mini` and `exact`; `rule_loss.py` is of all
-three. `cppo_lab.testing.CoreTests` checks a core; docs/extending.md says how to add one.
+three. `cppo_lab.testing.CoreTests` checks a core; docs/extending.md says how a core is added.
 """
 
 from cppo_lab.schema import collapse_reason as collapse_reason  # cores of other packages import it from here

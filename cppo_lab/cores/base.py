@@ -102,7 +102,7 @@ def held_out_sets(data: TaskData) -> tuple[Dataset, ...]:
     return tuple(
         Dataset(
             benchmark,
-            # The sets are drawn one after the other and are disjoint, so its index determines a set.
+            # The sets are drawn in turn and are disjoint, so its index determines a set.
             digest(_text({"validation": i, "task": _definition(data)})),
             f"{TASKS}.{data.task}",
             schema.CODE,

@@ -122,7 +122,7 @@ def check_whole(source: BinaryIO) -> None:
     Raises ValueError if the file is damaged or of another kind.
     """
     with _refusing():
-        is_zip = zipfile.is_zipfile(source)  # raises for one that says it spans several disks
+        is_zip = zipfile.is_zipfile(source)  # raises for an archive that says it spans several disks
     if not is_zip:
         raise ValueError("it is damaged")
     with _refusing(), zipfile.ZipFile(source) as archive:

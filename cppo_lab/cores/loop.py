@@ -99,7 +99,7 @@ class SteppedTrainer(ABC):
         """One optimiser step per minibatch of the responses that `keep` [B] marks; returns the metrics.
 
         Groups stay whole, dropped groups leave their minibatch smaller. Raises NotFinite before an update that would
-        destroy the parameters, and if the last one has.
+        destroy the parameters, and if the last update has.
         """
         size = self.run.batch.minibatch_prompts * self.run.batch.responses
         stats, losses, norms, error = [], [], [], [0.0, 0.0]
@@ -232,7 +232,7 @@ def train_runs(
 
 
 def train_alone(run: TogetherRun[Any], train: Callable[[Sequence[TogetherRun[Any]], Ended], None]) -> Outcome:
-    """Train one run by `train`, which trains several; raises what ended it."""
+    """Train `run` by `train`, which trains several; raises what ended it."""
     ends: list[Outcome | BaseException] = []
     train([run], lambda _, how: ends.append(how))
     if isinstance(ends[-1], BaseException):
@@ -241,9 +241,9 @@ def train_alone(run: TogetherRun[Any], train: Callable[[Sequence[TogetherRun[Any
 
 
 class _Course(Generic[T]):
-    """The course of one run from its start or checkpoint to its end: logging, checkpoints and early stopping.
+    """The course of a run from its start or checkpoint to its end: logging, checkpoints and early stopping.
 
-    Call `begin`, then `add` after each step of the trainer until one of them says that the run is over, then `end`.
+    Call `begin`, then `add` after each step of the trainer until a call says that the run is over, then `end`.
     """
 
     def __init__(

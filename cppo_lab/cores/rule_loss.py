@@ -1,5 +1,5 @@
 """Applies a rule to tokens, for every core; and the embedded cores' loss from log-probabilities: divergence, rule and
-aggregation. And the diagnostics of a run's tokens: metrics `mismatch/*`, drift by position (Figure 2), one masked
+aggregation. And the diagnostics of a run's tokens: metrics `mismatch/*`, drift by position (Figure 2), a masked
 response (Figure 3).
 
 The metrics are those of every step of mini and verl. The other diagnostics are computed from the batches of validated
@@ -177,7 +177,7 @@ def mismatch_metrics(
 
 
 def mismatch_of_step(updates: Sequence[mismatch.LogRatios]) -> dict[str, float]:
-    """The metrics of a training step: over all its updates, and before the first one."""
+    """The metrics of a training step: over all its updates, and before the first."""
     if not updates:
         return {}
     first, later = mismatch.mismatch_sums(updates[0]), updates[1:]
@@ -188,7 +188,7 @@ def mismatch_of_step(updates: Sequence[mismatch.LogRatios]) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class ObservedTokens:
-    """The tokens of one batch as a rule saw them; every tensor [B, T], right-padded, without gradient."""
+    """The tokens of a batch as a rule saw them; every tensor [B, T], right-padded, without gradient."""
 
     logp: Tensor  # log pi(y_t)
     rollout_logp: Tensor  # log mu(y_t)

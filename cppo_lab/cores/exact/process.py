@@ -44,7 +44,7 @@ class Process:
 
     @property
     def slip_levels(self) -> int:
-        """The number of slip levels: 0..allowed_slips, and one more for too many."""
+        """The number of slip levels: 0..allowed_slips, and a level for too many."""
         return self.allowed_slips + 2
 
     @property
@@ -224,7 +224,7 @@ def returns_by_start(process: Process, policy: Array) -> Array:
 #
 #     logits(k, (m, v, e))[y] = pair[v, y] + mode[m, v, y] + slips[e, y] + stretch[k, y]
 #
-# for stretch k of the response, mode m, previous token v, slips so far e and token y. An update for one state moves
+# for stretch k of the response, mode m, previous token v, slips so far e and token y. An update for a state moves
 # every other state that shares a term with it, as in a neural network. float64 throughout.
 
 
@@ -274,9 +274,7 @@ def starting_parameters(process: Process, model: TableModel, generator: torch.Ge
     shares = (model.slips / process.horizon, model.second_mode_slips / process.horizon)
     for m, share in enumerate(shares):
         good = right[m].sum(1, keepdim=True).double()
-        odds = (
-            (process.vocabulary - good) * (1 - share) / (good * share)
-        )  # of one right token to one wrong token
+        odds = (process.vocabulary - good) * (1 - share) / (good * share)  # of a right token to a wrong token
         mode[0, m, :, 0] = torch.where(right[m], odds.log(), 0.0)
     width = int(process.forks.sum())
     if width:

@@ -1,7 +1,7 @@
 """Training with exact evaluation: every step reports the surrogate's prediction and the true improvement.
 
 Runs that share process, batch and schedule are trained together: sampling and exact evaluation take one pass over the
-positions for all of them. `Learner` is one run: its parameters, optimiser, random streams and updates on a rollout
+positions for all of them. A `Learner` is a run: its parameters, optimiser, random streams and updates on a rollout
 batch. Each run gets the same numbers as alone.
 """
 
@@ -63,7 +63,7 @@ class GradedResponses:
     mu: Recorded  # of each token of each table entry: tokens, logp [K * S * V], top-k [K * S, K']
     tokens: Tensor  # [B, T] ids
     places: Tensor  # [B, T] flat indices into a table [K, S, V]
-    states: Tensor  # [B, T] the same into one [K, S]
+    states: Tensor  # [B, T] the same into a table [K, S]
     logp: Tensor  # [B, T] log mu
     advantages: Tensor  # [B]
     keep: Tensor  # [B] bool
@@ -210,7 +210,7 @@ class Learner(SteppedTrainer):
         Args:
             rollout: the batch, whose responses are a sample of mu's visits.
             divergence: [K, S] TV of mu and the policy after the updates.
-            largest: [T] the largest one that mu reaches at each position.
+            largest: [T] the largest divergence that mu reaches at each position.
         """
         rule, valid = self.spec.rule, torch.ones_like(rollout.tokens, dtype=torch.bool)
         record = rule_of(rule.name, rule.path)
@@ -280,9 +280,9 @@ class UpdateAlong(Learner):
     training's own and is what the step is measured at.
 
     An update's movement is the mean over positions and mu's visits of the total variation between the policy after it
-    and the one that would have sampled without staleness: the parameters before it, with mu's rounding and noise. That
-    is mu itself at staleness 0. From a stale mu, the start of the update is far away already, often further than its
-    end, so that no length of another rule's update would give the same distance. With `match` update it is measured
+    and the policy that would have sampled without staleness: the parameters before it, with mu's rounding and noise.
+    That is mu itself at staleness 0. From a stale mu, the start of the update is far away already, often further than
+    its end, so that no length of another rule's update would give the same distance. With `match` update it is measured
     from the policy before it, without mu's rounding and noise, which may be larger than any update.
     """
 
@@ -293,7 +293,7 @@ class UpdateAlong(Learner):
         self._set_learning_rate(along.learning_rate)
 
     def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
-        """The training's updates of a batch; the metrics of the measured one, which enters the diagnostics."""
+        """The training's updates of a batch; the metrics of the measured update, which enters the diagnostics."""
         start, process = self._snapshot(), self.process
         super().update(rollout)
         trained, loss = self._snapshot(), self.loss
@@ -365,7 +365,7 @@ def _nearest_threshold(rule: RuleSpec, beyond: Callable[[RuleSpec], float]) -> R
 
 def equal_length(beyond: Callable[[float], float]) -> float | None:
     """The scale of an update at which `beyond` (how much further it moves than wanted) is 0, near 1; None if none is
-    found: an update of length 0, or one whose start is further away than wanted.
+    found: an update of length 0, or whose start is further away than wanted.
     """
     if beyond(1.0) == 0:
         return 1.0

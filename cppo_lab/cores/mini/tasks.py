@@ -110,7 +110,7 @@ class Problems:
         return Problems(self.values[index], self.answers[index], self.prompts[index])
 
     def repeat(self, n: int) -> "Problems":
-        """Each problem `n` times in a row: one per response of its group."""
+        """Each problem `n` times in a row, for the responses of its group."""
         return self.select(torch.arange(len(self), device=self.values.device).repeat_interleave(n))
 
     def replace(self, index: Tensor, fresh: "Problems") -> "Problems":
@@ -277,7 +277,7 @@ class Addition(Task):
     def noisy_traces(self, problems: Problems, step_noise: float, generator: torch.Generator) -> Tensor:
         """Worked responses [N, 2S + 1]: each position that passes its carry on is wrong with probability `step_noise`.
 
-        These are the positions whose digits sum to modulus - 1, one in `modulus`; all others are right. A wrong
+        These are the positions whose digits sum to modulus - 1, a share of 1 / modulus; all others are right. A wrong
         position has its sum digit off by one or, equally likely, its carry flipped, and later positions follow the
         wrong carry. Rare hard steps leave long responses a chance: with noise everywhere, nearly all would fail.
         """

@@ -1,6 +1,6 @@
 """The embedded trainer: group-relative policy optimisation with any rule of the registry.
 
-One training step samples a rollout batch, grades it, and takes one optimiser step per minibatch. The rollout
+A training step samples a rollout batch, grades it, and takes an optimiser step per minibatch. The rollout
 policy mu is the sampler's log-probability, never a recomputation by the training forward. Recording responses draws
 from no generator and changes no number of the run.
 """
@@ -187,7 +187,7 @@ class Trainer(SteppedTrainer):
             if settings and settings.keep
             else None
         )
-        # Independent streams: no two runs share one.
+        # Independent streams: no two runs share any.
         self.problems, self.sampling, self.shuffling = (
             torch.Generator(kind).manual_seed(spec.seed * 1000 + stream)
             for stream, kind in enumerate((torch.device("cpu"), device, torch.device("cpu")), start=1)
@@ -239,7 +239,7 @@ class Trainer(SteppedTrainer):
         return step % self.spec.validation.every == 0
 
     def collect(self) -> GradedRollout:
-        """Sample and grade one rollout batch; on validated steps some responses are kept.
+        """Sample and grade a rollout batch; on validated steps some responses are kept.
 
         Raises NotFinite if the sampler's policy has overflowed.
         """

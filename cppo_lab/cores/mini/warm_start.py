@@ -1,6 +1,6 @@
 """Supervised warm start: the role of the pre-trained checkpoint from which RL begins.
 
-A warm start depends on the model, its seed and the task, so all runs of one seed share one file. The first run
+A warm start depends on the model, its seed and the task, so all runs of the same seed share one file. The first run
 that needs it creates it, under a lock.
 """
 

@@ -78,7 +78,7 @@ def kept_responses(batch: MarkedBatch) -> list[KeptResponse]:
     lengths = valid.sum(1)[chosen].tolist()
 
     def parts(values: Tensor, dtype: torch.dtype) -> list[NDArray[Any]]:
-        """Split the values of the chosen rows' tokens [N] into one array per row."""
+        """Split the values of the chosen rows' tokens [N] into an array per row."""
         return [part.numpy() for part in values.to(dtype).cpu().split(lengths)]
 
     empty: list[NDArray[Any]] = [np.empty(0, np.int32)] * len(lengths)
@@ -148,8 +148,8 @@ Decode = Callable[[list[int]], str]
 class Graded:
     """A response to a validation problem. `draw`: its number among the responses to it; `length` in tokens.
 
-    One as long as the limit counts as cut off. In the embedded core one that ends just there does not, since its end
-    token is known; here only the lengths are fetched.
+    A response as long as the limit counts as cut off. The embedded core knows the end token and excepts those that end
+    just there; here only the lengths are fetched.
     """
 
     key: str  # in the queue

@@ -4,7 +4,7 @@ Supported: verl >=0.9.1,<0.9.2; the touch points were written for and tested wit
 `check_api()`, fix what it names, then run the tests marked `verl`.
 
 The contract lists everything of verl that the core calls, overrides, registers with or reads, with parameters. Half of
-the entries are not public interfaces but methods that we override and one private dict, which verl changes without
+the entries are not public interfaces but methods that we override and a private dict, which verl changes without
 notice even between patch releases.
 """
 

@@ -194,7 +194,7 @@ def seal(checkpoint: Path) -> None:
 def last_readable(folder: Path) -> int | None:
     """The last step to resume from: its row and its checkpoint exist, and the checkpoint can be read.
 
-    Says in one line which are damaged. Deletes nothing. Raises UserError if a checkpoint cannot be read for another
+    Says which are damaged, and how. Deletes nothing. Raises UserError if a checkpoint cannot be read for another
     reason.
     """
     steps = sorted({step for _, (step, _) in rows(folder) if is_whole(checkpoint_folder(folder, step))})
@@ -321,8 +321,8 @@ def drop_checkpoints_except(folder: Path, step: int | None) -> None:
 
 
 def make_room(folder: Path, most: int | None) -> None:
-    """Make room for a checkpoint among `most` (2 or more; None: any number). verl does not know that of an earlier
-    attempt, from which this one has resumed.
+    """Make room for a checkpoint among `most` (2 or more; None: any number). verl does not know the checkpoint
+    of an earlier attempt, from which this attempt has resumed.
     """
     for step in _saved(folder)[: 1 - most] if most else ():
         # A network disk's `.nfs*` ends no run.
@@ -339,7 +339,7 @@ def _saved(folder: Path) -> list[int]:
 
 
 REQUEST = "verl_save"  # in the run's folder: the trainer is to save the step that it is in
-SLACK = 1.3  # times the seconds of a step: what the next one may take
+SLACK = 1.3  # times the seconds of a step: what the next may take
 # To end Ray, record the end and requeue the job; and more than Slurm's warnings are early.
 RESERVED_SECONDS = 60.0
 

@@ -123,7 +123,7 @@ def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict
 
 
 def logical_cpus(layout: LayoutSpec) -> int:
-    """The number of logical processors of one machine for Ray."""
+    """The number of logical processors of a machine for Ray."""
     return LOGICAL_CPUS if layout.device == "cpu" else max(LOGICAL_CPUS, os.cpu_count() or 1)
 
 

@@ -120,7 +120,7 @@ def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say, lora_sc
         ) from None
     with TemporaryDirectory(prefix="cppo-export-") as folder, contextlib.ExitStack() as opened:
         shards = []
-        # Open all first, so that they belong to one checkpoint even if it is replaced.
+        # Open all first, so that they belong to the same checkpoint even if it is replaced.
         for rank in range(ranks):
             file = open_below(runs, *at, f"model_world_size_{ranks}_rank_{rank}.pt")
             if file is None:

@@ -56,7 +56,7 @@ class LabMerger(FSDPModelMerger):
         return self._first
 
     def _read(self, rank: int) -> dict[str, Any]:
-        """The weights of one rank: tensors, and how they are spread over ranks."""
+        """The weights of a rank: tensors, and how they are spread over ranks."""
         self._say(f"reading shard {rank + 1} of {len(self._files)}")
         try:
             weights = load_whole(self._files[rank])
@@ -69,7 +69,7 @@ class LabMerger(FSDPModelMerger):
     def _load_and_merge_state_dicts(
         self, world_size: int, total_shards: int, mesh_shape: tuple[int, ...], mesh_dim_names: tuple[str, ...]
     ) -> dict[str, torch.Tensor]:
-        """The complete weights. With replicas (`ddp`) the first `total_shards` ranks have one copy of each part."""
+        """The complete weights. With replicas (`ddp`) the first `total_shards` ranks have each part once."""
         parts = [self._first, *(self._read(rank) for rank in range(1, total_shards))]
         self._first = {}
         if any(part.keys() != parts[0].keys() for part in parts):

@@ -156,7 +156,7 @@ def planned_files(
 def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
     """Make sure that the files exist; models and tasks of the product are created.
 
-    Raises UserError for prepared data or a downloaded model that is missing, and for too few problems for one batch,
+    Raises UserError for prepared data or a downloaded model that is missing, and for too few problems for a batch,
     of which verl would make none.
     """
     data = spec.data

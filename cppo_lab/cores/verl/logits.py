@@ -7,7 +7,7 @@ logit and s = sum_v exp(x_v - m) over all ranks:
 
     log pi(v) = x_v - m - log s,      H(pi) = log s - sum_v exp(x_v - m) (x_v - m) / s
 
-Two collectives whatever the number of rows: the maximum, and one sum of s, of the entropy's numerator and of the
+Two collectives whatever the number of rows: the maximum, and the sum of s, of the entropy's numerator and of the
 wanted logits, each of which exactly one rank holds.
 """
 
@@ -77,7 +77,7 @@ def logp_and_entropy(logits: Tensor, ids: Tensor, group: dist.ProcessGroup) -> t
 # Keys of the model's output. Not "entropy", which verl's loss would use for its entropy bonus.
 LOGP, DIVERGENCE, ENTROPY = "log_probs", "divergence", "policy_entropy"
 DRIFT = "divergence_drift"
-TOPK = "topk_log_probs/"  # + place among mu's Top-K: verl takes one number for each row
+TOPK = "topk_log_probs/"  # + place among mu's Top-K: verl takes a single number for each row
 NO_TOKEN = -1  # an empty slot of the Top-K partition
 
 

@@ -131,7 +131,7 @@ def report(
 
 
 def report_mismatch(sums: mismatch.MismatchSums) -> dict[str, Metric]:
-    """The micro-batch's sums as verl metrics: one number each, since verl reduces only scalars."""
+    """The micro-batch's sums as verl metrics: a number each, since verl reduces only scalars."""
     numbers = torch.cat([part.flatten() for part in sums]).tolist()  # one transfer from the device
     return {
         name: Metric(AggregationType.MAX if "/largest/" in name else AggregationType.SUM, number)
@@ -156,7 +156,7 @@ def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
     """Replace the sums of a training step by the metrics `mismatch/*`, if there are any.
 
     Args:
-        metrics: name -> one number per minibatch of the step, in order, as verl's `train_mini_batch` returns them:
+        metrics: name -> a number per minibatch of the step, in order, as verl's `train_mini_batch` returns them:
             reduced over ranks and micro-batches, the sums of each minibatch divided by the number of ranks.
     """
     if _names()[0] not in metrics:

@@ -1,6 +1,6 @@
 """verl on CPUs: a platform for its PlatformRegistry and its FSDP engine for device "cpu".
 
-Each Ray "GPU" is one CPU rank: verl counts ranks by Ray's GPU resource, which is only a number
+Each Ray "GPU" is a CPU rank: verl counts ranks by Ray's GPU resource, which is only a number
 (`ray.init(num_gpus=ranks)`), and Ray then sets CUDA_VISIBLE_DEVICES, which nothing reads.
 It also requires: `actor.strategy=fsdp2` (verl places FSDP1's shards on "cpu:<device>", which does not exist), process
 group `cpu:gloo` opened before verl's `cpu:gloo,cpu:gloo`, which torch refuses, `attn_implementation=sdpa`,

@@ -26,7 +26,7 @@ FAULT = "reward_fault"  # the key of what is wrong with an own reward; the train
 
 
 def own_score(function: str, **response: Any) -> dict[str, Any]:
-    """The reward of one response by the user's `function`, `package.module:name`, in verl's signature.
+    """The reward of a response by the user's `function`, `package.module:name`, in verl's signature.
 
     Returns `score`, `acc` (the share of a right answer, by which a response is validated; the score where the function
     gives none) and the other numbers that it returns, its parts. What it does wrong is a text under FAULT, since verl
@@ -83,7 +83,7 @@ class TaskRewardManager(RewardManagerBase):
         self.task = make_task(data)
 
     async def run_single(self, data: DataProto) -> dict[str, Any]:
-        """Grade one response: 1 if it ended by itself with the right answer, else 0."""
+        """Grade a response: 1 if it ended by itself with the right answer, else 0."""
         row = data[-1]
         responses = row.batch["responses"][None]
         length = row.batch["attention_mask"][-responses.shape[1] :].sum()[None]

@@ -107,7 +107,7 @@ def padding_rows(
 ) -> list[tuple[str, dict[str, Any]]]:
     """(key, tag) of `count` padding rows, which train nothing, modelled on the row `key`.
 
-    They are verl's synthetic rows: one response token `eos`, with mask, rewards and log-probabilities 0.
+    They are verl's synthetic rows: the response is the token `eos`, with mask, rewards and log-probabilities 0.
     """
     if not count:
         return []
@@ -137,8 +137,8 @@ POLL_SHARE, POLL_FIRST, POLL_LAST = 0.01, 0.1, 2.0
 
 # At each start of the rollout servers: prompts, and tokens of a prompt and of a response at most.
 TEST_PROMPTS, TEST_TOKENS = 8, 32
-# Mean abs(log pi - log mu) above which the engines do not have one policy, in nats: two engines in bfloat16 differ by
-# about 0.02, another temperature or other weights by ten times this.
+# Mean abs(log pi - log mu) above which the engines do not have the same policy, in nats: two engines in bfloat16 differ
+# by about 0.02, another temperature or other weights by ten times this.
 TEST_GAP = 0.3
 
 
@@ -225,7 +225,7 @@ class LabReplayBuffer(ReplayBuffer):
 
 
 class AsyncLabReplayBuffer(LabReplayBuffer, ReplayBufferAsync):
-    """The same over verl's asynchronous one, which samples other prompts in place of those that failed."""
+    """The same over verl's asynchronous buffer, which samples other prompts in place of those that failed."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
         """Wait for a complete batch.
@@ -262,7 +262,7 @@ class LabTrainer(PPOTrainerSync):
         self.spec, self.folder, self._answer_settings = settings.spec, settings.folder, settings.answers
         self._checkpoint_every, self._deadline = settings.checkpoint_every, settings.deadline
         self._row_at = time.monotonic()  # when the last row was written
-        # Of the latest validation and save; until there is one, of the longest in earlier attempts.
+        # Of the latest validation and save; before the first, of the longest in earlier attempts.
         self._validation_seconds = longest(self.folder, "testing")
         self._save_seconds = longest(self.folder, "save_checkpoint")
         self._answers: VerlAnswerRecorder | None = None  # of a run that keeps its answers
@@ -301,9 +301,9 @@ class LabTrainer(PPOTrainerSync):
             self._answers.validation(self.global_steps, batch)
 
     def _reward_parts(self, batch: KVBatchMeta) -> dict[str, float]:
-        """The parts of the user's reward over a batch; empty without one.
+        """The parts of the user's reward over a batch; empty if the reward is not the user's.
 
-        Raises UserError for what it did wrong.
+        Raises UserError for what the user's did wrong.
         """
         if self.spec.own_reward is None:
             return {}
@@ -329,7 +329,7 @@ class LabTrainer(PPOTrainerSync):
             self._serve(self.global_steps if self._validates(self.global_steps) else self._mu())
 
     def on_validate_end(self) -> None:
-        """Give the rollout servers mu of the next step, if there is one, where mu is not the policy just validated."""
+        """Give the rollout servers mu of the next step, if any, where mu is not the policy just validated."""
         if self._mu() < self.global_steps < self.total_training_steps:
             self.checkpoint_manager.sleep_replicas()  # new weights need sleeping servers, without the old ones' cache
             self._serve(self._mu())
@@ -521,7 +521,7 @@ class LabTrainer(PPOTrainerSync):
         return 0 < seconds < checkpoints.RESERVED_SECONDS + checkpoints.SLACK * step + self._save_seconds
 
     def _save_checkpoint(self) -> None:
-        """Save verl's checkpoint, with the traces next to it, if this step gets one."""
+        """Where this step gets a checkpoint, save verl's, with the traces next to it."""
         if not self._is_saved():
             return
         began = time.monotonic()
@@ -589,7 +589,7 @@ class LabTrainer(PPOTrainerSync):
             self._end(global_steps)
 
     def _write_row(self, step: int, row: dict[str, float]) -> None:
-        """Write the row of `step`; of a validated one also the tables and answers, then judge it."""
+        """Write the row of `step`; of a validated step also the tables and answers, then judge it."""
         validation, self._validation = self._validation, {}
         if step:
             tables, _ = self._traces() if validation else ({}, {})
@@ -618,7 +618,7 @@ class LabTrainer(PPOTrainerSync):
 def ages_of(steps: Tensor, step: int, most: int) -> dict[str, float]:
     """The metrics of the ages of tokens that were sampled with the policies after `steps` and are trained in `step`.
 
-    Raises RuntimeError if one is older than `most`.
+    Raises RuntimeError if a token is older than `most`.
     """
     ages = step - 1 - steps
     shares = torch.bincount(ages, minlength=most + 1).double() / len(ages)

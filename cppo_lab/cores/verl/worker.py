@@ -143,7 +143,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
     def keep_policy(self, step: int, staleness: int) -> None:
         """Copy the policy after `step` to host memory, where the last `staleness` + 1 are.
 
-        Raises UserError if one of them is missing: a resumed run's come from its checkpoint.
+        Raises UserError if any of them is missing: a resumed run's come from its checkpoint.
         """
         self._staleness, oldest = staleness, max(0, step - staleness)
         if missing := [past for past in range(oldest, step) if past not in self._policies]:
@@ -215,7 +215,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         return (self.diagnostics.tables(), self.diagnostics.state()) if self._traces() else None
 
     def _traces(self) -> bool:
-        """Whether this is the process that traces tokens: of the first part of a batch, the one with the loss."""
+        """Whether this is the process that traces tokens: it has the loss of the first part of a batch."""
         engine = self.actor.engine
         return engine.get_data_parallel_rank() == 0 and bool(engine.is_mp_src_rank_with_outputs())
 

@@ -32,7 +32,7 @@ class RolloutSettings:
     topk: int = 0  # tokens of mu kept per response token; 0: none
     topk_dtype: str = "float16"  # of the kept log-probabilities
     seed: int = 0  # of the run
-    seed_requests: bool = True  # a seed for each training request; validation requests always have one
+    seed_requests: bool = True  # each training request has a seed; validation requests always do
 
     @classmethod
     def read(cls, engine_kwargs: Mapping[str, Any]) -> "RolloutSettings":
@@ -49,7 +49,7 @@ def seed_of(*parts: object) -> int:
 # The name of the weight-sync socket, unique so that a run's rollout engines get weights from its trainer.
 #
 # verl 0.9.1 names the socket by Ray's job id on both ends. Every run has a separate Ray cluster, whose first job is
-# always 01000000: with two runs on one machine, the engines of one would silently take the weights of the other. The
+# always 01000000: with two runs on one machine, engines would silently take the weights of the other run. The
 # messages are unpickled, so the name must also be unpredictable for other users.
 
 

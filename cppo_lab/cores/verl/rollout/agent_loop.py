@@ -58,7 +58,7 @@ class TopKAgentLoop(SingleTurnAgentLoop):
     """One prompt, one response."""
 
     async def run(self, sampling_params: dict[str, Any], **row: Any) -> AgentLoopOutput:
-        """Generates the response to one data row.
+        """Generates the response to a data row.
 
         `row`: the columns of the data set, and verl's `global_steps`, `session_id` and our `VALIDATE`.
 
@@ -107,7 +107,7 @@ def _seed(settings: RolloutSettings, row: dict[str, Any], validate: bool) -> int
 def _response_rows(
     ids: NDArray[np.int32] | None, logp: NDArray[np.floating] | None, length: int, topk: int, limit: int
 ) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
-    """The first `length` rows of mu's Top-K, one per response token; verl cuts responses at `limit` tokens.
+    """mu's Top-K, a row per response token: the first `length` rows; verl cuts responses at `limit` tokens.
 
     Raises UserError when there are none, or not as many as tokens.
     """
@@ -147,7 +147,7 @@ class MarkedAgentLoopManager(AgentLoopManagerTQ):
 
 
 class _PieceClient(LLMServerClient):
-    """Asks for one piece of a response, and remembers it."""
+    """Asks for a piece of a response, and remembers it."""
 
     async def generate(
         self, request_id: str, *, sampling_params: dict[str, Any], pieces: list[TokenOutput], **arguments: Any

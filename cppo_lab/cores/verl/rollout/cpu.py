@@ -1,6 +1,6 @@
-"""Rollouts on CPUs: one decoding step, batched decoding, the server, and the replica that starts it.
+"""Rollouts on CPUs: a decoding step, batched decoding, the server, and the replica that starts it.
 
-One decoding step on logits: log mu, mu's Top-K, and a draw by inversion of the cumulative distribution.
+A decoding step on logits: log mu, mu's Top-K, and a draw by inversion of the cumulative distribution.
 """
 
 import asyncio
@@ -191,7 +191,7 @@ def decode(
 # (verl/workers/rollout/vllm_rollout/vllm_async_server.py) that the trainers use; `CpuReplica` starts it.
 
 
-# A batch starts when no request has arrived for this long, since those of a step arrive one by one over Ray.
+# A batch starts when no request has arrived for this long, since those of a step arrive singly over Ray.
 GATHER_SECONDS = 0.02
 
 
@@ -304,7 +304,7 @@ class CpuServer:
             self._queue = [item for item in self._queue if item not in members]
             requests = [item.request for item in members]
             async with self._model_in_use:
-                # A failure is one of this batch's requests, and must not end the server.
+                # A failure belongs to this batch's requests, and must not end the server.
                 [decoded] = await asyncio.gather(
                     asyncio.to_thread(
                         decode,
@@ -385,7 +385,7 @@ def load_named_tensors(model: PreTrainedModel, weights: dict[str, torch.Tensor])
     """Copies `weights` into the parameters and buffers of `model`; see `CpuServer.load_weights`."""
     weights = _packed(weights)
     state = model.state_dict(keep_vars=True)
-    # Names that share one tensor are tied: a single name is enough.
+    # Names that share a tensor are tied: a single name is enough.
     given = {id(state[name]) for name in weights.keys() & state.keys()}
     missing = sorted(name for name, tensor in state.items() if id(tensor) not in given)
     unexpected = sorted(weights.keys() - state.keys())

@@ -43,7 +43,7 @@ VLLM_MAX_LOGPROBS = 20
 
 
 class Columns:
-    """mu of the tokens of a response in flight: per token the sampled one first, then the Top-K.
+    """mu of the tokens of a response in flight: per row the sampled token first, then the Top-K.
 
     In place of vLLM's `FlatLogprobs`. Room for the longest response; the kernel gives memory where it is written.
     """
