@@ -2,7 +2,7 @@
 
 Guarantees of this package:
 
-- A rule is a function of one record, `Tokens`, and its constants, and returns a `RuleOutput` (`tokens.py`); `rules.py`
+- A rule is a function of a record, `Tokens`, and its constants, and returns a `RuleOutput` (`tokens.py`); `rules.py`
   finds it.
 - The record checks its tensors once: wrong shapes, NaN and infinite values are a ValueError. Values at padding change
   nothing.

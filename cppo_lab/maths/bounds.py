@@ -23,7 +23,7 @@ token depends on it. The bounds speak of TV; for other divergences they do not h
 PAPER: the propositions are reconstructed from the golden constants, not copied from the text; the tests verify each of
 them by enumeration.
 
-Every function raises ValueError for a value out of range, naming the value, the range and the remedy. The bounds of one
+Every function raises ValueError for a value out of range, naming the value, the range and the remedy. The bounds of a
 configuration as a table:
 
     python -m cppo_lab.maths.bounds --delta .15 --delta-b .02 --w-min .8 --horizon 8192
@@ -118,7 +118,7 @@ def slack_term(horizon: int, largest: float, eta: float, xi: float = 1.0) -> flo
 def terminal_constant(horizon: int, delta_b: float, largest: float, xi: float = 1.0) -> float:
     """C_terminal = 4 xi (T - 1)^2 delta_b l: w = 1 and the budget checked once, S_{T-1} <= delta_b (T - 1).
 
-    The whole budget may then be spent on the first token, the one that moves the most later states.
+    The whole budget may then be spent on the first token, which moves the most later states.
     """
     _within("delta_b", delta_b, 1)
     _positive("largest", largest)
@@ -287,7 +287,7 @@ def bounds_table(*, delta: float, delta_b: float, w_min: float, horizon: float, 
 
 
 def _number(option: str, text: str) -> float:
-    """A whole number as such: how large one may be is not said as a float."""
+    """A whole number as such, so that the limit of its size is not said as a float."""
     try:
         return (
             int(text)

@@ -1,4 +1,4 @@
-"""Divergences D_t between the rollout policy mu and the current policy pi at one state.
+"""Divergences D_t between the rollout policy mu and the current policy pi at a state.
 
     TV(mu, pi) = 1/2 sum_v |mu(v) - pi(v)|,    KL(mu || pi) = sum_v mu(v) log(mu(v) / pi(v)),    0 log 0 = 0
 
@@ -8,7 +8,7 @@ inequality binary <= topk <= exact (with convention "union"). `k2` and `k3` need
 Shapes: [...] = any leading dimensions (usually [B, T]), V = vocabulary, K = tokens kept of mu. float32 or
 float64 in, same dtype out; narrower inputs are computed in float32. No divergence carries a gradient.
 
-`logp_and_divergence` computes them straight from logits, with log pi(y), which has one.
+`logp_and_divergence` computes them straight from logits, with log pi(y), which has a gradient.
 """
 
 import math
@@ -144,7 +144,7 @@ def drift(
         TV:   1/2 sum_c sign(pi_c - mu_c) pi_c d log pi_c
         KL:   - sum_c mu_c d log pi_c = (pi_y - mu_y) + sum_c pi_c (mu_c - pi_c)
 
-    "Other" is one cell: the tail moves as one token would. Arguments and errors as `topk_from_logp`.
+    "Other" is one cell: the tail moves as a token would. Arguments and errors as `topk_from_logp`.
     """
     _check_partition(rollout_topk_ids, rollout_topk_logp, tokens, rollout_logp, measure, convention)
     cells, sampled = _cells(
@@ -191,7 +191,7 @@ def _cells(
     if convention == "replace_kth":
         least = cells[0, ..., :-1].masked_fill(empty, torch.inf).argmin(-1, keepdim=True)
         empty = empty | (torch.zeros_like(empty).scatter(-1, least, True) & ~present)
-    # An absent token adds a cell; a present one adds an empty cell, which contributes nothing.
+    # An absent token adds a cell; a present token adds an empty cell, which contributes nothing.
     return _with_other(cells.masked_fill_(torch.cat([empty, present], -1), -torch.inf)), sampled
 
 
@@ -282,7 +282,7 @@ def _log_ratio(logp: Tensor, rollout_logp: Tensor) -> Tensor:
 #
 # A vocabulary of 151936 makes [N, V] the largest tensor of a training step. Here each row is normalised once,
 # and the log-probabilities at y and at mu's K most likely tokens are read off together. Rows are taken a chunk
-# at a time into one reused buffer: the forward makes no [N, V] tensor, the backward only the gradient itself. With
+# at a time into a reused buffer: the forward makes no [N, V] tensor, the backward only the gradient itself. With
 # `fused`, the kernels of `logits_kernel` do the same without the buffer; this module's code is their reference.
 #
 # Shapes: N = tokens (flatten [B, T] first), V = vocabulary, K = tokens kept of mu. float64 logits are computed
@@ -330,7 +330,7 @@ def logp_and_divergence(
         rollout_logp: [N] log mu(token) at the sampling temperature, like `rollout_topk_logp`.
         measure: "tv" or "kl".
         convention: "union" or "replace_kth".
-        temperature: divides the logits; pass the one that mu sampled at.
+        temperature: divides the logits; pass the temperature of mu's sampling.
         entropy: also return the entropy of pi.
         chunk: rows at a time; None chooses by device. It affects results only by rounding.
         overwrite_logits: the backward writes the gradient over the logits instead of allocating [N, V]. Nothing may
@@ -408,7 +408,7 @@ class _LogProbs(torch.autograd.Function):
         entropies = entropies if entropy else None
         constant = (entropies,) if topk else (topk_logp, entropies)
         ctx.mark_non_differentiable(*(t for t in constant if t is not None))
-        # A copy: a view of `found` would tie the differentiable output to the other one.
+        # A copy: a view of `found` would tie the differentiable output to the other.
         return found[:, 0].clone(), topk_logp, entropies
 
     @staticmethod

@@ -1,5 +1,5 @@
-"""Triton's kernels of `divergence.logp_and_divergence`: its values in one read of the logits, its gradient in one more
-and one write.
+"""Triton's kernels of `divergence.logp_and_divergence`: its values in one read of the logits, its gradient in a second
+read and a write.
 
 It imports them for `fused=True` alone: the product runs without Triton, and no CPU has a use for them but
 Triton's interpreter (TRITON_INTERPRET=1 before the first import of Triton), in which the tests run them.

@@ -83,8 +83,8 @@ def truncated(
 #     CPPO:  c_t = min(delta, delta + delta_b W_{t-1} - S_{t-1})
 #            S_t = sum_{j<=t} w_j D_j,   W_t = sum_{j<=t} w_j
 #
-# A token that moves pi back toward mu is always kept; one that moves it away is kept if its weighted divergence is
-# within both the token threshold delta and what the prefix leaves over. S runs over every token, kept or masked; c_t
+# A token that moves pi back toward mu is always kept; a token that moves pi away is kept if its weighted divergence
+# is within both the token threshold delta and what the prefix leaves over. S runs over every token, kept or masked; c_t
 # may go negative. A tie keeps the token. A token with A = 0 is also kept; it has no gradient and is excluded from mask
 # statistics.
 #
@@ -139,7 +139,7 @@ def dppo(
 # equal.
 #
 # Source: arXiv 2607.10848, read in notes of others: the mask, its forward KL (the local term pi_y - mu_y and the global
-# one, sum pi (mu - pi)), and the tail as one cell. The same for TV is our derivation; the tail as equal tokens, the
+# term sum pi (mu - pi)), and the tail as one cell. The same for TV is our derivation; the tail as equal tokens, the
 # paper's other estimate, is not here. There K = 20 and delta = 0.15, with KL.
 
 
@@ -368,12 +368,12 @@ def violation_score(
 #     objective_t = M_t rho_t A_t   (IPO: - kl_tau (log rho_t)^2, at every token, masked or not, whatever A is)
 #
 # DPPO and CPPO keep every token that moves back toward mu; these rules drop it like any other token beyond the bound.
-# The probabilities are those of the sampled token, so no divergence is needed; one that is passed only enters the
-# statistics. A tie keeps the token. Masked tokens stay in the denominators of `aggregate`.
+# The probabilities are those of the sampled token, so a divergence is not needed, and only enters the statistics.
+# A tie keeps the token. Masked tokens stay in the denominators of `aggregate`.
 #
 # Source: IcePop, arXiv 2510.18855, in the form of prime-rl's `icepop` loss (with bounds 0.2 and 5) and of verl's
 # `rollout_corr_helper.py` with bounds "0.5_5.0"; those of rule/icepop.yaml are 0.5 and 5. There rho is a constant
-# factor of log pi; its gradient, M rho A, is the one here. slime's IcePop (`backends/megatron_utils/loss.py`) is
+# factor of log pi; the gradient, M rho A, is the same. slime's IcePop (`backends/megatron_utils/loss.py`) is
 # another loss: PPO's clipped loss, weighted by the ratio of the trainer's old policy to the rollout policy where that
 # ratio is within the bounds. IPO, prime-rl `trainer/rl/loss.py` (its penalty: Kimi K2.5, arXiv 2602.02276). KPop, the
 # blog ringtech.notion.site/kpop (AReaL `utils/functional/functional.py`, prime-rl pull request 3283, which adds IPO's
@@ -511,7 +511,7 @@ class BudgetTerms(NamedTuple):
 
 
 def budget_terms(tokens: Tokens, constants: Mapping[str, Any]) -> BudgetTerms:
-    """The terms of `cppo` with these constants. Raises ValueError for one out of range."""
+    """The terms of `cppo` with these constants. Raises ValueError if any is out of range."""
     divergence, valid, delta = tokens.required_divergence, tokens.valid, constants["delta"]
     weights, rate, tests = limits_of(constants, divergence, valid, tokens.permutation)
     prefix_sum = prefix_excess(weights, divergence, valid, torch.zeros_like(rate))

@@ -19,7 +19,7 @@ verl 0.9.1 (`rollout_corr/chi2_token`, `rollout_corr/rollout_is_eff_sample_size`
 (docs/guides/grpo.md).
 
 Token t of a response with T tokens, t from 1, is in third floor(3 (t - 1) / T): early, middle, late. A response of one
-token has only an early third; one of two tokens has no late third.
+token has only an early third, a response of two tokens no late third.
 
 The functions before `values` return sums and counts instead of means, so that minibatches, micro-batches and ranks add
 up (`merge`).
@@ -80,7 +80,7 @@ def log_ratios(logp: Tensor, rollout_logp: Tensor, divergence: Tensor, valid: Te
 
 @torch.no_grad()
 def mismatch_sums(*batches: LogRatios) -> MismatchSums:
-    """The sums of one batch or of several. A NaN makes the sums NaN."""
+    """The sums of a batch or of several. A NaN makes the sums NaN."""
     x, divergence, third = (torch.cat(part) for part in zip(*batches, strict=True))
     size, bounded = x.abs(), x.clamp(-LARGEST_EXPONENT, LARGEST_EXPONENT)
     excess = bounded.expm1()
@@ -104,7 +104,7 @@ def mismatch_sums(*batches: LogRatios) -> MismatchSums:
 
 
 def _bin(size: Tensor) -> Tensor:
-    """The bin of each abs(x); NaN goes into the last one."""
+    """The bin of each abs(x); NaN goes into the last."""
     place = (size.log2() - (_LOWEST - 1 / _PER_OCTAVE)) * _PER_OCTAVE
     return place.nan_to_num_(nan=BINS).clamp_(0, BINS - 1).long()
 

@@ -83,7 +83,7 @@ def trm(
 # Source: GSPO, arXiv 2507.18071, objective Eq. (5), with its GSPO-token form; GMPO, arXiv 2507.20673, whose clips are
 # one-sided by the sign of A and are stated in log space; LUSPO, arXiv 2602.05261, with GSPO's clips and aggregation, in
 # TRL's `trainer/grpo_trainer.py` the loss type `luspo`.
-# The rules need no divergence; one that is passed only enters the statistics.
+# A divergence is not needed, and only enters the statistics.
 
 
 def gspo(
@@ -151,7 +151,7 @@ def _own_gradient(tokens: Tokens, log_ratio: Tensor) -> Tensor:
     return log_ratio + (tokens.logp - tokens.logp.detach())
 
 
-# Rules that weight log pi by one number per response.
+# Rules that weight log pi by a number per response.
 #
 #     objective_t = stopgrad(f_i) A_t log pi(y_t),   w_i = prod_t rho_t
 #
@@ -168,11 +168,11 @@ def _own_gradient(tokens: Tokens, log_ratio: Tensor) -> Tensor:
 # Source: the blog "When Speed Kills Stability", richardli.xyz/rl-collapse, by authors of TRM (arXiv 2512.23075); verl
 # `docs/algo/rollout_corr_math.md` 3.3 with the presets of `trainer/config/algorithm.py`: Seq-TIS 2.0, Seq-MIS 0.5 to
 # 2.0 (inclusive, in log space), Geo-Mask 0.999 to 1.001. verl's code bounds the inverse ratio, its documentation the
-# ratio, as here; they differ where one bound is not the other's inverse. prime-rl's Seq-MIS (pull request 3384) has the
-# filter of Geo-Mask and the weight w; it is not implemented here. TOPR, arXiv 2503.14286, ratio_high = 1; w is the
+# ratio, as here; they differ where the bounds are not each other's inverse. prime-rl's Seq-MIS (pull request 3384) has
+# the filter of Geo-Mask and the weight w; it is not implemented here. TOPR, arXiv 2503.14286, ratio_high = 1; w is the
 # product of ratios, as in ROLL (`use_topr_loss`), while verl's TOPR has their geometric mean. VESPO, arXiv 2602.10693;
 # TRL `trainer/grpo_trainer.py` (`get_gamma_weights`): k 2, lambda 3 where A >= 0, else k 3, lambda 2; log rho is held
-# in [-20, 20], log w to [log 1e-8, 20]. The rules need no divergence; one that is passed only enters the statistics.
+# in [-20, 20], log w to [log 1e-8, 20]. A divergence is not needed, and only enters the statistics.
 
 
 LARGEST_LOG, LEAST_LOG_W = 20.0, math.log(1e-8)  # of VESPO
@@ -304,7 +304,7 @@ def _weighted(
 # M2PO: a bound on the second moment of a whole minibatch.
 #
 #     H = { t of any response: A_t (rho_t - 1) > 0 },   v_t = (log rho_t)^2
-#     drop the largest v_t of H one by one, until the mean of v over the rest of H is at most m2
+#     drop the v_t of H, the largest first, until the mean of v over the rest of H is at most m2
 #     objective_t = M_t rho_t A_t
 #
 # A token that moves pi back toward mu is always kept. Among tokens with equal v, the last ones of the batch are dropped
@@ -314,8 +314,8 @@ def _weighted(
 # Source: M2PO, arXiv 2510.01161, m2 = 0.04; H as in the authors' code (github.com/Infini-AI-Lab/M2PO,
 # `verl/trainer/ppo/core_algos.py`). Public implementations bound different means: the authors' code bounds the mean of
 # min(v, tau^2) over all of H and clips at tau; AReaL `trainer/ppo/actor.py` drops until the mean of the rest is within
-# the limit, as here, but H has all tokens, whatever A is. Both use one micro-tokens. The rule needs no divergence; one
-# that is passed only enters the statistics.
+# the limit, as here, but H has all tokens, whatever A is. Both use one micro-batch. A divergence is not needed, and
+# only enters the statistics.
 
 
 def m2po(
@@ -359,7 +359,7 @@ def _outliers(values: Tensor, among: Tensor, limit: float) -> Tensor:
 # Source: VACO, arXiv 2603.01365, as implemented for language models in open-instruct (`grpo_utils.py`,
 # `rho_mask_tv_divergence`, pull request 1681). PAPER: open-instruct has no default for delta, and we have not looked up
 # the paper's value for language models; 0.2 is our choice. open-instruct bounds log rho to [-10, 10] and caps the
-# weight at 2; here rho is not limited. The rule needs no divergence; one that is passed only enters the statistics.
+# weight at 2; here rho is not limited. A divergence is not needed, and only enters the statistics.
 
 
 def vaco(
@@ -386,12 +386,12 @@ def vaco(
 #     objective_t = M_t min(rho_t A_t, clip(rho_t, 1 - clip_low, 1 + clip_high) A_t)
 #
 # Only responses with a negative advantage are dropped, and only those that are less likely under pi than under mu. A
-# tie keeps the response. A dropped one has objective 0 and stays in the denominators of `aggregate`.
+# tie keeps the response. A dropped response has objective 0 and stays in the denominators of `aggregate`.
 #
 # Source: DeepSeek-V3.2, arXiv 2512.02556, Eq. (9); slime `utils/ppo_utils.py` (`compute_opsm_mask`), TRL
 # `trainer/grpo_trainer.py` (`get_off_policy_mask`). PAPER: delta and the clips are not disclosed. For delta, slime's
-# default is 1e-4; TRL shows 0.5, and Trinity-RFT found 0.05 to 0.2. The rule needs no divergence; one that is passed
-# only enters the statistics.
+# default is 1e-4; TRL shows 0.5, and Trinity-RFT found 0.05 to 0.2. A divergence is not needed, and only enters the
+# statistics.
 
 
 def opsm(

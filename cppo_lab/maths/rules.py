@@ -42,15 +42,15 @@ def get_rule(name: str) -> Callable[..., RuleOutput]:
 # Its gradient is A_t [ w_t(y_t) s(y_t) - sum_v mu(v) w_t(v) s(v) ], with s = grad log pi. A_t w_t(v) is the derivative
 # of the rule's objective in log pi(y_t), detached, if v had been sampled: with pi(v), mu(v), and everything else of
 # position t as it is for y_t, D_t and the budget of its prefix included. So a mask by D alone (TRM) is the same for
-# every v, and one with a direction (DPPO, CPPO) also asks where v moves. A term of the objective that does not vanish
-# at A = 0 (IPO's penalty) is no score, and stays as it is.
+# every v, and a mask with a direction (DPPO, CPPO) also asks where v moves. A term of the objective that does not
+# vanish at A = 0 (IPO's penalty) is no score, and stays as it is.
 #
 # mu is known at its Top-K, H. The others count as pi does, scaled to their mass: mu(v) = alpha pi(v), alpha = mu_rest /
 # pi_rest, with the masses mu_rest = 1 - mu(H), pi_rest = 1 - pi(H), each at least FLOOR. Since sum_v pi(v) s(v) = 0,
 #
 #     sum_v mu(v) w(v) s(v) = sum_{v in H} [ mu(v) w(v) - alpha w_rest pi(v) ] s(v)
 #
-# w_rest is the weight of one token with the probabilities pi_rest and mu_rest: f(1 / alpha) for a weight f(rho). If H
+# w_rest is the weight of a token with the probabilities pi_rest and mu_rest: f(1 / alpha) for a weight f(rho). If H
 # holds the whole vocabulary, the sum is exact.
 #
 # Source: arXiv 2609.20807; FLOOR as in its appendix A.3. vime `utils/score_centering.py` has it for weights f(rho),
@@ -155,7 +155,7 @@ def corrected(
     return output._replace(objective=objective, stats=output.stats | stats)
 
 
-# From per-token values [B, T] to one scalar. Loss = -aggregate(objective).
+# From per-token values [B, T] to a scalar. Loss = -aggregate(objective).
 #
 # With s_i = sum_t v_it over the valid tokens of response i, n_i its length, N = sum n_i, and B' the number of
 # responses that have a token (verl's convention: an empty response is not counted):

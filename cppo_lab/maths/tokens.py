@@ -49,7 +49,7 @@ def ratio_bounds(low: float, high: float) -> None:
 
 
 def one_of(name: str, value: str, valid: Iterable[str]) -> None:
-    """Raise ValueError unless `value` is one of `valid`."""
+    """Raise ValueError unless `value` is in `valid`."""
     choices = list(valid)
     if value not in choices:
         raise ValueError(f"{name}={value!r} is unknown: choose one of {choices}")
@@ -142,7 +142,7 @@ class RuleOutput(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """The sampled tokens of a batch, the one argument of a rule beside its constants. Checked here, once.
+    """The sampled tokens of a batch, the only argument of a rule beside its constants. Checked here, once.
 
     logp: [B, T] log pi(y_t), a rule's only field with a gradient; float64, or else float32 from here on.
     rollout_logp: [B, T] the log-probability in rho's denominator: log mu(y_t), of the policy that sampled the tokens,
@@ -272,7 +272,7 @@ class Tokens:
 def _check_values(
     mask: Tensor, log_ratio: Tensor, cleared: dict[str, Tensor], given: dict[str, Tensor]
 ) -> bool:
-    """Raise ValueError for NaN, infinite or negative values; valid tensors take one short pass each.
+    """Raise ValueError for NaN, infinite or negative values; valid tensors take a short pass each.
 
     Returns whether the exponential of some log-ratio overflows.
     """
@@ -385,7 +385,7 @@ def weight_of(tokens: Tokens, keep: Tensor) -> Tensor:
 
 # The statistics that every rule reports, under the same names in every trainer.
 #
-# Rules return `stats`, scalar sums over one minibatch. `merge` adds up minibatches and `summarise` divides once at the
+# Rules return `stats`, scalar sums over a minibatch. `merge` adds up minibatches and `summarise` divides once at the
 # end, so that minibatches are weighted by their numbers of tokens.
 #
 #     masked_fraction        masked tokens / tokens with A != 0 (soft weights: removed weight 1 - g, no count)
@@ -439,7 +439,7 @@ def summarise(stats: Mapping[str, Tensor]) -> dict[str, float]:
     """Means and shares from sums; only those the rule reports. A share with an empty denominator is 0.0.
 
     Raises:
-        ValueError: a sum without the one of which it is a share.
+        ValueError: a share's numerator without its denominator.
     """
     summary = {}
     for name, (numerator, denominator) in SHARES.items():

@@ -91,7 +91,7 @@ def prefix_excess(weights: Tensor, divergence: Tensor, valid: Tensor, delta_b: T
     """The amount by which the prefix before t exceeds its budget: sum_{j<t} w_j (D_j - delta_b), [B, T].
 
     Equals S_{t-1} - delta_b W_{t-1}, so that c_t = min(delta, delta - excess_t). May have either sign.
-    Computed as one running sum of the differences; the difference of two sums would have about 60 times the rounding
+    Computed as a running sum of the differences; the difference of two sums would have about 60 times the rounding
     error at 16k tokens.
 
     Args:
@@ -181,7 +181,7 @@ def effective_delta_b(
 
 def masked_quantile(values: Tensor, valid: Tensor, q: float) -> Tensor:
     """Quantile q of each row's valid values with linear interpolation, [B, T] -> [B]; 0 for an empty row."""
-    # topk instead of a sort: no row needs more of its largest values than a full one, and a sort takes 3 times as long.
+    # topk instead of a sort: no row needs more of its largest values than a full row, and a sort takes 3 times as long.
     width = values.shape[1] - 1
     largest = torch.where(valid, values, -torch.inf).topk(width - math.floor(q * width) + 1, 1).values
     count = row_counts(valid)
