@@ -195,8 +195,8 @@ def answer_of(response: str) -> Answer | None:
 
 
 def without_label(text: str, truth: str) -> str:
-    """An answer without the letter of a choice before it, as in "(A) 42"; the letter alone if the truth is one. As it
-    is if the truth has the letter, too, or the answer another choice.
+    """An answer without the letter of a choice before it, as in "(A) 42"; the letter alone if the truth is a letter. As
+    it is if the truth has the letter, too, or the answer another choice.
     """
     match = _LABELLED.fullmatch(_bare(text))
     if match is None:

@@ -1,4 +1,4 @@
-"""The process in which math-verify runs: one JSON request per line in, one verdict per line out.
+"""The process in which math-verify runs: a JSON request per line in, a verdict per line out.
 
 Started by `grading` as a script, so that it needs no import of ours. It reads the text of a policy, so it limits
 its own memory and processor time, and its owner may kill it at any moment. It ends when its input ends, that is,
@@ -59,7 +59,7 @@ _APART = re.compile(
     r"|\\(?:to|(?:[Ll]ong)?(?:[Ll]eft)?[Rr]ightarrow|lor|land|vee|wedge|cup|cap|implies|iff|mapsto)(?![A-Za-z])"
     r")\s*(?=[-+]?[\d({\[\\$.])"
 )
-# A truth with one of these may be more than one number, and its formula may have the signs above.
+# A truth with any of these may be more than one number, and its formula may have the signs above.
 _LISTING = re.compile(
     r"[,;<>|&]|\\(?:\\|\{|(?:cup|cap|in|pm|mp|[lg]eq?|[lg]t|neq?|to|(?:[Ll]eft)?[Rr]ightarrow|lor|land|vee|wedge)"
     rf"(?![A-Za-z]))|{_JOINT.pattern}"
@@ -242,7 +242,7 @@ def _of_one_size(true: list[Any], given: list[Any]) -> bool:
         return False
     try:
         return bool(abs((given[0] / exact).evalf(15) - 1) < 1e-5)
-    except Exception:  # noqa: BLE001  no number, or one that sympy cannot compute; math-verify's verdict stands
+    except Exception:  # noqa: BLE001  no number, or none that sympy can compute; math-verify's verdict stands
         return True
 
 
@@ -271,7 +271,7 @@ def alternatives(answer: str, truth: str) -> list[str]:
 
 
 def readings(answer: str, truth: str) -> list[list[str]]:
-    """The forms in which an alternative is put to math-verify; it is right if all texts of one of them are.
+    """The forms in which an alternative is put to math-verify; it is right if the texts of a form are all right.
 
     math-verify finds LaTeX only between delimiters. Without delimiters, "\\frac12" is a formula, and "5 cm" either a
     number with its unit or a product of symbols: the product if the truth has these symbols, too. Every number between
@@ -310,7 +310,7 @@ def _asserted(answer: str, truth: str) -> str:
 
 
 def pieces(text: str) -> list[str]:
-    """What stands between the words of a text and has a digit; a text without words is one piece."""
+    """What stands between the words of a text and has a digit; of a text without words, the whole."""
     return _between_words(text) if _WORD.search(text) else [text]
 
 

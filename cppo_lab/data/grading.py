@@ -5,7 +5,7 @@ How a response is graded:
 2. a choice's letter is left out, and another unit than the truth's is wrong (`_other_unit`);
 3. both are rewritten for math-verify (`answers.tidy`), and units that are the same left out;
 4. an answer with the truth's text, or its value as a decimal or fraction, is right (`answers.canonical`), and a whole
-   number for another one wrong: so every AIME answer and nearly every answer of DAPO-Math-17k is decided here;
+   number in place of another wrong: so every AIME answer and nearly every answer of DAPO-Math-17k is decided here;
 5. anything else is put to math-verify in a child process (`GraderPool`), within a time limit.
 """
 
@@ -47,7 +47,7 @@ WORKERS = 2
 
 @dataclass(frozen=True)
 class Grade:
-    """The grade of one response. All are numbers, 0 or 1, so that a trainer can average them.
+    """The grade of a response. All are numbers, 0 or 1, so that a trainer can average them.
 
     right: math-verify's verdict: the score.
     answer_rule: whether DAPO's rule accepts the response.
@@ -159,7 +159,7 @@ def compute_score(
     workers: int = WORKERS,
     **_: Any,
 ) -> dict[str, float]:
-    """Reward one response, in verl's protocol of custom reward functions.
+    """Reward a response, in verl's protocol of custom reward functions.
 
     In verl's config: `reward.custom_reward_function.path=pkg://cppo_lab.data.grading`, `.name=compute_score`, and the
     keyword arguments of ours under `.reward_kwargs`.
@@ -249,7 +249,7 @@ class _Child:
         self._ready = True
 
     def ask(self, question: dict[str, Any], deadline: float) -> dict[str, Any] | None:
-        """The reply to one question, or None if it does not come in time.
+        """The reply to a question, or None if it does not come in time.
 
         Raises:
             EOFError: the process has died.
@@ -296,7 +296,7 @@ class GraderPool:
     Safe to call from any number of threads; a call waits while all children are busy.
 
     Args:
-        limit_seconds: the longest that one grade may take. The wait for a free child and the start of a child
+        limit_seconds: the longest that a grade may take. The wait for a free child and the start of a child
             (about half a second; the first calls, and the call after a child was killed) come on top.
         workers: the most children at a time.
         memory_bytes: the most address space of a child.
@@ -454,8 +454,8 @@ _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµ]+|\S")
 def _other_unit(answer: str, truth: str) -> bool:
     """Whether the truth is a number with a unit, and the answer has units instead of it: "5 kg" for "5 cm".
 
-    An answer without units has no other one. "5 km" for "5 km/h" has a part of them. Of nouns that are no units, one
-    alone is compared: "3 oranges" for "3 apples".
+    An answer without units has no other unit, and "5 km" has a part of those of "5 km/h". A noun that is no unit is
+    compared if it is a single word: "3 oranges" for "3 apples".
     """
     true = _of_truth(truth)
     if not true:
@@ -472,18 +472,18 @@ def _other_unit(answer: str, truth: str) -> bool:
     return not any(given <= true or true <= given or _may_be_equal(given, true) for given in readings)
 
 
-def _may_be_equal(one: set[str], other: set[str]) -> bool:
+def _may_be_equal(given: set[str], true: set[str]) -> bool:
     """Whether units may be the same by another name: a litre and a cubed length, N m and J."""
-    if all(units & _VOLUMES for units in (one, other)) or any(
-        units <= _VOLUMES and others <= _LENGTHS for units, others in ((one, other), (other, one))
+    if all(units & _VOLUMES for units in (given, true)) or any(
+        units <= _VOLUMES and others <= _LENGTHS for units, others in ((given, true), (true, given))
     ):
         return True
-    alone = [units for units in (one, other) if len(units) == 1]
-    return len(alone) < 2 and bool((one | other) & _DERIVED) and all(units <= _DERIVED for units in alone)
+    alone = [units for units in (given, true) if len(units) == 1]
+    return len(alone) < 2 and bool((given | true) & _DERIVED) and all(units <= _DERIVED for units in alone)
 
 
 def _of_truth(truth: str) -> set[str]:
-    """The units of a truth that is a number with units; a single letter is one only as text, otherwise a variable."""
+    """The units of a truth that is a number with units; a single letter is a unit only as text, else a variable."""
     plain = TEXT.split(_DEGREE.sub(r"\\text{deg}", truth))[::2]
     if any(len(token) == 1 and token.isalpha() for part in plain for token in _TOKEN.findall(part)):
         return set()

@@ -298,8 +298,8 @@ def _distinct_problems(
     of the rows that were left out.
 
     DAPO-Math-17k holds every prompt a hundred times, and AIME-2024 32 times. A few of DAPO's prompts come with two
-    different answers (seven, by a count on the hub). Which one is right is unknown, and a wrong one
-    would reward wrong responses: such a prompt is dropped from the training set and listed. In a benchmark it is an
+    different answers (seven, by a count on the hub). Which is right is unknown, and the wrong answer would
+    reward wrong responses: such a prompt is dropped from the training set and listed. In a benchmark it is an
     error, since the set of problems is fixed. With `skip`, rows that cannot be used are counted, and the first said.
 
     Raises:
@@ -375,7 +375,7 @@ def prepare(
         What the manifest says of each file, by file name.
 
     Raises:
-        UserError: the source or one of its rows cannot be used, or `out` holds something else.
+        UserError: the source or any of its rows cannot be used, or `out` holds something else.
     """
     sources = sources_of(source, say)
     if validation:
@@ -429,7 +429,7 @@ def _write_split(
 
 
 def _ours_or_free(out: Path, splits: Iterable[str]) -> Path:
-    """The resolved path of a folder that may be written: one that holds anything but prepared data is refused."""
+    """The resolved path of a folder that may be written; refuses a folder that holds anything but prepared data."""
     try:
         place = out.resolve()  # what a link points to is replaced, not the link
     except (OSError, RuntimeError):  # RuntimeError: raised by pathlib for circular links before Python 3.13

@@ -1,7 +1,7 @@
 """Where the rows of each split come from, and what a row says.
 
 The rows are the hub's, those of a file or folder of the user's, or those shipped here. A row of any accepted file is
-checked into one form, a `Problem`, with the prompt that it is given in.
+checked into a `Problem`, with the prompt that it is given in.
 """
 
 import hashlib
@@ -38,7 +38,7 @@ class HubFile:
 
 
 # Not fetched when this was written (no network): revisions and checksums agree between several public projects
-# that pin the same files. A wrong one cannot do harm: a file that differs is refused.
+# that pin the same files. A mistake cannot do harm: a file that differs is refused.
 HUB = {
     "train": HubFile(
         "BytedTsinghua-SIA/DAPO-Math-17k",
@@ -116,7 +116,7 @@ def local(path: Path, kind: str) -> Source:
 
 
 def _folder_files(folder: Path) -> dict[str, Path]:
-    """The file of each split that the folder has one for."""
+    """Split -> its file in the folder, without the splits that have no file."""
     file_of = {}
     for split, stems in STEMS.items():
         files = [
@@ -177,7 +177,7 @@ def is_wrapped(prompt: str) -> bool:
 
 
 # Longer than anything published by far (DAPO's longest prompt has some thousand characters, its answers are
-# integers): a longer one is a broken row, and would exceed the prompt length of every run anyway.
+# integers): anything longer is a broken row, and would exceed the prompt length of every run anyway.
 MAX_PROMPT = 100_000
 MAX_ANSWER = 1_000
 TRAINING_SOURCE = "math_dapo"  # verl's name of DAPO-Math-17k
@@ -195,7 +195,7 @@ class Problem:
 
 
 def problem_of(row: Mapping[str, Any], where: str, benchmark: str | None, position: int) -> Problem:
-    """Read a row in verl's layout (`prompt`, `reward_model`) or a plain one (`problem` or `messages`, `answer`).
+    """Read a row in verl's layout (`prompt`, `reward_model`) or a plain row (`problem` or `messages`, `answer`).
 
     Args:
         row: the row as read; keys that are not needed are left alone.
