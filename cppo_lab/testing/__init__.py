@@ -9,7 +9,7 @@ Guarantees of this package:
 - A subclass names a record, and the few constants or overrides with which it is tested.
 - The names in `__all__` are public, for other packages.
 
-Begin with `rules.py`, `cores.py` or `launchers.py`. docs/extending.md shows one subclass each.
+Begin with `rules.py`, `cores.py` or `launchers.py`. docs/extending.md shows a subclass of each.
 """
 
 import importlib

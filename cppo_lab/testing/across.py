@@ -1,14 +1,14 @@
 """Compares the losses of other suites with ours on golden batches: does their DPPO equal our DPPO?
 
-    python -m cppo_lab.testing.across trl                     # 0: every rule is equal; 1: one differs; 2: cannot run
+    python -m cppo_lab.testing.across trl                     # 0: every rule is equal; 1: a rule differs; 2: cannot run
     python -m cppo_lab.testing.across trl --csv FILE.csv      # and puts its rows into FILE.csv
     python -m cppo_lab.testing.across --matrix FILE.csv       # the table rule x suite, in Markdown
 
 A suite is a black box: it gets logits, tokens, log mu, advantages and masks, and gives the loss of each
 micro-batch as its trainer sums them, through its own masking, padding and aggregation. We compare the sum and its
 gradient in the logits. Where they differ, a grid of normalisations, clips and caps on our side is searched, fewest
-changes first, for one that makes all batches equal; else the first token that differs is described. `suites.json` has
-our rules with their constants (`cases`), and what a suite calls them.
+changes first, for a point that makes all batches equal; else the first token that differs is described. `suites.json`
+has our rules with their constants (`cases`), and what a suite calls them.
 
 Needs torch, numpy and this package, so that it runs in the environment of any suite.
 """
@@ -47,16 +47,16 @@ FLOOR = 1e-6  # of gradients, of which a batch's largest is about 0.1: less is r
 
 
 class Batch(NamedTuple):
-    """What a trainer has of one optimiser step. B responses of up to T tokens, V tokens in the vocabulary.
+    """What a trainer has of an optimiser step. B responses of up to T tokens, V tokens in the vocabulary.
 
-    logits: [B, T, V] float32, before the temperature; the one with a gradient.
+    logits: [B, T, V] float32, before the temperature; the only field with a gradient.
     tokens: [B, T] sampled ids. Like every other value, arbitrary at padding.
     rollout_logp: [B, T] log mu at the temperature, or None on policy: then mu is pi.
-    advantages: [B], one for each response.
+    advantages: [B], per response.
     valid: [B, T] bool, right-padded; a response may be empty (filtered out because it was cut off).
     temperature: of sampling.
     parts: micro-batches, of B / parts rows each.
-    updates: optimiser steps that share one rollout; the others have as many tokens as this one.
+    updates: optimiser steps that share a rollout; the others have as many tokens as this step.
     """
 
     logits: Tensor
@@ -69,14 +69,14 @@ class Batch(NamedTuple):
     updates: int = 1
 
     def micro(self) -> "Iterator[Batch]":
-        """The micro-batches, with one part each."""
+        """The micro-batches, each of a single part."""
         rows = len(self.tokens) // self.parts
         for first in range(0, len(self.tokens), rows):
             values: list[Any] = [part if part is None else part[first : first + rows] for part in self[:5]]
             yield self._replace(**dict(zip(self._fields, values, strict=False)), parts=1)
 
     def logp(self, temperature: float | None = None) -> Tensor:
-        """[B, T] log pi of the tokens, at the batch's temperature or another one."""
+        """[B, T] log pi of the tokens, at the batch's temperature or another."""
         logp = (self.logits / (temperature or self.temperature)).log_softmax(-1)
         return logp.gather(-1, self.tokens[..., None])[..., 0]
 
@@ -188,7 +188,7 @@ def _verl(batch: Batch, *, loss_mode: str, **settings: Any) -> Iterator[Tensor]:
         data = _of("tensordict:TensorDict")(fields, batch_size=[len(logp)])
         whole = {"batch_num_tokens": batch.valid.sum().item(), "global_batch_size": len(batch.tokens)}
         _of("verl.utils.tensordict_utils:assign_non_tensor")(data, dp_size=1, **whole)
-        # An output stands at the token before the one that it scores; that at a row's last token is not used.
+        # An output scores the token after its own, so the output at a row's last token is not used.
         outputs = _one_longer(logp)[_after_prompt(part.valid, 1)]
         yield _of("verl.workers.utils.losses:ppo_loss")(config, {"log_probs": outputs}, data)[0]
 
@@ -372,7 +372,7 @@ SUITES: Mapping[str, Losses] = {adapter.__name__[1:].replace("_", "-"): adapter 
 
 
 class Case(NamedTuple):
-    """A rule of ours with constants, an aggregation, and the measure of its binary divergence if it needs one."""
+    """A rule of ours with constants, an aggregation, and the measure of its binary divergence, if needed."""
 
     rule: str
     constants: Mapping[str, float]
@@ -557,7 +557,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Compare a suite, or print a table; 0 if no rule differs, 1 if one does."""
+    """Compare a suite, or print a table; 0 if no rule differs, 1 if any does."""
     parser = argparse.ArgumentParser(
         prog="python -m cppo_lab.testing.across",
         description="Compare the losses of another suite with ours, or print a table of comparisons.",

@@ -11,7 +11,7 @@ They need the core's record, and overrides for a run of a few seconds with at le
         refused = {"rollout.staleness=1": "rollout.staleness=1"}
 
 The core must be installed, since the runs are composed from command-line overrides. Each attempt trains in a separate
-process, without launcher and store; one is killed by SIGKILL and resumed, and one process trains two runs.
+process, without launcher and store; an attempt is killed by SIGKILL and resumed, and one process trains two runs.
 """
 
 import json
@@ -41,7 +41,7 @@ EVENTS = "events.jsonl"
 
 @dataclass(frozen=True)
 class Life:
-    """The events that the sink of one process received: the step of `begin`, the rows in order, the artifacts."""
+    """The events that the sink of a process received: the step of `begin`, the rows in order, the artifacts."""
 
     begun: tuple[int | None, ...]
     rows: tuple[tuple[int, Mapping[str, float]], ...]
@@ -185,7 +185,7 @@ class CoreTests:
     def _train(
         self, composed: Sequence[Composed], folder: Path, kill_at: int | None = None
     ) -> tuple[Life, ...]:
-        """One attempt of each run, in one separate process; `kill_at`: the step whose log() kills it."""
+        """An attempt of each run, all in one separate process; `kill_at`: the step whose log() kills it."""
         attempts = []
         for composition in composed:
             run_folder = folder / composition.run.run_id

@@ -91,8 +91,8 @@ def check_launcher(launcher: LauncherRecord, overrides: Sequence[str] = (), seco
 
 
 class LauncherTests:
-    """Tests of `launcher` with `overrides`. seconds: the longest time that a job waits in the launcher's queue, if it
-    has one.
+    """Tests of `launcher` with `overrides`. seconds: the longest time that a job waits in the launcher's queue, if
+    any.
     """
 
     launcher: LauncherRecord
@@ -118,7 +118,7 @@ class LauncherTests:
         assert self.launcher.in_process or len(processes) == len(jobs), "two jobs had one process"
 
     def test_no_more_jobs_than_workers_run_at_a_time(self) -> None:
-        """With `workers=1` a job begins only after the previous one has ended, by its own clock and as reported.
+        """With `workers=1` a job begins only after the previous has ended, by its own clock and as reported.
 
         Where processes start slowly, jobs that were started together may not overlap: only the reports show them.
         """

@@ -142,7 +142,7 @@ class RuleTests:
 
     def test_keep_and_statistics_say_what_is_learned(self) -> None:
         """A kept token with A != 0 has a gradient, the sums that every rule reports are those of `keep`, and a token
-        that is dropped or weakened has failed one of the tests, if there are any.
+        that is dropped or weakened has failed a test, if there are any.
         """
         for seed in SEEDS:
             batch = random_batch(seed)
@@ -366,10 +366,10 @@ def _imported_afresh(rule: Rule) -> Callable[..., RuleOutput] | None:
     return loaded
 
 
-def _same(one: Mapping[str, float], other: Mapping[str, float]) -> None:
+def _same(first: Mapping[str, float], second: Mapping[str, float]) -> None:
     """Raise AssertionError unless two summaries agree."""
-    assert one.keys() == other.keys(), f"statistics {sorted(one)} and {sorted(other)}"
-    for name, value in one.items():
-        assert math.isclose(value, other[name], rel_tol=1e-12, abs_tol=1e-12), (
-            f"{name}: {value}, {other[name]}"
+    assert first.keys() == second.keys(), f"statistics {sorted(first)} and {sorted(second)}"
+    for name, value in first.items():
+        assert math.isclose(value, second[name], rel_tol=1e-12, abs_tol=1e-12), (
+            f"{name}: {value}, {second[name]}"
         )

@@ -7,7 +7,7 @@ less than float64 is compared with float32's tolerance throughout. One that we d
 
 The file is an .npz of arrays `<case>/<part>/<name>` and a JSON string `manifest`, as `tests/oracles/vectors.npz`:
 hyper-parameters and key lists per case are in the manifest, shapes are [B, T] right-padded with 0, `<case>/in/valid`
-says which tokens count. Nothing in it is trusted: pickled objects are refused, and an unreadable file is one
+says which tokens count. Nothing in it is trusted: pickled objects are refused, and an unreadable file is a
 `UserError`.
 
 Every array is recomputed from the file's inputs, in one dtype. Constants come from the manifest where it gives
@@ -19,7 +19,7 @@ them; the names of some methods carry them:
     <method>_logp_cap<c>    stopgrad(min(rho, c) M) A log pi with the mask M of <method>, as a release has it
 
 `pg_is` is rho A without a trust region, `cppo_soft_sapo` the mask of SAPO's inadmissible gate. The block `theory` has
-the constants of the bounds, and one process small enough to enumerate.
+the constants of the bounds, and a process small enough to enumerate.
 """
 
 import argparse
@@ -70,7 +70,7 @@ class Vectors:
         return cases
 
     def tensor(self, key: str, dtype: torch.dtype | None = None) -> Tensor:
-        """A copy of one array; `dtype` None keeps the stored one.
+        """A copy of an array; `dtype` None keeps the stored dtype.
 
         Raises:
             LookupError: the file has no such array.
@@ -182,7 +182,7 @@ class Recomputation:
         return self.vectors.tensor(key, self.dtype)
 
     def given(self, case: str, *names: str) -> list[Tensor]:
-        """The inputs `<case>/in/<name>` in our dtype. LookupError if the file lacks one."""
+        """The inputs `<case>/in/<name>` in our dtype. LookupError if the file lacks any."""
         return [self.tensor(f"{case}/in/{name}") for name in names]
 
     def output(self, case: str, method: str) -> tuple[RuleOutput, Tensor] | None:
@@ -458,7 +458,7 @@ def _score(ours: Recomputation, case: str, name: str) -> Tensor | None:
 
 
 def _of_rule(ours: Recomputation, case: str, name: str, part: str) -> Tensor | None:
-    """A rule's mask, its objective or the loss of `<method>/<mode>`, or the gradient of one of these in logp."""
+    """A rule's mask, its objective or the loss of `<method>/<mode>`, or the gradient of any of these in logp."""
     # SAPO's gate is not admissible, hence no gate of the rule.
     if name == "cppo_soft_sapo" and part == "mask":
         [advantage, ratio] = ours.given(case, "advantage", "ratio")
