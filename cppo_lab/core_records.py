@@ -100,7 +100,7 @@ def say_nothing(activity: str, done: int | None = None, of: int | None = None) -
 
 @dataclass(frozen=True)
 class Resources:
-    """The resources of one run on this machine: its folder, and `shared` for files that runs have in common."""
+    """The resources of a run on this machine: its folder, and `shared` for files that runs have in common."""
 
     shared: Path
     folder: Path
@@ -118,7 +118,7 @@ class Resources:
 
 
 class Core(Protocol):
-    """Train one run to its end, or raise.
+    """Train a run to its end, or raise.
 
     `sink.begin` is called once, before everything else; `sink.log` once for each step from 0 (the validation before
     training) to the last, in order, with the mean validation score at step 0 and each `validation.every` steps. A
@@ -223,8 +223,8 @@ class CoreRecord(Plugin):
     train, datasets: a `Core` and a `Datasets`.
     title: the trainer's name within a sentence. note: a paragraph on its experiment in MLflow, Markdown.
 
-    train_together: a `Together`, which trains runs together that differ only in the seed; None: they
-    are trained one by one. most_together: the maximum number of them in a job.
+    train_together: a `Together`, which trains runs together that differ only in the seed; None: each is
+    trained alone. most_together: the maximum number of them in a job.
 
     exporter: an `Exporter`; None: its models cannot be exported.
     evaluator: an `Evaluator`; None: `cppo evaluate` refuses its runs.
@@ -240,7 +240,7 @@ class CoreRecord(Plugin):
     own_models: the models of conf/model that only this core of the product trains; empty: it trains those that no core
     claims.
     seed_fixes_start: the seed of a run draws the parameters from which it starts, alike for all rules and models, so
-    runs of one seed are compared with each other. False: all starts are independent or the same, unless the
+    runs of the same seed are compared with each other. False: all starts are independent or the same, unless the
     configuration of a run has a warm start, which says it itself.
     miniature: a description of its models if its results are no evidence for or against the paper; otherwise empty.
     score: what its scores are, if they are no share of right answers among k responses (Avg@k).
@@ -315,7 +315,7 @@ def core_of(name: str) -> CoreRecord:
 
 @cache
 def core_if_installed(name: str) -> CoreRecord:
-    """The record of the core called `name`; if its package is not installed, an empty one, which reports do with."""
+    """The record of the core called `name`; an empty record, enough for reports, if its package is not installed."""
     try:
         return core_of(name)
     except UserError:

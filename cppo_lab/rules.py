@@ -1,10 +1,10 @@
-"""The rules: one table of records, with everything that the product knows of a rule except its constants (conf/rule).
+"""The rules: a table of records, with everything that the product knows of a rule except its constants (conf/rule).
 
 A record has the function (in `cppo_lab.maths`), what it needs, its title, stroke and paper. Neither torch nor a rule's
 function is imported before it trains, since tables and plans need only records.
 
 A rule of another package is found by an entry point of the group `cppo_lab.rules`, or by its import path from the
-command line (`rule.path`) or CPPO_RULES. Either one must name a `Rule` or a function with a rule's signature. In a
+command line (`rule.path`) or CPPO_RULES. Either must name a `Rule` or a function with a rule's signature. In a
 run's configuration, and so in its id, `path` is the import path or ENTRY_POINT; it is None for a built-in rule. No file
 can name code.
 """
@@ -114,8 +114,8 @@ class Variant:
     """The display properties of a name in a sweep.
 
     title: in tables and legends; empty: the name itself.
-    stroke, accessible: its line style in the paper's palette and in the one for colour-blind readers; None: the next
-    free one.
+    stroke, accessible: its line style in the paper's palette and in the palette for colour-blind readers; None: the
+    next free style.
     """
 
     name: str
@@ -130,11 +130,12 @@ class Rule(Variant):
 
     function: `package.module:name`, or the function itself: `fn(tokens, *, <constants>) -> RuleOutput`, with constants
         as plain keyword scalars (cppo_lab.maths.tokens). In a configuration they are fields of `RuleSpec` where it has
-        one of the name, else, for a rule of another package, numbers under `options`. The output has the statistics
+        a field of the name, else, for a rule of another package, numbers under `options`. The output has the statistics
         of `maths.tokens.common_stats`, as `rule_output` makes them; further sums become metrics if `SHARES` there
         names them. Its tests may be empty: the first that fails a token is the reason that a record gives.
     needs: of NEEDS. A function without a record, which `rule.path` names, is taken to need RESPONSE: a rule that reads
-        the divergence works with that, but one that needs more than the tokens or a whole minibatch must have a record.
+        the divergence works with that, but a rule that needs more than the tokens or a whole minibatch must have a
+        record.
     fixed: constants of the function that define this rule and cannot be configured.
     paper: arXiv number of its paper; empty: none.
     row: its row in the table of the rules' differences; None: dashes.
@@ -228,7 +229,7 @@ class Rule(Variant):
 
 
 def _output_fault(output: Any, logp: Any) -> str:
-    """What keeps a rule's `output` on tokens with `logp` [B, T] from being a RuleOutput; empty: it is one."""
+    """What keeps a rule's `output` on tokens with `logp` [B, T] from being a RuleOutput; empty: nothing does."""
 
     def form(value: Any) -> str:
         is_tensor = isinstance(value, type(logp))
@@ -673,7 +674,7 @@ def trusted_path(name: str, path: str | None) -> str | None:
     """The import path of a rule for which a run's answers name `path`: the user's own for this name, since anybody who
     can write to the store could name any code.
 
-    Raises UserError for a rule of another package that neither an installed one nor CPPO_RULES names.
+    Raises UserError for a rule of another package that neither an installed package nor CPPO_RULES names.
     """
     if path is None:
         return None
@@ -716,7 +717,7 @@ def _foreign(name: str, path: str) -> Rule:
     return Rule(name=name, function=target, needs=frozenset({RESPONSE}))
 
 
-# Which line each variant of a sweep has: one assignment for figures, report pages and MLflow.
+# Which line each variant of a sweep has: the same for figures, report pages and MLflow.
 
 
 # Of the paper's palette, for variants without a stroke of their own.
@@ -731,7 +732,7 @@ OTHERS = tuple(
 
 
 def assigned(strokes: Mapping[str, Stroke | None], others: Sequence[Stroke]) -> dict[str, Stroke]:
-    """A stroke for each variant: its own if it has one, else one of the others that is free, in the order given."""
+    """A stroke for each variant: its own, if any, else the others that are free, in the order given."""
     taken = set(strokes.values())
     free = [stroke for stroke in others if stroke not in taken] or list(others)
     strangers = [name for name, stroke in strokes.items() if stroke is None]

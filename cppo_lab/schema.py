@@ -1,6 +1,6 @@
 """One vocabulary for every core: metric names with units, tag names, statuses, and what a collapse is.
 
-Metric names are MLflow keys; `/` makes MLflow's UI group them. Steps are training steps (one rollout batch each).
+Metric names are MLflow keys; `/` makes MLflow's UI group them. Steps are training steps (a rollout batch each).
 Shares and accuracies are fractions in [0, 1]; only tables and axes turn them into percent.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class MetricInfo:
-    """What a metric is: `name` as logged, its `unit`, and one line of `meaning`."""
+    """What a metric is: `name` as logged, its `unit`, and a line of `meaning`."""
 
     name: str
     unit: str
@@ -162,7 +162,7 @@ def early_until(t_stop: float) -> float:
 
 
 def validation_metric(benchmark: str, samples: int = 16) -> str:
-    """`val/<benchmark>/avg_at_<samples>`: Avg@k on one benchmark, or on their mean (`benchmark=MEAN`)."""
+    """`val/<benchmark>/avg_at_<samples>`: Avg@k on a benchmark, or the mean of all (`benchmark=MEAN`)."""
     return f"val/{benchmark}/avg_at_{samples}"
 
 
@@ -194,7 +194,7 @@ def reward_metric(part: str, benchmark: str = "") -> str:
 
 def mismatch_metric(name: str, third: str = "", *, before_update: bool = False) -> str:
     """`mismatch/[before_update/][early/|middle/|late/]<name>`: of the step's updates or the state before them, and of
-    all tokens or those in one third of their response.
+    all tokens or those in a third of their response.
     """
     return f"{MISMATCH}{BEFORE_UPDATE if before_update else ''}{third and third + '/'}{name}"
 
@@ -220,7 +220,7 @@ def is_known_metric(name: str) -> bool:
     return name in METRIC_BY_NAME or any(pattern.fullmatch(name) for pattern in patterns)
 
 
-# Tags of an MLflow run. A run that several sweeps share carries one sweep tag for each.
+# Tags of an MLflow run. A run that several sweeps share carries a sweep tag for each.
 TAG_RUN_ID = "cppo.run_id"
 TAG_RULE = "cppo.rule"
 TAG_MODEL = "cppo.model"
@@ -228,20 +228,20 @@ TAG_CORE = "cppo.core"
 TAG_SEED = "cppo.seed"
 TAG_T_STOP = "cppo.t_stop"
 TAG_STATUS = "cppo.status"
-TAG_REASON = "cppo.reason"  # one line on why a run failed, collapsed or was interrupted
+TAG_REASON = "cppo.reason"  # a line on why a run failed, collapsed or was interrupted
 TAG_STEP = "cppo.step"  # the last recorded step of a run that was interrupted or failed
 TAG_CODE_VERSION = "cppo.code_version"
 TAG_RECORD = "cppo.record"  # the record in the run's spool by which the MLflow run is found again
 TAG_FILES = "cppo.files"  # "complete" once all artifacts of a run that has ended are there
 TAG_FOLDER = "cppo.folder"  # the run's folder, whose lock tells whether the run lives
 TAG_LAYOUT = "cppo.layout"  # of the verl core: name and fingerprint of the layout
-TAG_REPLACES = "cppo.replaces"  # the results that are to go once this run is one, by their records
+TAG_REPLACES = "cppo.replaces"  # the results that are to go once this run has a result, by their records
 TAG_REPLACED = "cppo.replaced"  # those that went
 TAG_SWEEP_PREFIX = "cppo.sweep."  # + sweep name; the value is the run's variant name in that sweep
 TAG_FIGURE = "cppo.figure"  # the paper's tables and figures that it feeds: "Table 1, Figure 4"
 TAG_SEARCH = "cppo.search"  # name of the study that a search's runs belong to
 TAG_TRIAL = "cppo.trial"  # number of the trial
-TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, one for each seed
+TAG_TRIAL_RUNS = "cppo.trial_runs"  # ids of a trial's training runs, a run for each seed
 TAG_SWEEP_PARENT = "cppo.sweep_parent"  # name of the sweep that a run without training represents
 TAG_HYPOTHESES = (
     "cppo.hypotheses"  # of a sweep: registrations, as JSON (the fields of `tracking.page.Registration`)

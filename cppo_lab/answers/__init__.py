@@ -9,7 +9,7 @@ The files are in the folder ANSWERS of a run's folder, and in MLflow as artifact
 
 `outcomes.py`, `texts.py` and `tokens.py` have the three formats; begin with `records.py`, which writes and reads them.
 
-The npz files may be a stranger's: nothing is unpickled, and sizes are looked at first. Each has one JSON object, as
+The npz files may be a stranger's: nothing is unpickled, and sizes are looked at first. Each has a JSON object, as
 bytes in the array `about`, beside the arrays that its format declares.
 
 Files are replaced atomically, never appended to, and equal contents give equal bytes, so a killed and resumed run has

@@ -1,4 +1,4 @@
-"""Each problem's outcome at each validation of a run: one npz file."""
+"""Each problem's outcome at each validation of a run: an npz file."""
 
 import hashlib
 import itertools
@@ -55,7 +55,7 @@ class Outcomes:
     def append(
         self, step: int, right: NDArray[Any], cut_off: NDArray[Any], length: NDArray[Any]
     ) -> "Outcomes":
-        """The outcomes with one more validation appended; all arrays are [P].
+        """The outcomes with a validation appended; all arrays are [P].
 
         Raises ValueError if `step` is not after the last step, or a value is out of range.
         """

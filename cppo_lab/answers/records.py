@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cppo_lab.spec import AnswersSpec
 
 _STEP_FILE = re.compile(r"(texts|tokens)-(\d{6,15})\.(?:jsonl\.gz|npz)")
-_TOKEN_SHARE = 0.6  # of a step's size limit: one response of 16,384 tokens fits at the paper's scale
+_TOKEN_SHARE = 0.6  # of a step's size limit: a response of 16,384 tokens fits at the paper's scale
 
 Contents = TypeVar("Contents", Texts, RecordedTokens)
 

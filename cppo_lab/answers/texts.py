@@ -15,7 +15,7 @@ from cppo_lab.errors import UserError, first_fault
 FORMAT = 1
 LARGEST = 64 * 2**20  # bytes of a file
 LARGEST_UNPACKED = 512 * 2**20
-LONGEST = 2**20  # characters of a prompt or response; the middle of a longer one is left out
+LONGEST = 2**20  # characters of a prompt or response; the middle of a longer text is left out
 REMEDY = "delete that file"
 VALIDATION: Final = "validation"
 TRAINING: Final = "training"

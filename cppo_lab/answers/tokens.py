@@ -1,4 +1,4 @@
-"""The tokens of some training responses of a validated step, with the inputs of a rule's decisions: one npz file.
+"""The tokens of some training responses of a validated step, with the inputs of a rule's decisions: an npz file.
 
 Derived quantities (position weights, prefix sums, budgets, another rule's mask) are not in the file;
 `analysis/replay.py` computes them.

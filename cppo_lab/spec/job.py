@@ -1,6 +1,6 @@
 """What is not part of a run's identity: the resources of its job in Slurm's terms, the layout of verl's trainer over
 devices, paths, and the answers that are recorded. And what a run costs there before it is run: GPU-hours, and the
-memory of one GPU at its two peaks, training and rollout.
+memory of a GPU at its two peaks, training and rollout.
 
 Decoding is bounded by memory traffic and by FLOPs, training runs at a stated share of the peak. Every number that is
 assumed is below, with its unit and source. Peaks are data-sheet values. The shares of them that a run reaches, and the
@@ -63,7 +63,7 @@ class Megatron(Spec):
 
     @property
     def replica(self) -> int:
-        """Devices that hold one copy of the model and train the same responses."""
+        """Devices that together hold a copy of the model and train the same responses."""
         return self.tensor * self.pipeline * self.context
 
 
@@ -225,7 +225,7 @@ MEGATRON_OPTIMISER = 12  # float32 weights and two moments, spread over all GPUs
 # Bytes of activations.
 # per token, layer and unit of width: the bfloat16 input of each layer (gradient checkpointing)
 CHECKPOINT = 2
-# per token and unit of width: what one layer of Qwen3 keeps for its backward pass where it is not recomputed, in
+# per token and unit of width: what a layer of Qwen3 keeps for its backward pass where it is not recomputed, in
 # bfloat16, counted by hooks on saved tensors (a test counts again: 55.3 at 1.7B's widths, 52.7 at 8B's, 95.1 at 30B's)
 LAYER = 56
 LAYER_MOE = 96
@@ -241,7 +241,7 @@ RESERVE = 6e9
 
 @dataclass(frozen=True)
 class ModelShape:
-    """A transformer in numbers. `active`: parameters that one token uses; `state`: bytes that FSDP keeps of each."""
+    """A transformer in numbers. `active`: parameters that a token uses; `state`: bytes that FSDP keeps of each."""
 
     parameters: float
     active: float
@@ -372,7 +372,7 @@ class MemoryEstimate:
 
     @property
     def fits(self) -> bool:
-        """Whether the GPU has the memory, and the rollout engine room for one longest sequence."""
+        """Whether the GPU has the memory, and the rollout engine room for the longest sequence."""
         return self.peak <= self.available and self.kv_cache >= self.kv_needed
 
     @property
@@ -443,7 +443,7 @@ def _activations(shape: ModelShape, layout: LayoutSpec) -> float:
 def _recomputed(shape: ModelShape, layout: LayoutSpec) -> tuple[int, int]:
     """How many layers are recomputed in the backward pass, and how many of them at a time.
 
-    Megatron's `uniform` keeps the input of every n-th layer, `block` recomputes the first n one by one. Its selective
+    Megatron's `uniform` keeps the input of every n-th layer, `block` recomputes the first n singly. Its selective
     recomputation covers core attention, which flash attention does not store anyway.
     """
     settings = {key.removeprefix("+"): value for key, value in layout.verl.items()}
@@ -524,7 +524,7 @@ def sampling_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec, re
     of the tokens before it, T / 2 on average: squares of the mean length approximate the mean of squares.
     """
     gpus = layout.rollout_tensor_parallel
-    share = responses * gpus / layout.devices  # of one engine
+    share = responses * gpus / layout.devices  # of an engine
     tokens = share * amounts.response
     steps = max(amounts.longest_response, tokens / concurrent(shape, amounts, layout))
     kv_token = kv_bytes(shape)
@@ -557,7 +557,7 @@ def update_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> f
 
 
 def concurrent(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
-    """Concurrent responses of mean length in one rollout engine, limited by KV cache and settings; at least 1."""
+    """Concurrent responses of mean length in a rollout engine, limited by KV cache and settings; at least 1."""
     memory = layout.rollout_tensor_parallel * layout.rollout_memory * layout.device_memory_gb * 1e9
     room = memory - shape.parameters * WEIGHT
     most = int(layout.verl.get(MAX_SEQUENCES_KEY, MAX_SEQUENCES))
@@ -588,7 +588,7 @@ def estimate(run: RunSpec, layout: LayoutSpec, available: float | None = None) -
 
 
 def estimate_on_gpus(run: RunSpec, layout: LayoutSpec, available: float | None = None) -> CostEstimate | None:
-    """The estimate of a core that trains one model on all GPUs of its layout, and samples from it on the same ones."""
+    """The estimate of a core that trains a model on all GPUs of its layout, and samples from it on the same GPUs."""
     if layout.device != "cuda":
         return None
     shape, amounts = shape_of(run), amounts_of(run)
@@ -601,7 +601,7 @@ def estimate_on_gpus(run: RunSpec, layout: LayoutSpec, available: float | None =
 
 
 def past_policies(run: RunSpec) -> float:
-    """Bytes of host memory, on all nodes, of the policies that a stale mu needs, the current one among them."""
+    """Bytes of host memory, on all nodes, of the policies that a stale mu needs, the current policy included."""
     copies = run.rollout.staleness + 1 if run.rollout.staleness else 0
     weights = SAVED["fsdp2"][1] / (2 if run.optim.master_dtype else 1)
     return copies * shape_of(run).parameters * weights

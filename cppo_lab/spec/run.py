@@ -36,7 +36,7 @@ def _one_zero(value: float) -> float:
 Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_one_zero)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[Finite, Field(ge=0)]
-# A lower one overflows float32, and the samples of a policy that is not a number look like those of a bad one.
+# A lower value overflows float32, and the samples of a policy that is not a number look like those of a bad policy.
 Temperature = Annotated[float, Field(ge=1e-6, allow_inf_nan=False)]
 Probability = Annotated[Finite, Field(ge=0, le=1)]
 Count = Annotated[int, Field(ge=1, le=10**9)]  # an upper bound, so that no loop over a count runs without end
@@ -160,8 +160,8 @@ class TableModel(Spec):
 
     The start makes `slips` wrong tokens per response on average in the first mode and `second_mode_slips` in the
     second, and takes the fork with probability `fork`; `start_noise` is the standard deviation of a normal draw that
-    the run's seed adds to every parameter. The policy knows its position as one of `stretches` equal parts of the
-    response. `mismatch` scales the Student-t noise (3 degrees of freedom) on the sampler's logits.
+    the run's seed adds to every parameter. The policy knows in which of `stretches` equal parts of the response it
+    is. `mismatch` scales the Student-t noise (3 degrees of freedom) on the sampler's logits.
     """
 
     name: Name
@@ -473,7 +473,7 @@ def _divisors(number: int) -> list[int]:
 
 
 class BatchSpec(Spec):
-    """One rollout batch: `prompts` x `responses`, cut into minibatches of `minibatch_prompts` (one update each)."""
+    """One rollout batch: `prompts` x `responses`, cut into minibatches of `minibatch_prompts` (an update each)."""
 
     prompts: Count
     responses: Annotated[Count, Field(ge=2)]
