@@ -2,7 +2,7 @@
 
 Guarantees of this package:
 
-- The whole command line is validated before anything is written. A mistake is one `UserError` with file, key, value and
+- The whole command line is validated before anything is written. A mistake is a `UserError` with file, key, value and
   remedy (`enumerate.py`).
 - A plan lists every run once, under the id of its configuration, whichever sweeps share it (`plan.py`).
 - Files are plain data: read safely, of limited size, and unable to name code (`source.py`, `file.py`).

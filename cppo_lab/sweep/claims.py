@@ -107,7 +107,7 @@ def grids_of(plan: Plan, overrides: Sequence[str]) -> tuple[SweepGrid, ...]:
 def judged(plan: Plan, uri: str, overrides: Sequence[str]) -> tuple[Verdict, ...]:
     """The hypotheses of a plan, all of them sequential, by the runs that the store at `uri` has.
 
-    Raises UserError for a plan without hypotheses, or with one that is judged once.
+    Raises UserError for a plan without hypotheses, or with a hypothesis that is judged once.
     """
     from cppo_lab.analysis.study import read_study
 

@@ -34,7 +34,7 @@ def aligned(
     spare: Sequence[str] = (),
     coloured: bool = False,
 ) -> str:
-    """Rows under their header, each on one line; the columns in `right` are right-aligned.
+    """Rows under their header, a line each; the columns in `right` are right-aligned.
 
     If they are wider than `width` (None: no limit), columns of `spare` are left out in order (RUN_ID is shortened),
     then lines are cut. A last column `reason` gets the remaining width. `coloured`: colour the states.

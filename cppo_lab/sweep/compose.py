@@ -115,7 +115,7 @@ class Composed:
 
 
 def compose(overrides: Sequence[str]) -> Composed:
-    """Compose and validate one configuration. Equal sections of different runs are validated once and shared.
+    """Compose and validate a configuration. Equal sections of different runs are validated once and shared.
 
     Raises UserError for an override that does not parse, an unknown group option, key, or value.
     """

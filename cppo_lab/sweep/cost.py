@@ -94,7 +94,7 @@ class PreflightResult:
 def read_preflight(folder: Path) -> PreflightResult | None:
     """What the preflight in `folder` measured; None if there was none.
 
-    Raises UserError for a file that is not one of ours.
+    Raises UserError for a damaged or foreign file.
     """
     try:
         values: dict[str, Any] = json.loads((folder / FILE).read_text(encoding="utf-8"))
@@ -179,7 +179,7 @@ class Cost:
 def cost_of(
     spec: RunSpec, layout: LayoutSpec, medians: Sequence[float], short: Hours | None = None
 ) -> Cost | None:
-    """The cost of a run whose kind took `medians` seconds per step, one number for each past run; None if unknown.
+    """The cost of a run whose kind took `medians` seconds per step, a number for each past run; None if unknown.
 
     `short`: the hours of the whole run by a preflight, used if there are no past runs. The estimate's rollout, update
     and overhead are scaled by the median ratio of measured to estimated seconds per step; its start-up and validations
@@ -250,7 +250,7 @@ class StepTimes:
         self._newest = [Path(path) for _, path in newest]
 
     def __call__(self, core: str, model: str, layout: str, params: Mapping[str, str]) -> list[list[float]]:
-        """Seconds of every training step of the newest runs of a kind, one list for each run.
+        """Seconds of every training step of the newest runs of a kind, a list for each run.
 
         Those of `core` count whose parameters agree with `params` (also in `model`) and whose layout tag is `layout`
         (empty: any).

@@ -1,4 +1,4 @@
-"""Sweep files: one YAML file per table, figure panel or search, which declares what is compared, not how it is run.
+"""Sweep files: a YAML file per table, figure panel or search, which declares what is compared, not how it is run.
 
 The types of sweeps, studies and searches, of hypotheses (claims, how each is tested, and the seeds that test it, stated
 before the runs), and of rule files of other packages, `rule/<name>.yaml` next to a sweep file as in conf/rule.
@@ -184,7 +184,7 @@ def _parts(text: str) -> dict[str, str]:
 
 
 def is_of(label: str, variants: Iterable[str]) -> bool:
-    """Whether a label begins with the name of one of the file's variants: with axes, their values come after it, as in
+    """Whether a label begins with the name of a variant of the file: with axes, their values come after it, as in
     `cppo delta=0.1`, and are all of it where the variant has no name.
     """
     return any(f"{label} ".startswith(f"{name} ".lstrip()) for name in variants)
@@ -473,7 +473,7 @@ class SearchSpec(Spec):
 class Search(Declared):
     """What a search file declares.
 
-    Every trial trains one model with `settings`, once for each of `seeds`, at a point of the search space; objectives
+    Every trial trains the model with `settings`, once for each of `seeds`, at a point of the search space; objectives
     are averaged over the seeds. `models` names one model, or a model for each trainer core.
     """
 
@@ -539,7 +539,7 @@ def _is_scalar(value: object) -> bool:
 
 
 def _by_core(value: Any, is_item: Callable[[object], bool], what: str) -> dict[str, Any]:
-    """Normalise a list, or one list per core, to lists by core."""
+    """Normalise a list, or a list per core, to lists by core."""
     lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
     for core in lists:
         if core not in (ANY_CORE, *core_names()):
@@ -639,14 +639,14 @@ class ResourceRule(Spec):
 class Sweep(Declared):
     """What a sweep file declares.
 
-    Every run of the sweep is a model x variant x one value of each applicable axis. A variant is a name and the
-    configuration keys that define it; an axis is a configuration key and its values. `models` and axes are a list, or
-    one list per trainer core, so that the same comparison can run at every scale. A plain list is stored under
-    ANY_CORE. `exclude` removes the runs that meet all conditions of one of its entries. `hypotheses` are registered in
-    the store before the runs that test them. `baseline` is the variant from which the report takes differences; by
-    default DPPO, or else the first variant. `beside` names sweeps on the same question, to whose reports the page
-    links. `pairing`: whether variants are compared seed by seed; None: decided by their design. `analysis`: factorial
-    asks the report for the effects of the axes.
+    Every run of the sweep is a model x variant x a value of each applicable axis. A variant is a name and the
+    configuration keys that define it; an axis is a configuration key and its values. `models` and axes are a list, or a
+    list per trainer core, so that the same comparison can run at every scale. A plain list is stored under ANY_CORE.
+    `exclude` removes the runs that meet all conditions of any of its entries. `hypotheses` are registered in the store
+    before the runs that test them. `baseline` is the variant from which the report takes differences; by default DPPO,
+    or else the first variant. `beside` names sweeps on the same question, to whose reports the page links. `pairing`:
+    whether variants are compared seed by seed; None: decided by their design. `analysis`: factorial asks the report for
+    the effects of the axes.
     """
 
     models: Models

@@ -367,7 +367,7 @@ class Fitting:
         self._cache: dict[tuple[object, ...], Fit] = {}
 
     def of(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
-        """The axes and overrides that apply to a model and variant at one point of the axes."""
+        """The axes and overrides that apply to a model and variant at a point of the axes."""
         chosen = (model, variant, *(point[key] for key in self.group_axes))
         if chosen not in self._cache:
             self._cache[chosen] = self._find(model, variant, point)

@@ -440,8 +440,8 @@ def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], queued: Queue
 def _require_code(todo: Sequence[PlannedRun]) -> None:
     """Import the rules and rewards of other packages before anything is started.
 
-    Raises UserError for one that cannot be loaded, or a rule that does not accept its constants or that its core cannot
-    give what it needs.
+    Raises UserError for a rule or reward that cannot be loaded, or a rule that does not accept its constants or that
+    its core cannot give what it needs.
     """
     for run in todo:
         if reward := getattr(run.spec.data, "reward", None):
@@ -485,7 +485,7 @@ def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[T
 
 def _workers(launcher: LauncherSpec, in_queue: int, here: int | None = None) -> int:
     """The jobs that a launcher runs at a time; where its settings do not say, `in_queue` with a queue, and on this
-    machine `here` (None: one per core).
+    machine `here` (None: a job per core).
     """
     record = launcher_of(launcher.name)
     if record.in_process:

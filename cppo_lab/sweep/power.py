@@ -41,7 +41,7 @@ Costs = Mapping[str, Cost | None]
 
 # Standard deviations over seeds where the user names none, in points: of the paper's models.
 DEVIATIONS = (1.0, 2.0)
-# Percent, of the log ratio of errors of one seed; docs/statistics.md has those of the exact study.
+# Percent, of the log ratio of errors of the same seed; docs/statistics.md has those of the exact study.
 ERROR_DEVIATIONS = (30.0, 60.0)
 TABLE_1 = "table1"  # as --effect
 Means = dict[str, dict[str, float]]  # model -> variant -> score, a fraction
@@ -131,7 +131,7 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
         elif question.effect is None:
             means = of_paper(claim.sweep)
         elif claim.kind is Kind.TREND:
-            continue  # one lead for all lengths implies no growth
+            continue  # the same lead for all lengths implies no growth
         else:
             means = _means_with(claim, planned, question.effect / 100, lengths)
         means = {
@@ -376,7 +376,7 @@ def _hours(plan: Plan, planned: PlannedPower, costs: Costs) -> float | None:
                 cost = costs[run.run_id]
                 assert cost is not None, "the unit is known"
                 run_hours = cost.hours if cost.gpu_hours is None else cost.gpu_hours
-                hours += run_hours / counts[run.variants[planned.claim.sweep]]  # of one seed
+                hours += run_hours / counts[run.variants[planned.claim.sweep]]  # per seed
     return hours * planned.needed
 
 
@@ -449,10 +449,10 @@ SEEDS = (3, 5, 10, 20)  # shown beside the planned number
 @dataclass(frozen=True)
 class Shown:
     """What runs of two methods on a model can show: `differences` has, for numbers of seeds, the smallest true lead in
-    points that they show with the probability POWER; None for one seed.
+    points that they show with the probability POWER; None for a single seed.
 
-    `deviation`: in points, of runs of one method over seeds; without what runs of one seed have in common, if they are
-    compared seed by seed (`paired`). `measured`: the number of finished runs that it is taken from; 0: assumed.
+    `deviation`: in points, of runs of a method over seeds; without what runs of the same seed have in common, if they
+    are compared seed by seed (`paired`). `measured`: the number of finished runs that it is taken from; 0: assumed.
     `power` and `seeds_needed`: for the lead of the question; None if it has no lead.
     """
 
@@ -511,7 +511,8 @@ def _shown(
 
 def _scatter(plan: Plan, sweep: str, model: str, paired: bool) -> tuple[float, int] | None:
     """The standard deviation of the final means of the plan's finished runs on a model, in points, pooled over its
-    variants, and their number; if `paired`, by the differences of runs of one seed. None without two runs to compare.
+    variants, and their number; if `paired`, by the differences of runs of the same seed. None without two runs to
+    compare.
     """
     scores: dict[str, dict[int, float]] = {}
     for run in plan.runs:

@@ -58,7 +58,7 @@ SYSTEM_SECONDS = 1.0  # sampling interval of the memory of machine and GPUs
 
 
 def make_stand_ins(specs: Sequence[RunSpec], folder: Path, say: Callable[[str], None]) -> PathsSpec:
-    """Write models of the same shapes with random weights, and problems, for runs of one core; returns the paths.
+    """Write models of the same shapes with random weights, and problems, for runs of the same core; returns the paths.
 
     Raises UserError for a core or a model without a stand-in, or if packages are missing.
     """

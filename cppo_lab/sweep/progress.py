@@ -30,7 +30,7 @@ _RECORDING = "recording its end"
 
 @dataclass
 class StartedJob:
-    """A started job of one or several runs: their rows since then, and what it does before the first row.
+    """A started job: the rows of its runs since then, and what it does before the first row.
 
     `conditions`: the ids of its runs that differ in the seed alone, by their common name; `validated`: the step of the
     last validation of each that a line has told.
@@ -168,7 +168,7 @@ class Progress:
                 self._end(job, name)
 
     def _end(self, job: TrainingJob, name: str) -> None:
-        """Print how a job ended: one line for its successful runs, and a line for every other."""
+        """Print how a job ended: a line for its successful runs together, and a line for every other."""
         for started in [started for started in self.running if started.job is job]:
             self.look(started)
             self.running.remove(started)

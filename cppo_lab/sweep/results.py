@@ -2,7 +2,7 @@
 
 - It reads a tracking store, or the paper's curves (those without MLflow), and writes nothing but that
   somebody has looked at a hypothesis before its tests have ended.
-- Frames have one row for each run, for each point, for each problem, with documented columns.
+- Frames have a row for each run, for each point, for each problem, with documented columns.
 - Runs that a sweep declares and the store lacks are rows too, with their state: no gap is hidden.
 - Histories and outcomes are read when they are first asked for.
 
@@ -133,11 +133,11 @@ class Results:
     def runs(self) -> pd.DataFrame:
         """One row for each declared run, including untrained ones (state `missing`).
 
-        A run shared by several sweeps of a study has one row for each: `runs.drop_duplicates("run_id")`.
+        A run shared by several sweeps of a study has a row for each sweep: `runs.drop_duplicates("run_id")`.
 
         Columns:
             sweep, run_id, variant, rule, model, core: text. `run_id` joins with `history` and `outcomes`.
-            one column for each axis of the sweep, named by its key (`rule.w_min`): the run's value; missing if it has
+            a column for each axis of the sweep, named by its key (`rule.w_min`): the run's value; missing if it has
             none. seed: Int64; the paper gives none. t_stop: Int64, the training step that ends the window [0, t_stop]
             in which a run is scored. state: done, collapsed, running, failed, partial, stopped or missing, by the
             store (`cppo status` also checks the queue and the locks); reason: why it failed, collapsed or was
@@ -182,7 +182,7 @@ class Results:
         return tuple(sorted({name for run in self._stored.values() for name in run.latest}))
 
     def history(self, metrics: str | Iterable[str] | None = None, runs: Runs | None = None) -> pd.DataFrame:
-        """The logged metrics in long format: one row for each (run, metric, step).
+        """The logged metrics in long format: a row for each (run, metric, step).
 
         Args:
             metrics: names or patterns such as "val/*" (`*` takes slashes too); None: all.
@@ -203,7 +203,7 @@ class Results:
         return frame.rename(columns={"mlflow_id": "run_id"})[list(HISTORY_COLUMNS)]
 
     def outcomes(self, runs: Runs | None = None) -> pd.DataFrame:
-        """The outcomes of single problems in long format: one row for each (run, validated step, problem).
+        """The outcomes of single problems in long format: a row for each (run, validated step, problem).
 
         Args:
             runs: ids, a column of ids, or rows of `runs`; None: all. Runs that recorded no outcomes have no rows.

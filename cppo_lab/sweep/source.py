@@ -283,7 +283,7 @@ def _short(value: object) -> str:
 
 
 SHIPPED = PARTS_FOLDER / "sweeps"
-_DECLARES = ("models", "sweeps")  # keys of which a sweep file has one
+_DECLARES = ("models", "sweeps")  # either key marks a sweep file
 _KEY = re.compile(r"(?P<indent> *)(?P<name>\w+):(?:.*?\s# *(?P<comment>.*))?")
 
 

@@ -1,5 +1,5 @@
-"""The state of runs with their numbers and names, from their folders and one look at the launchers' queues; as text,
-for JSON and CSV, and watched until all have ended. And what runs print, from the files where each launcher keeps it.
+"""The state of runs with their numbers and names, from their folders and a look at the launchers' queues; as text, for
+JSON and CSV, and watched until all have ended. And what runs print, from the files where each launcher keeps it.
 """
 
 import contextlib
@@ -279,7 +279,7 @@ def watch(
 ) -> list[RunStatus]:
     """Show what `read_statuses` gives at an interval in seconds until nothing runs or waits; returns what it saw last.
 
-    On a terminal the table is redrawn; elsewhere each change of a state is one line.
+    On a terminal the table is redrawn; elsewhere each change of a state is a line.
     """
     before: dict[str, str] = {}
     while True:

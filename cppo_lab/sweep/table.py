@@ -85,7 +85,7 @@ def score_table(
 
 
 def _interval(scores: Sequence[float]) -> str:
-    """`[41.0, 45.2]`, or `41.0 to 45.2` of fewer than three; empty for one."""
+    """`[41.0, 45.2]`, or `41.0 to 45.2` of two or without SciPy; empty of fewer."""
     if len(scores) < 2:
         return ""
     if len(scores) > 2 and find_spec("scipy") is not None:
