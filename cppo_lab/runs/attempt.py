@@ -1,9 +1,9 @@
 """Attempts at runs, in the process that trains them: from taking a run's lock to recording its end.
 
-A process trains a list of attempts, one or many: those that differ only in the seed together where their core can, the
-others one after the other. Each is recorded in its folder as if it were alone. A process that is killed leaves a
-spool without an end, a status that says `running`, and a lock that the kernel has released: `state.py` calls that
-`partial`, and the next attempt continues the record from the newest checkpoint.
+A process trains a list of attempts: those that differ only in the seed together where their core can, the others in
+turn. Each is recorded in its folder as if it were alone. A process that is killed leaves a spool without an end, a
+status that says `running`, and a lock that the kernel has released: `state.py` calls that `partial`, and the next
+attempt continues the record from the newest checkpoint.
 """
 
 import contextlib
@@ -126,7 +126,7 @@ class Equipped:
 
 @dataclass(frozen=True)
 class Attempt(Equipped):
-    """One attempt at one run, whose folder is runs/<run_id>."""
+    """An attempt at a run, whose folder is runs/<run_id>."""
 
     tags: Mapping[str, str] = field(default_factory=dict)
     replaces: tuple[str, ...] = ()  # the finished results that this attempt replaces

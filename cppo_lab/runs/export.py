@@ -79,7 +79,7 @@ class Subject:
     """A run as recorded in its folder, without the tracking store.
 
     `tags` are those of its newest record, `metrics` the recorded ones by training step, `ended` the end of that record
-    in ms since the epoch (None: it has not ended). `status` is one of schema.STATUSES, or empty.
+    in ms since the epoch (None: it has not ended). `status` is in schema.STATUSES, or empty.
     """
 
     spec: RunSpec
@@ -193,7 +193,7 @@ def front_matter(subject: Subject, exported: Exported) -> dict[str, Any]:
 
 
 def _results(subject: Subject, exported: Exported) -> list[dict[str, Any]]:
-    """The scores of the exported checkpoint, one entry for each benchmark that was validated."""
+    """The scores of the exported checkpoint, an entry for each benchmark that was validated."""
     scores, samples = _by_benchmark(subject, exported.step), subject.spec.validation.samples
     return [
         {

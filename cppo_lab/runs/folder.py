@@ -36,7 +36,7 @@ ASIDE = "replaced"  # the files of results that were replaced, by their names
 IDENTITY = "identity"  # a name of that folder which is the same from every machine and mount point
 QUEUES = "queues"  # the lists of launchers
 BATCH = "batch-"  # how the names of the folders of batches begin
-LIST = "runs.txt"  # in the folder of a batch: the ids of its runs, one a line
+LIST = "runs.txt"  # in the folder of a batch: the ids of its runs, a line each
 
 LARGEST = 1_000_000  # bytes of any of these files; they usually have two thousand
 LOCK_TRIES = 50
@@ -86,7 +86,7 @@ class AlreadyRunning(RuntimeError):
 
 
 def read_status(folder: Path) -> dict[str, Any]:
-    """The last status of a run's folder; empty if it has none, or a damaged file. Texts have one line."""
+    """The last status of a run's folder; empty if it has none, or a damaged file. Texts have no line breaks."""
     values = _read_json(folder / STATUS) or {}
     return {key: one_line(value) if isinstance(value, str) else value for key, value in values.items()}
 
@@ -140,7 +140,7 @@ def machine_seconds(status: Mapping[str, Any]) -> float:
 
 
 def variants_text(variants: Mapping[str, str]) -> str:
-    """A run's variant in each of its sweeps as one text: `sweep=variant`, separated by `;`."""
+    """A run's variant in each of its sweeps as a text: `sweep=variant`, separated by `;`."""
     return ";".join(f"{sweep}={variant}" for sweep, variant in variants.items())
 
 
@@ -166,7 +166,7 @@ def _read_json(path: Path) -> dict[str, Any] | None:
 
 
 def _write_once(path: Path, text: str) -> None:
-    """Put `text` into `path` unless that exists: of several processes, one succeeds, and none sees half of it."""
+    """Put `text` into `path` unless that exists: of several processes, the first succeeds, and none sees half of it."""
     if path.exists():
         return
     path.parent.mkdir(parents=True, exist_ok=True)

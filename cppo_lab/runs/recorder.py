@@ -1,4 +1,4 @@
-"""Records one attempt at a run in files of its folder, and ends the records of attempts that could not.
+"""Records an attempt at a run in files of its folder, and ends the records of attempts that could not.
 
 `Recorder.log` returns once the step's metrics are in the spool. So a trainer that is killed at step 20 leaves the steps
 up to 20 on file. Its status.json may be some seconds or a step older, and neither says that the run has ended:
@@ -66,7 +66,7 @@ OUTPUT_BYTES = 1_000_000
 
 
 class Recorder:
-    """One attempt at one run. Create it, `begin`, `log` every step, then `finish`, `fail` or `interrupt`.
+    """An attempt at a run. Create it, `begin`, `log` every step, then `finish`, `fail` or `interrupt`.
 
     With `continues`, it continues the record, and so the MLflow run, of the last attempt from this folder, unless there
     is none or it has finished. `gpus` is the number on all machines together, `datasets` the data that it reads, `yaml`
@@ -89,7 +89,7 @@ class Recorder:
         self.spec, self.folder, self._datasets, self._yaml = spec, folder, datasets, yaml
         self.sampled: Callable[[], Mapping[str, float]] = dict  # the load of the machine since the last step
         self.together = 1  # runs that this process trains at the same time
-        # Of one of several runs: a cancelled run ends without a signal, since the process trains others.
+        # A run that trains with others is cancelled without a signal, which would end the others too.
         self.is_cancelled: Callable[[], bool] = bool
         self._gpus, self._started, before = gpus, time.time(), read_status(folder)
         self._seconds_before, self._machine_seconds_before = seconds_trained(before), machine_seconds(before)
@@ -126,7 +126,7 @@ class Recorder:
         self._status(schema.RUNNING, self.step or 0)
 
     def _note_score(self, row: StepEvent) -> bool:
-        """Note the score of a validation; whether the step is one."""
+        """Note the validation score of a step; whether the step has a score."""
         if (score := score_of(row)) is not None:
             self._scores[row.step] = score
         return score is not None
@@ -139,7 +139,7 @@ class Recorder:
     def begin(self, step: int | None) -> None:
         """The core says that it resumes after `step`, or, with None, that it starts from scratch.
 
-        What an earlier attempt has recorded stays: a start from scratch ends that record, and begins another one.
+        What an earlier attempt has recorded stays: a start from scratch ends that record, and begins another.
         """
         if step is not None or not self._steps:
             return
@@ -252,7 +252,7 @@ class Recorder:
         self._end(schema.STOPPED, self.step, f"{why}; stopped at step {self.step}", Cause.CANCELLED)
 
     def fail(self, reason: str, traceback: str) -> None:
-        """Record that the run failed; `reason` is one line, `traceback` becomes an artifact."""
+        """Record that the run failed; `reason` is a line, `traceback` becomes an artifact."""
         if self._ended:
             return
         with contextlib.suppress(OSError):

@@ -1,9 +1,9 @@
 """The local record of a run: append-only lines in files of the run's folder, a new file for each attempt.
 
 A file begins with a `begin` line that describes the attempt. Its `record` is a random name shared by all attempts that
-continue the same MLflow run; the run is found by it even if a response of the server was lost. Then follow one line
-per training step, the artifacts, and how the attempt ended. A kill can cut off the last line, which then does not
-count, and leaves a file without an `end` line; the next attempt writes a new file.
+continue the same MLflow run; the run is found by it even if a response of the server was lost. Then follow a line per
+training step, the artifacts, and how the attempt ended. A kill can cut off the last line, which then does not count,
+and leaves a file without an `end` line; the next attempt writes a new file.
 
 A metric that is infinite or not a number is written and read as it is. `tracking/upload` brings MLflow to the same
 state; `shipped.json` beside the files says how much of them a store has.
@@ -181,9 +181,9 @@ def evaluations(folder: Path) -> dict[str, StepEvent]:
 def add_evaluation(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Add scores of the checkpoint of `step` to the record of a finished run, whose lock the caller holds.
 
-    The file appears as a whole, with the record's end: at no time is the run one that has not ended.
+    The file appears as a whole, with the record's end: at no time is the run without an end.
 
-    Raises UserError if the record is not one of a finished run with all of its steps, OSError if the disk is full.
+    Raises UserError if the run is not finished or its record lacks steps, OSError if the disk is full.
     """
     record = newest_record(folder)
     end = record.end if record else None
@@ -447,7 +447,7 @@ class ShippedRecord:
 
 @dataclass
 class Shipped:
-    """The part of a run's folder that one store has."""
+    """The part of a run's folder that a store has."""
 
     offsets: dict[str, int] = field(default_factory=dict)  # by the name of a spool's file
     records: dict[str, ShippedRecord] = field(default_factory=dict)

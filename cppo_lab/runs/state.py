@@ -1,4 +1,4 @@
-"""The state of a run: one function of its folder and of its place in a queue, which every command shares.
+"""The state of a run: a function of its folder and of its place in a queue, the same for every command.
 
 No store is asked, and of a folder no more is read than the answer needs, so that thousands of runs take a second.
 The first that applies decides:
@@ -40,7 +40,7 @@ OF_OTHERS = "of-"  # how the names of folders in ASIDE begin that hold the files
 
 @dataclass(frozen=True)
 class RunState:
-    """`state` is one of schema.STATES; `reason` says why a run ended, what it waits for, or that it is starting.
+    """`state` is in schema.STATES; `reason` says why a run ended, what it waits for, or that it is starting.
 
     `step` of `t_stop` is the progress of a running, queued, partial or stopped run, if known. `cause`: see `Cause`;
     empty for runs that reached an end of their own.
@@ -55,7 +55,7 @@ class RunState:
 
     @property
     def note(self) -> str:
-        """Step and reason on one line."""
+        """Step and reason as a line."""
         progress = "" if self.step is None else f"step {self.step}/{self.t_stop or '?'}"
         reason = self.reason.removesuffix(f" at step {self.step}")  # recorded reasons may include the step
         return "; ".join(filter(None, (progress, one_line(reason))))

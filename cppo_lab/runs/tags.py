@@ -23,7 +23,7 @@ def run_name(spec: RunSpec, variants: Mapping[str, str]) -> str:
     sweep's axes (`cppo w_min=0.6`), so two runs of a sweep never have the same.
     """
     names = dict.fromkeys(variants.values())
-    # Of `cppo` in one sweep and `cppo w_min=0.8` in another, the second says both.
+    # Of `cppo` and `cppo w_min=0.8` of another sweep, the second says both.
     whole = [name for name in names if not any(other.startswith(f"{name} ") for other in names)]
     variant = " / ".join(whole) or spec.rule.name
     return BETWEEN.join((variant, f"s{spec.seed}", spec.model.name))
@@ -111,7 +111,7 @@ def resolved_yaml(
     resources: ResourcesSpec | None = None,
     paths: PathsSpec | None = None,
 ) -> str:
-    """Everything that was composed for a run as one YAML document, in the order of the configs.
+    """Everything that was composed for a run as a YAML document, in the order of the configs.
 
     `run` alone decides `run_id`; constants that do not apply are left out there.
     """
@@ -133,7 +133,7 @@ def as_yaml(values: Mapping[str, Any]) -> str:
 
 
 def escaped(text: str) -> str:
-    """`text` on one line of Markdown, shown literally: no markup, HTML or address in it takes effect."""
+    """`text` as a line of Markdown, shown literally: no markup, HTML or address in it takes effect."""
     return _MARKUP.sub(lambda sign: f"&#{ord(sign.group())};", " ".join(text.split()))
 
 
