@@ -10,7 +10,7 @@ Guarantees of this package:
 - Each launcher is a record (`launchers.py`), as those of other packages are; no file checks for a launcher's name.
 
 A run on its way: `PlannedRun` (sweep) -> `Attempt` (runs: all that its job has to know) -> `TrainingJob`
-(`training.py`: one run, or several that train together) -> the launcher, for Slurm as a `SlurmTask` (`slurm/job.py`) ->
+(`training.py`: a run, or several that train together) -> the launcher, for Slurm as a `SlurmTask` (`slurm/job.py`) ->
 `attempt.train`, which opens a `Recorder` for each run and calls the core. On the launching side `sweep.progress`
 follows it. `TrainingJob.uploads` says who sends its metrics: a job of a launcher with a queue does it itself, since
 nobody waits for it; else the launch does, for all of its jobs.

@@ -52,8 +52,8 @@ class LauncherRecord(Plugin):
     queue: a function (folder) -> jobs by name: those waiting or running whose logs are below the folder, each with
     `job` and `state`. The launcher returns when all jobs are in this queue. None: it returns when all have ended.
 
-    one_machine: a run cannot use other machines. in_process: jobs run in this process, one after the other.
-    submitit: it needs that package. search_workers: default number of workers of a search; None: one per core.
+    one_machine: a run cannot use other machines. in_process: jobs run in this process, in turn.
+    submitit: it needs that package. search_workers: default number of workers of a search; None: a worker per core.
     """
 
     KIND = "launcher"

@@ -57,7 +57,7 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
 
 
 def default_workers(jobs: Sequence[Job]) -> int:
-    """One job per core; one at a time where a job takes the machine's GPUs."""
+    """One job per core, or a single job at a time if any takes the machine's GPUs."""
     return 1 if any(job.gpus for job in jobs) else len(os.sched_getaffinity(0))
 
 

@@ -91,7 +91,7 @@ def spare_code(runs: Path, remove: bool = False) -> int:
 
 
 def repair(runs: Path, run_ids: Sequence[str], uri: str) -> list[str]:
-    """Repair the records of jobs and runs, and upload what the store at `uri` lacks; one line for each repair.
+    """Repair the records of jobs and runs, and upload what the store at `uri` lacks; a line for each repair.
 
     Raises UserError if Slurm's controller or the store does not answer.
     """
@@ -161,7 +161,7 @@ def send(folders: Sequence[Path], uri: str) -> None:
 
 @dataclass(frozen=True)
 class Cancelled:
-    """What was done about a run: one line, and whether that ended it or keeps it from starting."""
+    """What was done about a run: a line, and whether that ended it or keeps it from starting."""
 
     run_id: str
     text: str

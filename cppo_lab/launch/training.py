@@ -1,4 +1,4 @@
-"""A job of training runs: what a launcher starts for a list of attempts, one or many."""
+"""A job of training runs: what a launcher starts for a list of attempts."""
 
 import contextlib
 import math
@@ -31,9 +31,9 @@ RUNS = 120  # the maximum per job
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """Attempts that are trained in one process (`runs/attempt.py`), for the store at `uri`.
+    """Attempts that are trained in the same process (`runs/attempt.py`), for the store at `uri`.
 
-    A job of one run has that run's folder. A job of several has another folder, so that cancelling one run does not
+    A job of a single run has that run's folder. A job of several has another folder, so that cancelling a run does not
     affect the others. `uploads`: whether it sends its runs to the store; a launcher that waits for its jobs does so
     itself.
     """
@@ -114,7 +114,7 @@ class TrainingJob:
 
     @property
     def withheld_because(self) -> str:
-        """Why none of its runs may begin (`Attempt.withheld_because`); empty if one may."""
+        """Why none of its runs may begin (`Attempt.withheld_because`); empty if any may."""
         whys = [attempt.withheld_because() for attempt in self.attempts]
         return whys[0] if all(whys) else ""
 
@@ -160,7 +160,7 @@ class TrainingJob:
 def training_jobs(
     attempts: Sequence[Attempt], uri: str, workers: int = 1, uploads: bool = True
 ) -> list[TrainingJob]:
-    """Jobs for `attempts`, in the order of their first runs: those that can be trained in one process share a job.
+    """Jobs for `attempts`, in the order of their first runs: those that can share a process share a job.
 
     No job has more than RUNS runs, or more than its share if some of the `workers` would otherwise be idle.
     """

@@ -2,7 +2,7 @@
 
 Guarantees of this package:
 
-- A run is claimed in `runs/slurm.db` before `sbatch` is called, so no kill of a launcher makes two jobs of one run
+- A run is claimed in `runs/slurm.db` before `sbatch` is called, so no kill of a launcher makes two jobs of a run
   (`queue.py: Ledger`). Only launchers and repairs write there; jobs never do.
 - `cppo launch` returns once the jobs are in the queue. If Slurm would refuse a job, none is submitted (`submit.py`).
 - A job that loses its machine goes back into the queue, as often as the settings allow, and then gives up (`job.py`).

@@ -1,4 +1,4 @@
-"""What a container adds to the batch script of a Slurm job; and what runs inside that job: one launcher job, requeued
+"""What a container adds to the batch script of a Slurm job; and what runs inside that job: a launcher job, requeued
 when Slurm takes its machine away.
 
 Only the job's Python runs in the container; Slurm's commands are available outside only, to the batch script. A process

@@ -117,8 +117,8 @@ class Ledger:
     ) -> str:
         """Record that an array is about to be submitted for these jobs; returns its token.
 
-        `positions`: the place of each in the array, for jobs of several runs; None: one after the other. `cluster`: the
-        name of the cluster, if known.
+        `positions`: the place of each in the array, for jobs of several runs; None: in order. `cluster`: the name of
+        the cluster, if known.
 
         Raises ValueError if a job is in the queue already: the caller reconciles first, holding the lock.
         """
@@ -155,7 +155,7 @@ class Ledger:
             )
 
     def open_tasks(self, token: str | None = None) -> list[LedgerTask]:
-        """The tasks that may still be in Slurm's queue, of one submission or of all."""
+        """The tasks that may still be in Slurm's queue, of a submission or of all."""
         return self._tasks("ended IS NULL AND token = IFNULL(?, token)", token)
 
     def unanswered(self) -> list[str]:
@@ -247,7 +247,7 @@ _HELD = re.compile(r"held|JobHold|REQUEUE_HOLD|SPECIAL_EXIT", re.I)
 
 @dataclass(frozen=True)
 class QueuedJob:
-    """A job, or one task of an array, as the queue shows it; `state` and `reason` are Slurm's.
+    """A job, or a task of an array, as the queue shows it; `state` and `reason` are Slurm's.
 
     `owner` is the uid of its user, `comment` its token if it is ours.
     """

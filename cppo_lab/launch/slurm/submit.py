@@ -1,4 +1,4 @@
-"""Submits runs to Slurm: equal runs as one array. A run has at most one job, even if the launcher is killed.
+"""Submits runs to Slurm: equal runs as an array. A run has at most one job, even if the launcher is killed.
 
 The settings of the launcher, from a job's resources to its batch script, and what `cppo doctor` checks for
 launcher=slurm are here too.
@@ -216,7 +216,7 @@ def time_limit(spec: SlurmSpec, resources: ResourcesSpec) -> int:
 
 
 def groups(jobs: Iterable[J], spec: SlurmSpec) -> list[tuple[dict[str, Any], list[J]]]:
-    """Jobs grouped by their parameters, in order: each group can be one array."""
+    """Jobs grouped by their parameters, in order: each group can be an array."""
     equal: dict[str, tuple[dict[str, Any], list[J]]] = {}
     for job in jobs:
         values = parameters(job, spec)
@@ -432,7 +432,7 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
 
 
 def _refused(objection: str, sent: int = 0) -> UserError:
-    """What sbatch objects to, on one line, and whether `sent` runs were submitted before."""
+    """What sbatch objects to, as a line, and whether `sent` runs were submitted before."""
     before = f"{sent} other runs were submitted" if sent else "nothing was submitted"
     lines = [
         line.strip().removeprefix("sbatch: ").removeprefix("error: ")
