@@ -2,13 +2,13 @@
 
 Guarantees of this package:
 
-- Data of training runs reach MLflow in one way, `upload.py`, and uploading twice gives the same result.
+- Data of training runs reach MLflow only through `upload.py`, and uploading twice gives the same result.
 - A run is found in MLflow by its record's token before it is created; its points have the times of their measurement.
 - `cppo_lab/runs/spool.py` records how much of a run's folder a store has. It may be lost, since uploads are idempotent.
-- `upload.py` (`retire`): a finished run's result stays until the new one is there.
+- `upload.py` (`retire`): a finished run's result stays until the new result is there.
 
 A step on its way: `Recorder.log` writes it to the spool -> `uploader.uploading` has a process beside the training ->
-its `upload_once`, every few seconds -> `upload.upload` -> `ship`, one `_Shipment` for each run's folder -> `_send_file`
+its `upload_once`, every few seconds -> `upload.upload` -> `ship`, a `_Shipment` for each run's folder -> `_send_file`
 reads the new lines, `_take` gathers them, `_flush` sends a batch, and the offset is noted in shipped.json. `_is_sent`
 leaves out the points that a core's record keeps in `history.npz` alone (`validated_points`).
 

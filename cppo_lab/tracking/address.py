@@ -26,8 +26,8 @@ _POSTGRES_DRIVERS = ("psycopg2", "psycopg")  # MLflow is tested with the first
 def tracking_uri(configured: str | None = None) -> str:
     """The tracking store to use: `MLFLOW_TRACKING_URI`, else `configured`, else `sqlite:///mlflow.db`.
 
-    A SQLite file is given by its absolute path, since runs start in separate processes. Raises UserError for an unknown
-    scheme, or one that does not support several writers (a plain folder).
+    A SQLite file is given by its absolute path, since runs start in separate processes. Raises UserError for a scheme
+    that is unknown, or does not support several writers (a plain folder).
     """
     named = os.environ.get(VARIABLE) or configured or DEFAULT_URI
     if not named.isprintable() or not _is_supported(named):
@@ -79,8 +79,8 @@ def _is_supported(uri: str) -> bool:
 def absolute_uri(uri: str) -> str:
     """The store's URI, independent of the working folder and of SQLAlchemy's version.
 
-    `postgresql://` selects different drivers in SQLAlchemy 2.0 and 2.1; here it is replaced by the installed one.
-    Raises UserError if none is installed.
+    `postgresql://` selects different drivers in SQLAlchemy 2.0 and 2.1; here the installed driver is named. Raises
+    UserError if the store's driver is not installed.
     """
     if (path := sqlite_file(uri)) is not None:
         _, question, query = uri.partition("?")
@@ -104,7 +104,7 @@ def absolute_uri(uri: str) -> str:
 
 
 def with_password(uri: str) -> str:
-    """The full URI of the redacted `uri`, from the environment. Raises UserError if the environment has another one."""
+    """The full URI of the redacted `uri`, from the environment. Raises UserError if the URI is not there."""
     if MASK not in uri:
         return uri
     named = os.environ.get(VARIABLE)

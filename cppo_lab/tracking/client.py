@@ -129,7 +129,7 @@ def store_error(uri: str, error: Exception, how: str) -> UserError:
 
 
 def fault_line(error: Exception) -> str:
-    """A store's error as one short line, without passwords and parameters."""
+    """A store's error as a short line, without passwords and parameters."""
     text = str(error)
     if refusal := re.search(r"too many (\d+) error responses", text):
         return f"it answers with HTTP error {refusal[1]}"
@@ -160,7 +160,7 @@ def require_answer(uri: str) -> None:
 def in_time(ask: Callable[[], T], seconds: float | None) -> T:
     """What `ask` returns or raises.
 
-    Raises TimeoutError if a server has not answered by then: one that sends a byte now and then never times out. No
+    Raises TimeoutError if there is no answer by then: a server that sends a byte now and then never times out. No
     `seconds`: waits in this thread.
     """
     if seconds is None:
@@ -236,8 +236,8 @@ def create_atomically(path: Path, make: Callable[[Path], None]) -> None:
     """Call `make` to create the file under a temporary name, and rename it to `path` once it is complete and on disk.
 
     Does nothing if there is a file with content. Tables are created by some fifty statements, and a process killed in
-    between would leave a file that no later one can use. The caller ensures that only one process at a time runs this;
-    leftovers of killed processes are removed.
+    between would leave a file that no later process can use. The caller ensures that only one process at a time runs
+    this; leftovers of killed processes are removed.
     """
     if not is_new(path):
         return
@@ -256,7 +256,7 @@ def create_atomically(path: Path, make: Callable[[Path], None]) -> None:
 
 @contextlib.contextmanager
 def exclusive(uri: str) -> Iterator[None]:
-    """Let only one thread of one process at a time enter for a SQLite store, and defer signals. Must not be nested.
+    """Let one thread at a time, of all processes, enter for a SQLite store, and defer signals. Must not be nested.
 
     For looking something up and creating it if it is missing: an experiment, a parent, a registration.
     """

@@ -1,8 +1,8 @@
-"""A run as the store has it, and its metric history in one file, `history.npz`, which saves a query for each metric.
+"""A run as the store has it, and its metric history in the file `history.npz`, which saves a query for each metric.
 
-The file is an npz of five arrays, all little-endian and of one dimension: `about`, UTF-8 JSON as bytes,
-{"format": 1, "metrics": [name, ...]} with the M names sorted; `ends` [M], where the points of each metric end;
-`step`, `value` and `time_ms` [N], metric by metric, by increasing step. Equal histories give equal bytes.
+The file is an npz of five little-endian vectors: `about`, UTF-8 JSON as bytes, {"format": 1, "metrics": [name, ...]}
+with the M names sorted; `ends` [M], where the points of each metric end; `step`, `value` and `time_ms` [N], metric by
+metric, by increasing step. Equal histories give equal bytes.
 """
 
 import math
@@ -31,9 +31,7 @@ _COLUMNS = {
     "time_ms": ArrayColumn("<i8"),
 }
 
-Column = tuple[
-    NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]
-]  # steps, values, times of one metric
+Column = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]  # steps, values, times of a metric
 Row = tuple[int, int, Mapping[str, float]]  # step, time in milliseconds since 1970, metric -> value
 
 
@@ -41,9 +39,9 @@ Row = tuple[int, int, Mapping[str, float]]  # step, time in milliseconds since 1
 class History:
     """All points of a run, sorted by metric and step, with one point for each (metric, step).
 
-    `metrics`: M names, sorted, each with at least one point. `ends` [M] int64: the points of metric i are those
-    from ends[i - 1] (0 for the first) up to ends[i]. `step` [N] int64, `value` [N] float64 (NaN and infinities as
-    logged), `time_ms` [N] int64, milliseconds since 1970.
+    `metrics`: M names, sorted, none without points. `ends` [M] int64: the points of metric i are those from ends[i - 1]
+    (0 for the first) up to ends[i]. `step` [N] int64, `value` [N] float64 (NaN and infinities as logged), `time_ms` [N]
+    int64, milliseconds since 1970.
     """
 
     metrics: tuple[str, ...]
@@ -63,8 +61,8 @@ class History:
 def from_rows(rows: Iterable[Row]) -> History:
     """The history of `rows`, whose steps may be in any order.
 
-    If several rows have a value of one metric at one step, the first counts, so that a step that is trained again after
-    a kill keeps its first record.
+    If several rows have a value of the same metric at the same step, the first counts, so that a step that is trained
+    again after a kill keeps its first record.
     """
     columns: dict[str, tuple[array[int], array[float], array[int]]] = defaultdict(
         lambda: (array("q"), array("d"), array("q"))
@@ -109,7 +107,7 @@ def unclipped(value: float) -> float:
 
 
 def last_of_each_step(points: Iterable[tuple[int, float, int]]) -> Column:
-    """The points (step, value, time in ms) of one metric, as MLflow has them, as columns by step; if several have the
+    """The points (step, value, time in ms) of a metric, as MLflow has them, as columns by step; if several have the
     same step, the last counts.
     """
     by_step = {step: (unclipped(value), time_ms) for step, value, time_ms in points}
@@ -140,7 +138,7 @@ def unpack(data: bytes, what: str) -> History:
         if bounds[-1] != len(step) or np.any(bounds[1:] <= bounds[:-1]):
             raise ValueError("its metrics do not cover its points")
         falls = np.flatnonzero(step[1:] <= step[:-1]) + 1
-        if not np.isin(falls, bounds).all():  # but between one metric and the next
+        if not np.isin(falls, bounds).all():  # but where the next metric begins
             raise ValueError("its steps are not sorted")
     return history
 
@@ -176,7 +174,7 @@ class StoredRun:
 
 
 def recorded_status(tags: Mapping[str, str]) -> str:
-    """How a run of ours has ended, one of schema.STATUSES; RUNNING if no end is recorded.
+    """How a run of ours has ended, as in schema.STATUSES; RUNNING if no end is recorded.
 
     MLflow's status says nothing about training: `mlflow.start_run(run_id=...)` sets it to FINISHED when somebody
     adds a note to a run.

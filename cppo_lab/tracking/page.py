@@ -6,11 +6,11 @@ runs, the means of its variants, the registered hypotheses, and the page, figure
 `cppo.run_id`, so that readers of training runs skip it, and its status is finished from the start.
 
 MLflow keeps a saved view of an experiment's runs in the experiment's tag `mlflow.sharedViewState.<key>` and opens it by
-`?viewStateShareKey=<key>`. The format is that of MLflow 3.17's page; it is not documented, so tests/browser opens
-it in a real one.
+`?viewStateShareKey=<key>`. The format is that of MLflow 3.17's page; it is not documented, so tests/browser opens it in
+a real browser.
 
-A search has one run for the study, with a child run for each trial. Training runs are separate. Runs of a search have
-no `cppo.run_id` either.
+A search has a run for the study, with a child run for each trial. Training runs are separate. Runs of a search have no
+`cppo.run_id` either.
 """
 
 import base64
@@ -109,7 +109,7 @@ class ReportLog:
 def ensure_parent(client: MlflowClient, uri: str, experiment_id: str, sweep: str) -> str:
     """The MLflow id of a sweep's parent, created if it does not exist.
 
-    Launchers that create it at the same time, as only those of a server can, agree on one: the oldest stays and takes
+    Launchers that create it at the same time, as only those of a server can, agree on the oldest, which stays and takes
     over the others' runs.
     """
 
@@ -391,7 +391,7 @@ def read_statement(client: MlflowClient, registration: Registration) -> str | No
 
 
 def page(experiment: Experiment) -> str:
-    """The path of an experiment's runs on the server, in the saved view if there is one."""
+    """The path of an experiment's runs on the server, in the saved view, if any."""
     # MLflow 3 opens on its pages for language-model traces unless a tag says that these are training runs.
     query = {"workflowType": "machine_learning"}
     if TAG_VIEW in experiment.tags:
@@ -471,7 +471,7 @@ def _view_state(validation: Sequence[str]) -> dict[str, Any]:
 
 
 def _line_chart(metric: str) -> dict[str, Any]:
-    """A chart of one metric by training step, with every key that the page's charts have."""
+    """A chart of a metric by training step, with every key that the page's charts have."""
     return {
         "uuid": f"{VIEW}-{metric}",
         "type": "LINE",
@@ -532,7 +532,7 @@ def score_metric(spec: RunSpec) -> str:
 def live_curve(folder: Path, spec: RunSpec) -> list[Point]:
     """The validations that a run has written so far, which another process may be training, by step."""
     metric = score_metric(spec)
-    rows = read_rows(folder)  # one of each step, in order
+    rows = read_rows(folder)  # a row of each step, in order
     return [Point(row.step, row.metrics[metric], row.time_ms) for row in rows if metric in row.metrics]
 
 
@@ -583,7 +583,7 @@ def update_search(client: MlflowClient, mlflow_id: str, note: str, file: Path, e
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """The MLflow run of one trial."""
+    """The MLflow run of a trial."""
 
     client: MlflowClient
     mlflow_id: str

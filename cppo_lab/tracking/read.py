@@ -48,7 +48,7 @@ from cppo_lab.tracking.history import (
 
 PAGE = 1000  # runs per request
 SERVER_PAGE = 200  # to a server, which takes seconds for a page
-FEW = 10  # runs that are asked for one by one
+FEW = 10  # runs that take a request each
 REQUESTS = 4  # at once, to a server; `mlflow server` starts as many workers
 # Histories come through the tracking server alone: other places need other clients and raise other errors.
 _SERVED = ("mlflow-artifacts:", "http:", "https:")
@@ -177,16 +177,16 @@ def stored_run(run: Run) -> StoredRun:
 
 
 def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[StoredRun]:
-    """All attempts at one run, newest first."""
+    """All attempts at a run, newest first."""
     runs = newest_runs(client, experiment, f"tags.`{schema.TAG_RUN_ID}` = '{run_id}'")
     return [stored_run(run) for run in runs]
 
 
 def find(uri: str, core: str, run_ids: Collection[str]) -> dict[str, StoredRun]:
-    """Those of the runs that the store has: of each the newest finished attempt, or else the newest one.
+    """Those of the runs that the store has: of each the newest finished attempt, or else the newest.
 
-    Few are asked for one by one; for more, every run of the experiment is read once. Raises StoreAway if the store
-    cannot be read, or a server or database does not answer for SILENCE_SECONDS.
+    Few take a request each; for more, every run of the experiment is read once. Raises StoreAway if the store cannot be
+    read, or a server or database does not answer for SILENCE_SECONDS.
     """
     stored: dict[str, StoredRun] = {}
     seconds = (
@@ -276,7 +276,7 @@ def stored_files(uri: str, core: str, run_id: str) -> StoredFiles | None:
 
 
 def metric_history(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
-    """The points of one metric, by step. If a step was logged twice, the last value counts."""
+    """The points of a metric, by step. If a step was logged twice, the last value counts."""
     with _no_collection():
         points = client.get_metric_history(mlflow_id, metric)  # ordered by time
     return last_of_each_step((point.step, point.value, point.timestamp) for point in points)
@@ -287,9 +287,9 @@ def histories(
 ) -> Iterator[tuple[str, History]]:
     """Each run's MLflow id and its metrics whose names are `wanted` (None: all), in the order of the runs.
 
-    A run that has ended has its whole history in the artifact `history.npz`: one file instead of a request per metric.
-    What that does not have up to the store's last point, and the metrics of unfinished runs, are asked for one by one.
-    A missing or broken file is no error: it costs time, and a warning names a broken one.
+    A run that has ended has its whole history in the artifact `history.npz`: a file instead of a request per metric.
+    What that does not have up to the store's last point, and the metrics of unfinished runs, take a request each. A
+    missing or broken file is no error: it costs time, and a warning names broken files.
     """
     broken: list[str] = []
 
@@ -314,7 +314,7 @@ def histories(
 
 
 def _packed(client: MlflowClient, run: StoredRun, broken: list[str]) -> dict[str, Column]:
-    """The metrics in the run's file; none if there is none, or one that cannot be used, which is added to `broken`."""
+    """The metrics in the run's file; none if it is missing, or cannot be used: its fault is added to `broken`."""
     folder = address.artifact_folder(run.artifact_uri, client.tracking_uri)
     if folder is None and not run.artifact_uri.startswith(_SERVED):
         return {}

@@ -1,10 +1,10 @@
 """The paper's curves, from the CSV files in `reports/paper/`: as runs, and those in the tracking store.
 
-Each (model, method) of the main grid is one run; an ablation curve that equals a curve of the main grid point by point
-is that same run under another name, every other ablation curve is a separate run. One report serves the paper and our
-own sweeps, since each becomes a run of the experiment `paper`, under one parent for each sweep as our runs are.
+Each (model, method) of the main grid is a run; an ablation curve that equals a curve of the main grid point by point is
+that same run under another name, every other ablation curve is a separate run. One report serves the paper and our own
+sweeps, since each becomes a run of the experiment `paper`, under a parent for each sweep as our runs are.
 
-A report of the paper itself asks no store: MLflow is imported by the functions that write to one.
+A report of the paper itself asks no store: MLflow is imported by the functions that write to a store.
 """
 
 import contextlib
@@ -37,7 +37,7 @@ _ARTICLE = "https://arxiv.org/abs/2606.10968"
 SAME_POINT = 2e-6
 _MEAN = schema.validation_metric(schema.MEAN)
 _FAULTS = (OSError, EOFError, zlib.error, csv.Error, ValueError, LookupError, TypeError, OverflowError)
-BATCH = 1000  # MLflow's limit on the metrics of one log_batch call
+BATCH = 1000  # MLflow's limit on the metrics of a log_batch call
 _EXPERIMENT = schema.experiment_name(schema.PAPER)
 _EXPERIMENT_NOTE = f"""\
 # The paper's own curves
@@ -97,7 +97,7 @@ class ReferenceRun:
 
 @contextlib.contextmanager
 def reading(name: str) -> Iterator[Iterator[dict[str, str]]]:
-    """The rows of one of the reference files (`reports/paper/<name>`), wherever the package is installed.
+    """The rows of a reference file (`reports/paper/<name>`), wherever the package is installed.
 
     Raises UserError if it is damaged, also for what its reader finds wrong with a row: a column or number that is not
     there.
@@ -117,7 +117,7 @@ def reference_runs() -> list[ReferenceRun]:
     """What the reference consists of: the main grid in the order of Table 4, then the curves of the
     ablations only.
 
-    Raises UserError if one of its files is damaged.
+    Raises UserError if any of its files is damaged.
     """
     runs: dict[tuple[str, str], ReferenceRun] = {}
     with reading("table_full.csv") as rows:
@@ -185,10 +185,10 @@ def _with_ablations(runs: list[ReferenceRun]) -> list[ReferenceRun]:
 def import_reference(uri: str, progress: Callable[[str], None] = lambda line: None) -> int:
     """Writes the paper's curves into the store at `uri`, and returns how many runs it added.
 
-    A run counts as present only if its status tag says so: what an interrupted import left is deleted and
-    redone, and a second import adds nothing (one import at a time: it cannot tell a leftover from another
-    import's run). `progress` gets one line per run added and one at the end. Raises UserError if the
-    experiment `paper` of that store was deleted.
+    A run counts as present only if its status tag says so: what an interrupted import left is deleted and redone, and a
+    second import adds nothing (one import at a time: it cannot tell a leftover from another import's run). `progress`
+    gets a line per run added and a line at the end. Raises UserError if the experiment `paper` of that store was
+    deleted.
     """
     from cppo_lab.tracking.client import ensure_experiment, open_client
 
@@ -219,7 +219,7 @@ def _imported(client: "MlflowClient") -> "list[Run]":
 
 
 def _write(client: "MlflowClient", experiment_id: str, run: ReferenceRun) -> int:
-    """Creates one run with all its points, whose times the paper does not give; the status tag comes last."""
+    """Creates a run with all its points, whose times the paper does not give; the status tag comes last."""
     from mlflow.entities import Metric, RunTag
 
     tags = run.tags() | {schema.TAG_STATUS: schema.RUNNING}
@@ -238,8 +238,8 @@ def _write(client: "MlflowClient", experiment_id: str, run: ReferenceRun) -> int
 def nest_reference(uri: str, texts: "Mapping[str, SweepText]") -> None:
     """Give the sweeps of the experiment `paper` their parents, descriptions and view. Idempotent.
 
-    `texts` are the descriptions of sweeps, by name; a sweep without one is shown by its name. A run of several sweeps
-    is put under the main grid first.
+    `texts` are the descriptions of sweeps, by name; a sweep without a description is shown by its name. A run of
+    several sweeps is put under the main grid first.
     """
     from cppo_lab.tracking.client import ensure_experiment, open_client
     from cppo_lab.tracking.page import SweepText, ensure_parent, nest, save_view, update_parent

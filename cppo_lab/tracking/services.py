@@ -8,9 +8,9 @@ and sends: no run and no upload waits for a service.
 A run sends a message once for each reason: the claim, an empty file in its folder, comes before the message, and is
 taken back only if the message certainly did not arrive. Messages need the standard library only.
 
-The mirror, which nothing reads, says which step it has last, and no earlier one is sent again; so steps evaluated after
-a run's end are left out, and times are those of sending. W&B in offline mode cannot say it: what was not completed is
-then written whole, as another offline run with the same id.
+The mirror, which nothing reads, says which step it has last, and earlier steps are not sent again; so steps evaluated
+after a run's end are left out, and times are those of sending. W&B in offline mode cannot say it: what was not
+completed is then written whole, as another offline run with the same id.
 """
 
 import contextlib
@@ -86,9 +86,9 @@ def _beside(main: str, task: list[Any]) -> tuple["subprocess.Popen[str]", IO[str
 
 
 def mirror_name(configured: str | None = None) -> str:
-    """The mirror: `CPPO_MIRROR`, else the `configured` one; empty if there is none.
+    """The mirror: `CPPO_MIRROR`, else `configured`; empty if there is none.
 
-    Raises UserError for an unknown one, and if its package is not installed.
+    Raises UserError for an unknown mirror, and if its package is not installed.
     """
     name = os.environ.get(MIRROR_VARIABLE) or configured or ""
     if name and name not in MIRRORS:
@@ -271,7 +271,7 @@ class Mirror:
 
 
 def webhook(configured: str | None) -> str:
-    """The address of the webhook: `CPPO_NOTIFY_URL`, else the `configured` one; empty if there is none.
+    """The address of the webhook: `CPPO_NOTIFY_URL`, else `configured`; empty if there is none.
 
     Raises UserError, which does not have the address, unless it is that of a server, http(s)://HOST[:PORT]/....
     """

@@ -1,10 +1,10 @@
 """Uploads the spools of runs to MLflow. All data of training runs get into MLflow this way.
 
 Uploads are idempotent, whatever is killed, restarted or repeated: before the MLflow run of a record is created, it is
-looked up by its token; points carry the times at which they were measured, so that MLflow recognises one that is sent
-twice, and a later attempt sends no step that the store has with another time. Files are uploaded after a run's end,
-since they may be in a separate store, followed by the tag TAG_FILES. `shipped.json` records how much of the spool a
-store has.
+looked up by its token; points carry the times at which they were measured, so that MLflow recognises a point that is
+sent twice, and a later attempt sends no step that the store has with another time. Files are uploaded after a run's
+end, since they may be in a separate store, followed by the tag TAG_FILES. `shipped.json` records how much of the spool
+a store has.
 """
 
 import contextlib
@@ -56,7 +56,7 @@ from cppo_lab.tracking.history import recorded_status
 from cppo_lab.tracking.read import is_active, newest_runs, reading
 
 BATCH = 1000  # MLflow's limit on metrics and tags together per request
-COMPARED = 100  # requests of points for which one comparison with the store is made
+COMPARED = 100  # requests of points per comparison with the store
 PARAMS = 100  # and on parameters, and on tags
 # MLflow's error codes for a deleted run.
 _REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "INVALID_STATE", "RESOURCE_DOES_NOT_EXIST"})
@@ -136,7 +136,7 @@ def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]
     """Upload the lines of the run in `folder` that the store at `uri` lacks; returns the number of points sent.
 
     `unwritten` are lines that a full disk kept out of the spool. Several processes may ship the same folder; a lock
-    lets one at a time do so. Raises what MLflow raises if the store does not answer or refuses.
+    lets them do so in turn. Raises what MLflow raises if the store does not answer or refuses.
     """
     if not files(folder) and not unwritten:
         return 0
@@ -244,7 +244,7 @@ def _safe_to_send(unwritten: Sequence[Line]) -> Sequence[Line]:
 
 
 class _Shipment:
-    """One upload of one run's folder."""
+    """An upload of a run's folder."""
 
     def __init__(self, folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]) -> None:
         self.folder, self.uri, self.client, self.unwritten = folder, uri, client, unwritten
@@ -260,7 +260,7 @@ class _Shipment:
             raise UserError(f"the folder is a copy of run {other}: give it its run's name, or move it away")
         self.validated_points = core_if_installed(tags.get(schema.TAG_CORE, "")).validated_points
         self.evaluated = False  # whether what is sent has evaluations of its checkpoint, after its end
-        self.is_later = False  # whether they are of a record's second attempt or a later one
+        self.is_later = False  # whether an earlier file has the same record
         self.sent: Counter[str] = Counter()  # points, by record
 
     @property
@@ -286,7 +286,7 @@ class _Shipment:
 
     def forget_deleted(self) -> bool:
         """Whether the MLflow run of the record that was being sent was deleted. Then the whole record is to be sent
-        again, to a new one.
+        again, to a new run.
         """
         if not self.token or not self.record.mlflow_id or is_active(self.client, self.record.mlflow_id):
             return False
@@ -351,7 +351,7 @@ class _Shipment:
                 return
             self.steps.append(line)
             self.evaluated = self.evaluated or any(map(schema.is_evaluation, line.metrics))
-            # Before a step like this one would take a second request. Each comparison reads a whole history.
+            # Sent before a step of this size would take a second request. Each comparison reads a whole history.
             self.waiting += len(line.metrics)
             if self.waiting + len(line.metrics) > BATCH * (COMPARED if self.is_later else 1):
                 self._flush()
@@ -452,8 +452,8 @@ class _Shipment:
             try:
                 self.client.log_inputs(mlflow_id, datasets=inputs)
             except MlflowException as error:
-                # MLflow looks for a dataset before it adds it: of two runs that add the same one at once, one is
-                # refused, and finds it the next time.
+                # MLflow looks for a dataset before it adds it: of two runs that add the same dataset at once, the later
+                # is refused, and finds it the next time.
                 if error.error_code != "BAD_REQUEST":
                     raise
                 self.client.log_inputs(mlflow_id, datasets=inputs)
@@ -520,7 +520,7 @@ class _Shipment:
         if record.ended:
             for name in self._missing(contents, run.info.artifact_uri):
                 self._send_artifact(name, contents[name])
-            # All points in one file, which saves readers a request for each metric.
+            # All points in a file, which saves readers a request for each metric.
             rows = [(line.step, line.time_ms, line.metrics) for line in lines if isinstance(line, StepEvent)]
             whole = history.from_rows(rows)
             self._send_artifact(history.HISTORY, history.pack(whole))
@@ -537,7 +537,7 @@ class _Shipment:
         save_shipped(self.folder, self.uri, self.state)
 
     def _send_artifact(self, name: str, content: bytes | None) -> None:
-        """Upload `content` as a file of that name, otherwise the file in the run's folder, if there is one."""
+        """Upload `content` as a file of that name, otherwise the file in the run's folder, if it is there."""
         if (path := self._path(name, content)) is None:
             return
         with tempfile.TemporaryDirectory(prefix="cppo-") as folder:

@@ -1,4 +1,4 @@
-"""Uploads runs while they train: one process beside a launcher, or beside a job that nobody waits for.
+"""Uploads runs while they train, in a process beside a launcher, or beside a job that nobody waits for.
 
 No training step waits for the store, and the trainer's process does none of this work: MLflow needs CPU time for each
 point. The process can be killed at any time: what it has not sent is sent by the next upload, from wherever. Imports
@@ -166,7 +166,7 @@ def work(folders: Sequence[Path], uri: str, owner: int, first: float) -> None:
     waiting, began = dict.fromkeys(folders), time.time()
 
     def sent(folder: Path) -> None:
-        # A look at thousands of runs takes longer than the upload of one. What may still follow, such as a note, is
+        # A look at thousands of runs takes longer than the upload of a run. What may still follow, such as a note, is
         # for the next launch or `cppo sync`. An older result is that of a run that is about to be trained again.
         status = read_status(folder)
         ended_here = status.get("status") in FINISHED and float(status.get("updated") or 0) >= began
