@@ -3,7 +3,7 @@
 Guarantees of this package:
 
 - A subcommand loads its files only, so that each answers at once.
-- A user's mistake is one line on standard error with a remedy, and no traceback; `command.py` has the exit codes.
+- A user's mistake is a line on standard error with a remedy, and no traceback; `command.py` has the exit codes.
 - `--json` prints one object on standard output, with the same heading for every command, errors included.
 - Functions here read arguments and print. What a command does is in the other rooms.
 
@@ -51,7 +51,7 @@ _REMEDIES = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command. Returns the exit code (`command.Exit`); a mistake in the arguments raises SystemExit."""
+    """Run a command. Returns the exit code (`command.Exit`); a mistake in the arguments raises SystemExit."""
     os.environ["PYTHONSAFEPATH"] = (
         "1"  # no Python child, however it is started, imports files of the working folder
     )
@@ -164,7 +164,7 @@ def _of_the_system(error: OSError) -> str:
 
 
 def _refuse(text: str) -> str:
-    """Say on one line what is wrong; names in it may be anybody's, and addresses may have passwords."""
+    """Say in a line what is wrong; names in it may be anybody's, and addresses may have passwords."""
     line = redacted(message(text))
     passing("")
     shown = line.replace(ALSO, "\n  also: ") if sys.stderr.isatty() else line  # for a reader, a line each

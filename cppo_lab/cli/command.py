@@ -1,7 +1,7 @@
 """What every command of `cppo` has: its arguments, what several of them take, what it answers, and its exit codes.
 
 The arguments of a command are beside its function. Only the module of the command that is named is imported. With
-`--json` a command prints one object, with the same heading for all; docs/commands.md is its schema: the keys of the
+`--json` a command prints an object, with the same heading for all; docs/commands.md is its schema: the keys of the
 heading, and of each command.
 """
 

@@ -1,5 +1,5 @@
-"""What runs leave: `cppo export`, what one has learned, as a folder that transformers loads, and what a sweep has
-logged, as tables; `archive` and `evaluate`; `samples` and `replay`, the answers that one has kept.
+"""What runs leave: `cppo export`, what a run has learned, as a folder that transformers loads, and what a sweep has
+logged, as tables; `archive` and `evaluate`; `samples` and `replay`, the answers that a run has kept.
 """
 
 import argparse
@@ -143,7 +143,7 @@ def _units(names: Iterable[str]) -> dict[str, str]:
 
 
 def archive(options: argparse.Namespace) -> int:
-    """Write what a sweep's runs have recorded, and its report, into one file."""
+    """Write what a sweep's runs have recorded, and its report, into a file."""
     from cppo_lab.files import replacing
     from cppo_lab.runs.export import archive as write
     from cppo_lab.runs.folder import is_held

@@ -133,7 +133,7 @@ def sync(options: argparse.Namespace) -> int:
         if not options.json:
             say(f"{len(names)} runs have metrics to upload to {redacted(uri)}")
         return Exit.DONE
-    folders = run_folders(runs, options.run)  # a prefix that no run has will not be one later
+    folders = run_folders(runs, options.run)  # a prefix without a run will have none later
     last_fault, first, away = "", True, False
     with contextlib.ExitStack() as stack:
         if mirror is not None:
@@ -160,7 +160,7 @@ def sync(options: argparse.Namespace) -> int:
             except UserError as error:
                 if not options.watch:
                     raise
-                if str(error) != last_fault:  # an outage is one line, not one every few seconds
+                if str(error) != last_fault:  # an outage is said once, not every few seconds
                     say(f"cppo: {error}; trying again")
                 last_fault = str(error)
             if not options.watch:
@@ -250,7 +250,7 @@ def clean(options: argparse.Namespace) -> int:
     for folder in filter(Path.is_dir, folders):
         sizes, variants = usage(folder), parse_variants(read_status(folder).get("variants"))
         sweeps.setdefault(next(iter(variants), "-"), Counter()).update(sizes, runs=1)
-        # The upload of a result looks for the one that it replaces.
+        # The upload of a result looks for the result that it replaces.
         if (spare := sum(sizes[part] for part in parts)) and not unsent(folder, uri):
             chosen.append(folder)
             size += spare

@@ -393,7 +393,7 @@ def train(
 
 
 def answer_launch(plan: "Plan", done: "Launched", options: argparse.Namespace) -> None:
-    """What --json says of a launch, also of one that would be or that has nothing to train."""
+    """What --json says of a launch, also of a dry run or with nothing to train."""
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.table import listing
 
@@ -644,7 +644,7 @@ def tune(options: argparse.Namespace) -> int:
 
 
 def plan_search(search: "Search", options: argparse.Namespace) -> int:
-    """Print the space of a search, what is done of it, and what one trial costs."""
+    """Print the space of a search, what is done of it, and what a trial costs."""
     from cppo_lab.search.space import resolve
     from cppo_lab.search.study import storage_url
 

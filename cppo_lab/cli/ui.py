@@ -172,7 +172,7 @@ def is_loopback(host: str) -> bool:
 
 
 def free_port(host: str, wanted: int | None) -> int:
-    """`wanted`, or the first free one of PORTS.
+    """`wanted`, or the first free port of PORTS.
 
     Raises UserError if it is taken, or if the host is not an address of this machine.
     """
@@ -279,7 +279,7 @@ class Page(SimpleHTTPRequestHandler):
         super().__init__(*given, **named)
 
     def do_GET(self) -> None:
-        """Answer one request; of a name that another site gave this machine, with an error."""
+        """Answer a request; of a name that another site gave this machine, with an error."""
         if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
             self.send_error(403)
             return
