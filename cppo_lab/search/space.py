@@ -31,7 +31,7 @@ ELSEWHERE = ("launcher", "tracking", "paths", "notify")  # how runs are started 
 
 @dataclass(frozen=True)
 class Tuning:
-    """A validated search: its declaration with the command line applied, for one core and one model.
+    """A validated search: its declaration with the command line applied, for a core and a model.
 
     `base` is the configuration at the lower bounds of the space, with the first seed.
     """
@@ -48,7 +48,7 @@ class Tuning:
 
     @property
     def t_stop(self) -> int:
-        """Training steps of one run."""
+        """Training steps of a run."""
         return self.base.run.training.t_stop
 
     @property
@@ -68,7 +68,7 @@ class Tuning:
         return _at(self.fixed, point, seed)
 
     def definition(self) -> dict[str, Any]:
-        """The definition of a search: a study continues only with an equal one."""
+        """The definition of a search: a study continues only with an equal definition."""
         settings = flatten(self.base.run.model_dump(mode="json", exclude_none=True))
         return {
             "core": self.core,
@@ -174,7 +174,7 @@ def _key_faults(search: Search) -> Iterator[tuple[str, str]]:
 
 
 def _sound(texts: Sequence[str], seed: int, where: str, faults: dict[str, str]) -> list[str]:
-    """The overrides that compose together; each of the others is a fault. Whatever needs another one waits for it."""
+    """The overrides that compose together; each of the others is a fault. What needs another override waits for it."""
 
     def fault(chosen: Sequence[str]) -> str:
         try:

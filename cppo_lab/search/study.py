@@ -5,8 +5,8 @@ it: it fails, and a new trial has its point, its curve and its attributes. Here 
 the first.
 
 What a search has found is here too: as lines for people, and as the file that the report reads. An objective is a
-number from the validation curve of one run, averaged over the seeds. A curve has (training step, score) for each
-validation, including the one before training; scores are fractions.
+number from the validation curve of a run, averaged over the seeds. A curve has (training step, score) for each
+validation, also before training; scores are fractions.
 """
 
 import contextlib
@@ -145,7 +145,7 @@ def _require_journal(path: Path) -> None:
     """
     lines = (
         path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-    )  # another process may write the last one
+    )  # another process may write the last line
     for number, line in enumerate(lines, start=1):
         try:
             is_record = "op_code" in json.loads(line)
@@ -164,7 +164,7 @@ def search_folder(runs: Path, tuning: Tuning) -> Path:
 
 
 class Lost(Exception):
-    """Another worker has the trial, because this one was taken for dead."""
+    """Another worker has the trial, because this worker was taken for dead."""
 
 
 class TrialClaim(NamedTuple):
@@ -259,7 +259,7 @@ class SearchStudy:
 
     def _beat(self, number: int, ended: threading.Event) -> None:
         while not ended.wait(BEAT_SECONDS):
-            with contextlib.suppress(Exception):  # the next one may arrive; who lost the trial sees it later
+            with contextlib.suppress(Exception):  # the next sign may arrive; who lost the trial sees it later
                 self._sign(number)
 
     def _is_silent(self, trial: FrozenTrial) -> bool:
@@ -277,7 +277,7 @@ class SearchStudy:
             if self._is_silent(trial):
                 self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         for trial in _newest(self.study.get_trials()):
-            reason = trial.user_attrs.get(REASON, PRUNED_AT)  # nobody gave one, or was killed while pruning
+            reason = trial.user_attrs.get(REASON, PRUNED_AT)  # no reason, or killed while pruning
             if trial.state is TrialState.FAIL and reason.startswith(PRUNED_AT):
                 for key in (WORKER, REASON, _BEAT, _OWNER):
                     trial.user_attrs.pop(key, None)
@@ -384,7 +384,7 @@ def make_sampler(tuning: Tuning, number: int) -> BaseSampler:
 
 
 def make_pruner(tuning: Tuning) -> BasePruner:
-    """The pruner. The steps of a trial run through its seeds one after the other."""
+    """The pruner. The steps of a trial run through its seeds in turn."""
     spec, run = tuning.search.search.pruner, tuning.base.run
     if spec.name == "median":
         return MedianPruner(n_startup_trials=spec.startup, n_warmup_steps=spec.warmup_steps)

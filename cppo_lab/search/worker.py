@@ -94,7 +94,7 @@ class Pruned(Exception):
 
 
 class TrainingFailed(Exception):
-    """A training run failed with an error; the text is one line."""
+    """A training run failed with an error; the text is a line."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _child(job: TrainingJob) -> None:
 
 
 class _SearchState:
-    """The search in MLflow, as updated by one worker. `client` is open; `mlflow_id` is the run of the study."""
+    """The search in MLflow, as a worker updates it. `client` is open; `mlflow_id` is the run of the study."""
 
     def __init__(self, study: SearchStudy, uri: str) -> None:
         self.study, self.tuning, self.uri = study, study.tuning, uri
@@ -271,7 +271,7 @@ class Worker:
 
     @property
     def resources(self) -> ResourcesSpec | None:
-        """The time and resources of one training run."""
+        """The time and resources of a training run."""
         return self.training.resources
 
     def give_up(self, why: str) -> None:
@@ -335,7 +335,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class _TrialWork:
-    """One worker on one trial."""
+    """A worker on a trial."""
 
     def __init__(self, worker: Worker, state: _SearchState, trial: Trial, number: int) -> None:
         self.worker, self.state, self.trial, self.number = worker, state, trial, number
@@ -381,7 +381,7 @@ class _TrialWork:
             self.study.end(self.trial, state, values, reason)
 
     def _run(self, point: dict[str, Scalar], seed: int) -> Run:
-        """The training run of one seed, as a launch would start it."""
+        """The training run of a seed, as a launch would start it."""
         spec, template = self.tuning.at(point, seed).run, self.worker.training.attempts[0]
         tags = {
             schema.sweep_tag(self.tuning.search.name): f"trial {self.number}",
@@ -517,7 +517,7 @@ def _run_workers(first: Worker, remaining: int, study: SearchStudy) -> None:
 
 
 def _follow(workers: Sequence[Worker], watch: Watch, launcher: LauncherRecord) -> None:
-    """Report on workers in the launcher's queue until the last one has left it."""
+    """Report on workers in the launcher's queue until all have left it."""
     names, before = {worker.name for worker in workers}, ""
     try:
         while True:
