@@ -65,12 +65,12 @@ class Interrupted(SystemExit):
         self.number = number
 
 
-MOST_FAULTS = 10  # that one message names
+MOST_FAULTS = 10  # that a message names
 ALSO = "; also: "  # between them
 
 
 def together(faults: Iterable[str], where: str = "") -> UserError:
-    """Several mistakes of one file as one error; `where`, with which they may begin, is said once."""
+    """Several mistakes of a file as one error; `where`, with which they may begin, is said once."""
     first, *others = dict.fromkeys(faults)
     if not others:
         return UserError(first)
@@ -92,7 +92,7 @@ def harmless(text: str) -> str:
 
 
 def message(text: str) -> str:
-    """A message as a terminal may have it: on one line, and not too long."""
+    """A message as a terminal may have it: without line breaks, and not too long."""
     plain = printable(text)
     if len(plain) <= LONGEST:
         return plain
@@ -113,7 +113,7 @@ def first_fault(faults: Sequence[Mapping[str, Any]]) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """An exception as one line: its type and the first line of its message."""
+    """An exception as a line: its type and the first line of its message."""
     text = str(error).strip().splitlines()
     return f"{type(error).__name__}: {printable(text[0])}" if text else type(error).__name__
 
@@ -291,7 +291,7 @@ def deferred(at_signal: Callable[[], None] = lambda: None) -> Iterator[None]:
 
 
 def handle_signals(now: bool = True) -> None:
-    """Raise Interrupted in the main thread at the first signal to end; with `now`, at once if one is pending."""
+    """Raise Interrupted in the main thread at the first signal to end; with `now`, at once if a signal is pending."""
     _raised.clear()
     _handle(_interrupt)
     if _held and now:

@@ -32,7 +32,7 @@ NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 @contextlib.contextmanager
 def ignoring(numbers: Collection[int]) -> Iterator[None]:
-    """Ignore an OSError with one of these numbers, such as NOWHERE or NO_ROOM."""
+    """Ignore an OSError with any of these numbers, such as NOWHERE or NO_ROOM."""
     try:
         yield
     except OSError as error:
@@ -365,7 +365,7 @@ def masked_errors() -> Iterator[None]:
 
 
 # A folder that appears as a whole or not at all: it is written next to its place and renamed. The next export to
-# the same place removes the leftovers of a killed one.
+# the same place removes the leftovers of a killed export.
 
 
 def require_free(out: Path) -> Path:

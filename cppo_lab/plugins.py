@@ -210,7 +210,7 @@ def remedy(module: str) -> str:
 
 
 def install_extra(extra: str) -> str:
-    """A command that installs an extra: from the folder that this package is from, else its packages one by one.
+    """A command that installs an extra: from the folder that this package is from, else its packages by name.
 
     `pip install cppo-lab[...]` is none: no index has the package.
     """
@@ -236,7 +236,7 @@ def _from_folder(extra: str) -> str:
         return ""
     folder = Path(unquote(urlsplit(url).path))
     if not (folder / "pyproject.toml").is_file():
-        return ""  # a wheel that may have gone: its packages are named one by one
+        return ""  # a wheel that may have gone: the extra's packages are named instead
     editable = "-e " if origin.get("dir_info", {}).get("editable") else ""
     return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"
 
