@@ -5,7 +5,7 @@ import json
 import os
 import signal
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -131,3 +131,7 @@ def test_a_run_evaluated_on_its_own_benchmarks_has_the_scores_of_its_best_step(j
     assert (answer["step"], fmean(answer["scores"].values())) == (best[0], pytest.approx(best[1], abs=1e-6))
     for name, score in answer["scores"].items():
         assert history(run, f"val/{name}/avg_at_16")[answer["step"]] == pytest.approx(score, abs=1e-6)
+    with redirect_stdout(StringIO()) as again, redirect_stderr(StringIO()) as warned:
+        assert main([*words, "data.operations=1"]) == 0
+    assert json.loads(again.getvalue())["runs"] == [answer]
+    assert "evaluated on this before: its recorded scores, not measured again" in warned.getvalue()

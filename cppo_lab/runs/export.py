@@ -151,6 +151,10 @@ def evaluate(subject: Subject, other: RunSpec, resources: Resources) -> tuple[in
         if not {*metrics.values()} <= evaluations(folder).keys():
             step, scores = load_part(spec.core, "evaluator")(spec, other, resources)
             add_evaluation(folder, step, {metrics[name]: score for name, score in scores.items()})
+        else:
+            resources.doing(
+                f"run {spec.run_id} was evaluated on this before: its recorded scores, not measured again"
+            )
     rows = {name: evaluations(folder)[metric] for name, metric in metrics.items()}
     return rows[other.data.benchmarks[0]].step, {
         name: row.metrics[metrics[name]] for name, row in rows.items()

@@ -30,6 +30,7 @@ from cppo_lab import schema
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import ALSO, UserError, nearest, unknown
 from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, VARIABLE, from_environment
+from cppo_lab.runs.folder import COMPLETE_ID
 from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.job import Features, GpuType, Hours, Memory, Word
 from cppo_lab.spec.parse import parse
@@ -816,6 +817,8 @@ def load_sweep(name: str) -> Sweep | Study | Search:
         raise UserError(
             f"{name} is a file, but a sweep file ends with .yaml: rename it, or name it as ./{name}"
         )
+    elif COMPLETE_ID.fullmatch(name):
+        raise UserError(f"{name!r} is the id of a run: name its sweep, which `cppo show {name}` says")
     else:
         raise unknown("sweep", name, shipped_sweeps(), _files(Path()))
     values = {"name": stem, **mapping(text, name)}

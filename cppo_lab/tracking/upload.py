@@ -111,23 +111,26 @@ def upload(
     waiting = [folder for folder in folders if folder in lines or unsent(folder, uri)]
     if not waiting:
         return Sent()
-    client, points, faults = open_client(uri), 0, list[str]()
+    client, points, faults = open_client(uri), 0, list[tuple[str, Exception]]()
     for number, folder in enumerate(waiting, start=1):
         try:
             points += ship(folder, uri, client, lines.get(folder, ()))
             lines.pop(folder, None)
             sent(folder)
         except (*STORE_FAULTS, UserError) as error:
-            faults.append(
-                f"run {folder.name} could not be uploaded to the tracking store ({fault_line(error)})"
-            )
+            faults.append((folder.name, error))
             # Raises if the store does not answer: then the remaining runs would fail too.
             client = open_client(uri)
         report(number, len(waiting))
     if faults:
-        more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+        (run, fault), *others = faults
+        more = f", and {len(others)} more" if others else ""
+        # A message of ours has the remedy; else the store may take later what it does not take now.
+        later = (
+            "" if isinstance(fault, UserError) else ", `cppo sync` uploads the rest once the store accepts it"
+        )
         raise UserError(
-            f"{faults[0]}{more}: nothing is lost, `cppo sync` uploads the rest once the store accepts it"
+            f"run {run} could not be uploaded to the tracking store ({fault_line(fault)}){more}: nothing is lost{later}"
         )
     return Sent(len(waiting), points)
 

@@ -45,6 +45,7 @@ def test_a_copied_folder(cppo: Command, interrupted: bool) -> None:
         (runs / ours / "spool/shipped.json").unlink()
         said = cppo("sync", code=2)
         assert f"run {ours} could not be uploaded" in said.err and f"a copy of run {theirs}" in said.err
+        assert "sync` uploads the rest" not in said.err
     said = cppo("launch", *SWEEP, "seed=1", "launcher=inline")
     assert f"{ours} was copied from run {theirs}" in said.err
     after = histories()
