@@ -194,14 +194,10 @@ def state_in_store(status: str, core: str, choice: Choice) -> SelectionState:
     """
     if status == schema.DONE and core != schema.PAPER and choice.state is SelectionState.COLLAPSE:
         return SelectionState.SCORED
-    by_status = {
-        schema.RUNNING: SelectionState.RUNNING,
-        schema.FAILED: SelectionState.FAILED,
-        schema.PARTIAL: SelectionState.PARTIAL,
-        schema.STOPPED: SelectionState.STOPPED,
-        schema.COLLAPSED: SelectionState.COLLAPSE,
-    }
-    return by_status.get(status, choice.state)
+    if status == schema.COLLAPSED:
+        return SelectionState.COLLAPSE
+    unfinished = status in (schema.RUNNING, schema.FAILED, schema.PARTIAL, schema.STOPPED)
+    return SelectionState(status) if unfinished else choice.state
 
 
 def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore:

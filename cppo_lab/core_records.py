@@ -246,6 +246,7 @@ class CoreRecord(Plugin):
     score: what its scores are, if they are no share of right answers among k responses (Avg@k).
     deviations: standard deviations of its scores over seeds, in points, that `cppo plan --power` assumes for a sweep's
     hypotheses.
+    computes_error: its runs have the error of the surrogate, which hypotheses may be about.
     preflight: it writes the timers of each step, from which a short run predicts a long run.
     no_preflight: why it has no preflight.
     stand_ins: a `StandIns`, for a preflight without downloads; None: its models have none.
@@ -278,6 +279,7 @@ class CoreRecord(Plugin):
     miniature: str = ""
     score: str = ""
     deviations: tuple[float, ...] = (1.0, 2.0)
+    computes_error: bool = False
     preflight: bool = False
     no_preflight: str = "it writes no timers that a preflight could read"
     stand_ins: str | None = None

@@ -130,12 +130,11 @@ class Rule(Variant):
 
     function: `package.module:name`, or the function itself: `fn(tokens, *, <constants>) -> RuleOutput`, with constants
         as plain keyword scalars (cppo_lab.maths.tokens). In a configuration they are fields of `RuleSpec` where it has
-        a field of the name, else, for a rule of another package, numbers under `options`. The output has the statistics
-        of `maths.tokens.common_stats`, as `rule_output` makes them; further sums become metrics if `SHARES` there
-        names them. Its tests may be empty: the first that fails a token is the reason that a record gives.
+        a field of that name, else, for a rule of another package, numbers under `options`. The output has the
+        statistics of `maths.tokens.common_stats`, as `rule_output` makes them; further sums become metrics if `SHARES`
+        there names them. Its tests may be empty: the first that fails a token is the reason that a record gives.
     needs: of NEEDS. A function without a record, which `rule.path` names, is taken to need RESPONSE: a rule that reads
-        the divergence works with that, but a rule that needs more than the tokens or a whole minibatch must have a
-        record.
+        the divergence works with that, but a rule that needs a whole minibatch, or other inputs, must have a record.
     fixed: constants of the function that define this rule and cannot be configured.
     paper: arXiv number of its paper; empty: none.
     row: its row in the table of the rules' differences; None: dashes.
@@ -732,7 +731,7 @@ OTHERS = tuple(
 
 
 def assigned(strokes: Mapping[str, Stroke | None], others: Sequence[Stroke]) -> dict[str, Stroke]:
-    """A stroke for each variant: its own, if any, else the others that are free, in the order given."""
+    """A stroke for each variant: its own, if any, else the next of the `others` that is free."""
     taken = set(strokes.values())
     free = [stroke for stroke in others if stroke not in taken] or list(others)
     strangers = [name for name, stroke in strokes.items() if stroke is None]

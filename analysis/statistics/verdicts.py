@@ -456,7 +456,7 @@ def _outcome_of_all(comparisons: Collection[VerdictOutcome]) -> VerdictOutcome:
         VerdictOutcome.SMALL,
         VerdictOutcome.SUPPORTED,
     )
-    return next((outcome for outcome in worst_first if outcome in comparisons), VerdictOutcome.UNDECIDED)
+    return min(comparisons, key=worst_first.index, default=VerdictOutcome.UNDECIDED)
 
 
 def _deciding(claim: Claim, comparisons: Sequence[Comparison], outcome: VerdictOutcome) -> Comparison | None:

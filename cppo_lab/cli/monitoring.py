@@ -133,7 +133,7 @@ def sync(options: argparse.Namespace) -> int:
         if not options.json:
             say(f"{len(names)} runs have metrics to upload to {redacted(uri)}")
         return Exit.DONE
-    folders = run_folders(runs, options.run)  # a prefix without a run will have none later
+    folders = run_folders(runs, options.run)  # an unknown prefix is refused now
     last_fault, first, away = "", True, False
     with contextlib.ExitStack() as stack:
         if mirror is not None:

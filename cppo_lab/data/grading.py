@@ -4,8 +4,8 @@ How a response is graded:
 1. its answer is found (`answers.answer_of`);
 2. a choice's letter is left out, and another unit than the truth's is wrong (`_other_unit`);
 3. both are rewritten for math-verify (`answers.tidy`), and units that are the same left out;
-4. an answer with the truth's text, or its value as a decimal or fraction, is right (`answers.canonical`), and a whole
-   number in place of another wrong: so every AIME answer and nearly every answer of DAPO-Math-17k is decided here;
+4. an answer with the truth's text, or its value as a decimal or fraction, is right (`answers.canonical`), and another
+   whole number than the truth wrong: so every AIME answer and nearly every answer of DAPO-Math-17k is decided here;
 5. anything else is put to math-verify in a child process (`GraderPool`), within a time limit.
 """
 

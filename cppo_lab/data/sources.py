@@ -1,7 +1,7 @@
 """Where the rows of each split come from, and what a row says.
 
 The rows are the hub's, those of a file or folder of the user's, or those shipped here. A row of any accepted file is
-checked into a `Problem`, with the prompt that it is given in.
+checked and becomes a `Problem`, with its prompt.
 """
 
 import hashlib

@@ -287,7 +287,7 @@ def bounds_table(*, delta: float, delta_b: float, w_min: float, horizon: float, 
 
 
 def _number(option: str, text: str) -> float:
-    """A whole number as such, so that the limit of its size is not said as a float."""
+    """The value of an option; a horizon as an int, so that messages show it as it was given."""
     try:
         return (
             int(text)

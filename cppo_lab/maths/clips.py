@@ -2,7 +2,7 @@
 
 Ratio-clipping rules: rho_t = pi(y_t) / mu(y_t), mu the rollout engine's own probabilities.
 
-A divergence is not needed, and only enters the statistics.
+A divergence is not needed; if passed, it only enters the statistics.
 
 Source: PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300, with the Clip-Higher of DAPO, arXiv 2503.14476; Dr. GRPO, arXiv
 2503.20783.
@@ -164,7 +164,7 @@ def pspo(tokens: Tokens, *, smoothing: float) -> RuleOutput:
 # advantage raises the logits of all the tokens that were not sampled.
 #
 # Source: SAPO, arXiv 2511.20347; tau_positive = 1.0, tau_negative = 1.05. On policy the objective is 2 A / tau, not A.
-# A divergence is not needed, and only enters the statistics.
+# A divergence is not needed; if passed, it only enters the statistics.
 
 
 def sapo(
@@ -253,8 +253,8 @@ def _weighted_logp(
 # where the token moves away, negative beyond delta, above 1 where it moves back. With delta >= 1 no token turns around.
 #
 # Source: DRPO, arXiv 2606.09821, Eq. (8); UniRL `unirl/algorithms/drpo.py`, which clamps log rho to [-20, 20], while
-# here a ratio that overflows is an error. The paper's delta is 12.5. A divergence is not needed, and only enters the
-# statistics.
+# here a ratio that overflows is an error. The paper's delta is 12.5. A divergence is not needed; if passed, it only
+# enters the statistics.
 
 
 def drpo(

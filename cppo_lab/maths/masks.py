@@ -485,7 +485,7 @@ class Limits(NamedTuple):
 def limits_of(
     constants: Mapping[str, Any], divergence: Tensor, valid: Tensor, permutation: Tensor | None = None
 ) -> Limits:
-    """What `cppo` with these constants compares, of which delta alone is necessary."""
+    """The limits of `cppo`; of `constants` only delta is required."""
     weights = position_weights(
         valid,
         constants.get("w_min", 1.0),

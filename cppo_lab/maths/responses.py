@@ -83,7 +83,7 @@ def trm(
 # Source: GSPO, arXiv 2507.18071, objective Eq. (5), with its GSPO-token form; GMPO, arXiv 2507.20673, whose clips are
 # one-sided by the sign of A and are stated in log space; LUSPO, arXiv 2602.05261, with GSPO's clips and aggregation, in
 # TRL's `trainer/grpo_trainer.py` the loss type `luspo`.
-# A divergence is not needed, and only enters the statistics.
+# A divergence is not needed; if passed, it only enters the statistics.
 
 
 def gspo(
@@ -172,7 +172,7 @@ def _own_gradient(tokens: Tokens, log_ratio: Tensor) -> Tensor:
 # the filter of Geo-Mask and the weight w; it is not implemented here. TOPR, arXiv 2503.14286, ratio_high = 1; w is the
 # product of ratios, as in ROLL (`use_topr_loss`), while verl's TOPR has their geometric mean. VESPO, arXiv 2602.10693;
 # TRL `trainer/grpo_trainer.py` (`get_gamma_weights`): k 2, lambda 3 where A >= 0, else k 3, lambda 2; log rho is held
-# in [-20, 20], log w to [log 1e-8, 20]. A divergence is not needed, and only enters the statistics.
+# in [-20, 20], log w to [log 1e-8, 20]. A divergence is not needed; if passed, it only enters the statistics.
 
 
 LARGEST_LOG, LEAST_LOG_W = 20.0, math.log(1e-8)  # of VESPO
@@ -314,8 +314,8 @@ def _weighted(
 # Source: M2PO, arXiv 2510.01161, m2 = 0.04; H as in the authors' code (github.com/Infini-AI-Lab/M2PO,
 # `verl/trainer/ppo/core_algos.py`). Public implementations bound different means: the authors' code bounds the mean of
 # min(v, tau^2) over all of H and clips at tau; AReaL `trainer/ppo/actor.py` drops until the mean of the rest is within
-# the limit, as here, but H has all tokens, whatever A is. Both use one micro-batch. A divergence is not needed, and
-# only enters the statistics.
+# the limit, as here, but H has all tokens, whatever A is. Both use one micro-batch. A divergence is not needed;
+# if passed, it only enters the statistics.
 
 
 def m2po(
@@ -359,7 +359,8 @@ def _outliers(values: Tensor, among: Tensor, limit: float) -> Tensor:
 # Source: VACO, arXiv 2603.01365, as implemented for language models in open-instruct (`grpo_utils.py`,
 # `rho_mask_tv_divergence`, pull request 1681). PAPER: open-instruct has no default for delta, and we have not looked up
 # the paper's value for language models; 0.2 is our choice. open-instruct bounds log rho to [-10, 10] and caps the
-# weight at 2; here rho is not limited. A divergence is not needed, and only enters the statistics.
+# weight at 2; here rho is not limited. A divergence is not needed; if passed, it only enters
+# the statistics.
 
 
 def vaco(
@@ -390,8 +391,8 @@ def vaco(
 #
 # Source: DeepSeek-V3.2, arXiv 2512.02556, Eq. (9); slime `utils/ppo_utils.py` (`compute_opsm_mask`), TRL
 # `trainer/grpo_trainer.py` (`get_off_policy_mask`). PAPER: delta and the clips are not disclosed. For delta, slime's
-# default is 1e-4; TRL shows 0.5, and Trinity-RFT found 0.05 to 0.2. A divergence is not needed, and only enters the
-# statistics.
+# default is 1e-4; TRL shows 0.5, and Trinity-RFT found 0.05 to 0.2. A divergence is not needed; if passed, it only
+# enters the statistics.
 
 
 def opsm(

@@ -10,13 +10,14 @@ What is true of `runs/<id>/`, whatever is killed:
   somebody says otherwise. Lock, status and spool together are the state.
 
 So a trainer that is killed at step 20 leaves a free lock, a status that says `running`, and a spool with the steps up
-to 20 and no end: the run is `partial`. Its launcher, if that lives, or else the next launch or `cppo status --repair`,
-first adds the missing end in a file of its own (`launch.queues.record_dead_ends`, `recorder.record_end`). Then a new
-attempt takes the lock and continues the same record in a further file. Its core resumes from the newest checkpoint,
-which embedded cores write once a validation is on file (`cppo_lab/cores/loop.py`; of runs that are trained together, at
-most every ten seconds): killed at step 20 with a checkpoint of step 15, it trains 16 to 20 again with the same numbers,
-which are not recorded again, and adds step 21. Without a usable checkpoint a new record, and so a new MLflow run,
-begins.
+to 20 and no end: the run is `partial`, once its launcher has taken it off its list. That launcher, after all of its
+jobs, or else the next launch or `cppo status --repair`, adds the missing end in a file of its own
+(`launch.queues.record_dead_ends`, `recorder.record_end`). Then a new attempt takes the lock and continues the same
+record in a further file. Its core resumes from the newest checkpoint, which embedded cores write once a validation is
+on file (`cppo_lab/cores/loop.py`; runs of the exact core that are trained together, at most every ten seconds): killed
+at step 20 with a checkpoint of step 15, it trains 16 to 20 again with the same numbers (of verl: on a CPU,
+docs/tracking.md), which are not recorded again, and adds step 21. Without a usable checkpoint a new record, and so a
+new MLflow run, begins; readers take the newer. The runs of a group end together: those that had begun are `partial`.
 
 | module | what it decides |
 | --- | --- |

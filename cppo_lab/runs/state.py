@@ -18,6 +18,7 @@ job replace the reason of a DIED run (`explained`). Over a recorded `partial`, a
 result that was set aside as `done`.
 """
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -183,7 +184,7 @@ def _state_in_folder(run: RunFolder, place: QueueEntry, listed: bool) -> RunStat
     stopped = recorded in (schema.FAILED, schema.PARTIAL, schema.STOPPED)
     version, step, t_stop = status.get("code_version") or "", status.get("step"), status.get("t_stop")
     at = (None, None) if step is None or t_stop is None else (step, t_stop)
-    # A cancelled run is over; that of another job with machines may be requeued.
+    # A cancelled run is over even while its job has machines; any other may be requeued.
     if run.held or (place.active and not (stopped and run.cancelled)):
         return RunState(schema.RUNNING, _activity(status, place), version, *at)
     if place.waits is not None or (listed and not run.cancelled):
@@ -230,6 +231,12 @@ def _stopped(
         cause = Cause.DIED if _SILENT in reason else ""
     step, t_stop = at if state in (schema.PARTIAL, schema.STOPPED) else (None, None)
     return RunState(state, reason, version, step, t_stop, cause)
+
+
+def by_state(states: Iterable[str]) -> dict[str, int]:
+    """The number of runs in each state that a run has, in the order of schema.STATES."""
+    count = Counter(states)
+    return {state: count[state] for state in schema.STATES if count[state]}
 
 
 def counts(states: Iterable[str]) -> dict[str, int]:

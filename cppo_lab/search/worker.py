@@ -335,7 +335,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 
 class _TrialWork:
-    """A worker on a trial."""
+    """A worker's work on a trial."""
 
     def __init__(self, worker: Worker, state: _SearchState, trial: Trial, number: int) -> None:
         self.worker, self.state, self.trial, self.number = worker, state, trial, number

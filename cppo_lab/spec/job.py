@@ -443,8 +443,8 @@ def _activations(shape: ModelShape, layout: LayoutSpec) -> float:
 def _recomputed(shape: ModelShape, layout: LayoutSpec) -> tuple[int, int]:
     """How many layers are recomputed in the backward pass, and how many of them at a time.
 
-    Megatron's `uniform` keeps the input of every n-th layer, `block` recomputes the first n singly. Its selective
-    recomputation covers core attention, which flash attention does not store anyway.
+    Megatron's `uniform` keeps the input of every n-th layer, `block` recomputes each of the first n by itself. Its
+    selective recomputation covers core attention, which flash attention does not store anyway.
     """
     settings = {key.removeprefix("+"): value for key, value in layout.verl.items()}
     if layout.megatron is None:

@@ -404,9 +404,9 @@ class RuleSpec(Spec):
     def arguments(self, longest: int) -> dict[str, Any]:
         """`parameters` as arguments of the rule's function; `longest` is the run's longest response, in tokens."""
         arguments = self.parameters()
-        return (
-            arguments | {"span": longest} if arguments.pop("position_span", None) == "padded" else arguments
-        )
+        if arguments.pop("position_span", None) == "padded":
+            arguments["span"] = longest
+        return arguments
 
     @property
     def known_needs(self) -> frozenset[str]:

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from cppo_lab import schema
-from cppo_lab.core_records import core_names
+from cppo_lab.core_records import core_names, cores_that
 from cppo_lab.errors import ALSO, UserError, nearest, unknown
 from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, VARIABLE, from_environment
 from cppo_lab.runs.folder import COMPLETE_ID
@@ -69,8 +69,7 @@ class Declared(Spec):
 
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
 Seeds = Annotated[tuple[Seed, ...], Field(min_length=1)]
-EXACT = "exact"  # the core that computes the surrogate's error
-ERRORS = ("error", "error_slope")  # outcomes that no other core has
+ERRORS = ("error", "error_slope")  # outcomes of a core that computes the surrogate's error
 MOST_LISTED = 4  # changes of a statement that are listed singly
 
 
@@ -201,15 +200,18 @@ def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Iterator[str]
             "models=trend needs three models or more, of different response lengths: two do not show how much leads "
             "scatter around a line"
         )
-    if models and hypothesis.outcome in ERRORS and set(models) != {EXACT}:
-        yield (
-            f"outcome={hypothesis.outcome!r} is computed by core={EXACT} alone: name the models as "
-            f"`models: {{{EXACT}: [...]}}`"
-        )
-    elif models and hypothesis.outcome in ERRORS:
-        for name in hypothesis.only or ():
-            if name not in models[EXACT]:
-                yield f"model {name!r} is not in models (valid: {', '.join(models[EXACT])})"
+    if models and hypothesis.outcome in ERRORS:
+        computing = cores_that("computes_error")
+        valid = [name for names in models.values() for name in names]
+        if not models.keys() <= {*computing}:
+            yield (
+                f"outcome={hypothesis.outcome!r} is computed by core={' or '.join(computing)} alone: name the models "
+                f"as `models: {{{computing[0]}: [...]}}`"
+            )
+        else:
+            for name in hypothesis.only or ():
+                if name not in valid:
+                    yield f"model {name!r} is not in models (valid: {', '.join(valid)})"
     for name in hypothesis.variants:
         if variants is not None and not is_of(name, variants):
             yield f"variant {name!r} is not in variants (valid: {', '.join(variants)})"
@@ -225,22 +227,21 @@ def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Iterator[str]
             )
 
 
-def _order(key: str, hypotheses: Mapping[str, Hypothesis]) -> Iterator[str]:
-    """What is wrong with its `after`: it names no hypothesis, or leads back to it."""
+def _order_fault(key: str, hypotheses: Mapping[str, Hypothesis]) -> str:
+    """What is wrong with its `after`: it names no hypothesis, or leads back to it; empty if nothing is."""
     seen, hypothesis = {key}, hypotheses[key]
-    before = hypothesis.after
-    while before is not None:
+    before, fault = hypothesis.after, ""
+    while before is not None and not fault:
         if before not in hypotheses:
-            yield f"after={before!r} is no hypothesis (valid: {', '.join(hypotheses)})"
+            fault = f"after={before!r} is no hypothesis (valid: {', '.join(hypotheses)})"
         elif (hypotheses[before].outcome in ERRORS) != (hypothesis.outcome in ERRORS):
-            yield f"after={before!r}: an error and a score do not wait for each other"
+            fault = f"after={before!r}: an error and a score do not wait for each other"
         elif before in seen:
-            yield f"after={hypothesis.after!r} leads back to it: name one that comes before"
+            fault = f"after={hypothesis.after!r} leads back to it: name one that comes before"
         else:
             seen.add(before)
             before = hypotheses[before].after
-            continue
-        break
+    return fault
 
 
 _FORM = TypeAdapter(dict[Name, Hypothesis])
@@ -270,9 +271,13 @@ def _checked(value: Any, info: ValidationInfo) -> dict[str, Hypothesis]:
     """The hypotheses. Raises ValidationError for all that is wrong with them, of their form or not."""
     hypotheses, faults = _readable(value)
     for key, hypothesis in hypotheses.items():
-        texts = [*hypothesis.contradictions(), *_of_its_sweep(hypothesis, info), *_order(key, hypotheses)]
-        if texts:
-            error = {"error": ValueError(ALSO.join(texts))}
+        texts = (
+            *hypothesis.contradictions(),
+            *_of_its_sweep(hypothesis, info),
+            _order_fault(key, hypotheses),
+        )
+        if any(texts):
+            error = {"error": ValueError(ALSO.join(filter(None, texts)))}
             faults.append({"type": "value_error", "loc": (key,), "input": value[key], "ctx": error})
     if faults:
         faults.sort(key=lambda fault: [*value].index(fault["loc"][0]) if fault["loc"] else 0)

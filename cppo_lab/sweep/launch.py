@@ -465,12 +465,12 @@ def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[T
     for job in jobs:
         job.write_run_list()
     folders = [attempt.folder for attempt in work]
-    with (
-        notifying(folders, folders, jobs[0].mark, waits) if waits else contextlib.nullcontext(),
-        mirroring(folders) if waits else contextlib.nullcontext(),
-        uploading(folders, uri) if waits else contextlib.nullcontext(),
-        queueing(runs_folder(), [attempt.run_id for attempt in work]) as without,
-    ):
+    with contextlib.ExitStack() as stack:
+        if waits:
+            stack.enter_context(notifying(folders, folders, jobs[0].mark, waits))
+            stack.enter_context(mirroring(folders))
+            stack.enter_context(uploading(folders, uri))
+        without = stack.enter_context(queueing(runs_folder(), [attempt.run_id for attempt in work]))
 
         def report(event: Event[TrainingJob]) -> None:
             if event.kind in ("ended", "cancelled"):

@@ -111,17 +111,17 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
     if isinstance(declared, Sweep):
         faults, sound = _faults(declared, core)
         try:
-            only_id = enumerate_runs(sound, overrides)
+            part = enumerate_runs(sound, overrides)
         except UserError as error:
             raise together([*faults, str(error)], f"sweep {declared.source}: ") from None
         _raise(faults, declared)
-        refuse(only_id.unused)
-        if not only_id.runs:
+        refuse(part.unused)
+        if not part.runs:
             selection = f" that {' '.join(overrides)!r} chooses" if overrides else ""
             raise UserError(
                 f"sweep {declared.source}: exclude removes every run{selection}: remove an entry of it"
             )
-        return _plan(declared, [only_id], only_id.runs)
+        return _plan(declared, [part], part.runs)
     if not isinstance(declared, Study):
         raise UserError(
             f"{declared.name} is a search, which chooses its runs as it goes: use `cppo tune` for it"

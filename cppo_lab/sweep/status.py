@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heapreplace
@@ -39,7 +38,7 @@ from cppo_lab.runs.folder import (
     seconds_trained,
 )
 from cppo_lab.runs.spool import RunRows, score_of, score_text
-from cppo_lab.runs.state import Queued, RunFolder, RunState, counts, explained, state_of
+from cppo_lab.runs.state import Queued, RunFolder, RunState, by_state, counts, explained, state_of
 from cppo_lab.sweep.columns import RUN_ID, aligned
 
 COLUMNS = (
@@ -197,13 +196,7 @@ def values(run: RunStatus) -> dict[str, Any]:
 
 def as_values(shown: Sequence[RunStatus], runs: Sequence[RunStatus]) -> dict[str, Any]:
     """For JSON: the runs shown, and the number of runs in each state among all."""
-    return {"runs": list(map(values, shown)), "states": _counts(runs)}
-
-
-def _counts(runs: Sequence[RunStatus]) -> dict[str, int]:
-    """The number of runs in each state that a run has."""
-    counts = Counter(run.state for run in runs)
-    return {state: counts[state] for state in schema.STATES if counts[state]}
+    return {"runs": list(map(values, shown)), "states": by_state(run.state for run in runs)}
 
 
 def table(runs: Sequence[RunStatus], width: int | None = None, coloured: bool = False) -> str:
@@ -243,7 +236,7 @@ def _duration(seconds: float) -> str:
 
 def totals(runs: Sequence[RunStatus]) -> str:
     """`6 runs: 4 done, 2 running; 1.20 GPU-hours used; the last of the running ones ends in about 12 min`."""
-    states = ", ".join(f"{count} {state}" for state, count in _counts(runs).items())
+    states = ", ".join(f"{count} {state}" for state, count in by_state(run.state for run in runs).items())
     parts = [counted(len(runs), "run") + (f": {states}" if states else "")]
     gpu_hours, hours = (
         sum((getattr(run, name) or 0.0) * run.share for run in runs) for name in ("gpu_hours", "hours")

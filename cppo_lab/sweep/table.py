@@ -4,7 +4,6 @@ A plan as rows has the same columns for people, spreadsheets and programs.
 """
 
 import json
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -13,7 +12,7 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import counted
-from cppo_lab.runs.state import RunState
+from cppo_lab.runs.state import RunState, by_state
 from cppo_lab.runs.tags import as_yaml, dotted
 from cppo_lab.spec import LayoutSpec, PathsSpec
 from cppo_lab.spec.job import UNCERTAINTY, CostEstimate, estimate, estimate_disk
@@ -85,7 +84,7 @@ def score_table(
 
 
 def _interval(scores: Sequence[float]) -> str:
-    """`[41.0, 45.2]`, or `41.0 to 45.2` of two or without SciPy; empty of fewer."""
+    """`[41.0, 45.2]`; the range, `41.0 to 45.2`, of two scores or without SciPy; empty for fewer."""
     if len(scores) < 2:
         return ""
     if len(scores) > 2 and find_spec("scipy") is not None:
@@ -200,7 +199,6 @@ def listing(
     plan: Plan, states: Mapping[str, RunState], costs: Mapping[str, Cost | None], only: Collection[str] = ()
 ) -> dict[str, Any]:
     """For JSON: the runs of `plan` whose state is in `only` (empty: all), and totals over all of its runs."""
-    counts = Counter(state.state for state in states.values())
     rows = (_row(run, states[run.run_id], costs.get(run.run_id)) for run in plan.runs)
     return {
         "sweep": plan.name,
@@ -209,7 +207,7 @@ def listing(
         "totals": {
             "runs": len(states),
             "places": plan.places,
-            "states": {state: counts[state] for state in schema.STATES if counts[state]},
+            "states": by_state(state.state for state in states.values()),
             "costs": [asdict(cost) for cost in sum_costs(costs, states)],
         },
     }

@@ -47,7 +47,7 @@ FLOOR = 1e-6  # of gradients, of which a batch's largest is about 0.1: less is r
 
 
 class Batch(NamedTuple):
-    """What a trainer has of an optimiser step. B responses of up to T tokens, V tokens in the vocabulary.
+    """What a trainer has for an optimiser step. B responses of up to T tokens, V tokens in the vocabulary.
 
     logits: [B, T, V] float32, before the temperature; the only field with a gradient.
     tokens: [B, T] sampled ids. Like every other value, arbitrary at padding.

@@ -2,7 +2,7 @@
 
 Guarantees of this package:
 
-- Data of training runs reach MLflow only through `upload.py`, and uploading twice gives the same result.
+- What training runs record reaches MLflow only through `upload.py`, and uploading twice gives the same result.
 - A run is found in MLflow by its record's token before it is created; its points have the times of their measurement.
 - `cppo_lab/runs/spool.py` records how much of a run's folder a store has. It may be lost, since uploads are idempotent.
 - `upload.py` (`retire`): a finished run's result stays until the new result is there.

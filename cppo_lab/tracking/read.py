@@ -288,7 +288,7 @@ def histories(
     """Each run's MLflow id and its metrics whose names are `wanted` (None: all), in the order of the runs.
 
     A run that has ended has its whole history in the artifact `history.npz`: a file instead of a request per metric.
-    What that does not have up to the store's last point, and the metrics of unfinished runs, take a request each. A
+    Metrics that the file lacks up to the store's last point, and those of unfinished runs, take a request each. A
     missing or broken file is no error: it costs time, and a warning names broken files.
     """
     broken: list[str] = []

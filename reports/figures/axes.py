@@ -302,7 +302,7 @@ def _limits(score: Estimate, unit: float = 100) -> tuple[float, float] | tuple[N
 
 
 def _draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
-    """Draw a model, or a group of it."""
+    """Draw a model, or a group of its runs."""
     group = f": {display_name(panel.surface_of)}" if panel.surface_of else ""
     ax.set_title(panel.model + group, loc="left", parse_math=False)
     (_draw_surface if info.surface else _draw_lines)(info, panel, ax)

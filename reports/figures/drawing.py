@@ -236,7 +236,7 @@ _QUANTITIES = {  # its units, limits and own unit, and what it is
 
 
 def _quantity(part: str, value: str, units: str, limits: tuple[float, float], unit: str, what: str) -> float:
-    """A number with a unit of `units`, in `unit`, which is also meant without a unit."""
+    """A number with a unit of `units`, converted to `unit`, which is that of a number without any."""
     match = re.fullmatch(rf"(\d+\.?\d*|\.\d+)\s*({units})", value, flags=re.ASCII)
     number = float(match[1]) * (_UNITS[match[2] or unit] / _UNITS[unit]) if match else 0.0
     low, high = limits

@@ -826,7 +826,7 @@ def _draw_reward(info: ModelInfo, ax: Axes) -> None:
 
 
 def draw_model(info: ModelInfo, fig: Figure) -> None:
-    """Draw benchmarks above (dots mark the steps selected by their mean), training metrics below, and their legend."""
+    """Draw benchmarks above (dots mark the steps selected by their mean), training metrics below, and the legend."""
     columns = max(len(info.benchmarks), 1 + len(info.traces))
     bands = [line.band for panel in info.benchmarks for line in panel.lines]
     surround(fig, (3.8 * columns, 5.6), head_texts(info, bands), info.keys)

@@ -29,6 +29,7 @@ EXACT = CoreRecord(
     doctor="cppo_lab.cores.base:EMBEDDED",
     miniature="a policy of tables on a small Markov process",
     score="expected score",
+    computes_error=True,
     validated_points=True,
     no_preflight="its runs take seconds on a CPU",
 )

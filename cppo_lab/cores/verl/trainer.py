@@ -303,7 +303,7 @@ class LabTrainer(PPOTrainerSync):
     def _reward_parts(self, batch: KVBatchMeta) -> dict[str, float]:
         """The parts of the user's reward over a batch; empty if the reward is not the user's.
 
-        Raises UserError for what the user's did wrong.
+        Raises UserError for what the user's reward did wrong.
         """
         if self.spec.own_reward is None:
             return {}
@@ -521,7 +521,7 @@ class LabTrainer(PPOTrainerSync):
         return 0 < seconds < checkpoints.RESERVED_SECONDS + checkpoints.SLACK * step + self._save_seconds
 
     def _save_checkpoint(self) -> None:
-        """Where this step gets a checkpoint, save verl's, with the traces next to it."""
+        """Save verl's checkpoint, with the traces next to it, if this step gets any."""
         if not self._is_saved():
             return
         began = time.monotonic()

@@ -107,7 +107,7 @@ def _seed(settings: RolloutSettings, row: dict[str, Any], validate: bool) -> int
 def _response_rows(
     ids: NDArray[np.int32] | None, logp: NDArray[np.floating] | None, length: int, topk: int, limit: int
 ) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
-    """mu's Top-K, a row per response token: the first `length` rows; verl cuts responses at `limit` tokens.
+    """The first `length` rows of mu's Top-K, which has a row per response token; verl cuts responses at `limit` tokens.
 
     Raises UserError when there are none, or not as many as tokens.
     """
