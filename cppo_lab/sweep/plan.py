@@ -1,5 +1,6 @@
 """The plan of a sweep or study: every run once, with its id and names; and a run by a prefix of its id."""
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -229,7 +230,7 @@ def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
     return texts
 
 
-TELL_SECONDS = 2.0  # between two lines of a search in sweeps: all of the shipped ones take a minute
+TELL_SECONDS = 2.0  # before a search in sweeps says so: all of the shipped ones take a minute
 
 
 @dataclass(frozen=True)
@@ -343,11 +344,14 @@ def _in_folders(beginning: str, runs: Path) -> dict[str, FoundRun]:
 def _of_sweeps(beginning: str, names: Sequence[str]) -> dict[str, FoundRun]:
     """Runs of the named sweeps, with each core for which they have models; a complete id ends the search."""
     by_id: dict[str, FoundRun] = {}
-    began = time.monotonic()
+    tell_at = time.monotonic() + TELL_SECONDS
     for name in names:
-        if time.monotonic() - began > TELL_SECONDS:
-            say(f"cppo: looking for run {beginning!r} in sweep {name}; --in SWEEP names the right one")
-            began = time.monotonic()
+        if time.monotonic() > tell_at:
+            say(
+                f"cppo: looking for run {beginning!r} in {len(names)} sweeps, which may take a minute; "
+                "--in SWEEP names the right one"
+            )
+            tell_at = math.inf
         for core, run, paths in _declared(name):
             if run.run_id.startswith(beginning) and run.run_id not in by_id:
                 config = run.spec.model_dump(mode="json", exclude_none=True)

@@ -72,9 +72,11 @@ def test_in_sweeps_and_studies_that_are_named(
     Path("all.yaml").write_text("title: t\nquestion: q\nsweeps: [./mine.yaml]\n")
     run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run_id
     monkeypatch.setattr(plan_module, "TELL_SECONDS", 0.0)
+    monkeypatch.setattr(plan_module, "_search_order", lambda: ["quickstart", "quickstart_exact"])
     with user_error("--in SWEEP"):
         find(run_id)
-    assert f"looking for run '{run_id}' in sweep quickstart; --in SWEEP" in capsys.readouterr().err
+    search = f"looking for run '{run_id}' in 2 sweeps, which may take a minute; --in SWEEP"
+    assert capsys.readouterr().err.count(search) == 1  # not before each of them
     with user_error(r"unknown run 'abcd'.*--in SWEEP"):
         find("abcd", "tune_cppo")  # a search declares no runs of its own
     for name in ("mine.yaml", "all.yaml"):  # of a study, with the cores that all its sweeps have
