@@ -37,7 +37,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "launch/slurm/test_two_accounts.py::test_both_launch_a_new_folder_at_once": (SOAK, "two minutes"),
     "launch/slurm/test_two_accounts.py::test_one_submits_and_the_other_sees_it": (SOAK, "two minutes"),
     "old_store": (FULL, "thirty commands, of which seven train: 40 s"),
-    "reports/test_exact_report.py": (FULL, "trains sixteen short runs"),
+    "reports/test_exact_view.py": (FULL, "trains sixteen short runs"),
     "reports/test_latex.py": (FULL, "LaTeX"),
     "search/test_kill.py": (FULL, "searches whose workers are killed"),
     "search/test_worker.py": (FULL, "searches that train"),

@@ -4,7 +4,7 @@ memory of a GPU at its two peaks, training and rollout.
 
 Decoding is bounded by memory traffic and by FLOPs, training runs at a stated share of the peak. Every number that is
 assumed is below, with its unit and source. Peaks are data-sheet values. The shares of them that a run reaches, and the
-fixed costs, are fitted to the steps that others have published (`tests/spec/test_estimate.py` has the table), before
+fixed costs, are fitted to the steps that others have published (`tests/spec/test_job.py` has the table), before
 any run of ours on such a machine: the resulting hours are accurate to a factor of UNCERTAINTY either way.
 """
 

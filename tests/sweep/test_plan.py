@@ -46,7 +46,7 @@ def _model_of(data: str) -> str:
     [f"{group}={option}" for group, options in groups().items() if group != "rule" for option in options],
 )
 def test_every_shipped_option_composes(override: str) -> None:
-    """Those of `rule`: tests/spec/test_spec.py."""
+    """Those of `rule`: tests/spec/test_run.py."""
     group, _, option = override.partition("=")
     needs = []
     if override.startswith("model=qwen3_"):

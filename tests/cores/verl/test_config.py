@@ -387,7 +387,7 @@ def test_another_verl_is_refused_with_the_one_to_install(monkeypatch: pytest.Mon
 
 
 def test_devices_that_share_a_sequence_share_its_tokens() -> None:
-    """With half the tokens per device; composing refuses less (tests/spec/test_spec.py)."""
+    """With half the tokens per device; composing refuses less (tests/spec/test_run.py)."""
     for model, sharing, tokens in (("8b", "sequence_parallel", 5120), ("30b_a3b", "megatron.context", 9216)):
         layout = (f"layout.{sharing}=2", f"layout.tokens_per_device={tokens}")
         checked(composed("core=verl", f"model=qwen3_{model}_base", *layout))

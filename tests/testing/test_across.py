@@ -11,7 +11,7 @@ from torch import Tensor
 from cppo_lab.testing import across
 from cppo_lab.testing.across import CASES, Batch, Outcome, Row, compare, difference, golden, matrix
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "docs" / "evidence"
 
 
