@@ -267,12 +267,20 @@ def redacted(text: str) -> str:
 
     `://user:***@host`, `://***@host`, `?password=***`, `HF_TOKEN=***`, `--api-key ***`, `Bearer ***`, `hf_***`.
     """
-    hidden = _ALONE.sub(rf"\1{MASK}\2", _WITH_PASSWORD.sub(rf"\1{MASK}\2", text))
+    hidden = _ALONE.sub(_masked, _WITH_PASSWORD.sub(_masked, text))
     for pattern in (_NAMED, _OPTION):
         hidden = pattern.sub(_masked_value, hidden)
     for pattern in (_HOOK, _QUERY, _BEARER, _KNOWN):
-        hidden = pattern.sub(rf"\1{MASK}", hidden)
+        hidden = pattern.sub(_masked, hidden)
     return hidden
+
+
+def _masked(match: "re.Match[str]") -> str:
+    """What stands around a secret. Not a template, for which `re` imports itself: a stream that Python flushes when its
+    modules are gone would wait for ever for the import lock, if a thread that has been ended held it.
+    """
+    before, *after = match.groups("")
+    return "".join((before, MASK, *after))
 
 
 def _masked_value(setting: "re.Match[str]") -> str:

@@ -164,6 +164,29 @@ def test_however_it_is_cut_the_mask_is_that_of_whole_lines(lines: list[str], cut
     assert SECRET not in text
 
 
+AT_THE_END = """
+import _imp, sys, threading
+from cppo_lab.files import redacted
+
+def hold():
+    _imp.acquire_lock()
+    threading.Event().wait()
+
+threading.Thread(target=hold, daemon=True).start()
+while not _imp.lock_held():
+    pass
+sys.modules.clear()
+print(redacted("a://u:p@h, --token abc"))
+"""
+
+
+def test_nothing_is_imported_to_mask_what_is_printed_last() -> None:
+    """A thread that Python ends may hold the lock of imports: a job that then waits for it never ends."""
+    command = [sys.executable, "-c", AT_THE_END]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stdout == "a://u:***@h, --token ***\n"
+
+
 def test_a_line_without_an_end_is_bounded() -> None:
     masked = RedactedLines()
     assert sum(len(masked.add("x" * 1000)) for _ in range(200)) >= 100_000
