@@ -457,7 +457,16 @@ def _wait_for_all(
     arrived: dict[str, float] = {}
     restore = own_handlers()
     try:
-        ray.init(**ray_init, log_to_driver=False, logging_level="ERROR")
+        for _ in _looks(HEAD_SECONDS):
+            with suppress(
+                ConnectionError
+            ):  # it answers before it is ready, on a busy machine by more than Ray waits
+                ray.init(**ray_init, log_to_driver=False, logging_level="ERROR")
+                break
+        else:
+            raise RuntimeError(
+                f"Ray's head at {ray_init['address']} is not ready after {HEAD_SECONDS:g} s: see the run's log"
+            )
     finally:
         restore()
     try:

@@ -224,7 +224,9 @@ def test_the_job_goes_back_when_a_machine_has_not_joined_for_long(
         {"NodeName": allocation.machines[0], "Alive": True},
         {"NodeName": allocation.machine, "Alive": False},
     ]
-    for name, value in (("init", lambda **_: None), ("nodes", lambda: nodes), ("shutdown", lambda: None)):
+    init = Mock(side_effect=[ConnectionError, None, None])  # it answers, and is not ready at the first try
+    monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.0)
+    for name, value in (("init", init), ("nodes", lambda: nodes), ("shutdown", lambda: None)):
         monkeypatch.setattr(f"ray.{name}", value)
     monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.0)
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.0)
@@ -236,6 +238,12 @@ def test_the_job_goes_back_when_a_machine_has_not_joined_for_long(
     allocation.meeting.mkdir()
     (allocation.meeting / "arrived-there.invalid").touch()  # it is there, and another start would not help
     with user_error(r"^there\.invalid started, and could not join .* at 127\.0\.0\.2:1 \("):
+        cluster._wait_for_all({"address": "127.0.0.2:1"}, allocation, keeper(None))
+    init.side_effect = ConnectionError
+    monkeypatch.setattr(cluster, "HEAD_SECONDS", 0.0)
+    with pytest.raises(
+        RuntimeError, match=r"head at 127\.0\.0\.2:1 is not ready after 0 s: see the run's log"
+    ):
         cluster._wait_for_all({"address": "127.0.0.2:1"}, allocation, keeper(None))
 
 
