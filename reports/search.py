@@ -505,10 +505,15 @@ def _restyle(ax: Any) -> None:
         legend_below(ax)
 
 
-def _history(result: SearchResult, target: Callable[[FrozenTrial], float], label: str) -> Axes:
-    ax = optuna_drawings.plot_optimization_history(result.optuna, target=target, target_name=label)
-    numbers = [trial.number for trial in result.complete]
-    best = [*accumulate(map(target, result.complete), max)]  # which Optuna draws of its value alone
+def _history(
+    study: Study,
+    target: Callable[[FrozenTrial], float],
+    label: str,
+    numbers: Sequence[int],
+    best: Sequence[float],
+) -> Axes:
+    ax = optuna_drawings.plot_optimization_history(study, target=target, target_name=label)
+    # Optuna draws the best so far of its value alone.
     ax.step(numbers, best, where="post", color=_BEST, label="best so far")
     ax.legend()
     return ax
@@ -602,11 +607,13 @@ def search_figures(result: SearchResult) -> tuple[Picture, ...]:
             "Each dot is a complete trial; late trials show where the search concentrated.",
             partial(optuna_drawings.plot_slice, study, ranked, target=target, target_name=label),
         )
+        best = [*accumulate(map(target, complete), max)]
         add(
             f"history{mark}",
             f"Optimisation history{of}",
             "The value of each complete trial in the order of their numbers, and the best so far.",
-            partial(_history, result, target, label),
+            partial(_history, study, target, label, numbers, best),
+            [*table, Series("best so far", numbers, tuple(best))],
         )
     add(
         "importances",

@@ -129,6 +129,8 @@ def test_the_numbers_of_the_figures(reported: dict[str, bytes]) -> None:
         for name, column in (("final score", "final_score"), ("rule.delta_b", "rule.delta_b")):
             values = {row["trial"]: float(row[column]) for row in complete}
             assert columns(figure, name) == pytest.approx(values, abs=1e-4)
+    best = itertools.accumulate(columns("history", "final score").values(), max)
+    assert [*columns("history", "best so far").values()] == [*best]
     curve = {str(at): 100 * score for at, score in made_trial(22, (0, 1))["curve"]}
     assert columns("curves", "trial 22") == pytest.approx(curve)
     assert sum(columns("importances", "final score").values()) == pytest.approx(1)
