@@ -24,6 +24,7 @@ from cppo_lab.files import (
     require_free,
 )
 from tests.conftest import user_error
+from tests.waiting import CEILING_SECONDS
 
 TOO_LONG = "x" * 300  # no file system takes such a name, whoever asks
 
@@ -183,7 +184,7 @@ print(redacted("a://u:p@h, --token abc"))
 def test_nothing_is_imported_to_mask_what_is_printed_last() -> None:
     """A thread that Python ends may hold the lock of imports: a job that then waits for it never ends."""
     command = [sys.executable, "-c", AT_THE_END]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=CEILING_SECONDS, check=True)
     assert ended.stdout == "a://u:***@h, --token ***\n"
 
 

@@ -526,7 +526,8 @@ def _braces(text: str) -> Iterator[tuple[int, int]]:
 
 def _depth(text: str) -> int:
     """How many braces are open at the end of the text; below 0 if more are closed than opened."""
-    return next(reversed([depth for _, depth in _braces(text)]), 0)
+    braces = _BRACE.findall(text)
+    return braces.count("{") - braces.count("}")
 
 
 def _last_boxed(text: str) -> str | None:

@@ -27,7 +27,7 @@ from pydantic import (
 )
 
 from cppo_lab import schema
-from cppo_lab.core_records import core_names, cores_that
+from cppo_lab.core_records import core_if_installed, core_names, cores_that
 from cppo_lab.errors import ALSO, UserError, nearest, unknown
 from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, VARIABLE, from_environment
 from cppo_lab.runs.folder import COMPLETE_ID
@@ -201,9 +201,9 @@ def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Iterator[str]
             "scatter around a line"
         )
     if models and hypothesis.outcome in ERRORS:
-        computing = cores_that("computes_error")
         valid = [name for names in models.values() for name in names]
-        if not models.keys() <= {*computing}:
+        if not all(core_if_installed(core).computes_error for core in models):
+            computing = cores_that("computes_error")
             yield (
                 f"outcome={hypothesis.outcome!r} is computed by core={' or '.join(computing)} alone: name the models "
                 f"as `models: {{{computing[0]}: [...]}}`"
