@@ -48,7 +48,7 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.sweep import launch
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
-launch._train = lambda plan, work, see: None
+launch._train = lambda *_: None
 launch.launch(make_plan(load_sweep(sys.argv[1])), tracking_uri())
 """
 COMMANDS = {
