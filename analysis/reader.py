@@ -231,7 +231,9 @@ def read_outcomes(uri: str, runs: Iterable[StoredRun]) -> dict[str, Outcomes]:
         folder = address.artifact_folder(run.artifact_uri, uri)
         if folder is not None and not (folder / OUTCOMES).exists():
             continue
-        files = StoredFiles(client, run.mlflow_id) if folder is None else FolderFiles(folder)
+        files = (
+            StoredFiles(client, run.mlflow_id, run.artifact_uri) if folder is None else FolderFiles(folder)
+        )
         if (of_run := kept.read_outcomes(files)) is not None:
             outcomes[run.mlflow_id] = of_run
     return outcomes

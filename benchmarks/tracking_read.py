@@ -140,7 +140,7 @@ def measured(folder: Path, runs: int, steps: int, timed: int) -> dict[str, float
     uri = write(store, runs, made(runs, steps), every_point=True)
     points = runs * METRICS * steps
     figures = compare("sqlite", uri, store, points, timed)
-    server = MlflowServer(store, uri)  # it hands out what lies in `artifacts`
+    server = MlflowServer(store, uri, workers=4)  # MLflow's default; it hands out what lies in `artifacts`
     with sqlite3.connect(store / "mlflow.db") as connection:
         connection.execute("update runs set artifact_uri = 'mlflow-artifacts:/' || run_uuid || '/artifacts'")
     connection.close()

@@ -31,7 +31,13 @@ from cppo_lab.tracking import address
 
 T = TypeVar("T")
 # What MLflow's client raises on an answer with values of other types than MLflow's.
-_WRONG_TYPES = (ParseError, ValueError, TypeError, AttributeError, LookupError)
+WRONG_TYPES = (
+    ParseError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+)  # by MLflow, of another's answer
 STORE_FAULTS = (MlflowException, SQLAlchemyError, OSError)  # raised by an absent or broken store
 REMEDY = (
     f"check that it is an MLflow store and that its server runs, or set {address.VARIABLE} to another one"
@@ -77,7 +83,7 @@ class StoreClient(MlflowClient):
                     partial(attribute, *given, **named),
                     3 * MLFLOW_HTTP_REQUEST_TIMEOUT.get() if timed else None,
                 )
-            except _WRONG_TYPES as error:
+            except WRONG_TYPES as error:
                 raise MlflowException(f"its answer is not MLflow's ({error})") from error
 
         return ask

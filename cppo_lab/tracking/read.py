@@ -8,13 +8,15 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TypeVar
 
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
+from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
@@ -25,6 +27,7 @@ from cppo_lab.tracking import address
 from cppo_lab.tracking.client import (
     REMEDY,
     STORE_FAULTS,
+    WRONG_TYPES,
     StoreClient,
     fault_line,
     in_time,
@@ -222,17 +225,26 @@ def _answers(uri: str, experiment: str, run_ids: Collection[str]) -> Iterator[li
 
 
 class StoredFiles:
-    """The artifacts of the MLflow run `mlflow_id`; implements `answers.records.AnswerFiles`."""
+    """The artifacts of the MLflow run `mlflow_id`, which are at `artifact_uri` (empty: the store is asked where);
+    implements `answers.records.AnswerFiles`.
+    """
 
-    def __init__(self, client: MlflowClient, mlflow_id: str) -> None:
-        self.client, self.mlflow_id = client, mlflow_id
+    # MlflowClient's own functions for artifacts ask for the whole run and for its models first, with each file.
+
+    def __init__(self, client: MlflowClient, mlflow_id: str, artifact_uri: str = "") -> None:
+        self.client, self.mlflow_id, self.artifact_uri = client, mlflow_id, artifact_uri
         self._listed = cache(self._list)
+
+    @cached_property
+    def _repository(self) -> ArtifactRepository:
+        uri = self.artifact_uri or self.client.get_run(self.mlflow_id).info.artifact_uri
+        return get_artifact_repository(uri, tracking_uri=self.client.tracking_uri)
 
     def _list(self, folder: str) -> dict[str, int]:
         """The bytes of each file in a folder, by its path."""
         try:
-            entries = self.client.list_artifacts(self.mlflow_id, folder or None)
-        except STORE_FAULTS as error:
+            entries = self._repository.list_artifacts(folder or None)
+        except (*STORE_FAULTS, *WRONG_TYPES) as error:
             raise self._unreadable(error) from None
         return {entry.path: entry.file_size or 0 for entry in entries if not entry.is_dir}
 
@@ -250,10 +262,10 @@ class StoredFiles:
             )
         try:
             with tempfile.TemporaryDirectory(prefix="cppo-") as target:
-                path = Path(self.client.download_artifacts(self.mlflow_id, name, target))
+                path = Path(self._repository.download_artifacts(name, target))
                 with path.open("rb") as file:
                     return file.read(largest + 1)
-        except STORE_FAULTS as error:
+        except (*STORE_FAULTS, *WRONG_TYPES) as error:
             raise self._unreadable(error) from None
 
     def what(self, name: str) -> str:
@@ -272,7 +284,7 @@ def stored_files(uri: str, core: str, run_id: str) -> StoredFiles | None:
     Raises StoreAway if the store does not answer.
     """
     run = find(uri, core, [run_id]).get(run_id)
-    return StoredFiles(open_client(uri), run.mlflow_id) if run is not None else None
+    return None if run is None else StoredFiles(open_client(uri), run.mlflow_id, run.artifact_uri)
 
 
 def metric_history(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
@@ -320,7 +332,7 @@ def _packed(client: MlflowClient, run: StoredRun, broken: list[str]) -> dict[str
         return {}
     try:
         if folder is None:
-            data = StoredFiles(client, run.mlflow_id).content(HISTORY, LARGEST)
+            data = StoredFiles(client, run.mlflow_id, run.artifact_uri).content(HISTORY, LARGEST)
         else:  # a twentieth of the time that MLflow takes
             data = read_plain(folder / HISTORY, LARGEST)
         return {} if data is None else columns_of(unpack(data, f"{HISTORY} of MLflow run {run.mlflow_id}"))

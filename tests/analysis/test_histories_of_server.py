@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from mlflow import MlflowClient
+from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import SweepData
@@ -45,17 +46,17 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Which metrics and artifacts were asked for."""
     asked: list[str] = []
 
-    def watch(method: str, what: str = "") -> None:
-        call = getattr(MlflowClient, method)
+    def watch(kind: type, method: str, what: str = "") -> None:
+        call = getattr(kind, method)
 
-        def counted(client: MlflowClient, run_id: str, key: str, *more: Any) -> Any:
-            asked.append(what or key)
-            return call(client, run_id, key, *more)
+        def counted(*given: Any) -> Any:
+            asked.append(what or given[-1])
+            return call(*given)
 
-        monkeypatch.setattr(MlflowClient, method, counted)
+        monkeypatch.setattr(kind, method, counted)
 
-    watch("get_metric_history")
-    watch("download_artifacts", "artifact")
+    watch(MlflowClient, "get_metric_history")
+    watch(ArtifactRepository, "download_artifacts", "artifact")
     return asked
 
 

@@ -3,7 +3,6 @@ points of many runs as one small tidy frame; what runs kept of their answers.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -205,16 +204,16 @@ def test_outcomes_of_the_runs_that_have_them(
     """From their folders, or from the store if they are elsewhere."""
     uri, (whole, _bare, broken) = store
     here = stored(uri, *store[1])
-    elsewhere = [replace(run, artifact_uri="mlflow-artifacts:/0/elsewhere") for run in here]
-    for runs, name in (
-        (elsewhere, f"{OUTCOMES} of MLflow run {broken}"),
-        (here, rf"{broken}/artifacts/{OUTCOMES}"),
+    for folder, name in (
+        (reader.address.artifact_folder, rf"{broken}/artifacts/{OUTCOMES}"),
+        (lambda *_: None, f"{OUTCOMES} of MLflow run {broken}"),
     ):
-        found = read_outcomes(uri, runs[:2])
-        assert list(found) == [whole]
-        assert found[whole].right.tolist() == made.outcomes().right.tolist()
+        monkeypatch.setattr(reader.address, "artifact_folder", folder)
+        outcomes = read_outcomes(uri, here[:2])
+        assert list(outcomes) == [whole]
+        assert outcomes[whole].right.tolist() == made.outcomes().right.tolist()
         with user_error(f"{name}.*delete that file"):
-            read_outcomes(uri, runs[2:])
+            read_outcomes(uri, here[2:])
     monkeypatch.setattr(reader, "MOST_RUNS", 1)  # a larger sweep is not read
     assert reader._sweep_data(uri, "", "", here[:2], None).outcomes == {}
 

@@ -14,7 +14,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.client import open_client, require_tracking_host
-from cppo_lab.tracking.read import histories, open_store, stored_run
+from cppo_lab.tracking.read import StoredFiles, histories, open_store, stored_run
 from cppo_lab.tracking.upload import upload
 from tests.conftest import FINISHED, Command, user_error
 from tests.recorded import sent
@@ -40,6 +40,7 @@ Act = Callable[[MlflowClient, Path], object]
 ACTS: dict[str, Act] = {
     "download": lambda client, file: client.download_artifacts(RUN, "config.json", str(file.parent)),
     "list": lambda client, file: client.list_artifacts(RUN),
+    "read": lambda client, file: StoredFiles(client, RUN).names(),
     "upload": lambda client, file: client.log_artifact(RUN, str(file)),
     "upload text": lambda client, file: client.log_text(RUN, "x", "text.json"),
 }
@@ -53,7 +54,7 @@ ADDRESSES = (
 
 def do(act: str, uri: str, folder: Path) -> None:
     (folder / "page.html").write_text("x")
-    ACTS[act](open_store(uri) if act == "list" else open_client(uri), folder / "page.html")
+    ACTS[act](open_store(uri) if act in ("list", "read") else open_client(uri), folder / "page.html")
 
 
 @pytest.mark.parametrize("act", ACTS)

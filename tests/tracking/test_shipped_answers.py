@@ -22,6 +22,7 @@ from cppo_lab.answers.records import (
 from cppo_lab.errors import StoreAway
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import AnswersSpec, RunSpec
+from cppo_lab.tracking import read as read_module
 from cppo_lab.tracking import upload as upload_module
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.read import StoredFiles, stored_files
@@ -96,19 +97,23 @@ def test_a_link_in_place_of_the_folder_is_refused(folder: Path, tmp_path: Path) 
     assert answers_table(folder) is None
 
 
-def test_artifacts_that_cannot_be_read_are_no_missing_answers() -> None:
+def test_artifacts_that_cannot_be_read_are_no_missing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store does not answer, or the place of its artifacts: listing them fails, or fetching one of them."""
 
     def fail(*_: object) -> Any:
         raise MlflowException("bucket 'b' is away")
 
     whole = SimpleNamespace(path="answers/outcomes.npz", file_size=3, is_dir=False)
-    lost: Any = SimpleNamespace(list_artifacts=fail)
-    listed: Any = SimpleNamespace(list_artifacts=lambda *_: [whole], download_artifacts=fail)
+    repositories = {
+        "lost": SimpleNamespace(list_artifacts=fail),
+        "listed": SimpleNamespace(list_artifacts=lambda *_: [whole], download_artifacts=fail),
+    }
+    monkeypatch.setattr(read_module, "get_artifact_repository", lambda uri, **_: repositories[uri])
+    client: Any = SimpleNamespace(tracking_uri="")
     away = "the artifacts of MLflow run f00 cannot be read: bucket 'b' is away: "
     for ask, message in (
-        (StoredFiles(lost, "f00").names, away),
-        (lambda: StoredFiles(listed, "f00").content("answers/outcomes.npz", 10), away),
+        (StoredFiles(client, "f00", "lost").names, away),
+        (lambda: StoredFiles(client, "f00", "listed").content("answers/outcomes.npz", 10), away),
         (
             lambda: stored_files("http://127.0.0.1:1", "mini", "0" * 12),
             "store http://127.0.0.1:1 cannot be read: it does not answer: Connection refused: ",
