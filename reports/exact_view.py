@@ -30,6 +30,7 @@ from cppo_lab.analysis.statistics.exact_study import (
     controls,
     log_ratio_slope,
     mean_log_ratio,
+    nan_mean,
     of_seeds,
     pairs_of,
     ratio_estimates,
@@ -179,7 +180,10 @@ def _error_line(variant: str, curves: Curves, stroke: Stroke) -> ExactLine:
 
 def _position_line(variant: str, by_position: Sequence[float], stroke: Stroke) -> ExactLine:
     return _line(
-        display_name(variant), stroke, EIGHTHS, np.divide(by_position, np.mean(by_position)).tolist()
+        display_name(variant),
+        stroke,
+        EIGHTHS,
+        np.divide(by_position, nan_mean(np.asarray(by_position))).tolist(),
     )
 
 

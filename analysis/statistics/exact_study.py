@@ -356,8 +356,8 @@ def summarise(curves: Curves) -> ConditionSummary:
     error = np.abs(curves.error)
     has_error = error > _ROUNDING
     fell = np.diff(curves.returns, axis=1)
-    moved = np.nanmean(curves.movement_by_position, axis=(0, 1))
-    erred = np.nanmean(np.abs(curves.error_by_position), axis=(0, 1))
+    moved = nan_mean(curves.movement_by_position, (0, 1))
+    erred = nan_mean(np.abs(curves.error_by_position), (0, 1))
 
     def over_error(bound: Array) -> float:
         return float(np.median(bound[has_error] / error[has_error]))
@@ -372,16 +372,17 @@ def summarise(curves: Curves) -> ConditionSummary:
         over_error(curves.bound),
         over_error(curves.product_bound),
         over_error(curves.theorem_bound),
-        (_mean(curves.visits), _mean(curves.positions), _mean(curves.prefixes)),
+        (float(nan_mean(curves.visits)), float(nan_mean(curves.positions)), float(nan_mean(curves.prefixes))),
         tuple(moved.tolist()),
         tuple((erred / moved).tolist()),
         position_exponent(curves),
     )
 
 
-def _mean(values: Array) -> float:
-    """The mean of the numbers; NaN without any."""
-    return float(np.nanmean(values)) if np.isfinite(values).any() else math.nan
+def nan_mean(values: Array, axis: int | tuple[int, ...] | None = None) -> Array:
+    """`nanmean` without a warning where there is no number: a metric is off, or an eighth has no tokens."""
+    count = np.count_nonzero(~np.isnan(values), axis)
+    return np.asarray(np.nansum(values, axis) / np.where(count, count, math.nan))
 
 
 def position_exponent(curves: Curves) -> Estimate | None:
@@ -390,7 +391,7 @@ def position_exponent(curves: Curves) -> Estimate | None:
     None if some eighth has no error.
     """
     error, movement = (
-        np.nanmean(part, axis=1) for part in (np.abs(curves.error_by_position), curves.movement_by_position)
+        nan_mean(part, 1) for part in (np.abs(curves.error_by_position), curves.movement_by_position)
     )
     if not (error > _ROUNDING).all():
         return None

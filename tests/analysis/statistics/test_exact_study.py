@@ -3,6 +3,7 @@
 import csv
 import dataclasses
 import math
+import warnings
 from collections import defaultdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -161,6 +162,12 @@ def test_how_errors_fall_along_the_response(exponent: float) -> None:
     assert found.error_by_position == pytest.approx(abs(error).mean((0, 1)) / movement.mean((0, 1)))
     without = dataclasses.replace(whole, error_by_position=error * (left > 1))
     assert summarise(without).position_exponent is None
+    for part in (error, movement):  # a response of four tokens has none in every second eighth
+        part[:, :, ::2] = np.nan
+    with warnings.catch_warnings(action="error"):
+        short = summarise(whole)
+    assert short.position_exponent is None and np.isnan(short.by_position[::2]).all()
+    assert short.by_position[1::2] == pytest.approx(movement[:, :, 1::2].mean((0, 1)))
 
 
 def claim(**values: object) -> Claim:
