@@ -30,8 +30,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ValidationError
 
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, first_fault
 
 ANSWERS = "answers"  # in a run's folder, and among the artifacts of an MLflow run
 ABOUT = "about"  # in an npz file
@@ -77,6 +78,8 @@ def unpacked_arrays(
         yield _unpacked(data, columns, version, largest)
     except _FAULTS as error:
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        if isinstance(error, ValidationError):  # of the JSON object
+            reason = f"it {first_fault(error.errors())}"
         raise UserError(f"{what} ({reason}): {remedy}") from None
 
 

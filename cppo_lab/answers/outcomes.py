@@ -1,13 +1,14 @@
 """Each problem's outcome at each validation of a run: an npz file."""
 
 import hashlib
-import itertools
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BaseModel, Field
 
 from cppo_lab.answers import ANSWERS, ArrayColumn, pack_arrays, unpacked_arrays
 from cppo_lab.schema import MOST_SAMPLES
@@ -50,7 +51,23 @@ class Outcomes:
 
     def __post_init__(self) -> None:
         """Raises ValueError if the parts do not fit together, or a value is out of range."""
-        _check(self)
+        shape = (len(self.steps), len(self.problems))
+        if not 1 <= self.samples <= MOST_SAMPLES:
+            raise ValueError(f"samples={self.samples}: 1 to {MOST_SAMPLES} are wanted")
+        if len(set(self.problems)) != shape[1] or len(set(self.benchmarks)) != len(self.benchmarks):
+            raise ValueError("a problem or a benchmark is named twice")
+        if self.benchmark_of.shape != shape[1:]:
+            raise ValueError("its problems and benchmarks have different numbers")
+        if set(self.benchmark_of.tolist()) != set(range(len(self.benchmarks))):
+            raise ValueError("a problem has no benchmark, or a benchmark no problem")
+        if any(values.shape != shape for values in (self.right, self.cut_off, self.length)):
+            raise ValueError("its columns have different shapes")
+        if np.any(self.steps[1:] <= self.steps[:-1]) or np.any(self.steps < 0):
+            raise ValueError("its steps do not increase from 0")
+        if np.any(self.right > self.samples) or np.any(self.cut_off > self.samples):
+            raise ValueError("more answers are right, or truncated, than there are")
+        if not np.all(np.isfinite(self.length)) or np.any(self.length < 0):
+            raise ValueError("a length is not a number >= 0")
 
     def append(
         self, step: int, right: NDArray[Any], cut_off: NDArray[Any], length: NDArray[Any]
@@ -107,14 +124,11 @@ def problem_ids(benchmarks: Sequence[str], contents: Sequence[str]) -> tuple[str
     A problem has the same id in every run, wherever it is in the data. If a benchmark has a problem twice, the second
     id ends in `-2`.
     """
-    ids: dict[str, None] = {}
+    seen, ids = Counter[str](), []
     for benchmark, content in zip(benchmarks, contents, strict=True):
-        name = first = f"{benchmark}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
-        for number in itertools.count(2):
-            if name not in ids:
-                break
-            name = f"{first}-{number}"
-        ids[name] = None
+        name = f"{benchmark}-{hashlib.sha256(content.encode()).hexdigest()[:12]}"
+        seen[name] += 1
+        ids.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
     return tuple(ids)
 
 
@@ -139,7 +153,7 @@ def write(outcomes: Outcomes) -> bytes:
         "benchmarks": outcomes.benchmarks,
         "problems": outcomes.problems,
     }
-    return pack_arrays(about, {name: getattr(outcomes, name) for name in _COLUMNS}, _COLUMNS)
+    return pack_arrays(about, vars(outcomes), _COLUMNS)
 
 
 def read(data: bytes, what: str) -> Outcomes:
@@ -153,19 +167,16 @@ def read(data: bytes, what: str) -> Outcomes:
         about,
         arrays,
     ):
-        samples = about.get("samples")
-        if not isinstance(samples, int) or isinstance(samples, bool):
-            raise ValueError("it does not say how many answers a problem has")
-        return Outcomes(samples, _names(about, "benchmarks"), _names(about, "problems"), **arrays)
+        return Outcomes(**vars(_About.model_validate(about)), **arrays)
 
 
-def _names(about: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    names = about.get(key)
-    if not isinstance(names, list) or not all(
-        isinstance(name, str) and 0 < len(name) <= 300 for name in names
-    ):
-        raise ValueError(f"it names no {key}")
-    return tuple(names)
+_Name = Annotated[str, Field(min_length=1, max_length=300)]
+
+
+class _About(BaseModel):
+    samples: Annotated[int, Field(strict=True)]
+    benchmarks: tuple[_Name, ...]
+    problems: tuple[_Name, ...]
 
 
 def _with_row(rows: NDArray[Any], row: NDArray[Any]) -> NDArray[Any]:
@@ -177,24 +188,3 @@ def _with_row(rows: NDArray[Any], row: NDArray[Any]) -> NDArray[Any]:
     ):
         raise ValueError("a count is not a whole number >= 0")
     return np.concatenate([rows, values[None].astype(rows.dtype)])
-
-
-def _check(outcomes: Outcomes) -> None:
-    """Raises ValueError if the parts do not fit together, or a value is out of range."""
-    shape = (len(outcomes.steps), len(outcomes.problems))
-    if not 1 <= outcomes.samples <= MOST_SAMPLES:
-        raise ValueError(f"samples={outcomes.samples}: 1 to {MOST_SAMPLES} are wanted")
-    if len(set(outcomes.problems)) != shape[1] or len(set(outcomes.benchmarks)) != len(outcomes.benchmarks):
-        raise ValueError("a problem or a benchmark is named twice")
-    if outcomes.benchmark_of.shape != shape[1:]:
-        raise ValueError("its problems and benchmarks have different numbers")
-    if set(outcomes.benchmark_of.tolist()) != set(range(len(outcomes.benchmarks))):
-        raise ValueError("a problem has no benchmark, or a benchmark no problem")
-    if any(values.shape != shape for values in (outcomes.right, outcomes.cut_off, outcomes.length)):
-        raise ValueError("its columns have different shapes")
-    if np.any(outcomes.steps[1:] <= outcomes.steps[:-1]) or np.any(outcomes.steps < 0):
-        raise ValueError("its steps do not increase from 0")
-    if np.any(outcomes.right > outcomes.samples) or np.any(outcomes.cut_off > outcomes.samples):
-        raise ValueError("more answers are right, or truncated, than there are")
-    if not np.all(np.isfinite(outcomes.length)) or np.any(outcomes.length < 0):
-        raise ValueError("a length is not a number >= 0")

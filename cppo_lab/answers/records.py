@@ -40,11 +40,11 @@ class AnswerFiles(Protocol):
         ...
 
 
+@dataclass(frozen=True)
 class FolderFiles:
     """The files in a run's folder."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    folder: Path
 
     def names(self) -> list[str]:
         return names_below(self.folder, ANSWERS)
@@ -74,20 +74,22 @@ def steps_with(files: AnswerFiles, kind: str) -> list[int]:
 
 def read_texts(files: AnswerFiles, step: int) -> Texts | None:
     """The samples of a step; None if there is no such file. Raises UserError for a broken file."""
-    name = texts_name(step)
-    data = files.content(name, texts.LARGEST)
-    return None if data is None else _of_step(texts.read(data, files.what(name)), step, files.what(name))
+    return _read(files, texts_name(step), step, texts.LARGEST, texts.read)
 
 
 def read_tokens(files: AnswerFiles, step: int) -> RecordedTokens | None:
     """The tokens of a step; None if there is no such file. Raises UserError for a broken file."""
-    name = tokens_name(step)
-    data = files.content(name, tokens.LARGEST)
-    return None if data is None else _of_step(tokens.read(data, files.what(name)), step, files.what(name))
+    return _read(files, tokens_name(step), step, tokens.LARGEST, tokens.read)
 
 
-def _of_step(contents: Contents, step: int, what: str) -> Contents:
-    """The contents of a file. Raises UserError if it is of another step than its name."""
+def _read(
+    files: AnswerFiles, name: str, step: int, largest: int, read: Callable[[bytes, str], Contents]
+) -> Contents | None:
+    """Raises UserError also for a file of another step than its name says."""
+    data, what = files.content(name, largest), files.what(name)
+    if data is None:
+        return None
+    contents = read(data, what)
     if contents.step != step:
         raise UserError(f"{what} is of step {contents.step}, not {step}: delete that file")
     return contents
@@ -149,11 +151,10 @@ class Recording:
         """
         if not self.keeps or answers is None:
             return True
-        step = int(answers.outcomes.steps[-1])
-        past = self._outcomes
-        if past is None or past.key != answers.outcomes.key:
-            past = answers.outcomes.until(-1)
-        new = answers.outcomes
+        new, past = answers.outcomes, self._outcomes
+        step = int(new.steps[-1])
+        if past is None or past.key != new.key:
+            past = new.until(-1)
         self._outcomes = past.append(step, new.right[-1], new.cut_off[-1], new.length[-1])
         saved = [self._save(OUTCOMES, outcomes.write(self._outcomes))]
         room = self._room

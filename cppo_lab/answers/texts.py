@@ -158,12 +158,6 @@ def in_order_of_draws(samples: Sequence[Sample]) -> tuple[Sample, ...]:
     return tuple(
         sorted(
             samples,
-            key=lambda sample: (
-                0
-                if sample.kind == VALIDATION and sample.draw == 0
-                else 1
-                if sample.kind == TRAINING
-                else 1 + sample.draw
-            ),
+            key=lambda sample: 1 if sample.kind == TRAINING else sample.draw + (sample.draw > 0),
         )
     )

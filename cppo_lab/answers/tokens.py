@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import TypeAdapter, ValidationError
+from pydantic import BaseModel
 
 from cppo_lab.answers import ANSWERS, ArrayColumn, pack_arrays, unpacked_arrays
-from cppo_lab.answers.texts import as_text
+from cppo_lab.answers.texts import Count, Text
 
 FORMAT = 1
 LARGEST = 256 * 2**20  # bytes, of the file and of what it unpacks to
@@ -92,7 +92,33 @@ class RecordedTokens:
 
     def __post_init__(self) -> None:
         """Raises ValueError if the parts do not fit together, or a value is out of range."""
-        _check(self)
+        bounds = np.concatenate([[0], self.ends])
+        count, responses, vocabulary = len(self.token), len(self.ends), self.vocabulary
+        finite = ("advantage", "reward", "rollout_logp", "logp", "divergence", "keep")
+        constants = self.rule.constants.values()
+        if np.any(bounds[1:] < bounds[:-1]) or bounds[-1] != count:
+            why = "its responses do not cover its tokens"
+        elif any(getattr(self, name).shape != (responses,) for name in _PER_RESPONSE) or any(
+            getattr(self, name).shape != (count,) for name in _PER_TOKEN
+        ):
+            why = "its columns have different lengths"
+        elif len(self.order) not in (0, count) or np.any((self.order < 0) | (self.order >= max(count, 1))):
+            why = "its order is not a permutation of its tokens"
+        elif not all(np.all(np.isfinite(getattr(self, name))) for name in finite):
+            why = f"one of {', '.join(finite)} is not finite"
+        elif np.any(self.divergence < 0) or np.any((self.keep < 0) | (self.keep > 1)):
+            why = "a divergence, or a share kept, is out of range"
+        elif np.any(self.group < 0) or np.any(self.draw < 0) or np.any(self.reason > len(self.tests)):
+            why = "a number of a response, or a test, is out of range"
+        elif len(self.pieces) != len(vocabulary) or np.any(vocabulary[1:] <= vocabulary[:-1]):
+            why = "its vocabulary is not sorted, or has no text for each entry"
+        elif not np.all(np.isin(self.token, vocabulary)):
+            why = "a token is not in its vocabulary"
+        elif any(isinstance(constant, float) and math.isnan(constant) for constant in constants):
+            why = "a constant of its rule is no number"
+        else:
+            return
+        raise ValueError(why)
 
     def responses(self) -> Iterator[slice]:
         """The slice of each response's tokens."""
@@ -152,7 +178,7 @@ def write(tokens: RecordedTokens) -> bytes:
         "tests": tokens.tests,
         "pieces": tokens.pieces,
     }
-    return pack_arrays(about, {name: getattr(tokens, name) for name in _COLUMNS}, _COLUMNS)
+    return pack_arrays(about, vars(tokens), _COLUMNS)
 
 
 def write_within(tokens: RecordedTokens, most: int) -> bytes | None:
@@ -176,64 +202,12 @@ def read(data: bytes, what: str) -> RecordedTokens:
         about,
         arrays,
     ):
-        return RecordedTokens(
-            step=_count(about, "step"),
-            left_out=_count(about, "left_out"),
-            rule=_rule(about.get("rule")),
-            tests=_texts(about, "tests"),
-            pieces=tuple(map(as_text, _texts(about, "pieces"))),
-            **arrays,
-        )
+        return RecordedTokens(**vars(_About.model_validate(about)), **arrays)
 
 
-def _count(about: Mapping[str, Any], key: str) -> int:
-    value = about.get(key)
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**63:
-        raise ValueError(f"it has no {key}")
-    return value
-
-
-def _texts(about: Mapping[str, Any], key: str) -> tuple[str, ...]:
-    values = about.get(key)
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise ValueError(f"it has no {key}")
-    return tuple(values)
-
-
-def _rule(values: object) -> RuleUsed:
-    """The rule that a file names. Raises ValueError if it names none."""
-    try:
-        return TypeAdapter(RuleUsed).validate_python(values)
-    except ValidationError:
-        raise ValueError("it names no rule") from None
-
-
-def _check(tokens: RecordedTokens) -> None:
-    """Raises ValueError if the parts do not fit together, or a value is out of range."""
-    bounds = np.concatenate([[0], tokens.ends])
-    count, responses, vocabulary = len(tokens.token), len(tokens.ends), tokens.vocabulary
-    finite = ("advantage", "reward", "rollout_logp", "logp", "divergence", "keep")
-    constants = tokens.rule.constants.values()
-    if np.any(bounds[1:] < bounds[:-1]) or bounds[-1] != count:
-        why = "its responses do not cover its tokens"
-    elif any(getattr(tokens, name).shape != (responses,) for name in _PER_RESPONSE) or any(
-        getattr(tokens, name).shape != (count,) for name in _PER_TOKEN
-    ):
-        why = "its columns have different lengths"
-    elif len(tokens.order) not in (0, count) or np.any((tokens.order < 0) | (tokens.order >= max(count, 1))):
-        why = "its order is not a permutation of its tokens"
-    elif not all(np.all(np.isfinite(getattr(tokens, name))) for name in finite):
-        why = f"one of {', '.join(finite)} is not finite"
-    elif np.any(tokens.divergence < 0) or np.any((tokens.keep < 0) | (tokens.keep > 1)):
-        why = "a divergence, or a share kept, is out of range"
-    elif np.any(tokens.group < 0) or np.any(tokens.draw < 0) or np.any(tokens.reason > len(tokens.tests)):
-        why = "a number of a response, or a test, is out of range"
-    elif len(tokens.pieces) != len(vocabulary) or np.any(vocabulary[1:] <= vocabulary[:-1]):
-        why = "its vocabulary is not sorted, or has no text for each entry"
-    elif not np.all(np.isin(tokens.token, vocabulary)):
-        why = "a token is not in its vocabulary"
-    elif any(isinstance(constant, float) and math.isnan(constant) for constant in constants):
-        why = "a constant of its rule is no number"
-    else:
-        return
-    raise ValueError(why)
+class _About(BaseModel):
+    step: Count
+    left_out: Count
+    rule: RuleUsed
+    tests: tuple[str, ...]
+    pieces: tuple[Text, ...]

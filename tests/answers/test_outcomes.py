@@ -84,6 +84,8 @@ def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
         write(made.forged(made.outcomes(), samples=True)),
         write(made.forged(made.outcomes(), problems=(1,))),
     )
+    with user_error("it has samples=True: Input should be a valid integer"):
+        read(unnamed[0], "the file")
     for broken in (b"", b"PK", data[:100], data[:-1], buffer.getvalue(), b"\x00" * 100, *unnamed):
         with user_error("the file has no outcomes"):
             read(broken, "the file")
