@@ -181,51 +181,42 @@ def _flat(values: Tensor, valid: Tensor) -> NDArray[np.float32]:
 # The comparison of two rules on the same tokens: the run's rule and another.
 
 
-_MOST_LINES = 20  # of differing tokens
+def comparison(tokens: RecordedTokens, replayed: Replayed) -> dict[str, Any]:
+    """What the run's rule kept in training (`own`), and what `replayed` keeps, of each response; for JSON.
 
-
-@dataclass(frozen=True)
-class ResponsePair:
-    """One response under both rules. `kept`, `own_kept`: the mean of `keep` over its tokens, 1 for none.
-
-    tests: how many of its tokens each test of the other rule masked or reduced. differ: the indices in `RecordedTokens`
-    of the tokens that the rules weight differently.
+    `kept`, `own_kept`: the mean of `keep` over a response's tokens, 1 for none. `tests`: how many of its tokens each
+    test of the other rule masked or reduced. `differ`: the tokens that the rules weight differently.
     """
-
-    group: int
-    draw: int
-    tokens: int
-    advantage: float
-    kept: float
-    own_kept: float
-    tests: Mapping[str, int]
-    differ: tuple[int, ...]
-
-
-def compare(tokens: RecordedTokens, replayed: Replayed) -> list[ResponsePair]:
-    """Each response of `tokens` under the run's rule, as applied in training, and under `replayed`."""
-    pairs = []
+    texts, responses = tokens.texts(), []
     for number, place in enumerate(tokens.responses()):
         kept, trained = replayed.keep[place], tokens.keep[place]
         reasons = Counter(replayed.reason[place].tolist())
-        pairs.append(
-            ResponsePair(
-                int(tokens.group[number]),
-                int(tokens.draw[number]),
-                place.stop - place.start,
-                float(tokens.advantage[number]),
-                _mean(kept),
-                _mean(trained),
-                {test: reasons[at] for at, test in enumerate(replayed.tests, 1) if reasons[at]},
-                tuple((np.nonzero(kept != trained)[0] + place.start).tolist()),
-            )
+        responses.append(
+            {
+                "group": int(tokens.group[number]),
+                "draw": int(tokens.draw[number]),
+                "tokens": len(kept),
+                "advantage": float(tokens.advantage[number]),
+                "kept": _mean(kept),
+                "own_kept": _mean(trained),
+                "tests": {test: reasons[at] for at, test in enumerate(replayed.tests, 1) if reasons[at]},
+                "differ": [
+                    {
+                        "position": at - place.start,
+                        "token": int(tokens.token[at]),
+                        "text": texts[at],
+                        "logp": float(tokens.logp[at]),
+                        "rollout_logp": float(tokens.rollout_logp[at]),
+                        "divergence": float(replayed.measured[at]),
+                        "keep": float(replayed.keep[at]),
+                        "own_keep": float(tokens.keep[at]),
+                        "test": ("", *replayed.tests)[replayed.reason[at]],
+                        "own_test": tokens.reason_of(at),
+                    }
+                    for at in (np.flatnonzero(kept != trained) + place.start).tolist()
+                ],
+            }
         )
-    return pairs
-
-
-def as_values(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponsePair]) -> dict[str, Any]:
-    """For JSON."""
-    texts, place = tokens.texts(), list(tokens.responses())
     return {
         "step": tokens.step,
         "left_out": tokens.left_out,
@@ -239,80 +230,53 @@ def as_values(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponsePa
         "constants": dict(replayed.constants),
         "divergence": replayed.divergence,
         "share_kept": _mean(replayed.keep),
-        "responses": [
-            {
-                **{name: value for name, value in vars(pair).items() if name != "differ"},
-                "tests": dict(pair.tests),
-                "differ": [
-                    {
-                        "position": at - place[number].start,
-                        "token": int(tokens.token[at]),
-                        "text": texts[at],
-                        "logp": float(tokens.logp[at]),
-                        "rollout_logp": float(tokens.rollout_logp[at]),
-                        "divergence": float(replayed.measured[at]),
-                        "keep": float(replayed.keep[at]),
-                        "own_keep": float(tokens.keep[at]),
-                        "test": _test(replayed, at),
-                        "own_test": tokens.reason_of(at),
-                    }
-                    for at in pair.differ
-                ],
-            }
-            for number, pair in enumerate(pairs)
-        ],
+        "responses": responses,
     }
 
 
-def as_lines(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponsePair]) -> Iterator[str]:
-    """The comparison as lines for a terminal."""
-    rule = tokens.rule.name
-    constants = ", ".join(f"{name}={value}" for name, value in replayed.constants.items())
-    yield f"step {tokens.step}: {len(pairs)} training responses, {len(tokens.token)} tokens" + (
-        f"; {tokens.left_out} responses were omitted for lack of space" if tokens.left_out else ""
+_MOST_LINES = 20  # of differing tokens
+
+
+def as_lines(compared: Mapping[str, Any]) -> Iterator[str]:
+    """A `comparison` as lines for a terminal."""
+    own, responses = compared["own"], compared["responses"]
+    count = sum(response["tokens"] for response in responses)
+    yield f"step {compared['step']}: {len(responses)} training responses, {count} tokens" + (
+        f"; {compared['left_out']} responses were omitted for lack of space" if compared["left_out"] else ""
     )
-    divergence = printable(own_divergence(tokens.rule))
-    yield f"{printable(rule)} kept {_mean(tokens.keep):.2%} of them in training, D_t {divergence}"
     yield (
-        f"{printable(replayed.rule)} keeps {_mean(replayed.keep):.2%}, D_t {printable(replayed.divergence)}, "
+        f"{printable(own['rule'])} kept {own['share_kept']:.2%} of them in training, "
+        f"D_t {printable(own['divergence'])}"
+    )
+    constants = ", ".join(f"{name}={value}" for name, value in compared["constants"].items())
+    yield (
+        f"{printable(compared['rule'])} keeps {compared['share_kept']:.2%}, D_t {printable(compared['divergence'])}, "
         f"{printable(constants)}"
     )
     yield ""
     yield f"{'response':>10} {'tokens':>7} {'advantage':>10} {'own':>8} {'other':>8} {'differ':>7}  other's tests"
-    for pair in pairs:
-        tests = ", ".join(f"{test} {count}" for test, count in pair.tests.items())
+    differing = []
+    for response in responses:
+        name = f"{response['group']}/{response['draw']}"
+        tests = ", ".join(f"{test} {count}" for test, count in response["tests"].items())
         yield (
-            f"{f'{pair.group}/{pair.draw}':>10} {pair.tokens:>7} {pair.advantage:>10.3f} {pair.own_kept:>8.2%} "
-            f"{pair.kept:>8.2%} {len(pair.differ):>7}  {printable(tests)}"
+            f"{name:>10} {response['tokens']:>7} {response['advantage']:>10.3f} {response['own_kept']:>8.2%} "
+            f"{response['kept']:>8.2%} {len(response['differ']):>7}  {printable(tests)}"
         )
-    yield from _differing(tokens, replayed, pairs)
-
-
-def _differing(tokens: RecordedTokens, replayed: Replayed, pairs: list[ResponsePair]) -> Iterator[str]:
-    places = [(pair, at) for pair in pairs for at in pair.differ]
-    if not places:
+        differing += [(name, token) for token in response["differ"]]
+    if not differing:
         return
-    starts = {
-        (pair.group, pair.draw): place.start for pair, place in zip(pairs, tokens.responses(), strict=True)
-    }
-    texts = tokens.texts()
     yield ""
-    yield counted(len(places), "differing token") + (
-        f", the first {_MOST_LINES} of them" if len(places) > _MOST_LINES else ""
+    yield counted(len(differing), "differing token") + (
+        f", the first {_MOST_LINES} of them" if len(differing) > _MOST_LINES else ""
     )
-    for pair, at in places[:_MOST_LINES]:
-        trained, other = tokens.reason_of(at) or "kept", _test(replayed, at) or "kept"
+    for name, token in differing[:_MOST_LINES]:
         yield (
-            f"{f'{pair.group}/{pair.draw}':>10} token {at - starts[pair.group, pair.draw]} "
-            f"{printable(repr(texts[at]))}: own {printable(trained)}, other {printable(other)}; "
-            f"log ratio {tokens.logp[at] - tokens.rollout_logp[at]:+.4g}, D_t {replayed.measured[at]:.4g}"
+            f"{name:>10} token {token['position']} {printable(repr(token['text']))}: "
+            f"own {printable(token['own_test'] or 'kept')}, other {printable(token['test'] or 'kept')}; "
+            f"log ratio {token['logp'] - token['rollout_logp']:+.4g}, D_t {token['divergence']:.4g}"
         )
 
 
-def _test(replayed: Replayed, place: int) -> str:
-    number = int(replayed.reason[place])
-    return replayed.tests[number - 1] if number else ""
-
-
-def _mean(values: Any) -> float:
+def _mean(values: NDArray[np.float32]) -> float:
     return float(np.mean(values, dtype=np.float64)) if len(values) else 1.0

@@ -340,7 +340,7 @@ def _as_lines(run_id: str, texts: "Texts", chosen: "list[Sample]") -> Iterator[s
 
 def replay(options: argparse.Namespace) -> int:
     """Print what another rule keeps of the tokens of some training responses."""
-    from cppo_lab.analysis.replay import as_lines, as_values, compare
+    from cppo_lab.analysis.replay import as_lines, comparison
     from cppo_lab.analysis.replay import replay as replayed
     from cppo_lab.sweep.compose import rule_on
     from cppo_lab.sweep.plan import recorded_tokens
@@ -355,9 +355,9 @@ def replay(options: argparse.Namespace) -> int:
     result = replayed(
         tokens, rule, constants | given, path=path, divergence=None if divergence is None else str(divergence)
     )
-    compared = compare(tokens, result)
-    values = {"run": run.run_id, **as_values(tokens, result, compared)}
-    answer(options, values, "\n".join([f"run {run.run_id}", *as_lines(tokens, result, compared)]))
+    compared = comparison(tokens, result)
+    text = "\n".join([f"run {run.run_id}", *as_lines(compared)])
+    answer(options, {"run": run.run_id, **compared}, text)
     return Exit.DONE
 
 

@@ -1,5 +1,6 @@
 """A rule on kept tokens is the rule on the same tensors; what cannot be replayed is refused."""
 
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from cppo_lab.analysis.replay import FROM_SAMPLED, Replayed, replay, why_not
+from cppo_lab.analysis.replay import FROM_SAMPLED, Replayed, as_lines, comparison, replay, why_not
 from cppo_lab.answers.tokens import RecordedTokens, read, write
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import DRIFT, ENTROPY, KL, MINIBATCH, PERMUTATION, RULES
@@ -118,6 +119,15 @@ def test_divergences_of_sampled_tokens_follow_from_any_file() -> None:
             np.testing.assert_allclose(found.measured, expected[name], rtol=1e-3, atol=1e-6)
     with user_error("unknown divergence of kept tokens 'topk_kl'"):
         replay(tokens, "dppo", {"delta": 0.1}, divergence="topk_kl")
+
+
+def test_a_token_is_named_by_its_position_also_if_responses_have_the_same_number() -> None:
+    tokens = made.tokens(LENGTHS)
+    tokens = replace(tokens, draw=np.zeros_like(tokens.draw))
+    compared = comparison(tokens, replay(tokens, "dppo", {"delta": 0.1}))
+    positions = [token["position"] for response in compared["responses"] for token in response["differ"]]
+    said = [int(at) for at in re.findall(r" token (\d+) ", "\n".join(as_lines(compared)))]
+    assert len(positions) > 20 and said == positions[:20] and max(positions) < max(LENGTHS)
 
 
 @pytest.mark.parametrize(
