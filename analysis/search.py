@@ -271,9 +271,9 @@ def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[S
         for run in data.runs.itertuples()
     )
     whole = {
-        trial.number: [curves[run_id] for run_id in trial.user_attrs["run_ids"]]
+        trial.number: [curves[run_id] for run_id in run_ids]
         for trial in result.complete
-        if curves.keys() >= (ids := {*trial.user_attrs["run_ids"]}) and len(ids) >= len(result.seeds)
+        if curves.keys() >= {*(run_ids := trial.user_attrs["run_ids"])} and len(run_ids) == len(result.seeds)
     }
     seeds = []
     for index, objective in enumerate(result.objectives):

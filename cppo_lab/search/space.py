@@ -185,17 +185,14 @@ def _sound(texts: Sequence[str], seed: int, where: str, faults: dict[str, str]) 
 
     if not (first := fault(texts)):
         return [*texts]
-    sound = [
-        text for text in texts if parse_override(text).sets("model") or parse_override(text).sets("core")
-    ]
+    core, model = ([text for text in texts if parse_override(text).sets(key)] for key in ("core", "model"))
+    sound = [*core, *model]
     if wrong := fault(sound):
         faults["model"] = wrong
-        sound = [text for text in sound if parse_override(text).sets("core")]
+        sound = core
         if fault(sound):
             return []
-    waiting = [
-        text for text in texts if text not in sound and not (wrong and parse_override(text).sets("model"))
-    ]
+    waiting = [text for text in texts if text not in (*core, *model)]
     while True:
         errors = {}
         for text in waiting:

@@ -300,11 +300,11 @@ class SearchStudy:
 
     def draw(self, trial: Trial) -> dict[str, Scalar]:
         """The trial's point; values that are not drawn yet are drawn now. Raises Lost."""
-        point: dict[str, Scalar] = {}
         with self.writing():
-            for key, parameter in self.tuning.space.items():
-                point[key] = tidy(suggest(trial, key, parameter, self.tuning.is_whole(key)))
-        return point
+            return {
+                key: tidy(suggest(trial, key, parameter, self.tuning.is_whole(key)))
+                for key, parameter in self.tuning.space.items()
+            }
 
     def score(self, trial: Trial, step: int, value: float) -> None:
         """Record a point of the curve that is used for pruning. Raises Lost."""
@@ -314,14 +314,12 @@ class SearchStudy:
             else:  # `report` refuses it; the report page still draws the curve
                 self.storage.set_trial_intermediate_value(self._id(trial.number), step, value)
 
-    def end(
-        self, trial: Trial, state: TrialState, values: Sequence[float] | None = None, reason: str = ""
-    ) -> None:
+    def end(self, trial: Trial, state: TrialState, values: Sequence[float] = (), reason: str = "") -> None:
         """End the trial: with the values of its objectives, or with the reason why it has none. Raises Lost."""
         with self.writing():
             if reason:
                 trial.set_user_attr(REASON, reason)
-            if self.study.tell(trial, values, state, skip_if_finished=True).state is not state:
+            if self.study.tell(trial, values or None, state, skip_if_finished=True).state is not state:
                 raise Lost
 
 
@@ -574,8 +572,9 @@ class Watch:
 
     def __init__(self, tuning: Tuning, trials: Callable[[], list[FrozenTrial]]) -> None:
         self.tuning, self._trials, self._looked = tuning, trials, 0.0
-        self._states = {trial.number: trial.state for trial in trials()}
-        say(f"{tuning.study}: {counted(tuning, trials())}")
+        begun = trials()
+        self._states = {trial.number: trial.state for trial in begun}
+        say(f"{tuning.study}: {counted(tuning, begun)}")
 
     def glance(self) -> None:
         """Update if the last update was some seconds ago."""

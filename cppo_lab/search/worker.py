@@ -362,11 +362,11 @@ class _TrialWork:
             values = values_of(objectives, curves, self.tuning.t_stop, self.tuning.every)
             if not all(map(math.isfinite, values)):
                 raise TrainingFailed(f"its score is {values}")
-            self._end(TrialState.COMPLETE, schema.DONE, values)
+            self._end(TrialState.COMPLETE, schema.DONE, values=values)
         except Pruned as ending:
-            self._end(TrialState.PRUNED, schema.PRUNED, None, str(ending))
+            self._end(TrialState.PRUNED, schema.PRUNED, str(ending))
         except TrainingFailed as failure:
-            self._end(TrialState.FAIL, schema.FAILED, None, str(failure))
+            self._end(TrialState.FAIL, schema.FAILED, str(failure))
         except Lost:
             raise
         except BaseException:
@@ -374,10 +374,10 @@ class _TrialWork:
                 self.record.pause()
             raise
 
-    def _end(self, state: TrialState, status: str, values: list[float] | None, reason: str = "") -> None:
+    def _end(self, state: TrialState, status: str, reason: str = "", values: Sequence[float] = ()) -> None:
         with self.state.writing():
-            names = self.tuning.search.search.objectives if values else ()
-            self.record.finish(status, dict(zip(names, values or (), strict=True)), reason)
+            named = zip(self.tuning.search.search.objectives, values, strict=False)
+            self.record.finish(status, dict(named), reason)
             self.study.end(self.trial, state, values, reason)
 
     def _run(self, point: dict[str, Scalar], seed: int) -> Run:

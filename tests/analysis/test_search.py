@@ -157,18 +157,20 @@ def test_trials_whose_seeds_share_their_start_are_compared_by_seed(uri: str, dra
 
 def test_a_value_that_its_runs_do_not_have_is_said(uri: str) -> None:
     content = made_search(trials=6)
-    log_search(uri, content)
     lower = json.loads(json.dumps(content))
+    content["trials"][5]["run_ids"] += content["trials"][2]["run_ids"]  # more than it has seeds
+    log_search(uri, content)
     lower["trials"][3]["values"][0] -= 0.01
     lower["trials"][4]["run_ids"] = ["run-4-0"]
     log_training(uri, lower)
     result = read_search(uri, "cppo-mini", STUDY)
     (seeds,) = read_seed_values(uri, "cppo-mini", result)
     assert seeds.differ == (3,)
-    assert 4 not in seeds.values
+    assert {*seeds.values} == {0, 1, 2, 3}
+    assert best_trial_lead(result, [seeds]).trials == 4
     said = " ".join(certainty(result, [seeds]))
     assert "Trial 3: the final score in the search's file is not that of the validation curves" in said
-    assert "The training runs of 1 complete trial are not all in the store" in said
+    assert "The training runs of 2 complete trials are not all in the store" in said
 
 
 def test_a_collapsed_run_counts_with_its_last_score(uri: str) -> None:
