@@ -150,31 +150,26 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
     Columns METRIC_COLUMNS: `mlflow_id` and `metric` categorical, `step` int32 (int64 if a step does not fit), `value`
     float64; sorted by the order of the runs, metric and step.
     """
-    ids: list[str] = []
-    number: dict[str, int] = {}  # of each metric
-    segments: list[tuple[int, int, int]] = []  # run, metric, points
-    steps: list[NDArray[Any]] = []
-    values: list[NDArray[Any]] = []
+    runs: list[str] = []
+    segments: list[tuple[str, str, int]] = []  # run, metric, points
+    steps: list[NDArray[Any]] = [np.empty(0, np.int32)]
+    values = [np.empty(0, np.float64)]
     for mlflow_id, history in histories:
-        for name, place in history.points():
-            segments.append((len(ids), number.setdefault(name, len(number)), place.stop - place.start))
-        ids.append(mlflow_id)
+        runs.append(mlflow_id)
+        segments += [(mlflow_id, name, place.stop - place.start) for name, place in history.points()]
         fits = np.all(np.abs(history.step) < 2**31)
         steps.append(history.step.astype(np.int32 if fits else np.int64))
         values.append(np.array(history.value))  # a copy, so that the file's buffer can be freed
-    runs, metrics, lengths = np.array(segments, dtype=np.int64).reshape(-1, 3).T
-    names = sorted(number)
-    place_of = np.empty(len(names), dtype=np.int64)
-    place_of[[number[name] for name in names]] = np.arange(len(names))
+    ids, metrics, lengths = zip(*segments, strict=True) if segments else ((), (), ())
     # Each column is joined and its parts dropped before the next, so that the data is never held twice.
-    step = np.concatenate([np.empty(0, np.int32), *steps])
+    step = np.concatenate(steps)
     steps.clear()
-    value = np.concatenate([np.empty(0, np.float64), *values])
+    value = np.concatenate(values)
     values.clear()
     return pd.DataFrame(
         {
-            "mlflow_id": _category(runs, ids, lengths),
-            "metric": _category(place_of[metrics], names, lengths),
+            "mlflow_id": _category(ids, runs, lengths),
+            "metric": _category(metrics, sorted({*metrics}), lengths),
             "step": step,
             "value": value,
         },
@@ -182,10 +177,11 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
     )
 
 
-def _category(codes: NDArray[np.int64], names: Sequence[str], lengths: NDArray[np.int64]) -> pd.Categorical:
-    kind = np.min_scalar_type(-max(1, len(names)))
-    categories = pd.Index(names, dtype=object)
-    return pd.Categorical.from_codes(np.repeat(codes.astype(kind), lengths), categories=categories)
+def _category(names: Sequence[str], categories: Sequence[str], lengths: Sequence[int]) -> pd.Categorical:
+    segments = pd.Categorical(names, categories=pd.Index(categories, dtype=object))
+    return pd.Categorical.from_codes(
+        np.repeat(segments.codes, np.array(lengths, np.int64)), dtype=segments.dtype
+    )
 
 
 def remedy_of(experiment: str) -> str:
@@ -199,9 +195,6 @@ def run_id_of(run: StoredRun) -> str:
     return run.tags.get(schema.TAG_RUN_ID) or run.mlflow_id
 
 
-_BESIDE = ("perf/", "system/")
-
-
 def is_result(metric: str) -> bool:
     """Whether this metric is part of a run's result: all are, except speed and system metrics."""
-    return not metric.startswith(_BESIDE)
+    return not metric.startswith(("perf/", "system/"))

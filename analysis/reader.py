@@ -5,6 +5,7 @@ once (a retry) appears once: the newest run that is a result, or the newest of a
 """
 
 import hashlib
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -118,7 +119,7 @@ def read_points(
         return points_frame(histories(client, runs, metrics))
 
 
-def read_searches(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
+def read_searches(uri: str, experiment: str) -> dict[str, list[str]]:
     """The searches of `experiment`: name of the study -> MLflow runs that represent it as a whole, newest first.
 
     Raises UserError as `read_sweep` does for a store or an experiment.
@@ -126,10 +127,9 @@ def read_searches(uri: str, experiment: str) -> dict[str, tuple[str, ...]]:
     of_searches = list_runs(uri, experiment, schema.TAG_SEARCH)
     whole = [run for run in of_searches if schema.TAG_PARENT not in run.tags]
     whole.sort(key=lambda run: (run.start_ms or 0, run.mlflow_id), reverse=True)
-    studies: dict[str, tuple[str, ...]] = {}
+    studies: dict[str, list[str]] = {}
     for run in whole:
-        name = run.tags[schema.TAG_SEARCH]
-        studies[name] = (*studies.get(name, ()), run.mlflow_id)
+        studies.setdefault(run.tags[schema.TAG_SEARCH], []).append(run.mlflow_id)
     return dict(sorted(studies.items()))
 
 
@@ -186,7 +186,7 @@ def _note(tags: Mapping[str, str]) -> str:
 
 
 def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and text.lstrip("-").isdigit() else None
+    return int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None
 
 
 def _run_row(run: StoredRun, sweep: str) -> tuple[object, ...]:

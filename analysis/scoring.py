@@ -159,18 +159,18 @@ def choose(curve: pd.DataFrame, t_stop: int | None, benchmarks: Sequence[str]) -
 
     `t_stop` None leaves the window open. Steps whose MEAN is NaN are not candidates: a benchmark is missing there.
     """
-    steps, scores = curve.index.to_numpy(), curve[schema.MEAN].to_numpy(dtype=np.float64)
-    inside = np.full(len(steps), True) if t_stop is None else steps <= t_stop
-    if not inside.any():
+    window = curve.loc[:t_stop]
+    steps, scores = window.index.to_numpy(), window[schema.MEAN].to_numpy(dtype=np.float64)
+    if not len(steps):
         return Choice(SelectionState.NO_VALIDATION)
-    places = np.flatnonzero(inside & ~np.isnan(scores))
+    places = np.flatnonzero(~np.isnan(scores))
     if not len(places):
         return Choice(SelectionState.NO_COMPONENTS)
     means = scores[places]
     best, last = float(means.max()), float(means[-1])
     tied = places[means >= best - TIE]
     first, start = tied[0], places[steps[places] == 0]
-    at_best = {name: float(curve[name].to_numpy()[first]) for name in benchmarks}
+    at_best = {name: float(window[name].iloc[first]) for name in benchmarks}
     return Choice(
         state=SelectionState.COLLAPSE if last < COLLAPSE_SHARE * best else SelectionState.SCORED,
         step=int(steps[first]),
@@ -192,12 +192,12 @@ def state_in_store(status: str, core: str, choice: Choice) -> SelectionState:
     Our runs detect a collapse themselves (`schema.collapse_reason`) and record it, whatever the last score was. Only
     the paper's curves are judged by their shape.
     """
-    if status == schema.DONE and core != schema.PAPER and choice.state is SelectionState.COLLAPSE:
-        return SelectionState.SCORED
     if status == schema.COLLAPSED:
         return SelectionState.COLLAPSE
-    unfinished = status in (schema.RUNNING, schema.FAILED, schema.PARTIAL, schema.STOPPED)
-    return SelectionState(status) if unfinished else choice.state
+    if status != schema.DONE:
+        return SelectionState(status)
+    by_shape = choice.state is SelectionState.COLLAPSE and core != schema.PAPER
+    return SelectionState.SCORED if by_shape else choice.state
 
 
 def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore:
@@ -399,16 +399,14 @@ def score_sweep(
     is empty or has two configurations of the same name.
     """
     if not expected:
-        raise UserError(
-            f"sweep {data.sweep!r} declares no runs: add variants or models to its file in sweeps/"
-        )
+        raise UserError(f"sweep {data.sweep!r} declares no runs: add variants or models to its file")
     named: dict[tuple[str, str, int | None], ExpectedRun] = {}
     for entry in expected:
         twin = named.setdefault((entry.model, entry.variant, entry.seed), entry)
         if twin.run_id != entry.run_id:  # they would be averaged as if they were seeds
             raise UserError(
                 f"sweep {data.sweep!r} declares two configurations as {entry.describe()} ({twin.run_id} and "
-                f"{entry.run_id}): give each setting a different variant name in sweeps/{data.sweep}.yaml"
+                f"{entry.run_id}): give each setting a different variant name in its file"
             )
     curves = validation_curves(data.metrics, data.runs)
     stored = _stored_runs(data.runs)
@@ -521,9 +519,10 @@ def describe_gaps(gaps: Sequence[RunScore]) -> list[str]:
 
 def late_curve(curve: pd.DataFrame, t_stop: int | None) -> pd.Series:
     """The mean scores of a run in the last LATE_SHARE of [0, T_stop]; or of its own length if T_stop is unknown."""
-    end = t_stop if t_stop is not None else (int(curve.index.max()) if len(curve) else 0)
-    steps, means = curve.index.to_numpy(), curve[schema.MEAN]
-    return means[(steps > schema.late_after(end)) & (steps <= end) & means.notna().to_numpy()]
+    if t_stop is None:
+        t_stop = int(curve.index[-1]) if len(curve) else 0
+    means = curve.loc[:t_stop, schema.MEAN].dropna()
+    return means[means.index > schema.late_after(t_stop)]
 
 
 def step_noise(late: pd.Series) -> float | None:

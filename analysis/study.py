@@ -22,7 +22,7 @@ from cppo_lab.analysis.reader import list_runs, read_sweep
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.estimate import Band, band
-from cppo_lab.analysis.statistics.verdicts import score_claimed
+from cppo_lab.analysis.statistics.verdicts import LENGTH, score_claimed
 from cppo_lab.errors import UserError, first_fault
 from cppo_lab.rules import position_weight
 from cppo_lab.tracking import address
@@ -286,8 +286,8 @@ def read_study(
     """
     listing, scored = list_runs(uri, experiment), list[StudySweep]()
     for grid in sweeps:
-        # The ablations show scores only; training metrics are read for the main sweep alone.
-        metrics = is_result if grid.name == MAIN else _is_validation
+        # The ablations show scores only; other training metrics are read for the main sweep alone.
+        metrics = is_result if grid.name == MAIN else _is_judged
         try:
             of_sweep = claims.get(grid.name, ())
             scored.append(
@@ -313,5 +313,5 @@ def read_study(
     )
 
 
-def _is_validation(metric: str) -> bool:
-    return schema.parse_validation_metric(metric) is not None
+def _is_judged(metric: str) -> bool:
+    return metric == LENGTH or schema.parse_validation_metric(metric) is not None

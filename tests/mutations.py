@@ -307,15 +307,15 @@ ANALYSIS = (
     Fault(
         "the step T_stop lies outside the window",
         "analysis/scoring.py",
-        "else steps <= t_stop",
-        "else steps < t_stop",
+        "window = curve.loc[:t_stop]",
+        "window = curve if t_stop is None else curve[curve.index < t_stop]",
         "tests/analysis/test_selection.py",
     ),
     Fault(
         "steps with an unknown mean are candidates (NaN passes)",
         "analysis/scoring.py",
-        "np.flatnonzero(inside & ~np.isnan(scores))",
-        "np.flatnonzero(inside)",
+        "np.flatnonzero(~np.isnan(scores))",
+        "np.arange(len(scores))",
         "tests/analysis/test_selection.py",
     ),
     Fault(
@@ -356,8 +356,8 @@ ANALYSIS = (
     Fault(
         "Holm's adjusted p-values decrease again",
         "analysis/statistics/estimate.py",
-        "largest = max(largest, min(1.0, (len(p_values) - place) * p_values[index]))",
-        "largest = min(1.0, (len(p_values) - place) * p_values[index])",
+        "np.maximum.accumulate(np.minimum(1.0, np.arange(len(p), 0, -1) * p[order]))",
+        "np.minimum(1.0, np.arange(len(p), 0, -1) * p[order])",
         "tests/analysis/statistics/test_estimate.py",
     ),
     Fault(

@@ -257,13 +257,11 @@ def _newcombe_variance(theta: float, sizes: Sequence[tuple[int, int]]) -> float:
 
 def holm(p_values: Sequence[float]) -> tuple[float, ...]:
     """The adjusted p-values in the given order; reject where they are at most the level."""
-    order = sorted(range(len(p_values)), key=lambda index: p_values[index])
-    adjusted = [0.0] * len(p_values)
-    largest = 0.0
-    for place, index in enumerate(order):
-        largest = max(largest, min(1.0, (len(p_values) - place) * p_values[index]))
-        adjusted[index] = largest
-    return tuple(adjusted)
+    p = np.array(p_values, dtype=np.float64)
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.maximum.accumulate(np.minimum(1.0, np.arange(len(p), 0, -1) * p[order]))
+    return tuple(adjusted.tolist())
 
 
 # The stratified bootstrap: runs are resampled within each task, and tasks are fixed.

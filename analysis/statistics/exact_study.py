@@ -109,20 +109,19 @@ def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
     """
     if board in _CURVES_OF_BOARD:  # each claim and the tables need them
         return _CURVES_OF_BOARD[board]
-    curves = _CURVES_OF_BOARD[board] = dict[Condition, Curves]()
+    curves: dict[Condition, Curves] = {}
     for model, variant in board.cells:
         runs = {
             run.mlflow_id: run.seed
             for run in board.runs_of(model, variant)
-            if run.mlflow_id and run.seed is not None and run.is_result
+            if run.seed is not None and run.is_result
         }
-        logged = {name: board.logged(model, variant, name) for name in METRICS_READ}
-        points = {
-            name: of_metric[of_metric["mlflow_id"].isin(runs) & (of_metric["step"] > 0)]
-            for name, of_metric in logged.items()
-        }
+        points = {}
+        for name in METRICS_READ:
+            logged = board.logged(model, variant, name)
+            points[name] = logged[logged["mlflow_id"].isin(runs) & (logged["step"] > 0)]
         horizon = board.data.params.get(next(iter(runs), ""), {}).get(schema.HORIZON, "")
-        if not horizon.isdigit() or points[METRICS["error"]].empty:
+        if not horizon.isdecimal() or points[METRICS["error"]].empty:
             continue
         steps = max(int(of_metric["step"].max()) for of_metric in points.values() if len(of_metric))
         tables = {}
@@ -132,6 +131,7 @@ def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
             table[rows, of_metric["step"].to_numpy() - 1] = of_metric["value"].to_numpy()
         condition = Condition(model, without_horizon(variant), int(horizon))
         curves[condition] = curves_of(tuple(runs.values()), tables)
+    _CURVES_OF_BOARD[board] = curves
     return curves
 
 

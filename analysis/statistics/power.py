@@ -59,17 +59,16 @@ def detectable_difference(error: float, degrees: float) -> float:
     return error * (t_quantile(degrees) + float(stdtrit(degrees, POWER)))
 
 
-def spread_of(estimate: Estimate, runs: int | None = None) -> Spread | None:
-    """The spread of an estimate from `runs` of each variant and model (None: its own `n`); None if it has no error."""
+def spread_of(estimate: Estimate, runs: int) -> Spread | None:
+    """The spread of an estimate from `runs` of each variant and model; None if it has no error."""
     if estimate.error is None or estimate.degrees is None:
         return None
-    # At least 2: a side of an unpaired comparison may be a single run, when all spread comes from the other side.
-    count = max(2, estimate.n if runs is None else runs)
     if isinstance(estimate, SlopeEstimate) and estimate.seeds is not None and estimate.models is not None:
-        seeds, models = spread_of(estimate.seeds, count), spread_of(estimate.models, count)
+        seeds, models = spread_of(estimate.seeds, runs), spread_of(estimate.models, runs)
         if seeds is not None and models is not None:
             return replace(seeds, models=(models.error, models.degrees))
-    return Spread(estimate.error, estimate.degrees, count)
+    # At least 2: a side of an unpaired comparison may be a single run, when all spread comes from the other side.
+    return Spread(estimate.error, estimate.degrees, max(2, runs))
 
 
 _PLACES = 400  # quadrature points of the distribution of the estimated error
@@ -91,18 +90,19 @@ class ReachedPower:
     unknown: str = ""
 
 
-def reached_power(claim: Claim, estimates: Sequence[Estimate | None], runs: int) -> ReachedPower | None:
+def reached_power(
+    claim: Claim, estimates: Sequence[Estimate], runs: int, lacking: str = ""
+) -> ReachedPower | None:
     """The power of a claim with these comparisons, from `runs` of each variant and model; None without a comparison.
+    `lacking`: why a further comparison has no estimate.
 
-    Without a spread, or with a missing side, nothing can be supported: the power is 0 and `needed` is unknown.
+    Without a spread or an estimate nothing can be supported: the power is 0 and `needed` is unknown.
     """
+    if why := next((estimate.unknown for estimate in estimates if estimate.unknown), lacking):
+        return ReachedPower(claim.lead, 0.0, runs, None, why)
     if not estimates:
         return None
-    whole = [estimate for estimate in estimates if estimate is not None]
-    why = next((estimate.unknown for estimate in whole if estimate.unknown), "")
-    if len(whole) < len(estimates) or why:
-        return ReachedPower(claim.lead, 0.0, runs, None, why or "one side has no finished run")
-    chances = [_chance(claim, estimate, runs) for estimate in whole]
+    chances = [_chance(claim, estimate, runs) for estimate in estimates]
 
     def all_hold(n: int) -> float:
         return float(np.prod([chance(n) for chance in chances]))

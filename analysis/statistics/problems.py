@@ -187,9 +187,8 @@ def solved_by_one(ours: CountArray, theirs: CountArray, samples: int) -> tuple[i
     that no run of theirs ever answered right. `ours`, `theirs`: right answers [validations of all runs, P] (of
     `samples`).
     """
-    return tuple(
-        int(i) for i in np.flatnonzero((2 * ours.max(axis=0) >= samples) & (theirs.max(axis=0) == 0))
-    )
+    alone = (2 * ours.max(axis=0) >= samples) & (theirs.max(axis=0) == 0)
+    return tuple(np.flatnonzero(alone).tolist())
 
 
 # Unbiased pass@k and maj@k of a problem from n answers to it, for every k up to n.
@@ -216,13 +215,12 @@ def majority_at_k(right: int, wrong: Sequence[int], k: int) -> float:
     for votes in range(1, min(right, k) + 1):
         # ways[t, m]: the number of ways to draw m wrong answers, none more than `votes` times and t of them exactly so
         # often.
-        ways = {(0, 0): 1}
+        ways = Counter({(0, 0): 1})
         for count in wrong:
-            further: dict[tuple[int, int], int] = {}
+            further = Counter[tuple[int, int]]()
             for (tied, taken), number in ways.items():
                 for more in range(min(count, votes, k - votes - taken) + 1):
-                    key = (tied + (more == votes), taken + more)
-                    further[key] = further.get(key, 0) + number * comb(count, more)
+                    further[tied + (more == votes), taken + more] += number * comb(count, more)
             ways = further
         for (tied, taken), number in ways.items():
             if taken == k - votes:
@@ -487,18 +485,15 @@ def cell_problems(board: Scoreboard) -> tuple[CellProblems, ...]:
     """The cells whose finished runs all recorded outcomes, on the same problems as the other cells of their model."""
     cells = []
     for model in board.models:
-        recorded: dict[str, list[tuple[RunScore, Outcomes]]] = defaultdict(list)
-        whole = True
-        for run in (run for run in board.runs if run.model == model and run.is_result):
-            outcomes = board.data.outcomes.get(run.mlflow_id)
-            if outcomes is None or not len(outcomes.steps):
-                whole = False
-            else:
-                recorded[run.variant].append((run, outcomes))
-        problems = {outcomes.key for runs in recorded.values() for _, outcomes in runs}
-        if whole and len(problems) == 1:
-            ordered = (variant for variant in board.variants if variant in recorded)
-            cells += [_cell(board, model, variant, recorded[variant]) for variant in ordered]
+        finished = [
+            [run for run in board.runs_of(model, variant) if run.is_result] for variant in board.variants
+        ]
+        recorded = [board.data.outcomes.get(run.mlflow_id) for of_cell in finished for run in of_cell]
+        problems = {
+            outcomes.key if outcomes is not None and len(outcomes.steps) else None for outcomes in recorded
+        }
+        if len(problems) == 1 and None not in problems:
+            cells += [_cell(board, of_cell) for of_cell in finished if of_cell]
     return tuple(cell for cell in cells if cell is not None)
 
 
@@ -547,9 +542,9 @@ def majority_score(
         if any(votes[name].total() != cell.samples for name in cell.problems):
             return None
         of_run = []
-        for counts in (votes[name] for name in cell.problems):
-            wrong = [count for answer, count in counts.items() if answer != _RIGHT]
-            of_run.append(majority_at_k(counts[_RIGHT], wrong, cell.samples))
+        for name in cell.problems:
+            right = votes[name].pop(_RIGHT, 0)
+            of_run.append(majority_at_k(right, [*votes[name].values()], cell.samples))
         chances.append(of_run)
     return clustered_mean(np.mean(chances, axis=0), cell.benchmark_of)
 
@@ -605,13 +600,11 @@ def _paired_rows(ours: CellProblems, theirs: CellProblems) -> tuple[FloatArray, 
     return ours.final[rows], theirs.final[others]
 
 
-def _cell(
-    board: Scoreboard, model: str, variant: str, runs: Sequence[tuple[RunScore, Outcomes]]
-) -> CellProblems | None:
+def _cell(board: Scoreboard, runs: Sequence[RunScore]) -> CellProblems | None:
     final, inside, evaluations = [], [], list[tuple[float, float]]()
-    first = runs[0][1]
-    for run, whole in runs:
-        outcomes = _in_window(run, whole)
+    first = board.data.outcomes[runs[0].mlflow_id]
+    for run in runs:
+        outcomes = _in_window(run, board.data.outcomes[run.mlflow_id])
         weights = late_weights(board, run)
         rows = {int(step): row for step, row in zip(outcomes.steps, outcomes.right, strict=True)}
         if not weights or not weights.keys() <= rows.keys():
@@ -623,10 +616,10 @@ def _cell(
             variance = evaluation_variance(rows[step], outcomes.samples, outcomes.benchmark_of).answers
             evaluations += [] if variance is None else [(weight / len(runs), variance)]
     return CellProblems(
-        model=model,
-        variant=variant,
-        seeds=tuple(run.seed for run, _ in runs),
-        mlflow_ids=tuple(run.mlflow_id for run, _ in runs),
+        model=runs[0].model,
+        variant=runs[0].variant,
+        seeds=tuple(run.seed for run in runs),
+        mlflow_ids=tuple(run.mlflow_id for run in runs),
         samples=first.samples,
         problems=first.problems,
         benchmark_of=first.benchmark_of,

@@ -6,9 +6,9 @@ about other seeds.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import zip_longest
 from statistics import fmean
 
@@ -26,7 +26,7 @@ from cppo_lab.analysis.statistics.estimate import (
     Interval,
     bootstrap,
     holm,
-    mean_estimate,
+    mean_of,
 )
 from cppo_lab.analysis.statistics.paired import Difference, difference, mean_difference
 from cppo_lab.analysis.statistics.problems import (
@@ -155,20 +155,19 @@ def map_noise(board: Scoreboard, model: str, variants: Sequence[str]) -> MapNois
     without the outcomes of its evaluations.
     """
     finished = run_values(board)
-    runs = [run for variant in variants for run in finished.cells.get((model, variant), ())]
-    if len({run.variant for run in runs}) < 2:
+    runs = [run for variant in variants for run in cell_runs(finished, model, variant)]
+    counts = Counter(run.variant for run in runs)
+    if len(counts) < 2:
         return None
     residual = _residual(runs, all(run.paired for run in runs)) or _residual(runs, False)
     if residual is not None:
         variance, degrees = residual
-        counts = [len(finished.cells[model, variant]) for variant in dict.fromkeys(r.variant for r in runs)]
-        error = math.sqrt(2 * variance * math.fsum(1 / count for count in counts) / len(counts))
+        error = math.sqrt(2 * variance * math.fsum(1 / count for count in counts.values()) / len(counts))
         return _noise_of(error, degrees, len(counts), True)
     # The variance over other answers of each cell's final mean, as for fresh answers.
-    names = {run.variant for run in runs}
-    cells = [cell for cell in cell_problems(board) if cell.model == model and cell.variant in names]
+    cells = [cell for cell in cell_problems(board) if cell.model == model and cell.variant in counts]
     sampled = [mean_variance(cell.evaluations) for cell in cells if cell.evaluations]
-    if len(sampled) < len(names):
+    if len(sampled) < len(counts):
         return None
     return _noise_of(math.sqrt(2 * math.fsum(sampled) / len(sampled)), _LARGE, len(sampled), False)
 
@@ -225,11 +224,7 @@ class Ranking:
 
     def rank(self, variant: str) -> int | None:
         """The rank of a variant; None if it has no such score."""
-        return self._ranks.get(variant)
-
-    @cached_property
-    def _ranks(self) -> Mapping[str, int]:
-        return {place.variant: place.rank for place in self.places}
+        return next((place.rank for place in self.places if place.variant == variant), None)
 
 
 def rankings(board: Scoreboard, runs: FinishedRuns) -> tuple[Ranking, ...]:
@@ -352,11 +347,12 @@ def _cell(
     board: Scoreboard, runs: FinishedRuns, model: str, variant: str, baseline: Baseline
 ) -> CellStatistics:
     against = baseline.of(variant)
-    means = {score: mean_estimate(list(by_seed(runs, model, variant, score).values())) for score in Score}
-    minus = {
-        score: None if against is None else difference(runs, model, variant, against, score)
-        for score in Score
-    }
+    scores, differences = {}, {}
+    for score in Score:
+        if values := list(by_seed(runs, model, variant, score).values()):
+            scores[score] = mean_of(values)
+        if against is not None and (lead := difference(runs, model, variant, against, score)) is not None:
+            differences[score] = lead
     finished = [run for run in board.runs_of(model, variant) if run.is_result]
     return CellStatistics(
         model=model,
@@ -364,8 +360,8 @@ def _cell(
         runs=len(finished),
         collapsed=sum(run.state is SelectionState.COLLAPSE for run in finished),
         sampling=cell_sampling_error(board, finished),
-        scores={score: mean for score, mean in means.items() if mean is not None},
-        differences={score: lead for score, lead in minus.items() if lead is not None},
+        scores=scores,
+        differences=differences,
     )
 
 
@@ -399,9 +395,9 @@ def _aggregates(
 def _overall(
     board: Scoreboard, runs: FinishedRuns, cells: Sequence[CellStatistics]
 ) -> tuple[Difference, ...]:
-    parts: dict[str, list[Difference]] = {variant: [] for variant in board.variants}
+    leads: dict[str, list[Difference]] = defaultdict(list)
     for cell in cells:
-        if Score.FINAL in cell.differences:
-            parts[cell.variant].append(cell.differences[Score.FINAL])
-    whole = (of_variant for of_variant in parts.values() if len(of_variant) == len(board.models))
+        if lead := cell.differences.get(Score.FINAL):
+            leads[cell.variant].append(lead)
+    whole = (of_variant for of_variant in leads.values() if len(of_variant) == len(board.models))
     return tuple(mean_difference(of_variant, runs) for of_variant in whole)

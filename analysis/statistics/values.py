@@ -185,8 +185,7 @@ def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
 
 def in_window(curve: pd.DataFrame, t_stop: int | None) -> pd.DataFrame:
     """The validations up to T_stop; all if that is not known."""
-    inside = t_stop is None or not len(curve) or curve.index[-1] <= t_stop  # the usual case
-    return curve if inside else curve[curve.index <= t_stop]
+    return curve.loc[:t_stop]
 
 
 def _values(board: Scoreboard, run: RunScore) -> RunValues:

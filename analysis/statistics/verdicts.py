@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from itertools import takewhile
+from itertools import product, takewhile
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from cppo_lab.analysis.statistics.exact_study import METRICS, EqualIn, advantage
 from cppo_lab.analysis.statistics.paired import Difference, above_zero, difference, mean_difference, slope
 from cppo_lab.analysis.statistics.power import ONE_SIDED_LEVEL, ReachedPower, reached_power
 from cppo_lab.analysis.statistics.values import (
+    ONE_BENCHMARK,
     FinishedRuns,
     Measure,
     Quantity,
@@ -82,7 +83,7 @@ def mean_length(board: Scoreboard, model: str, variant: str) -> float | None:
 # models.
 
 
-_NO_RUN = "one side has no finished run"
+_NO_RUN, _NOT_LOGGED = "one side has no finished run", "its runs did not log it"
 
 
 class VerdictOutcome(StrEnum):
@@ -146,7 +147,9 @@ def _compared(claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Measur
                 lead = above_zero(runs, model, pair[0], score)
             else:
                 lead = difference(runs, model, *pair, score)
-            why = "its runs did not log it" if isinstance(score, Quantity) and all(sides) else _NO_RUN
+            why = _NO_RUN
+            if all(sides):
+                why = _NOT_LOGGED if isinstance(score, Quantity) else ONE_BENCHMARK
             single.append(Comparison(model, *pair, lead, min(sides), why))
             groups[pair].append(single[-1])
     if not claim.over_models and claim.kind is not Kind.TREND:
@@ -161,7 +164,7 @@ def _together(claim: Claim, board: Scoreboard, runs: FinishedRuns, parts: Sequen
     pair, fewest = (parts[0].variant, parts[0].against), min(part.runs for part in parts)
     leads = [part.difference for part in parts if part.difference is not None]
     lacking = next((part.why for part in parts if part.difference is None), "")
-    if lacking and (not leads or lacking == _NO_RUN):
+    if lacking and (not leads or lacking != _NOT_LOGGED):
         return Comparison("", *pair, None, fewest, lacking)
     if claim.kind is Kind.COLLAPSE:
         models = [part.model for part in parts]
@@ -182,7 +185,8 @@ def _errors(claim: Claim, board: Scoreboard) -> list[Comparison]:
         condition: runs for condition, runs in read_curves(board).items() if condition.variant in variants
     }
     curves = of_seeds(read, claim.seeds or ())
-    models = claim.models or tuple(dict.fromkeys(c.model for c in curves))
+    cells = {(condition.model, condition.variant) for condition in curves}
+    models = claim.models or tuple(dict.fromkeys(condition.model for condition in curves))
     groups = [("", models)] if claim.over_models else [(model, (model,)) for model in models]
     slope, comparisons = claim.score is Quantity.ERROR_SLOPE, []
     for pair in pairs(claim, ()):
@@ -193,7 +197,9 @@ def _errors(claim: Claim, board: Scoreboard) -> list[Comparison]:
             )
             n = lead.n if lead else 0
             difference = Difference("", *pair, Quantity.ERROR, lead, True, n, n, None) if lead else None
-            comparisons.append(Comparison(model, *pair, difference, n, at_equal_return=at_equal_return))
+            whole = cells.issuperset(product(of_group, pair))
+            why = "its runs have too few seeds, horizons or movements in common" if whole else _NO_RUN
+            comparisons.append(Comparison(model, *pair, difference, n, why, at_equal_return))
     return comparisons
 
 
@@ -322,29 +328,32 @@ def judge(claim: Claim, board: Scoreboard | None, runs: FinishedRuns) -> Verdict
         runs = FinishedRuns(run for run in runs if run.seed in claim.seeds)
     if claim.pairing is not None:
         runs = FinishedRuns(replace(run, paired=claim.pairing, common=False) for run in runs)
-    looks: Sequence[tuple[int, ...] | None] = (None,)
+    looks = [(0, runs)]
     if claim.sequential:
         # Seeds are the units of every comparison, whether their runs share more or not.
         runs = FinishedRuns(replace(run, paired=True, common=True) for run in runs)
         seeds = _complete_seeds(claim, board.results)
-        looks = [seeds[:n] for n in range(min(schema.FIRST_LOOK, len(seeds)), len(seeds) + 1)]
-    for seeds_of_look in looks:
-        seen = runs if seeds_of_look is None else FinishedRuns(r for r in runs if r.seed in seeds_of_look)
+        looks = [
+            (n, FinishedRuns(run for run in runs if run.seed in seeds[:n]))
+            for n in range(min(schema.FIRST_LOOK, len(seeds)), len(seeds) + 1)
+        ]
+    for looked, seen in looks:
         comparisons = _compare_all(claim, board, seen, score)
-        outcome = _outcome_of_all([comparison.outcome for comparison in comparisons])
-        if outcome is not VerdictOutcome.UNDECIDED:
+        outcome = _outcome_of_all(comparisons)
+        is_open = outcome is VerdictOutcome.UNDECIDED and looked < len(claim.seeds or ())
+        if not is_open:
             break
-    runs, looked = seen, len(seeds_of_look or ())
-    is_open = outcome is VerdictOutcome.UNDECIDED and looked < len(claim.seeds or ())
     others = {
-        other: _outcome_of_all([comparison.outcome for comparison in _compare_all(claim, board, runs, other)])
+        other: _outcome_of_all(_compare_all(claim, board, seen, other))
         for other in Score
         if other != score and claim.compares_scores
     }
     power, provisional = None, is_open
     if not claim.sequential:
         fewest = min((comparison.runs for comparison in comparisons), default=0)
-        power = reached_power(claim, [comparison.estimate for comparison in comparisons], fewest)
+        estimates = [comparison.estimate for comparison in comparisons if comparison.estimate is not None]
+        lacking = next((comparison.why for comparison in comparisons if comparison.estimate is None), "")
+        power = reached_power(claim, estimates, fewest, lacking)
         provisional = (bool(board.gaps) and not claim.of_errors) or not claim.tests <= board.results
     deciding = _deciding(claim, comparisons, outcome)
     return Verdict(
@@ -448,7 +457,7 @@ def word_of_comparison(claim: Claim, comparison: Comparison) -> Word:
     return Word.OPEN if comparison.estimate is None else word_of(comparison.estimate, least)
 
 
-def _outcome_of_all(comparisons: Collection[VerdictOutcome]) -> VerdictOutcome:
+def _outcome_of_all(comparisons: Sequence[Comparison]) -> VerdictOutcome:
     """The outcome of a claim: its worst comparison decides, and a claim without comparisons is undecided."""
     worst_first = (
         VerdictOutcome.NOT_SUPPORTED,
@@ -456,7 +465,8 @@ def _outcome_of_all(comparisons: Collection[VerdictOutcome]) -> VerdictOutcome:
         VerdictOutcome.SMALL,
         VerdictOutcome.SUPPORTED,
     )
-    return min(comparisons, key=worst_first.index, default=VerdictOutcome.UNDECIDED)
+    outcomes = (comparison.outcome for comparison in comparisons)
+    return min(outcomes, key=worst_first.index, default=VerdictOutcome.UNDECIDED)
 
 
 def _deciding(claim: Claim, comparisons: Sequence[Comparison], outcome: VerdictOutcome) -> Comparison | None:
@@ -474,7 +484,5 @@ def _deciding(claim: Claim, comparisons: Sequence[Comparison], outcome: VerdictO
 
     if outcome in (VerdictOutcome.NOT_SUPPORTED, VerdictOutcome.SMALL):
         alike = [comparison for comparison in comparisons if comparison.outcome is outcome]
-        return min(
-            alike, key=lambda comparison: 1.0 if comparison.p_against is None else comparison.p_against
-        )
+        return min(alike, key=lambda comparison: comparison.p_against or 0.0)
     return max(comparisons, key=doubt, default=None)

@@ -85,6 +85,18 @@ def test_frames(uri: str, write: Callable[..., str]) -> None:
     assert list(only[["metric", "value"]].itertuples(index=False, name=None)) == [(SCORE, 0.1), (SCORE, 0.05)]
 
 
+@pytest.mark.parametrize(
+    "tag, seed", [("-3", -3), ("--5", None), ("\u00b2", None), ("9" * 30, None), ("0.5", None)]
+)
+def test_a_seed_that_is_none_is_left_out(
+    uri: str, write: Callable[..., str], tag: str, seed: int | None
+) -> None:
+    write("r1", **{schema.TAG_SEED: tag})
+    assert read_sweep(uri, EXPERIMENT, "demo").runs["seed"].dropna().tolist() == (
+        [] if seed is None else [seed]
+    )
+
+
 def test_of_retries_the_newest_result_counts(uri: str, write: Callable[..., str]) -> None:
     write("r1")
     newest = {"r1": write("r1"), "r2": "", "r3": write("r3", schema.COLLAPSED)}

@@ -1,4 +1,6 @@
-"""Diagnostics read from a store's artifacts: what is there, what is absent, and what is refused."""
+"""The sweeps of a study, and diagnostics read from a store's artifacts: what is there, what is absent, and what is
+refused.
+"""
 
 import json
 import math
@@ -7,8 +9,20 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from cppo_lab import schema
 from cppo_lab.analysis import study
-from cppo_lab.analysis.study import TokenWindow, gap_curves, induced_threshold, read_positions, read_windows
+from cppo_lab.analysis.inputs import SweepGrid
+from cppo_lab.analysis.statistics.claims import Claim, Kind
+from cppo_lab.analysis.statistics.verdicts import LENGTH, verdicts
+from cppo_lab.analysis.study import (
+    TokenWindow,
+    gap_curves,
+    induced_threshold,
+    read_positions,
+    read_study,
+    read_windows,
+)
+from tests.analysis.made_sweeps import MadeRun, expect, write_runs
 from tests.conftest import user_error
 
 POSITIONS: dict[str, Any] = {
@@ -36,6 +50,29 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("store")
     uri = f"sqlite:///{folder / 'mlflow.db'}"
     return uri, MlflowClient(uri).create_experiment("x", artifact_location=(folder / "artifacts").as_uri())
+
+
+def test_a_trend_of_another_sweep_than_the_main_one_is_judged(uri: str) -> None:
+    """By the lengths of its responses, of which its figures show nothing."""
+    runs = [
+        MadeRun(
+            variant,
+            f"of_{length}",
+            seed,
+            logged={
+                schema.validation_metric("chain24"): dict.fromkeys(range(0, 101, 50), score + 0.001 * seed),
+                LENGTH: {1: length},
+            },
+        )
+        for length, lead in ((100, 0.01), (200, 0.03), (400, 0.05))
+        for variant, score in (("cppo", 0.3 + lead), ("dppo", 0.3))
+        for seed in range(3)
+    ]
+    write_runs(uri, runs, "mine")
+    read = read_study(uri, "cppo-mini", "both", [SweepGrid("mine", "", "", expect(runs))])
+    trend = Claim("longer", "the lead grows", "mine", Kind.TREND, (("cppo",), ("dppo",)))
+    [verdict] = verdicts(read.boards, [trend])
+    assert verdict.comparisons[0].estimate.value == pytest.approx(0.02)
 
 
 def run_with(store: tuple[str, str], name: str | None, content: Any) -> str:

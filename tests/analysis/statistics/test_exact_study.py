@@ -203,6 +203,22 @@ def test_runs_of_other_seeds_do_not_count(
     assert ("where one side has no finished run" in reason(verdict)) is bool(tests)
 
 
+@pytest.mark.parametrize(
+    "score, horizons, far", [(Quantity.ERROR_SLOPE, (16,), 0.01), (Quantity.ERROR, HORIZONS, 1.0)]
+)
+def test_runs_that_are_there_and_cannot_be_compared_are_not_called_missing(
+    monkeypatch: pytest.MonkeyPatch, score: Quantity, horizons: tuple[int, ...], far: float
+) -> None:
+    """A single horizon has no slope; and two rules that never move alike no ratio."""
+    found = {
+        Condition("early", name, horizon): curves(horizon, 1.0, middle)
+        for name, middle in (("cppo", 0.01), ("dppo", far))
+        for horizon in horizons
+    }
+    verdict = judged(monkeypatch, found, claim(score=score))
+    assert "where its runs have too few seeds, horizons or movements in common." in reason(verdict)
+
+
 def test_what_no_mechanism_of_a_rule_makes_better_is_a_control() -> None:
     """DPPO without a threshold, and DPPO at another learning rate; every other rule and threshold is none."""
     dppo = {"rule.name": "dppo", "rule.delta": "0.01", "optim.learning_rate": "0.02"}

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cppo_lab.analysis.statistics.claims import CLAIMS, SMALLEST, Claim, Kind, named, pairs
-from cppo_lab.analysis.statistics.values import Score
+from cppo_lab.analysis.statistics.values import ONE_BENCHMARK, Score
 from cppo_lab.analysis.statistics.verdicts import (
     VerdictOutcome,
     verdicts,
@@ -166,10 +166,20 @@ def test_every_claim_gets_a_verdict() -> None:
         ("cppo_horizon", "its runs did not log the length of their responses"),
         ("cispo_collapse", "one side has no finished run"),
     ):
-        assert found[key].comparisons[0].why == why
+        assert found[key].comparisons[0].why == found[key].power.unknown == why
     [widens] = found["cppo_widens"].comparisons  # flat curves: no lead widens, and nothing scatters
     assert widens.difference.estimate.value == pytest.approx(0.0)
     assert reason(found["kl_above"]) == "Nothing of sweep 'kl_vs_tv' can be compared yet."
+
+
+def test_a_score_that_takes_two_benchmarks_is_not_there_with_one() -> None:
+    runs = [
+        replace(run, scores={"chain24": run.scores["chain24"]}) for run in flat({"a": moved(0.05), "b": BASE})
+    ]
+    for over_models in (False, True):
+        verdict = judged(replace(ABOVE, score=Score.CORRECTED, over_models=over_models), runs)
+        assert verdict.comparisons[0].why == verdict.power.unknown == ONE_BENCHMARK
+        assert f"where {ONE_BENCHMARK}." in reason(verdict)
 
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.key)
