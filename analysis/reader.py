@@ -137,7 +137,7 @@ def _newest_of_each(attempts: Iterable[StoredRun]) -> list[StoredRun]:
     """One run per run id, sorted by id: the newest that is a result, or the newest of all if none is."""
 
     def rank(run: StoredRun) -> tuple[str, bool, int, str]:
-        return run_id_of(run), run.status in schema.FINISHED, run.start_ms or 0, run.mlflow_id
+        return run_id_of(run), run.is_result, run.start_ms or 0, run.mlflow_id
 
     return list({run_id_of(run): run for run in sorted(attempts, key=rank)}.values())
 

@@ -276,8 +276,8 @@ def score_claimed(
     data: SweepData,
     expected: Sequence[ExpectedRun],
     claims: Sequence[Claim],
-    partial: bool = False,
-    pairing: bool | None = None,
+    partial: bool,
+    pairing: bool | None,
 ) -> Scoreboard:
     """As `score_sweep`; runs that no claim waits for are no gaps: those without a result whose seeds come after the
     look that decided the sequential claims which they test.

@@ -167,7 +167,7 @@ def read(data: bytes, what: str) -> Outcomes:
         about,
         arrays,
     ):
-        return Outcomes(**vars(_About.model_validate(about)), **arrays)
+        return Outcomes(**vars(_About.model_validate(about)) | arrays)
 
 
 _Name = Annotated[str, Field(min_length=1, max_length=300)]

@@ -202,7 +202,7 @@ def read(data: bytes, what: str) -> RecordedTokens:
         about,
         arrays,
     ):
-        return RecordedTokens(**vars(_About.model_validate(about)), **arrays)
+        return RecordedTokens(**vars(_About.model_validate(about)) | arrays)
 
 
 class _About(BaseModel):
