@@ -35,7 +35,6 @@ from cppo_lab.tracking.read import (
     experiment_id,
     histories,
     newest_runs,
-    open_store,
     reading,
     search_runs,
     stored_run,
@@ -226,16 +225,19 @@ def read_outcomes(uri: str, runs: Iterable[StoredRun]) -> dict[str, Outcomes]:
     Artifacts on this machine are read without querying the store.
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
-    client, outcomes = open_store(uri), {}
-    for run in runs:
-        folder = address.artifact_folder(run.artifact_uri, uri)
-        if folder is not None and not (folder / OUTCOMES).exists():
-            continue
-        files = (
-            StoredFiles(client, run.mlflow_id, run.artifact_uri) if folder is None else FolderFiles(folder)
-        )
-        if (of_run := kept.read_outcomes(files)) is not None:
-            outcomes[run.mlflow_id] = of_run
+    outcomes = {}
+    with reading(uri) as client:
+        for run in runs:
+            folder = address.artifact_folder(run.artifact_uri, uri)
+            if folder is not None and not (folder / OUTCOMES).exists():
+                continue
+            files = (
+                StoredFiles(client, run.mlflow_id, run.artifact_uri)
+                if folder is None
+                else FolderFiles(folder)
+            )
+            if (of_run := kept.read_outcomes(files)) is not None:
+                outcomes[run.mlflow_id] = of_run
     return outcomes
 
 
@@ -248,18 +250,16 @@ def read_answers(
     Raises UserError if the store fails, or if a file is too large or not what it should be.
     """
     address.require_store(uri)
-    client, answers = open_store(uri), {}
-    for mlflow_id in mlflow_ids:
-        files = StoredFiles(client, mlflow_id)
-        last = kept.steps_with(files, "tokens")[-token_steps:] if token_steps else []
-        texts = [
-            kept.read_texts(files, step)
-            for step in evenly_spaced(kept.steps_with(files, "texts"), text_steps)
-        ]
-        tokens = [kept.read_tokens(files, step) for step in last]
-        run = RunAnswers(tuple(filter(None, texts)), tuple(filter(None, tokens)))
-        if run.texts or run.tokens:
-            answers[mlflow_id] = run
+    answers = {}
+    with reading(uri) as client:
+        for mlflow_id in mlflow_ids:
+            files = StoredFiles(client, mlflow_id)
+            spread = evenly_spaced(kept.steps_with(files, "texts"), text_steps)
+            last = kept.steps_with(files, "tokens")[-token_steps:] if token_steps else []
+            texts = tuple(filter(None, (kept.read_texts(files, step) for step in spread)))
+            tokens = tuple(filter(None, (kept.read_tokens(files, step) for step in last)))
+            if texts or tokens:
+                answers[mlflow_id] = RunAnswers(texts, tokens)
     return answers
 
 

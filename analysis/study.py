@@ -23,7 +23,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import Claim
 from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.analysis.statistics.verdicts import LENGTH, score_claimed
-from cppo_lab.errors import UserError, first_fault
+from cppo_lab.errors import StoreAway, UserError, first_fault
 from cppo_lab.rules import position_weight
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun
@@ -282,7 +282,7 @@ def read_study(
     """Read and score every sweep; `claims`: those of a sweep, by its name, for runs that no claim waits for.
 
     Raises UserError as `read_sweep` and `score_sweep` do for the first incomplete sweep; with `partial`, only if no
-    sweep has any score.
+    sweep has any score, or if the store fails.
     """
     listing, scored = list_runs(uri, experiment), list[StudySweep]()
     for grid in sweeps:
@@ -294,7 +294,7 @@ def read_study(
                 StudySweep(grid, score_grid(uri, experiment, grid, of_sweep, partial, metrics, listing))
             )
         except UserError as error:
-            if not partial:
+            if not partial or isinstance(error, StoreAway):
                 raise
             scored.append(StudySweep(grid, None, str(error)))
     if not scored:

@@ -148,7 +148,7 @@ def _compared(claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Measur
             else:
                 lead = difference(runs, model, *pair, score)
             why = _NO_RUN
-            if all(sides):
+            if lead is None and all(sides):
                 why = _NOT_LOGGED if isinstance(score, Quantity) else ONE_BENCHMARK
             single.append(Comparison(model, *pair, lead, min(sides), why))
             groups[pair].append(single[-1])

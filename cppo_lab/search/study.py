@@ -26,7 +26,12 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 import optuna
-from optuna.exceptions import ExperimentalWarning, OptunaError, UpdateFinishedTrialError
+from optuna.exceptions import (
+    ExperimentalWarning,
+    OptunaError,
+    StorageInternalError,
+    UpdateFinishedTrialError,
+)
 from optuna.pruners import BasePruner, HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import BaseSampler, NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, RetryHeartbeatStaleTrialCallback
@@ -134,8 +139,12 @@ def open_storage(url: str) -> BaseStorage:
             "the URL with postgresql://"
         ) from None
     except (SQLAlchemyError, OptunaError, OSError, ValueError, RuntimeError) as error:
-        first_line = redacted((str(error).strip().splitlines() or [type(error).__name__])[0])
-        raise UserError(f"storage {redacted(url)} cannot be used: {first_line}") from None
+        raise _unusable(url, error) from None
+
+
+def _unusable(url: str, error: Exception) -> UserError:
+    first_line = redacted((str(error).strip().splitlines() or [type(error).__name__])[0])
+    return UserError(f"storage {redacted(url)} cannot be used: {first_line}")
 
 
 def _require_journal(path: Path) -> None:
@@ -200,7 +209,7 @@ class SearchStudy:
 
     def trials(self) -> list[FrozenTrial]:
         """The trials of this search's budget, by number; those that have not begun are WAITING."""
-        with deferred_for(self.url):
+        with self.writing():
             return numbered(self.study.get_trials(deepcopy=False))[: self.tuning.trials]
 
     @contextlib.contextmanager
@@ -291,12 +300,16 @@ class SearchStudy:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """To read from and write to a trial that this worker has. Raises Lost."""
+        """To read from the study, and write to a trial that this worker has. Raises Lost, and UserError if the storage
+        fails.
+        """
         try:
             with deferred_for(self.url):
                 yield
         except UpdateFinishedTrialError:
             raise Lost from None
+        except (SQLAlchemyError, StorageInternalError) as error:
+            raise _unusable(self.url, error) from error
 
     def draw(self, trial: Trial) -> dict[str, Scalar]:
         """The trial's point; values that are not drawn yet are drawn now. Raises Lost."""

@@ -62,7 +62,7 @@ from cppo_lab.search.study import (
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.sweep.file import Scalar
 from cppo_lab.tracking import address
-from cppo_lab.tracking.client import deferred_for, experiment_of, open_client
+from cppo_lab.tracking.client import STORE_FAULTS, deferred_for, experiment_of, open_client, store_error
 from cppo_lab.tracking.page import (
     Point,
     TrialRecord,
@@ -208,9 +208,14 @@ class _SearchState:
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
-        """To read from and write to the study and MLflow. Raises Lost."""
-        with deferred_for(self.uri), self.study.writing():
-            yield
+        """To read from and write to the study and MLflow. Raises Lost, and UserError if either fails."""
+        try:
+            with deferred_for(self.uri), self.study.writing():
+                yield
+        except STORE_FAULTS as error:
+            if isinstance(error, OSError):  # also of the study's file, or of the search's
+                raise
+            raise store_error(self.uri, error, "used") from error
 
     def publish(self) -> None:
         """Write the file again, locally and to MLflow. Only one worker at a time does so, from the current study."""

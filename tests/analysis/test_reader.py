@@ -4,11 +4,13 @@ points of many runs as one small tidy frame; what runs kept of their answers.
 
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric
+from sqlalchemy.exc import OperationalError
 
 from cppo_lab import schema
 from cppo_lab.analysis import reader
@@ -18,6 +20,7 @@ from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.texts import Texts, texts_name
 from cppo_lab.answers.tokens import tokens_name
+from cppo_lab.tracking import read
 from cppo_lab.tracking.history import StoredRun, from_rows
 from cppo_lab.tracking.read import stored_run
 from tests.answers import made
@@ -238,6 +241,18 @@ def test_texts_are_spread_over_the_run_and_tokens_are_its_last(store: tuple[str,
     assert [tokens.step for tokens in found[whole].tokens] == [40, 50]
     (last,) = read_answers(uri, [whole], text_steps=1, token_steps=0).values()
     assert ([texts.step for texts in last.texts], last.tokens) == ([50], ())
+
+
+def test_a_database_that_does_not_answer_is_said_in_a_line(
+    store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = stored(store[0], *store[1])
+    monkeypatch.setattr(
+        read, "require_answer", Mock(side_effect=OperationalError("SELECT 1", {}, OSError("gone")))
+    )
+    for ask in (lambda: read_outcomes(store[0], runs), lambda: read_answers(store[0], store[1], 1, 1)):
+        with user_error("tracking store .* cannot be read: .*gone"):
+            ask()
 
 
 def test_a_file_that_is_too_large_is_not_fetched(

@@ -5,6 +5,7 @@ refused.
 import json
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -22,6 +23,7 @@ from cppo_lab.analysis.study import (
     read_study,
     read_windows,
 )
+from cppo_lab.errors import StoreAway
 from tests.analysis.made_sweeps import MadeRun, expect, write_runs
 from tests.conftest import user_error
 
@@ -73,6 +75,16 @@ def test_a_trend_of_another_sweep_than_the_main_one_is_judged(uri: str) -> None:
     trend = Claim("longer", "the lead grows", "mine", Kind.TREND, (("cppo",), ("dppo",)))
     [verdict] = verdicts(read.boards, [trend])
     assert verdict.comparisons[0].estimate.value == pytest.approx(0.02)
+
+
+def test_a_store_that_goes_away_is_not_taken_for_a_sweep_without_results(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = [MadeRun("cppo", logged={schema.validation_metric("chain24"): {0: 0.1, 100: 0.3}})]
+    write_runs(uri, runs, "mine")
+    monkeypatch.setattr(study, "read_sweep", Mock(side_effect=StoreAway("the server does not answer")))
+    with pytest.raises(StoreAway):
+        read_study(uri, "cppo-mini", "both", [SweepGrid("mine", "", "", expect(runs))], partial=True)
 
 
 def run_with(store: tuple[str, str], name: str | None, content: Any) -> str:

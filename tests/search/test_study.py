@@ -12,8 +12,10 @@ from unittest.mock import Mock
 
 import optuna
 import pytest
+from mlflow.exceptions import MlflowException
 from optuna.storages import RDBStorage
 from optuna.trial import Trial, TrialState, create_trial
+from sqlalchemy.exc import OperationalError
 
 from cppo_lab.errors import UserError
 from cppo_lab.search import study as module
@@ -285,6 +287,20 @@ def test_a_storage_is_named_by_the_environment_or_refused_in_a_line_without_its_
     with user_error("") as caught:
         opened(made_tuning(), "postgresql+psycopg://me:s3cret@127.0.0.1:1/db")
     assert "s3cret" not in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_storage_and_a_store_that_go_away_are_said_in_a_line(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = opened(made_tuning(), storage_url())
+    state = working._SearchState(study, f"sqlite:///{workspace / 'mlflow.db'}")
+    with user_error("tracking store .* cannot be used: gone"), state.writing():
+        raise MlflowException("gone")
+    monkeypatch.setattr(
+        study.study, "get_trials", Mock(side_effect=OperationalError("SELECT 1", {}, OSError("gone")))
+    )
+    with user_error("storage sqlite:.* cannot be used: .*gone"):
+        study.trials()
 
 
 def test_a_journal_line_that_is_being_written_is_not_refused(workspace: Path) -> None:
