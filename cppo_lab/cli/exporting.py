@@ -16,6 +16,7 @@ from cppo_lab.cli.command import RUN, SOME_RUN, SWEEP, CommandParser, Exit, add_
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError, counted, printable, say
 from cppo_lab.files import appearing, require_free, runs_folder
+from cppo_lab.plugins import install_extra
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
@@ -80,8 +81,7 @@ def _require_writable(form: str, out: Path, force: bool) -> Path:
     """
     if form == PARQUET and find_spec("pyarrow") is None:
         raise UserError(
-            f"--format {form}: package 'pyarrow' is not installed: pip install 'cppo-lab[export]', or take "
-            "--format csv"
+            f"--format {form}: package 'pyarrow' is not installed: {install_extra('export')}, or take --format csv"
         )
     if not force:
         try:

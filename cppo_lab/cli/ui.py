@@ -280,7 +280,7 @@ class Page(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Answer a request; of a name that another site gave this machine, with an error."""
-        if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
+        if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
             self.send_error(403)
             return
         if self.path.partition("?")[0] not in ("/", "/index.html"):

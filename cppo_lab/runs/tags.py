@@ -11,6 +11,7 @@ from cppo_lab.core_records import core_if_installed
 from cppo_lab.spec import LayoutSpec, PathsSpec, ResourcesSpec, RunSpec
 
 BETWEEN = " · "  # the parts of a run's name
+_LONGEST_NAME = 250  # characters, of MLflow's column
 _NUMBERED = re.compile(r"(Table|Figure) (\d+)")
 # Escaped as entities: MLflow's converter does not honour every backslash, and entities start no address or markup.
 _MARKUP = re.compile(r"[&<>\\`*_\[\]#~|:!@]|(?<=www)\.")
@@ -20,13 +21,15 @@ def run_name(spec: RunSpec, variants: Mapping[str, str]) -> str:
     """`<variant> · s<seed> · <model>`; `variants` has the name of the run's variant in each of its sweeps.
 
     The model comes last, since MLflow's page cuts long names at their end. A variant's name has the values of the
-    sweep's axes (`cppo w_min=0.6`), so two runs of a sweep never have the same.
+    sweep's axes (`cppo w_min=0.6`), so two runs of a sweep never have the same, unless it is cut, since servers of
+    databases refuse names of more than 250 characters.
     """
     names = dict.fromkeys(variants.values())
     # Of `cppo` and `cppo w_min=0.8` of another sweep, the second says both.
     whole = [name for name in names if not any(other.startswith(f"{name} ") for other in names)]
     variant = " / ".join(whole) or spec.rule.name
-    return BETWEEN.join((variant, f"s{spec.seed}", spec.model.name))
+    end = f"{BETWEEN}s{spec.seed}{BETWEEN}{spec.model.name}"
+    return variant[: _LONGEST_NAME - len(end)] + end
 
 
 def variants_in(tags: Mapping[str, str]) -> dict[str, str]:

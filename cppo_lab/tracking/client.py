@@ -215,8 +215,13 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str, description: st
             database = address.sqlite_file(uri)
             beside = Path.cwd() if database is None else database.resolve().parent
             location = None if uri.startswith("http") else (beside / address.ARTIFACTS / name).as_uri()
-            tags = {"mlflow.note.content": description} if description else {}
-            return str(client.create_experiment(name, artifact_location=location, tags=tags))
+            tags = {schema.TAG_NOTE: description} if description else {}
+            try:
+                return str(client.create_experiment(name, artifact_location=location, tags=tags))
+            except MlflowException:  # another process was first, as only those of a server can be
+                experiment = client.get_experiment_by_name(name)
+                if experiment is None:
+                    raise
     if experiment.lifecycle_stage != "active":
         raise UserError(
             f"experiment {name!r} was deleted in {redacted(uri)}: restore it with "

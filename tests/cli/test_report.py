@@ -115,6 +115,7 @@ def test_the_dashboard_shows_report_and_states_while_runs_go_on(
             raise KeyboardInterrupt
         with pytest.raises(HTTPError, match="403"):  # a name that another site gave this machine
             urlopen(Request(f"http://{address}/", headers={"Host": "evil.example:80"}))
+        urlopen(Request(f"http://{address}/", headers={"Host": "localhost"})).close()  # at port 80
         with urlopen(f"http://{address}/report.json") as answer:
             assert json.load(answer)["name"] == "quickstart"
         with pytest.raises(RemoteDisconnected):

@@ -28,6 +28,8 @@ def test_a_name_says_variant_model_and_seed_and_the_tags_too(tiny_spec: RunSpec)
     assert run_name(tiny_spec, {}) == f"{tiny_spec.rule.name}{end}"
     both = {"main": "cppo", "kl_vs_tv": "cppo", "sensitivity_grid": "cppo w_min=0.8"}
     assert run_name(tiny_spec, both) == f"cppo w_min=0.8{end}"
+    longest = run_name(tiny_spec, {"main": "cppo w_min=0.8", "grid": "x" * 300})  # what a database takes
+    assert len(longest) == 250 and longest.startswith("cppo w_min=0.8 / xxx") and longest.endswith(f"x{end}")
     tags = run_tags(tiny_spec) | {schema.sweep_tag(sweep): variant for sweep, variant in both.items()}
     assert variants_in(tags) == both
     exact = compose(["core=exact", "model=exact_early"]).run

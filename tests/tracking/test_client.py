@@ -149,6 +149,19 @@ def test_an_interrupted_action_leaves_the_file_free(uri: str, tmp_path: Path) ->
         assert interrupted_everywhere(tmp_path / "mlflow.db", action) > 2
 
 
+def test_an_experiment_that_another_process_has_made_meanwhile_is_taken(
+    uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a server, where nothing keeps two launchers apart."""
+    client = open_client(uri)
+    number = ensure_experiment(client, uri, "mini")
+    look, looks = MlflowClient.get_experiment_by_name, iter([lambda *_: None])
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *given: next(looks, look)(*given))
+    assert ensure_experiment(client, uri, "mini") == number
+    with pytest.raises(MlflowException, match=r"[Ii]nvalid"):
+        ensure_experiment(client, uri, "")
+
+
 def test_an_interruption_does_not_wait_for_a_server() -> None:
     with pytest.raises(KeyboardInterrupt), deferred_for("http://host:5000"), exclusive("http://host:5000"):
         signal.raise_signal(signal.SIGINT)

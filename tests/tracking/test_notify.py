@@ -123,6 +123,7 @@ def test_a_launch_that_fails_has_told_of_its_runs(
         write_status(folder, {"run_id": folder.name, "status": "failed", "updated": time.time() + 1})
         raise KeyError
     assert [body["event"] for body in bodies(receiver)] == ["failed", "ended"]
+    assert "failed before its first step: " in bodies(receiver)[0]["text"]
 
 
 def test_slack_has_its_form_and_nobody_is_called(cppo: Command, receiver: FakeServer) -> None:

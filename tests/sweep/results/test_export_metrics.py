@@ -84,5 +84,7 @@ def test_a_package_that_is_missing_is_named(
     export: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "find_spec", lambda name: None)
-    assert "pip install 'cppo-lab[export]'" in export(tmp_path / "out", code=2).err
+    monkeypatch.setattr(exporting, "install_extra", lambda extra: f"how {extra} is installed")
+    said = export(tmp_path / "out", code=2).err
+    assert "'pyarrow' is not installed: how export is installed, or take --format csv" in said
     assert not (tmp_path / "out").exists()
