@@ -4,9 +4,15 @@ Metric names are MLflow keys; `/` makes MLflow's UI group them. Steps are traini
 Shares and accuracies are fractions in [0, 1]; only tables and axes turn them into percent.
 """
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+
+
+def digest(text: str) -> str:
+    """First 12 hex digits of SHA-256: the id of a run by its configuration, and of other texts."""
+    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
 from cppo_lab.answers import ANSWERS, ArrayColumn, pack_arrays, unpacked_arrays
-from cppo_lab.schema import MOST_SAMPLES
 
 OUTCOMES = f"{ANSWERS}/outcomes.npz"
 FORMAT = 1
@@ -25,6 +24,7 @@ _COLUMNS = {
     "cut_off": ArrayColumn("<u2", 2),
     "length": ArrayColumn("<f4", 2),
 }
+_MOST_SAMPLES = np.iinfo(np.uint16).max  # answers to a problem that `right` and `cut_off` can count
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +52,8 @@ class Outcomes:
     def __post_init__(self) -> None:
         """Raises ValueError if the parts do not fit together, or a value is out of range."""
         shape = (len(self.steps), len(self.problems))
-        if not 1 <= self.samples <= MOST_SAMPLES:
-            raise ValueError(f"samples={self.samples}: 1 to {MOST_SAMPLES} are wanted")
+        if not 1 <= self.samples <= _MOST_SAMPLES:
+            raise ValueError(f"samples={self.samples}: 1 to {_MOST_SAMPLES} are wanted")
         if len(set(self.problems)) != shape[1] or len(set(self.benchmarks)) != len(self.benchmarks):
             raise ValueError("a problem or a benchmark is named twice")
         if self.benchmark_of.shape != shape[1:]:
@@ -184,7 +184,7 @@ def _with_row(rows: NDArray[Any], row: NDArray[Any]) -> NDArray[Any]:
     if values.shape != rows.shape[1:]:
         raise ValueError(f"a validation of shape {values.shape}, of {rows.shape[1]} problems")
     if rows.dtype.kind == "u" and np.any(
-        (values < 0) | (values > MOST_SAMPLES) | (values != np.floor(values))
+        (values < 0) | (values > _MOST_SAMPLES) | (values != np.floor(values))
     ):
         raise ValueError("a count is not a whole number >= 0")
     return np.concatenate([rows, values[None].astype(rows.dtype)])

@@ -13,9 +13,8 @@ from cppo_lab.core_records import MACHINE, PHASES, CoreChecks, Resources
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_append, replace_file
 from cppo_lab.plugins import Requirement
-from cppo_lab.schema import Dataset
+from cppo_lab.schema import Dataset, digest
 from cppo_lab.spec import ExactRun, MiniRun, RunSpec, TaskData
-from cppo_lab.spec.run import digest
 
 
 def require_same_task(spec: RunSpec, other: RunSpec) -> None:

@@ -43,9 +43,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from cppo_lab.errors import UserError, one_line, say
 from cppo_lab.files import redacted
 from cppo_lab.search.space import Tuning, describe, require_equal, tidy
-from cppo_lab.spec.job import estimate
 from cppo_lab.sweep.columns import aligned
-from cppo_lab.sweep.cost import ESTIMATE
+from cppo_lab.sweep.cost import cost_of
 from cppo_lab.sweep.file import Choices, Parameter, Scalar
 from cppo_lab.sweep.table import interval
 from cppo_lab.tracking import address
@@ -543,10 +542,10 @@ def summary_text(tuning: Tuning, trials: Sequence[FrozenTrial]) -> str:
     """The plan of a search as text; `trials` are those of its study."""
     search, spec = tuning.search, tuning.search.search
     width = max(len(key) for key in tuning.space)
-    cost = ""
-    if (estimated := estimate(tuning.base.run, tuning.base.layout)) is not None:
-        hours = estimated.time.gpu_hours * len(tuning.seeds)
-        trial, study = (interval([(total, ESTIMATE)]) for total in (hours, hours * tuning.trials))
+    cost, run_cost = "", cost_of(tuning.base.run, tuning.base.layout, ())
+    if run_cost is not None and run_cost.gpu_hours is not None:
+        of_trial = run_cost.gpu_hours * len(tuning.seeds)
+        trial, study = (interval([(total, run_cost.basis)]) for total in (of_trial, of_trial * tuning.trials))
         cost = f", {trial} GPU-hours ({study} for all trials without pruning)"
     return "\n".join(
         [

@@ -35,6 +35,7 @@ from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import AlreadyRunning, is_cancelled, is_held, read_status
 from cppo_lab.runs.machine import code_version
+from cppo_lab.runs.spool import read_rows
 from cppo_lab.runs.tags import figure_tag
 from cppo_lab.search import study as studies
 from cppo_lab.search.space import Tuning
@@ -59,7 +60,6 @@ from cppo_lab.search.study import (
     summarise,
     values_of,
 )
-from cppo_lab.spec import ResourcesSpec
 from cppo_lab.sweep.file import Scalar
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import STORE_FAULTS, deferred_for, experiment_of, open_client, store_error
@@ -67,18 +67,17 @@ from cppo_lab.tracking.page import (
     Point,
     TrialRecord,
     filled,
-    finished_curve,
-    give_reason,
-    live_curve,
-    missing_tags,
     open_search,
     update_search,
 )
+from cppo_lab.tracking.read import attempts_at, metric_history
 from cppo_lab.tracking.services import MIRROR_VARIABLE, NOTIFY_VARIABLE, mirror_name, webhook
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+    from cppo_lab.spec import ResourcesSpec, RunSpec
+    from cppo_lab.tracking.history import StoredRun
 
 FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load
 FILE = "search.json"
@@ -109,11 +108,35 @@ class Run:
     def finished(self) -> list[Point] | None:
         """The recorded curve; None while it is not done."""
         with deferred_for(self.uri):
-            return finished_curve(self.client, self.attempt.spec, self.tags)
+            for stored in _stored(self.client, self.attempt.spec):
+                if stored.is_result:
+                    for key in self.tags.keys() - stored.tags.keys():
+                        self.client.set_tag(stored.mlflow_id, key, self.tags[key])
+                    columns = metric_history(self.client, stored.mlflow_id, self._metric)
+                    return list(map(Point, *(column.tolist() for column in columns)))
+            return None
 
     def live(self) -> list[Point]:
-        """What it has written so far."""
-        return live_curve(self.attempt.folder, self.attempt.spec)
+        """The validations that it has written so far, by step; another process may be training it."""
+        rows = [row for row in read_rows(self.attempt.folder) if self._metric in row.metrics]
+        return [Point(row.step, row.metrics[self._metric], row.time_ms) for row in rows]
+
+    def give_reason(self, reason: str) -> None:
+        """Record on the newest attempt at it why it was ended."""
+        with deferred_for(self.uri):
+            for stored in _stored(self.client, self.attempt.spec)[:1]:
+                if not stored.is_result:
+                    self.client.set_tag(stored.mlflow_id, schema.TAG_REASON, reason[:500])
+
+    @property
+    def _metric(self) -> str:
+        """The metric that a search optimises."""
+        return schema.validation_metric(schema.MEAN, self.attempt.spec.validation.samples)
+
+
+def _stored(client: "MlflowClient", spec: "RunSpec") -> "list[StoredRun]":
+    """The attempts at a run that the store has, newest first."""
+    return attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
 
 
 def train(run: Run, see: See) -> list[Point]:
@@ -275,7 +298,7 @@ class Worker:
         return self.training.cpus
 
     @property
-    def resources(self) -> ResourcesSpec | None:
+    def resources(self) -> "ResourcesSpec | None":
         """The time and resources of a training run."""
         return self.training.resources
 
@@ -393,9 +416,10 @@ class _TrialWork:
             schema.TAG_PARENT: self.record.mlflow_id,
             **figure_tag(self.tuning.search.feeds),
         }
-        tagged = {**missing_tags(self.client, spec, tags), **template.tags}
+        newest = _stored(self.client, spec)[:1]  # its tags keep their values
+        missing = {key: tags[key] for key in tags if not any(key in stored.tags for stored in newest)}
         return Run(
-            replace(template, spec=spec, tags=tagged, created=time.time()),
+            replace(template, spec=spec, tags={**missing, **template.tags}, created=time.time()),
             self.client,
             self.worker.training.uri,
             tags,
@@ -419,8 +443,7 @@ class _TrialWork:
         try:
             return train(run, see)
         except Pruned as ending:
-            with deferred_for(self.worker.training.uri):
-                give_reason(self.client, run.attempt.spec, str(ending))
+            run.give_reason(str(ending))
             raise
 
     def _note(self, earlier: Sequence[Sequence[Point]], points: Sequence[Point]) -> bool:

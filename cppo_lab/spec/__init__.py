@@ -33,7 +33,6 @@ from cppo_lab.spec.run import (
     VerlRun,
     WarmStart,
     canonical,
-    digest,
     fingerprint,
 )
 
@@ -63,6 +62,5 @@ __all__ = [
     "VerlRun",
     "WarmStart",
     "canonical",
-    "digest",
     "fingerprint",
 ]

@@ -5,7 +5,6 @@ it is tracked are in other configs. `run_id` is the hash of the fully resolved R
 its parts, from the base of all configs to the rule, the divergence, and the models and data of each core.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -25,7 +24,7 @@ from pydantic import (
 
 from cppo_lab.plugins import NAME, PATH
 from cppo_lab.rules import ABOVE, AT_MOST, ENTROPY, ENTRY_POINT, KL, MINIBATCH, RULES
-from cppo_lab.schema import MEAN, MOST_SAMPLES
+from cppo_lab.schema import MEAN, MOST_SAMPLES, digest
 
 
 def _one_zero(value: float) -> float:
@@ -57,11 +56,6 @@ def canonical(spec: Spec) -> str:
     So a constant that a later rule adds does not change older texts.
     """
     return json.dumps(spec.model_dump(mode="json", exclude_none=True), sort_keys=True, separators=(",", ":"))
-
-
-def digest(text: str) -> str:
-    """First 12 hex digits of SHA-256."""
-    return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
 def fingerprint(spec: Spec) -> str:

@@ -29,6 +29,7 @@ from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import launcher_kind, launcher_of, other_launchers
 from cppo_lab.plugins import code_digest, digest_of
 from cppo_lab.rules import RULES, from_environment, path_of_user
+from cppo_lab.schema import digest
 from cppo_lab.spec import (
     AnswersSpec,
     LayoutSpec,
@@ -38,7 +39,6 @@ from cppo_lab.spec import (
     RunSpec,
     Spec,
     canonical,
-    digest,
 )
 from cppo_lab.spec.parse import parse, parse_run, run_kind
 from cppo_lab.spec.run import PAPER

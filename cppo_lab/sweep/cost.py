@@ -26,7 +26,6 @@ from cppo_lab.runs.state import RunState
 from cppo_lab.runs.tags import flatten
 from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.job import amounts_of, estimate, estimate_disk, layout_tag
-from cppo_lab.spec.run import digest
 from cppo_lab.sweep.enumerate import PlannedRun
 
 PREFLIGHTS, FILE = "preflight", "measured.json"
@@ -46,7 +45,7 @@ def kind_of(spec: RunSpec) -> dict[str, str]:
 def preflight_folder(spec: RunSpec, layout: LayoutSpec, runs: Path) -> Path:
     """The folder of the preflight of this kind of run."""
     kind = kind_of(spec) | {"data": spec.data.name, "layout": layout_tag(layout)}
-    name = digest(json.dumps(kind, sort_keys=True))
+    name = schema.digest(json.dumps(kind, sort_keys=True))
     return runs / PREFLIGHTS / f"{spec.model.name}-{layout.name}-{name}"
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from cppo_lab import schema
 from cppo_lab.errors import ALSO, MOST_FAULTS, UserError, together, unknown
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
-from cppo_lab.spec.run import digest
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.file import ANY_CORE, ERRORS, Hypothesis, Scalar, Sweep, is_of
 from cppo_lab.sweep.grid import (
@@ -217,7 +216,7 @@ def _declared(sweep: Sweep, overrides: Sequence[str]) -> DeclaredRuns:
             settings.setdefault(cell, run.model_copy(update={"seed": 0}).run_id)
         places.add((models[place.model], variant, int(seed)))
     lines = sorted(f"{model} {variant} {run_id}" for (model, variant), run_id in settings.items())
-    return DeclaredRuns(frozenset(places), digest("\n".join(lines)))
+    return DeclaredRuns(frozenset(places), schema.digest("\n".join(lines)))
 
 
 def _labelled(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit, str]]:

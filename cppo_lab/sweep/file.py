@@ -34,7 +34,7 @@ from cppo_lab.runs.folder import COMPLETE_ID
 from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.job import Features, GpuType, Hours, Memory, Word
 from cppo_lab.spec.parse import parse
-from cppo_lab.spec.run import VERL, Name, Positive, Seed, canonical, digest
+from cppo_lab.spec.run import VERL, Name, Positive, Seed, canonical
 from cppo_lab.sweep.groups import add_rules, groups, shipped
 from cppo_lab.sweep.source import SHIPPED, mapping, read_text
 
@@ -710,7 +710,7 @@ class Sweep(Declared):
             overrides=tuple(sorted(overrides)) or None,
         )
         text = canonical(stated)
-        return text, digest(text)
+        return text, schema.digest(text)
 
     def models_of(self, core: str) -> tuple[str, ...]:
         """The models to train with `core`.

@@ -40,14 +40,11 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.runs.machine import code_version
-from cppo_lab.runs.spool import read_rows
 from cppo_lab.runs.tags import escaped
-from cppo_lab.spec import RunSpec
-from cppo_lab.spec.run import digest
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, may_fail, open_client
-from cppo_lab.tracking.history import StoredRun, recorded_status, unclipped
-from cppo_lab.tracking.read import StoredFiles, attempts_at, is_active, metric_history, newest_runs
+from cppo_lab.tracking.history import recorded_status, unclipped
+from cppo_lab.tracking.read import StoredFiles, is_active, newest_runs
 
 VARIANT_MEAN = "variant_mean"  # metrics of a parent only
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")  # MLflow allows few characters, and no empty or dotted parts
@@ -214,7 +211,7 @@ def _name_part(text: str) -> str:
     plain = _NOT_IN_NAMES.sub("_", text).strip(". ")
     if plain == text and len(text.encode()) <= _LONGEST_PART:
         return text
-    end = f"-{digest(text)}"
+    end = f"-{schema.digest(text)}"
     return (plain.encode()[: _LONGEST_PART - len(end)].decode(errors="ignore") or "_") + end
 
 
@@ -522,47 +519,6 @@ def filled(curve: Sequence[tuple[Any, ...]], t_stop: int, every: int) -> list[fl
     """
     scores = [float(point[1]) for point in curve]
     return scores + scores[-1:] * ((t_stop - int(curve[-1][0])) // every)
-
-
-def score_metric(spec: RunSpec) -> str:
-    """The metric that a search optimises."""
-    return schema.validation_metric(schema.MEAN, spec.validation.samples)
-
-
-def live_curve(folder: Path, spec: RunSpec) -> list[Point]:
-    """The validations that a run has written so far, which another process may be training, by step."""
-    metric = score_metric(spec)
-    rows = read_rows(folder)  # a row of each step, in order
-    return [Point(row.step, row.metrics[metric], row.time_ms) for row in rows if metric in row.metrics]
-
-
-def _past(client: MlflowClient, spec: RunSpec) -> list[StoredRun]:
-    return attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
-
-
-def finished_curve(client: MlflowClient, spec: RunSpec, tags: Mapping[str, str]) -> list[Point] | None:
-    """The validations of a training run, whose finished attempt gets the `tags` that it lacks; None if none is."""
-    for attempt in _past(client, spec):
-        if attempt.is_result:
-            for key, value in tags.items():
-                if key not in attempt.tags:
-                    client.set_tag(attempt.mlflow_id, key, value)
-            columns = metric_history(client, attempt.mlflow_id, score_metric(spec))
-            return [Point(*point) for point in zip(*(column.tolist() for column in columns), strict=True)]
-    return None
-
-
-def missing_tags(client: MlflowClient, spec: RunSpec, tags: Mapping[str, str]) -> dict[str, str]:
-    """Those of the `tags` that the newest attempt at a run lacks; tags that it has keep their values."""
-    past = _past(client, spec)
-    return {key: value for key, value in tags.items() if not past or key not in past[0].tags}
-
-
-def give_reason(client: MlflowClient, spec: RunSpec, reason: str) -> None:
-    """Record on the newest attempt at a run why it was ended."""
-    past = _past(client, spec)
-    if past and not past[0].is_result:
-        client.set_tag(past[0].mlflow_id, schema.TAG_REASON, reason[:500])
 
 
 def open_search(client: MlflowClient, experiment: str, study: str, note: str, before: str | None) -> str:

@@ -55,7 +55,6 @@ from cppo_lab.runs.spool import (
 )
 from cppo_lab.runs.state import Queued, RunFolder, counts, state_of
 from cppo_lab.runs.tags import BETWEEN
-from cppo_lab.spec import digest
 
 MIRROR_VARIABLE = "CPPO_MIRROR"  # how the process and jobs get the name
 TRACKIO, WANDB = "trackio", "wandb"
@@ -357,8 +356,9 @@ class _Messages:
             if event not in _TOLD or status.get("updated", 0.0) < self.since:
                 continue
             values = {"event": event, "run_id": folder.name} | {key: status.get(key) for key in _KEYS}
-            text = "run {run_id} ({variants}, {model}, seed {seed}) {event} at step {step}: {reason}".format(
-                **values
+            where = "before its first step" if values["step"] is None else f"at step {values['step']}"
+            text = "run {run_id} ({variants}, {model}, seed {seed}) {event} {where}: {reason}".format(
+                **values, where=where
             )
             # Of early signs once a run, whatever its scores then are.
             what = event if event == EARLY_SIGNS else f"{event} {reason}"
@@ -370,7 +370,7 @@ class _Messages:
 
     def send(self, folder: Path, what: str, values: dict[str, Any], text: str) -> bool:
         """Send a message unless the claim for `what` is in the folder; False if it certainly did not arrive."""
-        claim = folder / f"notified-{digest(what)}"
+        claim = folder / f"notified-{schema.digest(what)}"
         try:
             claim.open("x").close()
         except OSError:  # another process sends it, or nothing can be written
