@@ -123,6 +123,11 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+def few(names: Sequence[str]) -> str:
+    """The first three names, and a sign that there are more."""
+    return ", ".join(names[:3]) + ", ..." * (len(names) > 3)
+
+
 def nearest(value: object, names: Iterable[str]) -> list[str]:
     """The names that `value` may have meant, those that are equally near together; none if no name is near.
 

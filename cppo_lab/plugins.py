@@ -5,10 +5,10 @@ installed packages; never a file that somebody else may have written.
 """
 
 import hashlib
-import importlib
 import importlib.util
 import json
 import os
+import pkgutil
 import re
 import shlex
 from collections.abc import Iterator, Mapping
@@ -74,15 +74,6 @@ def entry_points(group: str) -> Mapping[str, str]:
     return EntryPoints(group, packages)
 
 
-def resolve(path: str) -> Any:
-    """The object at `package.module:name`. Raises whatever its import raises."""
-    module, _, name = path.partition(":")
-    target = importlib.import_module(module)  # noqa: TID251  the caller vouches for the name
-    for part in name.split("."):
-        target = getattr(target, part)
-    return target
-
-
 def _require_path(path: str, what: str) -> None:
     if not PATH.fullmatch(path):
         raise UserError(f"{what}={path!r} must be package.module:name")
@@ -95,7 +86,7 @@ def load(path: str, what: str) -> Any:
     """
     _require_path(path, what)
     try:
-        return resolve(path)
+        return pkgutil.resolve_name(path)
     except SystemExit as error:
         raise UserError(
             f"{what}={path!r} cannot be imported: its module calls sys.exit({error.code!r}) as it is imported: remove "
@@ -157,7 +148,7 @@ class Plugin:
         """
         path = getattr(self, part)
         if path is None or path.startswith("cppo_lab."):
-            return path and resolve(path)
+            return path and pkgutil.resolve_name(path)
         return load(path, f"{part} of {self.KIND} {self.name!r}")
 
     @classmethod
@@ -243,15 +234,13 @@ def _from_folder(extra: str) -> str:
 
 def _requirement(name: str) -> tuple[str, str] | None:
     """What this package requires of another, with the extra that has it (empty: always); None for a stranger."""
+    from packaging.utils import canonicalize_name
+
     for requirement, extra in _requirements():
         match = _NAME.match(requirement)
-        if match and _plain(match[0]) == _plain(name):
+        if match and canonicalize_name(match[0]) == canonicalize_name(name):
             return requirement, extra
     return None
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _requirements() -> list[tuple[str, str]]:

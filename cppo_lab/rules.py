@@ -14,7 +14,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -106,7 +106,7 @@ class Row:
     @property
     def cells(self) -> tuple[str, ...]:
         """The cells in the table's order."""
-        return (self.bounds, self.per, self.position, self.prefix, self.beyond)
+        return astuple(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,6 @@ heading, and of each command.
 
 import argparse
 import contextlib
-import io
 import json
 import math
 import os
@@ -127,6 +126,10 @@ class CommandParser(argparse.ArgumentParser):
         text = f"{message}: see `{self.prog} --help`"
         raise UsageError(text, self.prog.removeprefix("cppo").strip(), self.format_usage())
 
+    def add_flag(self, *names: str, help: str) -> None:
+        """An option without a value."""
+        self.add_argument(*names, action="store_true", help=help)
+
     def format_help(self) -> str:
         """The help text; conf/ is read only now."""
         text = super().format_help()
@@ -177,6 +180,7 @@ def build_parser(chosen: str | None = None) -> CommandParser:
         command = commands.add_parser(name, help=text)
         if chosen in (name, None):
             family = import_module(f"cppo_lab.cli.{module}")
+            command.set_defaults(command=getattr(family, name, None))  # else its arguments say it
             getattr(family, f"{name}_arguments")(command)
     for words, leaf in leaves(parser).items():
         leaf.set_defaults(name=words)
@@ -221,11 +225,7 @@ def add_runs(command: CommandParser) -> None:
 
 def add_keep_going(command: CommandParser) -> None:
     """Of commands that train."""
-    command.add_argument(
-        "--keep-going",
-        action="store_true",
-        help="begin all runs, even if the first three fail with the same error",
-    )
+    command.add_flag("--keep-going", help="begin all runs, even if the first three fail with the same error")
 
 
 def add_within(command: CommandParser) -> None:
@@ -296,15 +296,14 @@ def exclusive_output() -> Iterator[IO[str]]:
     before = sys.stdout
     before.flush()
     try:
-        number: int | None = before.fileno()
-    except (OSError, io.UnsupportedOperation):  # a test's
-        number = None
+        is_stdout = before.fileno() == 1
+    except OSError:  # a test's
+        is_stdout = False
     stdout = os.dup(1)
     os.dup2(2, 1)
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            is_stdout = number == 1
             yield (
                 stack.enter_context(os.fdopen(os.dup(stdout), "w", encoding="utf-8")) if is_stdout else before
             )

@@ -98,9 +98,7 @@ def data_arguments(command: CommandParser) -> None:
         metavar="NAME=FILE",
         help="your validation set, in place of those of AIME; repeatable",
     )
-    prepare.add_argument(
-        "--skip", action="store_true", help="skip and count damaged rows; without it, the first is an error"
-    )
+    prepare.add_flag("--skip", help="skip and count damaged rows; without it, the first is an error")
     prepare.add_argument(
         "--out", type=Path, default=Path("data"), metavar="DIR", help="output folder (default: data)"
     )
@@ -110,7 +108,6 @@ def data_arguments(command: CommandParser) -> None:
 
 
 def doctor_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=doctor)
     command.add_argument(
         "--core",
         default=DEFAULT_CORE,

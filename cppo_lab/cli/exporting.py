@@ -251,7 +251,7 @@ def export_arguments(command: CommandParser) -> None:
         help="of the tables `runs`, `history` and `outcomes` (default: parquet)",
     )
     _add_out(tables)
-    tables.add_argument("--force", action="store_true", help="replace an earlier export of metrics in DIR")
+    tables.add_flag("--force", help="replace an earlier export of metrics in DIR")
     tables.add_argument(
         "--metrics",
         metavar="PATTERN,...",
@@ -267,13 +267,11 @@ def export_arguments(command: CommandParser) -> None:
 
 
 def archive_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=archive)
     add_sweep(command)
     command.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new ZIP file")
 
 
 def evaluate_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=evaluate)
     add_sweep(command, "SWEEP|RUN", f"{SWEEP}, whose finished runs are asked; or {SOME_RUN}")
     command.add_argument(
         "--benchmark",
@@ -377,14 +375,12 @@ def _assignment(text: str) -> tuple[str, float | str]:
 
 
 def samples_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=samples)
     _add_run(command)
     command.add_argument("--problem", metavar="ID", help="print only this problem (id or prefix)")
-    command.add_argument("--wrong", action="store_true", help="print only wrong responses")
+    command.add_flag("--wrong", help="print only wrong responses")
 
 
 def replay_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=replay)
     _add_run(command)
     command.add_argument("--rule", metavar="NAME", help="rule to apply (default: the run's own)")
     command.add_argument(

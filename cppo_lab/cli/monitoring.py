@@ -358,7 +358,6 @@ def _lives(run_id: str) -> bool:
 
 
 def status_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=status)
     add_sweep(command, text=_EVERY_RUN, optional=True)
     add_listing(command)
     command.add_argument(
@@ -367,13 +366,10 @@ def status_arguments(command: CommandParser) -> None:
         help="sort by a score, highest first: that of the last validation, that of the best validation, or the mean "
         "over the validations in the last 30 %% of the run",
     )
-    command.add_argument(
-        "--repair", action="store_true", help="first clean up after killed runs, also in MLflow"
-    )
+    command.add_flag("--repair", help="first clean up after killed runs, also in MLflow")
 
 
 def watch_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=watch)
     add_sweep(command, text=_EVERY_RUN, optional=True)
     command.add_argument(
         "--every", type=float, default=5.0, metavar="SECONDS", help="refresh interval (default: 5)"
@@ -387,67 +383,49 @@ def watch_arguments(command: CommandParser) -> None:
 
 
 def logs_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=logs)
     command.add_argument("run", metavar="RUN", help=SOME_RUN)
-    command.add_argument("-f", "--follow", action="store_true", help="keep printing until the run has ended")
-    command.add_argument("--all", action="store_true", help="print the output of every attempt, newest last")
+    command.add_flag("-f", "--follow", help="keep printing until the run has ended")
+    command.add_flag("--all", help="print the output of every attempt, newest last")
 
 
 def cancel_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=cancel)
     add_sweep(command, text=f"{SWEEP}; or use --run", optional=True)
     add_runs(command)
-    command.add_argument("--queued", action="store_true", help="cancel only runs that have not started")
-    command.add_argument("--dry-run", action="store_true", help="only list what would be cancelled")
+    command.add_flag("--queued", help="cancel only runs that have not started")
+    command.add_flag("--dry-run", help="only list what would be cancelled")
 
 
 def note_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=note)
     command.add_argument("run", metavar="RUN", help=SOME_RUN)
     command.add_argument("words", nargs="*", default=[], metavar="TEXT", help="added to the run's note")
     command.add_argument("--tag", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
 
 
 def clean_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=clean)
     add_sweep(command, text=_EVERY_RUN, optional=True)
-    command.add_argument(
-        "--checkpoints",
-        action="store_true",
-        help="free the weights of finished runs: `cppo export` cannot export these any more",
+    command.add_flag(
+        "--checkpoints", help="free the weights of finished runs: `cppo export` cannot export these any more"
     )
-    command.add_argument(
-        "--superseded",
-        action="store_true",
-        help="free the results that newer results of the same runs replaced",
-    )
-    command.add_argument(
-        "--code", action="store_true", help="free the copies of the code that no job in Slurm's queue reads"
-    )
-    command.add_argument("--yes", action="store_true", help="do not ask")
+    command.add_flag("--superseded", help="free the results that newer results of the same runs replaced")
+    command.add_flag("--code", help="free the copies of the code that no job in Slurm's queue reads")
+    command.add_flag("--yes", help="do not ask")
 
 
 def retry_arguments(command: CommandParser) -> None:
     of_launch = {"replace": False, "without_store": False, "stop_hopeless": False}
-    command.set_defaults(command=retry, max_gpu_hours=None, max_disk=None, **of_launch)
+    command.set_defaults(max_gpu_hours=None, max_disk=None, **of_launch)
     add_sweep(command)
-    command.add_argument("--failed", action="store_true", help="retrain all failed runs of the sweep")
-    command.add_argument("--dry-run", action="store_true", help="only list what would be trained")
+    command.add_flag("--failed", help="retrain all failed runs of the sweep")
+    command.add_flag("--dry-run", help="only list what would be trained")
     add_keep_going(command)
     add_runs(command)
-    command.add_argument(
+    command.add_flag(
         "--finished",
-        action="store_true",
         help="with --run: retrain finished runs; each old result is deleted once the new one is finished",
     )
 
 
 def sync_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=sync)
     add_runs(command)
-    command.add_argument(
-        "--watch", action="store_true", help="keep uploading the metrics of running runs until Ctrl-C"
-    )
-    command.add_argument(
-        "--dry-run", action="store_true", help="only list the runs that have metrics to upload"
-    )
+    command.add_flag("--watch", help="keep uploading the metrics of running runs until Ctrl-C")
+    command.add_flag("--dry-run", help="only list the runs that have metrics to upload")

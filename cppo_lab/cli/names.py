@@ -185,12 +185,10 @@ def list_arguments(command: CommandParser) -> None:
 
 
 def new_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=new)
     command.add_argument("sweep_name", metavar="NAME", help="name of the sweep: letters, digits, `_` and `-`")
 
 
 def completion_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=completion)
     command.add_argument(
         "shell",
         choices=["bash", "fish", "zsh"],

@@ -2,7 +2,7 @@
 
 import argparse
 import contextlib
-from functools import partial, reduce
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -128,7 +128,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
     if options.source == "paper":
         page = _report_runs(options, _paper_request(options, out, command))
     elif isinstance(declared := load_any(options), Search):
-        page = _search_report(declared, options, out)
+        page = _search_report(declared, options, out, command)
     elif options.study is not None:
         raise UserError(
             f"--study {options.study!r}: {options.sweep} is not a search, so it has no study; remove it"
@@ -146,6 +146,7 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     words = ["--from", "paper"] if options.source == "paper" else []
     words += ["--partial"] if options.partial else []
     words += [] if options.palette == "paper" else ["--palette", options.palette]
+    words += [] if options.study is None else ["--study", options.study]
     return words if options.figures is None else [*words, "--figures", options.figures]
 
 
@@ -257,7 +258,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     return ReportRequest(**about), text
 
 
-def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -> Path:
+def _search_report(declared: "Search", options: argparse.Namespace, out: Path, command: str) -> Path:
     import shlex
 
     from cppo_lab.reports.build import build_report
@@ -273,7 +274,6 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
     tuning = resolve(declared, options.overrides, options.study)
     words = [options.sweep, *options.overrides]
     words += [] if options.study is None else ["--study", options.study]
-    drawn = [] if options.figures is None else ["--figures", options.figures]
     passing("reading the trials")
     return build_report(
         SearchRequest(
@@ -281,7 +281,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
             experiment=schema.experiment_name(tuning.core),
             study=tuning.study,
             out=out,
-            command=redacted(shlex.join(["cppo", "report", *words, *drawn])),
+            command=command,
             tune=redacted(shlex.join(["cppo", "tune", *words])),
             shipped=_shipped(tuning),
             chosen=main_overrides(tuning),
@@ -293,12 +293,10 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path) -
 
 def _shipped(tuning: "Tuning") -> dict[str, Any]:
     """What the tuned keys are where nobody tunes them; None for those that are then not set."""
-    values = tuning.at({}, tuning.seeds[0]).run.model_dump(mode="json")
+    from cppo_lab.runs.tags import dotted
 
-    def under(section: Any, name: str) -> Any:
-        return section.get(name) if isinstance(section, dict) else None
-
-    return {key: reduce(under, key.split("."), values) for key in tuning.space}
+    values = dotted(tuning.at({}, tuning.seeds[0]).run.model_dump(mode="json"))
+    return {key: values.get(key) for key in tuning.space}
 
 
 def compare(options: argparse.Namespace) -> int:
@@ -349,7 +347,6 @@ def reference_import(options: argparse.Namespace) -> int:
 
 
 def report_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=report)
     add_sweep(command, text=f"{SWEEP}; or a file of `cppo archive`")
     command.add_argument(
         "--out", type=Path, metavar="DIR", help="output folder (default: reports/build/SWEEP)"
@@ -361,10 +358,9 @@ def report_arguments(command: CommandParser) -> None:
         default="runs",
         help="report your runs (default) or the paper's curves (main and study; see `cppo reference import`)",
     )
-    command.add_argument("--partial", action="store_true", help="report even if runs are missing")
-    command.add_argument(
+    command.add_flag("--partial", help="report even if runs are missing")
+    command.add_flag(
         "--watch",
-        action="store_true",
         help="with --partial: update the report repeatedly, until every run is a result or until Ctrl-C",
     )
     command.add_argument(
@@ -399,7 +395,6 @@ def report_arguments(command: CommandParser) -> None:
 
 
 def compare_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=compare)
     for side in ("before", "after"):
         command.add_argument(
             side, metavar="REPORT", help="folder of a report, or the sweep that it belongs to"

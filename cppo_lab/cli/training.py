@@ -24,7 +24,7 @@ from cppo_lab.cli.command import (
     width,
 )
 from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.errors import StoreAway, UserError, counted, say
+from cppo_lab.errors import StoreAway, UserError, counted, few, say
 from cppo_lab.files import redacted, require_folder, runs_folder
 from cppo_lab.tracking import address
 
@@ -461,9 +461,8 @@ def _tell_not_started(not_started: "Mapping[str, str]", how: str = "") -> None:
     """A line for each reason why runs have not begun, and `how` to go on."""
     for why in dict.fromkeys(not_started.values()):
         run_ids = [run_id for run_id, reason in not_started.items() if reason == why]
-        named = ", ".join(run_ids[:3]) + ", ..." * (len(run_ids) > 3)
         remedy = "" if why.startswith("--") else how
-        say(f"cppo: {counted(len(run_ids), 'run')} not started ({named}): {why}{remedy}")
+        say(f"cppo: {counted(len(run_ids), 'run')} not started ({few(run_ids)}): {why}{remedy}")
 
 
 def _what_is_left(plan: "Plan", done: "Launched", options: argparse.Namespace) -> int:
@@ -502,12 +501,10 @@ def _what_is_left(plan: "Plan", done: "Launched", options: argparse.Namespace) -
 
 
 def plan_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=plan)
     add_sweep(command, text=f"{SWEEP}; without it, the sweeps are listed", optional=True)
     add_listing(command)
-    command.add_argument(
+    command.add_flag(
         "--power",
-        action="store_true",
         help="show what the planned runs can decide: the power of each claim or, without claims, which difference "
         "between two methods the seeds can show",
     )
@@ -537,36 +534,27 @@ def plan_arguments(command: CommandParser) -> None:
 
 
 def show_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=show)
     add_sweep(command, "SWEEP|RUN", f"{SWEEP}; or {RUN}")
     add_within(command)
     command.add_argument("--run", metavar="ID", help="print only the run with this id or prefix")
-    command.add_argument(
-        "--verl", action="store_true", help="also print verl's full configuration of each run"
-    )
+    command.add_flag("--verl", help="also print verl's full configuration of each run")
 
 
 def diff_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=diff)
     for side in ("left", "right"):
         command.add_argument(side, metavar="RUN", help=RUN)
     add_within(command)
 
 
 def launch_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=launch)
     add_sweep(command)
-    command.add_argument(
-        "--dry-run", action="store_true", help="only list what would be trained; write nothing"
-    )
-    command.add_argument(
+    command.add_flag("--dry-run", help="only list what would be trained; write nothing")
+    command.add_flag(
         "--replace",
-        action="store_true",
         help="retrain runs that another code version finished; each old result is deleted once the new one is finished",
     )
-    command.add_argument(
+    command.add_flag(
         "--without-store",
-        action="store_true",
         help="if the tracking store does not answer, also train runs that may have been finished elsewhere",
     )
     for name, metavar, what in (
@@ -575,38 +563,31 @@ def launch_arguments(command: CommandParser) -> None:
     ):
         text = f"start no run, in the plan's order, with which the sweep exceeds this: {what}"
         command.add_argument(name, type=amount, metavar=metavar, help=text)
-    command.add_argument(
+    command.add_flag(
         "--until-decided",
-        action="store_true",
         help="train seed by seed until the sweep's hypotheses, all of them sequential, are decided",
     )
     command.add_argument(
         "--max-seeds", type=int, metavar="N", help="with it: end after so many of the test seeds"
     )
-    command.add_argument(
+    command.add_flag(
         "--stop-hopeless",
-        action="store_true",
         help="stop runs with early signs of a collapse: they have no result, and a launch without this resumes them",
     )
     add_keep_going(command)
 
 
 def preflight_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=preflight)
     add_sweep(command)
-    command.add_argument(
-        "--again", action="store_true", help="repeat measurements whose results are already stored"
-    )
-    command.add_argument("--show", action="store_true", help="only show stored results")
-    command.add_argument(
+    command.add_flag("--again", help="repeat measurements whose results are already stored")
+    command.add_flag("--show", help="only show stored results")
+    command.add_flag(
         "--random-weights",
-        action="store_true",
         help="measure with random weights of the same shapes and with generated problems; needs no download",
     )
 
 
 def pull_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=pull)
     add_sweep(command)
 
 
@@ -675,7 +656,6 @@ def _outline(tuning: "Tuning", url: str, options: argparse.Namespace, more: dict
 
 
 def tune_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=tune)
     add_sweep(command)
     command.add_argument(
         "--storage",
@@ -683,9 +663,7 @@ def tune_arguments(command: CommandParser) -> None:
         help="where the study is stored: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, "
         "or sqlite:///optuna.db in the working folder)",
     )
-    command.add_argument(
-        "--dry-run", action="store_true", help="only show the search and its remaining trials"
-    )
+    command.add_flag("--dry-run", help="only show the search and its remaining trials")
     command.add_argument("--study", metavar="NAME", help="name of the study (default: SEARCH-MODEL)")
     command.add_argument(
         "--trials", type=int, metavar="N", help="total number of trials; overrides the number in the file"

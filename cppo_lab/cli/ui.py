@@ -121,7 +121,6 @@ def _show(links: list[tuple[str, str]], options: argparse.Namespace) -> None:
 
 
 def ui_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=ui)
     command.add_argument(
         "--port", type=int, metavar="N", help="port (default: the first free port from 5000)"
     )
@@ -131,7 +130,7 @@ def ui_arguments(command: CommandParser) -> None:
         metavar="ADDRESS",
         help="address to listen on (default: 127.0.0.1, which only this machine can reach)",
     )
-    command.add_argument("--open", action="store_true", help="also open a browser")
+    command.add_flag("--open", help="also open a browser")
     command.add_argument(
         "--report",
         type=Path,
@@ -348,7 +347,7 @@ def dash(options: argparse.Namespace) -> int:
 
 def dash_arguments(command: CommandParser) -> None:
     given = {"source": "runs", "partial": True, "palette": "paper", "figures": None, "study": None}
-    command.set_defaults(command=dash, log=False, **given)  # of `cppo report`
+    command.set_defaults(log=False, **given)  # of `cppo report`
     add_sweep(command)
     command.add_argument(
         "--every", type=float, default=30.0, metavar="SECONDS", help="time between updates (default: 30)"

@@ -242,6 +242,7 @@ def _facts(subject: Subject, exported: Exported) -> dict[str, str]:
     if isinstance(spec.model, HubModel):
         model += f": {code(spec.model.repository)} at {code(spec.model.revision)}"
     how = f", {subject.status}" if subject.status else ", without a recorded end"
+    last = max(subject.metrics, default="an unknown number")
     facts = {
         "Run": code(spec.run_id),
         "Sweep": ", ".join(sweeps) or "none on record",
@@ -250,7 +251,7 @@ def _facts(subject: Subject, exported: Exported) -> dict[str, str]:
         "Seed": str(spec.seed),
         "Core": code(spec.core),
         "Data": code(spec.data.name),
-        "Step of these weights": f"{exported.step}; the run: {_last(subject)} of {spec.training.t_stop}{how}",
+        "Step of these weights": f"{exported.step}; the run: {last} of {spec.training.t_stop}{how}",
         "Score of these weights": _score(scores, exported.step, spec.validation.samples),
     }
     later = {step: score for step, score in scores.items() if step}
@@ -266,10 +267,6 @@ def _facts(subject: Subject, exported: Exported) -> dict[str, str]:
         facts["Ended"] = f"{datetime.fromtimestamp(subject.ended / 1000, UTC):%Y-%m-%d %H:%M} UTC"
     facts["Exported by"] = f"CPPO Lab {code(code_version())}"
     return {name: printable(value) for name, value in facts.items() if value}
-
-
-def _last(subject: Subject) -> str:
-    return str(max(subject.metrics)) if subject.metrics else "an unknown number"
 
 
 def _score(scores: Mapping[int, float], step: int, samples: int) -> str:

@@ -18,7 +18,7 @@ import stat
 import sys
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,13 +109,11 @@ class Recorder:
         else:
             self._start(past.begin.record, past.rows.values())
 
-    def _start(self, record: str, rows: Iterable[StepEvent]) -> None:
+    def _start(self, record: str, rows: Collection[StepEvent]) -> None:
         """Begin a record in the spool; `rows` are those that it has already."""
         self.record_name = record
-        self._steps, self._scores = set[int](), dict[int, float]()
-        for row in rows:
-            self._steps.add(row.step)
-            self._note_score(row)
+        self._steps = {row.step for row in rows}
+        self._scores = {row.step: score for row in rows if (score := score_of(row)) is not None}
         self._activity = ""
         self._told_at = time.monotonic()
         self.spool.add(first_line(self.spec, self._tags, self.folder, record, self._datasets))
@@ -125,16 +123,13 @@ class Recorder:
             self._keep("config.yaml", self._yaml)
         self._status(schema.RUNNING, self.step or 0)
 
-    def _note_score(self, row: StepEvent) -> bool:
-        """Note the validation score of a step; whether the step has a score."""
-        if (score := score_of(row)) is not None:
-            self._scores[row.step] = score
-        return score is not None
-
     def _scored(self, row: StepEvent) -> StepEvent:
-        """A step, with the scores of the run up to it if it is a validation."""
-        scores = summarise(self._scores, self.spec.training.t_stop) if self._note_score(row) else None
-        return row if scores is None else replace(row, metrics={**row.metrics, **scores.metrics})
+        """A step, with the scores of the run up to it if it is a validation, whose score is noted."""
+        if (score := score_of(row)) is None:
+            return row
+        self._scores[row.step] = score
+        scores = summarise(self._scores, self.spec.training.t_stop)
+        return replace(row, metrics={**row.metrics, **(scores.metrics if scores else {})})
 
     def begin(self, step: int | None) -> None:
         """The core says that it resumes after `step`, or, with None, that it starts from scratch.

@@ -355,7 +355,8 @@ class RunRows:
     def news(self) -> Iterator[StepEvent]:
         """The rows since the last call, oldest first; a step counts once, as the tracking store has it."""
         for path in files(self.folder):
-            for line, offset in read_lines(path, self._offsets.get(path, 0)):
+            # The files of a result that is replaced are moved aside: those of the new record have their names.
+            for line, offset in read_lines(path, place_in(path, self._offsets.get(path, 0))):
                 self._offsets[path] = offset
                 if isinstance(line, Begin) and line.record != self._record:
                     self._record, self._steps, self.scores, self.times = line.record, set(), {}, []

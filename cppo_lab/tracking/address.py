@@ -152,11 +152,14 @@ def artifact_folder(artifact_uri: str, uri: str) -> Path | None:
     if not artifact_uri or parts.scheme not in ("", "file") or parts.netloc not in ("", "localhost"):
         return None
     folder = Path(unquote(parts.path) if parts.scheme else artifact_uri)
-    if (database := sqlite_file(uri)) is None or ARTIFACTS not in folder.parts or folder.exists():
+    if "\0" in str(folder):  # which no file has
+        return None
+    # Path.exists raises an error where another account's home folder may not be searched.
+    if (database := sqlite_file(uri)) is None or ARTIFACTS not in folder.parts or os.path.exists(folder):  # noqa: PTH110
         return folder
     root = next(parent for parent in (folder, *folder.parents) if parent.name == ARTIFACTS)
     below, beside = folder.relative_to(root), database.parent / ARTIFACTS
-    is_moved = not root.exists() or beside.joinpath(*below.parts[:1]).is_dir()
+    is_moved = not os.path.exists(root) or beside.joinpath(*below.parts[:1]).is_dir()  # noqa: PTH110
     return beside / below if is_moved else folder
 
 

@@ -23,7 +23,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from itertools import accumulate
 from operator import attrgetter, sub
 from pathlib import Path
@@ -40,6 +40,7 @@ from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.files import redacted
 from cppo_lab.runs.machine import code_version
+from cppo_lab.runs.state import by_state
 from cppo_lab.runs.tags import escaped
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, may_fail, open_client
@@ -184,8 +185,7 @@ def sweep_note(sweep: SweepText, states: Collection[str], verdict: str = "") -> 
     if sweep.feeds:
         parts.append(f"Of the paper: {escaped(', '.join(sweep.feeds))}.")
     if states:
-        count = Counter(states)
-        counts = ", ".join(f"{count[state]} {state}" for state in schema.STATES if count[state])
+        counts = ", ".join(f"{count} {state}" for state, count in by_state(states).items())
         parts.append(
             f"- runs: {len(states)} ({counts})\n"
             f"- to see only these runs, filter by ``tags.`{schema.sweep_tag(sweep.name)}` LIKE '%'``"
@@ -201,7 +201,7 @@ def variant_means(runs: Iterable[NotedRun]) -> dict[str, float]:
         if run.score is not None and run.state in schema.FINISHED:
             parts = (_name_part(text) for text in (run.model, run.variant))
             scores.setdefault("/".join((VARIANT_MEAN, *parts)), []).append(run.score)
-    return {name: math.fsum(values) / len(values) for name, values in scores.items()}
+    return {name: fmean(values) for name, values in scores.items()}
 
 
 def _name_part(text: str) -> str:
@@ -276,8 +276,8 @@ def verdict_markdown(log: ReportLog, parent: str) -> str:
 class Registration:
     """The digest of what was registered, when (milliseconds since the epoch), the digest of the settings of the sweep's
     runs at that time, the version of the code, which is that of the analysis, and how it compares runs: by `seed` or
-    `none` ("": registered by a version that did not record these). `parent`: the sweep's run. `looks`: each (seeds, of
-    so many test seeds) at which somebody saw results before the end.
+    `none` ("": registered by a version that did not record these). `looks`: each (seeds, of so many test seeds) at
+    which somebody saw results before the end. So far in the tag's order; `parent`: the sweep's run, whose tag it is.
     """
 
     digest: str
@@ -328,10 +328,7 @@ def note_look(client: MlflowClient, uri: str, registration: Registration, look: 
 
 
 def _keep(client: MlflowClient, parent: str, registrations: Iterable[Registration]) -> None:
-    entries = [
-        [entry.digest, entry.time_ms, entry.settings, entry.code, entry.pairing, entry.looks]
-        for entry in registrations
-    ]
+    entries = [astuple(entry)[:-1] for entry in registrations]
     client.set_tag(parent, schema.TAG_HYPOTHESES, json.dumps(entries))
 
 

@@ -26,7 +26,7 @@ from cppo_lab import schema
 from cppo_lab.answers.records import FolderFiles, read_texts, steps_with
 from cppo_lab.answers.texts import Sample
 from cppo_lab.core_records import core_if_installed
-from cppo_lab.errors import UserError, say
+from cppo_lab.errors import UserError, few, say
 from cppo_lab.files import redacted
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import (
@@ -143,14 +143,15 @@ def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]
     """
     if not files(folder) and not unwritten:
         return 0
+    safe = _safe_to_send(unwritten)
     with shipping(folder):
-        shipment = _Shipment(folder, uri, client, _safe_to_send(unwritten))
+        shipment = _Shipment(folder, uri, client, safe)
         try:
             return shipment.send()
         except MlflowException as error:
             if error.error_code not in _REFUSALS or not shipment.forget_deleted():
                 raise
-        return _Shipment(folder, uri, client, _safe_to_send(unwritten)).send()
+        return _Shipment(folder, uri, client, safe).send()
 
 
 def forget_lost(folders: Iterable[Path], uri: str) -> list[Path]:
@@ -184,7 +185,7 @@ def tell_of_lost(folders: Sequence[Path]) -> None:
     """Say on standard error that finished runs are uploaded again; nothing if there are none."""
     if folders:
         count = "1 finished run was" if len(folders) == 1 else f"{len(folders)} finished runs were"
-        named = ", ".join(folder.name for folder in folders[:3]) + ", ..." * (len(folders) > 3)
+        named = few([folder.name for folder in folders])
         say(f"cppo: {count} not in the tracking store any more: uploaded again ({named})")
 
 

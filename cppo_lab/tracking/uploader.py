@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.errors import UserError, deferred, say
+from cppo_lab.errors import UserError, deferred, few, say
 from cppo_lab.runs.folder import is_held, read_status
 from cppo_lab.runs.spool import Line, unsent
 from cppo_lab.schema import FINISHED
@@ -95,10 +95,9 @@ def upload_last(
                 "rest: launch it again"
             )
         if late:
-            named = ", ".join(folder.name for folder in late[:3]) + ", ..." * (len(late) > 3)
-            runs, place = f"{len(late)} runs ({named})", late[0].parent
+            runs, place = f"{len(late)} runs ({few([folder.name for folder in late])})", late[0].parent
             if len(late) == 1:
-                runs, place = f"run {named}", late[0]
+                runs, place = f"run {late[0].name}", late[0]
             say(
                 f"tracking store did not accept all of {runs}: the rest is safe in {place}, and `cppo sync` uploads it"
             )

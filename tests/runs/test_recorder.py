@@ -15,7 +15,15 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab import files, schema
-from cppo_lab.runs.folder import TRACEBACK, AlreadyRunning, Cause, held, read_status, write_status
+from cppo_lab.runs.folder import (
+    TRACEBACK,
+    AlreadyRunning,
+    Cause,
+    held,
+    read_status,
+    set_aside,
+    write_status,
+)
 from cppo_lab.runs.recorder import Recorder, captured_output, record_end
 from cppo_lab.runs.spool import Artifact, End, RunRows, StepEvent, lines, newest_record, read_rows
 from cppo_lab.schema import Outcome
@@ -153,6 +161,21 @@ def test_scores_that_are_not_finite_are_recorded_as_they_are_and_compared_with_n
     assert (len([*seen.news()]), seen.scores) == (4, {1: 0.25})
     status = read_status(recorder.folder)
     assert (status["score"], status["best"], status["best_step"]) == (0.25, 0.25, 1)
+
+
+def test_who_watches_a_run_sees_the_attempt_that_replaces_its_result(recorder: Recorder) -> None:
+    score = schema.validation_metric(schema.MEAN, 16)
+    for step in range(5):
+        recorder.log(step, {score: 0.5})
+    recorder.finish(Outcome(schema.DONE, 4))
+    seen = RunRows(recorder.folder)
+    assert ([row.step for row in seen.news()], seen.step) == ([0, 1, 2, 3, 4], 4)
+    set_aside(recorder.folder, "old")  # its files have the names of the new ones
+    again = Recorder(recorder.spec, {}, recorder.folder)
+    for step in range(9):
+        again.log(step, {score: 0.25})
+        assert [row.step for row in seen.news()] == [step]
+    assert (seen.step, {*seen.scores.values()}) == (8, {0.25})
 
 
 @pytest.mark.parametrize("broken", ["config.json", "spool", "status.json.partial"])

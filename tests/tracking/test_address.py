@@ -19,7 +19,10 @@ from tests.conftest import user_error
         ("/a%20b", "/a%20b"),
         *(
             (uri, None)
-            for uri in ("file://elsewhere/a", "file://[a", "mlflow-artifacts:/1/2", "s3://b/a", "")
+            for uri in (
+                *("file://elsewhere/a", "file://[a", "mlflow-artifacts:/1/2", "s3://b/a", ""),
+                *("file:///a%00b", "/a\0b"),
+            )
         ),
     ],
 )
@@ -37,6 +40,8 @@ def test_which_artifacts_are_files_of_this_machine(artifact_uri: str, path: str 
         ("a/mlartifacts b", "a/mlartifacts/e/r/artifacts", ""),  # the user's own place
         ("mlartifacts/a b/mlartifacts/e", "mlartifacts/a/mlartifacts/e/r", "b/mlartifacts/e/r"),
         ("b/mlartifacts", "a/other/e/r/artifacts", ""),
+        # Where nothing can be looked up, as in another account's home folder.
+        ("b/mlartifacts/e", f"{'x' * 300}/mlartifacts/e/r", "b/mlartifacts/e/r"),
     ],
 )
 def test_artifacts_of_a_moved_store(tmp_path: Path, folders: str, noted: str, place: str) -> None:
