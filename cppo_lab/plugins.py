@@ -4,6 +4,7 @@ Importing runs code, so the caller decides which sources to trust: the command l
 installed packages; never a file that somebody else may have written.
 """
 
+import contextlib
 import hashlib
 import importlib.util
 import json
@@ -306,9 +307,10 @@ class Requirement:
         remedy = self.remedy or extra or f"pip install '{self.name}{self.versions}'"
         from importlib import metadata
 
-        try:
+        installed = None  # also by metadata, of a folder that an interrupted installation left
+        with contextlib.suppress(metadata.PackageNotFoundError):
             installed = metadata.version(self.name)
-        except metadata.PackageNotFoundError:
+        if installed is None:
             if not self.needed_by:
                 return Check(self.name, UNNEEDED, "not installed")
             return Check(self.name, MISSING, f"not installed, needed by {self.needed_by}", remedy)

@@ -79,9 +79,18 @@ def test_what_is_interrupted_is_no_error_of_the_module(
     def interrupted(path: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(plugins, "resolve", interrupted)
+    monkeypatch.setattr(plugins.pkgutil, "resolve_name", interrupted)
     with pytest.raises(KeyboardInterrupt):
         load("acme:MINE", "rule.path")
+
+
+def test_a_folder_that_an_interrupted_installation_left_is_no_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme-1.0.dist-info").mkdir()
+    monkeypatch.syspath_prepend(tmp_path)
+    check = plugins.Requirement("acme", ">=1", "core=verl").check()
+    assert (check.status, check.found) == ("missing", "not installed, needed by core=verl")
 
 
 def test_the_digest_of_code_is_that_of_its_module_or_of_all_of_its_package(tmp_path: Path) -> None:

@@ -250,12 +250,12 @@ def add_listing(command: CommandParser) -> None:
     form.add_argument("--csv", action="store_true", help="print CSV, one line per run")
 
 
-def parse_states(text: str) -> frozenset[str]:
-    """The states in a comma-separated list.
+def parse_states(text: str | None) -> frozenset[str]:
+    """The states in a comma-separated list; none without it.
 
     Raises UserError for a state that does not exist.
     """
-    names = [name.strip() for name in text.split(",")]
+    names = [] if text is None else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in schema.STATES:
             raise unknown("state", name, schema.STATES)

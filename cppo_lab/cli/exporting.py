@@ -54,7 +54,8 @@ def metrics(options: argparse.Namespace) -> int:
     place = _require_writable(options.format, options.out, options.force)
     results = load(options.sweep, *options.overrides, source=options.source)
     states = results.runs.drop_duplicates("run_id")["state"].value_counts().to_dict()
-    _say(f"reading {sum(states.values())} runs: " + ", ".join(f"{n} {state}" for state, n in states.items()))
+    listed = ", ".join(f"{count} {state}" for state, count in states.items())
+    _say(f"reading {counted(sum(states.values()), 'run')}: {listed}")
     patterns = None if options.metrics is None else options.metrics.split(",")
     of_paper = options.source == "paper"
     about = {

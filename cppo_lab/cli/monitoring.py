@@ -41,7 +41,7 @@ def status(options: argparse.Namespace) -> int:
     from cppo_lab.sweep import status
     from cppo_lab.sweep.columns import to_csv
 
-    states = frozenset[str]() if options.state is None else parse_states(options.state)
+    states = parse_states(options.state)
     plan, uri = _planned(options)
     run_statuses = status_reader(plan)
     if options.repair:
@@ -131,7 +131,7 @@ def sync(options: argparse.Namespace) -> int:
         values = {"store": redacted(uri), "runs": names, "points": 0, "dry_run": True}
         answer(options, values, "\n".join(names) or None)
         if not options.json:
-            say(f"{len(names)} runs have metrics to upload to {redacted(uri)}")
+            say(f"{counted(len(names), 'run')} with metrics to upload to {redacted(uri)}")
         return Exit.DONE
     folders = run_folders(runs, options.run)  # an unknown prefix is refused now
     last_fault, first, away = "", True, False
@@ -150,7 +150,8 @@ def sync(options: argparse.Namespace) -> int:
                 sent = upload(folders, uri, counter("runs sent"))
                 away = False
                 values = {"runs": open_before, "points": sent.points, "dry_run": False}
-                line = f"{sent.points} points of {sent.runs} runs uploaded to {redacted(uri)}"
+                what = f"{counted(sent.points, 'point')} of {counted(sent.runs, 'run')}"
+                line = f"{what} uploaded to {redacted(uri)}"
                 is_news = sent.runs or was_away or not options.watch
                 answer(options, {"store": redacted(uri), **values}, line if is_news else None)
                 sys.stdout.flush()

@@ -341,7 +341,7 @@ def reference_import(options: argparse.Namespace) -> int:
         nest_reference(uri, texts)
     except STORE_FAULTS as error:
         raise store_error(uri, error, "used") from None
-    text = f"experiment `paper` in {redacted(uri)}: {added} runs added"
+    text = f"experiment `paper` in {redacted(uri)}: {counted(added, 'run')} added"
     answer(options, {"store": redacted(uri), "added": added}, text)
     return Exit.DONE
 

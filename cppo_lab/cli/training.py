@@ -68,7 +68,7 @@ def plan(options: argparse.Namespace) -> int:
         if question is not None:
             raise UserError(f"--power: {declared.name} is a search, which tests no claim; remove it")
         return plan_search(declared, options)
-    only = frozenset[str]() if options.state is None else parse_states(options.state)
+    only = parse_states(options.state)
     plan, _ = planned(options)
     states, costs = plan_states(plan), past_costs(plan.runs)
     values = table.listing(plan, states, costs, only)

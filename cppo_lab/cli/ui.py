@@ -29,13 +29,11 @@ from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError, describe, interrupt_on_termination, say
 from cppo_lab.files import redacted
 from cppo_lab.plugins import install_extra
-from cppo_lab.tracking.address import require_store, sqlite_file, tracking_uri
+from cppo_lab.tracking.address import is_new, require_store, sqlite_file, tracking_uri
 
 
 def ui(options: argparse.Namespace) -> int:
     """Serve the store until Ctrl-C and say what to open; of a store that is a server, only say it."""
-    from cppo_lab.tracking.client import is_new
-
     uri = tracking_uri()
     if uri.startswith("http"):
         served = redacted(uri).rstrip("/")

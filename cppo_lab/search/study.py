@@ -48,7 +48,7 @@ from cppo_lab.sweep.cost import cost_of
 from cppo_lab.sweep.file import Choices, Parameter, Scalar
 from cppo_lab.sweep.table import interval
 from cppo_lab.tracking import address
-from cppo_lab.tracking.client import create_atomically, deferred_for, is_new
+from cppo_lab.tracking.client import create_atomically, deferred_for
 from cppo_lab.tracking.page import OBJECTIVES, filled
 
 VARIABLE = "OPTUNA_STORAGE"  # Optuna's variable; workers get the URL through it, so no file has a password
@@ -123,7 +123,7 @@ def open_storage(url: str) -> BaseStorage:
             _require_journal(Path(url))
             return JournalStorage(JournalFileBackend(url))
         # Two machines may create the tables at the same time; a killed process leaves no half of a file.
-        with exclusive(url) if path is None or is_new(path) else contextlib.nullcontext():
+        with exclusive(url) if path is None or address.is_new(path) else contextlib.nullcontext():
             if path is not None:
                 create_atomically(path, lambda beside: RDBStorage(f"sqlite:///{beside}").engine.dispose())
             return RDBStorage(

@@ -133,6 +133,11 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(_path(uri)).absolute() if uri.startswith("sqlite:") else None
 
 
+def is_new(path: Path) -> bool:
+    """Whether the folder of a database exists, and its file is missing or empty."""
+    return path.parent.is_dir() and not (path.exists() and path.stat().st_size)
+
+
 def _path(uri: str) -> str:
     """The path between `sqlite:///` and a query."""
     return uri.partition("?")[0].removeprefix("sqlite:///")

@@ -100,7 +100,7 @@ def open_client(uri: str) -> MlflowClient:
     try:
         require_answer(uri)
         with _plain_default_experiment():
-            if database is not None and is_new(database):
+            if database is not None and address.is_new(database):
                 with exclusive(uri):
                     create_atomically(database, _make_tables)
             client = StoreClient(uri)
@@ -238,11 +238,6 @@ def experiment_of(client: MlflowClient, uri: str, core: str) -> str:
 _ENDING = ".new"
 
 
-def is_new(path: Path) -> bool:
-    """Whether the folder of `path` exists, and the file is missing or empty."""
-    return path.parent.is_dir() and not (path.exists() and path.stat().st_size)
-
-
 def create_atomically(path: Path, make: Callable[[Path], None]) -> None:
     """Call `make` to create the file under a temporary name, and rename it to `path` once it is complete and on disk.
 
@@ -250,7 +245,7 @@ def create_atomically(path: Path, make: Callable[[Path], None]) -> None:
     between would leave a file that no later process can use. The caller ensures that only one process at a time runs
     this; leftovers of killed processes are removed.
     """
-    if not is_new(path):
+    if not address.is_new(path):
         return
     for leftover in path.parent.glob(f"{path.name}.*{_ENDING}*"):  # including SQLite's journal
         leftover.unlink(missing_ok=True)

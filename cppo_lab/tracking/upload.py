@@ -41,6 +41,7 @@ from cppo_lab.runs.spool import (
     Tags,
     files,
     forget_shipped,
+    lines,
     load_shipped,
     newest_record,
     place_in,
@@ -107,15 +108,15 @@ def upload(
     `unwritten`: lines that a full disk kept out of the spools; those that the store took are removed. Raises UserError
     if the store is offline, or, once all others are sent, for runs that it refuses.
     """
-    lines = {} if unwritten is None else unwritten
-    waiting = [folder for folder in folders if folder in lines or unsent(folder, uri)]
+    held = {} if unwritten is None else unwritten
+    waiting = [folder for folder in folders if folder in held or unsent(folder, uri)]
     if not waiting:
         return Sent()
     client, points, faults = open_client(uri), 0, list[tuple[str, Exception]]()
     for number, folder in enumerate(waiting, start=1):
         try:
-            points += ship(folder, uri, client, lines.get(folder, ()))
-            lines.pop(folder, None)
+            points += ship(folder, uri, client, held.get(folder, ()))
+            held.pop(folder, None)
             sent(folder)
         except (*STORE_FAULTS, UserError) as error:
             faults.append((folder.name, error))
@@ -258,8 +259,8 @@ class _Shipment:
         self.steps: list[StepEvent] = []  # that wait to be sent
         self.waiting = 0  # points of theirs
         self.tags: dict[str, str] = {}  # that are sent with them
-        lines = chain((line for path in files(folder) for line, _ in read_lines(path)), unwritten)
-        tags = next((line.tags for line in lines if isinstance(line, Begin)), {})
+        begins = (line for line in chain(lines(folder), unwritten) if isinstance(line, Begin))
+        tags = next((line.tags for line in begins), {})
         if (other := tags.get(schema.TAG_RUN_ID, folder.name)) != folder.name:
             raise UserError(f"the folder is a copy of run {other}: give it its run's name, or move it away")
         self.validated_points = core_if_installed(tags.get(schema.TAG_CORE, "")).validated_points
@@ -462,6 +463,12 @@ class _Shipment:
                     raise
                 self.client.log_inputs(mlflow_id, datasets=inputs)
 
+    def _run(self) -> Run:
+        """The MLflow run of the record."""
+        if self.token not in self.runs:
+            self.runs[self.token] = self.client.get_run(self.record.mlflow_id)
+        return self.runs[self.token]
+
     def _of_record(self, experiment_id: str) -> list[Run]:
         """The active MLflow runs of the record whose lines are being read: several if a request was sent twice."""
         return list(
@@ -485,9 +492,7 @@ class _Shipment:
                 self.client.delete_run(run.info.run_id)
 
     def _end(self, line: End) -> None:
-        if self.token not in self.runs:
-            self.runs[self.token] = self.client.get_run(self.record.mlflow_id)
-        run = self.runs[self.token]
+        run = self._run()
         self._remove_others(run)
         was_finished = recorded_status(run.data.tags) in schema.FINISHED
         if was_finished and line.status not in schema.FINISHED:
@@ -510,12 +515,12 @@ class _Shipment:
         record = self.record
         if not record.mlflow_id or not (record.pending or record.ended):
             return
-        run = self.runs.get(self.token) or self.client.get_run(record.mlflow_id)
+        run = self._run()
         if run.info.lifecycle_stage != "active":
             raise MlflowException("it was deleted meanwhile", RESOURCE_DOES_NOT_EXIST)
-        lines, tags = [*self._lines(), *unwritten], run.data.tags
+        recorded, tags = [*self._lines(), *unwritten], run.data.tags
         # What a full disk did not accept is in the last line of a file.
-        contents = {line.path: line.content() for line in lines if isinstance(line, Artifact)}
+        contents = {line.path: line.content() for line in recorded if isinstance(line, Artifact)}
         if recorded_status(tags) in schema.FINISHED and tags.get(schema.TAG_FILES) == "complete":
             record.pending = []  # sent twice, since a full disk lost the progress; the files here may be older, too
         while record.pending:
@@ -525,7 +530,8 @@ class _Shipment:
             for name in self._missing(contents, run.info.artifact_uri):
                 self._send_artifact(name, contents[name])
             # All points in a file, which saves readers a request for each metric.
-            rows = [(line.step, line.time_ms, line.metrics) for line in lines if isinstance(line, StepEvent)]
+            events = (line for line in recorded if isinstance(line, StepEvent))
+            rows = [(event.step, event.time_ms, event.metrics) for event in events]
             whole = history.from_rows(rows)
             self._send_artifact(history.HISTORY, history.pack(whole))
             if (table := answers_table(self.folder)) is not None:
