@@ -63,11 +63,8 @@ def doctor(options: argparse.Namespace) -> int:
     composed = compose([f"core={options.core}", *options.overrides])
     checks = examine(composed, address.tracking_uri(composed.tracking.uri), runs_folder())
     if options.json:
-        values = [
-            {name: getattr(check, name) for name in ("name", "status", "found", "remedy")} for check in checks
-        ]
         run = {"core": composed.run.core, "model": composed.run.model.name}
-        answer(options, {**run, "ready": ready(checks), "checks": values})
+        answer(options, {**run, "ready": ready(checks), "checks": list(map(vars, checks))})
         return Exit.DONE if ready(checks) else Exit.NO
     print("\n".join(lines(checks)))
     kind = f"model={composed.run.model.name} with core={composed.run.core}"

@@ -199,9 +199,8 @@ def evaluate(options: argparse.Namespace) -> int:
         overrides = options.overrides
     else:
         plan, uri = planned(options)
-        run_ids = [run.run_id for run in plan.runs]
         run_ids = [
-            run_id for run_id in run_ids if read_status(runs / run_id).get("status") in schema.FINISHED
+            run.run_id for run in plan.runs if read_status(runs / run.run_id).get("status") in schema.FINISHED
         ]
     if not run_ids:
         raise UserError(

@@ -121,7 +121,11 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
     from cppo_lab.sweep.file import Search
 
     out: Path = options.out or BUILT / Path(options.sweep).stem
-    options.about_figures = _about_figures(options)
+    options.about_figures = {}  # the style that --figures asks for, as an argument of requests
+    if options.figures is not None:
+        from cppo_lab.reports.figures.drawing import parse_style
+
+        options.about_figures["style"] = parse_style(options.figures)
     options.tell = partial(passing, piped=not quiet)
     # It is on the page, and beside the figures.
     command = redacted("cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)]))
@@ -148,15 +152,6 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     words += [] if options.palette == "paper" else ["--palette", options.palette]
     words += [] if options.study is None else ["--study", options.study]
     return words if options.figures is None else [*words, "--figures", options.figures]
-
-
-def _about_figures(options: argparse.Namespace) -> dict[str, Any]:
-    """The style that `--figures` asks for, as an argument of requests."""
-    if options.figures is None:
-        return {}
-    from cppo_lab.reports.figures.drawing import parse_style
-
-    return {"style": parse_style(options.figures)}
 
 
 def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:

@@ -103,14 +103,14 @@ def _power(
     """What the planned runs can decide: of each claim, or of two methods."""
     from cppo_lab.sweep import power
 
-    powers = power.power_of(plan, question)
-    differences = [] if powers else power.shown_differences(plan, question)
-    if powers:
+    if powers := power.power_of(plan, question):
         values = power.power_values(plan, powers, question, costs)
-        answer(options, values, power.power_text(plan, powers, question, costs, width()))
+        text = power.power_text(plan, powers, question, costs, width())
     else:
+        differences = power.shown_differences(plan, question)
         values = power.shown_values(plan, differences, question)
-        answer(options, values, power.shown_text(differences, question, width()))
+        text = power.shown_text(differences, question, width())
+    answer(options, values, text)
     return Exit.DONE
 
 

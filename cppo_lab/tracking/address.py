@@ -37,20 +37,20 @@ def tracking_uri(configured: str | None = None) -> str:
             f"tracking URI {shown!r} is not supported: use sqlite:///FILE.db, http(s)://HOST:PORT or a "
             f"postgresql:// URI (set {VARIABLE}, or tracking.uri in the configuration){signs}"
         )
-    uri = absolute_uri(named)
     if (database := sqlite_file(named)) is None:
-        return uri
+        return absolute_uri(named)
     remedy = f"name a file, sqlite:///FILE.db ({VARIABLE}, or tracking.uri in the configuration)"
+    try:
+        uri, is_folder = absolute_uri(named), database.is_dir()
+    except (OSError, RuntimeError) as error:  # RuntimeError: of pathlib for a loop before Python 3.13
+        why = getattr(error, "strerror", "a circular link")
+        raise UserError(f"tracking database {database}: {why}: {remedy}") from None
     if not _SQLITE_QUERY.fullmatch(named.partition("?")[2]):
         raise UserError(f"tracking URI {uri}: of a query only timeout=SECONDS is known: {remedy}")
     if "?" in str(database.resolve()):
         raise UserError(
             f"tracking database {database}: the `?` in its path would end it: work in another folder"
         )
-    try:
-        is_folder = database.is_dir()
-    except OSError as error:
-        raise UserError(f"tracking database {database}: {error.strerror}: {remedy}") from None
     if is_folder:
         raise UserError(f"tracking database {database} is a folder: {remedy}")
     return uri

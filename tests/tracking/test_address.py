@@ -3,6 +3,7 @@
 import errno
 import os
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -60,6 +61,13 @@ def test_a_working_folder_whose_name_would_end_the_path_of_the_store_is_named(
     monkeypatch.delenv(address.VARIABLE, raising=False)
     with user_error("why[?]/mlflow.db: the `[?]` in its path would end it: work in another folder"):
         address.tracking_uri()
+
+
+def test_a_store_behind_a_circular_link_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(address.VARIABLE, raising=False)
+    monkeypatch.setattr(Path, "resolve", Mock(side_effect=RuntimeError("Symlink loop")))  # before Python 3.13
+    with user_error("ring/x.db: a circular link: name a file"):
+        address.tracking_uri("sqlite:///ring/x.db")
 
 
 @pytest.mark.parametrize(
