@@ -262,7 +262,8 @@ def clean(options: argparse.Namespace) -> int:
     ]
     code = spare_code(runs) if options.code else 0
     text = aligned(["sweep", "runs", *(f"{key} GB" for key in columns)], rows, width=width())
-    what = f"{(size + code) / 1e9:.3f} GB of {counted(len(chosen), 'run')}" + " and old code" * (code > 0)
+    of = [counted(len(chosen), "run")] * bool(chosen) + ["old code"] * bool(code)
+    what = f"{(size + code) / 1e9:.3f} GB of {' and '.join(of)}"
     if (chosen or code) and not options.yes:
         if options.json or not sys.stdin.isatty():
             raise UserError(

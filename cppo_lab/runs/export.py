@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from cppo_lab import schema
 from cppo_lab.core_records import (
@@ -34,11 +35,11 @@ from cppo_lab.core_records import (
     core_of,
     load_part,
 )
-from cppo_lab.errors import UserError, printable
+from cppo_lab.errors import UserError, first_fault, printable
 from cppo_lab.files import appearing, names_below, open_below, require_free
 from cppo_lab.runs.folder import ASIDE, CONFIG, AlreadyRunning, held, is_held, read_config, read_status
 from cppo_lab.runs.machine import code_version, versions_in
-from cppo_lab.runs.spool import SPOOL_FOLDER, add_evaluation, evaluations, newest_record
+from cppo_lab.runs.spool import SPOOL_FOLDER, StepEvent, add_evaluation, evaluations, lines, newest_record
 from cppo_lab.runs.tags import as_yaml, code, resolved_yaml, run_name, variants_in
 from cppo_lab.spec import HubModel, MathData, RunSpec
 from cppo_lab.spec.parse import parse_run
@@ -423,6 +424,10 @@ def unpack(path: Path, into: Path) -> dict[str, Any]:
             about: dict[str, Any] = json.loads(archive.read(ABOUT))
             runs = [name for name in archive.namelist() if _RUN.match(name)]
             archive.extractall(into, runs)  # never outside of it, and no links
+            for run in into.glob("runs/*"):
+                for line in lines(run):  # which may be a stranger's
+                    if not isinstance(line, StepEvent):
+                        TypeAdapter(type(line)).validate_python(vars(line))
             files = about.get("files", {})
             if "text" in about:  # of the sweep's file, in archives of early versions
                 files = {Path(about["sweep"]).name: about["text"]}
@@ -444,7 +449,8 @@ def unpack(path: Path, into: Path) -> dict[str, Any]:
         ValueError,
         RuntimeError,
     ) as error:
-        raise UserError(f"{path} cannot be read as a file of `cppo archive` ({error}): name one") from None
+        why = f"a record {first_fault(error.errors())}" if isinstance(error, ValidationError) else error
+        raise UserError(f"{path} cannot be read as a file of `cppo archive` ({why}): name one") from None
 
 
 def _archived(root: Path) -> Iterable[Path]:

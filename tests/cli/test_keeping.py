@@ -113,6 +113,27 @@ def test_an_archive_writes_nothing_elsewhere(cppo: Command, name: str) -> None:
     assert "a.zip cannot be read as a file of `cppo archive`" in said and f"{name!r} lies outside" in said
 
 
+@pytest.mark.parametrize(
+    "values", [{"record": 5}, {"tags": ["a"]}, {"params": {"seed": 0}}, {"time_ms": "then"}]
+)
+def test_an_archive_with_a_record_of_another_form_is_refused(
+    cppo: Command, values: dict[str, object]
+) -> None:
+    begin = {
+        "kind": "begin",
+        "record": "a",
+        "experiment": "e",
+        "name": "n",
+        "time_ms": 0,
+        "tags": {},
+        "params": {},
+    }
+    with zipfile.ZipFile("a.zip", "w") as archive:
+        archive.writestr("archive.json", json.dumps({"sweep": "main", "overrides": []}))
+        archive.writestr(f"runs/{'a' * 12}/spool/0001.jsonl", json.dumps(begin | values) + "\n")
+    assert "a.zip cannot be read as a file of `cppo archive`" in cppo("report a.zip", code=2).err
+
+
 def test_code_that_no_job_reads_is_freed(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Path("runs").absolute()
     for name in ("waits", "spare"):
