@@ -307,8 +307,9 @@ class Requirement:
         remedy = self.remedy or extra or f"pip install '{self.name}{self.versions}'"
         from importlib import metadata
 
-        installed = None  # also by metadata, of a folder that an interrupted installation left
-        with contextlib.suppress(metadata.PackageNotFoundError):
+        # An interrupted installation leaves a folder without a version, or, for `importlib_metadata`, without a file.
+        installed = None
+        with contextlib.suppress(metadata.PackageNotFoundError, FileNotFoundError):
             installed = metadata.version(self.name)
         if installed is None:
             if not self.needed_by:
