@@ -214,7 +214,9 @@ def serving(
     Yields a function that waits for the server to end by itself, and returns its last words. `meanwhile` is called
     while it starts. Raises UserError if it does not start.
     """
-    words = ["-m", "mlflow", "server", "--host", host, "--port", str(port), "--workers", "1"]
+    # `python -m mlflow`, without the collection of garbage, which takes a fifth of its imports' time.
+    start = "import gc; gc.disable(); from mlflow.cli import cli; cli.main()"
+    words = ["-c", start, "server", "--host", host, "--port", str(port), "--workers", "1"]
     # The store is passed by the environment, since the process list would show a password.
     environment = {**_SETTINGS, **os.environ, "MLFLOW_BACKEND_STORE_URI": uri}
     last: deque[str] = deque(maxlen=1)  # line of its output
