@@ -122,7 +122,8 @@ class SweepData:
     runs that kept them. `drawn_starts`: MLflow runs whose seed draws their start, alike for all rules and models
     (`CoreRecord.seed_fixes_start`). `experiment_id`: the experiment's id in the store; empty without runs. `code`:
     MLflow run -> the version that made it, if recorded. `notes`: MLflow run -> its description and tags of the users'
-    own, of the runs that have any.
+    own, of the runs that have any. `begun`: run id -> when the first attempt at it began (milliseconds since the
+    epoch).
     """
 
     experiment: str
@@ -136,6 +137,7 @@ class SweepData:
     experiment_id: str = ""
     code: Mapping[str, str] = field(default_factory=dict)
     notes: Mapping[str, str] = field(default_factory=dict)
+    begun: Mapping[str, int] = field(default_factory=dict)
 
 
 # Many metric points in a compact tidy frame: 15 bytes per point for 1,000 runs.

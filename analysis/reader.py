@@ -165,6 +165,10 @@ def _sweep_data(
         attempts[0].experiment_id if attempts else "",
         {run.mlflow_id: code for run in runs if (code := run.tags.get(schema.TAG_CODE_VERSION))},
         {run.mlflow_id: note for run in runs if (note := _note(run.tags))},
+        {
+            run_id_of(run): run.start_ms or 0
+            for run in sorted(attempts, key=lambda run: run.start_ms or 0, reverse=True)
+        },
     )
 
 

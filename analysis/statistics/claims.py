@@ -412,21 +412,16 @@ def _versions(others: Sequence[Registered]) -> str:
 
 
 def _starts(claim: Claim, board: Scoreboard, deleted: Mapping[str, int]) -> dict[str, int]:
-    """When each run that tests the claim first began, in milliseconds since the epoch, by run id. A result that was
-    deleted or replaced has been seen, too.
+    """When the first attempt at each run that tests the claim began, in milliseconds since the epoch, by run id. A
+    result that was deleted or replaced has been seen, too.
     """
     tests = {
         run.run_id
         for run in board.runs
         if run.seed is not None and claim.is_tested_by(run.model, run.variant, run.seed)
     }
-    frame = board.data.runs
-    starts: dict[str, int] = {}
-    for run_id, start in zip(frame["run_id"], frame["start"], strict=True):
-        if run_id in tests:
-            began = int(start.timestamp() * 1000)
-            starts[run_id] = min(began, starts.get(run_id, began), deleted.get(run_id, began))
-    return starts
+    begun = {run_id: start for run_id, start in board.data.begun.items() if run_id in tests}
+    return {run_id: min(start, deleted.get(run_id, start)) for run_id, start in begun.items()}
 
 
 def _when(time_ms: int) -> str:

@@ -48,10 +48,10 @@ def both(curve: Mapping[int, float]) -> dict[str, Mapping[int, float]]:
 
 def make_data(runs: Sequence[MadeRun], sweep: str = "demo") -> SweepData:
     """The frames of a reader."""
-    rows, points = [], []
+    rows, points, begun = [], [], {}
     for number, run in enumerate(runs):
         start = pd.Timestamp(2026, 1, 1, tz="UTC") + pd.Timedelta(hours=number)
-        mlflow_id = f"{number:032x}"
+        mlflow_id, begun[run.key] = f"{number:032x}", int(start.timestamp() * 1000)
         found = (mlflow_id, run.key, run.variant, run.variant, run.model, run.core, run.seed, run.t_stop)
         rows.append((*found, run.status, run.reason, run.key, start, start, run.warm_start))
         curves = {schema.validation_metric(name): curve for name, curve in run.scores.items()} | dict(
@@ -62,7 +62,7 @@ def make_data(runs: Sequence[MadeRun], sweep: str = "demo") -> SweepData:
         }
         points.append((mlflow_id, from_columns(columns)))
     frame = pd.DataFrame(rows, columns=list(RUN_COLUMNS)).astype({"seed": "Int64", "t_stop": "Int64"})
-    return SweepData("cppo-mini", sweep, frame, points_frame(points))
+    return SweepData("cppo-mini", sweep, frame, points_frame(points), begun=begun)
 
 
 def expect(runs: Sequence[MadeRun]) -> tuple[ExpectedRun, ...]:

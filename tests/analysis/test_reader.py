@@ -106,8 +106,9 @@ def test_of_retries_the_newest_result_counts(uri: str, write: Callable[..., str]
     for run_id in newest:
         write(run_id, schema.FAILED, "FAILED")
     newest["r2"] = write("r2", schema.RUNNING, None)
-    runs = read_sweep(uri, EXPERIMENT, "demo").runs
-    assert dict(zip(runs["run_id"], runs["mlflow_id"], strict=True)) == newest
+    data = read_sweep(uri, EXPERIMENT, "demo")
+    assert dict(zip(data.runs["run_id"], data.runs["mlflow_id"], strict=True)) == newest
+    assert data.begun == {"r1": 1, "r2": 5, "r3": 3}  # at the first attempt
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cppo_lab.analysis.statistics.claims import CLAIMS, SMALLEST, Claim, Kind, named, pairs
+from cppo_lab.analysis.statistics.claims import (
+    CLAIMS,
+    SMALLEST,
+    Claim,
+    Hypotheses,
+    Kind,
+    Registered,
+    named,
+    pairs,
+    standing,
+)
 from cppo_lab.analysis.statistics.values import ONE_BENCHMARK, Score
 from cppo_lab.analysis.statistics.verdicts import (
     VerdictOutcome,
@@ -17,7 +27,7 @@ from cppo_lab.analysis.statistics.verdicts import (
 )
 from cppo_lab.reports.verdict_view import power_words, reason
 from cppo_lab.sweep.file import Hypothesis
-from tests.analysis.made_sweeps import MadeRun
+from tests.analysis.made_sweeps import MadeRun, scored
 from tests.analysis.statistics.made_curves import (
     ABOUT,
     ABOVE,
@@ -243,6 +253,16 @@ def test_a_claim_is_exploratory_until_the_one_before_it_is_supported(
     [alone] = verdicts(boards, [replace(BEST, after="cppo_mean")])  # which is not judged here
     assert alone.unsupported_before.key == "cppo_mean"
     assert "Exploratory: the claim before it is not supported (CPPO is above" in reason(alone)
+
+
+@pytest.mark.parametrize("earlier, words", [(0, "before any of the 8 runs"), (1, "when 1 of the 8 runs")])
+def test_an_earlier_attempt_at_a_run_has_been_seen(earlier: int, words: str) -> None:
+    runs = flat({"a": moved(0.05), "b": BASE})
+    begun = {run.key: 2000 for run in runs}
+    begun |= dict.fromkeys(list(begun)[:earlier], 500)
+    stated = Hypotheses((ABOVE,), "abc", (Registered("abc", 1000),))
+    found = standing(stated, ABOVE, scored(runs, "main", begun=begun))
+    assert words in found.words and found.confirmatory is not bool(earlier)
 
 
 SEEDS = tuple(range(12))
