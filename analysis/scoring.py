@@ -269,16 +269,14 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
 
     If benchmarks of a run were evaluated with several sample counts (Avg@1 and Avg@16), its largest is used.
     """
-    names = metrics["metric"].astype("category")
-    validations = {
-        name: parsed
-        for name in names.unique()
-        if (parsed := schema.parse_validation_metric(name)) is not None
-    }
-    rows = metrics[names.isin(validations)].astype({"mlflow_id": object, "metric": object})
-    samples = rows["metric"].map({name: size for name, (_, size) in validations.items()})
-    rows = rows[samples == samples.groupby(rows["mlflow_id"]).transform("max")]
-    rows["benchmark"] = rows["metric"].map({name: benchmark for name, (benchmark, _) in validations.items()})
+    names = metrics["metric"].unique()
+    validations = {name: parsed for name in names if (parsed := schema.parse_validation_metric(name))}
+    of_metric = pd.DataFrame([*validations.values()], [*validations], ["benchmark", "samples"])
+    rows = metrics[metrics["metric"].isin(validations)].astype({"mlflow_id": object, "metric": object})
+    rows = rows.join(of_metric, on="metric")
+    samples = rows.groupby("mlflow_id")["samples"]
+    samples_of = samples.max().to_dict()
+    rows = rows[rows["samples"] == samples.transform("max")]
     rows["value"] = rows["value"].where(rows["value"].abs() < schema.LARGEST)
     wide = rows.pivot(index=["mlflow_id", "step"], columns="benchmark", values="value").sort_index()
     wide.columns.name = None
@@ -295,8 +293,7 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
             parts = wide.loc[inside, list(names)]
             only_mean = parts.isna().groupby(level="mlflow_id").transform("all").all(axis=1)
             mean = parts.mean(axis=1, skipna=False)
-            wide.loc[inside, schema.MEAN] = mean.where(~only_mean, wide.loc[inside, schema.MEAN])
-    samples_of = samples.groupby(rows["mlflow_id"]).max().to_dict()
+            wide.loc[inside, schema.MEAN] = mean.mask(only_mean, wide.loc[inside, schema.MEAN])
     return ValidationCurves(wide[[*benchmarks, schema.MEAN]], benchmarks, samples_of, of_model)
 
 
@@ -466,9 +463,7 @@ def _key(entry: ExpectedRun) -> tuple[object, ...]:
 def _score(entry: ExpectedRun, row: Any, curves: ValidationCurves) -> RunScore:
     if row is None:
         state = SelectionState.MISSING
-        return RunScore(
-            entry.run_id, "", entry.model, entry.variant, entry.seed, state=state, choice=Choice(state)
-        )
+        return RunScore(entry.run_id, "", entry.model, entry.variant, entry.seed, state, Choice(state))
     t_stop = None if pd.isna(row.t_stop) else int(row.t_stop)
     choice = choose(curves.of(row.mlflow_id), t_stop, curves.benchmarks)
     return RunScore(

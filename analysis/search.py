@@ -293,17 +293,14 @@ def mean_curves(data: SweepData, t_stop: int) -> dict[str, list[float]]:
     validations of a run that ended early are filled in with its last score.
     """
     curves = {}
-    for run in data.runs.itertuples():
-        rows = data.metrics[data.metrics["mlflow_id"] == run.mlflow_id].dropna(subset="value")
-        rows = rows[rows["step"] <= t_stop].sort_values("step")
-        if not rows.empty:
-            curve = [
-                (int(step), float(value)) for step, value in zip(rows["step"], rows["value"], strict=True)
-            ]
-            configured = data.params.get(str(run.mlflow_id), {}).get("validation.every", "")
-            last = (curve[-1][0] - curve[-2][0] if len(curve) > 1 else curve[-1][0]) or 1
-            every = int(configured) if configured.isdecimal() and int(configured) > 0 else last
-            curves[str(run.run_id)] = filled(curve, t_stop, every)
+    run_ids = dict(zip(data.runs["mlflow_id"], data.runs["run_id"], strict=True))
+    points = data.metrics[data.metrics["step"] <= t_stop].dropna(subset="value")
+    for mlflow_id, rows in points.groupby("mlflow_id", observed=True):
+        curve = list(zip(rows["step"].tolist(), rows["value"].tolist(), strict=True))
+        configured = data.params.get(str(mlflow_id), {}).get("validation.every", "")
+        last = (curve[-1][0] - curve[-2][0] if len(curve) > 1 else curve[-1][0]) or 1
+        every = int(configured) if configured.isdecimal() and int(configured) > 0 else last
+        curves[run_ids[mlflow_id]] = filled(curve, t_stop, every)
     return curves
 
 

@@ -304,13 +304,10 @@ def read_study(
     study = StudyResults(tuple(scored))
     if (main := study.board(MAIN)) is None:
         return study
-    pair = [run for variant in (OURS, COMPARED) for run in main.runs_of(main.models[0], variant)]
-    ours = [run for model in main.models for run in main.runs_of(model, OURS)]
-    return replace(
-        study,
-        positions=read_positions(uri, [run.mlflow_id for run in pair if run.mlflow_id]),
-        windows=read_windows(uri, [run.mlflow_id for run in ours if run.mlflow_id]),
-    )
+    pair = [run.mlflow_id for variant in (OURS, COMPARED) for run in main.runs_of(main.models[0], variant)]
+    ours = [run.mlflow_id for model in main.models for run in main.runs_of(model, OURS)]
+    positions, windows = read_positions(uri, filter(None, pair)), read_windows(uri, filter(None, ours))
+    return replace(study, positions=positions, windows=windows)
 
 
 def _is_judged(metric: str) -> bool:

@@ -606,7 +606,7 @@ def _cell(board: Scoreboard, runs: Sequence[RunScore]) -> CellProblems | None:
     for run in runs:
         outcomes = _in_window(run, board.data.outcomes[run.mlflow_id])
         weights = late_weights(board, run)
-        rows = {int(step): row for step, row in zip(outcomes.steps, outcomes.right, strict=True)}
+        rows = dict(zip(outcomes.steps.tolist(), outcomes.right, strict=True))
         if not weights or not weights.keys() <= rows.keys():
             return None  # it has scores at validations without outcomes
         total = sum(weight * rows[step].astype(np.float64) for step, weight in weights.items())
