@@ -11,6 +11,7 @@ import json
 import math
 import os
 import re
+import shlex
 import shutil
 import sys
 import textwrap
@@ -260,6 +261,11 @@ def parse_states(text: str | None) -> frozenset[str]:
         if name not in schema.STATES:
             raise unknown("state", name, schema.STATES)
     return frozenset(names)
+
+
+def typed(options: argparse.Namespace, *more: str) -> str:
+    """Sweep and overrides as a shell takes them, for a command that is shown."""
+    return shlex.join([options.sweep, *options.overrides, *more])
 
 
 def answer(options: argparse.Namespace, values: Mapping[str, Any], text: object = None) -> None:

@@ -109,7 +109,7 @@ def logs(options: argparse.Namespace) -> int:
         return Exit.DONE
     if options.all:
         raise UserError("--all with -f: only the newest attempt grows; omit one of them")
-    follow_logs(runs, run_id, lambda: _lives(run_id), sys.stdout)
+    follow_logs(runs, run_id, lambda: any(run.state in schema.ALIVE for run in _these([run_id])), sys.stdout)
     return Exit.DONE
 
 
@@ -353,10 +353,6 @@ def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
 
     runs = runs_folder()
     return run_statuses(runs, {folder.name: None for folder in run_folders(runs, beginnings)})
-
-
-def _lives(run_id: str) -> bool:
-    return any(run.state in schema.ALIVE for run in _these([run_id]))
 
 
 def status_arguments(command: CommandParser) -> None:

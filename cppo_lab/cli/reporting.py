@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.command import SWEEP, CommandParser, Exit, add_sweep, answer, load_any, passing
+from cppo_lab.cli.command import SWEEP, CommandParser, Exit, add_sweep, answer, load_any, passing, typed
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError, counted, say
 from cppo_lab.files import redacted
@@ -116,8 +116,6 @@ def pause(seconds: float) -> None:
 
 def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
     """Make the report and return its page; unless `quiet`, say what is done and where it is."""
-    import shlex
-
     from cppo_lab.sweep.file import Search
 
     out: Path = options.out or BUILT / Path(options.sweep).stem
@@ -128,7 +126,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
         options.about_figures["style"] = parse_style(options.figures)
     options.tell = partial(passing, piped=not quiet)
     # It is on the page, and beside the figures.
-    command = redacted("cppo report " + shlex.join([options.sweep, *options.overrides, *_chosen(options)]))
+    command = redacted(f"cppo report {typed(options, *_chosen(options))}")
     if options.source == "paper":
         page = _report_runs(options, _paper_request(options, out, command))
     elif isinstance(declared := load_any(options), Search):
@@ -238,24 +236,20 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     if plan.is_study:
         from cppo_lab.reports.study import StudyRequest
 
-        text = SweepText(plan.name, plan.title, plan.question)
-        return StudyRequest(stated=stated, **about), text
+        return StudyRequest(stated=stated, **about), SweepText(plan.name, plan.title, plan.question)
     from cppo_lab.reports.sweep import ReportRequest
 
-    text = SweepText(plan.name, plan.title, plan.question, plan.sweeps[0].feeds)
-    beside = plan.sweeps[0].beside if out.name == plan.name else ()  # elsewhere the links would lead nowhere
+    [sweep] = plan.sweeps
     about |= {
-        "stated": stated[plan.sweeps[0].name],
-        "axes": axes_of(plan, plan.sweeps[0], options.overrides),
-        "beside": beside,
-        "factorial": plan.sweeps[0].analysis == "factorial",
+        "stated": stated[sweep.name],
+        "axes": axes_of(plan, sweep, options.overrides),
+        "beside": sweep.beside if out.name == plan.name else (),  # elsewhere the links would lead nowhere
+        "factorial": sweep.analysis == "factorial",
     }
-    return ReportRequest(**about), text
+    return ReportRequest(**about), SweepText(plan.name, plan.title, plan.question, sweep.feeds)
 
 
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path, command: str) -> Path:
-    import shlex
-
     from cppo_lab.reports.build import build_report
     from cppo_lab.reports.search import SearchRequest
     from cppo_lab.search.space import main_overrides, resolve
@@ -267,8 +261,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path, c
             f"--palette {options.palette}: the report of a search has no methods to tell apart; remove it"
         )
     tuning = resolve(declared, options.overrides, options.study)
-    words = [options.sweep, *options.overrides]
-    words += [] if options.study is None else ["--study", options.study]
+    study = [] if options.study is None else ["--study", options.study]
     passing("reading the trials")
     return build_report(
         SearchRequest(
@@ -277,7 +270,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path, c
             study=tuning.study,
             out=out,
             command=command,
-            tune=redacted(shlex.join(["cppo", "tune", *words])),
+            tune=redacted(f"cppo tune {typed(options, *study)}"),
             shipped=_shipped(tuning),
             chosen=main_overrides(tuning),
             **options.about_figures,

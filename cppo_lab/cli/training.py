@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import math
-import shlex
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
@@ -21,6 +20,7 @@ from cppo_lab.cli.command import (
     load_any,
     parse_states,
     passing,
+    typed,
     width,
 )
 from cppo_lab.core_records import core_of, cores_that
@@ -136,7 +136,7 @@ def plan_states(plan: "Plan") -> "dict[str, RunState]":
 def without_folders(plan: "Plan", options: argparse.Namespace) -> str:
     """A line on the runs that have no folder here, and may have been finished elsewhere; empty if all have a folder."""
     count = sum(not (runs_folder() / run.run_id).is_dir() for run in plan.runs)
-    sweep = shlex.join([options.sweep, *options.overrides])
+    sweep = typed(options)
     if not count:
         return ""
     have = "has" if count == 1 else "have"
@@ -386,7 +386,7 @@ def train(
         if scores:
             gaps = any(state.state not in schema.FINISHED for state in done.states.values())
             partial = " --partial" if gaps else ""
-            print(f"Report:\n  cppo report {shlex.join([options.sweep, *options.overrides])}{partial}")
+            print(f"Report:\n  cppo report {typed(options)}{partial}")
         with contextlib.suppress(StoreAway, *STORE_FAULTS):
             print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(plan.core))}")
     return _what_is_left(plan, done, options)
@@ -471,7 +471,7 @@ def _what_is_left(plan: "Plan", done: "Launched", options: argparse.Namespace) -
 
     from cppo_lab.launch.launchers import launcher_of
 
-    sweep = shlex.join([options.sweep, *options.overrides])
+    sweep = typed(options)
     if done.left:
         single = len(done.left) == 1
         say(
@@ -620,7 +620,7 @@ def tune(options: argparse.Namespace) -> int:
         study = ["--study", options.study] if options.study else []
         print(f"{text}\n\nStudy {tuning.study} in {redacted(url)}")
         print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(tuning.core))}")
-        print(f"The report: cppo report {shlex.join([options.sweep, *options.overrides, *study])}")
+        print(f"The report: cppo report {typed(options, *study)}")
     return Exit.DONE if over else Exit.NO
 
 

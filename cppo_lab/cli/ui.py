@@ -37,7 +37,7 @@ def ui(options: argparse.Namespace) -> int:
     uri = tracking_uri()
     if uri.startswith("http"):
         served = redacted(uri).rstrip("/")
-        _show([*_report(options, served), *_links(uri, served)], options)
+        _show([*report_link(options.report, served), *_links(uri, served)], options)
         return Exit.DONE
     require_mlflow_server()
     require_store(uri)
@@ -49,7 +49,7 @@ def ui(options: argparse.Namespace) -> int:
                 f"cppo: --host {options.host}: everyone who can reach this machine can see and change the runs"
             )
         address = _served_at(options.host, port)
-        links = _report(options, address)
+        links = report_link(options.report, address)
         say(f"starting the MLflow UI for {redacted(uri)} ...")
 
         def find_links() -> None:
@@ -88,12 +88,13 @@ def _links(uri: str, address: str) -> list[tuple[str, str]]:
     return links or [("no runs yet", address)]
 
 
-def _report(options: argparse.Namespace, address: str) -> list[tuple[str, str]]:
-    return [] if options.report is None else [report_link(options.report, address)]
+def report_link(folder: Path | None, address: str) -> list[tuple[str, str]]:
+    """The page of a report, whose runs then lead to MLflow's page at `address`; nothing without a folder.
 
-
-def report_link(folder: Path, address: str) -> tuple[str, str]:
-    """The page of a report, whose runs then lead to MLflow's page at `address`. Raises UserError if there is none."""
+    Raises UserError if there is no page.
+    """
+    if folder is None:
+        return []
     from urllib.parse import urlencode
 
     from cppo_lab.reports.saved import PAGE
@@ -101,7 +102,7 @@ def report_link(folder: Path, address: str) -> tuple[str, str]:
     page = folder / PAGE
     if not page.is_file():
         raise UserError(f"--report {folder}: no report is there: make one with `cppo report`")
-    return "the report", f"{page.resolve().as_uri()}?{urlencode({'mlflow': address})}"
+    return [("the report", f"{page.resolve().as_uri()}?{urlencode({'mlflow': address})}")]
 
 
 def _show(links: list[tuple[str, str]], options: argparse.Namespace) -> None:

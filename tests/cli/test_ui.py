@@ -82,7 +82,7 @@ def test_a_report_is_opened_with_the_address_of_mlflow(tmp_path: Path) -> None:
     with user_error("no report is there"):
         ui.report_link(tmp_path, "http://localhost:5000")
     (tmp_path / "index.html").write_text("<p>")
-    _, link = ui.report_link(tmp_path, "http://localhost:5000")
+    [(_, link)] = ui.report_link(tmp_path, "http://localhost:5000")
     assert link == f"{(tmp_path / 'index.html').as_uri()}?mlflow=http%3A%2F%2Flocalhost%3A5000"
 
 
