@@ -1,6 +1,7 @@
 """Jobs in separate processes on this machine, through submitit's local executor."""
 
 import os
+import re
 import signal
 import time
 from collections.abc import Callable, Sequence
@@ -8,7 +9,7 @@ from collections.abc import Callable, Sequence
 from submitit import Job as Process
 from submitit import LocalExecutor
 
-from cppo_lab.errors import blocked
+from cppo_lab.errors import UserError, blocked
 from cppo_lab.launch.base import (
     Event,
     J,
@@ -62,6 +63,12 @@ def default_workers(jobs: Sequence[Job]) -> int:
 
 
 def _submit(job: Job) -> Process[None]:
+    """Start a job. Raises UserError for a folder in whose name submitit would write numbers, and miss the folder."""
+    if replaced := re.search("%[ajtA]", str(job.folder)):
+        raise UserError(
+            f"launcher=local: the folder {str(job.folder.parent)!r} has {replaced[0]} in its name, which submitit "
+            "replaces: rename it, work in another folder, or choose launcher=inline"
+        )
     executor = LocalExecutor(folder=job.folder / "attempts")
     hours = job.resources.hours if job.resources else UNLIMITED_HOURS
     # submitit ends local jobs after two minutes by default, and silently accepts misspelt names.

@@ -61,10 +61,15 @@ def settle_jobs(runs: Path) -> list[str]:
     from cppo_lab.launch.slurm.queue import Ledger, refresh, submitting
 
     with submitting(runs), Ledger(runs) as ledger:
-        before = {(task.name, task.token): task for task in ledger.open_tasks()}
+        before = [task.name for task in ledger.open_tasks()]
         refresh(ledger)
-        after = {(task.name, task.token) for task in ledger.open_tasks()}
-    return [f"{task.name}: Slurm job {task.job} is over" for key, task in before.items() if key not in after]
+        still_open = {task.name for task in ledger.open_tasks()}
+        newest = ledger.newest_tasks()
+    jobs = {name: newest[name].job for name in before if name not in still_open}
+    return [
+        f"{name}: Slurm job {job} is over" if job else f"{name}: its submission never became a Slurm job"
+        for name, job in jobs.items()
+    ]
 
 
 def spare_code(runs: Path, remove: bool = False) -> int:

@@ -1,6 +1,7 @@
 """The records of the launchers and the files in conf/ are the same; in what environment jobs of this machine are."""
 
 import os
+import re
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
@@ -28,6 +29,17 @@ def test_records_names_and_files_agree() -> None:
 def test_a_launcher_that_there_is_not() -> None:
     with user_error(r"slum.*inline, local, slurm"):
         load_launcher("slum")
+
+
+@pytest.mark.parametrize("name", ["50%test", "90%accuracy", "100%A", "5%jobs"])
+def test_a_folder_in_whose_name_submitit_would_write_numbers_is_refused(tmp_path: Path, name: str) -> None:
+    """It would put logs and results into a folder beside it, and see no job end well."""
+    job = Noted(tmp_path / name / "runs", "a")
+    with user_error(
+        rf"launcher=local: the folder '.*{name}/runs' has {re.search('%.', name)[0]} in its name"
+    ):
+        launch_local([job], LauncherSpec(name="local", workers=1, threads=1), lambda event: None)
+    assert not any(tmp_path.iterdir())
 
 
 SHELL = {

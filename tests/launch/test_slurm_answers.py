@@ -21,7 +21,7 @@ from submitit.helpers import DelayedSubmission
 
 from cppo_lab import schema
 from cppo_lab.errors import Interrupted
-from cppo_lab.launch.queues import CANCELLED, Cancelled, cancel
+from cppo_lab.launch.queues import CANCELLED, Cancelled, cancel, settle_jobs
 from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.job import GO_BACK_IF_PREEMPTED, OUTSIDE, PREDECESSOR_SECONDS, SlurmTask
@@ -139,6 +139,21 @@ def test_jobs_of_launchers_that_died_before_they_were_complete_are_cancelled(
         assert sorted(slurm.cancelled) == ["77", "88"]
         assert ledger.unanswered() == []
     assert str(ledger.newest_tasks()["d"].ended).startswith("cancelled: its launcher was killed")
+
+
+def test_a_repair_says_which_jobs_are_over_and_which_there_never_were(
+    slurm: Slurm, runs: Path, ledger: Ledger
+) -> None:
+    submitted(ledger, ["a", "b"], 70)
+    adopted = ledger.claim(["c"])
+    ledger.claim(["d"])  # its launcher died before sbatch did anything
+    slurm.shows("70_0;RUNNING;x", f"77;PENDING;{adopted}")
+    assert sorted(settle_jobs(runs)) == [
+        "b: Slurm job 70_1 is over",
+        "c: Slurm job 77 is over",
+        "d: its submission never became a Slurm job",
+    ]
+    assert settle_jobs(runs) == []
 
 
 @pytest.mark.parametrize(
@@ -577,7 +592,7 @@ CHECK = "squeue: {}: check that Slurm's controller is up \\(`scontrol ping`\\)$"
         ({"scontrol": "echo Slurmctld is DOWN; echo more; exit 1"}, DOWN.format("Slurmctld is DOWN")),
         ({"scontrol": "echo cannot read slurm.conf >&2; exit 1"}, DOWN.format("cannot read slurm.conf")),
         ({"scontrol": "exit 3"}, DOWN.format("exit status 3")),
-        ({"scontrol": SILENT}, "scontrol ping: no answer within 0 s"),
+        ({"scontrol": SILENT}, "scontrol: .* did not answer within 0 s: try again later"),
         ({"squeue": SILENT}, "squeue: .* did not answer within 0 s: try again later"),
         ({"squeue": "echo Invalid user: x >&2; echo more >&2; exit 1"}, CHECK.format("Invalid user: x")),
         ({"squeue": "echo on the other stream; exit 1"}, CHECK.format("on the other stream")),

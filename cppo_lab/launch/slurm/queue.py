@@ -264,10 +264,14 @@ class QueuedJob:
         return self.state in ACTIVE
 
 
+def missing_commands() -> list[str]:
+    """The commands of Slurm that are not installed, of those that every launch needs."""
+    return [name for name in ("sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]
+
+
 def require_slurm() -> None:
     """Raises UserError where Slurm's commands are not installed."""
-    missing = [name for name in ("sbatch", "squeue", "scancel", "srun") if shutil.which(name) is None]
-    if missing:
+    if missing := missing_commands():
         raise UserError(
             f"launcher=slurm: {', '.join(missing)} not found on this machine: go to a login node of the cluster, or "
             "choose launcher=local (`make slurm-dev` starts a Slurm to try things out)"
@@ -290,10 +294,11 @@ def command_output(*command: str, seconds: float | None = None) -> "subprocess.C
     )
 
 
-def ask(*command: str) -> "subprocess.CompletedProcess[str]":
+def ask(*command: str, seconds: float | None = None) -> "subprocess.CompletedProcess[str]":
     """The same, also if it fails. Raises UserError if it cannot be started or does not answer."""
+    seconds = PATIENCE_SECONDS if seconds is None else seconds
     try:
-        return command_output(*command)
+        return command_output(*command, seconds=seconds)
     except OSError as error:
         require_slurm()
         raise UserError(
@@ -301,7 +306,7 @@ def ask(*command: str) -> "subprocess.CompletedProcess[str]":
         ) from None
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"{command[0]}: Slurm's controller did not answer within {PATIENCE_SECONDS:.0f} s: try again later"
+            f"{command[0]}: Slurm's controller did not answer within {seconds:.0f} s: try again later"
         ) from None
 
 
@@ -310,12 +315,12 @@ def _answer(*command: str) -> str:
     done = ask(*command)
     if done.returncode:
         raise UserError(
-            f"{command[0]}: {_complaint(done)}: check that Slurm's controller is up (`scontrol ping`)"
+            f"{command[0]}: {complaint(done)}: check that Slurm's controller is up (`scontrol ping`)"
         )
     return done.stdout
 
 
-def _complaint(done: "subprocess.CompletedProcess[str]") -> str:
+def complaint(done: "subprocess.CompletedProcess[str]") -> str:
     """The first line of what a command that failed has printed."""
     return (done.stderr.strip() or done.stdout.strip() or f"exit status {done.returncode}").splitlines()[0]
 
@@ -357,12 +362,9 @@ def _require_answer() -> None:
     """Raises UserError at once if the controller is down, which `squeue` takes some ten seconds to notice."""
     if shutil.which("scontrol") is None:
         return
-    try:
-        done = command_output("scontrol", "ping", seconds=PING_SECONDS)
-    except subprocess.TimeoutExpired:
-        raise UserError(f"scontrol ping: no answer within {PING_SECONDS:.0f} s") from None
+    done = ask("scontrol", "ping", seconds=PING_SECONDS)
     if done.returncode and " is UP" not in done.stdout:  # a backup controller may answer
-        raise UserError(f"Slurm's controller does not answer ({_complaint(done)})")
+        raise UserError(f"Slurm's controller does not answer ({complaint(done)})")
 
 
 def _is_account(uid: int) -> bool:

@@ -36,7 +36,9 @@ from cppo_lab.launch.slurm.queue import (
     Ledger,
     ask,
     command_output,
+    complaint,
     configured,
+    missing_commands,
     refresh,
     require_slurm,
     submitting,
@@ -252,8 +254,9 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
                 values["setup"].append(f"export PYTHONPATH={frozen}${{PYTHONPATH:+:$PYTHONPATH}}")
         submitted, limit = 0, ""
         refused: list[str] = []
+        largest = _largest_array() if todo else 0
         for values, alike in todo:
-            size = _largest_array()
+            size = largest
             while alike and size:
                 if refusal := _submit(alike[:size], values, ledger, spec, submitted):
                     limit, size = refusal, len(alike[:size]) // 2
@@ -533,7 +536,6 @@ def _on_a_node(script: str, resources: ResourcesSpec) -> tuple[list[str], str]:
 # Checks what launcher=slurm needs on the submitting machine: commands, controller, partitions, a shared folder.
 
 
-COMMANDS = ("sbatch", "squeue", "scancel", "srun")
 PATIENCE = 15.0  # seconds for the controller to answer
 MOUNTS = Path("/proc/mounts")
 SHARED = (
@@ -554,8 +556,7 @@ SHARED = (
 
 def check_slurm(resources: ResourcesSpec, runs: Path, launcher: SlurmSpec) -> Iterator[Check]:
     """Check Slurm, the partition and the folder of all runs from here, and the container on a node."""
-    lacking = [name for name in COMMANDS if shutil.which(name) is None]
-    if lacking:
+    if lacking := missing_commands():
         remedy = "go to a login node of the cluster (`make slurm-dev` starts a Slurm to try things out)"
         yield Check("Slurm's commands", MISSING, f"{', '.join(lacking)} not found", remedy)
         return
@@ -625,6 +626,4 @@ def _ask(*command: str) -> tuple[str, str]:
         return "", f"{command[0]} not found"
     except subprocess.TimeoutExpired:
         return "", f"{command[0]} did not answer within {PATIENCE:.0f} s"
-    text = (done.stdout.strip() or done.stderr.strip()) if done.returncode else done.stdout.strip()
-    lines = text.splitlines() or [f"exit status {done.returncode}"]
-    return (text, "") if done.returncode == 0 else ("", f"{command[0]}: {lines[0]}")
+    return ("", f"{command[0]}: {complaint(done)}") if done.returncode else (done.stdout.strip(), "")
