@@ -37,214 +37,266 @@ class ContractItem:
     module: str
     attribute: str  # dotted below the module
     kind: str
-    parameters: tuple[
-        str, ...
-    ]  # of the function, or of the class's constructor; for FIELDS and PRIVATE: names in it
-
-    @property
-    def name(self) -> str:
-        return f"{self.module}.{self.attribute}"
-
-
-def _points(kind: str, module: str, attributes: dict[str, str]) -> list[ContractItem]:
-    """Touch points of a module: attribute -> its parameters, separated by spaces."""
-    return [ContractItem(module, name, kind, tuple(names.split())) for name, names in attributes.items()]
+    # Of the function, or of the class's constructor; for FIELDS and PRIVATE: names in it.
+    parameters: tuple[str, ...]
 
 
 _REPLICA = "replica_rank config model_config gpus_per_node is_reward_model is_teacher_model name_suffix"
 _INPUTS = "image_data video_data audio_data mm_processor_kwargs"
 VLLM = "verl.workers.rollout.vllm_rollout.vllm_async_server"
 VLLM_WORKER = "verl.workers.rollout.vllm_rollout.utils"
-_DEVICE = {"PlatformRegistry.register": "platform", "set_platform": "platform", "get_platform": ""}
-_ENGINE = {"FSDPEngineWithLMHead": "model_config engine_config optimizer_config checkpoint_config"}
-_REPLICAS = {
-    "RolloutReplica": _REPLICA,
-    "RolloutReplica.launch_servers": "self",
-    "RolloutReplica.abort_all_requests": "self reject_request",
-}
-_TOKEN_OUTPUT = {"TokenOutput": "token_ids log_probs routed_experts stop_reason num_preempted extra_fields"}
-_ADAPTER = {
-    "BaseRollout": "config model_config device_mesh args kwargs",
-    "BaseRollout.resume": "self tags",
-    "BaseRollout.release": "self",
-    "BaseRollout.update_weights": "self weights wire_format kwargs",
-}
-_VLLM_WORKER = {"vLLMColocateWorkerExtension._update_weights": "self weights peft_config base_sync_done"}
-_VLLM_SERVER = {
-    "vLLMHttpServer.generate": f"self prompt_ids sampling_params request_id {_INPUTS} priority kv_transfer_params",
-    "vLLMHttpServer.run_server": "self args",
-    "vLLMHttpServer._preprocess_engine_kwargs": "self engine_kwargs",
-    "vLLMHttpServer._get_worker_extension_cls": "self",
-    "vLLMReplica.__init__": f"self {_REPLICA}",
-}
-_LOOP_OUTPUT = {
-    "AgentLoopOutput": "prompt_ids response_ids response_mask response_logprobs routed_experts multi_modal_data "
-    "reward_score num_turns metrics extra_fields mm_processor_kwargs mm_processor_output"
-}
-_LOOP = {
-    "AgentLoopOutput.as_dict": "self",
-    "AgentLoopWorker._run_agent_loop": "self sampling_params trajectory agent_name trace kwargs",
-}
-_TENSORDICT = {
-    "get_non_tensor_data": "data key default",
-    "assign_non_tensor_data": "tensor_dict key val",
-    "list_of_dict_to_tensordict": "list_of_dicts",
-}
-_TRAINER = {
-    "PPOTrainer": "config",
-    "PPOTrainer._init_resource_pool_mgr": "self",
-    "PPOTrainer._load_checkpoint": "self",
-    "PPOTrainer.on_init_end": "self",
-    "PPOTrainer.on_step_end": "self",
-    "PPOTrainer.on_validate_end": "self",
-    "PPOTrainer.on_sample_end": "self",
-    "PPOTrainer.step": "self metrics timing_raw",
-    "PPOTrainer.get_llm_client": "self",
-    "PPOTrainer._submit_batch_to_rollout": "self batch",
-    "PPOTrainer._balance_batch": "self batch metrics logging_prefix keep_minibatch",
-    "PPOTrainer._compute_old_log_prob": "self batch metrics",
-    "PPOTrainer._compute_advantage": "self batch metrics",
-    "PPOTrainer._update_actor": "self batch metrics",
-    "PPOTrainer._validate": "self",
-    "PPOTrainer._compute_metrics": "self batch metrics timing_raw global_steps epoch",
-    "PPOTrainer._save_checkpoint": "self",
-}
-_BUFFER = {
-    "ReplayBuffer.__init__": "self trainer_mode trainer_config max_off_policy_threshold max_off_policy_strategy "
-    "sampler_kwargs poll_interval refill_fn filter_groups_metric train_batch_size gen_batch_size "
-    "max_inflight_gen_batches sync_refill_failed_groups",
-    "ReplayBuffer.sample": "self global_steps partition_id batch_size",
-    "ReplayBuffer._wait_for_next_poll": "self partition_id last_debug_time",
-    "ReplayBuffer._evict_terminal_groups": "self global_steps partition_id eviction_reasons",
-    "ReplayBufferAsync.sample": "self global_steps partition_id batch_size",
-}
-_SERVERS = {
-    "CheckpointEngineManager.update_weights": "self global_steps",
-    "CheckpointEngineManager.sleep_replicas": "self",
-    "CheckpointEngineManager.resume_generation_replicas": "self",
-}
-_PADDING = {
-    "construct_minimal_padding_template": "source_td source_tag eos_token_id",
-}
-_MAIN = {
-    "run_ppo": "config task_runner_class",
-}
-_WORKER = {
-    "ActorRolloutRefWorker.init_model": "self",
-    "ActorRolloutRefWorker.update_actor": "self data",
-    "ActorRolloutRefWorker.update_weights": "self global_steps mode",
-    "ActorRolloutRefWorker.save_checkpoint": "self local_path hdfs_path global_step max_ckpt_to_keep",
-    "ActorRolloutRefWorker.load_checkpoint": "self local_path hdfs_path del_local_after_load",
-    "TrainingWorker.train_mini_batch": "self data",
-    "TrainingWorker.train_batch": "self data",
-    "TrainingWorker.infer_batch": "self data",
-    "TrainingWorker.set_loss_fn": "self loss_fn",
-}
-
-_MERGER = {
-    "FSDPModelMerger.__init__": "self config",
-    "FSDPModelMerger._get_world_size": "self",
-    "FSDPModelMerger._load_rank_zero_state_dict": "self world_size",
-    "FSDPModelMerger._load_and_merge_state_dicts": "self world_size total_shards mesh_shape mesh_dim_names",
-    "FSDPModelMerger._merge_by_placement": "self tensors placement",
-    "FSDPModelMerger.save_hf_model_and_tokenizer": "self state_dict",
-    "FSDPModelMerger.merge_and_save": "self",
-}
-_MERGER_CONFIG = {
-    "ModelMergerConfig": "operation backend target_dir hf_upload_path private test_hf_dir tie_word_embedding "
-    "trust_remote_code is_value_model local_dir hf_model_config_path use_cpu_initialization"
-}
-
-_ENGINE_RANKS = {
-    "BaseEngine.get_data_parallel_rank": "self",
-    "BaseEngine.is_mp_src_rank_with_outputs": "self",
-}
 _LOOPS = "verl.experimental.agent_loop"
 _V1 = "verl.trainer.ppo.v1"
-_ULYSSES = {
-    "get_ulysses_sequence_parallel_world_size": "group",
-    "slice_input_tensor": "x dim padding group",
-}
-_REWARD = {
-    "RewardManagerBase": "config tokenizer compute_score",
-    "RewardManagerBase.run_single": "self data",
-}
-_DISPATCH = {
-    "register": "dispatch_mode execute_mode blocking materialize_futures",
-    "make_nd_compute_dataproto_dispatch_fn": "mesh_name",
-}
-API_CONTRACT: tuple[ContractItem, ...] = (
-    # Loading, device and engine
-    *_points(CALL, "verl.utils.import_utils", {"import_external_libs": "external_libs"}),
-    *_points(REGISTRY, "verl.plugin.platform", _DEVICE),
-    *_points(
-        REGISTRY, "verl.workers.engine", {"EngineRegistry.register": "model_type backend device vendor"}
-    ),
-    *_points(CALL, "verl.workers.engine.fsdp.transformer_impl", _ENGINE),
-    *_points(
-        CALL, "verl.utils.distributed", {"initialize_global_process_group_ray": "timeout_second backend"}
-    ),
-    *_points(CALL, "verl.utils.config", {"omega_conf_to_dataclass": "config dataclass_type"}),
-    # Rollout servers
-    *_points(REGISTRY, "verl.workers.rollout.replica", {"RolloutReplicaRegistry.register": "name loader"}),
-    *_points(OVERRIDE, "verl.workers.rollout.replica", _REPLICAS),
-    *_points(FIELDS, "verl.workers.rollout.replica", _TOKEN_OUTPUT),
-    *_points(PRIVATE, "verl.workers.rollout.base", {"_ROLLOUT_REGISTRY": "vllm/async"}),
-    *_points(OVERRIDE, "verl.workers.rollout.base", _ADAPTER),
-    *_points(CALL, "verl.workers.rollout.utils", {"get_max_position_embeddings": "hf_config"}),
-    *_points(
-        OVERRIDE,
-        "verl.workers.rollout.llm_server",
-        {
-            f"{name}.generate": f"self request_id prompt_ids sampling_params {_INPUTS} kwargs"
-            for name in ("LLMServerClient", "FullyAsyncLLMServerClient")
-        },
-    ),
-    *_points(
-        CALL, "verl.workers.rollout.llm_server", {"LLMServerManager.get_client": "self client_cls kwargs"}
-    ),
-    *_points(OVERRIDE, VLLM, _VLLM_SERVER),
-    *_points(OVERRIDE, VLLM_WORKER, _VLLM_WORKER),
-    # Agent loop
-    *_points(REGISTRY, f"{_LOOPS}.agent_loop", {"register": "agent_name"}),
-    *_points(FIELDS, f"{_LOOPS}.agent_loop", _LOOP_OUTPUT),
-    *_points(OVERRIDE, f"{_LOOPS}.agent_loop", _LOOP),
-    *_points(
-        OVERRIDE,
-        f"{_LOOPS}.single_turn_agent_loop",
-        {"SingleTurnAgentLoop.run": "self sampling_params priority kwargs"},
-    ),
-    *_points(OVERRIDE, f"{_V1}.agent_loop_tq", {"AgentLoopManagerTQ.generate_sequences": "self prompts"}),
-    *_points(CALL, "verl.utils.tensordict_utils", _TENSORDICT),
-    *_points(CALL, "verl.utils.transferqueue_utils", {"kv_batch_meta2batch_meta": "meta"}),
-    *_points(CALL, "verl.workers.engine", _ENGINE_RANKS),
-    # Trainer
-    *_points(OVERRIDE, f"{_V1}.trainer_base", _TRAINER),
-    *_points(OVERRIDE, _V1, {"PPOTrainerSync": "config", "PPOTrainerColocateAsync": "config"}),
-    *_points(CALL, "verl.checkpoint_engine", _SERVERS),
-    *_points(CALL, "verl.utils.debug", {"marked_timer": "name timing_raw color domain category"}),
-    *_points(OVERRIDE, f"{_V1}.replay_buffer", _BUFFER),
-    *_points(CALL, "verl.trainer.ppo.padding_utils", _PADDING),
-    *_points(CALL, "verl.trainer.main_ppo", _MAIN),
-    # Worker
-    *_points(OVERRIDE, "verl.workers.engine_workers", _WORKER),
-    # Loss
-    *_points(CALL, "verl.workers.utils.losses", {"ppo_loss": "config model_output data dp_group"}),
-    *_points(CALL, "verl.workers.utils.padding", {"no_padding_2_padding": "tensor data"}),
-    *_points(CALL, "verl.utils.metric", {"Metric": "aggregation value"}),
-    *_points(CALL, "verl.utils.ulysses", _ULYSSES),
-    # Export
-    *_points(OVERRIDE, "verl.model_merger.fsdp_model_merger", _MERGER),
-    *_points(CALL, "verl.model_merger.fsdp_model_merger", {"merge_non_dtensor_shards": "key shards"}),
-    *_points(CALL, "verl.model_merger.base_model_merger", _MERGER_CONFIG),
-    # Reward
-    *_points(OVERRIDE, "verl.experimental.reward_loop.reward_manager.base", _REWARD),
-    # Configuration
-    *_points(CALL, "verl.utils.config", {"validate_config": "config use_reference_policy use_critic"}),
-    *_points(CALL, "verl.trainer.ppo.utils", {"need_critic": "config", "need_reference_policy": "config"}),
-    *_points(CALL, "verl.utils.import_utils", {"load_class_from_fqn": "fqn description"}),
-    *_points(CALL, "verl.utils.device", {"get_device_name": "", "get_torch_device": ""}),
-    *_points(CALL, "verl.single_controller.base.decorator", _DISPATCH),
+API_CONTRACT = tuple(
+    ContractItem(module, attribute, kind, tuple(parameters.split()))
+    for kind, module, attributes in (
+        # Loading, device and engine
+        (CALL, "verl.utils.import_utils", {"import_external_libs": "external_libs"}),
+        (
+            REGISTRY,
+            "verl.plugin.platform",
+            {"PlatformRegistry.register": "platform", "set_platform": "platform", "get_platform": ""},
+        ),
+        (REGISTRY, "verl.workers.engine", {"EngineRegistry.register": "model_type backend device vendor"}),
+        (
+            CALL,
+            "verl.workers.engine.fsdp.transformer_impl",
+            {"FSDPEngineWithLMHead": "model_config engine_config optimizer_config checkpoint_config"},
+        ),
+        (CALL, "verl.utils.distributed", {"initialize_global_process_group_ray": "timeout_second backend"}),
+        (CALL, "verl.utils.config", {"omega_conf_to_dataclass": "config dataclass_type"}),
+        # Rollout servers
+        (REGISTRY, "verl.workers.rollout.replica", {"RolloutReplicaRegistry.register": "name loader"}),
+        (
+            OVERRIDE,
+            "verl.workers.rollout.replica",
+            {
+                "RolloutReplica": _REPLICA,
+                "RolloutReplica.launch_servers": "self",
+                "RolloutReplica.abort_all_requests": "self reject_request",
+            },
+        ),
+        (
+            FIELDS,
+            "verl.workers.rollout.replica",
+            {"TokenOutput": "token_ids log_probs routed_experts stop_reason num_preempted extra_fields"},
+        ),
+        (PRIVATE, "verl.workers.rollout.base", {"_ROLLOUT_REGISTRY": "vllm/async"}),
+        (
+            OVERRIDE,
+            "verl.workers.rollout.base",
+            {
+                "BaseRollout": "config model_config device_mesh args kwargs",
+                "BaseRollout.resume": "self tags",
+                "BaseRollout.release": "self",
+                "BaseRollout.update_weights": "self weights wire_format kwargs",
+            },
+        ),
+        (CALL, "verl.workers.rollout.utils", {"get_max_position_embeddings": "hf_config"}),
+        (
+            OVERRIDE,
+            "verl.workers.rollout.llm_server",
+            {
+                f"{name}.generate": f"self request_id prompt_ids sampling_params {_INPUTS} kwargs"
+                for name in ("LLMServerClient", "FullyAsyncLLMServerClient")
+            },
+        ),
+        (CALL, "verl.workers.rollout.llm_server", {"LLMServerManager.get_client": "self client_cls kwargs"}),
+        (
+            OVERRIDE,
+            VLLM,
+            {
+                "vLLMHttpServer.generate": f"self prompt_ids sampling_params request_id {_INPUTS} priority "
+                "kv_transfer_params",
+                "vLLMHttpServer.run_server": "self args",
+                "vLLMHttpServer._preprocess_engine_kwargs": "self engine_kwargs",
+                "vLLMHttpServer._get_worker_extension_cls": "self",
+                "vLLMReplica.__init__": f"self {_REPLICA}",
+            },
+        ),
+        (
+            OVERRIDE,
+            VLLM_WORKER,
+            {"vLLMColocateWorkerExtension._update_weights": "self weights peft_config base_sync_done"},
+        ),
+        # Agent loop
+        (REGISTRY, f"{_LOOPS}.agent_loop", {"register": "agent_name"}),
+        (
+            FIELDS,
+            f"{_LOOPS}.agent_loop",
+            {
+                "AgentLoopOutput": "prompt_ids response_ids response_mask response_logprobs routed_experts "
+                "multi_modal_data reward_score num_turns metrics extra_fields mm_processor_kwargs mm_processor_output"
+            },
+        ),
+        (
+            OVERRIDE,
+            f"{_LOOPS}.agent_loop",
+            {
+                "AgentLoopOutput.as_dict": "self",
+                "AgentLoopWorker._run_agent_loop": "self sampling_params trajectory agent_name trace kwargs",
+            },
+        ),
+        (
+            OVERRIDE,
+            f"{_LOOPS}.single_turn_agent_loop",
+            {"SingleTurnAgentLoop.run": "self sampling_params priority kwargs"},
+        ),
+        (OVERRIDE, f"{_V1}.agent_loop_tq", {"AgentLoopManagerTQ.generate_sequences": "self prompts"}),
+        (
+            CALL,
+            "verl.utils.tensordict_utils",
+            {
+                "get_non_tensor_data": "data key default",
+                "assign_non_tensor_data": "tensor_dict key val",
+                "list_of_dict_to_tensordict": "list_of_dicts",
+            },
+        ),
+        (CALL, "verl.utils.transferqueue_utils", {"kv_batch_meta2batch_meta": "meta"}),
+        (
+            CALL,
+            "verl.workers.engine",
+            {
+                "BaseEngine.get_data_parallel_rank": "self",
+                "BaseEngine.is_mp_src_rank_with_outputs": "self",
+            },
+        ),
+        # Trainer
+        (
+            OVERRIDE,
+            f"{_V1}.trainer_base",
+            {
+                "PPOTrainer": "config",
+                "PPOTrainer._init_dataloader": "self",
+                "PPOTrainer._init_resource_pool_mgr": "self",
+                "PPOTrainer._load_checkpoint": "self",
+                "PPOTrainer.on_init_end": "self",
+                "PPOTrainer.on_step_end": "self",
+                "PPOTrainer.on_validate_end": "self",
+                "PPOTrainer.on_sample_end": "self",
+                "PPOTrainer.step": "self metrics timing_raw",
+                "PPOTrainer.get_llm_client": "self",
+                "PPOTrainer._submit_batch_to_rollout": "self batch",
+                "PPOTrainer._balance_batch": "self batch metrics logging_prefix keep_minibatch",
+                "PPOTrainer._compute_old_log_prob": "self batch metrics",
+                "PPOTrainer._compute_advantage": "self batch metrics",
+                "PPOTrainer._update_actor": "self batch metrics",
+                "PPOTrainer._validate": "self",
+                "PPOTrainer._compute_metrics": "self batch metrics timing_raw global_steps epoch",
+                "PPOTrainer._save_checkpoint": "self",
+            },
+        ),
+        (OVERRIDE, _V1, {"PPOTrainerSync": "config", "PPOTrainerColocateAsync": "config"}),
+        (
+            CALL,
+            "verl.checkpoint_engine",
+            {
+                "CheckpointEngineManager.update_weights": "self global_steps",
+                "CheckpointEngineManager.sleep_replicas": "self",
+                "CheckpointEngineManager.resume_generation_replicas": "self",
+            },
+        ),
+        (CALL, "verl.utils.debug", {"marked_timer": "name timing_raw color domain category"}),
+        (
+            OVERRIDE,
+            f"{_V1}.replay_buffer",
+            {
+                "ReplayBuffer.__init__": "self trainer_mode trainer_config max_off_policy_threshold "
+                "max_off_policy_strategy sampler_kwargs poll_interval refill_fn filter_groups_metric "
+                "train_batch_size gen_batch_size max_inflight_gen_batches sync_refill_failed_groups",
+                "ReplayBuffer.sample": "self global_steps partition_id batch_size",
+                "ReplayBuffer._select_prompt_uids": "self partition_id sampleable_keys batch_size",
+                "ReplayBuffer._wait_for_next_poll": "self partition_id last_debug_time",
+                "ReplayBuffer._evict_terminal_groups": "self global_steps partition_id eviction_reasons",
+                "ReplayBufferAsync.sample": "self global_steps partition_id batch_size",
+            },
+        ),
+        (
+            CALL,
+            "verl.trainer.ppo.padding_utils",
+            {"construct_minimal_padding_template": "source_td source_tag eos_token_id"},
+        ),
+        (
+            CALL,
+            "verl.trainer.main_ppo",
+            {"run_ppo": "config task_runner_class"},
+        ),
+        # Worker
+        (
+            OVERRIDE,
+            "verl.workers.engine_workers",
+            {
+                "ActorRolloutRefWorker.init_model": "self",
+                "ActorRolloutRefWorker.update_actor": "self data",
+                "ActorRolloutRefWorker.update_weights": "self global_steps mode",
+                "ActorRolloutRefWorker.save_checkpoint": "self local_path hdfs_path global_step max_ckpt_to_keep",
+                "ActorRolloutRefWorker.load_checkpoint": "self local_path hdfs_path del_local_after_load",
+                "TrainingWorker.train_mini_batch": "self data",
+                "TrainingWorker.train_batch": "self data",
+                "TrainingWorker.infer_batch": "self data",
+                "TrainingWorker.set_loss_fn": "self loss_fn",
+            },
+        ),
+        # Loss
+        (CALL, "verl.workers.utils.losses", {"ppo_loss": "config model_output data dp_group"}),
+        (CALL, "verl.workers.utils.padding", {"no_padding_2_padding": "tensor data"}),
+        (CALL, "verl.utils.metric", {"Metric": "aggregation value"}),
+        (
+            CALL,
+            "verl.utils.ulysses",
+            {
+                "get_ulysses_sequence_parallel_world_size": "group",
+                "slice_input_tensor": "x dim padding group",
+            },
+        ),
+        # Export
+        (
+            OVERRIDE,
+            "verl.model_merger.fsdp_model_merger",
+            {
+                "FSDPModelMerger.__init__": "self config",
+                "FSDPModelMerger._get_world_size": "self",
+                "FSDPModelMerger._load_rank_zero_state_dict": "self world_size",
+                "FSDPModelMerger._load_and_merge_state_dicts": "self world_size total_shards mesh_shape mesh_dim_names",
+                "FSDPModelMerger._merge_by_placement": "self tensors placement",
+                "FSDPModelMerger.save_hf_model_and_tokenizer": "self state_dict",
+                "FSDPModelMerger.merge_and_save": "self",
+            },
+        ),
+        (CALL, "verl.model_merger.fsdp_model_merger", {"merge_non_dtensor_shards": "key shards"}),
+        (
+            CALL,
+            "verl.model_merger.base_model_merger",
+            {
+                "ModelMergerConfig": "operation backend target_dir hf_upload_path private test_hf_dir "
+                "tie_word_embedding trust_remote_code is_value_model local_dir hf_model_config_path "
+                "use_cpu_initialization"
+            },
+        ),
+        # Reward
+        (
+            OVERRIDE,
+            "verl.experimental.reward_loop.reward_manager.base",
+            {
+                "RewardManagerBase": "config tokenizer compute_score",
+                "RewardManagerBase.run_single": "self data",
+            },
+        ),
+        # Configuration
+        (CALL, "verl.utils.config", {"validate_config": "config use_reference_policy use_critic"}),
+        (CALL, "verl.trainer.ppo.utils", {"need_critic": "config", "need_reference_policy": "config"}),
+        (CALL, "verl.utils.import_utils", {"load_class_from_fqn": "fqn description"}),
+        (CALL, "verl.utils.device", {"get_device_name": "", "get_torch_device": ""}),
+        (
+            CALL,
+            "verl.single_controller.base.decorator",
+            {
+                "register": "dispatch_mode execute_mode blocking materialize_futures",
+                "make_nd_compute_dataproto_dispatch_fn": "mesh_name",
+            },
+        ),
+    )
+    for attribute, parameters in attributes.items()
 )
 
 
@@ -269,14 +321,15 @@ def check_api(points: tuple[ContractItem, ...] = API_CONTRACT) -> list[str]:
 def _problem(point: ContractItem) -> str | None:
     from_source = point.module in _NEEDS_VLLM and find_spec("vllm") is None
     read: Callable[[ContractItem], tuple[str, ...]] = _in_source if from_source else _installed
+    named = f"{point.module}.{point.attribute} ({point.kind})"
     try:
         parameters = read(point)
     except (ImportError, AttributeError) as missing:
-        return f"{point.name} ({point.kind}) is missing: {missing}"
+        return f"{named} is missing: {missing}"
     lacks = set(point.parameters) - set(parameters)
     if not lacks if point.kind == PRIVATE else parameters == point.parameters:
         return None
-    return f"{point.name} ({point.kind}) has changed: expected {list(point.parameters)}, found {list(parameters)}"
+    return f"{named} has changed: expected {list(point.parameters)}, found {list(parameters)}"
 
 
 def _installed(point: ContractItem) -> tuple[str, ...]:
@@ -286,19 +339,15 @@ def _installed(point: ContractItem) -> tuple[str, ...]:
     """
     target: Any = importlib.import_module(point.module)  # noqa: TID251  a literal name of the touch points
     for part in point.attribute.split("."):
-        target = _plain(getattr(target, part))
+        target = getattr(target, part)
+        if (actor := getattr(target, "__ray_metadata__", None)) is not None:
+            target = actor.modified_class  # the class behind a Ray actor class
     if point.kind == PRIVATE:
         return tuple("/".join(key) for key in target)
     if point.kind == FIELDS:
         return tuple(target.model_fields)
     # Ray adds parameters to the methods of actor classes.
     return tuple(name for name in inspect.signature(target).parameters if not name.startswith("_ray_"))
-
-
-def _plain(target: Any) -> Any:
-    """The class behind a Ray actor class; anything else as it is."""
-    actor = getattr(target, "__ray_metadata__", None)
-    return target if actor is None else actor.modified_class
 
 
 def _in_source(point: ContractItem) -> tuple[str, ...]:
@@ -322,13 +371,3 @@ def _in_source(point: ContractItem) -> tuple[str, ...]:
         body = node.body
     assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     return tuple(argument.arg for argument in node.args.args)
-
-
-def register_rollout_adapter(name: str, target: str) -> None:
-    """Makes `rollout.name=name` known to verl's training workers: `target` is the adapter class's dotted name.
-
-    verl has no public way to add an adapter (verl/workers/rollout/base.py).
-    """
-    from verl.workers.rollout.base import _ROLLOUT_REGISTRY
-
-    _ROLLOUT_REGISTRY[(name, "async")] = target

@@ -48,9 +48,10 @@ def validation_metrics(
         if value is not None:
             metrics[named[variable](benchmark, samples)] = float(value)
     for key, value in reported.items() if parts else ():
-        _, benchmark, variable, mean = [*key.split("/"), *"/" * 3][:4]
-        if mean == f"mean@{samples}" and benchmark in benchmarks and variable not in _GRADES:
-            metrics[schema.reward_metric(variable, benchmark)] = float(value)
+        match key.split("/"):
+            case [_, benchmark, variable, mean] if benchmark in benchmarks and variable not in _GRADES:
+                if mean == f"mean@{samples}":
+                    metrics[schema.reward_metric(variable, benchmark)] = float(value)
     names = [schema.validation_metric(benchmark, samples) for benchmark in benchmarks]
     missing = [name for name in names if name not in metrics]
     if missing:
@@ -459,17 +460,12 @@ def _staged_file(folder: Path, step: int, name: str) -> Path:
 
 def _staged(folder: Path, step: int) -> StepAnswers:
     """What the trainer has written for a step. Raises UserError for files that it did not write."""
-    first, written, table = (
-        read_plain(_staged_file(folder, step, name), largest)
-        for name, largest in (
-            (_OUTCOMES, outcomes.LARGEST),
-            (_TEXTS, texts.LARGEST),
-            (_TOKENS, tokens.LARGEST),
-        )
-    )
-    assert first is not None
-    return StepAnswers(
-        outcomes.read(first, str(_staged_file(folder, step, _OUTCOMES))),
-        () if written is None else texts.read(written, str(_staged_file(folder, step, _TEXTS))).samples,
-        None if table is None else tokens.read(table, str(_staged_file(folder, step, _TOKENS))),
-    )
+
+    def read(name: str, form: Any) -> Any:
+        path = _staged_file(folder, step, name)
+        content = read_plain(path, form.LARGEST)
+        return None if content is None else form.read(content, str(path))
+
+    written = read(_TEXTS, texts)
+    samples = () if written is None else written.samples
+    return StepAnswers(read(_OUTCOMES, outcomes), samples, read(_TOKENS, tokens))

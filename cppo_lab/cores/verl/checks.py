@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cppo_lab.core_records import CoreChecks
+from cppo_lab.cores.verl.check_api import VERL_RANGE
 from cppo_lab.errors import UserError, nearest
 from cppo_lab.plugins import MISSING, OK, WARNING, Check, Requirement
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, RunSpec, VerlRun
@@ -223,7 +224,7 @@ def requirements(run: RunSpec, layout: LayoutSpec) -> tuple[Requirement, ...]:
     cuda = here if layout.device == "cuda" else ""
     megatron = here if layout.strategy == "megatron" else ""
     return (
-        Requirement("verl", ">=0.9.1,<0.9.2", core, strict=True),
+        Requirement("verl", VERL_RANGE, core, strict=True),
         # vLLM 0.24's wheels are built against torch 2.11.
         Requirement("torch", ">=2.11,<2.12" if vllm and cuda else ">=2.11,<3", core, strict=bool(vllm)),
         Requirement("ray", ">=2.41,<3", core, remedy="pip install 'ray[default]>=2.41,<3'"),

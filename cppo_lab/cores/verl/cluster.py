@@ -91,35 +91,35 @@ START_SECONDS = 120.0  # for Ray's daemons
 DEVICE_VARIABLE = "CPPO_LAB_VERL_DEVICE"  # read by `plugin`: cpu, or unset for verl's choice
 
 
-def local_ray_settings(folder: Path, num_cpus: int, num_gpus: int) -> tuple[dict[str, Any], dict[str, str]]:
-    """Keyword arguments of `ray.init`, and the environment that must be set *before* Ray is imported.
+@contextmanager
+def alone(layout: LayoutSpec, memory_gb: float | None) -> Iterator[dict[str, Any]]:
+    """Arguments of `ray.init` for a cluster on this machine, which is shut down afterwards.
 
-    `folder` will hold Ray's session and the token, both readable by this user alone; it is created if missing, and the
-    caller removes it. `num_cpus` and `num_gpus` are logical: the number of actors that verl may place, and of training
-    ranks.
+    Sets the environment, for which Ray must not have been imported; the caller restores it. Only this user can read
+    Ray's session and the token.
     """
-    place = folder.resolve()
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    arguments = {
-        "num_cpus": num_cpus,
-        "num_gpus": num_gpus,
-        "include_dashboard": False,
-        "_temp_dir": str(place),
-    }
-    environment = {
-        # Off for a single machine, so that Ray takes 127.0.0.1 as the node's address.
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN_PATH": str(private_token(place / "token")),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        **WORKERS,
-        # Override the address and folder of another cluster that the shell may export.
-        "RAY_ADDRESS": "local",
-        "RAY_TMPDIR": str(place),
-        # For collectives of CPU ranks: by default gloo uses the interface of the host name.
-        "GLOO_SOCKET_IFNAME": "lo",
-    }
-    return arguments, environment
+    with own_folder() as (folder, _):
+        place = folder.resolve() / "ray"
+        place.mkdir(mode=0o700)
+        os.environ.update(WORKERS)
+        os.environ.update(
+            # Off for a single machine, so that Ray takes 127.0.0.1 as the node's address.
+            RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
+            RAY_AUTH_MODE="token",
+            RAY_AUTH_TOKEN_PATH=str(private_token(place / "token")),
+            RAY_USAGE_STATS_ENABLED="0",
+            # Override the address and folder of another cluster that the shell may export.
+            RAY_ADDRESS="local",
+            RAY_TMPDIR=str(place),
+            # For collectives of CPU ranks: by default gloo uses the interface of the host name.
+            GLOO_SOCKET_IFNAME="lo",
+        )
+        # Both are logical: the number of actors that verl may place, and of training ranks.
+        numbers = {"num_cpus": logical_cpus(layout), "num_gpus": layout.devices_per_node}
+        if memory_gb is not None:
+            numbers["object_store_memory"] = object_store_bytes(memory_gb)
+        with shut_down_after():
+            yield numbers | {"include_dashboard": False, "_temp_dir": str(place)}
 
 
 def logical_cpus(layout: LayoutSpec) -> int:
@@ -223,12 +223,6 @@ def own_handlers() -> Callable[[], None]:
                 signal.signal(number, signal.SIG_IGN if handled else handler)
 
     return restore
-
-
-def plugin_environment(cpu: bool) -> dict[str, str]:
-    """Environment variables that load `plugin` into every process of a verl run; set them before verl is imported."""
-    loaded = {"VERL_USE_EXTERNAL_MODULES": "cppo_lab.cores.verl.plugin"}
-    return loaded | ({DEVICE_VARIABLE: "cpu"} if cpu else {})
 
 
 def private_token(path: Path) -> Path:

@@ -30,17 +30,28 @@ EPOCHS = 1_000_000  # only the number of steps ends a run
 
 def settings(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
     """The values that a run sets in verl's tree, by dotted key."""
-    return (
-        _data(spec, files)
-        | _actor(spec, layout)
-        | _rollout(spec, layout)
-        | _trainer(spec, layout, files)
-        | _engine(spec, layout, files)
-    )
+    sections = {
+        "data": _data(spec, files),
+        ACTOR: _actor(spec, layout),
+        ROLLOUT: _rollout(spec, layout),
+        "trainer": _trainer(spec, layout, files),
+        "algorithm": {
+            "adv_estimator": "grpo",
+            "norm_adv_by_std_in_grpo": spec.advantage.normalize_std,
+            "use_kl_in_reward": False,
+            # mu is the rollout engine's probability, for every method alike; decoupled, verl computes pi_old's, and our
+            # loss the weights between them, by which rejected tokens stay in the prefix.
+            "rollout_correction.bypass_mode": spec.rollout.correction is None,
+            # Our trainer drops groups without variance; verl would sample others in their place.
+            "filter_groups.enable": False,
+        },
+    }
+    values = {f"{section}.{key}": value for section, part in sections.items() for key, value in part.items()}
+    return values | _engine(spec, layout, files)
 
 
 def _data(spec: VerlRun, files: Files) -> dict[str, Any]:
-    values: dict[str, Any] = {
+    return {
         "train_files": str(files.train),
         "val_files": [str(path) for path in files.validation],
         "train_batch_size": spec.batch.prompts,
@@ -54,7 +65,6 @@ def _data(spec: VerlRun, files: Files) -> dict[str, Any]:
         "dataloader_num_workers": 0,
         "validation_shuffle": False,
     }
-    return {f"data.{key}": value for key, value in values.items()}
 
 
 def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
@@ -97,7 +107,7 @@ def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
         values["optim.lr_decay_style"] = "constant"
     for name, value in (spec.rule.options or {} if loss else {}).items():
         values[f"policy_loss.{name}" if name in OPTIONS else name] = value
-    return {f"{ACTOR}.{key}": value for key, value in values.items()}
+    return values
 
 
 # Constants of verl's losses that live in the section of the loss, not of the actor.
@@ -114,7 +124,7 @@ def top_k(spec: VerlRun) -> int:
 
 def _rollout(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
     cpu = layout.rollout == CPU_ROLLOUT
-    values: dict[str, Any] = {
+    return {
         "name": layout.rollout,
         "n": spec.batch.responses,
         "temperature": spec.rollout.temperature,
@@ -143,7 +153,6 @@ def _rollout(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
             "seed_requests": not spec.has_experts,
         },
     }
-    return {f"{ROLLOUT}.{key}": value for key, value in values.items()}
 
 
 def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
@@ -177,16 +186,7 @@ def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
             "v1.sampler.max_off_policy_strategy": "wait",  # dropping would prefer short responses
             "v1.sampler.custom_sampler.name": "AsyncLabReplayBuffer",
         }
-    return {f"trainer.{key}": value for key, value in values.items()} | {
-        "algorithm.adv_estimator": "grpo",
-        "algorithm.norm_adv_by_std_in_grpo": spec.advantage.normalize_std,
-        "algorithm.use_kl_in_reward": False,
-        # mu is the rollout engine's probability, for every method alike; decoupled, verl computes pi_old's, and our
-        # loss the weights between them, by which rejected tokens stay in the prefix.
-        "algorithm.rollout_correction.bypass_mode": spec.rollout.correction is None,
-        # Our trainer drops groups without variance; verl would sample others in their place.
-        "algorithm.filter_groups.enable": False,
-    }
+    return values
 
 
 def _engine(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
@@ -255,8 +255,7 @@ def check_config(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    problem = check_api.version_problem()
-    if problem is not None:
+    if problem := check_api.version_problem():
         raise UserError(problem)
     check_placement(spec, layout)
     _check_memory(spec, layout)
@@ -391,13 +390,10 @@ def _check_exists(defaults: DictConfig, key: str, layout: LayoutSpec) -> None:
     section: Any = defaults
     before = ""
     for part in () if key.startswith("+") else key.split("."):
-        if not isinstance(section, DictConfig) or part not in list(section):
-            if isinstance(section, DictConfig) and not section:
-                return
-            beside = list(section) if isinstance(section, DictConfig) else []
-            raise unknown(
-                f"key of verl (layout {layout.name})",
-                f"{before}{part}",
-                [f"{before}{name}" for name in beside],
-            )
+        if isinstance(section, DictConfig) and not section:
+            return
+        names: list[Any] = list(section) if isinstance(section, DictConfig) else []
+        if part not in names:
+            beside = [f"{before}{name}" for name in names]
+            raise unknown(f"key of verl (layout {layout.name})", f"{before}{part}", beside)
         section, before = OmegaConf.select(defaults, f"{before}{part}"), f"{before}{part}."

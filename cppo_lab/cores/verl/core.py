@@ -3,6 +3,7 @@
 import ctypes
 import importlib.util
 import json
+import math
 import os
 import secrets
 import signal
@@ -21,17 +22,14 @@ from cppo_lab.core_records import Allocation, MetricSink, Resources
 from cppo_lab.cores.base import require_same_task, write_machine
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.checkpoints import HandOver, score_name
+from cppo_lab.cores.verl.checks import INFINIBAND, RDMA
 from cppo_lab.cores.verl.cluster import (
+    DEVICE_VARIABLE,
+    alone,
     head,
-    local_ray_settings,
-    logical_cpus,
     longer_start_timeout,
-    object_store_bytes,
     openmp_threads,
-    own_folder,
     own_handlers,
-    plugin_environment,
-    shut_down_after,
     without_working_folder,
 )
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
@@ -120,9 +118,11 @@ def _train_on(
 def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, Mapping[str, float]]:
     """As `core_records.Evaluator`: verl's validation of the exported best checkpoint, which trains nothing."""
     assert isinstance(spec, VerlRun) and isinstance(other, VerlRun) and resources.paths is not None
+    assert resources.layout is not None
     require_same_task(spec, other)
-    # None is trained, and the file may have few problems.
-    single_prompt = {"prompts": 1, "minibatch_prompts": 1}
+    # Nothing is trained: the file may have few problems, and any number of responses serves that all ranks can share.
+    shared = math.lcm(spec.batch.responses, resources.layout.devices)
+    single_prompt = {"prompts": 1, "minibatch_prompts": 1, "responses": shared}
     evaluated = spec.model_copy(
         update={"data": other.data, "batch": spec.batch.model_copy(update=single_prompt)}
     )
@@ -196,7 +196,8 @@ def own_ray(
     `offline`: no process asks the hub, unless HF_HUB_OFFLINE says otherwise.
     """
     cpu = layout.device == "cpu"
-    environment = plugin_environment(cpu) | {
+    environment = {
+        "VERL_USE_EXTERNAL_MODULES": "cppo_lab.cores.verl.plugin",  # which verl loads in each process
         SOCKET_VARIABLE: secrets.token_hex(16),
         "OMP_NUM_THREADS": str(openmp_threads(layout)),
         "TOKENIZERS_PARALLELISM": "false",
@@ -204,38 +205,22 @@ def own_ray(
     }
     if offline:
         environment["HF_HUB_OFFLINE"] = os.environ.get("HF_HUB_OFFLINE", "1")
-    if cpu and layout.rollout == "vllm":
-        environment |= VLLM_ON_CPU
+    if cpu:
+        environment[DEVICE_VARIABLE] = "cpu"
+        if layout.rollout == "vllm":
+            environment |= VLLM_ON_CPU
     before = dict(os.environ)
     os.environ.update(environment)
     if cpu:
         # Ray's "GPUs" are then a number only (`platform_cpu`), and it would look for as many in this list.
         os.environ.pop("CUDA_VISIBLE_DEVICES", None)
     try:
-        with _cluster(layout, memory_gb, allocation) as ray_init, without_working_folder():
+        ray = alone(layout, memory_gb) if allocation is None else head(layout, allocation, memory_gb)
+        with ray as ray_init, without_working_folder():
             yield ray_init | {"runtime_env": {"env_vars": environment}}
     finally:
         os.environ.clear()
         os.environ.update(before)
-
-
-@contextmanager
-def _cluster(
-    layout: LayoutSpec, memory_gb: float | None, allocation: Allocation | None
-) -> Iterator[dict[str, Any]]:
-    if allocation is not None:
-        with head(layout, allocation, memory_gb) as ray_init:
-            yield ray_init
-        return
-    with own_folder() as (folder, _):
-        ray_init, environment = local_ray_settings(
-            folder / "ray", logical_cpus(layout), layout.devices_per_node
-        )
-        os.environ.update(environment)
-        if memory_gb is not None:
-            ray_init["object_store_memory"] = object_store_bytes(memory_gb)
-        with shut_down_after():
-            yield ray_init
 
 
 def _run(config: Any) -> None:
@@ -306,12 +291,12 @@ class TaskRunner:
 def _machine(trainer: Any) -> dict[str, float | str]:
     """What a preflight tells of the machines and the engine."""
     seen: dict[str, float | str] = {"CPUs of the first node": len(os.sched_getaffinity(0))}
-    if any(Path("/sys/class/infiniband").glob("*")):
+    if any(INFINIBAND.glob("*")):
         try:
-            ctypes.CDLL("libibverbs.so.1")
-            seen["InfiniBand"] = "libibverbs.so.1 found"
+            ctypes.CDLL(RDMA)
+            seen["InfiniBand"] = f"{RDMA} found"
         except OSError:
-            seen["InfiniBand"] = "no libibverbs.so.1, so NCCL takes TCP"
+            seen["InfiniBand"] = f"no {RDMA}, so NCCL takes TCP"
     ranks = trainer.actor_rollout_wg.world_size
     if ranks > 1:
         seen[f"all-reduce over {ranks} devices, GB/s"] = min(trainer.actor_rollout_wg.all_reduce_speed())

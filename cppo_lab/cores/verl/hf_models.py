@@ -6,7 +6,6 @@ tokenizer and its task as data rows. A stand-in has a published shape and random
 
 import fcntl
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -38,7 +37,7 @@ from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.data.prepare import prepare, write_rows
 from cppo_lab.data.sources import wrap
 from cppo_lab.errors import UserError, unknown
-from cppo_lab.files import open_lock
+from cppo_lab.files import appearing, open_lock
 from cppo_lab.plugins import INDEX, lacking
 from cppo_lab.spec import HubModel, PathsSpec, RunSpec, SyntheticModel, TaskData, VerlRun
 from cppo_lab.spec.run import BYTES
@@ -145,11 +144,9 @@ def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
         ours = Transformer(spec.model.architecture, vocabulary, context)
         if isinstance(spec.data, TaskData):
             load_warm_start(seeded, spec.data, ours, shared / "warm_starts")
-        partial = folder.with_suffix(".partial")
-        shutil.rmtree(partial, ignore_errors=True)
-        as_qwen3(ours, fast.eos_token_id).save_pretrained(partial)
-        fast.save_pretrained(partial)
-        partial.replace(folder)
+        with appearing(folder) as partial:
+            as_qwen3(ours, fast.eos_token_id).save_pretrained(partial)
+            fast.save_pretrained(partial)
 
 
 def write_task(spec: VerlRun, train: Path, validation: Path) -> None:
@@ -251,15 +248,11 @@ def make_data(folder: Path, problems: int) -> None:
 
 def make_stand_in(model: HubModel, sizes: Sizes, target: Path) -> None:
     """Write the folder of `model` atomically."""
-    partial = target.with_name(f"{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir(parents=True)
     config = config_of(model, sizes)
-    config.save_pretrained(partial)
-    _stand_in_tokenizer(model.vocabulary).save_pretrained(partial)
-    _write_weights(config, partial)
-    shutil.rmtree(target, ignore_errors=True)
-    partial.replace(target)
+    with appearing(target, replace=True) as partial:
+        config.save_pretrained(partial)
+        _stand_in_tokenizer(model.vocabulary).save_pretrained(partial)
+        _write_weights(config, partial)
 
 
 def config_of(model: HubModel, sizes: Sizes) -> PretrainedConfig:

@@ -90,26 +90,16 @@ class Columns(NamedTuple):
     topk_logp: Tensor | None  # [N, K]
 
 
-def fsdp_outputs(
-    logits: Tensor,
-    data: Any,
-    *,
-    on_topk: bool,
-    measure: str,
-    convention: str,
-    needs_drift: bool = False,
-    centering: bool = False,
-) -> dict[str, Tensor]:
-    """LOGP, ENTROPY, if `on_topk` DIVERGENCE, if `needs_drift` DRIFT, each [1, N]; if `centering` TOPK, with gradient
-    as LOGP.
+def fsdp_outputs(logits: Tensor, data: Any, loss: Any) -> dict[str, Tensor]:
+    """LOGP, ENTROPY, if `needs_topk` DIVERGENCE, if `needs_drift` DRIFT, each [1, N]; if `centering` TOPK, with
+    gradient as LOGP.
 
     Args:
         logits: [1, N, V], divided by the temperature; under Ulysses this rank's rows.
         data: the micro-batch, see `packed_columns`.
-        on_topk: compute D_t on mu's K most likely tokens; otherwise it is computed later, from log-probabilities only.
-        measure, convention: as `maths.divergence.topk`.
+        loss: a `TrustRegionLossConfig`. Where D_t needs no Top-K, it is computed later, from log-probabilities only.
     """
-    columns = packed_columns(data, on_topk)
+    columns = packed_columns(data, loss.needs_topk)
     if get_ulysses_sequence_parallel_world_size() > 1:
         # As verl splits its labels: zeros after the packed row up to a multiple of the ranks, then equal parts.
         columns = _each(columns, lambda column: slice_input_tensor(column, dim=0))
@@ -125,20 +115,19 @@ def fsdp_outputs(
         columns.topk_ids,
         columns.topk_logp,
         columns.rollout_logp,
-        measure=measure,
-        convention=convention,
+        **loss.measuring,
         entropy=True,
         overwrite_logits=alone,
         fused=kernels_serve(rows.device, rows.dtype, rows.shape[1]),
-        topk_gradient=centering,
+        topk_gradient=loss.centering,
     )
     assert result.entropy is not None
     outputs = {LOGP: result.logp, ENTROPY: result.entropy}
-    if on_topk:
+    if loss.needs_topk:
         outputs[DIVERGENCE] = result.divergence
-    if needs_drift:
-        outputs[DRIFT] = _drift(columns, result.topk_logp, result.logp, measure, convention)
-    if centering and result.topk_logp is not None:
+    if loss.needs_drift:
+        outputs[DRIFT] = _drift(columns, result.topk_logp, result.logp, loss)
+    if loss.centering and result.topk_logp is not None:
         outputs |= {f"{TOPK}{place}": part for place, part in enumerate(result.topk_logp.unbind(1))}
     return {key: value.unsqueeze(0) for key, value in outputs.items()}
 
@@ -203,17 +192,8 @@ def kernel_fault(device: torch.device, dtype: torch.dtype, vocabulary: int) -> s
     return ""
 
 
-def megatron_outputs(
-    logits: Tensor,
-    data: Any,
-    data_format: str,
-    *,
-    on_topk: bool,
-    measure: str,
-    convention: str,
-    needs_drift: bool = False,
-) -> dict[str, Tensor]:
-    """ENTROPY, if `on_topk` DIVERGENCE, if `needs_drift` DRIFT, shaped as the first two dimensions of the logits.
+def megatron_outputs(logits: Tensor, data: Any, data_format: str, loss: Any) -> dict[str, Tensor]:
+    """ENTROPY, if `needs_topk` DIVERGENCE, if `needs_drift` DRIFT, shaped as the first two dimensions of the logits.
 
     Args:
         logits: this rank's part of the vocabulary, [1, N, V / p] ("thd") or [B, S, V / p] ("bshd").
@@ -231,7 +211,7 @@ def megatron_outputs(
         nested = torch.nested.nested_tensor_from_jagged(column, offsets)
         return place(nested, pre_process=True)[0].flatten(0, 1)
 
-    columns = _each(packed_columns(data, on_topk), placed)
+    columns = _each(packed_columns(data, loss.needs_topk), placed)
     flat = logits.detach().flatten(0, 1)
     if len(flat) != len(columns.tokens):
         raise UserError(
@@ -251,19 +231,18 @@ def megatron_outputs(
             columns.tokens,
             columns.rollout_logp,
             logp[:, 0],
-            measure=measure,
-            convention=convention,
+            **loss.measuring,
         )
-        if needs_drift:
-            outputs[DRIFT] = _drift(columns, logp[:, 1:], logp[:, 0], measure, convention)
+        if loss.needs_drift:
+            outputs[DRIFT] = _drift(columns, logp[:, 1:], logp[:, 0], loss)
     return {key: value.view(logits.shape[:2]) for key, value in outputs.items()}
 
 
-def _drift(columns: Columns, topk_logp: Tensor | None, logp: Tensor, measure: str, convention: str) -> Tensor:
-    """The change of D_t (divergence.drift), [N]; the first two are log pi at mu's Top-K and at the token."""
+def _drift(columns: Columns, topk_logp: Tensor | None, logp: Tensor, loss: Any) -> Tensor:
+    """The change of D_t (divergence.drift), [N], from log pi at mu's Top-K and at the token."""
     assert columns.topk_ids is not None and columns.topk_logp is not None and topk_logp is not None
     recorded = columns.topk_ids, columns.topk_logp, topk_logp, columns.tokens, columns.rollout_logp
-    return drift(*recorded, logp, measure=measure, convention=convention)
+    return drift(*recorded, logp, **loss.measuring)
 
 
 def _each(columns: Columns, change: Callable[[Tensor], Tensor]) -> Columns:

@@ -5,7 +5,6 @@ The loss is the same as that of the embedded cores (`cores/rule_loss.py`), cut i
 
 from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import torch
@@ -77,6 +76,16 @@ class TrustRegionLossConfig(PolicyLossConfig):
         return self.loss_mode == NAME and self.needs_topk and DRIFT in self.record.needs
 
     @property
+    def measuring(self) -> dict[str, Any]:
+        """The arguments of the divergence on mu's most likely tokens. Without them it is not used, and "sample" has
+        other measures.
+        """
+        return {
+            "measure": self.measure if self.needs_topk else "tv",
+            "convention": self.convention or "union",
+        }
+
+    @property
     def record(self) -> Rule:
         """The rule; a rule of another package is imported in this process."""
         return rule_of(self.rule, self.path)
@@ -92,7 +101,7 @@ class TrustRegionLossConfig(PolicyLossConfig):
 
 
 PREFIX = "rule_sums/"
-GAP = f"{PREFIX}gap/"  # + third / part of MismatchSums / place in it, or divergence / place
+GAP = f"{PREFIX}gap/"  # + place among the numbers of MismatchSums
 
 
 @torch.no_grad()
@@ -133,23 +142,12 @@ def report(
 def report_mismatch(sums: mismatch.MismatchSums) -> dict[str, Metric]:
     """The micro-batch's sums as verl metrics: a number each, since verl reduces only scalars."""
     numbers = torch.cat([part.flatten() for part in sums]).tolist()  # one transfer from the device
-    return {
-        name: Metric(AggregationType.MAX if "/largest/" in name else AggregationType.SUM, number)
-        for name, number in zip(_names(), numbers, strict=True)
-    }
-
-
-@cache
-def _names() -> tuple[str, ...]:
-    """The names of the numbers in MismatchSums, in order."""
-    widths = {"sums": len(mismatch.FIELDS), "largest": 1, "counts": mismatch.BINS}
-    of_thirds = (
-        f"{GAP}{third}/{part}/{place}"
-        for part, width in widths.items()
-        for third in schema.THIRDS
-        for place in range(width)
-    )
-    return (*of_thirds, *(f"{GAP}divergence/{place}" for place in range(1 + mismatch.BINS)))
+    kinds = [
+        AggregationType.MAX if part is sums.largest else AggregationType.SUM
+        for part in sums
+        for _ in range(part.numel())
+    ]
+    return {f"{GAP}{place}": Metric(kind, numbers[place]) for place, kind in enumerate(kinds)}
 
 
 def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
@@ -159,17 +157,19 @@ def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
         metrics: name -> a number per minibatch of the step, in order, as verl's `train_mini_batch` returns them:
             reduced over ranks and micro-batches, the sums of each minibatch divided by the number of ranks.
     """
-    if _names()[0] not in metrics:
+    values: list[list[float]] = []
+    while (name := f"{GAP}{len(values)}") in metrics:
+        values.append(metrics.pop(name))
+    if not values:
         return
-    values = torch.tensor([metrics.pop(name) for name in _names()], dtype=torch.float64)
-    updates = [_mismatch_sums(column) for column in values.unbind(1)]
+    updates = [_mismatch_sums(column) for column in torch.tensor(values, dtype=torch.float64).unbind(1)]
     updates = [sums for sums in updates if sums.sums[:, 0].any()]  # padding alone makes no update
     for computed in (mismatch_metrics(updates), mismatch_metrics(updates[:1], before_update=True)):
         metrics.update({name: [value] for name, value in computed.items()})
 
 
 def _mismatch_sums(numbers: Tensor) -> mismatch.MismatchSums:
-    """MismatchSums from the numbers in the order of `_names`."""
+    """MismatchSums from its numbers, in order."""
     thirds = mismatch.THIRDS
     widths = [thirds * len(mismatch.FIELDS), thirds, thirds * mismatch.BINS, 1 + mismatch.BINS]
     sums, largest, counts, divergence = numbers.split(widths)
@@ -245,8 +245,10 @@ def trust_region_loss(
         NotFinite: a log-probability of a response token is NaN or infinite.
     """
     loss_config = config.policy_loss
+    if student_logits is not None and config.strategy == "megatron":
+        return from_engine.megatron_outputs(student_logits, data, data_format, loss_config)
     if student_logits is not None:
-        return _from_logits(config, student_logits, data, data_format)
+        return from_engine.fsdp_outputs(student_logits, data, loss_config)
     logp = compute_dtype(no_padding_2_padding(model_output[from_engine.LOGP], data))
 
     def column(name: str) -> Tensor:
@@ -310,25 +312,6 @@ def trust_region_loss(
         metrics = metrics | report_mismatch(mismatch_sums(log_ratios(logp, rollout_logp, d, valid)))
     stats = stats | _diagnostic_sums(logp.detach(), rollout_logp, valid, output(from_engine.ENTROPY))
     return loss, metrics | report(stats, loss=loss, minibatch_tokens=tokens_in_all, dp_size=dp_size)
-
-
-def _from_logits(config: Any, logits: Tensor, data: Any, data_format: str) -> dict[str, Tensor]:
-    """The first phase: the outputs from the engine's logits for each packed row."""
-    loss_config = config.policy_loss
-    on_topk = loss_config.needs_topk
-    # The measure is ignored if D_t does not come from the logits: "sample" has other measures.
-    measuring = {
-        "measure": loss_config.measure if on_topk else "tv",
-        "convention": loss_config.convention or "union",
-    }
-    if config.strategy == "megatron":
-        return from_engine.megatron_outputs(
-            logits, data, data_format, on_topk=on_topk, needs_drift=loss_config.needs_drift, **measuring
-        )
-    centering = loss_config.centering
-    return from_engine.fsdp_outputs(
-        logits, data, on_topk=on_topk, needs_drift=loss_config.needs_drift, centering=centering, **measuring
-    )
 
 
 def _part(config: Any, objective: Tensor, valid: Tensor, tokens: float, responses: float | None) -> Tensor:

@@ -1,9 +1,9 @@
 """Registers our classes with verl, in every Ray process.
 
 verl's `__init__` imports the modules named in the environment variable VERL_USE_EXTERNAL_MODULES and propagates their
-errors; those of entry points in the group `verl.plugins` would be swallowed. The
-core puts `cluster.plugin_environment` into its environment and Ray's `runtime_env.env_vars`. Servers are imported
-when verl looks them up by name, so no process imports a server that it does not run.
+errors; those of entry points in the group `verl.plugins` would be swallowed. `core.own_ray` puts it into the
+environment and Ray's `runtime_env.env_vars`. Servers are imported when verl looks them up by name, so no process
+imports a server that it does not run.
 
 verl chooses the device itself unless CPPO_LAB_VERL_DEVICE=cpu asks for the CPU.
 """
@@ -21,9 +21,9 @@ try:
 finally:
     transformers.utils.is_sklearn_available = _find_sklearn
 
+from verl.workers.rollout.base import _ROLLOUT_REGISTRY  # noqa: E402
 from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry  # noqa: E402
 
-from cppo_lab.cores.verl import check_api  # noqa: E402
 from cppo_lab.cores.verl.cluster import DEVICE_VARIABLE  # noqa: E402
 from cppo_lab.cores.verl.rollout import CPU_ROLLOUT  # noqa: E402
 from cppo_lab.errors import unknown  # noqa: E402
@@ -51,5 +51,6 @@ if (_device := os.environ.get(DEVICE_VARIABLE)) is not None:
     platform_cpu.register_engine()
 RolloutReplicaRegistry.register(CPU_ROLLOUT, _cpu_replica)
 RolloutReplicaRegistry.register("vllm", _vllm_replica)  # in place of verl's replica, which it extends
-check_api.register_rollout_adapter(CPU_ROLLOUT, "cppo_lab.cores.verl.rollout.cpu.CpuServerAdapter")
+# verl has no public way to add the class by which its training workers reach a server.
+_ROLLOUT_REGISTRY[(CPU_ROLLOUT, "async")] = "cppo_lab.cores.verl.rollout.cpu.CpuServerAdapter"
 from cppo_lab.cores.verl.rollout import agent_loop  # noqa: E402, F401  (verl's decorator registers it by name)

@@ -199,16 +199,9 @@ class LabReplayBuffer(ReplayBuffer):
         self.on_validation: Callable[[Any], None] | None = None  # called with each batch of a validation
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> Any:
-        """Wait for a complete batch.
-
-        Raises RuntimeError if all of its responses failed.
-        """
+        """Wait for a complete batch."""
         self._began = time.monotonic()
         batch, metrics = super().sample(global_steps, partition_id, batch_size)
-        if not batch.keys:
-            raise RuntimeError(
-                f"all {batch_size} rollouts ({partition_id}) failed: the run's log has the errors"
-            )
         if failed := len(self.failure_keys[partition_id]):
             say(
                 f"step {global_steps}: {failed} of {batch_size} prompts ({partition_id}) have responses that failed; "
@@ -217,6 +210,15 @@ class LabReplayBuffer(ReplayBuffer):
         if partition_id == "val" and self.on_validation is not None:
             self.on_validation(batch)  # verl clears the batch before it reports the result
         return batch, metrics
+
+    def _select_prompt_uids(self, partition_id: str, sampleable_keys: set[str], batch_size: int) -> Any:
+        """Raises RuntimeError if all responses failed; verl would advise a key that no layout may set."""
+        uids, rows, steps = super()._select_prompt_uids(partition_id, sampleable_keys, batch_size)
+        if {key.split("_")[0] for key in rows}.isdisjoint(uids):
+            raise RuntimeError(
+                f"all {batch_size} rollouts ({partition_id}) failed: the run's log has the errors"
+            )
+        return uids, rows, steps
 
     def _wait_for_next_poll(self, partition_id: str, last_debug_time: float) -> float:
         waited = time.monotonic() - self._began
@@ -279,6 +281,16 @@ class LabTrainer(PPOTrainerSync):
         for role, actor in self.role_worker_mapping.items():
             if issubclass(actor.__ray_metadata__.modified_class, ActorRolloutRefWorker):
                 self.role_worker_mapping[role] = ray.remote(TrustRegionWorker)
+
+    def _init_dataloader(self) -> None:
+        """Raises UserError for too few problems for a batch, of which verl would make none: it drops long prompts."""
+        super()._init_dataloader()
+        if not self.steps_per_epoch:
+            raise UserError(
+                f"{self.config.data.train_files} has {len(self.train_dataset)} problems of {self.spec.longest_prompt} "
+                f"tokens or less, fewer than batch.prompts={self.spec.batch.prompts}: prepare a larger training set "
+                "(`cppo data prepare --from hub`), or lower batch.prompts"
+            )
 
     def _load_checkpoint(self) -> None:
         """Load verl's checkpoint and the traces that belong to it."""

@@ -50,13 +50,12 @@ def same_rows_group(dp_rank: int) -> dist.ProcessGroup | None:
     members: dict[int, list[int]] = {}
     for process, of_process in enumerate(dp_ranks):
         members.setdefault(of_process, []).append(process)
-    # Every process has to create every group, in the same order.
-    groups = {
-        rank: dist.new_group(processes, backend="gloo")
-        for rank, processes in sorted(members.items())
-        if len(processes) > 1
-    }
-    return groups.get(dp_rank)
+    # In the same order in every process, since all create every group.
+    shared = [processes for _, processes in sorted(members.items()) if len(processes) > 1]
+    group: dist.ProcessGroup | None = None
+    if shared:
+        group, _ = dist.new_subgroups_by_enumeration(shared, backend="gloo")
+    return group
 
 
 def topk_once(update: Update) -> Update:

@@ -17,11 +17,13 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.core_records import CHECKPOINTS, Resources
-from cppo_lab.cores.verl import checkpoints, core
+from cppo_lab.cores.verl import checkpoints, core, export
 from cppo_lab.cores.verl.checkpoints import HandOver, score_name
+from cppo_lab.cores.verl.checks import check_placement
 from cppo_lab.errors import Interrupted
 from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.schema import Outcome
+from cppo_lab.spec import VerlRun
 from cppo_lab.sweep import launch
 from cppo_lab.sweep.compose import Composed, compose
 from tests.conftest import user_error
@@ -218,7 +220,9 @@ def test_what_cannot_begin_is_said_before(
         ["core=verl", "model=tiny_qwen3", "data.operations=9", "rollout.max_response_length=28"]
     ).run
     with user_error("the model of run .* was made for .*: choose one with shorter prompts"):
-        core.evaluate(composed.run, longer, Resources(tmp_path, tmp_path, paths=composed.paths))
+        core.evaluate(
+            composed.run, longer, Resources(tmp_path, tmp_path, layout=composed.layout, paths=composed.paths)
+        )
     two_nodes = compose(["core=verl", "model=qwen3_8b_base", "layout=two_nodes"])
     planned = SimpleNamespace(spec=two_nodes.run, layout=two_nodes.layout)
     with user_error("takes 2 nodes, and launcher=local has one machine: choose launcher=slurm"):
@@ -226,6 +230,23 @@ def test_what_cannot_begin_is_said_before(
     monkeypatch.setattr(core.importlib.util, "find_spec", lambda _: None)
     with user_error("package 'verl' is not installed: pip install"):
         train(composed, tmp_path, ListSink())
+
+
+def test_more_ranks_than_a_prompt_has_responses_evaluate_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eight, which share the run's minibatches of four prompts with four responses."""
+    wide = compose(["core=verl", "model=tiny_qwen3", "layout.devices_per_node=8"])
+    monkeypatch.setattr(core, "_ray_for", lambda *_: contextlib.nullcontext({}))
+    monkeypatch.setattr(export, "export", Mock())
+    monkeypatch.setattr(core, "_configuration", made := Mock(side_effect=InterruptedError))
+    with pytest.raises(InterruptedError):
+        core.evaluate(wide.run, wide.run, Resources(tmp_path, tmp_path, layout=wide.layout, paths=wide.paths))
+    evaluated = made.call_args.args[0]
+    check_placement(evaluated, wide.layout)
+    assert (
+        VerlRun.model_validate(evaluated.model_dump()).batch.prompts == 1
+    )  # as the trainer's process reads it
 
 
 def test_verl_is_not_loaded_before_it_is_needed() -> None:

@@ -152,7 +152,7 @@ def _make(spec: VerlRun, folder: Path, shared: Path, made: "multiprocessing.Queu
 def test_two_processes_make_it_once_and_what_a_kill_left_is_made_again(tmp_path: Path) -> None:
     spec, files = planned(tmp_path)
     folder = Path(files.model)
-    partial = folder.with_suffix(".partial")
+    partial = folder.with_name(f".{folder.name}.export-01234567")
     partial.mkdir(parents=True)
     (partial / "config.json").write_text("{")
     context = multiprocessing.get_context("fork")

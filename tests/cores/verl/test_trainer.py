@@ -21,6 +21,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from pyarrow.parquet import read_table, write_table
 from ray.exceptions import RayTaskError
 from tensordict import TensorDict
 from torch import Tensor
@@ -32,9 +33,13 @@ from verl.workers.rollout.replica import TokenOutput
 from cppo_lab import schema
 from cppo_lab.core_records import BEST_CHECKPOINT, PHASES
 from cppo_lab.cores.base import write_phases
+from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
 from cppo_lab.cores.verl.checkpoints import TAGS_FILE, best_step, score_name
+from cppo_lab.cores.verl.config import verl_config
+from cppo_lab.cores.verl.files import planned_files
+from cppo_lab.cores.verl.hf_models import as_fast_tokenizer, write_task
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
 from cppo_lab.cores.verl.trainer import (
     Arrangement,
@@ -249,6 +254,20 @@ def test_a_batch_without_a_signal_is_no_update(
     assert step_number == 1
     assert row["train/zero_variance_group_share"] == 1.0
     assert "perf/trained_tokens_per_second" not in row
+
+
+def test_fewer_problems_than_a_batch_has_are_named(tmp_path: Path) -> None:
+    """Whoever has written the file, of what verl's data set takes of it."""
+    made, composed = trainer(tmp_path), compose(["core=verl", "model=tiny_qwen3"])
+    files = planned_files(composed.run, composed.paths, tmp_path, tmp_path)
+    write_task(composed.run, files.train, files.validation[0])
+    made.config = verl_config(composed.run, composed.layout, files)
+    made.tokenizer, made.processor = as_fast_tokenizer(make_task(composed.run.data).tokenizer), None
+    made.parameter_sync_step, made.trainer_mode = 1, "sync"
+    made._init_dataloader()
+    write_table(read_table(files.train).slice(0, PROMPTS - 1), files.train)
+    with user_error(rf"has 7 problems of \d+ tokens or less, fewer than batch\.prompts={PROMPTS}: prepare"):
+        made._init_dataloader()
 
 
 ONE_ROW = KVBatchMeta(keys=["a"], tags=[{}], partition_id="train")
@@ -519,6 +538,26 @@ def test_a_long_rollout_is_asked_for_seldom_and_noticed_in_time(
     assert batch.keys == ["a_0_0"]
     assert len(pauses) <= most and clock[0] - 1000 <= max(1.01 * seconds, seconds + 0.1) + 1e-6
     assert not any(pause < 1 for pause in pauses[-100:] if seconds > 10)
+
+
+@pytest.mark.parametrize("mode, kind", [("sync", LabReplayBuffer), ("colocate_async", AsyncLabReplayBuffer)])
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_a_batch_without_a_response_ends_the_run(
+    monkeypatch: pytest.MonkeyPatch, mode: str, kind: type[LabReplayBuffer], partition: str
+) -> None:
+    buffer = kind(
+        trainer_mode=mode, trainer_config={}, max_off_policy_threshold=None, max_off_policy_strategy="wait",
+        sampler_kwargs={},
+    )  # fmt: skip
+    failed = {
+        f"uid-{number}": {"is_prompt": True, "status": "failure", "global_steps": 1} for number in (1, 2)
+    }
+    monkeypatch.setattr(replay_buffer.tq, "kv_list", lambda: {partition: failed})
+    monkeypatch.setattr(replay_buffer.tq, "kv_clear", lambda **_: None)
+    with pytest.raises(
+        RuntimeError, match=r"2 rollouts (\((train|val)\)|in a row) failed: the run's log has"
+    ):
+        buffer.sample(1, partition, 2)
 
 
 @pytest.mark.parametrize(

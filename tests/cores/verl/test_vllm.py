@@ -22,6 +22,7 @@ import torch
 from cppo_lab.cores.verl import core
 from cppo_lab.cores.verl import rollout as settings
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
+from cppo_lab.files import redacted
 from cppo_lab.sweep.compose import compose
 
 N, V, K = 30, 50, 20
@@ -191,12 +192,14 @@ def test_vllm_is_told_to_allow_the_topk(
 def test_two_runs_at_once_keep_their_weights_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The trainer's end of each, and the rollout engine's as verl's extension of vLLM's worker names it."""
     # Ray takes half a minute.
-    monkeypatch.setattr(core, "_cluster", lambda *arguments: contextlib.nullcontext({}))
+    monkeypatch.setattr(core, "alone", lambda *arguments: contextlib.nullcontext({}))
     layout, sockets = compose(["core=verl", "model=tiny_qwen3"]).layout, set()
     for _ in range(2):
         with core.own_ray(layout) as ray_init, installed():
             name = ray_init["runtime_env"]["env_vars"][settings.SOCKET_VARIABLE]
             assert os.environ[settings.SOCKET_VARIABLE] == name and len(name) == 32
+            # verl prints it into the run's log.
+            assert name not in redacted(f"ray init kwargs: {ray_init}")
             settings.tell_engine()
             from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 

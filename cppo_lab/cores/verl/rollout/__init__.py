@@ -53,8 +53,9 @@ def seed_of(*parts: object) -> int:
 # messages are unpickled, so the name must also be unpredictable for other users.
 
 
-# In the environment of all processes of a run; replaces the job id in the socket's name.
-SOCKET_VARIABLE = "CPPO_LAB_WEIGHT_SOCKET"
+# In the environment of all processes of a run; replaces the job id in the socket's name. verl prints that environment:
+# logs have the values of variables that end like this one masked.
+SOCKET_VARIABLE = "CPPO_LAB_WEIGHT_SOCKET_TOKEN"
 VERL_SOCKET_VARIABLE = "VERL_RAY_JOB_ID"  # read by the engine's process
 _JOB = re.compile(r"(?<=/rl-colocate-zmq-)[0-9a-zA-Z]+(?=-replica-)")
 
