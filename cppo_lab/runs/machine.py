@@ -373,8 +373,7 @@ def loads(folder: Path) -> Generator[dict[str, float]]:
     """
     import psutil
 
-    network = psutil.net_io_counters()  # None where the machine has no network
-    this = psutil.Process()
+    this, network = psutil.Process(), None
     family: dict[int, psutil.Process] = {}
     renewed = float("-inf")
     with nvml() as library:
@@ -382,10 +381,13 @@ def loads(folder: Path) -> Generator[dict[str, float]]:
         while True:
             sample: dict[str, float] = {}
             with contextlib.suppress(OSError, psutil.Error):
-                memory, counters = psutil.virtual_memory(), psutil.net_io_counters()
+                memory = psutil.virtual_memory()
                 sample["cpu_utilization_percentage"] = psutil.cpu_percent()
                 sample["system_memory_usage_megabytes"] = memory.used / 1e6
                 sample["system_memory_usage_percentage"] = memory.used / memory.total * 100
+            with contextlib.suppress(OSError, psutil.Error):  # a container may hide /proc/net
+                counters = psutil.net_io_counters()  # None where the machine has no network
+                network = network or counters
                 for name, kind in (("receive", "bytes_recv"), ("transmit", "bytes_sent")):
                     since = getattr(counters, kind, 0) - getattr(network, kind, 0)
                     sample[f"network_{name}_megabytes"] = since / 1e6

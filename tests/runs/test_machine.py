@@ -17,6 +17,7 @@ from threading import Thread
 from types import SimpleNamespace
 from unittest.mock import Mock
 
+import psutil
 import pynvml
 import pytest
 from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor, network_monitor
@@ -334,6 +335,9 @@ def test_loads_of_what_comes_and_goes(
     assert {name[:5] for name in next(loads(tmp_path)) if name.startswith("gpu")} == {"gpu_1"}
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert {name for name in names if not name.startswith("gpu")} == {*next(loads(tmp_path))}
+    monkeypatch.setattr(psutil, "net_io_counters", Mock(side_effect=FileNotFoundError("/proc/net/dev")))
+    hidden = {name for name in names if name.startswith(("gpu", "network"))}
+    assert names - hidden == {*next(loads(tmp_path))}
 
 
 # A process that has 200 MB, says so, and computes without end.
