@@ -18,7 +18,7 @@ import zipfile
 from abc import ABC, abstractmethod
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from hashlib import sha256
 from importlib import resources
 from itertools import takewhile
@@ -27,13 +27,12 @@ from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
-from markupsafe import Markup
 
 from cppo_lab.analysis.inputs import SweepGrid
 from cppo_lab.analysis.scoring import CellScore, RunScore, Scoreboard, Stat
 from cppo_lab.errors import counted
 from cppo_lab.files import appearing
-from cppo_lab.reports.figures.drawing import PAPER, USUAL_STYLE, Picture, Style, dark_style, render
+from cppo_lab.reports.figures.drawing import USUAL_STYLE, Drawn, Picture, Style, dark_style, render
 from cppo_lab.reports.names import escape_latex, origin
 from cppo_lab.reports.saved import FORMAT, MARKER, PAGE, RECORD, require_ours
 from cppo_lab.reports.sections import Section
@@ -43,7 +42,7 @@ from cppo_lab.reports.words import METHODS
 
 ZIP = "overleaf.zip"
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date of the zip format: the same files give the same bytes
-_SECTION = re.compile(r'<section id="([a-z]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')
+_SECTION = re.compile(r'<section id="([a-z_]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')
 _MOST_ANSWERS = 6  # sentences that a page begins with; what is beyond them is in the tables
 MOST_ROWS = 500  # of a table; a longer table is cut on the page, and complete in the files beside it
 
@@ -133,7 +132,7 @@ class GridRequest(BuildRequest):
     question: str
     sweeps: tuple[SweepGrid, ...]
     partial: bool = False
-    palette: str = PAPER
+    palette: str = "paper"
 
 
 def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda text: None) -> Path:
@@ -162,7 +161,7 @@ def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda tex
 def _files(contents: Contents, style: Style) -> dict[str, bytes]:
     """All files of the report by name."""
     about, pictures, sections = contents.about, contents.figures, contents.sections
-    figures = {picture.name: page_figure(picture, about.command, style) for picture in pictures}
+    figures = {picture.name: render(picture, about.command, style) for picture in pictures}
     drawn = {name: data for figure in figures.values() for name, data in figure.files.items()}
     texts = dict(contents.texts)
     for section in sections:
@@ -177,34 +176,8 @@ def _files(contents: Contents, style: Style) -> dict[str, bytes]:
     return files | {RECORD: record(about, contents.boards, files, lines, values)}
 
 
-@dataclass(frozen=True)
-class PageFigure:
-    """A figure of a page with its heading and caption. `svg` is our markup, `values` JSON with the numbers of its
-    curves; both are empty if there is a `reason` why it is not drawn. `files`: those beside the page, by name; `data`
-    is the name of the file with its numbers.
-    """
-
-    heading: str
-    caption: str
-    reason: str
-    svg: str = ""
-    values: str = ""
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    data: str = ""
-
-
-def page_figure(picture: Picture, command: str, style: Style) -> PageFigure:
-    """Draw a picture; `command` is what made it."""
-    if picture.absent:
-        return PageFigure(picture.heading, "", picture.absent)
-    drawn = render(picture, command, style)
-    svg, values = Markup(drawn.inline), Markup(drawn.values)  # noqa: S704  escaped there
-    caption = f"{picture.caption} Source: {picture.info.source}.".strip()
-    return PageFigure(picture.heading, caption, "", svg, values, drawn.files, f"{picture.name}.csv")
-
-
 def render_template(
-    name: str, about: About, page: Mapping[str, Any], figures: Mapping[str, PageFigure], files: Sequence[str]
+    name: str, about: About, page: Mapping[str, Any], figures: Mapping[str, Drawn], files: Sequence[str]
 ) -> str:
     """The HTML of `page`, rendered with the template `name`; `figures` are by name, `files` are the names of the
     files beside it.
@@ -219,10 +192,6 @@ def render_template(
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    environment.globals.update(
-        most_rows=MOST_ROWS, most_answers=_MOST_ANSWERS, origin=origin, sections=sections, counted=counted
-    )
-    environment.globals.update(dark_style=Markup(dark_style()))  # noqa: S704  digits and letters of our own
     has_answers = any(section.name == "answers" for section in page["sections"])
     names = ("page", "answers") if has_answers else ("page",)
     script = "\n".join(_template(f"{part}.js") for part in names)
@@ -232,16 +201,15 @@ def render_template(
         page=page,
         figures=figures,
         files=files,
-        style=Markup(style),  # noqa: S704  files of this package
-        script=Markup(script),  # noqa: S704  files of this package
+        style=f"{style}\n{dark_style()}",
+        script=script,
         script_hash=b64encode(sha256(script.encode()).digest()).decode(),
+        sections=_SECTION.findall,  # ids and escaped headings, for the table of contents
+        most_rows=MOST_ROWS,
+        most_answers=_MOST_ANSWERS,
+        origin=origin,
+        counted=counted,
     )
-
-
-def sections(content: str) -> list[tuple[str, Markup]]:
-    """(id, heading) of the sections of a page in order, for its table of contents. The headings are already escaped."""
-    headings = _SECTION.findall(content)
-    return [(name, Markup(heading)) for name, heading in headings]  # noqa: S704  escaped there
 
 
 def _template(name: str) -> str:

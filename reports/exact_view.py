@@ -40,7 +40,7 @@ from cppo_lab.analysis.statistics.exact_study import (
 from cppo_lab.analysis.statistics.values import Quantity
 from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
 from cppo_lab.errors import counted
-from cppo_lab.reports.figures.drawing import APPEARANCE, PALETTES, Info, Key, Picture, panel_grid
+from cppo_lab.reports.figures.drawing import APPEARANCE, Info, Key, Palette, Picture, panel_grid
 from cppo_lab.reports.names import ABSENT, OURS, display_name, number, origin, with_interval
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, completed, run_ids_of
@@ -110,13 +110,13 @@ def exact_info(
     title: str,
     source: str,
     run_ids: tuple[str, ...],
-    palette: str,
+    palette: Palette,
 ) -> ExactInfo:
     """The figure of all conditions; the first and third columns show the longest horizon."""
     variants = tuple(dict.fromkeys(c.variant for c in curves))
-    rules = PALETTES[palette].strokes(variants)
+    rules = palette.strokes(variants)
     names = [contrast_name(each) for each in contrasts]
-    strokes = PALETTES[palette].strokes(names)
+    strokes = palette.strokes(names)
     horizons = tuple(sorted({c.horizon for c in curves}))
     longest = horizons[-1]
     panels = []
@@ -192,11 +192,10 @@ def _bound_lines(summaries: Mapping[Condition, ConditionSummary]) -> tuple[Exact
     horizons = sorted({c.horizon for c in summaries})
     lines = []
     for label, part, stroke in _BOUNDS:
-        ratios = {
-            h: [getattr(summary, part) for c, summary in summaries.items() if c.horizon == h]
-            for h in horizons
-        }
-        medians = [float(np.median(ratios[h])) for h in horizons]
+        medians = [
+            np.median([getattr(summary, part) for c, summary in summaries.items() if c.horizon == horizon])
+            for horizon in horizons
+        ]
         if np.isfinite(medians).all():  # older runs did not log each of them
             lines.append(_line(label, stroke, horizons, medians))
     return tuple(lines)
@@ -210,8 +209,7 @@ def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> 
 def draw_exact(info: ExactInfo, figure: Figure) -> None:
     """All panels with a common legend."""
     texts, legend = (info.title, info.source), (*info.rules, *info.contrasts)
-    axes = panel_grid(figure, len(info.panels), COLUMNS, (3.25, 2.8), texts, legend)
-    for i, (panel, ax) in enumerate(zip(info.panels, axes, strict=True)):
+    for i, (panel, ax) in enumerate(panel_grid(figure, info.panels, COLUMNS, (3.25, 2.8), texts, legend)):
         _draw_exact_panel(panel, ax)
         title = f"{panel.model}: {panel.label}" if i % COLUMNS == 0 else panel.label
         ax.set_title(title, loc="left", fontsize="small")
@@ -328,7 +326,7 @@ def exact_section(scored: Scored) -> Section | None:
         "Error of the surrogate",
         view,
         tables={**tables, "exact_hypotheses": hypotheses},
-        pictures=(Picture("figure_exact", "", heading, "", info, draw_exact),),
+        pictures=(Picture.of("exact", info, draw_exact),),
         lines=lines,
         how=method if lines else "",
     )
@@ -481,9 +479,7 @@ def _condition_table(summaries: Mapping[Condition, ConditionSummary]) -> TextTab
             f"{100 * summary.before / summary.movement:.0f} %" if summary.movement else ABSENT,
             f"{summary.area:.3f}",
             f"{100 * summary.falls:.0f} %",
-            f"{summary.bound_ratio:.2g}",
-            f"{summary.product_ratio:.2g}",
-            number(summary.theorem_ratio, ".2g"),
+            *(number(getattr(summary, ratio), ".2g") for _, ratio, _ in _BOUNDS),
             *(ABSENT if math.isnan(share) else f"{100 * share:.1f} %" for share in summary.premise),
             with_interval(summary.position_exponent, number),
         )

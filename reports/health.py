@@ -14,7 +14,7 @@ from cppo_lab.analysis.scoring import Scoreboard, SelectionState, describe_gap
 from cppo_lab.analysis.statistics.collapse import CellCollapse, cell_collapses
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.errors import counted
-from cppo_lab.reports.figures.drawing import PALETTES, Picture
+from cppo_lab.reports.figures.drawing import Palette, Picture
 from cppo_lab.reports.figures.training import DiagnosticPanel, diagnostics_of, draw, traces_of
 from cppo_lab.reports.figures.validation import draw_survival, drawn_variants, survival_info
 from cppo_lab.reports.names import (
@@ -57,7 +57,7 @@ def collapse_section(scored: Scored) -> Section | None:
             "anchors": scored.anchors,
         },
         tables={f"collapses{scored.suffix}": table, f"collapse_steps{scored.suffix}": steps},
-        pictures=(Picture("figure_survival", "", figure.title, "", figure, draw_survival),) if figure else (),
+        pictures=(Picture.of("survival", figure, draw_survival),) if figure else (),
     )
 
 
@@ -80,7 +80,7 @@ def _early(board: Scoreboard) -> str:
     sentences = []
     if leads:
         warned = [lead for lead in leads if lead]
-        ahead = f", {median(leads):g} steps ahead in the median" if warned else ""
+        ahead = f", {median(warned):g} steps ahead in the median" if warned else ""
         sentences.append(
             f"The early warning came before {len(warned)} of {counted(len(leads), 'collapse')}{ahead}."
         )
@@ -286,12 +286,12 @@ def _cell(metric: str, values: "pd.Series[float]") -> str:
     return f"{float(values.median()):{form}} ({float(worst):{form}})"
 
 
-def _picture(board: Scoreboard, title: str, palette: str) -> Picture:
+def _picture(board: Scoreboard, title: str, palette: Palette) -> Picture:
     """The curves of each model: the error before the first update, and over the updates."""
-    strokes = PALETTES[palette].strokes(drawn_variants(board))
+    strokes = palette.strokes(drawn_variants(board))
     panels = []
     for model, (before, state) in product(board.models, _STATES.items()):
         metric = schema.mismatch_metric(_ERROR, before_update=before)
         traces, limit = traces_of(board, model, metric, strokes), _SUSPICIOUS if before else None
         panels.append(DiagnosticPanel(model, metric, f"{_ERROR}\n{state}", traces, limit))
-    return Picture("figure_mismatch", "", title, "", diagnostics_of(board, title, panels, strokes), draw)
+    return Picture.of("mismatch", diagnostics_of(board, title, panels, strokes), draw)

@@ -78,6 +78,17 @@ def score_name(board: Scoreboard) -> str:
     return core_if_installed(board.core).score or f"Avg@{' or '.join(map(str, sizes))}"
 
 
+def joined(words: Iterable[str]) -> str:
+    """`a, b and c`."""
+    *first, last = words
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def has(number: int) -> str:
+    """The verb after a number of runs."""
+    return "has" if number == 1 else "have"
+
+
 def objective_name(objective: str) -> str:
     """The display name of a search objective: `final_score` -> `final score`."""
     return objective.replace("_", " ")

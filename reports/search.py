@@ -49,7 +49,16 @@ from cppo_lab.reports.figures.drawing import (
     legend_below,
     surround,
 )
-from cppo_lab.reports.names import ABSENT, csv_text, number, objective_name, origin, percent, value_text
+from cppo_lab.reports.names import (
+    ABSENT,
+    csv_text,
+    joined,
+    number,
+    objective_name,
+    origin,
+    percent,
+    value_text,
+)
 from cppo_lab.reports.tables import TextRow, TextTable, table_files
 from cppo_lab.rules import METHOD_COLOURS
 
@@ -141,7 +150,7 @@ def finding(result: SearchResult) -> tuple[str, ...]:
     names = [objective_name(name) for name in result.objectives]
     are = "is" if len(front) == 1 else "are"
     sentences = [
-        f"{len(front)} of {total} {are} on the Pareto front of {_listed(names)}: no other is at least as good in "
+        f"{len(front)} of {total} {are} on the Pareto front of {joined(names)}: no other is at least as good in "
         "every one and better in one."
     ]
     for index, name in enumerate(names):
@@ -372,11 +381,7 @@ def _exact(value: Value) -> str:
 
 def _trials(numbers: Iterable[int]) -> str:
     words = [str(number) for number in numbers]
-    return ("trial " if len(words) == 1 else "trials ") + _listed(words)
-
-
-def _listed(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return ("trial " if len(words) == 1 else "trials ") + joined(words)
 
 
 _ENOUGH = 8  # complete trials needed for importances

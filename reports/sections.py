@@ -11,6 +11,8 @@ from itertools import islice
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
+import pandas as pd
+
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import USUAL, Baseline
 from cppo_lab.analysis.reader import RunAnswers
@@ -18,7 +20,7 @@ from cppo_lab.analysis.scoring import RunScore, Scoreboard
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Claim, Hypotheses, Standing, standing
 from cppo_lab.analysis.statistics.summary import Statistics, sweep_statistics
 from cppo_lab.analysis.statistics.values import run_values
-from cppo_lab.reports.figures.drawing import PAPER, Picture
+from cppo_lab.reports.figures.drawing import PAPER, Palette, Picture
 from cppo_lab.reports.names import ABSENT, csv_text, display_name, number, percent, points
 from cppo_lab.reports.tables import Table
 from cppo_lab.reports.verdict_view import VerdictLine, verdict_table, verdict_view
@@ -57,7 +59,7 @@ class Scored:
     title: str
     board: Scoreboard
     uri: str
-    palette: str = PAPER
+    palette: Palette = PAPER
     baseline: Baseline = USUAL
     stated: Hypotheses = NONE_STATED
     answers: Mapping[str, RunAnswers] = field(default_factory=dict)
@@ -169,12 +171,8 @@ MANY = 1000  # rows of a list: some 400 KB; the files beside the page have every
 
 @dataclass(frozen=True)
 class RunGroup:
-    """The rows of a cell of the tables, as texts by name; `anchor` is their id on the page; `left_out` counts the runs
-    that are not shown.
-
-    `path`: a run's page relative to the address of an MLflow server; `link`: that page on the store's server. Both are
-    empty if there is none. `settings`: its settings other than the seed that differ from those of other runs of the
-    sweep on the same model. `note`: its scores on further benchmarks, and what users have noted on it.
+    """The rows of a cell of the tables, as texts by name (`_line`); `anchor` is their id on the page; `left_out` counts
+    the runs that are not shown.
     """
 
     anchor: str
@@ -199,31 +197,27 @@ def run_groups(scored: Scored) -> tuple[RunGroup, ...]:
     return (*groups, RunGroup("", (), unlisted)) if unlisted else tuple(groups)
 
 
-def _differing_settings(board: Scoreboard) -> Mapping[str, tuple[str, ...]]:
+def _differing_settings(board: Scoreboard) -> Mapping[str, list[str]]:
     """Model -> the configuration keys, except the seed, in which its runs differ. A missing key counts as a distinct
     value.
     """
-    by_model: dict[str, list[Mapping[str, str]]] = {}
-    for run in board.runs:
-        params = board.params_of(run)
-        if params:
-            by_model.setdefault(run.model, []).append(params)
-    return {
-        model: tuple(
-            key
-            for key in dict.fromkeys(key for params in configurations for key in params)
-            if key not in _NOT_SHOWN and len({params.get(key) for params in configurations}) > 1
-        )
-        for model, configurations in by_model.items()
-    }
+    differing = {}
+    for model in board.models:
+        params = (board.params_of(run) for run in board.runs if run.model == model)
+        logged = pd.DataFrame(list(filter(None, params)))
+        values = logged.nunique(dropna=False)
+        differing[model] = [str(key) for key in values.index[values > 1] if key not in _NOT_SHOWN]
+    return differing
 
 
-def _line(
-    board: Scoreboard, run: RunScore, uri: str, differing: Mapping[str, tuple[str, ...]]
-) -> dict[str, str]:
+def _line(board: Scoreboard, run: RunScore, uri: str, differing: Mapping[str, list[str]]) -> dict[str, str]:
+    """The texts of a run's row by name. `path`: its page relative to the address of an MLflow server; `link`: that page
+    on the store's server; both are empty if there is none. `settings`: those other than the seed that differ from those
+    of other runs of the sweep on the same model. `note`: its scores on further benchmarks, and what users have noted.
+    """
     choice, data, mlflow_id = run.choice, board.data, run.mlflow_id
     params = data.params.get(mlflow_id, {})
-    settings = [f"{key}={params[key]}" for key in differing.get(run.model, ()) if key in params]
+    settings = [f"{key}={params[key]}" for key in differing[run.model] if key in params]
     if (more := len(settings) - _MOST_SETTINGS) > 0:
         settings[_MOST_SETTINGS:] = [f"and {more} more"]
     notes = [

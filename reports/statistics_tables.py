@@ -207,9 +207,9 @@ def _place(place: Rank | None) -> tuple[str, str, str]:
 
 
 def _evaluation(sampling: SamplingError | None) -> str:
-    if sampling is None or sampling.edge is None:
-        return points(None if sampling is None else sampling.answers)
-    return edge_text(sampling.edge)
+    if sampling is None:
+        return ABSENT
+    return points(sampling.answers) if sampling.edge is None else edge_text(sampling.edge)
 
 
 def _difference(difference: Difference | None) -> str:

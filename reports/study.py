@@ -2,7 +2,7 @@
 ablations, and its page.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,10 +16,10 @@ from cppo_lab.analysis.study import MAIN, StudyResults, read_study
 from cppo_lab.errors import counted
 from cppo_lab.reports.answers import answers_section, kept_answers
 from cppo_lab.reports.build import About, Contents, GridRequest
-from cppo_lab.reports.figures.drawing import Picture
+from cppo_lab.reports.figures.drawing import PALETTES, Picture
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.health import collapse_section
-from cppo_lab.reports.names import ABSENT, OURS, display_name
+from cppo_lab.reports.names import ABSENT, OURS, display_name, has
 from cppo_lab.reports.sections import (
     Scored,
     Section,
@@ -39,7 +39,7 @@ from cppo_lab.reports.tables import (
     printed_table,
 )
 from cppo_lab.reports.verdict_view import short_answers
-from cppo_lab.reports.words import Headline, findings_section, headlines, paper_texts
+from cppo_lab.reports.words import findings_section, headlines, paper_texts
 from cppo_lab.rules import RULES, Rule, known
 
 
@@ -125,13 +125,14 @@ class StudyReport:
 
 def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     """The report of a scored study."""
+    palette = PALETTES[request.palette]
     scored = {
         sweep.grid.name: Scored(
             name=sweep.grid.name,
             title=sweep.grid.title,
             board=sweep.board,
             uri=request.uri,
-            palette=request.palette,
+            palette=palette,
             baseline=sweep.grid.baseline,
             stated=request.stated.get(sweep.grid.name, NONE_STATED),
             answers=kept_answers(request.uri, sweep.board) if sweep.grid.name == MAIN else {},
@@ -141,10 +142,12 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         for number, sweep in enumerate(each for each in study.sweeps if each.board is not None)
         if sweep.board is not None
     }
-    report = StudyReport(study, scored, gallery(study, request.palette))
+    report = StudyReport(study, scored, gallery(study, palette))
     sentences = (sentence for name, stated in request.stated.items() for sentence in withdrawn(name, stated))
     about = About.of("study", request, report.core, tuple(sentences))
     sections = tuple(section for section in study_sections(report) if section)
+    stated = report.main.standings if report.main else ()
+    hypotheses = [line for line in report.verdicts.lines if line.verdict.claim in stated]
     files = paper_texts(scored.values(), sections, about.withdrawn)
     for name, of_sweep in scored.items():
         files |= run_files(of_sweep.board, f"long_{name}", f"runs_{name}")
@@ -152,7 +155,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     for name, board in study.boards.items():
         for run in board.gaps:
             gaps.setdefault(describe_gap(run), []).append(name)
-    missing = f", of which {len(gaps)} have no result yet" if gaps else ""
+    missing = f", of which {len(gaps)} {has(len(gaps))} no result yet" if gaps else ""
     absent = [f"Sweep {sweep.grid.name}: {sweep.absent}" for sweep in study.sweeps if sweep.board is None]
     absent += [f"{picture.heading}: {picture.absent}" for picture in report.pictures if picture.absent]
     return Contents(
@@ -163,7 +166,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         template="page.html.j2",
         page={
             "kind": "study",
-            "short": short_answers([], [], report.main.statistics) if report.main else (),
+            "short": short_answers(hypotheses, report.main.statistics) if report.main else (),
             "caution": report.verdicts.view["caution"],
             "counts": f"{counted(_run_count(report), 'run')} in {counted(len(study.sweeps), 'sweep')}{missing}.",
             "gaps": [f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
@@ -201,13 +204,13 @@ def _main(report: StudyReport) -> Section:
 
 def _findings(report: StudyReport) -> Section:
     """The findings of the main sweep by model, and of each ablation under its title."""
-    findings: list[Headline] = []
-    for name, sweep in report.scored.items():
-        of_sweep = headlines(sweep.board)
-        if name != MAIN:
-            of_sweep = tuple(replace(entry, about=f"{sweep.title} ({entry.about})") for entry in of_sweep)
-        findings.extend(of_sweep)
-    return findings_section(findings)
+    return findings_section(
+        [
+            (about if name == MAIN else f"{sweep.title} ({about})", sentences)
+            for name, sweep in report.scored.items()
+            for about, sentences in headlines(sweep.board)
+        ]
+    )
 
 
 def _figures(report: StudyReport) -> Section:
@@ -295,33 +298,27 @@ def comparison_table(title: str, used: Collection[str]) -> TextTable:
     return TextTable(title, "Rule", _RULE_HEADINGS, rows, notes)
 
 
-_Params = Mapping[str, str]
-
-
-def _updates(params: _Params) -> str | None:
+def _updates(params: Mapping[str, str]) -> str | None:
     try:
         return str(int(params["batch.prompts"]) // int(params["batch.minibatch_prompts"]))
     except (KeyError, ValueError, ZeroDivisionError):
         return None
 
 
-def _logged(key: str) -> Callable[[_Params], str | None]:
-    return lambda params: params.get(key)
-
-
-# The paper's columns (as in `paper/table_config.csv`), then ours. Keys are those of the logged configuration.
-_COLUMNS: tuple[tuple[str, Callable[[_Params], str | None]], ...] = (
-    ("Prompts", _logged("batch.prompts")),
-    ("n", _logged("batch.responses")),
-    ("Minibatch", _logged("batch.minibatch_prompts")),
-    ("Updates", _updates),
-    ("T_max", _logged("rollout.max_response_length")),
-    ("delta", _logged("rule.delta")),
-    ("delta_b_min", _logged("rule.delta_b")),
-    ("w_min", _logged("rule.w_min")),
-    ("Learning rate", _logged("optim.learning_rate")),
-    ("T_stop", _logged("training.t_stop")),
-)
+# The paper's columns (as in `paper/table_config.csv`), then ours. Keys are those of the logged configuration, and
+# `updates`.
+_COLUMNS = {
+    "Prompts": "batch.prompts",
+    "n": "batch.responses",
+    "Minibatch": "batch.minibatch_prompts",
+    "Updates": "updates",
+    "T_max": "rollout.max_response_length",
+    "delta": "rule.delta",
+    "delta_b_min": "rule.delta_b",
+    "w_min": "rule.w_min",
+    "Learning rate": "optim.learning_rate",
+    "T_stop": "training.t_stop",
+}
 _PRINTED = ("prompts", "n", "minibatch", "updates", "t_max", "delta", "delta_b_min", "w_min")
 
 
@@ -332,21 +329,21 @@ def configuration_table(board: Scoreboard, models: Sequence[str], title: str) ->
         printed = {
             row["model"]: tuple(row[name] for name in _PRINTED) for row in printed_table("table_config")
         }
-        headings = tuple(heading for heading, _ in _COLUMNS[: len(_PRINTED)])
         rows = [TextRow(model, False, printed[model]) for model in models if model in printed]
+        headings = [*_COLUMNS][: len(_PRINTED)]
         return TextTable(title, "Model", headings, rows, ("As printed in the paper's Table 3.",), core)
     rows = []
     for model in models:
-        runs = board.runs_of(model, OURS)
-        logged = [board.params_of(run) for run in runs if run.mlflow_id]
+        of_runs = [board.params_of(run) for run in board.runs_of(model, OURS)]
+        logged = [{**params, "updates": _updates(params)} for params in of_runs]
         # In the order of the runs.
         values = (
-            dict.fromkeys(value for params in logged if (value := read(params)) is not None)
-            for _, read in _COLUMNS
+            dict.fromkeys(value for params in logged if (value := params.get(key)) is not None)
+            for key in _COLUMNS.values()
         )
         rows.append(TextRow(model, False, tuple(" / ".join(of_column) or ABSENT for of_column in values)))
     notes = (
         f"As logged by the runs of {display_name(OURS)}. Prompts and Minibatch count prompts, n responses per prompt, "
         "T_max tokens. delta_b_min is the rate itself where the budget is fixed.",
     )
-    return TextTable(title, "Model", [heading for heading, _ in _COLUMNS], rows, notes, core)
+    return TextTable(title, "Model", [*_COLUMNS], rows, notes, core)

@@ -24,9 +24,9 @@ from cppo_lab.reports.audit import audit_section
 from cppo_lab.reports.build import About, Contents, GridRequest
 from cppo_lab.reports.exact_view import exact_section, shown_ratio
 from cppo_lab.reports.figures import axes, training, validation
-from cppo_lab.reports.figures.drawing import Picture
+from cppo_lab.reports.figures.drawing import PALETTES, Picture
 from cppo_lab.reports.health import SHOWN, collapse_section, mismatch_section
-from cppo_lab.reports.names import OURS, display_name, estimate_text, p_text, value_text
+from cppo_lab.reports.names import OURS, display_name, estimate_text, has, p_text, value_text
 from cppo_lab.reports.sections import (
     Scored,
     Section,
@@ -109,7 +109,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         title=request.title,
         board=board,
         uri=request.uri,
-        palette=request.palette,
+        palette=PALETTES[request.palette],
         baseline=request.sweeps[0].baseline,
         stated=request.stated,
         answers=kept_answers(request.uri, board),
@@ -120,10 +120,10 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     sentences = withdrawn(request.name, request.stated)
     about = About.of("sweep", request, board.core, sentences, beside=request.beside)
     sections = tuple(section for section in sweep_sections(report) if section)
-    judged = [line.verdict for line in report.verdicts.lines if line.verdict.claim in report.standings]
-    of_errors = [line for section in sections for line in section.lines if line.verdict.claim.of_errors]
+    lines = (line for section in sections for line in section.lines)
+    hypotheses = [line for line in lines if line.verdict.claim in report.standings]
     gaps = describe_gaps(board.gaps)
-    missing = f", of which {len(board.gaps)} have no result yet" if gaps else ""
+    missing = f", of which {len(board.gaps)} {has(len(board.gaps))} no result yet" if gaps else ""
     return Contents(
         about=about,
         texts=run_files(board, "table_long", "runs") | paper_texts([report], sections, about.withdrawn),
@@ -132,7 +132,7 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
         template="page.html.j2",
         page={
             "kind": "report",
-            "short": short_answers(judged, of_errors, report.statistics),
+            "short": short_answers(hypotheses, report.statistics),
             "caution": report.verdicts.view["caution"],
             "counts": f"{counted(len(board.runs), 'run')}{missing}.",
             "gaps": gaps,
@@ -192,7 +192,7 @@ def _curves(report: SweepReport) -> Section:
     if report.of_paper:
         title = "Validation curves (Figure 4)"
         shown["4"] = validation.curves_info(board, title, _FIGURE_4_MODELS, palette=palette)
-    pictures = tuple(_picture(name, info, validation.draw) for name, info in shown.items())
+    pictures = tuple(Picture.of(name, info, validation.draw) for name, info in shown.items())
     crowded = any(cell.expected > validation.FEW for cell in board.cells.values())
     view = {"crowded": crowded, "several": board.means_over_benchmarks}
     return Section("curves", "Validation curves", view, pictures=pictures)
@@ -216,7 +216,7 @@ def _diagnostics(report: SweepReport) -> Section | None:
     if info is None:
         return None
     view = {"several_seeds": any(cell.expected > 1 for cell in report.board.cells.values())}
-    pictures = (_picture("diagnostics", info, training.draw),)
+    pictures = (Picture.of("diagnostics", info, training.draw),)
     return Section("diagnostics", "Training diagnostics", view, "", pictures=pictures)
 
 
@@ -234,13 +234,9 @@ def _drift(report: SweepReport) -> Section | None:
 
 def figure_section(name: str, info: Any, draw: Callable[[Any, Any], None], caption: str = "") -> Section:
     """A folded section with a figure."""
-    picture = _picture(name, info, draw, caption)
+    picture = Picture.of(name, info, draw, caption)
     view = {"figures": [picture.name]}
     return Section(f"{picture.name}_part", info.title, view, "", "figure_list", pictures=(picture,))
-
-
-def _picture(name: str, info: Any, draw: Callable[[Any, Any], None], caption: str = "") -> Picture:
-    return Picture(f"figure_{name}", "", info.title, caption, info, draw)
 
 
 # The effects of a factorial sweep: what each change of an axis does to a score, alone and together.
@@ -300,7 +296,7 @@ def effects_section(scored: Scored, places: Axes) -> Section | None:
         "Effects",
         {"tables": [table], "anchors": scored.anchors},
         tables={"effects": table},
-        pictures=(Picture("figure_effects", "", title, "", info, axes.draw_effects),),
+        pictures=(Picture.of("effects", info, axes.draw_effects),),
         values={"effects": [dict(zip(_EFFECT_VALUES, row, strict=True)) for row in values]},
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from importlib import resources
+from itertools import product
 from typing import Any
 
 import pandas as pd
@@ -58,7 +59,7 @@ _EVALUATION = (
 class Entry:
     """One cell, in percent: a `value` at printed precision (two decimals), or a `word` that says why there is none.
 
-    `std`: sample standard deviation over `n` > 1 runs. `evaluation`: standard error of a run's evaluation over other
+    `std`: sample standard deviation over several runs. `evaluation`: standard error of a run's evaluation over other
     answers to the same problems, if each problem's outcome is known; `std` contains it. `edge`: in its place, Wilson's
     limit of a score of 0 or 100 %. `provisional`: a run behind it is missing or unfinished. `test`: ABOVE or BELOW the
     baseline if the difference is significant. `pair`: the (model, variant) whose runs it is about.
@@ -66,7 +67,6 @@ class Entry:
 
     value: Decimal | None = None
     std: Decimal | None = None
-    n: int = 0
     word: str = ""
     provisional: bool = False
     mark: str = ""
@@ -120,9 +120,9 @@ class TextTable:
     core: str = ""
 
     @property
-    def blocks(self) -> tuple[tuple[str, "TextTable"], ...]:
-        """The parts with headings of their own, each with its title; here the table itself, without a title."""
-        return (("", self),)
+    def blocks(self) -> "tuple[TextTable, ...]":
+        """The parts with headings of their own; here the table itself."""
+        return (self,)
 
     @property
     def of_scores(self) -> bool:
@@ -145,14 +145,11 @@ class FullTable:
     notes: tuple[str, ...]
 
     @property
-    def blocks(self) -> tuple[tuple[str, TextTable], ...]:
+    def blocks(self) -> tuple[TextTable, ...]:
         """The table of each model with its headings as they are shown."""
         names = {"avg": "Avg", "step": "Step"}
         return tuple(
-            (
-                table.title,
-                replace(table, headings=tuple(names.get(h) or benchmark_name(h) for h in table.headings)),
-            )
+            replace(table, headings=tuple(names.get(h) or benchmark_name(h) for h in table.headings))
             for table in self.tables
         )
 
@@ -171,17 +168,13 @@ def main_table(board: Scoreboard, title: str, statistics: Statistics | None = No
     columns = []
     variants = in_order(board.variants)
     for model in board.models:
-        cells = {(model, name): board.cells.get((model, name)) for name in variants}
-        entries = {
-            pair: _with_evaluation(cell, errors.get(pair)) if cell else Entry(word=NOT_DECLARED)
-            for pair, cell in cells.items()
-        }
-        columns.append(
-            mark(
-                replace(entry, test="" if entry.value is None else arrows.get(pair, ""), pair=pair)
-                for pair, entry in entries.items()
-            )
-        )
+        entries = []
+        for pair in product([model], variants):
+            cell = board.cells.get(pair)
+            entry = _with_evaluation(cell, errors.get(pair)) if cell else Entry(word=NOT_DECLARED)
+            test = "" if entry.value is None else arrows.get(pair, "")
+            entries.append(replace(entry, test=test, pair=pair))
+        columns.append(mark(entries))
     rows = tuple(cell_row("", name, entries) for name, *entries in zip(variants, *columns, strict=True))
     shown = [entry for column in columns for entry in column]
     edge = f" There {EDGE}" if any(entry.edge for entry in shown) else ""
@@ -264,14 +257,12 @@ def _with_evaluation(cell: CellScore, error: SamplingError | None) -> Entry:
 def _entry(cell: CellScore, stat: Stat | None, absent: str = "no score") -> Entry:
     if cell.state is SelectionState.COLLAPSE:
         share = f" {cell.collapsed}/{cell.finished}" if cell.collapsed < cell.finished else ""
-        return Entry(
-            word=SelectionState.COLLAPSE.value + share, n=cell.collapsed, provisional=cell.provisional
-        )
+        return Entry(word=SelectionState.COLLAPSE.value + share, provisional=cell.provisional)
     if stat is None:
         word = absent if cell.state is SelectionState.SCORED else cell.state.value
         return Entry(word=word, provisional=cell.provisional)
     std = None if stat.std is None else round_half_up(percent(stat.std))
-    return Entry(round_half_up(percent(stat.mean)), std, stat.n, provisional=cell.provisional)
+    return Entry(round_half_up(percent(stat.mean)), std, provisional=cell.provisional)
 
 
 def mark(entries: Iterable[Entry]) -> tuple[Entry, ...]:
@@ -280,12 +271,13 @@ def mark(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     Words and provisional numbers do not compete. A column with a single competitor gets no mark.
     """
     column = tuple(entries)
-    values = sorted({e.value for e in column if e.value is not None and not e.provisional}, reverse=True)
-    if sum(e.value is not None and not e.provisional for e in column) < 2:
+    competing = [entry.value for entry in column if entry.value is not None and not entry.provisional]
+    if len(competing) < 2:
         return column
-    marks = dict(zip(values, (BEST, SECOND), strict=False))
+    highest = sorted(set(competing), reverse=True)
+    marks: dict[Decimal | None, str] = dict(zip(highest, (BEST, SECOND), strict=False))
     return tuple(
-        e if e.value is None or e.provisional else replace(e, mark=marks.get(e.value, "")) for e in column
+        entry if entry.provisional else replace(entry, mark=marks.get(entry.value, "")) for entry in column
     )
 
 
@@ -377,10 +369,10 @@ def _texts(row: TextRow, escape: Callable[[str], str], marks: Mapping[str, tuple
 def markdown(table: Table) -> str:
     """The table as a Markdown document, a table per model if the models have different columns."""
     lines = [f"# {escape_markdown(table.title)}", ""]
-    for number, (title, block) in enumerate(table.blocks):
+    for number, block in enumerate(table.blocks):
         if isinstance(table, FullTable):
             stop = "not given" if table.stops[number] is None else table.stops[number]
-            lines += [f"## {escape_markdown(title)} (T_stop = {stop})", ""]
+            lines += [f"## {escape_markdown(block.title)} (T_stop = {stop})", ""]
         rows = [_texts(row, escape_markdown, _MARKDOWN_MARKS) for row in block.rows]
         for row, texts in zip(block.rows, rows, strict=True):
             texts[0] = f"**{texts[0]}**" if row.shaded and block.of_scores else texts[0]
@@ -406,9 +398,9 @@ def latex(table: Table) -> str:
     """
     small = " ".join(escape_latex(note) for note in _file_notes(table))
     caption = escape_latex(re.sub(r" \(Table \d+\)$", "", table.title))  # LaTeX numbers it
-    width = 1 + max(len(block.headings) for _, block in table.blocks)
+    width = 1 + max(len(block.headings) for block in table.blocks)
     body, before = [r"\toprule"], None
-    for number, (title, block) in enumerate(table.blocks):
+    for number, block in enumerate(table.blocks):
         if block.headings != before:
             body += [r"\midrule"] * (before is not None)
             body.append(_latex_row(False, map(escape_latex, (block.lead, *block.headings))))
@@ -417,7 +409,7 @@ def latex(table: Table) -> str:
         if isinstance(table, FullTable):
             end = table.stops[number]
             stop = "" if end is None else f" ($T_{{\\mathrm{{stop}}}} = {end}$)"
-            body.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape_latex(title)}}}{stop}}} \\")
+            body.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape_latex(block.title)}}}{stop}}} \\")
         body += [_latex_row(row.shaded, _texts(row, escape_latex, _LATEX_MARKS)) for row in block.rows]
     body.append(r"\bottomrule")
     align = "r" * (width - 1)

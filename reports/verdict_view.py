@@ -148,25 +148,11 @@ def _method(claims: Sequence[Verdict]) -> tuple[str, str, str, str]:
         _size(verdict.claim, verdict.claim.smallest) for verdict in claims if verdict.claim.margin is None
     }
     smallest = "the size that its claim names" if len(sizes) > 1 else next(iter(sizes), "1 point")
-    margins = sorted(
-        {verdict.claim.margin for verdict in claims if verdict.claim.margin is not None} or {MARGIN}
-    )
-    margin = (
-        "the margin that the claim names"
-        if margins != [MARGIN]
-        else f"{100 * MARGIN:g} points, our margin, since the paper gives none"
-    )
-    pairs = [
-        comparison.difference
-        for verdict in claims
-        for comparison in verdict.comparisons
-        if comparison.difference is not None
-    ]
-    paired = (
-        " Runs of one seed are compared in pairs."
-        if any(pair.paired and pair.estimate.n > 1 for pair in pairs)
-        else ""
-    )
+    margin = f"{100 * MARGIN:g} points, our margin, since the paper gives none"
+    if any(verdict.claim.margin not in (None, MARGIN) for verdict in claims):
+        margin = "the margin that the claim names"
+    differences = (comparison.difference for verdict in claims for comparison in verdict.comparisons)
+    paired = any(pair is not None and pair.paired and pair.estimate.n > 1 for pair in differences)
     rule = (
         f"A method is better where the 95 % interval of the difference lies above 0; an advantage below {smallest} "
         f"counts as none. Two methods are equivalent if it lies within {margin}. p is one-sided; a claim is supported "
@@ -177,7 +163,7 @@ def _method(claims: Sequence[Verdict]) -> tuple[str, str, str, str]:
         "spread, if the true difference is the one named; next to it is the number of runs of each method and model "
         "for a power of 0.8."
     )
-    return judged, paired, rule, power
+    return judged, " Runs of one seed are compared in pairs." * paired, rule, power
 
 
 def _caution(core: str, judged: bool) -> str:
@@ -422,14 +408,12 @@ def claims_table(
 # variants with the baseline, by the mean score of the last part of the window.
 
 
-def short_answers(
-    of_scores: Sequence[Verdict], of_errors: Sequence[VerdictLine], statistics: Statistics
-) -> list[tuple[Word, str]]:
+def short_answers(hypotheses: Sequence[VerdictLine], statistics: Statistics) -> list[tuple[Word, str]]:
     """What each comparison shows, and a sentence with its difference, 95 % interval and runs: those of the sweep's own
-    hypotheses, which have these verdicts, and what controls show of those about errors; without any, those with the
-    baseline, whose p-values have Holm's adjustment.
+    `hypotheses`, then those about errors with what controls show; without any, those with the baseline, whose p-values
+    have Holm's adjustment.
     """
-    if not of_scores and not of_errors:
+    if not hypotheses:
         # The final means minus that of the baseline: over the models if there are several, else on the only model.
         against = statistics.overall
         if len({cell.model for cell in statistics.cells}) < 2:
@@ -439,19 +423,20 @@ def short_answers(
         return [
             _answer(difference, SMALLEST, p is not None and p < TWO_SIDED_LEVEL) for difference, p in tested
         ]
-    answers = [
-        _answer(comparison.difference, verdict.claim.margin or verdict.claim.smallest, None)
-        for verdict in of_scores
-        if verdict.claim.compares_scores
-        for comparison in verdict.comparisons
-        if comparison.difference is not None and comparison.against
-    ]
-    for line in of_errors:
+    of_scores, of_errors = [], []
+    for line in hypotheses:
         claim, deciding = line.verdict.claim, line.verdict.deciding
-        word = Word.OPEN if deciding is None else word_of_comparison(claim, deciding)
-        shows = ", ".join(filter(None, (line.outcome, line.estimate)))
-        answers.append((word, f"{claim.text}: {shows}.{line.beside}"))
-    return answers
+        if claim.of_errors:
+            word = Word.OPEN if deciding is None else word_of_comparison(claim, deciding)
+            shows = ", ".join(filter(None, (line.outcome, line.estimate)))
+            of_errors.append((word, f"{claim.text}: {shows}.{line.beside}"))
+        elif claim.compares_scores:
+            of_scores += [
+                _answer(comparison.difference, claim.margin or claim.smallest, None)
+                for comparison in line.verdict.comparisons
+                if comparison.difference is not None and comparison.against
+            ]
+    return of_scores + of_errors
 
 
 def _answer(difference: Difference, smallest: float, decided: bool | None) -> tuple[Word, str]:

@@ -5,7 +5,6 @@ LaTeX macros, and a paragraph on the methods.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count, product
 from string import ascii_uppercase
 
@@ -25,7 +24,9 @@ from cppo_lab.reports.names import (
     display_name,
     escape_latex,
     escape_markdown,
+    has,
     in_order,
+    joined,
     origin,
     p_text,
     points,
@@ -35,32 +36,25 @@ from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TWO_SIDED_LEVEL
 from cppo_lab.reports.verdict_view import VerdictLine
 
-
-@dataclass(frozen=True)
-class Headline:
-    """The findings about a model (`about`), or about all of them; `sentences` in reading order."""
-
-    about: str
-    sentences: tuple[str, ...]
+Finding = tuple[str, Sequence[str]]  # the model that it is about, or all of them, and sentences
 
 
-def headlines(board: Scoreboard) -> tuple[Headline, ...]:
+def headlines(board: Scoreboard) -> list[Finding]:
     """The findings over all models, then for each model: the best variant and collapses."""
     ranked = {model: _ranked(board, model) for model in board.models}
     overall = _overall(ranked)
     if board.gaps:
         overall.append(
-            f"{len(board.gaps)} of {counted(len(board.runs), 'run')} {'has' if len(board.gaps) == 1 else 'have'} no "
-            "result yet: everything marked † will change."
+            f"{len(board.gaps)} of {counted(len(board.runs), 'run')} {has(len(board.gaps))} no result yet: everything "
+            "marked † will change."
         )
-    findings = [Headline("All models", tuple(overall))]
+    findings = [("All models", overall)]
     for model, cells in ranked.items():
-        sentences = (*_best(cells), *_gain(board, model, cells), *_collapses(board, model))
-        findings.append(Headline(model, sentences))
-    return tuple(entry for entry in findings if entry.sentences)
+        findings.append((model, [*_best(cells), *_gain(board, model, cells), *_collapses(board, model)]))
+    return [(about, sentences) for about, sentences in findings if sentences]
 
 
-def findings_section(entries: Sequence[Headline]) -> Section:
+def findings_section(entries: Sequence[Finding]) -> Section:
     """The findings in words."""
     return Section("findings", "Findings", {"entries": entries}, "in words, model by model")
 
@@ -84,7 +78,7 @@ def _overall(ranked: dict[str, list[tuple[str, Stat]]]) -> list[str]:
     winners = [name for name in sorted(wins) if wins[name] == most]
     on = f"the highest score on {most} of {len(contested)} models"
     if len(winners) > 1:
-        return [f"{_joined(map(display_name, winners))} each have {on}."]
+        return [f"{joined(map(display_name, winners))} each have {on}."]
     margins = [
         (cells[0][1].mean - cells[1][1].mean) * (len(leaders) == 1)
         for cells in contested
@@ -99,16 +93,11 @@ def _leaders(cells: list[tuple[str, Stat]]) -> list[str]:
     return [name for name, stat in cells if points(stat.mean) == points(cells[0][1].mean)]
 
 
-def _joined(names: Iterable[str]) -> str:
-    *first, last = names
-    return f"{', '.join(first)} and {last}"
-
-
 def _best(cells: list[tuple[str, Stat]]) -> list[str]:
     if len(cells) < 2:
         return []
     if len(leaders := _leaders(cells)) > 1:
-        return [f"{_joined(map(display_name, leaders))} share the highest score, {points(cells[0][1].mean)}."]
+        return [f"{joined(map(display_name, leaders))} share the highest score, {points(cells[0][1].mean)}."]
     (best, score), (second, runner_up) = cells[:2]
     sentence = (
         f"{display_name(best)} scores {points(score.mean)}, {points(score.mean - runner_up.mean)} points "
@@ -258,7 +247,7 @@ def _sweep(name: str, board: Scoreboard, summary: Statistics) -> list[str]:
     sentences = [
         f"Sweep {name} has {counted(len(methods), 'method')} ({_listed(methods)}) on "
         f"{counted(len(board.models), 'model')} ({_listed(board.models)}), {_seeds(board)}: {len(results)} of "
-        f"{counted(len(board.runs), 'run')} {'has' if len(board.runs) == 1 else 'have'} a result"
+        f"{counted(len(board.runs), 'run')} {has(len(board.runs))} a result"
         + (f", and {collapsed} of them collapsed." if collapsed else "."),
     ]
     if board.gaps:

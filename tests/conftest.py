@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -307,12 +308,12 @@ def user_error(says: str) -> Iterator["pytest.ExceptionInfo[UserError]"]:
 def leave_undrawn(patch: pytest.MonkeyPatch) -> None:
     """Reports without their figures, which take most of the time: for tests of what reports say."""
 
-    from cppo_lab.reports.build import PageFigure
+    from cppo_lab.reports.figures.drawing import Absent, Drawn
 
-    def page_figure(picture: "Picture", command: str, style: "Style") -> PageFigure:
-        return PageFigure(picture.heading, "", picture.absent or "not drawn")
+    def render(picture: "Picture", _command: str, _style: "Style") -> Drawn:
+        return Drawn(replace(picture, info=Absent(picture.absent or "not drawn")))
 
-    patch.setattr("cppo_lab.reports.build.page_figure", page_figure)
+    patch.setattr("cppo_lab.reports.build.render", render)
 
 
 @pytest.fixture

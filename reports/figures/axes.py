@@ -22,10 +22,10 @@ from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
 from cppo_lab.reports.figures.drawing import (
     HEADING,
     HEAT_MAP,
-    PALETTES,
     PAPER,
     Info,
     Key,
+    Palette,
     keys_of,
     panel_grid,
     sized,
@@ -136,7 +136,7 @@ class AxesInfo(Info):
         return len(self.axes) == 2
 
 
-def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -> AxesInfo | None:
+def axes_info(board: Scoreboard, axes: Axes, title: str, palette: Palette = PAPER) -> AxesInfo | None:
     """The figure of a sweep with one or two axes of at least two values; None for other sweeps."""
     declared = [place for place in axes.places if place.variant in board.variants]
     by_key = [_axis(key, [place.values[index] for place in declared]) for index, key in enumerate(axes.keys)]
@@ -164,7 +164,7 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -
     if not panels:
         return None
     drawn = {line.group for panel in panels for line in panel.lines} if len(used) == 1 else set()
-    keys = keys_of(PALETTES[palette].strokes(groups), drawn)
+    keys = keys_of(palette.strokes(groups), drawn)
     score = score_name(board)
     return _info(board, title, f"final mean of {score} (%)", shown, panels, keys, " ".join(notes) or None)
 
@@ -186,7 +186,7 @@ _AGE = "rollout.staleness"
 DRIFT = {f"{third} third": schema.mismatch_metric("k1", third, before_update=True) for third in schema.THIRDS}
 
 
-def drift_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) -> AxesInfo | None:
+def drift_info(board: Scoreboard, axes: Axes, title: str, palette: Palette = PAPER) -> AxesInfo | None:
     """KL(mu, pi) before a step's first update, by mu's age and third of the response; None for a single age.
 
     The first steps of a run, whose mu is younger, do not count.
@@ -219,7 +219,7 @@ def drift_info(board: Scoreboard, axes: Axes, title: str, palette: str = PAPER) 
             panels.append(AxisPanel(model, name, lines))
     if not panels:
         return None
-    keys = keys_of(PALETTES[palette].strokes(list(DRIFT)), DRIFT)
+    keys = keys_of(palette.strokes(list(DRIFT)), DRIFT)
     return _info(board, title, "KL(mu, pi) before the update (nats)", (axis,), panels, keys)
 
 
@@ -369,8 +369,7 @@ def draw(info: AxesInfo, fig: Figure) -> None:
     """All panels, two in a row, with title, source and a legend."""
     size = (7.2, 4.2) if len(info.panels) == 1 else (5.4, 3.6)
     texts = (info.title, info.source, info.around, *([info.noise] if info.noise else []))
-    axes = panel_grid(fig, len(info.panels), 2, size, texts, info.keys)
-    for panel, ax in zip(info.panels, axes, strict=True):
+    for panel, ax in panel_grid(fig, info.panels, 2, size, texts, info.keys):
         if panel.surface_of and not info.surface and ax is not fig.axes[0]:  # methods are compared
             ax.sharey(fig.axes[0])
         _draw_panel(info, panel, ax)
@@ -380,7 +379,7 @@ def effects_info(
     board: Scoreboard,
     effects: Sequence[tuple[str, str, str, Estimate]],
     title: str,
-    palette: str = PAPER,
+    palette: Palette = PAPER,
 ) -> AxesInfo:
     """The effects on a score as (model, group, change, effect): a line for each group, its changes along the axis."""
     axis = Axis("change", tuple(dict.fromkeys(change for _, _, change, _ in effects)), PLACES)
@@ -393,7 +392,7 @@ def effects_info(
             if (points := [((change,), e) for *of, change, e in effects if of == [model, group]])
         )
         panels.append(AxisPanel(model, "", tuple(lines)))
-    keys = keys_of(PALETTES[palette].strokes(groups), groups)
+    keys = keys_of(palette.strokes(groups), groups)
     return _info(board, title, "effect on the final mean (points)", (axis,), panels, keys)
 
 
@@ -402,8 +401,7 @@ def draw_effects(info: AxesInfo, fig: Figure) -> None:
     strokes, (places, labels) = {key.label: key.stroke for key in info.keys}, info.axes[0].ticks
     height = 1.0 + 0.16 * len(labels) * max(2, len(info.keys))
     texts, legend = (info.title, info.source, info.around), info.keys if len(info.keys) > 1 else ()
-    panels = panel_grid(fig, len(info.panels), 2, (7.2, height), texts, legend)
-    for panel, ax in zip(info.panels, panels, strict=True):
+    for panel, ax in panel_grid(fig, info.panels, 2, (7.2, height), texts, legend):
         ax.set_title(panel.model, loc="left", parse_math=False)
         ax.axvline(0, color=_OUTLINE, linewidth=0.8, zorder=1)
         for order, line in enumerate(panel.lines):

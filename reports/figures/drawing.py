@@ -8,14 +8,14 @@ Files have no dates and no random names, so that the same data gives the same by
 import io
 import re
 import textwrap
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from html import escape
 from types import MappingProxyType, NoneType
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib
 import numpy as np
@@ -51,7 +51,6 @@ from cppo_lab.rules import (
     known,
 )
 
-PAPER, COLORBLIND = "paper", "colorblind"
 HEAT_MAP = "viridis"  # light is high: readable in greyscale and with colour-vision deficiency
 
 
@@ -105,7 +104,7 @@ class Palette:
         return assigned(strokes, self.others)
 
 
-_PAPER = Palette(
+PAPER = Palette(
     stroke_of=lambda variant: variant.stroke,
     others=OTHERS,
     reasons={
@@ -118,7 +117,7 @@ _PAPER = Palette(
     hatches={},
 )
 
-_COLORBLIND = Palette(
+COLORBLIND = Palette(
     stroke_of=lambda variant: variant.accessible,
     others=tuple(
         Stroke(
@@ -138,7 +137,7 @@ _COLORBLIND = Palette(
     hatches={"token": "////", "prefix": "....", "response": "xxxx"},
 )
 
-PALETTES: Mapping[str, Palette] = {PAPER: _PAPER, COLORBLIND: _COLORBLIND}
+PALETTES: Mapping[str, Palette] = {"paper": PAPER, "colorblind": COLORBLIND}
 
 
 _PNG_DPI = 150
@@ -175,9 +174,6 @@ _RC: Mapping[str, Any] = {
     "svg.fonttype": "none",  # text stays text, on the page and for an editor
     "pdf.compression": 6,
 }
-# The inches of a unit of length; what a figure may measure.
-_UNITS: Mapping[str, float] = {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27}
-_WIDTHS, _SIZES = (2.0, 40.0), (5.0, 24.0)  # inches, points
 _USUAL_SIZE = 9.0  # points, for which the inches below and the sizes in `sized` are chosen
 _LEAST_PANEL = (2.6, 1.6)  # inches of a panel: narrower ones are stacked
 # The fonts of a family by its usual name, all of them part of matplotlib; the last has nearly every character.
@@ -229,16 +225,23 @@ def parse_style(text: str) -> Style:
     return Style(**values)
 
 
-_QUANTITIES = {  # its units, limits and own unit, and what it is
-    "width": ("in|cm|mm|pt", _WIDTHS, "in", "a width is a number with in, cm, mm or pt, such as 3.3in"),
-    "size": ("|pt", _SIZES, "pt", "a size is a number of points, such as 8pt"),
+_QUANTITIES = {  # the sizes of its units, limits, the unit of these, and what it is
+    "width": (
+        {"in": 1.0, "cm": 1 / 2.54, "mm": 1 / 25.4, "pt": 1 / 72.27},
+        (2.0, 40.0),
+        "in",
+        "a width is a number with in, cm, mm or pt, such as 3.3in",
+    ),
+    "size": ({"": 1.0, "pt": 1.0}, (5.0, 24.0), "pt", "a size is a number of points, such as 8pt"),
 }
 
 
-def _quantity(part: str, value: str, units: str, limits: tuple[float, float], unit: str, what: str) -> float:
-    """A number with a unit of `units`, converted to `unit`, which is that of a number without any."""
-    match = re.fullmatch(rf"(\d+\.?\d*|\.\d+)\s*({units})", value, flags=re.ASCII)
-    number = float(match[1]) * (_UNITS[match[2] or unit] / _UNITS[unit]) if match else 0.0
+def _quantity(
+    part: str, value: str, units: Mapping[str, float], limits: tuple[float, float], unit: str, what: str
+) -> float:
+    """A number with one of `units`, converted to `unit`."""
+    match = re.fullmatch(rf"(\d+\.?\d*|\.\d+)\s*({'|'.join(units)})", value, flags=re.ASCII)
+    number = float(match[1]) * units[match[2]] if match else 0.0
     low, high = limits
     if not low <= number <= high:
         raise UserError(f"--figures {part!r}: {what}, from {low:g}{unit} to {high:g}{unit}")
@@ -293,6 +296,13 @@ class Picture:
     info: Any
     draw: Callable[[Any, Figure], Figure | None]
 
+    @classmethod
+    def of(
+        cls, name: str, info: Info, draw: Callable[[Any, Figure], Figure | None], caption: str = ""
+    ) -> "Picture":
+        """A figure without a label, under the title of its `info`."""
+        return cls(f"figure_{name}", "", info.title, caption, info, draw)
+
     @property
     def heading(self) -> str:
         """`Figure 4. Validation curves`; without a label, the title."""
@@ -303,21 +313,30 @@ class Picture:
         """Why it cannot be drawn; empty if it can."""
         return self.info.reason if isinstance(self.info, Absent) else ""
 
+    @property
+    def explained(self) -> str:
+        """The caption with where the numbers come from; empty if it cannot be drawn."""
+        return "" if self.absent else f"{self.caption} Source: {self.info.source}.".strip()
+
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure in its files. `head`: height in points of the text above it; `curves`: see `_curves`."""
+    """A figure in its files, of which an absent one has none. `head`: height in points of the text above it; `curves`:
+    see `_curves`.
+    """
 
     picture: Picture
-    svg: str
-    png: bytes
-    pdf: bytes
-    head: float
-    curves: Sequence[Mapping[str, Any]]
+    svg: str = ""
+    png: bytes = b""
+    pdf: bytes = b""
+    head: float = 0.0
+    curves: Sequence[Mapping[str, Any]] = ()
 
     @property
     def files(self) -> dict[str, bytes]:
         """The files by name."""
+        if self.picture.absent:
+            return {}
         name, numbers = self.picture.name, figure_csv(self.picture.info)
         vector, table = self.svg.encode(), numbers.encode()
         return {f"{name}.png": self.png, f"{name}.svg": vector, f"{name}.pdf": self.pdf, f"{name}.csv": table}
@@ -374,6 +393,8 @@ def figure_style(style: Style = USUAL_STYLE) -> Iterator[None]:
 
 def render(picture: Picture, command: str = "cppo report", style: Style = USUAL_STYLE) -> Drawn:
     """Draw a picture once. The run ids and the command that made it are in the metadata of each file."""
+    if picture.absent:
+        return Drawn(picture)
     title = f"{picture.heading} ({picture.info.source})"
     runs = "runs: " + " ".join(picture.info.run_ids)
     made = f"made by: {command}"
@@ -387,10 +408,10 @@ def render(picture: Picture, command: str = "cppo report", style: Style = USUAL_
         FigureCanvasAgg(fig)
         fig = picture.draw(picture.info, fig) or fig
         # Laid out now, so that saving in several formats neither repeats it nor changes it;
-        # `Figure.draw_without_rendering` would also draw everything once.
+        # `Figure.draw_without_rendering` would also draw everything once, as saving does with any engine, even "none".
         if (engine := fig.get_layout_engine()) is not None:
             engine.execute(fig)
-        fig.set_layout_engine("none")
+        fig.set_layout_engine(None)
         head, curves = _head(fig), _curves(fig)
         svg, png, pdf = (
             _save(fig, kind, {"Title": title, **metadata[kind]}) for kind in ("svg", "png", "pdf")
@@ -440,13 +461,13 @@ def _points(line: Line2D) -> dict[str, list[float]]:
     return {name: [float(f"{value:.6g}") for value in column] for name, column in columns}
 
 
-def head_texts(info: Info, bands: Iterable[str]) -> tuple[str, ...]:
-    """The text above a figure: title, source, and an explanation of its kinds of `bands`."""
+def head_texts(info: Info) -> tuple[str, ...]:
+    """The text above a figure: title, source, and an explanation of the bands of its lines."""
     words = {
         INTERVAL: "the pointwise 95 % interval of the mean over seeds",
         RANGE: "the range of two seeds",
     }
-    kinds = set(bands)
+    kinds = {line.names.get("band") for line in _series(info, {}, ())}
     explained = " or ".join(text for kind, text in words.items() if kind in kinds)
     return (info.title, info.source, *([f"bands: {explained}"] if explained else []))
 
@@ -477,6 +498,9 @@ def legend_columns(labels: tuple[str, ...], width: float) -> int:
     return max(1, min(len(labels), int(width / sized(longest / _CHARACTERS_PER_INCH + _HANDLE_INCHES)), 7))
 
 
+Panel = TypeVar("Panel")
+
+
 def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], legend: tuple[Key, ...]) -> None:
     """Size the figure for panels of `size` inches, and add the legend and `texts` (title and source).
 
@@ -503,16 +527,17 @@ def _frame(fig: Figure, width: float, height: float, texts: tuple[str, ...], leg
 
 def panel_grid(
     fig: Figure,
-    count: int,
+    panels: Sequence[Panel],
     in_row: int,
-    panel: tuple[float, float],
+    size: tuple[float, float],
     texts: tuple[str, ...],
     legend: tuple[Key, ...] = (),
-) -> Iterator[Axes]:
-    """Axes for `count` panels of `panel` inches, at most `in_row` in a row and as many as fit a style's width, with
-    `texts` and `legend` as of `surround`.
+) -> Iterator[tuple[Panel, Axes]]:
+    """Each of `panels` with its axes of `size` inches, at most `in_row` in a row and as many as fit a style's width,
+    with `texts` and `legend` as of `surround`.
     """
-    columns, (wide, tall) = min(in_row, count), panel
+    count, (wide, tall) = len(panels), size
+    columns = min(in_row, count)
     if (wanted := _STYLE.get().width) is not None:
         columns = max(1, min(columns, int(wanted / sized(_LEAST_PANEL[0]))))
         tall = max(tall * min(1.0, wanted / columns / wide), sized(_LEAST_PANEL[1]))
@@ -522,7 +547,7 @@ def panel_grid(
     axes = fig.subplots(rows, columns, squeeze=False)
     for ax in axes.flat[count:]:
         ax.remove()
-    return iter(axes.flat[:count])
+    return zip(panels, axes.flat[:count], strict=True)
 
 
 def key_legend(place: Figure | SubFigure | Axes, keys: Sequence[Key], **settings: Any) -> None:

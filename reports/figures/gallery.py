@@ -40,7 +40,6 @@ from cppo_lab.reports.figures import training, validation
 from cppo_lab.reports.figures.drawing import (
     APPEARANCE,
     HEADING,
-    PALETTES,
     PAPER,
     Absent,
     Info,
@@ -109,24 +108,24 @@ class SchematicInfo(Info):
     panel: validation.Panel | None
     absent: str
     scores: tuple[Key, ...]
-    palette: str = field(metadata=APPEARANCE)
+    palette: Palette = field(metadata=APPEARANCE)
 
 
 def _rule_panels() -> tuple[RulePanel, ...]:
     """The panels of the left half, computed by the rules (`tests/reports/test_schematic.py`)."""
     path = resources.files("cppo_lab.reports").joinpath("schematic", "masking_rules.json")
     data = json.loads(path.read_text(encoding="utf-8"))
-    panels = []
-    for entry in data["rules"]:
-        rule = entry["rule"]
-        heading = f"{display_name(rule)}: {_SAYS[rule]}"
-        values, limit = tuple(entry["values"]), tuple(entry["limit"])
-        panels.append(
-            RulePanel(
-                rule, heading, _MEASURES[rule], values, limit, _kinds(entry["masked_by"], data["moves_away"])
-            )
+    return tuple(
+        RulePanel(
+            rule=entry["rule"],
+            heading=f"{display_name(entry['rule'])}: {_SAYS[entry['rule']]}",
+            measure=_MEASURES[entry["rule"]],
+            values=tuple(entry["values"]),
+            limit=tuple(entry["limit"]),
+            kinds=_kinds(entry["masked_by"], data["moves_away"]),
         )
-    return tuple(panels)
+        for entry in data["rules"]
+    )
 
 
 def _kinds(masked_by: Sequence[str], moves_away: Sequence[bool]) -> tuple[str, ...]:
@@ -136,14 +135,15 @@ def _kinds(masked_by: Sequence[str], moves_away: Sequence[bool]) -> tuple[str, .
 
 
 def schematic_info(
-    board: Scoreboard | None, model: str | None, title: str, absent: str, palette: str = PAPER
+    study: StudyResults, role: str | Absent, title: str, palette: Palette = PAPER
 ) -> SchematicInfo:
-    """The figure with the curves of `model`; `absent` says why there is no board or no such model."""
+    """The figure with the curves of the model in this role of the main sweep, or why it has none."""
     rules = _rule_panels()
-    if board is None or model is None:
+    if isinstance(role, Absent):
         source = "the rules on a made-up response"
-        return SchematicInfo(title, source, (), "", rules, None, absent, (), palette)
-    info = validation.curves_info(board, title, [model], palette=palette)
+        return SchematicInfo(title, source, (), "", rules, None, role.reason, (), palette)
+    board = study.boards[MAIN]
+    info = validation.curves_info(board, title, [role], palette=palette)
     keys = validation.scored_keys(board, info.panels[0])
     return SchematicInfo(
         title, info.source, info.run_ids, info.y_label, rules, info.panels[0], "", keys, palette
@@ -185,7 +185,7 @@ def _draw_rule(panel: RulePanel, ax: Axes, palette: Palette) -> None:
 def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
     """The rules on the left, stacked; the curves on the right."""
     surround(fig, (11.4, 5.4), (info.title, info.source), ())
-    palette = PALETTES[info.palette]
+    palette = info.palette
     left, right = fig.subfigures(1, 2, squeeze=False, width_ratios=(1.0, 1.1))[0]
     axes = left.subplots(len(info.rules), 1, sharex=True)
     for ax, rule in zip(axes, info.rules, strict=True):
@@ -224,10 +224,10 @@ class GapsInfo(Info):
     lines: tuple[GapLines, ...]
     delta: float | None
     threshold: tuple[float, ...]
-    palette: str = field(metadata=APPEARANCE)
+    palette: Palette = field(metadata=APPEARANCE)
 
 
-def gaps_info(study: StudyResults, title: str, palette: str = PAPER) -> GapsInfo | Absent:
+def gaps_info(study: StudyResults, title: str, palette: Palette = PAPER) -> GapsInfo | Absent:
     """The gaps of CPPO on the first model, and those of DPPO if its runs have them."""
     board = study.board(MAIN)
     if board is None:
@@ -247,7 +247,7 @@ def gaps_info(study: StudyResults, title: str, palette: str = PAPER) -> GapsInfo
     if rule.delta is not None and rule.w_min is not None:
         longest = max(len(run.positions) for run in gaps[OURS])
         threshold = induced_threshold(rule.delta, rule.w_min, longest, rule.span)
-    methods = PALETTES[palette].methods
+    methods = palette.methods
     return GapsInfo(
         title=title,
         source=f"{model}; {origin(board.core)}",
@@ -286,7 +286,7 @@ def _draw_gaps(info: GapsInfo, ax: Axes) -> None:
 def _draw_threshold(info: GapsInfo, ax: Axes) -> None:
     """Draw delta/w_t, and delta itself."""
     if info.threshold and info.delta is not None:
-        ours, other = (PALETTES[info.palette].methods[name].colour for name in (OURS, COMPARED))
+        ours, other = (info.palette.methods[name].colour for name in (OURS, COMPARED))
         steps = range(1, len(info.threshold) + 1)
         ax.fill_between(steps, info.delta, info.threshold, color=ours, alpha=0.1, linewidth=0)
         ax.plot(steps, info.threshold, color=ours, label="δ / w, with position weight")
@@ -310,10 +310,8 @@ def _finish(ax: Axes, title: str, y_label: str) -> None:
 
 def draw_gaps(info: GapsInfo, fig: Figure) -> None:
     """Both panels of Figure 2 side by side."""
-    texts = head_texts(info, [line.gaps.mean.band for line in info.lines])
-    left, right = panel_grid(fig, 2, 2, (5.2, 3.7), texts)
-    _draw_gaps(info, left)
-    _draw_threshold(info, right)
+    for draw_half, ax in panel_grid(fig, (_draw_gaps, _draw_threshold), 2, (5.2, 3.7), head_texts(info)):
+        draw_half(info, ax)
 
 
 TOKENS = 24
@@ -335,7 +333,7 @@ class WindowInfo:
     effective: tuple[float, ...]
     kinds: tuple[str, ...]
     run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
-    palette: str = field(metadata=APPEARANCE)
+    palette: Palette = field(metadata=APPEARANCE)
 
     @property
     def source(self) -> str:
@@ -343,7 +341,7 @@ class WindowInfo:
         return f"{self.about}; {self.origin}"
 
 
-def window_info(study: StudyResults, title: str, palette: str = PAPER) -> WindowInfo | Absent:
+def window_info(study: StudyResults, title: str, palette: Palette = PAPER) -> WindowInfo | Absent:
     """The most instructive window: that of a CPPO run with both kinds of masking, or if there is none, the first in the
     order of models and seeds.
     """
@@ -379,7 +377,7 @@ def _visible(symbol: str) -> str:
 
 def _draw_window(info: WindowInfo, ax: Axes) -> None:
     """Draw bars w_t D_t; a token that moves away and lies above the effective threshold is masked (shaded)."""
-    window, count, palette = info.window, len(info.symbols), PALETTES[info.palette]
+    window, count, palette = info.window, len(info.symbols), info.palette
     delta = window.token_threshold
     top = 1.2 * max(delta, *window.weighted_divergence)
     low = min(0.0, *info.effective)
@@ -426,7 +424,7 @@ def _handles(info: WindowInfo) -> list[Patch | Line2D]:
         "token": "masked by the token threshold",
         "prefix": "masked by the prefix budget",
     }
-    palette = PALETTES[info.palette]
+    palette = info.palette
     token = palette.methods["dppo"].colour
     return [
         Line2D([], [], color=token, linestyle="--", label="token threshold δ"),
@@ -459,9 +457,9 @@ SETTINGS = (
 _GREY = "#555555"
 
 
-def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
-    """All eleven figures in order, in the colours of `palette` (a name in PALETTES)."""
-    board, seeds = study.board(MAIN), _seeds(study)
+def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...]:
+    """All eleven figures in order, in the colours of `palette`."""
+    seeds = _seeds(study)
     roles = [_role(study, index) for index in range(ROLES)]
     base_models = tuple(role for role in roles[1:] if isinstance(role, str))
     missing = [role.reason for role in roles[1:] if isinstance(role, Absent)]
@@ -476,19 +474,18 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
         pictures.append(Picture(f"figure_{number}", label, title, caption, make(f"{label}. {title}"), draw))
 
     def of_base_models(make: Callable[[Scoreboard, tuple[str, ...]], Any]) -> Any:
-        return Absent(missing[0]) if board is None or not base_models else make(board, base_models)
+        return make(study.boards[MAIN], base_models) if base_models else Absent(missing[0])
 
     largest = roles[-1]
-    absent = largest.reason if isinstance(largest, Absent) else ""
-    right = f"not drawn, {absent}." if absent else f"{largest}, with the best score of every method.{seeds}"
+    right = f"{largest}, with the best score of every method.{seeds}"
+    if isinstance(largest, Absent):
+        right = f"not drawn, {largest.reason}."
     add(
         "Masking rules and the largest model",
         "Left: one made-up response, masked by the rules themselves; a bar is what the rule compares with its limit "
         "(ratio, divergence, or weighted divergence). Differs from the paper's schematic, which has PPO, DPPO and "
         f"CPPO: shown are GRPO (PPO with Clip-Higher), DPPO, TRM-Max and CPPO. Right: {right}",
-        lambda head: schematic_info(
-            board, None if isinstance(largest, Absent) else largest, head, absent, palette
-        ),
+        lambda head: schematic_info(study, largest, head, palette),
         draw_schematic,
     )
     add(
@@ -549,16 +546,14 @@ def gallery(study: StudyResults, palette: str = PAPER) -> tuple[Picture, ...]:
                 if seeds
                 else ""
             ),
-            partial(_model_info, board, role, palette),
+            partial(_model_info, study, role, palette),
             draw_model,
         )
     return tuple(pictures)
 
 
-def _model_info(board: Scoreboard | None, role: str | Absent, palette: str, title: str) -> Any:
-    if isinstance(role, Absent):
-        return role
-    return Absent("no runs") if board is None else model_info(board, role, title, palette)
+def _model_info(study: StudyResults, role: str | Absent, palette: Palette, title: str) -> Any:
+    return role if isinstance(role, Absent) else model_info(study.boards[MAIN], role, title, palette)
 
 
 def _seeds(study: StudyResults) -> str:
@@ -615,7 +610,7 @@ class AblationsInfo(Info):
 
 
 def ablations_info(
-    study: StudyResults, title: str, sweeps: Sequence[tuple[str, str]], palette: str = PAPER
+    study: StudyResults, title: str, sweeps: Sequence[tuple[str, str]], palette: Palette = PAPER
 ) -> AblationsInfo | Absent:
     """One panel for each of `sweeps` (name, heading), on the first model of the sweep."""
     panels, infos = [], []
@@ -666,11 +661,9 @@ def _draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
 
 def draw_ablations(info: AblationsInfo, fig: Figure) -> None:
     """The panels in a row."""
-    bands = [line.band for entry in info.panels if entry.panel for line in entry.panel.lines]
     count, longest = len(info.panels), max(len(panel.keys) for panel in info.panels)
-    size, texts = (11.4 / count, 3.4 + 0.17 * longest), head_texts(info, bands)
-    axes = panel_grid(fig, count, count, size, texts)
-    for index, (ax, panel) in enumerate(zip(axes, info.panels, strict=True)):
+    size = (11.4 / count, 3.4 + 0.17 * longest)
+    for index, (panel, ax) in enumerate(panel_grid(fig, info.panels, count, size, head_texts(info))):
         _draw_ablation(panel, ax, info.y_label if index == 0 else "")
 
 
@@ -726,10 +719,10 @@ class ModelInfo(Info):
     keys: tuple[Key, ...]
 
 
-def model_info(board: Scoreboard, model: str, title: str, palette: str = PAPER) -> ModelInfo | Absent:
-    """The figure of a model of the main sweep; `palette`: a name in PALETTES."""
+def model_info(board: Scoreboard, model: str, title: str, palette: Palette = PAPER) -> ModelInfo | Absent:
+    """The figure of a model of the main sweep."""
     runs = [run for run in board.runs if run.model == model]
-    strokes = PALETTES[palette].strokes(in_order(run.variant for run in runs))
+    strokes = palette.strokes(in_order(run.variant for run in runs))
     panels = []
     for benchmark in board.benchmarks_of(model):
         lines = (
@@ -828,8 +821,7 @@ def _draw_reward(info: ModelInfo, ax: Axes) -> None:
 def draw_model(info: ModelInfo, fig: Figure) -> None:
     """Draw benchmarks above (dots mark the steps selected by their mean), training metrics below, and the legend."""
     columns = max(len(info.benchmarks), 1 + len(info.traces))
-    bands = [line.band for panel in info.benchmarks for line in panel.lines]
-    surround(fig, (3.8 * columns, 5.6), head_texts(info, bands), info.keys)
+    surround(fig, (3.8 * columns, 5.6), head_texts(info), info.keys)
     upper, lower = fig.subplots(2, columns, squeeze=False)
     for index, (ax, panel) in enumerate(zip(upper, info.benchmarks, strict=False)):
         validation.draw_lines(ax, panel.lines)

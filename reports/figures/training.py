@@ -17,11 +17,11 @@ from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.analysis.study import OURS
 from cppo_lab.reports.figures.drawing import (
     APPEARANCE,
-    PALETTES,
     PAPER,
     Absent,
     Info,
     Key,
+    Palette,
     fill,
     head_texts,
     keys_of,
@@ -86,10 +86,10 @@ class DiagnosticsInfo(Info):
     keys: tuple[Key, ...]
 
 
-def diagnostics_info(board: Scoreboard, title: str, palette: str = PAPER) -> DiagnosticsInfo | None:
+def diagnostics_info(board: Scoreboard, title: str, palette: Palette = PAPER) -> DiagnosticsInfo | None:
     """The diagnostics that any of the board's runs logged; None if none did."""
     logged = frozenset(board.data.metrics["metric"].unique())
-    strokes = PALETTES[palette].strokes(drawn_variants(board))
+    strokes = palette.strokes(drawn_variants(board))
     panels = [
         DiagnosticPanel(model, metric, label, traces_of(board, model, metric, strokes))
         for model in board.models
@@ -165,12 +165,10 @@ def draw(info: DiagnosticsInfo, fig: Figure) -> None:
     columns = len(models) if side_by_side else min(_IN_ROW, len(info.panels))
     panels = list(info.panels)
     if side_by_side:
-        metrics = [(panel.metric, panel.label) for panel in panels]
-        panels.sort(key=lambda panel: (metrics.index((panel.metric, panel.label)), models.index(panel.model)))
-    texts = head_texts(info, [trace.band for panel in panels for trace in panel.traces])
+        metrics = [panel.metric for panel in panels]
+        panels.sort(key=lambda panel: metrics.index(panel.metric))
     size = (max(3.3, 5.4 / columns), 2.5)
-    axes = panel_grid(fig, len(panels), columns, size, texts, info.keys)
-    for panel, ax in zip(panels, axes, strict=True):
+    for panel, ax in panel_grid(fig, panels, columns, size, head_texts(info), info.keys):
         draw_panel(panel, ax, f"{panel.label}\n{panel.model}" if len(models) > 1 else panel.label)
         limit = panel.limit
         # The limit of an error whose ideal value is 1 is marked if the curves come near it.
@@ -195,10 +193,10 @@ class WarmupInfo(Info):
 
 
 def warmup_info(
-    board: Scoreboard, models: tuple[str, ...], title: str, palette: str = PAPER
+    board: Scoreboard, models: tuple[str, ...], title: str, palette: Palette = PAPER
 ) -> WarmupInfo | Absent:
-    """The runs of CPPO on `models`; `palette`: a name in PALETTES."""
-    strokes = {OURS: PALETTES[palette].methods[OURS]}
+    """The runs of CPPO on `models`."""
+    strokes = {OURS: palette.methods[OURS]}
     panels = tuple(
         DiagnosticPanel(
             model,
@@ -247,8 +245,7 @@ def _draw_share(trace: Trace, ax: Axes) -> None:
 def draw_warmup(info: WarmupInfo, fig: Figure) -> None:
     """Draw metrics as rows and models as columns; the panels of a row share a scale."""
     rows, columns = len(_METRICS), len(info.panels) // len(_METRICS)
-    bands = [trace.band for panel in info.panels for trace in panel.traces]
-    surround(fig, (max(3.6 * columns, 5.4), 2.4 * rows), head_texts(info, bands), ())
+    surround(fig, (max(3.6 * columns, 5.4), 2.4 * rows), head_texts(info), ())
     axes = fig.subplots(rows, columns, squeeze=False, sharex="col", sharey="row")
     for index, (ax, panel) in enumerate(zip(axes.flat, info.panels, strict=True)):
         row, column = divmod(index, columns)
@@ -266,7 +263,7 @@ def draw_warmup(info: WarmupInfo, fig: Figure) -> None:
             style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": sized(8), "color": _FLOOR}
             ax.annotate(f"δ_b,min = {panel.limit:g}", (1, panel.limit), **place, **style)
         ax.set_ylabel(panel.label if column == 0 else "")
-        ax.set_xlabel("training step" if row == rows - 1 else "")
+        ax.xaxis.label.set_visible(row == rows - 1)  # the page has it beside the values of the others
         ax.margins(y=0.16)  # room for the label below the floor
     for ax, panel in zip(axes[1], info.panels[columns:], strict=True):
         if panel.traces:

@@ -18,10 +18,10 @@ from cppo_lab.analysis.statistics.estimate import Band, band
 from cppo_lab.analysis.statistics.values import in_window
 from cppo_lab.reports.figures.drawing import (
     APPEARANCE,
-    PALETTES,
     PAPER,
     Info,
     Key,
+    Palette,
     fill,
     head_texts,
     keys_of,
@@ -225,14 +225,14 @@ def curves_info(
     title: str,
     models: Sequence[str] | None = None,
     aliases: Mapping[str, str] = MappingProxyType({}),
-    palette: str = PAPER,
+    palette: Palette = PAPER,
 ) -> CurvesInfo:
     """The figure of a scored sweep, for `models` or all models. A variant without curves is not in the legend.
 
-    `aliases`: see `Palette.strokes`; `palette`: a name in PALETTES.
+    `aliases`: see `Palette.strokes`.
     """
     runs = [run for run in board.runs if models is None or run.model in models]
-    strokes = PALETTES[palette].strokes(drawn_variants(board), aliases)
+    strokes = palette.strokes(drawn_variants(board), aliases)
     panels = []
     for model in dict.fromkeys(run.model for run in runs):
         cells = [(board.runs_of(model, name), stroke) for name, stroke in strokes.items()]
@@ -302,9 +302,7 @@ def draw(info: CurvesInfo, fig: Figure, in_row: int = 2) -> None:
     """All panels, `in_row` in a row, with title and source and a shared legend."""
     columns = min(in_row, len(info.panels))
     size = {1: (7.2, 4.2), 2: (5.4, 3.3)}.get(columns, (3.9, 3.3))
-    texts = head_texts(info, [line.band for panel in info.panels for line in panel.lines])
-    axes = panel_grid(fig, len(info.panels), in_row, size, texts, info.keys)
-    for panel, ax in zip(info.panels, axes, strict=True):
+    for panel, ax in panel_grid(fig, info.panels, in_row, size, head_texts(info), info.keys):
         place = ax.get_subplotspec()
         draw_panel(panel, ax, info.y_label if place is not None and place.is_first_col() else "")
 
@@ -346,10 +344,10 @@ class SurvivalInfo(Info):
 
 
 def survival_info(
-    board: Scoreboard, cells: Sequence[CellCollapse], title: str, palette: str = PAPER
+    board: Scoreboard, cells: Sequence[CellCollapse], title: str, palette: Palette = PAPER
 ) -> SurvivalInfo | None:
     """The figure of a scored sweep; None if no run collapsed."""
-    strokes = PALETTES[palette].strokes(drawn_variants(board))
+    strokes = palette.strokes(drawn_variants(board))
     of_cell = {(cell.model, cell.variant): cell for cell in cells}
     panels = []
     for model in board.models:
@@ -388,6 +386,5 @@ def _draw_survival(panel: SurvivalPanel, ax: Axes) -> None:
 
 def draw_survival(info: SurvivalInfo, fig: Figure) -> None:
     """All panels, two in a row, with title and source and a shared legend."""
-    axes = panel_grid(fig, len(info.panels), 2, (5.4, 3.3), (info.title, info.source), info.keys)
-    for panel, ax in zip(info.panels, axes, strict=True):
+    for panel, ax in panel_grid(fig, info.panels, 2, (5.4, 3.3), head_texts(info), info.keys):
         _draw_survival(panel, ax)

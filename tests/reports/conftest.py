@@ -11,7 +11,8 @@ from cppo_lab import schema
 from cppo_lab.analysis.inputs import SweepGrid
 from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.reports.build import Contents, PageFigure, render_template
+from cppo_lab.reports.build import Contents, render_template
+from cppo_lab.reports.figures.drawing import Absent, Drawn
 from cppo_lab.reports.sweep import ReportRequest, sweep_contents
 from cppo_lab.reports.tables import main_grid
 from cppo_lab.tracking.reference import import_reference
@@ -102,8 +103,7 @@ def page_of(board: Scoreboard) -> tuple[Contents, str]:
     """The report of a board and its page, without any figure drawn."""
     request = replace(request_of(DEMO_RUNS, "sqlite://", Path(), "demo"), title="Title", command="")
     contents = sweep_contents(request, board)
-    figures = {
-        picture.name: PageFigure(picture.heading, "", "not drawn here") for picture in contents.figures
-    }
+    absent = Absent("not drawn here")
+    figures = {picture.name: Drawn(replace(picture, info=absent)) for picture in contents.figures}
     page = {**contents.page, "sections": contents.sections}
     return contents, render_template(contents.template, contents.about, page, figures, ())

@@ -10,18 +10,20 @@ import zipfile
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
 
 from cppo_lab import schema
-from cppo_lab.reports import build
+from cppo_lab.reports import build, sweep
 from cppo_lab.reports.build import ZIP, build_report
 from cppo_lab.reports.saved import MARKER
 from cppo_lab.reports.sweep import ReportRequest, paper_request
 from tests.analysis.made_sweeps import write_runs
-from tests.reports.conftest import DEMO_RUNS, request_in
+from tests.reports.conftest import DEMO_RUNS, board_of, page_of, request_in
 
 ALWAYS = {"table_long.csv", "runs.csv", "report.json", "numbers.tex", "methods.md", "methods.tex"}
 ALWAYS |= {"index.html", "tables.tex", ZIP, MARKER}
@@ -84,6 +86,15 @@ def test_a_report_of_our_own_sweep(built: ReportRequest) -> None:
     for name in figures - {"figure_curves.csv", "figure_diagnostics.csv"}:  # these have numbers alone
         assert b"made by: cppo report demo" in files[name]
         assert b"cppo-0 cppo-1 grpo-0 grpo-1" in files[name]
+
+
+def test_the_part_of_a_further_figure_is_in_the_contents(monkeypatch: pytest.MonkeyPatch) -> None:
+    section = sweep.figure_section("steps", SimpleNamespace(title="Best <steps>"), Mock())
+    monkeypatch.setattr(sweep, "_drift", lambda _report: section)
+    html = page_of(board_of(*DEMO_RUNS))[1]
+    listed = re.findall(r'<li><a href="#(\w+)">(.*?)</a>', html.partition("</nav>")[0])
+    assert ("figure_steps_part", "Best &lt;steps&gt;") in listed
+    assert [name for name, _ in listed] == re.findall(r'<section id="(\w+)"', html)
 
 
 def test_the_zip_is_a_latex_project(built: ReportRequest) -> None:

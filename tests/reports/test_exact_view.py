@@ -194,13 +194,13 @@ def test_a_control_that_does_as_much_as_the_rule_is_named_with_the_verdict(
 
 
 def test_a_policy_that_never_moves_has_a_table() -> None:
-    """And the notes say nothing of its movement."""
+    """And the notes say nothing of its movement. What an older run did not log is a dash."""
     [(condition, curves)] = study({"dppo": {16: 1.0}}).items()
-    summaries = {condition: replace(summarise(curves), movement=0.0, before=0.0)}
+    summaries = {condition: replace(summarise(curves), movement=0.0, before=0.0, product_ratio=math.nan)}
     [note] = exact_view._notes({condition: curves}, summaries, "of all seeds")
     assert "movement" not in note
     [row] = exact_view._condition_table(summaries).rows
-    assert "–" in row.cells
+    assert row.cells[6] == row.cells[10] == "–" and "nan" not in row.cells
 
 
 def test_what_the_section_says_of_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,8 +234,8 @@ def test_a_style_has_its_width_font_and_size(drawn: drawing.Drawn) -> None:
 @pytest.mark.parametrize("width, columns", [("", 3), ("width=6.5in", 2), ("width=3.3in", 1)])
 def test_panels_are_stacked_where_the_width_takes_no_two(width: str, columns: int) -> None:
     with figure_style(parse_style(width) if width else USUAL_STYLE):
-        axes = panel_grid(Figure(), 3, 3, (3.8, 3.3), ("Title",))
-        assert {ax.get_subplotspec().get_gridspec().ncols for ax in axes} == {columns}  # type: ignore[union-attr]
+        axes = panel_grid(Figure(), "abc", 3, (3.8, 3.3), ("Title",))
+        assert {ax.get_subplotspec().get_gridspec().ncols for _, ax in axes} == {columns}  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize(

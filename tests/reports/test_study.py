@@ -13,11 +13,11 @@ from matplotlib.figure import Figure
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
-from cppo_lab.analysis.statistics.claims import CLAIMS
+from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Hypotheses, Kind
 from cppo_lab.analysis.study import PositionGaps, StudyResults, StudySweep, TokenWindow
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures import gallery as paper
-from cppo_lab.reports.figures.drawing import figure_csv
+from cppo_lab.reports.figures.drawing import figure_csv, render
 from cppo_lab.reports.names import METHOD_ORDER
 from cppo_lab.reports.study import (
     StudyRequest,
@@ -161,7 +161,7 @@ def test_the_models_take_their_roles_in_the_order_of_the_declaration() -> None:
 
 def test_figures_1_to_3() -> None:
     study = made_study()
-    info = paper.schematic_info(study.board("main"), "moe", "Figure 1", "")
+    info = paper.schematic_info(study, "moe", "Figure 1")
     assert {"token", "prefix", "away", "toward"} <= set(info.rules[3].kinds)
     assert info.panel.model == "moe"
     labels = [key.label for key in info.scores]
@@ -177,6 +177,12 @@ def test_figures_1_to_3() -> None:
     assert (len(window.symbols), len(window.run_ids)) == (paper.TOKENS, 1)
     assert {"token", "prefix"} <= set(window.kinds)  # both kinds of masking
     assert max(window.effective) <= window.window.token_threshold
+
+
+def test_the_values_of_every_panel_of_the_budget_are_at_training_steps() -> None:
+    """The upper panels have no label of their own."""
+    panels = render(paper.gallery(made_study())[6]).curves
+    assert len(panels) == 6 and {panel["what"] for panel in panels} == {"training step"}
 
 
 def test_rewards_are_smoothed() -> None:
@@ -235,6 +241,26 @@ def test_the_report(tmp_path: Path) -> None:
         "post,32,–,16,2,32,0.15,0.02,–,–,–,mini",
     ]
     assert b"base_s-cppo_kl-1" in files["figure_6.svg"]
+
+
+def test_the_answer_is_about_the_hypotheses_of_the_main_sweep() -> None:
+    study = made_study()
+    claim = Claim(
+        "hypothesis own", "TRM-Max is above GRPO", "main", Kind.SUPERIORITY, (("trm_max",), ("grpo",))
+    )
+    request = StudyRequest(
+        name="study",
+        uri="sqlite://",
+        experiment="cppo-mini",
+        sweeps=tuple(sweep.grid for sweep in study.sweeps),
+        out=Path(),
+        title="A study",
+        question="",
+    )
+    for stated, pairs in (({}, 6), ({"main": Hypotheses((claim,))}, len(MODELS))):
+        answers = study_contents(replace(request, stated=stated), study).page["short"]
+        assert len(answers) == pairs
+        assert all("TRM-Max" in text and "GRPO" in text for _, text in answers) is bool(stated)
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -65,7 +65,7 @@ def rows_of(text: str) -> list[list[str]]:
 )
 def test_marks(entries: list[int | Entry], marks: str) -> None:
     """b: best, s: second."""
-    made = [Entry(Decimal(entry), n=1) if isinstance(entry, int) else entry for entry in entries]
+    made = [Entry(Decimal(entry)) if isinstance(entry, int) else entry for entry in entries]
     assert [entry.mark for entry in mark(made)] == [
         {"b": BEST, "s": SECOND, " ": ""}[letter] for letter in marks
     ]
@@ -245,7 +245,7 @@ def test_an_arrow_is_about_the_score_beside_it() -> None:
     assert (
         str(table_of_collapse.rows[-1].cells[0]) == "collapse 1/5†"
     )  # of the finished runs, without an arrow
-    assert "CPPO 1 of 5." in headlines(board)[1].sentences[-1]
+    assert "CPPO 1 of 5." in headlines(board)[1][1][-1]
     assert r"$\downarrow$" in tables.latex(table)
 
 
@@ -310,7 +310,7 @@ EQUAL = [flat(name, 0.5) for name in ("grpo", "dppo", "cppo")]
 )
 def test_headlines(runs: list[MadeRun], said: dict[str, str]) -> None:
     board = board_of(*runs)
-    assert {entry.about: " ".join(entry.sentences) for entry in headlines(board)} == said
+    assert {about: " ".join(sentences) for about, sentences in headlines(board)} == said
 
 
 @pytest.mark.parametrize(

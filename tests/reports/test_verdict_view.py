@@ -11,7 +11,7 @@ from cppo_lab.analysis.statistics.summary import CANNOT, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import Word, verdicts
 from cppo_lab.reports.sweep import ReportRequest
-from cppo_lab.reports.verdict_view import VerdictLine, VerdictView, short_answers, verdict_view
+from cppo_lab.reports.verdict_view import VerdictLine, VerdictView, short_answers, verdict_line, verdict_view
 from tests.analysis.made_sweeps import MadeRun, expect
 from tests.analysis.statistics.made_curves import BASE, board_of, flat, moved
 
@@ -21,7 +21,8 @@ ABOVE = Claim("above", "CPPO is above DPPO", "main", Kind.SUPERIORITY, (("cppo",
 
 def answers(cells: dict[str, list[float]], *own: Claim) -> list[tuple[Word, str]]:
     board = board_of(flat(cells))
-    return short_answers(verdicts({"main": board}, own), (), sweep_statistics(board))
+    lines = [verdict_line(verdict, board, None) for verdict in verdicts({"main": board}, own)]
+    return short_answers(lines, sweep_statistics(board))
 
 
 @pytest.mark.parametrize("own", [(), (ABOVE,)], ids=["against the baseline", "a hypothesis"])

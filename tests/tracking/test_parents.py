@@ -13,7 +13,7 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_of
-from cppo_lab.reports.figures.drawing import PALETTES, PAPER
+from cppo_lab.reports.figures.drawing import PAPER
 from cppo_lab.reports.names import in_order
 from cppo_lab.sweep import launch as sweep_launch
 from cppo_lab.sweep.file import load_sweep
@@ -296,7 +296,7 @@ def test_colours_are_those_of_the_report(uri: str, more: str, overrides: tuple[s
     planned = dict.fromkeys(run.variant for run in launch_sweep(uri, "./own.yaml", *overrides).runs)
     tag, names = schema.sweep_tag("own"), planned if more else ("tight", "cppo_kl", "cppo", "loose")
     colours = {run.data.tags[tag]: run.data.tags[schema.TAG_COLOUR] for run in mlflow_runs(tag=tag)}
-    report = PALETTES[PAPER].strokes(in_order(names))
+    report = PAPER.strokes(in_order(names))
     assert colours == {name: report[name].colour for name in planned}
     assert len(set(colours.values())) == len(planned)
 

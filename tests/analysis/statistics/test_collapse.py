@@ -199,7 +199,7 @@ def test_the_page_says_what_the_early_warning_was_worth() -> None:
     section = collapse_section(Scored("main", "Main", board, ""))
     assert section is not None
     assert section.view["summary"] == (
-        "2 of 6 finished runs collapsed. The early warning came before 1 of 2 collapses, 5 steps ahead in the median. "
+        "2 of 6 finished runs collapsed. The early warning came before 1 of 2 collapses, 10 steps ahead in the median. "
         "It also came in 1 of 4 runs without a collapse. Early signs of a collapse: b on m, seed 3 (running)."
     )
     unwarned = collapse_section(Scored("main", "Main", scored([at_once, *steady], "main"), ""))
