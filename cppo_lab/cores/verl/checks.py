@@ -327,12 +327,19 @@ def _libraries() -> Iterator[Check]:
     for name, package, otherwise in LIBRARIES:
         if name == RDMA and not any(INFINIBAND.glob("*")):
             continue  # no such network here
-        try:
-            ctypes.CDLL(name)
-        except OSError:
-            yield Check(name, WARNING, f"not found, and {otherwise}", f"apt-get install {package}")
-        else:
+        if can_load(name):
             yield Check(name, OK, "found")
+        else:
+            yield Check(name, WARNING, f"not found, and {otherwise}", f"apt-get install {package}")
+
+
+def can_load(library: str) -> bool:
+    """Whether a library of the system is there."""
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def _driver() -> Iterator[Check]:

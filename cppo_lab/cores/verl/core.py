@@ -1,6 +1,5 @@
 """Trains a run with verl's trainer, from the first step or the last complete checkpoint to the end."""
 
-import ctypes
 import importlib.util
 import json
 import math
@@ -22,7 +21,7 @@ from cppo_lab.core_records import Allocation, MetricSink, Resources
 from cppo_lab.cores.base import require_same_task, write_machine
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.checkpoints import HandOver, score_name
-from cppo_lab.cores.verl.checks import INFINIBAND, RDMA
+from cppo_lab.cores.verl.checks import INFINIBAND, RDMA, can_load
 from cppo_lab.cores.verl.cluster import (
     DEVICE_VARIABLE,
     alone,
@@ -120,6 +119,11 @@ def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, 
     assert isinstance(spec, VerlRun) and isinstance(other, VerlRun) and resources.paths is not None
     assert resources.layout is not None
     require_same_task(spec, other)
+    if resources.layout.nodes > 1:
+        raise UserError(
+            f"layout={resources.layout.name} takes {resources.layout.nodes} nodes, and an evaluation has this machine: "
+            "choose a layout with one node"
+        )
     # Nothing is trained: the file may have few problems, and any number of responses serves that all ranks can share.
     shared = math.lcm(spec.batch.responses, resources.layout.devices)
     single_prompt = {"prompts": 1, "minibatch_prompts": 1, "responses": shared}
@@ -292,11 +296,7 @@ def _machine(trainer: Any) -> dict[str, float | str]:
     """What a preflight tells of the machines and the engine."""
     seen: dict[str, float | str] = {"CPUs of the first node": len(os.sched_getaffinity(0))}
     if any(INFINIBAND.glob("*")):
-        try:
-            ctypes.CDLL(RDMA)
-            seen["InfiniBand"] = f"{RDMA} found"
-        except OSError:
-            seen["InfiniBand"] = f"no {RDMA}, so NCCL takes TCP"
+        seen["InfiniBand"] = f"{RDMA} found" if can_load(RDMA) else f"no {RDMA}, so NCCL takes TCP"
     ranks = trainer.actor_rollout_wg.world_size
     if ranks > 1:
         seen[f"all-reduce over {ranks} devices, GB/s"] = min(trainer.actor_rollout_wg.all_reduce_speed())

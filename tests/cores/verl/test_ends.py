@@ -224,6 +224,11 @@ def test_what_cannot_begin_is_said_before(
             composed.run, longer, Resources(tmp_path, tmp_path, layout=composed.layout, paths=composed.paths)
         )
     two_nodes = compose(["core=verl", "model=qwen3_8b_base", "layout=two_nodes"])
+    given = Resources(tmp_path, tmp_path, layout=two_nodes.layout, paths=two_nodes.paths)
+    with user_error(
+        "layout=two_nodes takes 2 nodes, and an evaluation has this machine: choose a layout with one"
+    ):
+        core.evaluate(two_nodes.run, two_nodes.run, given)
     planned = SimpleNamespace(spec=two_nodes.run, layout=two_nodes.layout)
     with user_error("takes 2 nodes, and launcher=local has one machine: choose launcher=slurm"):
         launch._require_one_machine([planned], two_nodes.launcher)
