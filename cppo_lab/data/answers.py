@@ -84,6 +84,7 @@ _CONDITION = (
     rf"{_RELATION}[^()\[\]$]*+\$?)"
 )
 _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
+_DEGREES = re.compile(r"^((?:[^A-Za-z]|\\circ)*\d)\s*+\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})[CF]?\s*+(\$?)$")
 _MODULUS = re.compile(
     r"\$?(?:\b[A-Za-z] *\\equiv *|(?<![\w.^*/+]))(\d+)\$? *\(?(?:\\text\{ *)?\\?[pb]?mod(?![a-z]) *\}? *"
     r"(?:\{ *([1-9]\d*) *\}|\$?([1-9]\d*)\$?)\)?"
@@ -232,7 +233,7 @@ def canonical(text: str) -> str:
 
     What is equal only as an expression, as 2\\sqrt2 and \\sqrt8 are, has two spellings.
     """
-    text = _bare(tidy(text))
+    text = without_degrees(_bare(tidy(text)))
     whole = whole_number(text)
     if whole is not None:
         return whole
@@ -278,6 +279,11 @@ def without_units(text: str) -> str:
     )
 
 
+def without_degrees(text: str) -> str:
+    """A number without the sign of degrees behind it."""
+    return _DEGREES.sub(r"\1\2", text)
+
+
 def residue(text: str) -> str:
     """An answer or a truth without the modulus behind its number."""
     return _MODULUS.sub(lambda match: str(int(match[1]) % int(match[2] or match[3])), text)
@@ -305,6 +311,13 @@ def _fraction(match: re.Match[str]) -> str:
     whole, head, repeated = match[1], match[2], match[3] or match[4] or match[5]
     above = int(whole + head + repeated) - int(f"0{whole}{head}")
     return f"\\frac{{{above}}}{{{10 ** len(head) * (10 ** len(repeated) - 1)}}}"
+
+
+def _ratio(match: re.Match[str]) -> str:
+    """2:3:5, which math-verify takes for a quotient, as its terms by the last."""
+    *terms, last = re.split(" *:+ *", match[0])
+    shares = ",".join(f"\\frac{{{term}}}{{{last}}}" for term in terms)
+    return f"({shares})"
 
 
 _START, _END = r"^(?:\$\$?|\\[(\[])?\s*+", r"\s*+(?:\$\$?|\\[)\]])?$"  # of a formula
@@ -411,13 +424,9 @@ _OF_ALL = compiled(
         rf"((?:[^{{}}|\\$]|\\[A-Za-z]++|\\[ ,;!]|\{{[^{{}}]*+\}})++)\\?\}}{_END}",
         r"\1",
     ),
-    (  # 2:3:5, which it takes for a quotient
-        rf"(?<![\w.:/^)}}])({_TERM}) *:+ *({_TERM}) *:+ *({_TERM})(?![\w.:])",
-        r"(\\frac{\1}{\3},\\frac{\2}{\3})",
-    ),
+    (rf"(?<![\w.:/^)}}]){_TERM}(?: *:++ *{_TERM}){{2,}}+(?! *:|[\w.])", _ratio),
     # Several choices: "A, C and D"
     (r"^([A-J])(?:,|、|and| )+([A-J])(?:(?:,|、|and| )+([A-J]))?(?:(?:,|、|and| )+([A-J]))?$", r"\1\2\3\4"),
-    (r"^((?:[^A-Za-z]|\\circ)*\d)\s*+\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})[CF]?\s*+(\$?)$", r"\1\2"),
     (  # [0,1[ and (0;1)
         r"(?:(?<![\w)}\]\\])|(?<=\\cup)|(?<=\\in))([\[\](])([^\[\](),;]++)[,;]([^\[\](),;]++)(?<!\\)(?<!sqrt)([\[\])])",
         lambda match: f"{'(['[match[1] == '[']}{match[2]},{match[3]}{')]'[match[4] == ']']}",

@@ -1,8 +1,8 @@
-"""The process in which math-verify runs: a JSON request per line in, a verdict per line out.
+"""The process in which math-verify runs: a request in JSON comes, a verdict goes.
 
 Started by `grading` as a script, so that it needs no import of ours. It reads the text of a policy, so it limits
-its own memory and processor time, and its owner may kill it at any moment. It ends when its input ends, that is,
-when its owner does; should a forked relative of the owner still hold the pipe, it ends when its parent is gone; and
+its own memory and processor time, and its owner may kill it at any moment. It ends when its connection ends, that is,
+when its owner does; should a forked relative of the owner still hold that, it ends when its parent is gone; and
 should it be computing at that time, the limit on processor time ends it.
 """
 
@@ -10,16 +10,16 @@ import json
 import os
 import re
 import resource
-import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-PARENT_CHECK_MS = 5_000
+PARENT_CHECK_SECONDS = 5
 RETIRE_BYTES = 512 << 20  # a child that holds more than this after a grade is replaced
 CPU_MARGIN = 2  # seconds of processor time beyond the limit, after which the kernel ends a request
 _DELIMITERS = ("$", "\\(", "\\[")
@@ -51,7 +51,7 @@ _UNIT = re.compile(rf"(?<=[\w)}}])\s*(?:{_TEXT.pattern}[\s/]*)+(?=\W*\Z)|(?<=\$)
 _BETWEEN = re.compile(rf"{_TEXT.pattern}|(?<![\\A-Za-z])(?:{_LETTERS}){_POWER}|{_JOINT.pattern}")
 _MOST_PIECES = 8
 # "1/2 (0.5)"; with a letter in the brackets it may be a product, too; behind LaTeX a decimal is a rounded value
-_TWICE = re.compile(r"(.*\\.*[\w})$])\s+\(\$?\d*\.\d+\$?\)\s*|(.*(?:[\d})$]|\\pi))\s+\(([^()]*)\)\s*")
+_TWICE = re.compile(r"(?=.*\\)(.*[\w})$])\s+\(\$?\d*\.\d+\$?\)\s*|(.*(?:[\d})$]|\\pi))\s+\(([^()]*)\)\s*")
 _TRIMMED = re.compile(r"^(?:\\[,;:! )]|[\s,;:?!*$~]|\.(?!\d))+|(?:\\[,;:! (]|[\s,.;:?!*$~])+$")
 # Between two numbers: what is neither a sign of formulas nor a word makes two answers of them.
 _APART = re.compile(
@@ -87,7 +87,11 @@ _NAME = re.compile(
 _NOUN = re.compile(r"(?i)\s+(?!and\b|or\b)[a-z]")
 # What an answer says that it is not: "not 42", "42 is wrong", "5 (not 6)", "x \\neq 5", "> 5".
 _CHUNK = r"(?:[^\s,;().$]|[.,](?=\d))+"
-_TERM = rf"(?:\$[^$]+\$|\((?=[^()]*[\d\\])[^()]*\)|(?=\S*[\d\\]|(?-i:[A-Zb-z])\b){_CHUNK})"
+# Where a chunk begins, or a denial before it has ended: a long chunk is not tried again at each of its characters.
+_BEGIN = r"(?:(?<![^\s,;().$])(?<![.,](?=\d))|(?<=[a-z])(?=\W)|(?<=[错对是外不非未有除了于过可能会必等为]))"
+_FENCED, _LETTER = r"\$[^$]+\$|\((?=[^()]*[\d\\])[^()]*\)", r"(?-i:[A-Zb-z])\b"
+_TERM = rf"(?:{_FENCED}|(?=\S*[\d\\]|{_LETTER}){_CHUNK})"
+_FIRST = rf"(?:{_FENCED}|(?={_BEGIN}\S*[\d\\]|{_LETTER}){_CHUNK})"
 _VERB = r"(?:is|are|was|does|do|did|can|could|will|would|must|may)"
 NOT = (
     rf"(?:\b(?:not|never|neither|nor|cannot|(?:{_VERB}|ca|wo|ai)n['´]?t|unequal|instead\s+of|(?:rather|more|less|fewer|"
@@ -108,15 +112,16 @@ _OBJECT = (
     rf"(?:(?:\s*[-+*/=]\s*|,?\s*(?:or|nor|and)\s+){_TERM})*"
 )
 _DENIAL = re.compile(
-    rf"(?i){_TERM}\s+{WRONG}(?:{_OBJECT})?|{_TERM}\s*[是也都]?(?:错|不对|不是|除外|以外)|{NOT}{_OBJECT}|(?:{_CHUNK})?\s*{SIGN}\s*{_TERM}"
+    rf"(?i){_FIRST}\s+{WRONG}(?:{_OBJECT})?|{_FIRST}\s*[是也都]?(?:错|不对|不是|除外|以外)|{NOT}{_OBJECT}"
+    rf"|(?:{_BEGIN}{_CHUNK})?(?<!\s)\s*{SIGN}\s*{_TERM}"
 )
 _UNEQUAL = re.compile(rf"(?i){NOT}|{SIGN}|[<>]|\\(?:cup|[lg](?:eq?|t))(?![A-Za-z])")
-# What a number is only a part of: "twice 42", "the root of 42", "42 squared", "42 +", "42..."
+# What a number is only a part of: "twice 42", "the root of 42", "42 squared", "42 +", "42...", "41, 42, ..."
 _PART_OF = re.compile(
     r"(?i)(?<![\\A-Za-z])(?:(?:half|twice|thrice|double|triple|mod(?:ulo)?|below|above|under|over|beyond|exceed(?:s|ing)?|divisible\s+by|"
     r"(?:root|square|cube|negative|opposite|reciprocal|inverse|factorial|log(?:arithm)?|multiple|divisor|factor|part|third|"
     r"quarter)\s+of)\s+(?:of\s+)?(?:the\s+)?(?:[-$({]*[\d\\√]|\$?[a-z]\b)|(?<=[\w)}\]$])\s(?:plus|minus)\s+\w)|"
-    r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled|dozen)\b|(?:[-+/^]|\\[lc]?dots)\s*\$?$)"
+    r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled|dozen)\b|(?:[-+/^]|,?\s*\\[lc]?dots)\s*\$?$)"
 )
 _DECIMAL = re.compile(r"(?:[A-Za-z]\s*=)?\s*-?\d*\.\d+")
 # An ordered pair or an interval, and a set of numbers in an answer, which math-verify compares as if it were ordered
@@ -132,24 +137,18 @@ _INNER_SIGN = re.compile(r"(?<!\\)[({][^(){}]*\\(?:pm|mp)(?![a-z])")
 _BASE = re.compile(r"\d[)}]*\s*_[\s{(]*(?:\\[a-z]+\s*\{)?\s*(?!(?:10|ten)\b)(\w+)")
 
 
-def main(limit_seconds: float, memory_bytes: int) -> None:
-    """Answer requests until the input ends."""
-    source, sink = os.dup(0), os.dup(1)
-    with open(os.devnull, "r+b", buffering=0) as nothing:  # noqa: PTH123  what a library prints must not mix in
-        for stream in (0, 1, 2):
-            os.dup2(nothing.fileno(), stream)
+def main(link: Connection, limit_seconds: float, memory_bytes: int) -> None:
+    """Answer requests until their connection ends."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the owner's to handle
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     try:
         grade = load_grader()
     except ImportError as error:
-        _reply(sink, {"missing": error.name or str(error)})
+        _reply(link, {"missing": error.name or str(error)})
         return
-    _reply(sink, {"ready": True})
-    parent = os.getppid()
-    for line in _lines(source, parent):
-        request = json.loads(line)
+    _reply(link, {"ready": True})
+    for request in _requests(link, os.getppid()):
         _limit_processor(limit_seconds)
         try:
             verdict: dict[str, Any] = {"right": grade(request["answer"], request["marked"], request["truth"])}
@@ -158,7 +157,7 @@ def main(limit_seconds: float, memory_bytes: int) -> None:
         # Not getrusage's ru_maxrss: a child inherits it, and a trainer's is gigabytes.
         pages = int(Path("/proc/self/statm").read_text().split()[1])
         last = pages * resource.getpagesize() > RETIRE_BYTES
-        _reply(sink, {"last": last, **verdict})
+        _reply(link, {"last": last, **verdict})
         if last:
             return
 
@@ -369,28 +368,21 @@ def _limit_processor(limit_seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
 
-def _lines(source: int, parent: int) -> Iterator[bytes]:
-    """Lines of the input, until it ends or the parent is gone."""
-    poll = select.poll()
-    poll.register(source, select.POLLIN)
-    pending = b""
+def _requests(link: Connection, parent: int) -> Iterator[dict[str, Any]]:
+    """What is asked, until the connection ends or the parent is gone."""
     while True:
-        while b"\n" in pending:
-            line, pending = pending.split(b"\n", 1)
-            yield line
-        if not poll.poll(PARENT_CHECK_MS):
-            if os.getppid() != parent:
+        try:
+            if link.poll(PARENT_CHECK_SECONDS):
+                yield json.loads(link.recv_bytes())
+            elif os.getppid() != parent:
                 return
-            continue
-        data = os.read(source, 1 << 16)
-        if not data:
+        except (EOFError, ConnectionError):
             return
-        pending += data
 
 
-def _reply(sink: int, message: dict[str, Any]) -> None:
-    os.write(sink, json.dumps(message).encode() + b"\n")
+def _reply(link: Connection, message: dict[str, Any]) -> None:
+    link.send_bytes(json.dumps(message).encode())
 
 
 if __name__ == "__main__":
-    main(float(sys.argv[1]), int(sys.argv[2]))
+    main(Connection(int(sys.argv[1])), float(sys.argv[2]), int(sys.argv[3]))

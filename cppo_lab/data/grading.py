@@ -13,13 +13,15 @@ import atexit
 import json
 import os
 import re
-import select
 import signal
 import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
+from fractions import Fraction
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -34,10 +36,11 @@ from cppo_lab.data.answers import (
     stated,
     tidy,
     whole_number,
+    without_degrees,
     without_label,
     without_units,
 )
-from cppo_lab.data.grader_child import TEXT
+from cppo_lab.data.grader_child import NOT, SIGN, TEXT
 from cppo_lab.errors import UserError
 
 LIMIT_SECONDS = 5.0
@@ -84,11 +87,14 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
     marked = float(answer.marked)
     if len(answer.text) > MAX_ANSWER:
         return Grade(0.0, answer_rule, marked, error=1.0)
-    if "\n" in truth.strip() and _flat(response).endswith(_flat(truth)):  # an answer ends with its line
-        return Grade(1.0, answer_rule, marked)
+    if "\n" in truth.strip():  # an answer ends with its line
+        end, lines = _flat(response), _flat(truth)
+        if end.endswith(lines) and not _CHANGES_LINES.search(end.removesuffix(lines)):
+            return Grade(1.0, answer_rule, marked)
     said = answer.text if answer.marked else stated(answer.text)
     original = rewritten(truth, _OF_TRUTH)
     text = answer.text if said is None else without_label(said, original)
+    text, original = _in_radians(text, original), _in_radians(original, text)
     if said is not None and _other_unit(text, original):
         return Grade(0.0, answer_rule, marked)
     true = tidy(original)
@@ -101,6 +107,7 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
         text, true = number if same_units else text, without_units(true)
     elif not re.search(r"(?<![\\A-Za-z])[A-Za-z]", true):  # \sqrt has none
         text = number
+    text, true = without_degrees(text), without_degrees(true)
     if ("\\pmod" in text) != ("\\pmod" in true) and not re.search(r"\\equiv|≡", truth):
         text, true = residue(text), residue(true)
     if true and canonical(text) in map(canonical, (true, truth)):
@@ -119,16 +126,41 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
 
 
 # Nouns behind a true number as text, which letters of a formula are not: "9 (apples)", "6:01 p.m.", "24 种"
+# And "10 m/s" without LaTeX, which has no symbols.
 _OF_TRUTH = compiled(
     (r"^(-?[\d.,]++) *\(([A-Za-z ]++)\)$", r"\1\\text{ \2}"),
     (r"([ap])\.m\.$", r"\1m"),
     (r"^(-?[\d.,]++) *(?![十百千万亿])[\u4e00-\u9fff]$", r"\1"),
+    (
+        r"^(-?[\d.,]++) +((?:[kcm]?m|mi|ft|k?g|L|mol|[JNW])/(?:s|hr?|min|[cd]?m|L|kg|mol)(?:\^?[23]|[²³])?)$",
+        r"\1\\text{ \2}",
+    ),
 )
 # Letters that may be symbols side by side, and no words or units
 _RUN = re.compile(
     r"(?<![\\A-Za-z])(?!(?i:[ckm]m|kg|ml|[ap]m|[mk]ph|hrs?|min|sec|lbs?|ft|in|yd|oz)(?![A-Za-z]))(?![A-Z][a-z]{2})"
     r"(?:[A-Za-z]'*+){1,3}(?![A-Za-z])"
 )
+
+
+# The whole of "60°", "60^\\circ", "60 degrees"
+_ANGLE = re.compile(
+    r"\$?(-?\d+(?:\.\d+)?)\$?\s*(?:°|\^\s*(?:\\circ|\{\s*\\circ\s*\})|(?:\\text\s*\{\s*)?deg(?:rees?)?\s*\}?)\$?"
+)
+_PI = re.compile(r"\\pi(?![A-Za-z])|π|(?<![\\A-Za-z])pi(?![A-Za-z])")
+
+
+def _in_radians(text: str, other: str) -> str:
+    """An angle in degrees as that in radians beside a text with pi: 60° as \\pi/3."""
+    match = _ANGLE.fullmatch(text.strip())
+    if match is None or not _PI.search(other):
+        return text
+    share = Fraction(match[1]) / 180
+    return f"\\frac{{{share.numerator}\\pi}}{{{share.denominator}}}\\text{{ rad}}"
+
+
+# What changes the lines of an answer from before: "2", "-", "not", a further value
+_CHANGES_LINES = re.compile(rf"(?i)(?:[\w.^{{(+\-*/\\]|,\s*|(?:{NOT}|{SIGN})\s*)\Z")
 
 
 def _conflict(answer: str, truth: str) -> bool:
@@ -210,19 +242,27 @@ class MathVerifyResult:
 
 
 class _Child:
-    """One process and the pipes to it. Used by one thread at a time."""
+    """One process and the connection to it. Used by one thread at a time."""
 
     def __init__(self, limit_seconds: float, memory_bytes: int) -> None:
+        self._link, theirs = Pipe()
         # -P: the script's folder, with our module names, must not shadow the child's imports.
-        command = [sys.executable, "-P", str(CHILD), str(limit_seconds), str(memory_bytes)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0
-        )
-        assert self.process.stdin and self.process.stdout
-        self._send, self._receive = self.process.stdin, self.process.stdout
-        self._poll = select.poll()
-        self._poll.register(self._receive, select.POLLIN)
-        self._pending = b""
+        command = [
+            sys.executable,
+            "-P",
+            str(CHILD),
+            str(theirs.fileno()),
+            str(limit_seconds),
+            str(memory_bytes),
+        ]
+        with theirs:  # what a library reads or prints must not mix in
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno()],
+            )
         self._ready = False
 
     def wait_ready(self) -> None:
@@ -255,7 +295,7 @@ class _Child:
             EOFError: the process has died.
         """
         try:
-            self._send.write(json.dumps(question).encode() + b"\n")
+            self._link.send_bytes(json.dumps(question).encode())
         except OSError:
             raise EOFError from None
         return self._read(deadline)
@@ -263,12 +303,11 @@ class _Child:
     def kill(self) -> int:
         """End the process now. Returns its exit code, -N for a death by signal N."""
         self.process.kill()
-        self._send.close()
-        self._receive.close()
+        self._link.close()
         return self.process.wait()
 
     def exit_code(self) -> int:
-        """How a process ended that has closed its output."""
+        """How a process ended that has closed its connection."""
         try:
             code = self.process.wait(timeout=1)
         except subprocess.TimeoutExpired:
@@ -277,16 +316,12 @@ class _Child:
         return code
 
     def _read(self, deadline: float) -> dict[str, Any] | None:
-        while b"\n" not in self._pending:
-            seconds = deadline - time.monotonic()
-            if seconds <= 0 or not self._poll.poll(seconds * 1000):
+        try:
+            if not self._link.poll(max(0.0, deadline - time.monotonic())):
                 return None
-            data = os.read(self._receive.fileno(), 1 << 16)
-            if not data:
-                raise EOFError
-            self._pending += data
-        line, self._pending = self._pending.split(b"\n", 1)
-        answer: dict[str, Any] = json.loads(line)
+            answer: dict[str, Any] = json.loads(self._link.recv_bytes())
+        except OSError:
+            raise EOFError from None
         return answer
 
 
@@ -309,10 +344,8 @@ class GraderPool:
             )
         self.limit_seconds = limit_seconds
         self._memory_bytes = memory_bytes
-        self._workers = workers
-        self._count = 0
+        self._places = threading.Semaphore(workers)
         self._idle: list[_Child] = []
-        self._changed = threading.Condition()
 
     def grade(self, answer: str, marked: bool, truth: str) -> MathVerifyResult:
         """Math-verify's verdict.
@@ -321,78 +354,50 @@ class GraderPool:
             UserError: no child can be started.
         """
         question = {"answer": answer, "marked": marked, "truth": truth}
-        seconds = self.limit_seconds
-        child = self._take()
-        try:
-            # A child that somebody else killed says nothing about the answer: it is asked once more.
-            for _ in range(2):
-                child.wait_ready()
-                begun = time.monotonic()
-                try:
-                    reply = child.ask(question, begun + seconds)
-                except EOFError:
-                    code = child.exit_code()
-                    seconds -= time.monotonic() - begun
-                    child = self._new_child()
-                    if code == _OUT_OF_TIME:
+        with self._places:
+            try:
+                child = self._idle.pop()
+            except IndexError:
+                child = self._new_child()
+            seconds = self.limit_seconds
+            try:
+                # A child that somebody else killed says nothing about the answer: it is asked once more.
+                for _ in range(2):
+                    child.wait_ready()
+                    begun = time.monotonic()
+                    try:
+                        reply = child.ask(question, begun + seconds)
+                    except EOFError:
+                        code = child.exit_code()
+                        seconds -= time.monotonic() - begun
+                        child = self._new_child()
+                        if code == _OUT_OF_TIME:
+                            return MathVerifyResult(False, "timeout")
+                        if code in _OWN_FAULT or seconds <= 0:
+                            break
+                        continue
+                    if reply is None or reply["last"]:
+                        child.kill()
+                        child = self._new_child()
+                    if reply is None:
                         return MathVerifyResult(False, "timeout")
-                    if code in _OWN_FAULT or seconds <= 0:
-                        break
-                    continue
-                if reply is None:
-                    child.kill()
-                    child = self._new_child()
-                    return MathVerifyResult(False, "timeout")
-                if reply["last"]:
-                    child.kill()
-                    child = self._new_child()
-                return MathVerifyResult(bool(reply.get("right")), "error" if "error" in reply else None)
-            return MathVerifyResult(False, "error")
-        except (
-            BaseException
-        ):  # an interrupt in the middle of an exchange: the child's next reply would be late
-            child.kill()
-            raise
-        finally:
-            self._give_back(child)
+                    return MathVerifyResult(bool(reply.get("right")), "error" if "error" in reply else None)
+                return MathVerifyResult(False, "error")
+            except BaseException:
+                child.kill()  # an interrupt in the middle of an exchange: its next reply would be late
+                raise
+            finally:
+                if child.process.returncode is None:
+                    self._idle.append(child)
 
     def close(self) -> None:
         """End the children that are not grading."""
-        with self._changed:
-            idle, self._idle = self._idle, []
-            self._count -= len(idle)
-            self._changed.notify_all()
-        for child in idle:
-            child.kill()
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().kill()
 
     def _new_child(self) -> _Child:
         return _Child(self.limit_seconds, self._memory_bytes)
-
-    def _take(self) -> _Child:
-        with self._changed:
-            while not self._idle and self._count >= self._workers:
-                self._changed.wait()
-            if self._idle:
-                return self._idle.pop()
-            self._count += 1
-        try:
-            return self._new_child()
-        except BaseException:
-            self._forget()
-            raise
-
-    def _give_back(self, child: _Child) -> None:
-        if child.process.returncode is not None:
-            self._forget()
-            return
-        with self._changed:
-            self._idle.append(child)
-            self._changed.notify()
-
-    def _forget(self) -> None:
-        with self._changed:
-            self._count -= 1
-            self._changed.notify()
 
 
 _pools: dict[tuple[float, int], GraderPool] = {}
@@ -428,7 +433,8 @@ _WITH_PREFIX = {
 _OTHERS = {
     "min": "minute", "h": "hour hr", "day": "", "week": "", "month": "", "year": "yr", "in.": "inch inches",
     "ft": "foot feet", "yd": "yard", "mi": "mile", "lb": "pound", "oz": "ounce", "t": "ton tonne", "gal": "gallon",
-    "deg": "degree", "rad": "radian", "$": "dollar usd", "cent": "", "kg": "kilo", "am": "", "pm": "",
+    "deg": "degree", "celsius": "", "fahrenheit": "", "rad": "radian", "$": "dollar usd", "cent": "", "kg": "kilo",
+    "am": "", "pm": "",
 }  # fmt: skip
 # Words that may be something else ("5 in all", "42 A") name no unit.
 _UNIT_OF = {
@@ -446,7 +452,10 @@ _VOLUMES = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in "Ll"}
 _DERIVED = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("N", "J", "W", "V", "Hz", "Pa")}
 _RATES = {"mph": {"mi", "h"}, "kph": {"km", "h"}, "kmh": {"km", "h"}}
 _BESIDE = frozenset(["square", "sq", "cubic", "per", "a", "an", "hundred", "thousand", "million", "billion"])
-_DEGREE = re.compile(r"°|\^\s*(?:\\circ|\{\s*\\circ\s*\})")
+# "12 hours per day", "25 degrees Celsius"; "5 km/h" is another than "5 km"
+_BESIDE_UNITS = {"day", "week", "month", "year", "celsius", "fahrenheit"}
+_DEGREE = re.compile(r"(?:°|\^\s*(?:\\circ|\{\s*\\circ\s*\}))(?:\s*([CF])(?![A-Za-z]))?")
+_SCALES = {"C": "celsius", "F": "fahrenheit", None: ""}
 _COUNTED = re.compile(r"\W*[\w.,]*\d[^\w\\]+([A-Za-z]{2,}?)s?\W*")
 _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµ]+|\S")
 
@@ -454,28 +463,35 @@ _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµ]+|\S")
 def _other_unit(answer: str, truth: str) -> bool:
     """Whether the truth is a number with a unit, and the answer has units instead of it: "5 kg" for "5 cm".
 
-    An answer without units has no other unit, and "5 km" has a part of those of "5 km/h". A noun that is no unit is
+    An answer without units has no other unit, and "12 hours per day" has that of "12 hours". A noun that is no unit is
     compared if it is a single word: "3 oranges" for "3 apples".
     """
     true = _of_truth(truth)
     if not true:
         matches = [_COUNTED.fullmatch(TEXT.sub(r" \1 ", text)) for text in (answer, truth)]
         nouns = [match[1].lower() for match in matches if match]
-        # "5 methods" for "5 ways", "12 cm" for "12 units", "5 people" for "5 students"
-        if {"way", "unit", "people", "person"} & {*nouns}:
+        # "12 cm" for "12 units"; "5 methods" for "5 ways", "5 people" for "5 students", and no "5 km"
+        if "unit" in nouns or ({"way", "people", "person"} & {*nouns} and not any(map(_units, nouns))):
             return False
         return len({str(_units(noun) or noun) for noun in nouns}) > 1
     # Before an equals sign a letter may be a variable ("4s = 20"), and a unit the same in another scale.
     readings = (_of_answer(text) for text in (answer, answer.rpartition("=")[2]))
     if "min" in true:
         readings = (given - {"m"} for given in readings)  # 2 h 5 m
-    return not any(given <= true or true <= given or _may_be_equal(given, true) for given in readings)
+    cubed = re.search(r"\^\s*\{?\s*3|³|cubic", answer + truth) is not None
+    return not any(
+        not given or true <= given <= true | _BESIDE_UNITS or _may_be_equal(given, true, cubed)
+        for given in readings
+    )
 
 
-def _may_be_equal(given: set[str], true: set[str]) -> bool:
-    """Whether units may be the same by another name: a litre and a cubed length, N m and J."""
-    if all(units & _VOLUMES for units in (given, true)) or any(
-        units <= _VOLUMES and others <= _LENGTHS for units, others in ((given, true), (true, given))
+def _may_be_equal(given: set[str], true: set[str], cubed: bool) -> bool:
+    """Whether units may be the same by another name: a litre and a cubed length, N m and J, 25° and 25°C."""
+    if given == {"deg"} <= true:
+        return True
+    if all(units & _VOLUMES for units in (given, true)) or (
+        cubed
+        and any(units <= _VOLUMES and others <= _LENGTHS for units, others in ((given, true), (true, given)))
     ):
         return True
     alone = [units for units in (given, true) if len(units) == 1]
@@ -513,8 +529,8 @@ def _of_answer(answer: str) -> set[str]:
 
 
 def _tokens(text: str) -> list[str]:
-    text = TEXT.sub(r" \1 ", _DEGREE.sub(r" deg ", text)).replace("μ", "µ")
-    return _TOKEN.findall(text)
+    text = _DEGREE.sub(lambda match: f" deg {_SCALES[match[1]]} ", text)
+    return _TOKEN.findall(TEXT.sub(r" \1 ", text).replace("μ", "µ"))
 
 
 def _units(word: str) -> set[str]:

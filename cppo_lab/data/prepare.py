@@ -16,6 +16,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -110,7 +111,7 @@ def _manifest_text(files: dict[str, FileRecord]) -> str:
             for name, record in files.items()
         },
     }
-    return _dumped(body | {"sha256": hashlib.sha256(_dumped(body).encode()).hexdigest()})
+    return _signed(body)
 
 
 def check_folder(folder: Path) -> dict[str, FileRecord]:
@@ -166,15 +167,22 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     if not path.is_file():
         raise UserError(f"{folder} holds no {MANIFEST}: prepare data with `cppo data prepare --out {folder}`")
     try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-        recorded = body.pop("sha256")
-        whole = recorded == hashlib.sha256(_dumped(body).encode()).hexdigest()
+        text = path.read_text(encoding="utf-8")
+        body = json.loads(text)
+        del body["sha256"]
         records = {name: FileRecord(**record) for name, record in body["files"].items()}
+        whole = text == _signed(body)
     except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
-        whole, recorded = False, None
-    if not whole or path.read_text(encoding="utf-8") != _dumped(body | {"sha256": recorded}):
+        whole = False
+    if not whole:
         raise UserError(f"{path} is changed: it does not match its own checksum; prepare the data again")
     return records
+
+
+def _signed(body: dict[str, Any]) -> str:
+    """The text of a manifest with its own checksum."""
+    checksum = hashlib.sha256(_dumped(body).encode()).hexdigest()
+    return _dumped(body | {"sha256": checksum})
 
 
 def _dumped(body: dict[str, Any]) -> str:
@@ -210,10 +218,8 @@ def rows_of(
 
 def _jsonl_rows(path: Path, damaged: Callable[[UserError], None]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     with path.open("rb") as lines:
-        number = 0
         # One byte more than allowed is asked for, so that a line of gigabytes is never read whole.
-        while line := lines.readline(MAX_LINE + 1):
-            number += 1
+        for number, line in enumerate(iter(partial(lines.readline, MAX_LINE + 1), b""), 1):
             where = f"{path}, line {number}"
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)

@@ -164,8 +164,13 @@ def test_a_child_stays_although_its_owner_is_large(pool: GraderPool) -> None:
 
 
 # Children in place of ours, without math-verify.
-READY = "import json, os, sys\nprint('{\"ready\": true}', flush=True)\n"
-ANSWERING = READY + "for line in sys.stdin:\n    print(json.dumps({'right': True, 'last': %s}), flush=True)\n"
+LINKED = """import json, os, signal, sys
+from multiprocessing.connection import Connection
+link = Connection(int(sys.argv[1]))
+say = lambda message: link.send_bytes(json.dumps(message).encode())
+"""
+READY = f"{LINKED}say({{'ready': True}})\n"
+ANSWERING = READY + "while link.recv_bytes():\n    say({'right': True, 'last': %s})\n"
 
 
 @pytest.fixture
@@ -187,7 +192,7 @@ def test_an_answer_that_kills_its_child_is_given_up(
     pool: GraderPool, made_child: Callable[[str], None], tmp_path: Path, death: int, times: int, fault: str
 ) -> None:
     note = f"open({str(tmp_path / 'deaths')!r}, 'a').write('x')\n"
-    made_child(f"{READY}sys.stdin.readline()\n{note}os.kill(os.getpid(), {int(death)})\n")
+    made_child(f"{READY}link.recv_bytes()\n{note}os.kill(os.getpid(), {int(death)})\n")
     assert pool.grade("1", True, "1") == MathVerifyResult(False, fault)
     assert (tmp_path / "deaths").read_text() == "x" * times
 
@@ -198,8 +203,8 @@ def test_a_grader_that_cannot_start_is_said_loudly(
     for code, said in (
         ("import sys; sys.exit(1)", "did not start"),
         ("import sys; sys.exit(1)", "did not start"),  # the place of the first child is not lost
-        ('print(\'{"missing": "math_verify"}\', flush=True)', r"'math_verify' is needed .*pip install math-verify"),
-    ):  # fmt: skip
+        (f"{LINKED}say({{'missing': 'math_verify'}})", r"'math_verify' is needed .*pip install math-verify"),
+    ):
         made_child(code)
         with user_error(said):
             pool.grade("1", True, "1")
@@ -226,12 +231,12 @@ def test_a_child_that_is_already_dead_when_it_is_asked_is_replaced(
     assert child_of(pool) != pid
 
 
-def test_a_child_that_only_closes_its_output_is_killed(
+def test_a_child_that_only_closes_its_connection_is_killed(
     pool: GraderPool, made_child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     pids = tmp_path / "pids"
     note = f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
-    made_child(f"{READY}{note}sys.stdin.readline()\nos.close(1)\nsys.stdin.read()\n")
+    made_child(f"{READY}{note}link.recv_bytes()\nlink.close()\nsignal.pause()\n")
     wait = subprocess.Popen.wait
 
     def impatient(process: Any, timeout: float | None = None) -> int:
@@ -248,7 +253,7 @@ def test_a_child_that_only_closes_its_output_is_killed(
 def test_a_child_that_takes_too_long_is_killed(made_child: Callable[[str], None], tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     note = f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
-    made_child(f"{READY}{note}sys.stdin.readline()\nimport signal\nsignal.pause()\n")
+    made_child(f"{READY}{note}link.recv_bytes()\nsignal.pause()\n")
     pool = GraderPool(LIMIT, workers=1)
     assert pool.grade("1", True, "1") == MathVerifyResult(False, "timeout")
     assert not alive(int(pids.read_text().split()[0]))
