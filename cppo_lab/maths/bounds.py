@@ -36,7 +36,6 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cppo_lab.maths import bounds
 from cppo_lab.rules import AT_MOST
 
 LONGEST = 10**9  # far above any response length; keeps every constant finite
@@ -221,20 +220,20 @@ def bound_rows(*, delta: float, delta_b: float, w_min: float, horizon: int, xi: 
     Raises:
         ValueError: a value out of range.
     """
-    dppo = bounds.dppo_constant(horizon, delta, xi)
-    weighted = bounds.largest_divergence(delta, w_min)
+    dppo = dppo_constant(horizon, delta, xi)
+    weighted = largest_divergence(delta, w_min)
     arguments = horizon, delta_b, delta, xi
-    uniform_slack = bounds.slack_term(horizon, delta, delta, xi)
-    weighted_slack = bounds.slack_term(horizon, weighted, delta, xi)
-    uniform = bounds.cppo_constant(*arguments)
-    impl = bounds.weighted_constant(horizon, delta, delta_b, w_min, xi)
+    uniform_slack = slack_term(horizon, delta, delta, xi)
+    weighted_slack = slack_term(horizon, weighted, delta, xi)
+    uniform = cppo_constant(*arguments)
+    impl = weighted_constant(horizon, delta, delta_b, w_min, xi)
     # (rule, the part of the constant that is proportional to delta_b, the rest)
     parts = [
         ("CPPO, uniform weights", uniform, 0.0),
         ("CPPO, position weights", impl, 0.0),
         ("CPPO, uniform weights, slack of the mask", uniform, uniform_slack),
         ("CPPO, position weights, slack of the mask", impl, weighted_slack),
-        ("budget checked only at the end, uniform", bounds.terminal_constant(*arguments), 0.0),
+        ("budget checked only at the end, uniform", terminal_constant(*arguments), 0.0),
     ]
     rows = [Bound("DPPO", dppo, 1.0, None)]
     for rule, slope, rest in parts:
@@ -249,7 +248,7 @@ def bounds_table(*, delta: float, delta_b: float, w_min: float, horizon: float, 
     Raises:
         ValueError: a value out of range.
     """
-    horizon = bounds.whole_horizon(horizon)
+    horizon = whole_horizon(horizon)
     rows = bound_rows(delta=delta, delta_b=delta_b, w_min=w_min, horizon=horizon, xi=xi)
     head = (
         f"T = {horizon}, delta = {delta:g}, delta_b = {delta_b:g}, w_min = {w_min:g}, |reward| <= xi = {xi:g}"
@@ -271,12 +270,12 @@ def bounds_table(*, delta: float, delta_b: float, w_min: float, horizon: float, 
             lines.append(f"{start}{'yes' if row.constant < rows[0].constant else 'no':>10}   {until}")
     lines += [
         "",
-        f"uniform weights:  C / C_DPPO = delta_b / delta = {bounds.uniform_ratio(delta, delta_b):.4g}",
+        f"uniform weights:  C / C_DPPO = delta_b / delta = {uniform_ratio(delta, delta_b):.4g}",
         f"position weights: C / C_DPPO = delta_b / (delta w_min) = "
-        f"{bounds.weighted_ratio(delta, delta_b, w_min):.4g}",
+        f"{weighted_ratio(delta, delta_b, w_min):.4g}",
         "slack of the mask: it lets S_t reach delta + delta_b W_{t-1}, which adds 4 xi (T - 1) delta max D_t",
-        f"product form (linear in T, uniform weights): DPPO {bounds.product_bound(horizon, delta, delta, xi):.5g}, "
-        f"CPPO {bounds.product_bound(horizon, delta_b, delta, xi):.5g}",
+        f"product form (linear in T, uniform weights): DPPO {product_bound(horizon, delta, delta, xi):.5g}, "
+        f"CPPO {product_bound(horizon, delta_b, delta, xi):.5g}",
         "An adaptive delta_b reaches twice delta_b_min: put that value in for the worst case.",
     ]
     if rows[0].constant > 2 * xi:

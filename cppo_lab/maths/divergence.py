@@ -117,9 +117,8 @@ def topk_from_logp(
     Raises:
         ValueError: as `topk`.
     """
-    _check_partition(rollout_topk_ids, rollout_topk_logp, tokens, rollout_logp, measure, convention)
     (mu_cells, pi_cells), _ = _cells(
-        rollout_topk_ids, rollout_topk_logp, pi_topk_logp, tokens, rollout_logp, logp, convention
+        rollout_topk_ids, rollout_topk_logp, pi_topk_logp, tokens, rollout_logp, logp, measure, convention
     )
     return _measure(mu_cells, pi_cells, measure)
 
@@ -146,9 +145,8 @@ def drift(
 
     "Other" is one cell: the tail moves as a token would. Arguments and errors as `topk_from_logp`.
     """
-    _check_partition(rollout_topk_ids, rollout_topk_logp, tokens, rollout_logp, measure, convention)
     cells, sampled = _cells(
-        rollout_topk_ids, rollout_topk_logp, pi_topk_logp, tokens, rollout_logp, logp, convention
+        rollout_topk_ids, rollout_topk_logp, pi_topk_logp, tokens, rollout_logp, logp, measure, convention
     )
     mu, pi = cells.exp()
     absent = ~sampled.any(-1, keepdim=True)
@@ -173,11 +171,13 @@ def _cells(
     tokens: Tensor,
     rollout_logp: Tensor,
     logp: Tensor,
+    measure: str,
     convention: str,
 ) -> tuple[Tensor, Tensor]:
-    """The partition of `topk`: log mu and log pi of its cells [2, ..., K + 2], and which of the K is the sampled token
-    [..., K].
+    """The partition of `topk`, once its arguments are checked: log mu and log pi of its cells [2, ..., K + 2], and
+    which of the K is the sampled token [..., K].
     """
+    _check_partition(ids, topk_logp, tokens, rollout_logp, measure, convention)
     same_shape(ids.shape, pi_topk_logp=pi_topk_logp)
     same_shape(tokens.shape, logp=logp)
     dtype = compute_dtype(pi_topk_logp).dtype
@@ -244,6 +244,10 @@ def _check_partition(
     one_of("convention", convention, CONVENTIONS)
     same_shape(rollout_topk_ids.shape, rollout_topk_logp=rollout_topk_logp)
     same_shape(rollout_topk_ids.shape[:-1], tokens=tokens, rollout_logp=rollout_logp)
+    if convention == "replace_kth" and rollout_topk_ids.shape[-1] == 0:
+        raise ValueError(
+            "rollout_topk_ids holds no token (K = 0), and convention='replace_kth' replaces one: pass 'union' or K >= 1"
+        )
 
 
 def _measure(mu_logp: Tensor, pi_logp: Tensor, measure: str) -> Tensor:

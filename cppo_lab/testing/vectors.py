@@ -30,7 +30,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -79,21 +79,6 @@ class Vectors:
             raise LookupError(f"the file has no array {key!r}")
         tensor = torch.from_numpy(self.arrays[key].copy())
         return tensor if dtype is None else tensor.to(dtype)
-
-    def valid(self, case: str) -> Tensor:
-        """[B, T] bool: which tokens of a case count."""
-        return self.tensor(f"{case}/in/valid").bool()
-
-    def constant(self, case: str, name: str) -> Any:
-        """A hyper-parameter of a case.
-
-        Raises:
-            LookupError: the manifest does not give it.
-        """
-        constants = self.cases[case]["hp"]
-        if name not in constants:
-            raise LookupError(f"the manifest gives no {name!r} for case {case!r}")
-        return constants[name]
 
 
 def load(path: Path) -> Vectors:
@@ -170,48 +155,64 @@ def _find_method(name: str) -> Method | None:
     return METHODS.get(name)
 
 
-class Recomputation:
-    """Inputs and rule outputs of the cases of `vectors`, in `dtype`."""
+class Case:
+    """A case of `vectors`: its inputs in `dtype`, its hyper-parameters, and what rules give on it."""
 
-    def __init__(self, vectors: Vectors, dtype: torch.dtype) -> None:
-        self.vectors, self.dtype = vectors, dtype
-        self._outputs: dict[tuple[str, str], tuple[RuleOutput, Tensor] | None] = {}
+    def __init__(self, vectors: Vectors, name: str, dtype: torch.dtype) -> None:
+        self.vectors, self.name, self.dtype = vectors, name, dtype
+        self.facts = vectors.cases.get(name, {})
+        self._outputs: dict[str, tuple[RuleOutput, Tensor] | None] = {}
 
-    def tensor(self, key: str) -> Tensor:
-        """One array in our dtype. LookupError if the file lacks it."""
-        return self.vectors.tensor(key, self.dtype)
+    def stored(self, name: str) -> Tensor:
+        """The input `<case>/in/<name>` in its stored dtype. LookupError if the file lacks it."""
+        return self.vectors.tensor(f"{self.name}/in/{name}")
 
-    def given(self, case: str, *names: str) -> list[Tensor]:
+    def given(self, *names: str) -> list[Tensor]:
         """The inputs `<case>/in/<name>` in our dtype. LookupError if the file lacks any."""
-        return [self.tensor(f"{case}/in/{name}") for name in names]
+        return [self.stored(name).to(self.dtype) for name in names]
 
-    def output(self, case: str, method: str) -> tuple[RuleOutput, Tensor] | None:
-        """A method's output on a case and the logp [B, T] it is computed in; None: no such method.
+    @property
+    def valid(self) -> Tensor:
+        """[B, T] bool: which tokens count."""
+        return self.stored("valid").bool()
+
+    def constant(self, name: str) -> Any:
+        """A hyper-parameter.
+
+        Raises:
+            LookupError: the manifest does not give it.
+        """
+        if name not in self.facts["hp"]:
+            raise LookupError(f"the manifest gives no {name!r} for case {self.name!r}")
+        return self.facts["hp"][name]
+
+    def output(self, method: str) -> tuple[RuleOutput, Tensor] | None:
+        """A method's output and the logp [B, T] it is computed in; None: no such method.
 
         Raises:
             LookupError: an array or a hyper-parameter that it needs is missing.
             ValueError, RuntimeError, TypeError: the inputs are not what the rule takes.
         """
-        if (case, method) not in self._outputs:
-            self._outputs[case, method] = self._computed(case, method)
-        return self._outputs[case, method]
+        if method not in self._outputs:
+            self._outputs[method] = self._computed(method)
+        return self._outputs[method]
 
-    def _computed(self, case: str, name: str) -> tuple[RuleOutput, Tensor] | None:
+    def _computed(self, name: str) -> tuple[RuleOutput, Tensor] | None:
         match = re.fullmatch(rf"(.+)_logp_cap{NUMBER}", name)
-        masking = self.output(case, match[1]) if match else None
+        masking = self.output(match[1]) if match else None
         method = _find_method(match[1] if match else name)
         if method is None or (match and masking is None):
             return None
-        permutation = self.vectors.tensor(f"{case}/in/perm") if name == "cppo_shuffled" else None
+        permutation = self.stored("perm") if name == "cppo_shuffled" else None
         names = "logp", "rollout_logp", "advantage", "valid", method.divergence
-        logp, rollout_logp, advantage, valid, divergence = self.given(case, *names)
+        logp, rollout_logp, advantage, valid, divergence = self.given(*names)
         tokens = Tokens(logp.requires_grad_(), rollout_logp, advantage, valid, divergence, permutation)
         if match and masking:  # the release's form: stopgrad(min(rho, cap) keep) A log pi
             weight = tokens.log_ratio.detach().exp().clamp_max(float(match[2])) * masking[0].keep
             return masking[0]._replace(objective=weight * tokens.advantages * tokens.logp), logp
         if method.rule == UNMASKED:  # rho A without a trust region: the objective that every mask multiplies
             return rule_output(tokens, tokens.valid, {}), logp
-        constants = {key: self.vectors.constant(case, given) for key, given in method.given.items()}
+        constants = {key: self.constant(given) for key, given in method.given.items()}
         return get_rule(method.rule)(tokens, **constants, **method.constants), logp
 
 
@@ -340,70 +341,70 @@ def is_input(vectors: Vectors, key: str) -> bool:
     return (head in vectors.cases and name in INPUTS) or key in THEORY_INPUTS
 
 
-def value(ours: Recomputation, key: str) -> Tensor | None:
-    """What this package computes for an array, 0 at padding; None for an unknown key.
+def value(case: Case, key: str) -> Tensor | None:
+    """What this package computes for an array of a case, 0 at padding; None for an unknown key.
 
     Raises:
         LookupError: an array or a hyper-parameter that it needs is missing.
         ValueError, RuntimeError, TypeError: the inputs are not what the maths takes.
     """
-    case, _, rest = key.partition("/")
-    part, _, name = rest.partition("/")
-    if case == "extreme" and part == "D":
-        return _extreme(ours, name)
-    if case == "theory":
-        return _theory_value(ours.vectors, key)
-    if case not in ours.vectors.cases or part not in PARTS:
-        return None
-    return PARTS[part](ours, case, name)
+    part, _, name = key.removeprefix(f"{case.name}/").partition("/")
+    if case.name == "extreme" and part == "D":
+        return _extreme(case, name)
+    if case.name == "theory":
+        return _theory_value(case.vectors, key)
+    return PARTS[part](case, name) if case.facts and part in PARTS else None
 
 
-def _derived_input(ours: Recomputation, case: str, name: str) -> Tensor | None:
+def _derived_input(case: Case, name: str) -> Tensor | None:
     if name == "ratio":
-        logp, rollout_logp = ours.given(case, "logp", "rollout_logp")
-        return (logp - rollout_logp).exp() * ours.vectors.valid(case)
+        logp, rollout_logp = case.given("logp", "rollout_logp")
+        return (logp - rollout_logp).exp() * case.valid
     if name == "lengths":
-        return ours.vectors.valid(case).sum(1)
+        return case.valid.sum(1)
     if name not in ("advantage_seq", "advantage_seq_nostd", "group_keep"):
         return None
-    [rewards], groups = ours.given(case, "rewards"), ours.vectors.tensor(f"{case}/in/groups")
+    [rewards], groups = case.given("rewards"), case.stored("groups")
     advantages, keep = group_advantages(rewards, groups, normalize_std=name != "advantage_seq_nostd")
-    return keep.to(ours.dtype) if name == "group_keep" else advantages
+    return keep.to(case.dtype) if name == "group_keep" else advantages
 
 
-def _divergence(ours: Recomputation, case: str, name: str) -> Tensor | None:
+def _divergence(case: Case, name: str) -> Tensor | None:
     match = re.fullmatch(r"k2|k3|(tv|kl)(?:_(binary|topk)(_replace)?)?", name)
     if match is None:
         return None
     measure, estimator, replace = match.groups()
-    logp, rollout_logp = ours.given(case, "logp", "rollout_logp")
+    logp, rollout_logp = case.given("logp", "rollout_logp")
     if measure is None:
         values = divergences.ESTIMATES[name](logp, rollout_logp)
     elif estimator is None:
-        mu, pi = ours.given(case, "mu", "pi")
+        mu, pi = case.given("mu", "pi")
         values = divergences.exact(mu.log(), pi.log(), measure)
     elif estimator == "binary":
         values = divergences.binary(logp, rollout_logp, measure)
     else:
-        size = ours.vectors.cases[case].get("K", 20)
-        pi, top_logp = ours.given(case, "pi", "rollout_topk_logp")
-        ids, tokens = (ours.vectors.tensor(f"{case}/in/{key}") for key in ("rollout_topk_ids", "tokens"))
-        top = ids[..., :size], top_logp[..., :size]  # the file stores one more than K
+        size = case.facts.get("K", 20)
+        pi, top_logp = case.given("pi", "rollout_topk_logp")
+        top = (
+            case.stored("rollout_topk_ids")[..., :size],
+            top_logp[..., :size],
+        )  # the file stores one more than K
+        convention = CONVENTIONS[bool(replace)]
         values = divergences.topk(
-            *top, pi.log(), tokens, rollout_logp, measure=measure, convention=CONVENTIONS[bool(replace)]
+            *top, pi.log(), case.stored("tokens"), rollout_logp, measure=measure, convention=convention
         )
-    return torch.where(ours.vectors.valid(case), values, 0.0)
+    return torch.where(case.valid, values, 0.0)
 
 
-def _extreme(ours: Recomputation, name: str) -> Tensor | None:
+def _extreme(case: Case, name: str) -> Tensor | None:
     """Divergences of single positions with exact zeros; K is in the name: `tv_topk2`."""
-    mu_logp, pi_logp = (ours.tensor(f"extreme/in/{key}").log() for key in ("mu", "pi"))
-    tokens = ours.vectors.tensor("extreme/in/tokens")
-    rollout_logp, logp = (part.gather(-1, tokens[:, None])[:, 0] for part in (mu_logp, pi_logp))
     match = re.fullmatch(r"(tv|kl)(?:_(binary|topk(\d+)(_replace)?))?", name)
     if match is None:
         return None
     measure, estimator, size, replace = match.groups()
+    mu_logp, pi_logp = (table.log() for table in case.given("mu", "pi"))
+    tokens = case.stored("tokens")
+    rollout_logp, logp = (part.gather(-1, tokens[:, None])[:, 0] for part in (mu_logp, pi_logp))
     if estimator is None:
         return divergences.exact(mu_logp, pi_logp, measure)
     if estimator == "binary":
@@ -420,85 +421,82 @@ def _extreme(ours: Recomputation, name: str) -> Tensor | None:
     )
 
 
-def _weights(ours: Recomputation, case: str, name: str) -> Tensor | None:
+def _weights(case: Case, name: str) -> Tensor | None:
     if name not in ("linear", "span"):
         return None
-    span = ours.vectors.constant(case, "span") if name == "span" else None
-    [valid] = ours.given(case, "valid")
-    return position_weights(valid, ours.vectors.constant(case, "w_min"), span, dtype=ours.dtype)
+    span = case.constant("span") if name == "span" else None
+    return position_weights(case.valid, case.constant("w_min"), span, dtype=case.dtype)
 
 
-def _used_budget(ours: Recomputation, case: str, name: str) -> Tensor | None:
+def _used_budget(case: Case, name: str) -> Tensor | None:
     match = re.fullmatch(rf"used|adaptive_x{NUMBER}", name)
     if match is None:
         return None
-    mode = ours.vectors.constant(case, "delta_b") if name == "used" else "adaptive"
-    cap = 2.0 if name == "used" else float(match[1])
-    floor = ours.vectors.constant(case, "delta_b_min")
-    divergence, valid = ours.given(case, "D", "valid")
-    return effective_delta_b(divergence, valid, floor, mode, cap)
+    mode, cap = (case.constant("delta_b"), 2.0) if name == "used" else ("adaptive", float(match[1]))
+    [divergence] = case.given("D")
+    return effective_delta_b(divergence, case.valid, case.constant("delta_b_min"), mode, cap)
 
 
-def _threshold_tests(ours: Recomputation, case: str) -> tuple[ThresholdTests, Tensor]:
+def _threshold_tests(case: Case) -> tuple[ThresholdTests, Tensor]:
     """CPPO's tests and score x_t with our weights and budgets."""
-    [divergence], valid = ours.given(case, "D"), ours.vectors.valid(case)
-    weights, rate = _weights(ours, case, "linear"), _used_budget(ours, case, "used")
+    [divergence], valid = case.given("D"), case.valid
+    weights, rate = _weights(case, "linear"), _used_budget(case, "used")
     assert weights is not None and rate is not None
-    arguments = divergence, weights, valid, ours.vectors.constant(case, "delta"), rate
+    arguments = divergence, weights, valid, case.constant("delta"), rate
     tests = threshold_tests(*arguments)
     return tests, violation_score(tests, *arguments[1:])
 
 
-def _score(ours: Recomputation, case: str, name: str) -> Tensor | None:
-    tests, score = _threshold_tests(ours, case)
+def _score(case: Case, name: str) -> Tensor | None:
+    tests, score = _threshold_tests(case)
     if name == "threshold_c":
-        delta = ours.vectors.constant(case, "delta")
+        delta = case.constant("delta")
         score = (delta - tests.excess).clamp_max(delta)
-    return score * ours.vectors.valid(case) if name in ("cppo", "threshold_c") else None
+    return score * case.valid if name in ("cppo", "threshold_c") else None
 
 
-def _of_rule(ours: Recomputation, case: str, name: str, part: str) -> Tensor | None:
+def _of_rule(case: Case, name: str, part: str) -> Tensor | None:
     """A rule's mask, its objective or the loss of `<method>/<mode>`, or the gradient of any of these in logp."""
     # SAPO's gate is not admissible, hence no gate of the rule.
     if name == "cppo_soft_sapo" and part == "mask":
-        [advantage, ratio] = ours.given(case, "advantage", "ratio")
-        gate = sapo_gate(_threshold_tests(ours, case)[1])
-        return torch.where(advantage * (ratio - 1) > 0, gate, 1.0) * ours.vectors.valid(case)
+        [advantage, ratio] = case.given("advantage", "ratio")
+        gate = sapo_gate(_threshold_tests(case)[1])
+        return torch.where(advantage * (ratio - 1) > 0, gate, 1.0) * case.valid
     method, mode = name, ""
     if part in ("loss", "dloss"):
         method, _, mode = name.partition("/")
         if mode not in AGGREGATIONS:
             return None
-    if (computed := ours.output(case, method)) is None:
+    if (computed := case.output(method)) is None:
         return None
     output, logp = computed
     if part == "mask":
         return output.keep
     value = output.objective
     if mode:
-        horizon = ours.vectors.cases[case].get("horizon") if mode == "seq-mean-token-sum-norm" else None
-        value = -aggregate(value, ours.vectors.valid(case), mode, horizon=horizon)
+        horizon = case.facts.get("horizon") if mode == "seq-mean-token-sum-norm" else None
+        value = -aggregate(value, case.valid, mode, horizon=horizon)
     if part in ("grad", "dloss"):
         return torch.autograd.grad(value.sum(), logp, retain_graph=True)[0]
     return value.detach()
 
 
-def _metric(ours: Recomputation, case: str, name: str) -> Tensor | None:
+def _metric(case: Case, name: str) -> Tensor | None:
     if name == "rel_logp_err":
-        difference, scale = relative_logprob_error(*ours.given(case, "logp", "rollout_logp", "valid"))
+        difference, scale = relative_logprob_error(*case.given("logp", "rollout_logp", "valid"))
         return difference / scale
-    cppo = ours.output(case, "cppo")
+    cppo = case.output("cppo")
     if name != "prefix_counts" or cppo is None:
         return None
     output = cppo[0]
     # [B, 3]: masked, of them rejected by the prefix test alone, of them failing the prefix test at all
-    dropped = ours.vectors.valid(case) & (output.keep == 0)
+    dropped = case.valid & (output.keep == 0)
     by_token, by_prefix = (dropped & output.tests[name] for name in ("threshold", "budget"))
     counts = [part.sum(1) for part in (dropped, by_prefix & ~by_token, by_prefix)]
-    return torch.stack(counts, 1).to(ours.dtype)
+    return torch.stack(counts, 1).to(case.dtype)
 
 
-PARTS: dict[str, Callable[[Recomputation, str, str], Tensor | None]] = {
+PARTS: dict[str, Callable[[Case, str], Tensor | None]] = {
     "in": _derived_input,
     "D": _divergence,
     "w": _weights,
@@ -546,28 +544,16 @@ class Report:
         ]
 
 
-def _check_file(path: Path) -> Report:
-    """Check every array of a vectors file.
-
-    Raises:
-        UserError: a file that cannot be read, or with nothing to check.
-    """
-    vectors = load(path)
-    report = check(vectors)
-    if not report.checked:
-        raise UserError(f"{path} holds no array that can be checked: pass a vectors file with cases")
-    return report
-
-
 def check(vectors: Vectors) -> Report:
     """Check every array of `vectors`, and that no array is missing that its manifest lists."""
     report = Report(mismatches=_missing(vectors))
     report.unknown += [f"theory/constants column {name!r}" for name in _unknown_columns(vectors)]
-    recomputations = [Recomputation(vectors, dtype) for dtype in DTYPES]
+    case_of = cache(partial(Case, vectors))
     for key in vectors.arrays:
         if is_input(vectors, key):
             continue
-        known, mismatch = _check_array(recomputations, key)
+        name = key.partition("/")[0]
+        known, mismatch = _check_array(key, [case_of(name, dtype) for dtype in DTYPES])
         report.checked += known
         if not known:
             report.unknown.append(key)
@@ -576,19 +562,19 @@ def check(vectors: Vectors) -> Report:
     return report
 
 
-def _check_array(recomputations: list[Recomputation], key: str) -> tuple[bool, Mismatch | None]:
-    """Whether the key is known, and how the array first differs from ours, if it does."""
-    for ours in recomputations:
-        name = str(ours.dtype).removeprefix("torch.")
+def _check_array(key: str, cases: list[Case]) -> tuple[bool, Mismatch | None]:
+    """Whether the key is known, and how the array first differs from ours, if it does; its case in each dtype."""
+    for case in cases:
+        name = str(case.dtype).removeprefix("torch.")
         try:
-            actual = value(ours, key)
-            expected = ours.vectors.tensor(key)
+            actual = value(case, key)
+            expected = case.vectors.tensor(key)
         except UNCOMPUTABLE as error:
             text = (str(error).splitlines() or [type(error).__name__])[0]
             return True, Mismatch(key, "", "inputs to compute it from", "none", f"{name}: {text}")
         if actual is None:
             return False, None
-        tolerance = TOLERANCE[ours.dtype] if expected.dtype == torch.float64 else TOLERANCE[torch.float32]
+        tolerance = TOLERANCE[case.dtype] if expected.dtype == torch.float64 else TOLERANCE[torch.float32]
         if mismatch := compare(key, name, expected, actual, 0.0 if is_exact(key) else tolerance):
             return True, mismatch
     return True, None
@@ -647,7 +633,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "file", type=Path, metavar="FILE.npz", help="in the format of tests/oracles/vectors.npz"
     )
     try:
-        report = _check_file(parser.parse_args(arguments).file)
+        path = parser.parse_args(arguments).file
+        report = check(load(path))
+        if not report.checked:
+            raise UserError(f"{path} holds no array that can be checked: pass a vectors file with cases")
     except UserError as error:
         parser.exit(2, f"cppo: error: {message(str(error))}\n")
     print("\n".join(report.lines()))

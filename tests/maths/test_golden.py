@@ -5,11 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from cppo_lab.testing.vectors import DTYPES, TOLERANCE, Recomputation, is_exact, is_input, load, value
+from cppo_lab.testing.vectors import DTYPES, TOLERANCE, Case, is_exact, is_input, load, value
 
 PATH = Path(__file__).parents[1] / "oracles" / "vectors.npz"
 VECTORS = load(PATH)
-OURS = {dtype: Recomputation(VECTORS, dtype) for dtype in DTYPES}
 # part -> tolerance in float64 and in float32: mostly tighter than `cppo_lab.testing.vectors`, which takes any seed
 STRICT = {
     "in": (1e-10, 2e-6),
@@ -28,11 +27,11 @@ ABSOLUTE = ("in", "D", "w", "delta_b", "mask", "loss", "dloss", "extreme")
     ids=str,
 )
 def test_case(case: str, dtype: torch.dtype) -> None:
-    wrong = []
+    ours, wrong = Case(VECTORS, case, dtype), []
     for key in VECTORS.arrays:
         if not key.startswith(f"{case}/") or is_input(VECTORS, key):
             continue
-        actual = value(OURS[dtype], key)
+        actual = value(ours, key)
         assert actual is not None and not actual.requires_grad, key
         assert not actual.is_floating_point() or actual.dtype == dtype, key
         part = "extreme" if case == "extreme" else key.split("/")[1]

@@ -15,6 +15,7 @@ from cppo_lab.maths.weights import effective_delta_b, position_weights, prefix_e
 ONES, THREE = torch.ones(2, 3), torch.arange(3)
 LOGP = torch.full((2, 3), 1 / 3).log()
 TOPK = {"rollout_topk_ids": torch.zeros(2, 1, dtype=torch.int64), "rollout_topk_logp": LOGP[:, :1]}
+NO_TOPK = {name: values[:, :0] for name, values in TOPK.items()}
 TOPK |= {"pi_logits_or_logp": LOGP, "tokens": torch.zeros(2, dtype=torch.int64), "rollout_logp": LOGP[:, 0]}
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: aggregate(ONES, ONES, "mean"), r"mode='mean' is unknown: choose one of \['token-mean'"),
@@ -60,7 +61,17 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
             ({"rollout_topk_logp": LOGP}, r"rollout_topk_logp has shape \[2, 3\], expected \[2, 1\]"),
             ({"tokens": TOPK["tokens"][:1]}, r"tokens has shape \[1\], expected \[2\]"),
             ({"pi_logits_or_logp": LOGP[:1]}, r"pi_logits_or_logp has shape \[1, 3\], expected \[2, 3\]"),
+            (
+                {**NO_TOPK, "convention": "replace_kth"},
+                r"holds no token \(K = 0\), and convention='replace_kth'",
+            ),
         )
+    ),
+    (
+        lambda: divergences.logp_and_divergence(
+            LOGP, TOPK["tokens"], **NO_TOPK, rollout_logp=LOGP[:, 0], measure="tv", convention="replace_kth"
+        ),
+        r"and convention='replace_kth' replaces one",
     ),
     (lambda: bounds.dppo_constant(0, 0.1), r"horizon=0 must be an integer in 1\.\.1000000000: pass the resp"),
     (lambda: bounds.dppo_constant(True, 0.1), r"horizon=True must be an integer"),
