@@ -68,12 +68,12 @@ def exact_datasets(spec: ExactRun, resources: Resources) -> tuple[Dataset, ...]:
     process["horizon"] = spec.rollout.max_response_length
     drawn = {"process": process, "seed": spec.seed, "prompts": spec.batch.prompts}
     profile = {"problems": spec.training.t_stop * spec.batch.prompts, "seed": spec.seed, **process}
-    training = Dataset(data.name, digest(_text(drawn)), PROCESS, schema.CODE, schema.TRAINING, profile)
+    training = Dataset(data.name, _identity(drawn), PROCESS, schema.CODE, schema.TRAINING, profile)
     count = len(data.benchmarks)
     held = []
     for i, benchmark in enumerate(data.benchmarks):
         starts = range(1 + i, data.vocabulary, count)
-        name = digest(_text({"process": process, "starts": list(starts)}))
+        name = _identity({"process": process, "starts": list(starts)})
         profile = {"problems": len(starts), **process}
         held.append(Dataset(benchmark, name, PROCESS, schema.CODE, schema.VALIDATION, profile))
     return (training, *held)
@@ -91,7 +91,7 @@ def mini_datasets(spec: MiniRun, resources: Resources) -> tuple[Dataset, ...]:
 def training_set(data: TaskData, drawn: dict[str, Any], problems: int) -> Dataset:
     """The `problems` training problems of a run; `drawn` are the settings, besides the task, that determine them."""
     profile = {"problems": problems, "seed": drawn["seed"], **_parameters(data)}
-    name = digest(_text({"training": drawn, "task": _definition(data)}))
+    name = _identity({"training": drawn, "task": _definition(data)})
     return Dataset(data.name, name, f"{TASKS}.{data.task}", schema.CODE, schema.TRAINING, profile)
 
 
@@ -102,7 +102,7 @@ def held_out_sets(data: TaskData) -> tuple[Dataset, ...]:
         Dataset(
             benchmark,
             # The sets are drawn in turn and are disjoint, so its index determines a set.
-            digest(_text({"validation": i, "task": _definition(data)})),
+            _identity({"validation": i, "task": _definition(data)}),
             f"{TASKS}.{data.task}",
             schema.CODE,
             schema.VALIDATION,
@@ -127,5 +127,5 @@ def _parameters(data: TaskData) -> dict[str, int | str]:
     }
 
 
-def _text(values: dict[str, Any]) -> str:
-    return json.dumps(values, sort_keys=True)
+def _identity(values: dict[str, Any]) -> str:
+    return digest(json.dumps(values, sort_keys=True))

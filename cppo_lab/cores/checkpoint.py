@@ -5,9 +5,7 @@ A file is replaced atomically after it is on disk: a kill or a power cut leaves 
 
 import errno
 import io
-import struct
 import zipfile
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,21 +21,6 @@ from cppo_lab.files import replace_file
 Row = tuple[int, dict[str, float]]  # a training step and its metrics
 
 
-# The errors of zipfile and torch for a file that is damaged or of another origin.
-_UNREADABLE = (
-    RuntimeError,
-    ValueError,
-    LookupError,
-    EOFError,
-    TypeError,
-    AttributeError,
-    AssertionError,
-    ArithmeticError,
-    MemoryError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 FORMAT = 1  # increased when the contents change, so that older files are not used
 
 
@@ -58,18 +41,15 @@ def save_checkpoint(path: Path, run_id: str, maker: str, history: list[Row], tra
 
 
 def save_if_possible(path: Path, value: object, what: str) -> None:
-    """As `save_whole`, but if it cannot be written, print that `what` is not and continue."""
-    try:
-        save_whole(path, value)
-    except OSError as error:
-        say(f"{what} could not be written: {error}")
-
-
-def save_whole(path: Path, value: object) -> None:
-    """Atomically replace `path` by `value` in torch's format, synced to disk. Raises OSError if it has no room."""
+    """Atomically replace `path` by `value` in torch's format, synced to disk. If there is no room, print that `what` is
+    not written and continue.
+    """
     content = io.BytesIO()
     torch.save(value, content)  # to a file torch raises RuntimeError for a disk that is almost full
-    replace_file(path, content.getbuffer(), synced=True)
+    try:
+        replace_file(path, content.getbuffer(), synced=True)
+    except OSError as error:
+        say(f"{what} could not be written: {error}")
 
 
 def load_checkpoint(path: Path, run_id: str, maker: str) -> Checkpoint | None:
@@ -100,7 +80,7 @@ def read_checkpoint(source: Path | BinaryIO, run_id: str, maker: str | None = No
 
 
 def load_whole(source: Path | BinaryIO) -> Any:
-    """Load what `save_whole` wrote, after `check_whole`.
+    """Load what `save_if_possible` wrote, after `check_whole`.
 
     Only tensors, numbers and text are read. Raises ValueError if the file is
     damaged or of another kind.
@@ -141,7 +121,7 @@ def _refusing() -> Iterator[None]:
         if error.errno != errno.EINVAL:
             raise
         raise ValueError("it is damaged") from None
-    except _UNREADABLE as error:
+    except Exception as error:  # noqa: BLE001  zipfile and torch raise errors of a dozen kinds
         raise ValueError((str(error).strip().splitlines() or [type(error).__name__])[0]) from None
 
 

@@ -49,7 +49,7 @@ class AdamW(TorchAdamW):
 
 
 # The loss of a minibatch, the rule's sums (maths/tokens.py), and the two sums of the relative log-prob error.
-Minibatch = tuple[Tensor, dict[str, Tensor], tuple[float, float]]
+Minibatch = tuple[Tensor, dict[str, Tensor], tuple[Tensor, Tensor]]
 
 
 class SteppedTrainer(ABC):
@@ -113,7 +113,7 @@ class SteppedTrainer(ABC):
             norms.append(self._descend(loss))
             stats.append(sums)
             losses.append(float(loss.detach()))
-            error = [a + b for a, b in zip(error, mismatch, strict=True)]
+            error = [total + float(part) for total, part in zip(error, mismatch, strict=True)]
         self.diagnostics.end_step()
         if not losses:
             return {}  # every group had equal rewards: nothing to learn from this batch
@@ -157,6 +157,15 @@ class SteppedTrainer(ABC):
 
 
 Metrics = dict[str, float]
+
+
+def validation_scores(spec: RunSpec, means: Sequence[float]) -> Metrics:
+    """The metrics of a validation: the mean score of each benchmark, and their unweighted mean."""
+    names, scores = (*spec.data.benchmarks, schema.MEAN), (*means, sum(means) / len(means))
+    samples = spec.validation.samples
+    return {schema.validation_metric(name, samples): score for name, score in zip(names, scores, strict=True)}
+
+
 T = TypeVar("T", bound=SteppedTrainer)
 
 

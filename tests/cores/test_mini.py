@@ -298,18 +298,19 @@ class TestTrainer:
         assert float((old.logp - rollout.logp)[valid].abs().max()) > 0.1
         pi = joined_logits(trainer.model, rollout).log_softmax(-1).detach()
         result, start = trainer.objective(rollout, worth, None, old), old if origin == "old" else rollout
+        seen = result.seen
         d = topk(
             *(start.topk_ids, start.topk_logp, pi, rollout.responses, start.logp),
             measure="tv",
             convention="union",
         )
-        torch.testing.assert_close(result.divergence[valid], d[valid], rtol=1e-3, atol=1e-5)
-        keep = (result.divergence <= 0.05) | (worth[:, None] * (result.logp - start.logp) <= 0)
+        torch.testing.assert_close(seen.divergence[valid], d[valid], rtol=1e-3, atol=1e-5)
+        keep = (seen.divergence <= 0.05) | (worth[:, None] * (seen.logp - start.logp) <= 0)
         assert torch.equal(result.output.keep.bool(), keep & valid) and 0 < int(keep[valid].sum()) < int(
             valid.sum()
         )
         ratio, weight = (float(result.output.stats[name]) for name in ("ratio", "importance_weight"))
-        assert ratio == pytest.approx(float((result.logp - old.logp)[valid].exp().sum()), rel=1e-5)
+        assert ratio == pytest.approx(float((seen.logp - old.logp)[valid].exp().sum()), rel=1e-5)
         assert weight == pytest.approx(
             float((old.logp - rollout.logp)[valid].exp().clamp(max=1.01).sum()), rel=1e-5
         )

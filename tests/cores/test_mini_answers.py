@@ -114,7 +114,7 @@ def test_samples_are_graded_as_their_outcomes_say(whole: Whole) -> None:
     outcome = read_outcomes(folder)
     problems = validation_sets(make_task(run.data))
     prompts = {
-        make_task(run.data).tokenizer.decode(prompt.tolist())
+        " ".join(make_task(run.data).tokenizer.names(prompt.tolist()))
         for part in problems.values()
         for prompt in part.prompts
     }

@@ -79,10 +79,10 @@ def test_the_loss_of_a_sampled_batch(tmp_path: Path, recipe: str) -> None:
     advantages = torch.randn(len(rows), generator=generator)
     trainer._descend(trainer.objective(batch.rollout.select(rows), advantages).loss)
     result = trainer.objective(batch.rollout.select(rows), advantages)
-    valid = result.rollout.valid()
+    valid = result.seen.valid
     now, then = (
         [row[mask].double().tolist() for row, mask in zip(values, valid, strict=True)]
-        for values in (result.logp, result.rollout.logp)
+        for values in (result.seen.logp, result.seen.rollout_logp)
     )
     assert len({len(row) for row in now}) > 1
     rule = run.rule

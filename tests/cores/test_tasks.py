@@ -15,6 +15,7 @@ from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import (
     OPERATORS,
     TASKS,
+    Problems,
     Task,
     Tokenizer,
     make_task,
@@ -109,16 +110,16 @@ class TestTokenizer:
 
 class TestProblems:
     @pytest.mark.parametrize("name", NAMES)
-    def test_repeat_select_and_replace_keep_rows_together(self, name: str) -> None:
+    def test_repeat_select_and_cat_keep_rows_together(self, name: str) -> None:
         problems = task_of(name, spellings=5).sample(4, generator(0))
         repeated = problems.repeat(3)
         assert len(repeated) == 12
         for field in ("values", "answers", "prompts"):
             rows = getattr(problems, field)
             assert getattr(repeated, field).equal(rows.repeat_interleave(3, 0))
-            swapped = problems.replace(torch.tensor([1]), problems.select(torch.tensor([3])))
-            assert getattr(swapped, field).equal(rows[[0, 3, 2, 3]])
-        assert problems.identities()[1] != problems.identities()[3]  # replace() left the original alone
+            both = Problems.cat([problems, problems.select(torch.tensor([3, 1]))])
+            assert getattr(both, field).equal(rows[[0, 1, 2, 3, 3, 1]])
+        assert len(set(problems.identities())) == 4
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.cores.checkpoint import save_whole
+from cppo_lab.cores.checkpoint import save_if_possible
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_append, open_lock
 from cppo_lab.runs.folder import cancel
@@ -84,6 +84,6 @@ def test_a_file_that_could_not_be_written_leaves_the_one_before(tmp_path: Path) 
     path = tmp_path / "file"
     path.write_text("before")
     with pytest.raises(TypeError, match="generator"):
-        save_whole(path, (one for one in ()))
+        save_if_possible(path, (one for one in ()), "it")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]

@@ -35,7 +35,7 @@ from cppo_lab.cores.exact.process import (
     state_probabilities,
     student,
 )
-from cppo_lab.cores.loop import Metrics, Minibatch, SteppedTrainer, train_alone, train_runs
+from cppo_lab.cores.loop import Metrics, Minibatch, SteppedTrainer, train_alone, train_runs, validation_scores
 from cppo_lab.cores.rule_loss import (
     ObservedTokens,
     Recorded,
@@ -189,18 +189,16 @@ class Learner(SteppedTrainer):
         permutation = None if order is None else order[rows]
         advantages = rollout.advantages[rows][:, None].expand_as(seen)
         others = self._others(log_pi, rollout.mu, origin, places)
-        origin_logp = None if origin is old else rollout_logp
+        origin_logp = old_logp if origin is old else rollout_logp
         tokens = Tokens(
             logp, old_logp, advantages, valid, divergence, permutation, origin_logp=origin_logp, **others
         )
         loss, output = self.loss(tokens, rollout_logp)
         if watched is not None:
             drawn = rollout.tokens[rows]
-            origin_logp = old_logp if origin is old else rollout_logp
             view = ObservedTokens(seen, rollout_logp, divergence, advantages, valid, drawn, origin_logp)
             self.diagnostics.see(watched, view, _token_names)
-        difference, scale = relative_logprob_error(seen, rollout_logp, valid)
-        return loss, output.stats, (float(difference), float(scale))
+        return loss, output.stats, relative_logprob_error(seen, rollout_logp, valid)
 
     def premise(self, rollout: GradedResponses, divergence: Tensor, largest: Tensor) -> dict[str, float]:
         """How much of the step is beyond the limits of the rule's mask, which Theorem 1 takes for granted wherever mu
@@ -553,18 +551,11 @@ def validate_together(learners: Sequence[Learner]) -> list[Metrics]:
     policy = _stacked(
         [learner.log_policy(spec.validation.temperature).detach().exp() for learner in learners]
     )
-    results = []
-    names = spec.data.benchmarks
-    for returns in returns_by_start(process, policy):
-        means = [float(returns[i :: len(names)].mean()) for i in range(len(names))]
-        scores = {
-            schema.validation_metric(name, spec.validation.samples): mean
-            for name, mean in zip(names, means, strict=True)
-        }
-        results.append(
-            scores | {schema.validation_metric(schema.MEAN, spec.validation.samples): sum(means) / len(means)}
-        )
-    return results
+    count = len(spec.data.benchmarks)
+    return [
+        validation_scores(spec, [float(returns[i::count].mean()) for i in range(count)])
+        for returns in returns_by_start(process, policy)
+    ]
 
 
 def _stacked(tensors: Sequence[Tensor]) -> Any:

@@ -7,6 +7,7 @@ on the flat queries [N, H, D], keys and values [N, KV, D].
 import copy
 from collections import deque
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -67,10 +68,7 @@ class Rows:
             k, v = self.cache.append(layer, k, v)
         if self.length == 1:
             return _one_query(q, k, v, self.mask).flatten(1)
-        mixed = F.scaled_dot_product_attention(
-            q, k, v, attn_mask=self.mask, is_causal=self.mask is None, enable_gqa=q.shape[1] != k.shape[1]
-        )
-        return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
+        return _attention(q, k, v, self.mask)
 
 
 class SharedPrompts:
@@ -101,15 +99,11 @@ class SharedPrompts:
         if not len(q1):  # responses of one token have no inputs
             return before
         count, batch = self.prompts.batch, len(self.group)
-        q1 = _heads_first(q1, batch)
         keys, values = (
             torch.cat([_heads_first(x, count)[self.group], _heads_first(y, batch)], dim=2)
             for x, y in ((k0, k1), (v0, v1))
         )
-        mixed = F.scaled_dot_product_attention(
-            q1, keys, values, attn_mask=self.mask, enable_gqa=q.shape[1] != k.shape[1]
-        )
-        return torch.cat([before, mixed.transpose(1, 2).flatten(0, 1).flatten(1)])
+        return torch.cat([before, _attention(_heads_first(q1, batch), keys, values, self.mask)])
 
 
 def _heads_first(x: Tensor, batch: int) -> Tensor:
@@ -122,6 +116,14 @@ def _visible(present: Tensor, query: Tensor) -> Tensor:
     key = torch.arange(present.shape[1], device=present.device)
     # A padded query may attend to itself: an empty softmax row would be NaN and poison gradients.
     return ((present[:, None] & (key <= query[:, None])) | (key == query[:, None]))[:, None]
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+    """Attention of q [B, H, S, D] over k, v [B, KV, L, D]; [B * S, H * D]. Without a mask, it is causal."""
+    mixed = F.scaled_dot_product_attention(
+        q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
+    )
+    return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
 def _one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
@@ -313,6 +315,32 @@ class Rollout:
     topk_logp: Tensor  # [B, T, K]
     entropy: Tensor  # [B, T] nats
 
+    @classmethod
+    def empty(cls, prompts: Tensor, group: Tensor, horizon: int, top_k: int, pad: int) -> "Rollout":
+        """Responses without tokens, of which `write` adds up to `horizon`."""
+        shape = len(group), horizon
+        zeros = partial(torch.zeros, device=prompts.device)
+        return cls(
+            prompts,
+            group,
+            responses=torch.full(shape, pad, device=prompts.device),
+            lengths=zeros(len(group), dtype=torch.long),
+            logp=zeros(shape),
+            topk_ids=zeros((*shape, top_k), dtype=torch.long),
+            topk_logp=torch.full((*shape, top_k), float("-inf"), device=prompts.device),
+            entropy=zeros(shape),
+        )
+
+    def write(self, position: int, rows: Tensor, logp: Tensor, tokens: Tensor) -> None:
+        """Put the tokens [R] of the responses `rows` [R] at `position`, with the policy's log-probabilities [R, V]."""
+        self.responses[rows, position] = tokens
+        self.lengths[rows] += 1
+        if not (top_k := self.topk_ids.shape[-1]):
+            return
+        self.logp[rows, position] = logp.gather(-1, tokens[:, None])[:, 0]
+        self.entropy[rows, position] = -(logp.exp() * logp).sum(-1)
+        self.topk_logp[rows, position], self.topk_ids[rows, position] = logp.topk(top_k, dim=-1)
+
     def valid(self) -> Tensor:
         """True at real response tokens [B, T]."""
         position = torch.arange(self.responses.shape[1], device=self.responses.device)
@@ -390,7 +418,7 @@ def sample(
     """
     device = prompts.device
     group = torch.arange(len(prompts), device=device).repeat_interleave(copies)
-    out = _Output(len(group), max_response_length, top_k, tokenizer.pad, device)
+    rollout = Rollout.empty(prompts, group, max_response_length, top_k, tokenizer.pad)
     present = _real(prompts, tokenizer.pad)
     # Copies share the prompt: it is read once.
     cache = model.new_cache(*prompts.shape)
@@ -403,7 +431,7 @@ def sample(
         logp = (logits.float() / temperature).log_softmax(-1)
         mass = logp.exp()
         tokens = draw(mass, generator) if top_p == 1 else draw_nucleus(mass, top_p, generator)
-        out.write(position, rows[running], logp[running], tokens[running])
+        rollout.write(position, rows[running], logp[running], tokens[running])
         running &= tokens != tokenizer.eos
         still = int(running.sum())
         if still == 0 or position == max_response_length - 1:
@@ -415,35 +443,7 @@ def sample(
         if present is not None:
             present = torch.cat([present, torch.ones_like(present[:, :1])], dim=1)
         logits = model.next_token(tokens[:, None], present, cache)
-    return out.rollout(prompts, group)
-
-
-class _Output:
-    """Buffers for the tokens and the sampling policy's log-probabilities of each."""
-
-    def __init__(self, batch: int, horizon: int, top_k: int, pad: int, device: torch.device) -> None:
-        self.top_k = top_k
-        self.responses = torch.full((batch, horizon), pad, device=device)
-        self.lengths = torch.zeros(batch, dtype=torch.long, device=device)
-        self.logp = torch.zeros(batch, horizon, device=device)
-        self.entropy = torch.zeros(batch, horizon, device=device)
-        self.topk_ids = torch.zeros(batch, horizon, top_k, dtype=torch.long, device=device)
-        self.topk_logp = torch.full((batch, horizon, top_k), float("-inf"), device=device)
-
-    def write(self, position: int, rows: Tensor, logp: Tensor, tokens: Tensor) -> None:
-        """Write the tokens [R] of output `rows` [R] at `position`, with the policy's log-probabilities [R, V]."""
-        self.responses[rows, position] = tokens
-        self.lengths[rows] += 1
-        if not self.top_k:
-            return
-        self.logp[rows, position] = logp.gather(-1, tokens[:, None])[:, 0]
-        self.entropy[rows, position] = -(logp.exp() * logp).sum(-1)
-        self.topk_logp[rows, position], self.topk_ids[rows, position] = logp.topk(self.top_k, dim=-1)
-
-    def rollout(self, prompts: Tensor, group: Tensor) -> Rollout:
-        """The rollout of everything that was written."""
-        recorded = self.logp, self.topk_ids, self.topk_logp, self.entropy
-        return Rollout(prompts, group, self.responses, self.lengths, *recorded)
+    return rollout
 
 
 # The rollout policy mu: the policy in training, or a policy that differs from it as rollout engines' policies do.

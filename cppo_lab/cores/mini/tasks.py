@@ -5,7 +5,7 @@ A new task touches the dict `TASKS`, `TaskData` in `cppo_lab.spec` (its name and
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -102,28 +102,23 @@ class Problems:
         columns = zip(*((part.values, part.answers, part.prompts) for part in parts), strict=True)
         return cls(*(torch.cat(column) for column in columns))
 
+    def _each(self, change: Callable[[Tensor], Tensor]) -> "Problems":
+        return Problems(change(self.values), change(self.answers), change(self.prompts))
+
     def __len__(self) -> int:
         return len(self.values)
 
     def select(self, index: Tensor) -> "Problems":
         """The problems at `index`."""
-        return Problems(self.values[index], self.answers[index], self.prompts[index])
+        return self._each(lambda column: column[index])
 
     def repeat(self, n: int) -> "Problems":
         """Each problem `n` times in a row, for the responses of its group."""
-        return self.select(torch.arange(len(self), device=self.values.device).repeat_interleave(n))
-
-    def replace(self, index: Tensor, fresh: "Problems") -> "Problems":
-        """A copy with the problems at `index` [M] replaced by the M problems `fresh`."""
-        return Problems(
-            self.values.index_copy(0, index, fresh.values),
-            self.answers.index_copy(0, index, fresh.answers),
-            self.prompts.index_copy(0, index, fresh.prompts),
-        )
+        return self._each(lambda column: column.repeat_interleave(n, 0))
 
     def to(self, device: torch.device) -> "Problems":
         """The same problems on `device`."""
-        return Problems(self.values.to(device), self.answers.to(device), self.prompts.to(device))
+        return self._each(lambda column: column.to(device))
 
     def identities(self) -> list[tuple[int, ...]]:
         """One hashable identity per problem, to tell sets apart; the same in every spelling."""
@@ -350,7 +345,9 @@ def sample_training_problems(
     task: Task, count: int, generator: torch.Generator, held_out: set[tuple[int, ...]]
 ) -> Problems:
     """Draw `count` problems, none of which is in `held_out` in any spelling."""
-    problems = task.sample(count, generator)
+    problems, places = task.sample(count, generator), torch.arange(count)
     while clashes := [i for i, key in enumerate(problems.identities()) if key in held_out]:
-        problems = problems.replace(torch.tensor(clashes), task.sample(len(clashes), generator))
+        fresh = count + torch.arange(len(clashes))
+        both = Problems.cat([problems, task.sample(len(clashes), generator)])
+        problems = both.select(places.index_copy(0, torch.tensor(clashes), fresh))
     return problems

@@ -25,7 +25,7 @@ from cppo_lab.answers.tokens import RecordedTokens, chosen_groups
 from cppo_lab.core_records import BEST_MODEL, Ended, MetricSink, Resources, TogetherRun
 from cppo_lab.cores.base import require_same_task
 from cppo_lab.cores.checkpoint import read_checkpoint, same_form
-from cppo_lab.cores.loop import Minibatch, SteppedTrainer, train_alone, train_runs
+from cppo_lab.cores.loop import Minibatch, SteppedTrainer, train_alone, train_runs, validation_scores
 from cppo_lab.cores.mini.model import Rollout, RolloutPolicy, Transformer, sample
 from cppo_lab.cores.mini.tasks import (
     Problems,
@@ -51,7 +51,7 @@ from cppo_lab.cores.rule_loss import (
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.files import open_below
 from cppo_lab.maths.masks import decisions
-from cppo_lab.maths.mismatch import LogRatios, log_ratios, relative_logprob_error
+from cppo_lab.maths.mismatch import log_ratios, relative_logprob_error
 from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import DRIFT
 from cppo_lab.schema import Outcome
@@ -63,25 +63,9 @@ class ObjectiveResult:
     """The results for a minibatch. Only `loss` and the output's objective have a gradient."""
 
     loss: Tensor  # scalar
-    mismatch: tuple[float, float]  # the two sums of the relative log-prob error
-    rollout: Rollout
-    origin: Rollout  # as if the policy from which D_t measures had sampled it
-    logp: Tensor  # [B, T] log pi(y_t)
-    divergence: Tensor  # [B, T] D_t
-    advantages: Tensor  # [B]
+    mismatch: tuple[Tensor, Tensor]  # the two sums of the relative log-prob error
+    seen: ObservedTokens
     output: RuleOutput
-
-    def watched(self) -> ObservedTokens:
-        """The tokens for the diagnostics."""
-        advantages = self.advantages[:, None].expand_as(self.logp)
-        valid, tokens = self.rollout.valid(), self.rollout.responses
-        return ObservedTokens(
-            self.logp, self.rollout.logp, self.divergence, advantages, valid, tokens, self.origin.logp
-        )
-
-    def log_ratios(self) -> LogRatios:
-        """The log ratios for the mismatch metrics between sampler and trainer."""
-        return log_ratios(self.logp, self.rollout.logp, self.divergence, self.rollout.valid())
 
 
 class Objective:
@@ -122,6 +106,7 @@ class Objective:
         pi_logp, logp = self._log_policy(rollout)
         if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
             raise NotFinite("log-probabilities are not finite")
+        worth = advantages[:, None].expand_as(logp)
         recorded = Recorded(rollout.responses, origin.logp, origin.topk_ids, origin.topk_logp)
         divergence = measured_divergence(self.spec.divergence, pi_logp, logp, recorded)
         drift = None
@@ -130,7 +115,7 @@ class Objective:
         tokens = Tokens(
             logp,
             old.logp,
-            advantages[:, None].expand_as(logp),
+            worth,
             valid,
             divergence,
             permutation=None if permutation is None else permutation[:, : valid.shape[1]],
@@ -142,9 +127,10 @@ class Objective:
             origin_logp=origin.logp,
         )
         loss, output = self.loss(tokens, rollout.logp)
-        difference, scale = relative_logprob_error(logp.detach(), rollout.logp, valid)
-        mismatch = (float(difference), float(scale))
-        return ObjectiveResult(loss, mismatch, rollout, origin, logp.detach(), divergence, advantages, output)
+        seen = ObservedTokens(
+            logp.detach(), rollout.logp, divergence, worth, valid, rollout.responses, origin.logp
+        )
+        return ObjectiveResult(loss, relative_logprob_error(seen.logp, rollout.logp, valid), seen, output)
 
 
 @dataclass(frozen=True)
@@ -279,13 +265,14 @@ class Trainer(SteppedTrainer):
             result = self.objective(
                 batch.rollout.select(rows), batch.advantages[rows], permutation, old and old.select(rows)
             )
+            seen = result.seen
             if watched:
-                self.diagnostics.see(self.steps + 1, result.watched(), self.tokenizer.names)
+                self.diagnostics.see(self.steps + 1, seen, self.tokenizer.names)
             # The record has one policy beside pi, and a replay would take it for both mu and pi_old.
             if watched and self._record is not None and not decoupled:
                 self._record.update(rows, result, permutation)
             if self.mismatch:
-                gaps.append(result.log_ratios())
+                gaps.append(log_ratios(seen.logp, seen.rollout_logp, seen.divergence, seen.valid))
             return result.loss, result.output.stats, result.mismatch
 
         return self.updates(batch.keep, objective) | mismatch_of_step(gaps)
@@ -293,13 +280,11 @@ class Trainer(SteppedTrainer):
     def validate(self) -> dict[str, float]:
         """Avg@k on every benchmark and their unweighted mean, on sampling seeds that never change."""
         self.doing("validation")
-        n, sets = self.spec.validation.samples, self.validation_sets
+        sets = self.validation_sets
         problems, rollout, rewards = _validated(self.spec, self.task, self.model, sets, self.device)
         if self._record is not None:
             self._record.validation(self.steps, problems, rollout, rewards)
-        means = rewards.view(len(sets), -1).mean(1).tolist()
-        metrics = {schema.validation_metric(name, n): mean for name, mean in zip(sets, means, strict=True)}
-        return metrics | {schema.validation_metric(schema.MEAN, n): sum(means) / len(means)}
+        return validation_scores(self.spec, rewards.view(len(sets), -1).mean(1).tolist())
 
     def answers(self) -> StepAnswers | None:
         """The responses kept from the last validation and its training step, returned once; None if there are none."""
@@ -541,22 +526,21 @@ class _Group:
     @classmethod
     def of(cls, result: ObjectiveResult, members: Tensor, order: Tensor | None) -> "_Group":
         """The responses `members` of a minibatch; `order` [B, T] permutes positions, for the rule that shuffles."""
-        rollout = result.rollout
-        valid = rollout.valid()
-        part = valid & torch.zeros_like(valid).index_fill_(0, members, True)
+        seen = result.seen
+        part = seen.valid & torch.zeros_like(seen.valid).index_fill_(0, members, True)
         decision = decisions(result.output, part)
         values = {
-            "token": (rollout.responses[part], np.int32),
-            "rollout_logp": (rollout.logp[part], np.float32),
-            "logp": (result.logp[part], np.float32),
-            "divergence": (result.divergence[part], np.float32),
+            "token": (seen.tokens[part], np.int32),
+            "rollout_logp": (seen.rollout_logp[part], np.float32),
+            "logp": (seen.logp[part], np.float32),
+            "divergence": (seen.divergence[part], np.float32),
             "keep": (decision.keep, np.float32),
             "reason": (decision.reason, np.uint8),
             "order": (part.new_zeros(0) if order is None else order[:, : part.shape[1]][part], np.int32),
         }
         return cls(
             decision.tests,
-            rollout.lengths[members].cpu().numpy().astype(np.int64),
-            result.advantages[members].cpu().numpy().astype(np.float32),
+            seen.valid[members].sum(1).cpu().numpy(),
+            seen.advantages[members, 0].cpu().numpy().astype(np.float32),
             {name: tensor.cpu().numpy().astype(kind) for name, (tensor, kind) in values.items()},
         )

@@ -171,7 +171,7 @@ def _rows(task: Task, source: str, values: torch.Tensor, prompts: torch.Tensor) 
     for index, (value, prompt) in enumerate(zip(values.tolist(), prompts.tolist(), strict=True)):
         yield {
             "data_source": source,
-            "prompt": [{"role": "user", "content": task.tokenizer.decode(prompt)}],
+            "prompt": [{"role": "user", "content": " ".join(task.tokenizer.names(prompt))}],
             "ability": "arithmetic",
             "reward_model": {"style": "rule", "ground_truth": json.dumps(value)},
             "extra_info": {"index": index, "split": source, "id": f"{source}-{index}"},
