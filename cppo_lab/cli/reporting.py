@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import gc
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,8 @@ BUILT = Path("reports/build")  # where reports are written by default
 
 def report(options: argparse.Namespace) -> int:
     """Write the tables, curves and page of a sweep, or of a search; with --watch again and again."""
+    # What imports and figures make, stays: by default a sixth of a report's time goes into looking for garbage.
+    gc.set_threshold(20_000)
     if options.watch:
         return _watch(options)
     archived = Path(options.sweep).suffix == ".zip"
