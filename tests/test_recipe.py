@@ -28,8 +28,8 @@ OTHERS = (
 def test_the_papers_values_make_no_other_run_and_any_others_do() -> None:
     plain = compose([])
     assert [override for override in SAME if compose([override]).run != plain.run] == []
-    ids = {override: compose([override]).run_id for override in (*SAME, *OTHERS)}
-    assert [override for override in ids if ids[override] == plain.run_id] == list(SAME)
+    ids = {override: compose([override]).run.run_id for override in (*SAME, *OTHERS)}
+    assert [override for override in ids if ids[override] == plain.run.run_id] == list(SAME)
 
 
 def test_an_infinite_cap_survives_json() -> None:
@@ -40,7 +40,10 @@ def test_an_infinite_cap_survives_json() -> None:
 
 def test_a_fixed_budget_has_neither_cap_nor_quantile_nor_scale() -> None:
     fixed = ["rule.delta_b_mode=fixed"]
-    assert compose([*fixed, "rule.delta_b_cap=5", "rule.delta_b_scale=3"]).run_id == compose(fixed).run_id
+    assert (
+        compose([*fixed, "rule.delta_b_cap=5", "rule.delta_b_scale=3"]).run.run_id
+        == compose(fixed).run.run_id
+    )
     with user_error("compose to the same run"):
         make_plan(load_sweep("delta_b_cap"), ["rule.delta_b_mode=fixed"])
 

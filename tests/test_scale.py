@@ -22,7 +22,7 @@ from cppo_lab.launch.queues import read_queues, record_dead_ends, send
 from cppo_lab.runs.state import states
 from cppo_lab.sweep.cost import past_costs
 from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.launch import Parents, describe_sweeps, ensure_parents, look_ahead
+from cppo_lab.sweep.launch import describe_sweeps, ensure_parents, look_ahead
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.status import run_statuses
 from cppo_lab.tracking.address import tracking_uri
@@ -92,7 +92,7 @@ def actions(plan: Plan) -> dict[str, Callable[[], object]]:
         idle = record_dead_ends(runs, run_ids, queued)
         ahead = look_ahead(plan, uri, queued, opens=True)
         send(list(idle), uri)
-        describe_sweeps(plan, uri, ensure_parents(plan, uri, Parents({})), ahead.states)
+        describe_sweeps(plan, uri, ensure_parents(plan, uri), ahead.states)
 
     def scored() -> None:
         listing = list_runs(uri, experiment)

@@ -339,9 +339,7 @@ def status_reader(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
     runs, labels = runs_folder(), None
     if plan is not None:
         labels = {
-            run.run_id: Label(
-                run.spec.core, run.spec.rule.name, run.spec.model.name, run.spec.seed, run.variants
-            )
+            run.run_id: Label(run.spec.rule.name, run.spec.model.name, run.spec.seed, run.variants)
             for run in plan.runs
         }
     return lambda: run_statuses(runs, labels)

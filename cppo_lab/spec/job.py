@@ -8,6 +8,7 @@ fixed costs, are fitted to the steps that others have published (`tests/spec/tes
 any run of ours on such a machine: the resulting hours are accurate to a factor of UNCERTAINTY either way.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -15,6 +16,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from cppo_lab.core_records import core_of
+from cppo_lab.errors import UserError
 from cppo_lab.plugins import hub_cache
 from cppo_lab.spec.run import (
     BYTES,
@@ -294,12 +296,8 @@ def shape_of(run: RunSpec) -> ModelShape:
             state,
         )
     assert isinstance(model, SyntheticModel)
-    return _made_shape(model, run.data)
-
-
-def _made_shape(model: SyntheticModel, data: object) -> ModelShape:
     sizes = model.architecture
-    vocabulary = data.vocabulary if isinstance(data, TaskData) else BYTES
+    vocabulary = run.data.vocabulary if isinstance(run.data, TaskData) else BYTES
     attention = sizes.width * sizes.head_dim * 2 * (sizes.heads + sizes.kv_heads)
     parameters = sizes.layers * (attention + 3 * sizes.width * sizes.mlp_width) + vocabulary * sizes.width
     return ModelShape(
@@ -311,26 +309,18 @@ def amounts_of(run: RunSpec) -> Amounts:
     """The tokens of a run, by the paper's mean response lengths where it has them."""
     data, longest = run.data, run.rollout.max_response_length
     if isinstance(data, TaskData):
-        problems, prompt, longest_prompt = (
-            data.validation_problems,
-            float(data.prompt_length),
-            data.prompt_length,
-        )
-        response = float(min(data.worked_length, longest))
+        problems, prompt, longest_prompt = data.validation_problems, data.prompt_length, data.prompt_length
+        response: float = data.worked_length
     else:
         assert isinstance(data, MathData)
-        problems, prompt, longest_prompt = (
-            PROBLEMS_PER_BENCHMARK,
-            float(PROMPT_TOKENS),
-            data.max_prompt_length,
-        )
+        problems, prompt, longest_prompt = PROBLEMS_PER_BENCHMARK, PROMPT_TOKENS, data.max_prompt_length
         repository = run.model.repository if isinstance(run.model, HubModel) else ""
-        response = float(min(MEAN_RESPONSE.get(repository, MEAN_SHARE * longest), longest))
+        response = MEAN_RESPONSE.get(repository, MEAN_SHARE * longest)
     return Amounts(
         responses=run.batch.prompts * run.batch.responses,
         validation_responses=len(data.benchmarks) * problems * run.validation.samples,
-        prompt=prompt,
-        response=response,
+        prompt=float(prompt),
+        response=float(min(response, longest)),
         longest_prompt=longest_prompt,
         longest_response=longest,
         steps=run.training.t_stop,
@@ -426,10 +416,8 @@ def _state(shape: ModelShape, layout: LayoutSpec) -> float:
     sizes = layout.megatron
     experts = (shape.parameters - shape.active) / sizes.expert
     local = (experts + shape.active / sizes.tensor) / sizes.pipeline
-    optimiser = (
-        0.0 if layout.verl.get(CPU_OPTIMISER) else shape.parameters * MEGATRON_OPTIMISER / layout.devices
-    )
-    return local * MEGATRON_LOCAL + optimiser
+    optimiser = 0 if layout.verl.get(CPU_OPTIMISER) else MEGATRON_OPTIMISER
+    return local * MEGATRON_LOCAL + shape.parameters * optimiser / layout.devices
 
 
 def _activations(shape: ModelShape, layout: LayoutSpec) -> float:
@@ -451,7 +439,7 @@ def _recomputed(shape: ModelShape, layout: LayoutSpec) -> tuple[int, int]:
         return (shape.layers, 1) if settings.get(CHECKPOINTING, True) else (0, 0)
     if settings.get(f"{MEGATRON_RECOMPUTES}granularity") != "full":
         return 0, 0
-    number = min(int(settings.get(f"{MEGATRON_RECOMPUTES}num_layers") or 1), shape.layers)
+    number = min(_whole(settings, f"{MEGATRON_RECOMPUTES}num_layers", 1), shape.layers)
     if settings.get(f"{MEGATRON_RECOMPUTES}method") == "block":
         return number, 1
     return shape.layers, number
@@ -560,8 +548,17 @@ def concurrent(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float
     """Concurrent responses of mean length in a rollout engine, limited by KV cache and settings; at least 1."""
     memory = layout.rollout_tensor_parallel * layout.rollout_memory * layout.device_memory_gb * 1e9
     room = memory - shape.parameters * WEIGHT
-    most = int(layout.verl.get(MAX_SEQUENCES_KEY, MAX_SEQUENCES))
+    most = _whole(layout.verl, MAX_SEQUENCES_KEY, MAX_SEQUENCES)
     return max(1.0, min(most, room / (kv_bytes(shape) * (amounts.prompt + amounts.response))))
+
+
+def _whole(settings: Mapping[str, Any], key: str, otherwise: int) -> int:
+    """A number among a layout's settings of verl; `otherwise` if it is null or not there. Raises UserError."""
+    value = settings.get(key) or otherwise
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise UserError(f"layout.verl sets {key}={value!r}: must be a whole number") from None
 
 
 def kv_bytes(shape: ModelShape) -> float:

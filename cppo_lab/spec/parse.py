@@ -34,6 +34,7 @@ _KINDS = {
     "str": "text",
     "constrained-str": "text on one line",
     "int": "a whole number",
+    "constrained-int": "a whole number",
     "float": "a number",
     "bool": "true or false",
 }
@@ -66,10 +67,8 @@ def _said(kind: type[Spec], faults: list[Any], where: str) -> list[str]:
         and not (fault["type"] == "too_short" and len(fault["input"]) >= fault["ctx"]["min_length"])
     ]
     for fault in sorted(faults, key=lambda fault: fault["type"] != "extra_forbidden"):
-        if len(fault["loc"]) > 1 and fault["loc"][-1] in _KINDS:
-            lines.append(_of_no_kind(fault, faults, where))
-        else:
-            lines.append(_explain(kind, fault, where))
+        no_kind = _of_no_kind(kind, fault, faults, where) if len(fault["loc"]) > 1 else ""
+        lines.append(no_kind or _explain(kind, fault, where))
     return lines
 
 
@@ -102,14 +101,20 @@ def parse_run(values: dict[str, Any], where: str) -> RunSpec:
     return parse(run_kind(str(values.get("core"))), values, where)
 
 
-def _of_no_kind(fault: Any, faults: list[Any], where: str) -> str:
-    """A value that may be of several kinds, and is of none."""
-    kinds = [other["loc"][-1] for other in faults if other["loc"][:-1] == fault["loc"][:-1]]
-    key, names = (
-        _dotted([str(part) for part in fault["loc"][:-1]]),
-        " or ".join(_KINDS.get(k, k) for k in kinds),
-    )
-    return f"{where}: {key}={fault['input']!r}: must be {names}"
+def _of_no_kind(kind: type[Spec], fault: Any, faults: list[Any], where: str) -> str:
+    """A value that may be of several kinds, and is of none: of each pydantic has a fault. Empty for any other fault."""
+    path = [str(part) for part in fault["loc"][:-1]]
+    tried = [
+        str(other["loc"][-1])
+        for other in faults
+        if other["loc"][:-1] == fault["loc"][:-1] and other["input"] == fault["input"]
+    ]
+    words = [_KINDS.get(name) or re.sub(r"literal\[(.*)\]", r"\1", name) for name in tried]
+    if len(words) == 1 or words == tried:
+        return ""
+    if valid := _interval(kind, path):
+        words = [f"{word} in {valid}" if "number" in word else word for word in words]
+    return f"{where}: {_dotted(path)}={fault['input']!r}: must be {' or '.join(words)}"
 
 
 def _explain(kind: type[Spec], fault: Any, where: str) -> str:

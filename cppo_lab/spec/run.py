@@ -78,8 +78,8 @@ class HubModel(Spec):
     name: Name
     repository: Annotated[str, Field(pattern=r"^[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*$")]
     revision: str
-    parameters: Annotated[float, Field(gt=0)]
-    active_parameters: Annotated[float, Field(gt=0)]
+    parameters: Positive
+    active_parameters: Positive
     layers: Count
     width: Count
     kv_width: Count  # key-value heads x head dimension

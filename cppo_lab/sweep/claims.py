@@ -182,17 +182,11 @@ def _baseline(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Baseline:
     named = {variant: values for variant, (group, values) in labels.items() if group == baseline}
     if not named:
         return USUAL
-
-    def counterpart(variant: str) -> str | None:
-        given = labels[variant][1]
-        for name, values in named.items():
-            if values.items() <= given.items():
-                return name
-        return None
-
-    return Baseline(
-        baseline, {variant: base for variant in labels if (base := counterpart(variant)) is not None}
-    )
+    counterparts = {
+        variant: [name for name, values in named.items() if values.items() <= given.items()]
+        for variant, (_, given) in labels.items()
+    }
+    return Baseline(baseline, {variant: bases[0] for variant, bases in counterparts.items() if bases})
 
 
 def note_looks(plan: Plan, uri: str) -> None:

@@ -6,9 +6,11 @@ equals that of Hydra alone (tests/sweep/test_compose.py).
 """
 
 import copy
+import errno
 import json
 import logging
 import re
+import stat
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
@@ -29,7 +31,6 @@ from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import launcher_kind, launcher_of, other_launchers
 from cppo_lab.plugins import code_digest, digest_of
 from cppo_lab.rules import RULES, from_environment, path_of_user
-from cppo_lab.schema import digest
 from cppo_lab.spec import (
     AnswersSpec,
     LayoutSpec,
@@ -38,7 +39,6 @@ from cppo_lab.spec import (
     RuleSpec,
     RunSpec,
     Spec,
-    canonical,
 )
 from cppo_lab.spec.parse import parse, parse_run, run_kind
 from cppo_lab.spec.run import PAPER
@@ -83,7 +83,6 @@ class NotifySpec(Spec):
     url: str | None = None
 
 
-NO_MESSAGES = NotifySpec()
 # What is not part of a run, in the order of its checks; `launcher` is of the kind that its name says.
 PARTS: dict[str, type[Spec]] = {
     "launcher": LauncherSpec,
@@ -105,8 +104,7 @@ class Composed:
     launcher: LauncherSpec
     tracking: TrackingSpec
     resources: ResourcesSpec
-    run_id: str  # of `run`
-    notify: NotifySpec = NO_MESSAGES
+    notify: NotifySpec
 
     @property
     def nodes(self) -> int:
@@ -120,7 +118,7 @@ def compose(overrides: Sequence[str]) -> Composed:
     Raises UserError for an override that does not parse, an unknown group option, key, or value.
     """
     sections = _sections(overrides)
-    sections["data"] = _with_digests(sections.get("data", "null"))
+    sections["data"] = _with_digests(sections["data"])
     for constants in SHARED_CONSTANTS:  # no part of the run, whose references to them are resolved by now
         sections.pop(constants.removesuffix("."), None)
     chosen = json.loads(sections["launcher"])
@@ -133,7 +131,7 @@ def compose(overrides: Sequence[str]) -> Composed:
     }
     if (check := launcher_of(parts["launcher"].name).load("check")) is not None:
         check(parts["launcher"], parts["resources"])
-    run, run_id = _run(sections)
+    run = _run(sections)
     _check_constants(run)
     every, record = parts["layout"].checkpoint_every, core_of(run.core)
     if every is not None and not record.uses_layout:
@@ -148,7 +146,7 @@ def compose(overrides: Sequence[str]) -> Composed:
         )
     if (check_placement := record.load("check_placement")) is not None:
         check_placement(run, parts["layout"])
-    return Composed(run, run_id=run_id, **parts)
+    return Composed(run, **parts)
 
 
 VALIDATION = "data.validation."  # before the name of a validation set, which its user chooses
@@ -181,6 +179,8 @@ def _own_file(key: str, name: object) -> dict[str, str]:
     path = Path(str(name)).resolve()
     try:
         status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe, or a device without an end
+            raise OSError(errno.EINVAL, "not a regular file")
         return {"path": str(path), "digest": _digest(path, status.st_mtime_ns, status.st_size)}
     except OSError as error:
         raise UserError(f"{key}={name!r} cannot be read ({error.strerror}): {FILES}") from None
@@ -223,13 +223,11 @@ def groups_set_by(rule: str) -> tuple[str, ...]:
 class _Combination:
     """Hydra's composition of group choices, to be read only.
 
-    `keys`: dotted names of the values. `scalars`: top-level keys whose values are neither mappings nor lists. `alone`:
-    top-level keys that no reference names.
+    `keys`: dotted names of the values. `alone`: top-level keys that no reference names.
     """
 
     config: DictConfig
     keys: frozenset[str]
-    scalars: frozenset[str]
     alone: frozenset[str]
 
 
@@ -255,9 +253,7 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
     referenced = set(re.findall(r"\$\{(\w*)", json.dumps(values)))
     # Without a name: a relative reference, or a reference within a name.
     alone = frozenset() if "" in referenced else frozenset(map(str, config)) - referenced
-    assert isinstance(values, dict)
-    scalars = frozenset(str(name) for name, value in values.items() if not isinstance(value, dict | list))
-    return _Combination(config, frozenset(_dotted(values)), scalars, alone)
+    return _Combination(config, frozenset(_dotted(values)), alone)
 
 
 def _add_installed(choice: Override) -> None:
@@ -296,10 +292,9 @@ def _sections(overrides: Sequence[str]) -> dict[str, str]:
 
 @lru_cache(maxsize=100_000)
 def _section(choices: tuple[str, ...], texts: tuple[str, ...], name: str) -> str:
-    if len(texts) == 1 and name in _combination(choices).scalars:
-        given = parse_override(texts[0])
-        if given.key == name and given.kind == "value":  # no copy of everything for each of hundreds of seeds
-            return json.dumps(given.value)
+    given = parse_override(texts[0]) if len(texts) == 1 else None
+    if given and given.key == name and given.kind == "value" and not isinstance(given.value, list):
+        return json.dumps(given.value)  # no copy of everything for each of hundreds of seeds
     config = _config(choices, texts)
     try:
         value = "???" if OmegaConf.is_missing(config, name) else config[name]
@@ -396,16 +391,12 @@ def _parsed(kind: type[Spec], text: str, where: str) -> Spec:
     return parse(kind, json.loads(text), where)
 
 
-def _run(sections: Mapping[str, str]) -> tuple[RunSpec, str]:
-    """The run and its id. Errors are reported by parsing the run as a whole."""
+def _run(sections: Mapping[str, str]) -> RunSpec:
+    """The run. Errors are reported by parsing it as a whole."""
     core = json.loads(sections["core"])
-    kind, values, texts = run_kind(core), {}, []
+    kind = run_kind(core)
     try:
-        for name in sorted(sections):
-            values[name], text = _field(kind, name, sections[name])
-            if values[name] is not None:
-                texts.append(f'"{name}":{text}')
-        return kind.model_validate(values), digest("{" + ",".join(texts) + "}")
+        return kind.model_validate({name: _field(kind, name, text) for name, text in sections.items()})
     except (ValidationError, KeyError):  # an invalid value or an unknown key
         pass
     plain = {name: json.loads(text) for name, text in sections.items()}
@@ -415,22 +406,20 @@ def _run(sections: Mapping[str, str]) -> tuple[RunSpec, str]:
             raise UserError(
                 f"configuration: core={core!r} has no {name}: add core={' or core='.join(owners)}"
             )
-    run = parse_run(plain, "configuration")
-    return run, run.run_id
+    return parse_run(plain, "configuration")
 
 
 @lru_cache(maxsize=200_000)
-def _field(kind: type[RunSpec], name: str, text: str) -> tuple[Any, str]:
-    """A field of a run from JSON, and its canonical JSON.
+def _field(kind: type[RunSpec], name: str, text: str) -> Any:
+    """A field of a run from JSON, shared by runs that have the same.
 
     Raises ValidationError.
     """
-    value = _adapter(kind, name).validate_json(text, strict=True)
-    return value, canonical(value) if isinstance(value, Spec) else json.dumps(value)
+    return _adapter(kind, name).validate_json(text, strict=True)
 
 
 @cache
-def _adapter(kind: type[Spec], name: str) -> TypeAdapter[Any]:
+def _adapter(kind: type[RunSpec], name: str) -> TypeAdapter[Any]:
     return TypeAdapter(get_type_hints(kind, include_extras=True)[name])
 
 

@@ -10,8 +10,9 @@ import heapq
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -207,59 +208,23 @@ def cost_of(
     )
 
 
-Measure = Callable[
-    [str, str, str, Mapping[str, str]], list[list[float]]
-]  # core, model, layout, params -> seconds
-
-
-def costs(runs: Iterable[PlannedRun], measure: Measure, folder: Path | None = None) -> dict[str, Cost | None]:
-    """The cost of every run; `measure` is called once per kind. `folder` (of all runs) may have preflights."""
-    medians: dict[tuple[str, str, tuple[tuple[str, str], ...]], list[float]] = {}
-    run_costs = {}
-    for run in runs:
-        spec = run.spec
-        layout = layout_tag(run.layout) if core_of(spec.core).uses_layout else ""
-        params = kind_of(spec)
-        kind = (spec.core, layout, tuple(params.items()))
-        if kind not in medians:
-            medians[kind] = [
-                median(seconds) for seconds in measure(spec.core, spec.model.name, layout, params)
-            ]
-        short = None
-        if folder is not None and core_of(spec.core).preflight:
-            measurement = read_preflight(preflight_folder(spec, run.layout, folder))
-            short = whole_run(measurement, spec) if measurement else None
-        run_costs[run.run_id] = cost_of(spec, run.layout, medians[kind], short)
-    return run_costs
-
-
-@dataclass
 class StepTimes:
-    """The step times of the past runs with folders in `folder`; of each kind, the newest `most` are read."""
+    """The step times of the past runs with folders in `folder`."""
 
-    folder: Path
-    most: int = MOST_RUNS
-    _params: dict[Path, dict[str, str]] = field(default_factory=dict)
+    def __init__(self, folder: Path) -> None:
+        entries = [entry for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
+        newest = heapq.nlargest(RECENT, entries, key=lambda entry: entry.stat().st_mtime_ns)
+        self._newest = [Path(entry.path) for entry in newest]
+        self._params = cache(lambda run: flatten(read_config(run / CONFIG) or {}))
 
-    def __post_init__(self) -> None:
-        entries = list(os.scandir(self.folder)) if self.folder.is_dir() else []
-        newest = heapq.nlargest(
-            RECENT, ((entry.stat().st_mtime_ns, entry.path) for entry in entries if entry.is_dir())
-        )
-        self._newest = [Path(path) for _, path in newest]
+    def of(self, core: str, layout: str, params: Mapping[str, str]) -> list[list[float]]:
+        """Seconds of every training step of the newest MOST_RUNS runs of a kind, a list for each run.
 
-    def __call__(self, core: str, model: str, layout: str, params: Mapping[str, str]) -> list[list[float]]:
-        """Seconds of every training step of the newest runs of a kind, a list for each run.
-
-        Those of `core` count whose parameters agree with `params` (also in `model`) and whose layout tag is `layout`
-        (empty: any).
+        Those of `core` count whose parameters agree with `params` and whose layout tag is `layout` (empty: any).
         """
         times: list[list[float]] = []
         for run in self._newest:
-            if run not in self._params:
-                self._params[run] = flatten(read_config(run / CONFIG) or {})
-            kind = {"core": core, "model.name": model, **params}
-            if any(self._params[run].get(key) != value for key, value in kind.items()):
+            if not {"core": core, **params}.items() <= self._params(run).items():
                 continue
             record = newest_record(run)
             if record is None or (layout and record.begin.tags.get(schema.TAG_LAYOUT) != layout):
@@ -268,14 +233,26 @@ class StepTimes:
             seconds = [value for value in values if not math.isnan(value)]
             if len(seconds) >= FEWEST_STEPS and seconds[-1] > 0:
                 times.append(seconds)
-            if len(times) == self.most:
+            if len(times) == MOST_RUNS:
                 break
         return times
 
 
 def past_costs(runs: Iterable[PlannedRun]) -> dict[str, Cost | None]:
     """The cost of every run, from past runs and preflights in the folder of runs."""
-    return costs(runs, StepTimes(runs_folder()), runs_folder())
+    folder = runs_folder()
+    times, run_costs = StepTimes(folder), dict[str, Cost | None]()
+    medians: dict[tuple[str, str, frozenset[tuple[str, str]]], list[float]] = {}
+    for run in runs:
+        spec, core, short = run.spec, core_of(run.spec.core), None
+        layout, params = layout_tag(run.layout) if core.uses_layout else "", kind_of(spec)
+        kind = (spec.core, layout, frozenset(params.items()))
+        if kind not in medians:
+            medians[kind] = list(map(median, times.of(spec.core, layout, params)))
+        if core.preflight and (measured := read_preflight(preflight_folder(spec, run.layout, folder))):
+            short = whole_run(measured, spec)
+        run_costs[run.run_id] = cost_of(spec, run.layout, medians[kind], short)
+    return run_costs
 
 
 def past_paces(runs: Sequence[PlannedRun]) -> dict[str, float]:
@@ -352,32 +329,25 @@ class CostSum:
 
 def sum_costs(run_costs: Mapping[str, Cost | None], states: Mapping[str, RunState]) -> list[CostSum]:
     """One sum for each basis that occurs, with the total hours and those of runs that have not finished."""
+    known = {run_id: cost for run_id, cost in run_costs.items() if cost}
+    on_gpus = any(cost.gpu_hours is not None for cost in known.values())
     sums = []
     for basis in (ESTIMATE, PREFLIGHT, MEASURED):
-        all_of_it = {
-            run_id: cost for run_id, cost in run_costs.items() if cost and cost.fits and cost.basis == basis
-        }
-        remaining = [
-            cost for run_id, cost in all_of_it.items() if states[run_id].state not in schema.FINISHED
-        ]
-        if any(cost and cost.basis == basis for cost in run_costs.values()):
-            sums.append(
-                CostSum(
-                    basis=basis,
-                    runs=len(all_of_it),
-                    hours=sum(cost.hours for cost in all_of_it.values()),
-                    gpu_hours=_sum(list(all_of_it.values()), run_costs),
-                    runs_left=len(remaining),
-                    hours_left=sum(cost.hours for cost in remaining),
-                    gpu_hours_left=_sum(remaining, run_costs),
-                    measured_runs=max((cost.measured_runs for cost in all_of_it.values()), default=0),
-                )
+        of_basis = {run_id: cost for run_id, cost in known.items() if cost.basis == basis}
+        if not of_basis:
+            continue
+        fitting = {run_id: cost for run_id, cost in of_basis.items() if cost.fits}
+        left = [cost for run_id, cost in fitting.items() if states[run_id].state not in schema.FINISHED]
+        sums.append(
+            CostSum(
+                basis=basis,
+                runs=len(fitting),
+                hours=sum(cost.hours for cost in fitting.values()),
+                gpu_hours=sum(cost.gpu_hours or 0.0 for cost in fitting.values()) if on_gpus else None,
+                runs_left=len(left),
+                hours_left=sum(cost.hours for cost in left),
+                gpu_hours_left=sum(cost.gpu_hours or 0.0 for cost in left) if on_gpus else None,
+                measured_runs=max((cost.measured_runs for cost in fitting.values()), default=0),
             )
+        )
     return sums
-
-
-def _sum(costs: Sequence[Cost], run_costs: Mapping[str, Cost | None]) -> float | None:
-    """The total GPU-hours; None if no run of the plan uses a GPU."""
-    if all(cost is None or cost.gpu_hours is None for cost in run_costs.values()):
-        return None
-    return sum(cost.gpu_hours or 0.0 for cost in costs)

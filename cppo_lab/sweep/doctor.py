@@ -12,7 +12,6 @@ import socket
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Protocol
 from urllib.parse import parse_qs, urlsplit
 
 from packaging.specifiers import SpecifierSet
@@ -55,11 +54,17 @@ def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -
     return [
         # The packages of a container are in its image.
         *(() if launcher.contained else check_packages(run, layout)),
-        *check_launcher(launcher.name),
+        Requirement(
+            "submitit",
+            ">=1.5.2,<2",
+            f"launcher={launcher.name}" if launcher_of(launcher.name).submitit else "",
+            extra="train",
+        ).check(),
         *(checks_of(run.core).interfaces() if interfaces and not launcher.contained else ()),
         # A cluster's nodes have the devices; this machine only submits.
         *(elsewhere(composed.resources, runs, launcher) if elsewhere else check_devices(run, layout)),
-        *check_machine(run, layout, runs),
+        *checks_of(run.core).machine(run, layout),
+        _disk(run, layout, runs),
         check_model(run, paths),
         check_data(run, paths),
         check_store(uri),
@@ -90,7 +95,7 @@ def require_plan(plan: Plan, uri: str) -> None:
     require_machine(
         [
             Composed(
-                run.spec, run.layout, plan.paths, plan.launcher, plan.tracking, run.resources, run.run_id
+                run.spec, run.layout, plan.paths, plan.launcher, plan.tracking, run.resources, plan.notify
             )
             for run in kinds.values()
         ],
@@ -115,12 +120,6 @@ def require_machine(kinds: Sequence[Composed], uri: str) -> None:
         raise UserError(
             "runs of this sweep cannot start here (see `cppo doctor`):\n  " + "\n  ".join(missing)
         )
-
-
-def check_launcher(launcher: str) -> Iterator[Check]:
-    """Check the package that starts runs in separate processes."""
-    needed = f"launcher={launcher}" if launcher_of(launcher).submitit else ""
-    yield Requirement("submitit", ">=1.5.2,<2", needed, extra="train").check()
 
 
 def check_packages(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
@@ -243,18 +242,8 @@ def check_store(uri: str) -> Check:
     return Check("MLflow store", OK, f"{text} answers")
 
 
-class Device(Protocol):
-    """The properties of a GPU in torch; memory in bytes."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def total_memory(self) -> int: ...
-
-
 def check_devices(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
-    """GPUs in number and memory, and the library by which they exchange gradients."""
+    """GPUs in number and memory, their CPUs, and the library by which they exchange gradients."""
     if not core_of(run.core).gpus(layout):
         yield Check("GPUs", UNNEEDED, "the run needs none")
         return
@@ -272,16 +261,7 @@ def check_devices(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
             "driver, or choose a small model with layout=cpu",
         )
         return
-    yield from _gpus(
-        run, layout, [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
-    )
-    if torch.distributed.is_nccl_available():
-        yield Check("NCCL", OK, ".".join(map(str, torch.cuda.nccl.version())))
-    else:
-        yield Check("NCCL", MISSING, "this torch is built without it", "install a CUDA build of torch")
-
-
-def _gpus(run: RunSpec, layout: LayoutSpec, devices: Sequence[Device]) -> Iterator[Check]:
+    devices = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
     names = ", ".join(sorted({device.name for device in devices}))
     smallest = min(device.total_memory for device in devices)
     text = f"{len(devices)} x {names}, {smallest / 1e9:.0f} GB"
@@ -311,16 +291,14 @@ def _gpus(run: RunSpec, layout: LayoutSpec, devices: Sequence[Device]) -> Iterat
                 "an estimate: more nodes, a smaller layout.tokens_per_device or layout.offload=true take less"
             )
         yield Check("memory of a GPU", status, cost.memory.verdict, remedy)
-
-
-def check_machine(run: RunSpec, layout: LayoutSpec, runs: Path) -> Iterator[Check]:
-    """Check what the core needs from the machine, and the disk space for checkpoints."""
-    yield from checks_of(run.core).machine(run, layout)
-    yield _disk(run, layout, runs)
+    if torch.distributed.is_nccl_available():
+        yield Check("NCCL", OK, ".".join(map(str, torch.cuda.nccl.version())))
+    else:
+        yield Check("NCCL", MISSING, "this torch is built without it", "install a CUDA build of torch")
 
 
 def _disk(run: RunSpec, layout: LayoutSpec, runs: Path) -> Check:
-    """Check the disk of the folder; if it does not exist yet, that of the nearest existing parent."""
+    """Check the disk of the folder, for checkpoints; if it does not exist yet, that of the nearest existing parent."""
     place = next(folder for folder in (runs, *runs.parents) if folder.exists())
     if not (place.is_dir() and os.access(place, os.W_OK)):
         remedy = "work in a folder that you can write to"

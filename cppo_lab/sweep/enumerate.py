@@ -3,8 +3,6 @@
 An error in composing a run is located in the sweep file, or on the command line.
 """
 
-import itertools
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,26 +12,20 @@ from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.file import ANY_CORE, ERRORS, Hypothesis, Scalar, Sweep, is_of
 from cppo_lab.sweep.grid import (
-    Fit,
-    Fitting,
+    UNNAMED,
     Grid,
     GridPoint,
+    as_declared,
     changes,
-    declared_conditions,
-    is_elsewhere,
-    label,
+    choices,
+    included,
     meets,
-    name_faults,
     narrow,
-    nothing_met,
-    short_names,
+    points,
     whole,
-    without_selections,
 )
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import override_text, parse_override
-
-MAX_RUNS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,134 +151,101 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
     Raises UserError for a bad override or configuration.
     """
     grid = narrow(sweep, overrides)
-    fitting = Fitting(grid)
     runs: dict[str, PlannedRun] = {}
-    places: dict[tuple[str, str, int], str] = {}
+    places: dict[RunPlace, str] = {}
     composed = None
     faults: dict[str, str] = {}  # variant -> the error of the first of its runs
-    for place, fit, variant in _labelled(grid, fitting):
-        if place.variant in faults:
+    for point in included(grid):
+        if point.variant in faults:
             continue
         try:
-            composed = _composed(grid, place, fit)
+            composed = _composed(grid, point)
         except UserError as error:
             if not str(error).startswith(f"sweep {sweep.source}: "):  # the command line is at fault
                 raise
-            faults[place.variant] = str(error)
+            faults[point.variant] = str(error)
             if len(faults) > MOST_FAULTS:
                 break
             continue
         run = PlannedRun(
-            composed.run_id, {sweep.name: variant}, composed.run, composed.layout, composed.resources
+            composed.run.run_id, {sweep.name: point.label}, composed.run, composed.layout, composed.resources
         )
         twin = runs.setdefault(run.run_id, run)
-        if twin.variant != variant:
+        if twin.variant != run.variant:
             raise UserError(
-                f"sweep {sweep.source}: variants {twin.variant!r} and {variant!r} compose to the same run "
+                f"sweep {sweep.source}: variants {twin.variant!r} and {run.variant!r} compose to the same run "
                 f"{run.run_id}: remove one, or the override that makes them equal"
             )
-        where = (run.spec.model.name, variant, run.spec.seed)
+        where = (run.spec.model.name, run.variant, run.spec.seed)
         if places.setdefault(where, run.run_id) != run.run_id:
             raise UserError(
-                f"sweep {sweep.source}: variant {variant!r} on {where[0]} with seed {where[2]} names two "
+                f"sweep {sweep.source}: variant {run.variant!r} on {where[0]} with seed {where[2]} names two "
                 "different runs: give each setting a variant of its own; only models and seeds make runs of one variant"
             )
-    used = fitting.used()
+    used = {name for point in points(grid) for name in (*point.axes, *point.overrides)}
     texts = [*faults.values(), *_axis_faults(grid, used), *_hypothesis_faults(grid)]
     if texts:
         raise together(texts, f"sweep {sweep.source}: ")
     asked = [text for key, text in grid.asked.items() if key not in used]
     unused = [*(text for text in grid.common if text not in used), *asked]
-    declared = _declared(sweep, overrides) if sweep.hypotheses else None
-    return Enumerated(sweep, tuple(runs.values()), composed, tuple(unused), changes(grid, unused), declared)
+    declared = as_declared(grid)
+    return Enumerated(
+        sweep,
+        tuple(runs.values()),
+        composed,
+        tuple(unused),
+        changes(declared, unused),
+        _declared_runs(declared) if sweep.hypotheses else None,
+    )
 
 
-def _declared(sweep: Sweep, overrides: Sequence[str]) -> DeclaredRuns:
+def _declared_runs(grid: Grid) -> DeclaredRuns:
     """What hypotheses are registered about. Composes one run of each model and variant."""
-    grid = narrow(sweep, without_selections(sweep, overrides))
     places: set[RunPlace] = set()
     settings: dict[tuple[str, str], str] = {}
     models: dict[str, str] = {}  # file in conf/model -> name of the model
-    for place, fit, variant in _labelled(grid, Fitting(grid)):
-        seed = place.values.get("seed")
-        cell = place.model, variant
-        if seed is None or cell not in settings:
-            run = _composed(grid, place, fit).run
-            seed, models[place.model] = run.seed, run.model.name
+    for point in included(grid):
+        seed, cell = point.values.get("seed"), (point.model, point.label)
+        if type(seed) is not int or cell not in settings:
+            run = _composed(grid, point).run
+            seed, models[point.model] = run.seed, run.model.name
             settings.setdefault(cell, run.model_copy(update={"seed": 0}).run_id)
-        places.add((models[place.model], variant, int(seed)))
+        places.add((models[point.model], point.label, seed))
     lines = sorted(f"{model} {variant} {run_id}" for (model, variant), run_id in settings.items())
     return DeclaredRuns(frozenset(places), schema.digest("\n".join(lines)))
 
 
-def _labelled(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit, str]]:
-    """Every run of a grid that is not excluded, with the name of its variant."""
-    sweep, names = grid.sweep, short_names(grid.axes)
-    for place, fit in _places(grid, fitting):
-        if not any(meets(place, entry) for entry in sweep.exclude):
-            values = {key: place.values[key] for key in fit.axes}
-            yield place, fit, label(place.variant, values, names, sweep.name)
-
-
-def _places(grid: Grid, fitting: Fitting) -> Iterator[tuple[GridPoint, Fit]]:
-    """Every run that a grid declares, excluded or not, in file order and without duplicates."""
-    count = len(grid.models) * len(grid.variants) * math.prod(map(len, grid.axes.values()))
-    if count > MAX_RUNS:
-        raise UserError(
-            f"sweep {grid.sweep.source}: declares {count:,} runs, more than {MAX_RUNS:,}: declare fewer"
-        )
-    seen: set[tuple[object, ...]] = set()
-    for model, (variant, keys) in itertools.product(grid.models, grid.variants.items()):
-        for values in itertools.product(*grid.axes.values()):
-            point = dict(zip(grid.axes, values, strict=True))
-            fit = fitting.of(model, variant, point)
-            used = {key: point[key] for key in fit.axes}
-            if len(used) < len(point):
-                key = (model, variant, *used.items())
-                if key in seen:
-                    continue
-                seen.add(key)
-            yield GridPoint(grid.core, model, variant, {**keys, **used}), fit
-
-
-def _composed(grid: Grid, place: GridPoint, fit: Fit) -> Composed:
+def _composed(grid: Grid, point: GridPoint) -> Composed:
     """The configuration of a run. Errors name the location in the file that caused them."""
-    resources = _resources(grid, place)
-    texts = [
-        override_text("model", place.model),
-        *(override_text(key, value) for key, value in place.values.items()),
-    ]
+    resources = _resources(grid, point)
+    settings = {"model": point.model, **point.values}
+    texts = [override_text(key, value) for key, value in settings.items()]
     try:
-        return compose([*texts, *(setting.text for setting in resources), *fit.overrides])
+        return compose([*texts, *(setting.text for setting in resources), *point.overrides])
     except UserError as error:
-        file, typed = _sources(grid, place)
-        raise located(error, grid.sweep.source, [*file, *resources], [*typed, *fit.overrides]) from None
+        file, typed = _sources(grid, point)
+        raise located(error, grid.sweep.source, [*file, *resources], [*typed, *point.overrides]) from None
 
 
-def _sources(grid: Grid, place: GridPoint) -> tuple[list[Setting], list[str]]:
-    """The settings of a run from the file, and the axis settings from the command line."""
-    file = [Setting(f"variants.{place.variant}.{key}", key, value) for key, value in place.values.items()]
-    file = [setting for setting in file if setting.key in grid.variants[place.variant]]
-    typed = []
-    for key in grid.axes.keys() & place.values.keys():
-        if key in grid.asked:
-            typed.append(override_text(key, place.values[key]))
-        else:
-            file.append(Setting(f"axes.{key}", key, place.values[key]))
-    if grid.models_asked:
-        typed.append(override_text("model", place.model))
-    else:
-        file.insert(0, Setting("models", "model", place.model))
-    return file, typed
+def _sources(grid: Grid, point: GridPoint) -> tuple[list[Setting], list[str]]:
+    """The settings of a run from the file, and the model and axis settings from the command line."""
+    settings = [
+        Setting("models", "model", point.model),
+        *(Setting(f"variants.{point.variant}.{key}", key, value) for key, value in point.keys.items()),
+        *(Setting(f"axes.{key}", key, value) for key, value in point.axes.items()),
+    ]
+    asked = {*grid.asked, *(["model"] if grid.models_asked else [])}
+    typed = [setting.text for setting in settings if setting.key in asked]
+    return [setting for setting in settings if setting.key not in asked], typed
 
 
-def _resources(grid: Grid, place: GridPoint) -> list[Setting]:
+def _resources(grid: Grid, point: GridPoint) -> list[Setting]:
     """The cluster resources of a run from the file: later entries override earlier ones, and the command line overrides
     all.
     """
     by_key: dict[str, Setting] = {}
     for i, rule in enumerate(grid.sweep.resources):
-        if rule.for_ is not None and not meets(place, rule.for_):
+        if rule.for_ is not None and not meets(point, rule.for_):
             continue
         settings = rule.settings()
         if "layout" in settings:
@@ -305,18 +264,12 @@ def axis_values(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, 
 
     Excludes seed and model, and composes nothing. Raises UserError as `enumerate_runs`.
     """
-    return _labels(narrow(sweep, overrides))
-
-
-def _labels(grid: Grid) -> dict[str, tuple[str, dict[str, Scalar]]]:
-    """See `axis_values`."""
-    names = short_names(grid.axes)
     return {
-        variant: (
-            place.variant or grid.sweep.name,
-            {key: place.values[key] for key in fit.axes if key in names},
+        point.label: (
+            point.variant or sweep.name,
+            {key: value for key, value in point.axes.items() if key not in UNNAMED},
         )
-        for place, fit, variant in _labelled(grid, Fitting(grid))
+        for point in included(narrow(sweep, overrides))
     }
 
 
@@ -328,13 +281,13 @@ def _hypothesis_faults(grid: Grid) -> Iterator[str]:
     sweep = grid.sweep
     if not (sweep.hypotheses or sweep.baseline):
         return
-    everything = whole(sweep, grid.core)
-    labels = _labels(everything)
+    everything = list(included(whole(sweep, grid.core)))
+    labels = list(dict.fromkeys(point.label for point in everything))
     cells: dict[tuple[str, str], set[str]] = {}
-    for place, _, variant in _labelled(everything, Fitting(everything)) if sweep.exclude else ():
-        cells.setdefault((place.model, str(place.values.get("seed"))), set()).add(variant)
+    for point in everything if sweep.exclude else ():
+        cells.setdefault((point.model, str(point.values.get("seed"))), set()).add(point.label)
     own_core = set(sweep.models) <= {grid.core, ANY_CORE}
-    names = {*labels, *(variant for variant, _ in labels.values())}
+    names = {*labels, *(point.variant or sweep.name for point in everything)}
     if sweep.baseline and own_core and sweep.baseline not in names:
         yield f"sweep {sweep.source}: {unknown('baseline', sweep.baseline, names)}"
     for key, hypothesis in sweep.hypotheses.items():
@@ -353,8 +306,8 @@ def _hypothesis_faults(grid: Grid) -> Iterator[str]:
                     f"{' or '.join(map(repr, longer[:3]))}: name that, or set the axis' key in each variant"
                 )
             elif own_core and is_of(name, sweep.variants):
-                yield f"{where}: no run is of variant {name!r} (variants: {', '.join(map(repr, list(labels)[:5]))})"
-        if hypothesis.outcome not in ERRORS and labels.keys() >= set(hypothesis.variants):
+                yield f"{where}: no run is of variant {name!r} (variants: {', '.join(map(repr, labels[:5]))})"
+        if hypothesis.outcome not in ERRORS and {*labels} >= {*hypothesis.variants}:
             yield from (f"{where}: {text}" for text in _one_sided(hypothesis, cells))
 
 
@@ -381,38 +334,15 @@ def _axis_faults(grid: Grid, used: set[str]) -> Iterator[str]:
     if not idle:
         return
     everything = whole(grid.sweep, grid.core)
-    fitting = Fitting(everything)
-    places = [place for place, _ in _places(everything, fitting)]
-    choices = fitting.choices(places[0].model, places[0].variant, places[0].values)
+    first, *others = points(everything)
+    chosen = choices(everything, first.model, first.values)
     for key in idle:
-        if key in fitting.used():
+        if any(key in point.axes for point in (first, *others)):
             continue
         where = f"sweep {grid.sweep.source}: axes.{key}"
         try:
-            compose([*choices, override_text(key, grid.axes[key][0])])
+            compose([*chosen, override_text(key, grid.axes[key][0])])
         except UserError as error:
             yield f"{where}: {error}"
         else:
             yield f"{where}: no run of the sweep depends on {key!r}: remove it"
-
-
-def condition_faults(sweep: Sweep, core: str) -> list[tuple[str, str]]:
-    """Every entry of `exclude` and every `for` of `resources` that has an unknown name, or that matches no run of the
-    whole sweep, for this core: its place in the file, and what is wrong.
-    """
-    faults = list(name_faults(sweep, core))
-    unknown_names = {where for where, _ in faults}
-    open_ = {
-        where: conditions
-        for where, conditions in declared_conditions(sweep)
-        if where not in unknown_names
-        and core in conditions.get("core", (core,))
-        and not is_elsewhere(sweep, conditions, core)
-    }
-    if open_:
-        grid = whole(sweep, core)
-        for place, _ in _places(grid, Fitting(grid)):
-            open_ = {where: conditions for where, conditions in open_.items() if not meets(place, conditions)}
-            if not open_:
-                break
-    return faults + [(where, nothing_met(sweep, where, conditions)) for where, conditions in open_.items()]

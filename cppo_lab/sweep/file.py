@@ -7,6 +7,7 @@ package, CPPO_RULES, or the command line (`rule.path`).
 """
 
 import json
+import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
@@ -34,7 +35,7 @@ from cppo_lab.runs.folder import COMPLETE_ID
 from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.job import Features, GpuType, Hours, Memory, Word
 from cppo_lab.spec.parse import parse
-from cppo_lab.spec.run import VERL, Name, Positive, Seed, canonical
+from cppo_lab.spec.run import VERL, Name, Positive, Seed
 from cppo_lab.sweep.groups import add_rules, groups, shipped
 from cppo_lab.sweep.source import SHIPPED, mapping, read_text
 
@@ -135,20 +136,6 @@ class Hypothesis(Spec):
 
 
 Pairing = Literal["seed", "none"]
-
-
-class _Stated(Spec):
-    """Everything that identifies a hypothesis: changing any of it makes a different hypothesis. Fields added later are
-    None if unused, and then omitted from the text.
-    """
-
-    hypotheses: dict[str, Hypothesis]
-    models: dict[str, tuple[str, ...]]
-    variants: dict[str, dict[str, str]]
-    axes: dict[str, dict[str, tuple[str, ...]]]
-    exclude: tuple[dict[str, tuple[str, ...]], ...]
-    pairing: Pairing | None = None
-    overrides: tuple[str, ...] | None = None
 
 
 def differences(old: str, new: str) -> tuple[str, ...]:
@@ -580,10 +567,6 @@ def _condition_values(value: Any) -> Any:
     return tuple(values)
 
 
-def _one_unnamed() -> dict[str, dict[str, Scalar]]:
-    return {"": {}}
-
-
 def _one(value: Any) -> Any:
     if not _is_scalar(value):
         raise ValueError("must be a plain value: several are an axis")
@@ -658,7 +641,7 @@ class Sweep(Declared):
     models: Models
     axes: Axes = Field(default_factory=dict)
     variants: Annotated[dict[VariantName, dict[str, VariantValue]], Field(min_length=1)] = Field(
-        default_factory=_one_unnamed
+        default={"": {}}
     )
     exclude: tuple[Conditions, ...] = ()
     resources: tuple[ResourceRule, ...] = ()
@@ -690,26 +673,27 @@ class Sweep(Declared):
 
     def statement(self, overrides: Sequence[str] = ()) -> tuple[str, str]:
         """The hypotheses and the definition of the variants as they are registered, with `overrides` that change the
-        runs: a JSON text, and its digest.
+        runs: a JSON text, and its digest. Changing any of it makes a different hypothesis; what was added later is
+        left out where it is unused.
         """
-        stated = _Stated(
-            hypotheses=self.hypotheses,
-            models=self.models,
-            variants={
+        stated: dict[str, Any] = {
+            "hypotheses": {
+                key: hypothesis.model_dump(mode="json", exclude_none=True)
+                for key, hypothesis in self.hypotheses.items()
+            },
+            "models": self.models,
+            "variants": {
                 name: {key: repr(value) for key, value in keys.items()}
                 for name, keys in self.variants.items()
             },
-            axes={
-                key: {core: tuple(map(repr, values)) for core, values in lists.items()}
-                for key, lists in self.axes.items()
-            },
-            exclude=tuple(
-                {key: tuple(map(repr, values)) for key, values in entry.items()} for entry in self.exclude
-            ),
-            pairing=self.pairing,
-            overrides=tuple(sorted(overrides)) or None,
-        )
-        text = canonical(stated)
+            "axes": {key: _reprs(lists) for key, lists in self.axes.items()},
+            "exclude": list(map(_reprs, self.exclude)),
+        }
+        if self.pairing:
+            stated["pairing"] = self.pairing
+        if overrides:
+            stated["overrides"] = sorted(overrides)
+        text = json.dumps(stated, sort_keys=True, separators=(",", ":"))
         return text, schema.digest(text)
 
     def models_of(self, core: str) -> tuple[str, ...]:
@@ -727,7 +711,7 @@ class Sweep(Declared):
         return {key: self._of(f"axes.{key}", values, core) for key, values in self.axes.items()}
 
     def with_axes(self, study: "Study") -> "Sweep":
-        """The sweep with axes of the same name replaced by the study's."""
+        """The sweep with the study's axes, in place of its own of the same name."""
         sweep = self.model_copy(update={"axes": self.axes | study.axes})
         sweep._source = f"{self.source} in study {study.source}"
         return sweep
@@ -763,10 +747,14 @@ class Sweep(Declared):
         return values
 
 
+def _reprs(lists: Mapping[str, tuple[Scalar, ...]]) -> dict[str, list[str]]:
+    return {key: list(map(repr, values)) for key, values in lists.items()}
+
+
 class Study(Declared):
     """What a study file declares: several sweeps, whose shared runs are trained once.
 
-    `axes` replace axes of the same name in every sweep.
+    `axes` are those of every sweep too, in place of its own of the same name.
     """
 
     sweeps: Annotated[tuple[str, ...], Field(min_length=1)]
@@ -779,7 +767,7 @@ _TELLING = frozenset({"title", "question", "models", "variants", "axes", "sweeps
 
 def shipped_sweeps() -> list[str]:
     """Names of the sweeps shipped with the product."""
-    return sorted(Path(entry.name).stem for entry in SHIPPED.iterdir() if entry.name.endswith(".yaml"))
+    return sorted(path.stem for path in SHIPPED.glob("*.yaml"))
 
 
 def _files(folder: Path) -> dict[str, str]:
@@ -818,7 +806,7 @@ def load_sweep(name: str) -> Sweep | Study | Search:
         stem, folder = path.stem, path.parent
     elif name in shipped_sweeps():
         text, stem, folder = (SHIPPED / f"{name}.yaml").read_text(encoding="utf-8"), name, None
-    elif Path(name).is_file():
+    elif os.path.isfile(name):  # noqa: PTH113 - of a Path too long a name is an error
         raise UserError(
             f"{name} is a file, but a sweep file ends with .yaml: rename it, or name it as ./{name}"
         )

@@ -4,9 +4,12 @@ Also the labels of its runs (the variant with its axis values), conditions on th
 which axes and overrides apply to a run: a rule's constant applies to the rules that have it.
 """
 
+import itertools
+import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.core_records import core_of as core_record
@@ -17,6 +20,7 @@ from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import Override, override_text, parse_override, shell_form
 
 UNNAMED = frozenset({"seed", "model"})  # shown in separate columns
+MAX_RUNS = 1_000_000
 
 
 def short_names(axes: Collection[str]) -> dict[str, str]:
@@ -28,15 +32,6 @@ def short_names(axes: Collection[str]) -> dict[str, str]:
         if key not in UNNAMED
         for last in [key.rpartition(".")[2]]
     }
-
-
-def label(variant: str, values: Mapping[str, Scalar], names: Mapping[str, str], otherwise: str) -> str:
-    """The variant's name followed by its axis values, such as `cppo w_min=0.6`; `otherwise` if that is empty."""
-    parts = [variant] if variant else []
-    for key, value in values.items():
-        if key in names:
-            parts.append(f"{names[key]}={number(value)}" if names[key] else number(value))
-    return " ".join(parts) or otherwise
 
 
 def number(value: Scalar) -> str:
@@ -54,12 +49,24 @@ NAMES = ("variant", "model", "core")
 
 @dataclass(frozen=True, slots=True)
 class GridPoint:
-    """A run as declared by its sweep: its names, and the values of its variant's keys and axes."""
+    """A run as declared by its sweep: its names, the values of its variant's keys and of the axes that apply to it, and
+    the overrides of the command line that do.
+
+    `label` is the name of its variant among the runs: with its axis values, such as `cppo w_min=0.6`.
+    """
 
     core: str
     model: str
     variant: str
-    values: Mapping[str, Scalar]
+    keys: Mapping[str, Scalar]
+    axes: Mapping[str, Scalar]
+    overrides: tuple[str, ...]
+    label: str
+
+    @property
+    def values(self) -> dict[str, Scalar]:
+        """The values of its keys and axes."""
+        return {**self.keys, **self.axes}
 
     def get(self, key: str) -> tuple[Scalar, ...]:
         """The value of a condition's key; empty if the run has none."""
@@ -68,64 +75,14 @@ class GridPoint:
         return (self.values[key],) if key in self.values else ()
 
 
-def meets(place: GridPoint, conditions: Conditions) -> bool:
+def _is_in(value: Scalar, options: Iterable[Scalar]) -> bool:
+    return any(same(value, option) for option in options)
+
+
+def meets(point: GridPoint, conditions: Conditions) -> bool:
     """Whether a run meets all conditions."""
     return all(
-        any(same(value, accepted) for value in place.get(key) for accepted in values)
-        for key, values in conditions.items()
-    )
-
-
-def declared_conditions(sweep: Sweep) -> list[tuple[str, Conditions]]:
-    """All conditions of a sweep file, with the dotted key of each."""
-    conditions: list[tuple[str, Conditions]] = [
-        (f"exclude.{i}", entry) for i, entry in enumerate(sweep.exclude)
-    ]
-    conditions += [
-        (f"resources.{i}.for", rule.for_) for i, rule in enumerate(sweep.resources) if rule.for_ is not None
-    ]
-    return conditions
-
-
-def cores_of(sweep: Sweep) -> list[str]:
-    """The cores for which a sweep file has separate lists."""
-    cores = {core for values in sweep.axes.values() for core in values} | set(sweep.models)
-    return sorted(cores - {ANY_CORE})
-
-
-def name_faults(sweep: Sweep, core: str) -> Iterator[tuple[str, str]]:
-    """Every key and value of a condition that the sweep does not have, for this core or another: its entry in the
-    file, and what is wrong.
-    """
-    valid = _valid(sweep, [core, *cores_of(sweep)], groups()["core"])
-    for where, conditions in declared_conditions(sweep):
-        for key, values in conditions.items():
-            if key not in valid:
-                yield where, f"sweep {sweep.source}: {where}.{key}: {unknown('condition', key, valid)}"
-                continue
-            for value in values:
-                if not any(same(value, option) for option in valid[key]):
-                    names = unknown(key, value, map(number, valid[key]))
-                    yield where, f"sweep {sweep.source}: {where}.{key}={value!r}: {names}"
-
-
-def is_elsewhere(sweep: Sweep, conditions: Conditions, core: str) -> bool:
-    """Whether the conditions contain a value that only other cores have."""
-    here = _valid(sweep, [core], [core])
-    others = _valid(sweep, [name for name in cores_of(sweep) if name != core], groups()["core"])
-    return any(
-        not any(same(value, option) for value in values for option in here.get(key, ()))
-        and all(any(same(value, option) for option in others.get(key, ())) for value in values)
-        for key, values in conditions.items()
-    )
-
-
-def nothing_met(sweep: Sweep, where: str, conditions: Conditions) -> str:
-    """What is wrong with conditions that are valid individually, but match no run."""
-    listed = ", ".join(f"{key}: {'/'.join(map(number, values))}" for key, values in conditions.items())
-    return (
-        f"sweep {sweep.source}: {where}={{{listed}}}: no run of the sweep has all of these: remove the entry, or a "
-        "condition of it"
+        any(_is_in(value, accepted) for value in point.get(key)) for key, accepted in conditions.items()
     )
 
 
@@ -144,6 +101,49 @@ def _valid(sweep: Sweep, cores: Sequence[str], all_cores: Sequence[str]) -> dict
         values = [value for core in cores for value in by_core.get(core) or by_core.get(ANY_CORE, ())]
         valid.setdefault(key, []).extend(values)
     return valid
+
+
+def condition_faults(sweep: Sweep, core: str) -> list[tuple[str, str]]:
+    """Every entry of `exclude` and every `for` of `resources` that has a name which the sweep does not have for any
+    core, or that matches no run of the whole sweep for this core: its place in the file, and what is wrong.
+
+    An entry may be for other cores: it then has a value that only they have.
+    """
+    conditions: dict[str, Conditions] = {f"exclude.{i}": entry for i, entry in enumerate(sweep.exclude)}
+    conditions |= {f"resources.{i}.for": rule.for_ for i, rule in enumerate(sweep.resources) if rule.for_}
+    with_lists = {core for values in sweep.axes.values() for core in values} | set(sweep.models)
+    other_cores = sorted(with_lists - {ANY_CORE, core})
+    here, all_cores = _valid(sweep, [core], [core]), groups()["core"]
+    elsewhere, valid = (_valid(sweep, cores, all_cores) for cores in (other_cores, [core, *other_cores]))
+    faults: list[tuple[str, str]] = []
+    unmet: dict[str, Conditions] = {}
+    for where, entry in conditions.items():
+        before, place = len(faults), f"sweep {sweep.source}: {where}"
+        for key, values in entry.items():
+            if key not in valid:
+                faults.append((where, f"{place}.{key}: {unknown('condition', key, valid)}"))
+                continue
+            faults += [
+                (where, f"{place}.{key}={value!r}: {unknown(key, value, map(number, valid[key]))}")
+                for value in values
+                if not _is_in(value, valid[key])
+            ]
+        is_elsewhere = any(
+            not any(_is_in(value, here.get(key, ())) for value in values)
+            and all(_is_in(value, elsewhere.get(key, ())) for value in values)
+            for key, values in entry.items()
+        )
+        if len(faults) == before and core in entry.get("core", (core,)) and not is_elsewhere:
+            unmet[where] = entry
+    for point in points(whole(sweep, core)) if unmet else ():
+        unmet = {where: entry for where, entry in unmet.items() if not meets(point, entry)}
+        if not unmet:
+            break
+    for where, entry in unmet.items():
+        listed = ", ".join(f"{key}: {'/'.join(map(number, values))}" for key, values in entry.items())
+        text = f"sweep {sweep.source}: {where}={{{listed}}}: no run of the sweep has all of these"
+        faults.append((where, f"{text}: remove the entry, or a condition of it"))
+    return faults
 
 
 LAUNCHING = ("launcher", "tracking", "paths", "notify")
@@ -167,7 +167,7 @@ class Grid:
     core: str
     models: tuple[str, ...]
     variants: Mapping[str, Mapping[str, Scalar]]
-    axes: Mapping[str, tuple[Scalar, ...]]
+    axes: dict[str, tuple[Scalar, ...]]
     common: tuple[str, ...] = ()
     asked: Mapping[str, str] = field(default_factory=dict)
     models_asked: bool = False
@@ -233,45 +233,45 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
     return Grid(sweep, core, chosen, variants, axes, tuple(common), asked, models is not None)
 
 
-def changes(grid: Grid, unused: Sequence[str]) -> tuple[str, ...]:
+def as_declared(grid: Grid) -> Grid:
+    """The grid without what only selects among the models, variants and axis values of its file."""
+    file = whole(grid.sweep, grid.core)
+    models = file.models if {*grid.models} <= {*file.models} else grid.models
+    selected = [key for key in grid.asked if {*grid.axes[key]} <= {*file.axes.get(key, ())}]
+    return replace(
+        grid,
+        models=models,
+        variants=file.variants,
+        axes=grid.axes | {key: file.axes[key] for key in selected},
+        asked={key: text for key, text in grid.asked.items() if key not in selected},
+        models_asked=models is not file.models,
+    )
+
+
+def changes(declared: Grid, unused: Sequence[str]) -> tuple[str, ...]:
     """The overrides that change the runs declared in the file, in normalised form; `unused`: overrides that apply to no
     run.
 
-    Selecting among the file's seeds, models and variants does not change a run, nor does the place where it is trained.
+    The place where a run is trained does not change it.
     """
-    changed = []
-    for key, text in grid.asked.items():
-        declared = grid.sweep.axes_of(grid.core).get(key, ())
-        if text not in unused and any(value not in declared for value in grid.axes[key]):
-            changed.append(f"{key}={','.join(sorted(map(repr, grid.axes[key])))}")
-    for text in grid.common:
+    changed = {
+        key: f"{key}={','.join(sorted(map(repr, declared.axes[key])))}"
+        for key, text in declared.asked.items()
+        if text not in unused
+    }
+    for text in declared.common:
         override = parse_override(text)
-        section = override.key.partition(".")[0]
-        if text not in unused and section not in (*LAUNCHING, "core", "layout", "resources"):
-            changed.append(text if override.kind == "other" else f"{override.key}={override.value!r}")
-    listed = grid.sweep.models_of(grid.core)
-    if others := sorted(model for model in grid.models if model not in listed):
-        changed.append(f"model={','.join(others)}")
-    return tuple(sorted(changed))
-
-
-def without_selections(sweep: Sweep, overrides: Sequence[str]) -> list[str]:
-    """The overrides without those that only select among the models, variants and axis values of the file.
-
-    Expects overrides that `narrow` accepts.
-    """
-    core = core_of(overrides)
-    axes = sweep.axes_of(core)
-    texts = []
-    for override in map(parse_override, overrides):
-        if override.sets("variant"):
+        key = override.key
+        if text in unused or key.partition(".")[0] in (*LAUNCHING, "core", "layout", "resources"):
             continue
-        if override.sets("model") and set(override.names) <= set(sweep.models_of(core)):
-            continue
-        if override.key in axes and set(_axis_values(override)) <= set(axes[override.key]):
-            continue
-        texts.append(override.text)
-    return texts
+        if override.kind == "other":
+            changed[text] = text
+        else:  # of several values of a key the last counts
+            changed[key] = f"{key}={override.value!r}"
+    listed = declared.sweep.models_of(declared.core)
+    if others := sorted(model for model in declared.models if model not in listed):
+        changed["model"] = f"model={','.join(others)}"
+    return tuple(sorted(changed.values()))
 
 
 def key_faults(sweep: Sweep) -> Iterator[tuple[str, str]]:
@@ -350,58 +350,66 @@ def _axis_values(override: Override) -> tuple[Scalar, ...]:
 OPTIONAL = ("rule.", *SHARED_CONSTANTS)
 
 
-@dataclass(frozen=True, slots=True)
-class Fit:
-    """The axes and the command-line overrides that apply to a run."""
-
-    axes: tuple[str, ...]
-    overrides: tuple[str, ...]
-
-
-class Fitting:
-    """Determines what applies to the runs of a grid; cached for runs with the same group choices."""
-
-    def __init__(self, grid: Grid) -> None:
-        self.grid = grid
-        self.group_axes = [key for key in grid.axes if key in groups()]
-        self._cache: dict[tuple[object, ...], Fit] = {}
-
-    def of(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
-        """The axes and overrides that apply to a model and variant at a point of the axes."""
-        chosen = (model, variant, *(point[key] for key in self.group_axes))
-        if chosen not in self._cache:
-            self._cache[chosen] = self._find(model, variant, point)
-        return self._cache[chosen]
-
-    def used(self) -> set[str]:
-        """The axes and overrides that apply to some run."""
-        return {name for fit in self._cache.values() for name in (*fit.axes, *fit.overrides)}
-
-    def choices(self, model: str, variant: str, point: Mapping[str, Scalar]) -> list[str]:
-        """The overrides that choose group options."""
-        keys = {"model": model, **self.grid.variants[variant], **{key: point[key] for key in self.group_axes}}
-        texts = [override_text(key, value) for key, value in keys.items() if key in groups()]
-        return [*texts, *(text for text in self.grid.common if parse_override(text).kind == "choice")]
-
-    def _find(self, model: str, variant: str, point: Mapping[str, Scalar]) -> Fit:
-        choices, common = self.choices(model, variant, point), self.grid.common
-        given = {*self.grid.variants[variant], *point, *(parse_override(text).key for text in common)}
-        axes = tuple(key for key in point if not key.startswith(OPTIONAL) or takes(choices, key, given))
-        return Fit(axes, tuple(text for text in common if _fits(text, choices, given)))
+def choices(grid: Grid, model: str, values: Mapping[str, Scalar]) -> list[str]:
+    """The overrides that choose group options for a run with these values of keys and axes."""
+    texts = [
+        override_text(key, value) for key, value in {"model": model, **values}.items() if key in groups()
+    ]
+    return [*texts, *(text for text in grid.common if parse_override(text).kind == "choice")]
 
 
-def _fits(text: str, choices: Sequence[str], given: Iterable[str]) -> bool:
+def points(grid: Grid) -> Iterator[GridPoint]:
+    """Every run that a grid declares, excluded or not, in file order and without duplicates."""
+    count = len(grid.models) * len(grid.variants) * math.prod(map(len, grid.axes.values()))
+    if count > MAX_RUNS:
+        raise UserError(
+            f"sweep {grid.sweep.source}: declares {count:,} runs, more than {MAX_RUNS:,}: declare fewer"
+        )
+    names = short_names(grid.axes)
+
+    @cache
+    def applying(variant: str, chosen: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+        """The axes and the overrides that apply to a variant's runs with these group options."""
+        given = {*grid.variants[variant], *grid.axes, *(parse_override(text).key for text in grid.common)}
+        axes = [key for key in grid.axes if not key.startswith(OPTIONAL) or takes(chosen, key, given)]
+        return axes, tuple(text for text in grid.common if _fits(text, chosen, given))
+
+    seen: set[tuple[object, ...]] = set()
+    for model, (variant, keys) in itertools.product(grid.models, grid.variants.items()):
+        for values in itertools.product(*grid.axes.values()):
+            point = dict(zip(grid.axes, values, strict=True))
+            axes, overrides = applying(variant, tuple(choices(grid, model, {**keys, **point})))
+            used = {key: point[key] for key in axes}
+            if len(used) < len(point):
+                if (place := (model, variant, *used.items())) in seen:
+                    continue
+                seen.add(place)
+            named = [
+                f"{names[key]}={number(value)}" if names[key] else number(value)
+                for key, value in used.items()
+                if key in names
+            ]
+            label = " ".join(filter(None, [variant, *named])) or grid.sweep.name
+            yield GridPoint(grid.core, model, variant, keys, used, overrides, label)
+
+
+def included(grid: Grid) -> Iterator[GridPoint]:
+    """Every run of a grid that is not excluded."""
+    return (point for point in points(grid) if not any(meets(point, entry) for entry in grid.sweep.exclude))
+
+
+def _fits(text: str, choices: Sequence[str], given: Collection[str]) -> bool:
     """Whether a command-line override applies to runs with these group choices."""
     key = parse_override(text).key
     if not key.startswith(OPTIONAL):
         return True
     if parse_override(text).kind == "value":
-        return takes(choices, key, set(given))
+        return takes(choices, key, given)
     try:
-        run_id = compose([*choices, text]).run_id
+        run = compose([*choices, text]).run
     except UnknownKey:
         return False
-    return key.startswith("rule.") or run_id != compose(choices).run_id
+    return key.startswith("rule.") or run != compose(choices).run
 
 
 def refuse(unused: Iterable[str]) -> None:

@@ -17,10 +17,8 @@ _ADDED: dict[str, tuple[str, Mapping[str, Any]]] = {}
 def shipped() -> Mapping[str, Sequence[str]]:
     """The groups and options in conf/."""
     return {
-        folder.name: sorted(
-            file.name.removesuffix(".yaml") for file in folder.iterdir() if file.name.endswith(".yaml")
-        )
-        for folder in sorted(CONF.iterdir(), key=lambda entry: entry.name)
+        folder.name: sorted(file.stem for file in folder.glob("*.yaml"))
+        for folder in sorted(CONF.iterdir())
         if folder.is_dir()
     }
 

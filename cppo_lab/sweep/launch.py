@@ -10,7 +10,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +148,10 @@ def launch(
     _require_one_machine(todo, plan.launcher)
     _require_code(todo)
     write_stubs(plan, uri, ahead)
-    parents = Parents(plan.colours)
+    parents = NO_PARENTS
     if not ahead.silence:
         _send(unheld, uri)
-        parents = ensure_parents(plan, uri, parents)
+        parents = ensure_parents(plan, uri)
         register_hypotheses(plan, uri, parents)
         adopt(plan, uri, parents, ahead.folders, ahead.elsewhere)
     progress = Progress(plan, ahead.states, [run.run_id for run in todo], past_paces(todo), stop_hopeless)
@@ -176,6 +176,7 @@ def launch(
             tags={
                 **sweep_tags(plan, run),
                 **parents.tags(run, ahead.folders[run.run_id]),
+                schema.TAG_COLOUR: plan.colours[next(iter(run.variants))][run.variant],
                 schema.TAG_CODE_VERSION: ahead.code_version,
             },
             threads=plan.launcher.threads,
@@ -281,7 +282,7 @@ def look_ahead(
     }
     version = code_version()
     others = {run_id: code for run_id, code in results.items() if code != version and run_id not in finished}
-    _tell_of_other_code(list(others.values()), replace)
+    _tell_of_other_code(others.values(), replace)
     again = [run_id for run_id in results if run_id in finished or (replace and run_id in others)]
     replaces = {
         run_id: (_record_of(elsewhere[run_id]),) if run_id in elsewhere else _results(folders[run_id])
@@ -408,7 +409,7 @@ def choose(
     )
     line = ahead.silence
     if held_ids:
-        count = f"{len(held_ids)} run{' ' if len(held_ids) == 1 else 's '}without a record here"
+        count = f"{counted(len(held_ids), 'run')} without a record here"
         why = "hypotheses cannot be registered" if trained else "runs may have been finished elsewhere"
         how = (
             ", or name a store that does in MLFLOW_TRACKING_URI: a registration precedes its runs"
@@ -493,7 +494,7 @@ def _workers(launcher: LauncherSpec, in_queue: int, here: int | None = None) -> 
     return launcher.workers or ((here or len(os.sched_getaffinity(0))) if record.one_machine else in_queue)
 
 
-def _tell_of_other_code(versions: Sequence[str], replace: bool) -> None:
+def _tell_of_other_code(versions: Collection[str], replace: bool) -> None:
     """Say on standard error how many results other code has made, by their `versions`, and what becomes of them."""
     if not versions:
         return
@@ -504,8 +505,8 @@ def _tell_of_other_code(versions: Sequence[str], replace: bool) -> None:
         if replace
         else "kept; --replace trains them again"
     )
-    count = f"{len(versions)} finished run" + ("s were" if len(versions) > 1 else " was")
-    say(f"{count} made by other code ({named}): {fate}")
+    were = "were" if len(versions) > 1 else "was"
+    say(f"{counted(len(versions), 'finished run')} {were} made by other code ({named}): {fate}")
 
 
 def _require_one_machine(runs: Sequence[PlannedRun], launcher: LauncherSpec) -> None:
@@ -529,7 +530,8 @@ def evaluate_runs(
     """
     data = [f"data={benchmark}"]
     if (file := Path(benchmark)).suffix in (".jsonl", ".parquet"):
-        name, value = re.sub(r"\W", "_", file.stem), quote(str(file))
+        words = re.sub(r"\W", "_", file.stem, flags=re.ASCII)
+        name, value = words.lstrip("_")[:64] or "problems", quote(str(file))
         data = ["data=files", f"data.train={value}", f"data.validation.{name}={value}"]
     for run_id in run_ids:
         subject = read_subject(runs, run_id)
@@ -552,12 +554,8 @@ TAG_TRIES = 3
 
 @dataclass(frozen=True)
 class Parents:
-    """The parents of a plan's sweeps: MLflow ids by sweep; `new` are the sweeps whose parent has no description yet.
+    """The parents of a plan's sweeps: MLflow ids by sweep; `new` are the sweeps whose parent has no description yet."""
 
-    `colours`: see `Plan`.
-    """
-
-    colours: Mapping[str, Mapping[str, str]]
     experiment_id: str = ""
     by_sweep: Mapping[str, str] = field(default_factory=dict)
     new: frozenset[str] = frozenset()
@@ -567,11 +565,13 @@ class Parents:
         return next((self.by_sweep[sweep] for sweep in run.variants if sweep in self.by_sweep), "")
 
     def tags(self, run: PlannedRun, folder: RunFolder) -> dict[str, str]:
-        """The tags that nest a run about to be trained, where it is already or else here, and colour its curves."""
-        sweep, variant = next(iter(run.variants.items()))
+        """The tag that nests a run about to be trained, where it is already or else here."""
         earlier = folder.record.begin.tags.get(schema.TAG_PARENT) if folder.record else ""
-        parent, colour = earlier or self.of(run), {schema.TAG_COLOUR: self.colours[sweep][variant]}
-        return {**colour, schema.TAG_PARENT: parent} if parent else colour
+        parent = earlier or self.of(run)
+        return {schema.TAG_PARENT: parent} if parent else {}
+
+
+NO_PARENTS = Parents()
 
 
 def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
@@ -583,8 +583,9 @@ def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
     return tags | figure_tag(feeds)
 
 
-def ensure_parents(plan: Plan, uri: str, parents: Parents) -> Parents:
-    """`parents` with a parent for each sweep of the plan, created if it does not exist, as their experiment is.
+def ensure_parents(plan: Plan, uri: str) -> Parents:
+    """A parent for each sweep of the plan, created if it does not exist, as their experiment is; none if the store does
+    not take them.
 
     Raises UserError if somebody has deleted the experiment.
     """
@@ -597,8 +598,8 @@ def ensure_parents(plan: Plan, uri: str, parents: Parents) -> Parents:
             sweep.name: ensure_parent(client, uri, experiment_id, sweep.name) for sweep in plan.sweeps
         }
         new = {i for i, parent in by_sweep.items() if schema.TAG_NOTE not in client.get_run(parent).data.tags}
-        return replace(parents, experiment_id=experiment_id, by_sweep=by_sweep, new=frozenset(new))
-    return parents
+        return Parents(experiment_id, by_sweep, frozenset(new))
+    return NO_PARENTS
 
 
 def adopt(

@@ -24,9 +24,9 @@ from cppo_lab.runs.folder import (
 )
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import NotifySpec, TrackingSpec
-from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, condition_faults, enumerate_runs
+from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, enumerate_runs
 from cppo_lab.sweep.file import ANY_CORE, Study, Sweep, SweepFaults, load_sweep, shipped_sweeps
-from cppo_lab.sweep.grid import core_of, key_faults, refuse, with_core
+from cppo_lab.sweep.grid import condition_faults, core_of, key_faults, refuse, with_core
 from cppo_lab.sweep.overrides import parse_override
 
 if TYPE_CHECKING:
@@ -178,8 +178,9 @@ def _faults(sweep: Sweep, core: str) -> tuple[list[str], Sweep]:
     """The mistakes of a sweep file apart from those of single runs, and the sweep without what has them."""
     keys = dict(key_faults(sweep))
     sound = sweep.without(keys)
-    conditions = dict(condition_faults(sound, core))
-    return [*keys.values(), *conditions.values()], sound.without(conditions)
+    conditions = condition_faults(sound, core)
+    texts = [*keys.values(), *(text for _, text in conditions)]
+    return texts, sound.without({where for where, _ in conditions})
 
 
 def _raise(faults: Sequence[str], sweep: Sweep) -> None:

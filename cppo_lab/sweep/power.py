@@ -163,19 +163,12 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
             planned_power(claim, means, value / 100, seeds, design)
             for value in question.deviations_of(plan.core, claim in hypotheses)
         ]
-    tests = [
-        seed
-        for sweep in plan.sweeps
-        for hypothesis in sweep.hypotheses.values()
-        for seed in hypothesis.test_seeds
-    ]
-    if not powers and tests:
-        listed = ",".join(str(seed) for seed in dict.fromkeys(tests))
-        trends = any(
-            hypothesis.models == "trend" for sweep in plan.sweeps for hypothesis in sweep.hypotheses.values()
-        )
+    if not powers and hypotheses:
+        tests = dict.fromkeys(seed for claim in hypotheses for seed in claim.seeds or ())
+        trends = any(claim.kind is Kind.TREND for claim in hypotheses)
         raise UserError(
-            f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with seed={listed}"
+            f"{plan.name}: no run that tests its hypotheses is planned: plan their variants with "
+            f"seed={','.join(map(str, tests))}"
             + (", and a trend on models of different response lengths" if trends else "")
         )
     return powers
@@ -542,19 +535,13 @@ def shown_text(comparisons: Sequence[Shown], question: PowerQuestion, columns: i
     head += [] if question.effect is None else [f"power for {question.effect:g}", "seeds for 80 %"]
     rows = []
     for comparison in comparisons:
-        row = [
-            *([comparison.sweep] if several else []),
-            comparison.model,
-            str(comparison.seeds),
-            f"{comparison.deviation:.2g}",
-        ]
+        row = [comparison.sweep] if several else []
+        row += [comparison.model, str(comparison.seeds), f"{comparison.deviation:.2g}"]
         row.append(f"{comparison.measured} runs" if comparison.measured else "assumed")
-        row += [
-            "-" if (points := comparison.differences.get(n)) is None else f"{points:.1f}" for n in numbers
-        ]
-        row += (
-            [] if comparison.power is None else [f"{comparison.power:.2f}", _needed(comparison.seeds_needed)]
-        )
+        shown = map(comparison.differences.get, numbers)
+        row += ["-" if points is None else f"{points:.1f}" for points in shown]
+        if comparison.power is not None:
+            row += [f"{comparison.power:.2f}", _needed(comparison.seeds_needed)]
         rows.append(row)
     how = {True: "compared seed by seed", False: "compared without regard to seeds"}
     kinds = " and ".join(

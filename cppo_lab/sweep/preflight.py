@@ -155,10 +155,10 @@ class PreflightJob(Equipped):
                 process.join()
             if self.allocation is not None:
                 self.allocation.end()
-        part = _Part.read(self.folder, last)
-        if part.ended:
-            return part
-        return replace(part, error=f"its process was ended from outside (exit code {process.exitcode})")
+        try:
+            return _Part(**json.loads(_part_file(self.folder, last).read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return _Part(error=f"its process was ended from outside (exit code {process.exitcode})")
 
     def _nothing(self, error: str) -> PreflightResult:
         return PreflightResult(
@@ -197,22 +197,15 @@ def _reached(part: "_Part") -> str:
 
 @dataclass(frozen=True)
 class _Part:
-    """One process: its times in seconds since the epoch, the rows that it recorded, its peak memory."""
+    """One process: when it began, the rows that it recorded and their times (all in seconds since the epoch), its peak
+    memory.
+    """
 
     began: float = 0.0
-    ended: float = 0.0
     rows: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     row_times: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
-
-    @classmethod
-    def read(cls, folder: Path, last: int) -> "_Part":
-        """What the process that trained up to step `last` has written; an empty part if it wrote nothing."""
-        try:
-            return cls(**json.loads(_part_file(folder, last).read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return cls()
 
 
 def _part_file(folder: Path, last: int) -> Path:
@@ -260,7 +253,6 @@ def _train(job: PreflightJob, last: int) -> None:
     peaks = {name: value for name, value in load().items() if name.endswith("peak_megabytes")}
     part = _Part(
         began,
-        time.time(),
         {str(step): row for step, row in sink.rows.items()},
         {str(step): when for step, when in sink.times.items()},
         peaks,

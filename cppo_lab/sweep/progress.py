@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from cppo_lab import schema
 from cppo_lab.errors import announcing_interrupt, counted, say
 from cppo_lab.launch.base import Event
+from cppo_lab.launch.launchers import launcher_of
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import Cause, cancel, end_process, is_held, read_status
@@ -151,9 +152,9 @@ class Progress:
             if event.kind == "submitted":
                 self.submitted += len(job.attempts)
                 if self.submitted == self.todo:
-                    self.say(
-                        f"{counted(self.todo, 'run')} {'is' if self.todo == 1 else 'are'} in Slurm's queue"
-                    )
+                    are = "is" if self.todo == 1 else "are"
+                    title = launcher_of(self.plan.launcher.name).title
+                    self.say(f"{counted(self.todo, 'run')} {are} in {title}'s queue")
                 return
             for run_id in {*job.run_ids} & {*self.waiting}:
                 self.waiting.remove(run_id)

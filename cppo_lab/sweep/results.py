@@ -9,6 +9,7 @@
 docs/notebook.md is for users.
 """
 
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -51,11 +52,18 @@ def override_text(key: str, value: Any) -> str:
 
     Raises UserError for a text with a reference (`${...}`).
     """
-    plain = value.tolist() if hasattr(value, "tolist") else value  # a numpy or pandas value
+    plain = _plain(value)
     values = list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else [plain]
     if key in _CHOICES:
         return f"{key}={','.join(map(str, values))}"
-    return f"{key}={','.join(quote(part) for part in values)}"
+    return f"{key}={','.join(quote(_plain(part)) for part in values)}"
+
+
+def _plain(value: Any) -> Any:
+    """A value of numpy or pandas as a plain one, a path as text."""
+    if isinstance(value, Path):
+        return str(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def declared_runs(plan: Plan, overrides: Iterable[str]) -> list[Row]:
@@ -438,7 +446,7 @@ def load(
         run_id_of(run): run for run in reader.find_runs(store, experiment, {row["run_id"] for row in runs})
     }
     if not stored:
-        command = " ".join(["cppo launch", name, *texts])
+        command = shlex.join(["cppo", "launch", name, *texts])
         raise UserError(
             f"experiment {experiment!r} of {redacted(store)} has none of the {len(plan.runs)} runs of {plan.name}: "
             f"train them with `{command}`, or name the store that has them: uri= in Python, "

@@ -219,14 +219,15 @@ def _refuse_unusual(values: Any, source: str, reference: re.Pattern[str] | None)
     while todo:
         way, depth, value = todo.pop()
         count += 1
+        fault = ""
         if count > MAX_VALUES:
             raise UserError(
                 f"sweep {source}: {PLAIN}, {MAX_VALUES:,} at most: the aliases here expand to more; write the values "
                 "out"
             )
         if depth > MAX_DEPTH:
-            raise UserError(f"sweep {source}: {_dotted(way)}: {TOO_DEEP}")
-        if isinstance(value, dict):
+            fault = f": {TOO_DEEP}"
+        elif isinstance(value, dict):
             for key in value:
                 if not isinstance(key, str):
                     raise UserError(
@@ -237,20 +238,15 @@ def _refuse_unusual(values: Any, source: str, reference: re.Pattern[str] | None)
         elif isinstance(value, list):
             todo += [((way, str(i)), depth + 1, item) for i, item in enumerate(value)]
         elif isinstance(value, str) and "${" in value and not (reference and reference.fullmatch(value)):
-            raise UserError(
-                f"sweep {source}: {_dotted(way)}={_short(value)}: a sweep file holds plain values; ${{...}} belongs "
-                "into conf/"
-            )
+            fault = f"={_short(value)}: a sweep file holds plain values; ${{...}} belongs into conf/"
         elif isinstance(value, str):
             _refuse_characters(value, way, source)
         elif isinstance(value, int) and value.bit_length() >= LARGEST_BITS:
-            raise UserError(
-                f"sweep {source}: {_dotted(way)}: a whole number of {value.bit_length():,} bits: no key takes one so "
-                "large"
-            )
-        elif not (value is None or isinstance(value, str | int | float)):
-            kind = type(value).__name__
-            raise UserError(f"sweep {source}: {_dotted(way)}={_short(value)} is a {kind}: {PLAIN}: quote it")
+            fault = f": a whole number of {value.bit_length():,} bits: no key takes one so large"
+        elif not (value is None or isinstance(value, int | float)):
+            fault = f"={_short(value)} is a {type(value).__name__}: {PLAIN}: quote it"
+        if fault:
+            raise UserError(f"sweep {source}: {_dotted(way)}{fault}")
 
 
 # Bidirectional control characters, by Unicode class, and direction marks that are classified as letters.
@@ -314,9 +310,10 @@ def variants(sweep: str) -> list[str]:
     files = sweep_files()
     content = _yaml(files.get(sweep, Path(sweep)))
     parts = content.get("sweeps")
-    contents = [content, *(_yaml(files.get(str(part), Path(str(part)))) for part in parts or ())]
-    names = (list(content.get("variants") or ()) for content in contents)
-    return list(dict.fromkeys(str(name) for listed in names for name in listed))
+    names = map(str, parts if isinstance(parts, list) else ())
+    contents = [content, *(_yaml(files.get(name, Path(name))) for name in names)]
+    listed = (content.get("variants") for content in contents)
+    return list(dict.fromkeys(str(name) for keys in listed if isinstance(keys, dict) for name in keys))
 
 
 def option_words(group: str) -> dict[str, str]:
@@ -359,7 +356,7 @@ def key_words() -> dict[str, str]:
 def _yaml(path: Path) -> dict[str, Any]:
     """The mapping in a YAML file; empty if it cannot be read or is not a mapping."""
     try:
-        if path.stat().st_size > MAX_BYTES:
+        if not path.is_file() or path.stat().st_size > MAX_BYTES:  # a pipe would be waited for
             return {}
         content = plain(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError):

@@ -56,7 +56,6 @@ _LIVE_LAST = (
 class Label:
     """The names of a run in its sweep, or otherwise in its folder."""
 
-    core: str
     rule: str
     model: str
     seed: int | None
@@ -141,9 +140,8 @@ def _own_label(run: RunFolder) -> Label:
         values = {
             key: value.get("name") if isinstance(value, dict) else value for key, value in config.items()
         }
-    core, rule, model = (str(values.get(key) or "") for key in ("core", "rule", "model"))
-    variants = parse_variants(run.status.get("variants"))
-    return Label(core, rule or "?", model or "?", values.get("seed"), variants)
+    rule, model = (str(values.get(key) or "?") for key in ("rule", "model"))
+    return Label(rule, model, values.get("seed"), parse_variants(run.status.get("variants")))
 
 
 def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatus:

@@ -38,6 +38,8 @@ def files(workspace: Path) -> None:
     (workspace / "sweeps" / "theirs.yaml").write_text("title: Theirs\nmodels: [mini_base]\n")
     (workspace / "notes.yaml").write_text("title: no sweep\n")
     (workspace / "broken.yaml").write_text("{[")
+    (workspace / "odd.yaml").write_text("variants: 5\nsweeps: 5\n")
+    os.mkfifo(workspace / "pipe.yaml")
 
 
 def test_sweeps_have_a_line_each(files: None, cppo: Command) -> None:
@@ -139,7 +141,7 @@ COMPLETIONS = {
     "launch --replace mine.yaml variant=low,": "variant=low,high",
     "plan quickstart variant=gr": "variant=grpo",
     "plan study variant=cppo_soft": "variant=cppo_soft",
-    "plan broken.yaml var": "",
+    **dict.fromkeys(("plan broken.yaml var", "plan odd.yaml var", "plan pipe.yaml var"), ""),
 }
 
 

@@ -219,7 +219,7 @@ class Terminal(io.StringIO):
         return True
 
 
-LABEL = Label("mini", "cppo", "mini_base", 0)
+LABEL = Label("cppo", "mini_base", 0)
 
 
 def stages(*looks: Sequence[str]) -> list[list[RunStatus]]:

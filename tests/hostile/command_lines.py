@@ -63,6 +63,7 @@ LINES = {
     "plan ../gone.yaml": "sweep file ../gone.yaml does not exist (shipped sweeps: admission",
     "plan '\udc80.yaml'": "sweep file \\udc80.yaml does not exist (shipped sweeps: ",
     "plan 'a\x00b.yaml'": "sweep file a\\x00b.yaml cannot be read: embedded null byte: name a readable file",
+    f"plan {'x' * 300}": "unknown sweep 'xxx",
     f"plan {'x' * 300}.yaml": "x.yaml cannot be read: File name too long: name a readable file",
     "plan quickstart --state gone": "unknown state 'gone': did you mean 'done'? valid: collapsed",
     "logs 1234": f"run '1234': …{NO_RUN}",
@@ -198,6 +199,11 @@ LINES = {
     "doctor core=verl model=tiny_qwen3 data=files": "data=files needs data.train=FILE and data.validation.NAME=FILE",
     "doctor core=verl model=tiny_qwen3 data=files data.train=gone.jsonl data.validation.held=gone.jsonl":
         "data.validation.held='gone.jsonl' cannot be read (No such file or directory)",
+    "doctor core=verl model=tiny_qwen3 data=files data.train=/dev/zero data.validation.held=/dev/zero":
+        "data.validation.held='/dev/zero' cannot be read (not a regular file)",
+    "show main core=verl model.parameters=inf": "model.parameters=inf: must be a finite number in (0, inf)",
+    "plan main core=verl '++layout.verl={actor_rollout_ref.rollout.max_num_seqs: many}'":
+        "layout.verl sets actor_rollout_ref.rollout.max_num_seqs='many': must be a whole number",
     "doctor core=verl model=tiny_qwen3 data=dapo_math data.train=pyproject.toml": "unknown key 'data.train'",
     "doctor core=verl model=tiny_qwen3 data=chain data.validation.held=pyproject.toml": "unknown key 'data.validation'",
     "doctor core=verl model=tiny_qwen3 data=dapo_math data.reward=no_such_module:score":

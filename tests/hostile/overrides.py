@@ -23,6 +23,8 @@ PLAN = {
     "rule.delta_b_cap=0.9": "rule.delta_b_cap=0.9: must be in [1, inf)",
     "rule.delta_b_cap=.inf": "(infinity is `inf` on the command line, `.inf` in YAML)",
     "rule.delta_b_scale=true": "rule.delta_b_scale=True: must be a number",
+    "tracking.answers.problems=foo":
+        "tracking: answers.problems='foo': must be a whole number in [0, 1000000] or 'all'",
     "w_min=1": "unknown key 'w_min': did you mean 'rule.w_min' or 'trust_region.w_min'?",
     "training.learning_rate=1": "did you mean 'optim.learning_rate' or 'model.warm_start.learning_rate'?",
     "model=qwen3_8b": "unknown model 'qwen3_8b': did you mean 'qwen3_8b_base'?",

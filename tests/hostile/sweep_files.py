@@ -163,6 +163,8 @@ ADDED = {
         "variant",
     "exclude: [{variant: ccpo}]\n":
         ": exclude.0.variant='ccpo': unknown variant 'ccpo': did you mean 'cppo'? valid: cppo",
+    "exclude: [{variant: ccpo, model: mini}]\n":
+        ": exclude.0.variant='ccpo': …; also: exclude.0.model='mini': unknown model 'mini'",
     "exclude: [{variant: cppo}]\n": ": exclude removes every run: remove an entry of it",
     "exclude: [{core: tpu}]\n": ": exclude.0.core='tpu': unknown core 'tpu': valid: exact, mini, verl",
     "exclude: [{variant: {a: b}}]\n": ": exclude.0.variant: must be a plain value or a list of one or more",
@@ -225,6 +227,7 @@ VARIANTS = {
         "a condition of it",
     "[cppo]": "variants=['cppo']: must be a mapping: KEY: VALUE",
     "{}": "variants={}: must not be empty",
+    "{int: 5}": "variants.int=5: must be a mapping: KEY: VALUE",
     "{cppo: cppo}": "variants.cppo='cppo': must be a mapping: KEY: VALUE",
     "{'a,b': {rule: cppo}}":
         "variants.a,b='a,b': must be a name without commas: the command line lists names (variant=a,b)",

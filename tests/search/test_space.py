@@ -109,7 +109,7 @@ def test_the_line_trains_the_runs_of_the_best_trial(overrides: tuple[str, ...]) 
     words = main_overrides(tuning)
     line = shlex.split(" ".join([*words, *(f"{key}={value}" for key, value in POINT.items()), "seed=1,2"]))
     runs = make_plan(load_sweep("main"), line).runs
-    assert [run.run_id for run in runs] == [tuning.at(POINT, seed).run_id for seed in (1, 2)]
+    assert [run.run_id for run in runs] == [tuning.at(POINT, seed).run.run_id for seed in (1, 2)]
     absent = {
         **search_values(),
         "settings": {**SETTINGS, "rule": "cppo_soft"},

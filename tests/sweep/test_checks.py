@@ -25,6 +25,6 @@ def test_a_run_has_the_time_that_its_resources_say(tmp_path: Any, monkeypatch: p
     monkeypatch.setattr(local.LocalExecutor, "update_parameters", lambda _, **values: given.update(values))
     monkeypatch.setattr(local.LocalExecutor, "submit", lambda *_: None)
     local._submit(job(found.run, tmp_path, "", resources=found.resources))
-    assert given == {"timeout_min": 90, "name": found.run_id}
+    assert given == {"timeout_min": 90, "name": found.run.run_id}
     assert compose(["core=verl", "model=qwen3_30b_a3b_base"]).resources.hours == 168
     assert compose([]).resources.hours == 72

@@ -11,7 +11,7 @@ LONG = "RuntimeError: the disk of the node is full and nothing can be written an
 
 
 def run(number: int, state: str = "done", reason: str = "", **others: object) -> RunStatus:
-    label = Label("mini", "cppo", "mini_base", number, {"grid": f"cppo w_min=0.{number}"})
+    label = Label("cppo", "mini_base", number, {"grid": f"cppo w_min=0.{number}"})
     return RunStatus(f"{number}{'a' * 11}", label, state, reason, **others)  # type: ignore[arg-type]
 
 

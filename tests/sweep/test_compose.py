@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import hydra
@@ -14,6 +15,7 @@ from omegaconf import OmegaConf
 from cppo_lab.errors import UserError
 from cppo_lab.spec import fingerprint
 from cppo_lab.sweep import compose as module
+from cppo_lab.sweep import launch
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.groups import CONF, groups
@@ -130,7 +132,7 @@ def test_any_text_is_a_configuration_or_one_line(overrides: list[str]) -> None:
 @given(st.sampled_from(BASES[:2]), st.integers(0, 2**31 - 1), st.floats(1e-300, 10))
 def test_the_id_is_the_fingerprint(choices: list[str], seed: int, rate: float) -> None:
     composed = compose([*choices, f"seed={seed}", f"optim.learning_rate={rate!r}"])
-    assert composed.run_id == composed.run.run_id == fingerprint(composed.run)
+    assert composed.run.run_id == fingerprint(composed.run)
 
 
 @pytest.fixture
@@ -152,11 +154,32 @@ def test_own_files_and_rewards_are_in_the_id_by_their_contents(own_data: list[st
     assert first.run.data.files["train"].path == str(Path("mine.jsonl").resolve())
     Path("other.jsonl").write_bytes(Path("mine.jsonl").read_bytes())
     moved = compose([text.replace("mine.jsonl", "other.jsonl") for text in own_data])
-    assert moved.run_id == first.run_id == fingerprint(moved.run)
+    assert moved.run.run_id == first.run.run_id == fingerprint(moved.run)
     Path("own_reward_a.py").write_text("def score(**_): return 0\n")
-    edited = compose(own_data).run_id
+    edited = compose(own_data).run.run_id
     Path("mine.jsonl").write_text('{"problem": "p", "answer": "2"}\n')
-    assert len({first.run_id, edited, compose(own_data).run_id, compose(own_data[:-1]).run_id}) == 4
+    assert (
+        len({first.run.run_id, edited, compose(own_data).run.run_id, compose(own_data[:-1]).run.run_id}) == 4
+    )
+
+
+@pytest.mark.parametrize(
+    "stem, name",
+    [("aime26", "aime26"), ("my set", "my_set"), ("_held", "held"), ("über", "ber"), ("é", "problems")],
+)
+def test_a_file_of_problems_is_evaluated_under_its_name(
+    own_data: list[str], stem: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Path("mine.jsonl").rename(f"{stem}.jsonl")
+    Path("mine.jsonl").symlink_to(f"{stem}.jsonl")
+    subject = SimpleNamespace(spec=compose(own_data).run, name="cppo")
+    monkeypatch.setattr(launch, "read_subject", lambda *_: subject)
+    monkeypatch.setattr(launch, "load_part", lambda *_: None)
+    monkeypatch.setattr(
+        launch, "evaluate", lambda subject, other, _: (0, dict.fromkeys(other.data.benchmarks, 0.5))
+    )
+    [row] = launch.evaluate_runs(Path("runs"), ["a"], f"{stem}.jsonl", [], lambda text: None)
+    assert row["scores"] == {name: 0.5}
 
 
 def test_a_sweep_file_chooses_among_the_rewards_of_its_users_environment(

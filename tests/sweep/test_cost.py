@@ -10,6 +10,7 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import RunState
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.job import TimeEstimate, estimate, layout_tag
+from cppo_lab.sweep import cost as module
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.cost import (
     ESTIMATE,
@@ -19,7 +20,6 @@ from cppo_lab.sweep.cost import (
     Cost,
     StepTimes,
     cost_of,
-    costs,
     past_costs,
 )
 from cppo_lab.sweep.enumerate import PlannedRun
@@ -89,13 +89,16 @@ def test_runs_of_another_kind_do_not_count(workspace: Path, change: list[str]) -
     assert cost.hours == pytest.approx(4 * 2.0 / 3600)
 
 
-def test_the_newest_runs_count_and_only_those_with_enough_steps(workspace: Path) -> None:
+def test_the_newest_runs_count_and_only_those_with_enough_steps(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed, seconds in enumerate([1.0, 2.0, 3.0, 4.0]):
         past_run(workspace, compose([*TINY, f"seed={seed}"]), [seconds] * 3)
     past_run(workspace, compose([*TINY, "seed=4"]), [50.0] * 2)
-    times = StepTimes(workspace / "runs", 3)
-    assert times("mini", "mini_base", "", {"batch.prompts": "8"}) == [[4.0] * 3, [3.0] * 3, [2.0] * 3]
-    assert times("mini", "mini_base", "other", {}) == times("verl", "mini_base", "", {}) == []
+    monkeypatch.setattr(module, "MOST_RUNS", 3)
+    times, kind = StepTimes(workspace / "runs"), {"model.name": "mini_base", "batch.prompts": "8"}
+    assert times.of("mini", "", kind) == [[4.0] * 3, [3.0] * 3, [2.0] * 3]
+    assert times.of("mini", "other", kind) == times.of("verl", "", kind) == []
 
 
 def test_another_layout_is_another_kind(workspace: Path) -> None:
@@ -112,7 +115,7 @@ def test_another_layout_is_another_kind(workspace: Path) -> None:
 
 def test_what_is_left_out_of_measured_costs_is_said() -> None:
     small = planned(compose(TINY))
-    by_id = costs([small], lambda *_: [[3600.0]])
+    by_id = {small.run_id: cost_of(small.spec, small.layout, [3600.0])}
     text = cost_summary([small], by_id, dict.fromkeys(by_id, RunState(schema.MISSING)))
     assert "4 hours of one process for 1 run" in text
     assert "without validations, warm start and start-up" in text

@@ -58,7 +58,7 @@ def test_in_its_folder_and_never_in_the_store(workspace: Path, tiny_spec: RunSpe
 
 def test_in_a_shipped_sweep_of_either_core(workspace: Path) -> None:
     for core, model in (("mini", "mini_quick"), ("verl", "tiny_qwen3")):
-        run_id = compose([f"core={core}", f"model={model}", "rule=grpo", "seed=1"]).run_id
+        run_id = compose([f"core={core}", f"model={model}", "rule=grpo", "seed=1"]).run.run_id
         for beginning in (run_id, run_id[:8]):
             run = find(beginning)
             assert run.source == f"sweep quickstart, core={core}" and run.planned is not None
@@ -70,7 +70,7 @@ def test_in_sweeps_and_studies_that_are_named(
 ) -> None:
     Path("mine.yaml").write_text(OURS)
     Path("all.yaml").write_text("title: t\nquestion: q\nsweeps: [./mine.yaml]\n")
-    run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run_id
+    run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run.run_id
     monkeypatch.setattr(plan_module, "TELL_SECONDS", 0.0)
     monkeypatch.setattr(plan_module, "_search_order", lambda: ["quickstart", "quickstart_exact"])
     with user_error("--in SWEEP"):
@@ -118,7 +118,7 @@ def test_diff_and_show_on_the_command_line(workspace: Path, cppo: Command, tiny_
     text = cppo(f"show {other.run_id[:7]}").out
     assert text.startswith(f"# from {other.run_id}/config.json in ")
     assert parse_run(yaml.safe_load(text)["run"], "shown").run_id == other.run_id
-    planned = compose(["model=mini_quick", "rule=grpo", "seed=1"]).run_id
+    planned = compose(["model=mini_quick", "rule=grpo", "seed=1"]).run.run_id
     assert yaml.safe_load(cppo(f"show {planned}").out)["sweeps"] == {"quickstart": "grpo"}
     assert f"cppo show SWEEP --run {other.run_id}" in cppo(f"show {other.run_id} seed=3", code=2).err
 

@@ -54,6 +54,12 @@ def test_a_variant_is_named_with_its_axis_values() -> None:
         make_plan(loaded(named.replace("[cppo delta=0.1]", "[cppo delta=1e-1]")), [])
 
 
+@pytest.mark.parametrize("seed", ["x", "1.5"])
+def test_seeds_that_are_not_asked_for_are_checked_as_the_others(seed: str) -> None:
+    with user_error(r"sweep two\.yaml: axes\.seed="):
+        make_plan(loaded(STATED.replace("[0, 1, 2]", f"[0, 1, 2, {seed}]")), ["seed=0"])
+
+
 def test_the_digest_is_of_what_is_stated_and_of_nothing_else() -> None:
     first = loaded(STATED).statement()
     assert loaded(STATED.replace("Two rules", "Another title")).statement() == first
@@ -114,6 +120,7 @@ def test_overrides_that_change_the_runs_change_the_digest() -> None:
     assert len({plain, *changed}) == 1 + len(changed)
     assert digest("training.t_stop=40", "batch.prompts=8") == digest("batch.prompts=8", "training.t_stop=40")
     assert digest("seed=3,2,1,0") == digest("seed=0,1,2,3")
+    assert digest("training.t_stop=40", "training.t_stop=50") == digest("training.t_stop=50")
 
 
 EXPERIMENT = schema.experiment_name("mini")

@@ -19,7 +19,8 @@ from cppo_lab.sweep.cost import (
     Hours,
     PreflightResult,
     Step,
-    costs,
+    StepTimes,
+    past_costs,
     read_preflight,
     whole_run,
 )
@@ -144,14 +145,16 @@ def test_what_broke_off_says_no_hours(run: PlannedRun, broken: PreflightResult) 
 
 
 def test_the_plan_goes_by_it_until_there_are_past_runs(
-    run: PlannedRun, kind: RunKind, tmp_path: Path
+    run: PlannedRun, kind: RunKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("cppo_lab.sweep.cost.runs_folder", lambda: tmp_path)
     on_file(kind, RESULT)
     assert read_preflight(kind.folder) == RESULT
     hours = whole_run(RESULT, run.spec)
-    cost = costs([run], lambda *_: [], tmp_path)[run.run_id]
+    cost = past_costs([run])[run.run_id]
     assert (cost.basis, cost.hours, cost.gpu_hours) == (PREFLIGHT, hours.middle, hours.middle * 8)
-    past = costs([run], lambda *_: [[50.0] * 10], tmp_path)[run.run_id]
+    monkeypatch.setattr(StepTimes, "of", lambda *_: [[50.0] * 10])
+    past = past_costs([run])[run.run_id]
     assert past.basis == "measured"
 
 
@@ -177,7 +180,7 @@ def test_the_report_names_parts_memory_and_hours(kind: RunKind) -> None:
     assert "to the last step" not in report(kind)
 
 
-@pytest.mark.parametrize("error, trained", [("", [1, 2]), ("OutOfMemoryError", [1])])
+@pytest.mark.parametrize("error, trained", [("", [1, 2]), ("OutOfMemoryError", [1]), ("(exit code -9)", [1])])
 def test_several_nodes_meet_anew_for_each_part(
     job: PreflightJob, error: str, trained: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,15 +203,16 @@ def test_several_nodes_meet_anew_for_each_part(
         def start() -> None:
             over = [allocation.ended() for allocation in meetings]
             seen.append((last, part.allocation.meeting == meetings[last - 1].meeting, over))
-            text = json.dumps({"began": 1.0, "ended": 2.0, "error": error})
-            module._part_file(job.folder, last).write_text(text)
+            if "exit code" not in error:  # else it was killed
+                module._part_file(job.folder, last).write_text(json.dumps({"began": 1.0, "error": error}))
 
-        return Mock(start=start, exitcode=0, is_alive=lambda: False)
+        return Mock(start=start, exitcode=-9, is_alive=lambda: False)
 
     monkeypatch.setattr(module.multiprocessing, "get_context", lambda how: Mock(Process=process))
     first.run()
     assert seen == [(last, True, [last > 1, False]) for last in trained]
     assert all(allocation.ended() for allocation in meetings)
+    assert error in read_preflight(job.folder).error
 
 
 def test_only_the_visible_devices_are_measured(
@@ -248,8 +252,8 @@ def test_parts_become_a_measurement(job: PreflightJob, tmp_path: Path) -> None:
     for step in (1, 2):
         write_phases(job.folder, step, timers, {"perf/max_memory_allocated_gb": 40.0 + step})
     row = {"perf/rollout_seconds": 30.0, "perf/update_seconds": 10.0, "train/relative_logprob_error": 0.01}
-    first = _Part(100.0, 300.0, {"0": {}, "1": row}, {"0": 140.0, "1": 210.0}, {"system/x": 1.0})
-    second = _Part(400.0, 600.0, {"2": row}, {"2": 500.0}, {"system/x": 3.0})
+    first = _Part(100.0, {"0": {}, "1": row}, {"0": 140.0, "1": 210.0}, {"system/x": 1.0})
+    second = _Part(400.0, {"2": row}, {"2": 500.0}, {"system/x": 3.0})
     result = job._measured({1: first, 2: second})
     assert (result.start, result.resume) == (30.0, 38.0)
     assert (result.validation, result.checkpoint) == (12.0, 4.0)
@@ -257,7 +261,6 @@ def test_parts_become_a_measurement(job: PreflightJob, tmp_path: Path) -> None:
     assert steps == [(1, 46.0, 1.0, 5.0), (2, 46.0, 1.0, 5.0)]
     assert result.memory == {"max_memory_allocated_gb": 42.0, "system/x": 3.0}
     assert result.error == ""
-    assert _Part.read(tmp_path, 1) == _Part()
     dead = job._measured({1: _Part(error="OutOfMemoryError: 80 GB")})
     assert dead.error == "starting, before the first validation: OutOfMemoryError: 80 GB"
     job.give_up("out of time")  # no launcher goes on with it

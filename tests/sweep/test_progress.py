@@ -135,7 +135,9 @@ def test_before_the_first_step_no_time_is_said_but_by_past_runs(scene: Scene) ->
     assert progress.overview() == "0/2 ended"
     progress._at_interrupt()  # Ctrl-C while nothing runs
     assert scene.said() == []
-    scene.progress(0).see(Event("submitted", scene.job(0)))
+    submitted = scene.progress(0)
+    submitted.plan = make_plan(load_sweep("quickstart"), ["launcher=slurm"])
+    submitted.see(Event("submitted", scene.job(0)))
     assert scene.said() == ["1 run is in Slurm's queue"]
     progress = scene.started(0, 1, pace={first: 300.0, second: 60.0})
     assert progress.waiting == [second]

@@ -131,9 +131,9 @@ def test_the_paper_s_study_has_every_sweep() -> None:
         (("quickstart",), {"uri": Path("nowhere.db")}, r"nowhere\.db does not exist"),
         (("quickstart",), {"uri": "folder"}, "'folder' is not supported: use sqlite:///"),
         (
-            ("quickstart",),
+            ("quickstart", "paths.data='a b'"),
             {"core": "exact"},
-            "has none of the 6 runs of quickstart: train them with `cppo launch",
+            "has none of the 6 runs of quickstart: train them with `cppo launch quickstart 'paths",
         ),
         (("tune_cppo",), {}, "tune_cppo is a search"),
         (("main", "seed=0"), {"source": "paper"}, "take no overrides"),
@@ -169,6 +169,8 @@ def test_unknown_metrics_and_runs_are_named(in_trained: Path) -> None:
         ("rule.delta_b_cap", np.float64(0.5), "rule.delta_b_cap=0.5"),
         ("training.note", "two words", "training.note='two words'"),
         ("x", None, "x=null"),
+        ("seed", list(np.arange(2)), "seed=0,1"),
+        ("data.train", Path("a b.jsonl"), "data.train='a b.jsonl'"),
         ("x", True, "x=true"),
     ],
 )
