@@ -1,5 +1,6 @@
 """What `dev.lint` reads: the package as it is installed, with messages that name the tree's files."""
 
+import subprocess
 import tomllib
 
 import pytest
@@ -32,3 +33,15 @@ def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None
     with pytest.raises(SystemExit):
         lint.main(["type"])
     assert "type: not one of imports, types" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("killed", ["lint-imports", "-p", "-m"])
+def test_a_check_that_a_signal_ended_is_no_success(monkeypatch: pytest.MonkeyPatch, killed: str) -> None:
+    def run(command: list[str], **options: object) -> "subprocess.CompletedProcess[str]":
+        """As if this program, or mypy with such names, had been killed."""
+        kind = command[3] if "mypy" in command else command[0].rpartition("/")[2]
+        return subprocess.CompletedProcess(command, -9 if kind == killed else 0, "", "")
+
+    monkeypatch.setattr(lint, "build", lambda: 0)
+    monkeypatch.setattr(subprocess, "run", run)
+    assert lint.main([]) == 1
