@@ -2,16 +2,17 @@
 
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 
 class DevError(Exception):
     """An error that the user can fix; the text is one line that says what is wrong and how to fix it."""
 
 
-def reported(program: str, work: Callable[[], int], status: int = 1) -> int:
-    """The exit status of `work`; `status` if the user can fix an error, which is printed."""
+def run(program: str, main: Callable[[], int], status: int = 1) -> NoReturn:
+    """Exit with the status of `main`; with `status` if the user can fix an error, which is printed."""
     try:
-        return work()
+        sys.exit(main())
     except DevError as error:
         print(f"{program}: error: {error}", file=sys.stderr)
-        return status
+        sys.exit(status)

@@ -8,7 +8,6 @@ import argparse
 import hashlib
 import re
 import subprocess
-import sys
 import tempfile
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from dev.errors import DevError, reported
+from dev.errors import DevError, run
 
 ROOT = Path(__file__).parents[1]
 CONSTRAINTS, LOCK = ROOT / "constraints-cpu.txt", ROOT / "requirements-cpu.lock"
@@ -108,11 +107,9 @@ def for_cpus(packages: Sequence[Mapping[str, Any]]) -> dict[str, Pin]:
 def _fits(name: str, wheel: str) -> bool:
     """Whether a wheel is for CPython on one of `PLATFORMS`, by its file name."""
     python, abi, platform = wheel.removesuffix(".whl").split("-")[-3:]
-    if (
-        not PYTHONS.search(python) or abi.endswith("t") or not PLATFORMS.search(platform)
-    ):  # cp313t: free-threaded
-        return False
-    return name != "torch" or "+cpu" in unquote(wheel) or not re.search(r"linux\w*_x86_64", platform)
+    free_threaded = abi.endswith("t")  # cp313t
+    of_gpus = name == "torch" and "+cpu" not in unquote(wheel) and re.search(r"linux\w*_x86_64", platform)
+    return bool(PYTHONS.search(python) and PLATFORMS.search(platform) and not free_threaded and not of_gpus)
 
 
 def hashed(requirements: Path, *options: str) -> dict[str, Pin]:
@@ -132,15 +129,14 @@ def compiled(config: str, requirements: Sequence[str], constraints: Mapping[str,
         DevError: no uv, or there is no solution.
     """
     limits = [f"{name}=={pin.version}" for name, pin in constraints.items()]
-    with tempfile.TemporaryDirectory() as name:
-        config_file, wanted, limited = (Path(name, file) for file in ("uv.toml", "wanted.in", "limits.txt"))
-        for path, text in (
-            (config_file, config),
-            (wanted, "\n".join(requirements)),
-            (limited, "\n".join(limits)),
-        ):
-            path.write_text(text, encoding="utf-8")
-        files = (f"--config-file={config_file}", f"--constraints={limited}", str(wanted))
+    with tempfile.TemporaryDirectory() as folder:
+        for name, lines in {"uv.toml": [config], "wanted.in": requirements, "limits.txt": limits}.items():
+            Path(folder, name).write_text("\n".join(lines), encoding="utf-8")
+        files = (
+            f"--config-file={folder}/uv.toml",
+            f"--constraints={folder}/limits.txt",
+            f"{folder}/wanted.in",
+        )
         return uv("--generate-hashes", "--no-header", "--no-annotate", *options, *files)
 
 
@@ -188,18 +184,14 @@ def main(arguments: list[str] | None = None) -> int:
         "--torch", default=CPU_BUILDS, help="folder or index of CPU builds (default: %(default)s)"
     )
     source = parser.parse_args(arguments).torch
-
-    def work() -> int:
-        constraints, locked = pins(CONSTRAINTS.read_text(encoding="utf-8")), hashed(CONSTRAINTS)
-        torch = locked["torch"]
-        hashes = {*torch.hashes, *cpu_builds(constraints["torch"].version, source)}
-        locked["torch"] = Pin(torch.version, tuple(sorted(hashes)))
-        if wrong := differences(constraints, locked):
-            raise DevError(f"uv's answer is no lock: {wrong[0]}")
-        write(LOCK, as_text(locked))
-        return 0
-
-    return reported("dev.lock", work)
+    constraints, locked = pins(CONSTRAINTS.read_text(encoding="utf-8")), hashed(CONSTRAINTS)
+    torch = locked["torch"]
+    hashes = {*torch.hashes, *cpu_builds(constraints["torch"].version, source)}
+    locked["torch"] = Pin(torch.version, tuple(sorted(hashes)))
+    if wrong := differences(constraints, locked):
+        raise DevError(f"uv's answer is no lock: {wrong[0]}")
+    write(LOCK, as_text(locked))
+    return 0
 
 
 def write(lock: Path, text: str) -> None:
@@ -209,4 +201,4 @@ def write(lock: Path, text: str) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("dev.lock", main)

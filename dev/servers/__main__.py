@@ -1,9 +1,8 @@
 """The command line of the development servers: `python3 -m dev.servers install`."""
 
 import argparse
-import sys
 
-from dev.errors import reported
+from dev.errors import run
 from dev.servers.postgres import install
 
 
@@ -14,13 +13,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("command", choices=["install"], help="apt-get what is needed")
     parser.parse_args(arguments)
-
-    def work() -> int:
-        print("installed" if install() else "nothing to install")
-        return 0
-
-    return reported("dev.servers", work)
+    print("installed" if install() else "nothing to install")
+    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("dev.servers", main)

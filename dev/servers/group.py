@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dev.errors import DevError
+from dev.slurm.network import reserve
 
 # The guard ends the group when its pipe from this process closes, which the kernel does however this process ends.
 GUARD = 'exec 3<&0 </dev/null; (read -r _ <&3; kill -KILL 0) & exec 3<&-; exec "$@"'
@@ -71,18 +72,11 @@ _reserved: list[socket.socket] = []
 def free_port() -> int:
     """A TCP port of the loopback interface that is reserved while this process lives.
 
-    A restarted server needs the same port, so it is outside the ranges that the system, Ray and our Slurm assign. It
-    stays bound here without listening. Servers can bind it too, since they set SO_REUSEADDR; a search for a free port,
-    in any process, does not set it and skips the port.
+    A restarted server needs the same port, so it is outside the ranges that the system, Ray and our Slurm assign.
     """
     for port in random.SystemRandom().sample(PORTS, len(PORTS)):
-        found = socket.socket()
-        try:
-            found.bind(("127.0.0.1", port))
-        except OSError:
-            found.close()
-            continue
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        _reserved.append(found)
-        return port
+        holder = socket.socket()
+        if reserve(holder, "127.0.0.1", port):
+            _reserved.append(holder)
+            return port
     raise DevError(f"no port of {PORTS[0]} to {PORTS[-1]} is free")

@@ -7,7 +7,6 @@ import secrets
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from urllib.parse import quote
@@ -168,31 +167,14 @@ class Postgres:
 
     def _run(self, program: str, *arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]":
         owner = _owner()
-        found = shutil.which(program, path=_path())
-        if found is None:
-            raise DevError(f"not installed: {program}: run `python3 -m dev.servers install`")
-        # Output goes to a file, since a pipe would stay open as long as the server that pg_ctl starts.
-        with tempfile.TemporaryFile("w+") as out, tempfile.TemporaryFile("w+") as errors:
-            done = subprocess.run(
-                [found, *arguments],
-                check=False,
-                stdin=subprocess.DEVNULL,
-                stdout=out,
-                stderr=errors,
-                user=owner,
-                group=pwd.getpwnam(owner).pw_gid if owner else None,
-                extra_groups=[] if owner else None,
-                cwd="/",
-                env={"PATH": _path(), "LC_ALL": "C", **_marks(), **variables},
-            )
-            for file in (out, errors):
-                file.seek(0)
-            return subprocess.CompletedProcess(done.args, done.returncode, out.read(), errors.read())
-
-
-def _marks() -> dict[str, str]:
-    """The project's own variables, by which the tests that started a server find it again."""
-    return {name: value for name, value in os.environ.items() if name.startswith("CPPO_")}
+        # By the project's own variables, the tests that started a server find it again.
+        marks = {name: value for name, value in os.environ.items() if name.startswith("CPPO_")}
+        return subprocess.run(
+            [program, *arguments], check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            user=owner, group=pwd.getpwnam(owner).pw_gid if owner else None,
+            extra_groups=[] if owner else None, cwd="/",
+            env={"PATH": _path(), "LC_ALL": "C", **marks, **variables},
+        )  # fmt: skip
 
 
 def _path() -> str:

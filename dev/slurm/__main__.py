@@ -3,10 +3,9 @@
 import argparse
 import os
 import shlex
-import sys
 from pathlib import Path
 
-from dev.errors import reported
+from dev.errors import run
 from dev.slurm import starting
 from dev.slurm.cluster import Cluster, default_folder
 from dev.slurm.settings import Settings
@@ -15,8 +14,7 @@ from dev.slurm.settings import Settings
 def main(arguments: list[str] | None = None) -> int:
     """Runs one command and returns the exit status."""
     options = _parser().parse_args(arguments)
-    cluster = Cluster(options.folder or default_folder(options.name))
-    return reported("dev.slurm", lambda: _run(options, cluster))
+    return _run(options, Cluster(options.folder or default_folder(options.name)))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -109,4 +107,4 @@ def _status(options: argparse.Namespace, cluster: Cluster) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run("dev.slurm", main)

@@ -62,9 +62,8 @@ def two_accounts() -> Iterator[tuple[Account, Account, Path]]:
     """Two users, and a folder with the set-group-ID bit that belongs to their group."""
     mark = secrets.token_hex(3)
     names, shared = (f"ada{mark}", f"bob{mark}"), f"lab{mark}"
-    base = Path(
-        tempfile.mkdtemp(prefix="cppo-accounts-", dir="/tmp")
-    )  # pytest's folders are private to its user
+    # pytest's folders are private to its user.
+    base = Path(tempfile.mkdtemp(prefix="cppo-accounts-", dir="/tmp"))
     base.chmod(0o755)
     try:
         _administer("groupadd", shared)
@@ -72,9 +71,8 @@ def two_accounts() -> Iterator[tuple[Account, Account, Path]]:
             home = ["--create-home", "--home-dir", str(base / name)]
             _administer("useradd", "--user-group", "--groups", shared, *home, name)
         places = _places(base)
-        for (
-            name
-        ) in names:  # git refuses another user's checkout, and what a run records would lack the commit
+        # git refuses another user's checkout, and what a run records would lack the commit.
+        for name in names:
             settings = base / name / ".gitconfig"
             settings.write_text(f'[safe]\n\tdirectory = "{places[1]}"\n')
             shutil.chown(settings, name, name)
@@ -108,17 +106,20 @@ def _places(base: Path) -> tuple[Path, Path, Path]:
 
     Files below a private folder (root's home) get a second path, by hard links.
     """
-    prefix, packages, code = Path(sys.base_prefix), Path(sysconfig.get_path("purelib")), ROOT
-    if not _is_open(prefix):
-        prefix = _linked(prefix, base / "python")
-    if not _is_open(packages):
-        packages = _linked(packages, base / "packages")
+    prefix = _readable(Path(sys.base_prefix), base / "python")
+    packages = _readable(Path(sysconfig.get_path("purelib")), base / "packages")
+    code = ROOT
     if not _is_open(code):
         code = base / "code"
         code.mkdir()
         for name in _tracked():
             _linked(ROOT / name, code / name)
     return prefix / "bin" / f"python3.{sys.version_info.minor}", code, packages
+
+
+def _readable(path: Path, second: Path) -> Path:
+    """The path if any user can read it, else a second one of the same files."""
+    return path if _is_open(path) else _linked(path, second)
 
 
 def _tracked() -> set[str]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import fcntl
+import fnmatch
 import json
 import os
 import re
@@ -12,7 +13,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from dev.ceiling import CEILING_SECONDS
@@ -163,13 +163,9 @@ class Cluster:
         """Ends daemons (or `jobs-<node>`) by name or pattern; those that do not run are skipped."""
 
         def find() -> list[daemons.Process]:
-            found = daemons.of_cluster(self.folder).items()
-            return [
-                one
-                for name, group in found
-                if any(fnmatchcase(name, wanted) for wanted in names)
-                for one in group
-            ]
+            running = daemons.of_cluster(self.folder)
+            ending = {name for wanted in names for name in fnmatch.filter(running, wanted)}
+            return [process for name in ending for process in running[name]]
 
         daemons.end(find, patience)
 
@@ -232,19 +228,21 @@ class Cluster:
 
     def stop(self) -> bool:
         """Ends all daemons and all jobs; only the logs stay. Returns whether anything ran."""
-        if not self.folder.exists():
+        with self.lock() if self.folder.exists() else contextlib.nullcontext():
             ran = bool(self.running())
             self.end_all()
-            return ran
-        with self.lock():
-            ran = bool(self.running())
-            self.end_all()
-            for path in self.folder.iterdir():
-                if path.is_dir() and path != self.log:
-                    shutil.rmtree(path)
-                elif path.is_file() and path.name != "lock":
-                    path.unlink()
+            self.clear("lock", "log")
         return ran
+
+    def clear(self, *kept: str) -> None:
+        """Removes what is in the folder, but for these names."""
+        for path in self.folder.glob("*"):
+            if path.name in kept:
+                continue
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
 
     def end_all(self) -> None:
         """Ends all processes of this cluster: the controller first, so that it requeues nothing, munged last."""

@@ -6,8 +6,8 @@ nothing can become stale when a machine is rebooted, a pid reused or a folder re
 
 import contextlib
 import os
-import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -86,21 +86,9 @@ def look_up(pid: int) -> Process | None:
 
 def start(command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
     """Starts a daemon in a new session. The command must stay in the foreground; its output goes to `log`."""
-    program = shutil.which(command[0], path=env["PATH"])
-    if program is None:
-        raise FileNotFoundError(command[0])
-    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-    os.posix_spawn(
-        program,
-        list(command),
-        env,
-        file_actions=[
-            (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o644),
-            (os.POSIX_SPAWN_DUP2, 1, 2),
-        ],
-        setsid=True,
-    )
+    with log.open("ab") as output:
+        subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                         start_new_session=True)  # fmt: skip
 
 
 def end(find: Callable[[], Iterable[Process]], patience: float) -> None:

@@ -58,7 +58,7 @@ def reserved_ports(address: str, count: int, folder: Path) -> Iterator[int]:
     while first + count < LAST_PORT:
         with contextlib.ExitStack() as sockets:
             for port in range(first, first + count):
-                if not _reserve(sockets.enter_context(socket.socket()), address, port):
+                if not reserve(sockets.enter_context(socket.socket()), address, port):
                     first = port + 1
                     break
             else:
@@ -67,11 +67,15 @@ def reserved_ports(address: str, count: int, folder: Path) -> Iterator[int]:
     raise DevError(f"no {count} free ports in a row below {LAST_PORT} at {address}")
 
 
-def _reserve(holder: socket.socket, address: str, port: int) -> bool:
-    """Binds a socket that does not listen. Whether nobody else had the port, another reservation included."""
+def reserve(holder: socket.socket, address: str, port: int) -> bool:
+    """Binds a socket that does not listen. Whether nobody else had the port, another reservation included.
+
+    A server can bind it too, since servers set SO_REUSEADDR; a search for a free port, in any process, does not set it
+    and skips the port.
+    """
     try:
         holder.bind((address, port))
     except OSError:
         return False
-    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # from now on the daemon may bind it, too
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     return True

@@ -12,7 +12,7 @@ SlurmdUser=root
 AuthType=auth/munge
 CredType=cred/munge
 # A requeued job may not start before its credentials have expired: by default that is two minutes.
-AuthInfo=socket={munge_socket},cred_expire=5
+AuthInfo=socket={folder}/munge/socket,cred_expire=5
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/spool/%n
@@ -57,18 +57,17 @@ ACCOUNTING = """\
 AccountingStorageType=accounting_storage/slurmdbd
 AccountingStorageHost={address}
 AccountingStoragePort={database_port}
-AccountingStoragePass=socket={munge_socket}
+AccountingStoragePass=socket={folder}/munge/socket
 AccountingStorageTRES=gres/gpu
 AccountingStoreFlags=job_comment
 """
 NODES = """\
 NodeName=n[1-{nodes}] NodeHostname={host} NodeAddr={address} Port=[{first}-{last}] CPUs={cpus} Boards=1 \
-SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={memory} State=UNKNOWN{gres}
-"""
+SocketsPerBoard=1 CoresPerSocket={cpus} ThreadsPerCore=1 RealMemory={memory} State=UNKNOWN{gres}"""
 # MariaDB authenticates root by the socket, without a password.
 SLURMDBD_CONF = """\
 AuthType=auth/munge
-AuthInfo=socket={munge_socket}
+AuthInfo=socket={folder}/munge/socket
 DbdHost={host}
 DbdAddr={address}
 DbdPort={database_port}
@@ -81,7 +80,8 @@ StorageHost=localhost
 StorageUser=root
 StorageLoc=slurm_acct_db
 """
-# Partition -> its parameters. Jobs in `high` preempt those in the two low partitions.
+PARTITION = "Nodes=ALL MaxTime=INFINITE State=UP"
+# Partition -> its own parameters. Jobs in `high` preempt those in the two low partitions.
 PARTITIONS = {
     "debug": "Default=YES PriorityTier=1 PreemptMode=OFF",
     "high": "PriorityTier=10 PreemptMode=OFF",
@@ -122,57 +122,25 @@ class Settings:
         return 2 + self.nodes
 
 
-@dataclass(frozen=True)
-class Place:
-    """The location of a cluster: its state folder, host name and loopback address, and first TCP port."""
-
-    folder: Path
-    host: str
-    address: str
-    port: int
-    first_job: int
-
-    @property
-    def conf(self) -> Path:
-        """The path of slurm.conf, for SLURM_CONF."""
-        return self.folder / "slurm.conf"
-
-    @property
-    def munge_socket(self) -> Path:
-        """The socket of this cluster's own munged."""
-        return self.folder / "munge" / "socket"
-
-    @property
-    def database_socket(self) -> Path:
-        """The socket of this cluster's own MariaDB, which listens on no port."""
-        return self.folder / "db" / "socket"
-
-
-def files(settings: Settings, place: Place) -> dict[str, str]:
-    """The files of the state folder: name -> text."""
-    ports = {
-        "database_port": place.port + 1,
-        "first": place.port + 2,
-        "last": place.port + 1 + settings.nodes,
-    }
-    values = asdict(settings) | vars(place) | ports | {"munge_socket": place.munge_socket}
+def files(
+    settings: Settings, folder: Path, host: str, address: str, port: int, first_job: int
+) -> dict[str, str]:
+    """The files of the state folder: name -> text. `port` is the first of the cluster's."""
+    values = asdict(settings)
+    values |= {"folder": folder, "host": host, "address": address, "port": port, "first_job": first_job}
+    values |= {"database_port": port + 1, "first": port + 2, "last": port + 1 + settings.nodes}
     values["gres"] = f" Gres=gpu:{settings.gpus}" if settings.gpus else ""
     text = (SLURM_CONF + ACCOUNTING * settings.accounting).format(**values)
-    lines = (
-        dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#")) | settings.extra
-    )
-    partitions = [
-        f"PartitionName={name} Nodes=ALL MaxTime=INFINITE State=UP {kind.format(grace=settings.grace)}\n"
-        for name, kind in PARTITIONS.items()
+    lines = dict(line.split("=", 1) for line in text.splitlines() if not line.startswith("#"))
+    slurm = [f"{key}={value}" for key, value in (lines | settings.extra).items()]
+    slurm += [NODES.format(**values)]
+    slurm += [
+        f"PartitionName={name} {PARTITION} {kind.format(**values)}" for name, kind in PARTITIONS.items()
     ]
     texts = {
-        "slurm.conf": "".join(f"{key}={value}\n" for key, value in lines.items())
-        + NODES.format(**values)
-        + "".join(partitions),
+        "slurm.conf": "\n".join([*slurm, ""]),
         # The GPUs are device files of the cluster's own.
-        "gres.conf": f"Name=gpu File={place.folder}/dev/gpu[0-{settings.gpus - 1}]\n"
-        if settings.gpus
-        else "",
+        "gres.conf": f"Name=gpu File={folder}/dev/gpu[0-{settings.gpus - 1}]\n" if settings.gpus else "",
         # Without this file, or with cgroups switched off, slurmd 22.05 ends at once where there is no cgroup tree.
         "cgroup.conf": "CgroupPlugin=cgroup/v1\nCgroupAutomount=no\n",
     }

@@ -6,14 +6,14 @@ import os
 import shutil
 import stat
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
-from pathlib import Path
 
 from dev.apt import install_packages
 from dev.errors import DevError
 from dev.slurm import network
 from dev.slurm.cluster import PATH, Cluster
-from dev.slurm.settings import Place, Settings, files
+from dev.slurm.settings import Settings, files
 
 # A socket's path has at most 107 characters; the longest below the folder is a step daemon's, spool/n1/n1_<job>.<step>.
 LONGEST_FOLDER = 60
@@ -27,9 +27,7 @@ ACCOUNTING_PACKAGES = ("slurmdbd", "slurm-wlm-mysql-plugin", "mariadb-server")
 
 def missing(accounting: bool = True, private_network: bool = False) -> list[str]:
     """The programs that a cluster needs and this machine lacks."""
-    needed = (
-        PROGRAMS + (ACCOUNTING_PROGRAMS if accounting else ()) + (NETWORK_PROGRAMS if private_network else ())
-    )
+    needed = PROGRAMS + ACCOUNTING_PROGRAMS * accounting + NETWORK_PROGRAMS * private_network
     return [program for program in needed if shutil.which(program, path=PATH) is None]
 
 
@@ -41,8 +39,7 @@ def install(accounting: bool) -> bool:
     Raises:
         DevError: There is no apt-get, no root, or apt-get fails.
     """
-    packages = PACKAGES + (ACCOUNTING_PACKAGES if accounting else ())
-    return install_packages(packages, lambda: missing(accounting))
+    return install_packages(PACKAGES + ACCOUNTING_PACKAGES * accounting, lambda: missing(accounting))
 
 
 def start(cluster: Cluster, settings: Settings) -> bool:
@@ -83,32 +80,22 @@ def _check(cluster: Cluster, settings: Settings) -> None:
 def _start(cluster: Cluster, settings: Settings) -> None:
     host, address = network.name_and_address(settings.private_network)
     with network.reserved_ports(address, settings.ports(), cluster.folder) as port:
-        place = Place(
-            folder=cluster.folder,
-            host=host,
-            address=address,
-            port=port,
-            # Job ids start at a number that grows with time, so that jobs are not mistaken for those of an earlier
-            # cluster.
-            first_job=int(time.time()) // 10 % 50_000_000 + 1,
-        )
-        _write(cluster.folder, settings, place)
+        # Job ids start at a number that grows with time, so that jobs are not mistaken for those of an earlier cluster.
+        first_job = int(time.time()) // 10 % 50_000_000 + 1
+        _write(cluster, settings, files(settings, cluster.folder, host, address, port, first_job))
         _start_munge(cluster, settings)
         if settings.accounting:
-            _start_accounting(cluster, place)
+            _start_accounting(cluster)
         cluster.start_controller()
         for node in settings.node_names():
             cluster.start_node(node)
         cluster.wait_for_nodes(settings.node_names())
 
 
-def _write(folder: Path, settings: Settings, place: Place) -> None:
+def _write(cluster: Cluster, settings: Settings, texts: Mapping[str, str]) -> None:
     """Writes all files of a new cluster, in place of whatever is there."""
-    for path in folder.iterdir():
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        elif path.name != "lock":
-            path.unlink()
+    folder = cluster.folder
+    cluster.clear("lock")
     spool = [f"spool/{node}" for node in settings.node_names()]
     for name in ("state", "log", "run", "dev", "munge", "db", "spool", *spool):
         (folder / name).mkdir(mode=0o755)
@@ -118,7 +105,7 @@ def _write(folder: Path, settings: Settings, place: Place) -> None:
             os.mknod(folder / "dev" / f"gpu{number}", 0o666 | stat.S_IFCHR, os.makedev(1, 3))
         except PermissionError:
             raise DevError("device files may not be made here (CAP_MKNOD): start with --gpus 0") from None
-    for name, text in files(settings, place).items():
+    for name, text in texts.items():
         path = folder / name
         path.touch(mode=0o600 if name == "slurmdbd.conf" else 0o644)  # slurmdbd insists
         path.write_text(text, encoding="utf-8")
@@ -143,8 +130,9 @@ def _start_munge(cluster: Cluster, settings: Settings) -> None:
     cluster.wait("munged", lambda: cluster.problem("munge", "-n", "-S", str(options["socket"])))
 
 
-def _start_accounting(cluster: Cluster, place: Place) -> None:
-    folder, socket = cluster.folder / "db", place.database_socket
+def _start_accounting(cluster: Cluster) -> None:
+    folder = cluster.folder / "db"
+    socket = folder / "socket"
     shutil.chown(folder, "mysql")
     # A server that starts removes the temporary tables of all others in the same folder.
     common = ["--no-defaults", "--user=mysql", f"--datadir={folder}/data", f"--tmpdir={folder}",

@@ -11,9 +11,10 @@ from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import DONE, Outcome
 from cppo_lab.spec import RunSpec
-from dev.chaos.nemesis import JOB_ENTRY, begun
-from dev.chaos.strikes import COMES_BACK, KINDS, LAST, LONG, LONGEST_PAUSE, SHORT, draw
+from dev.chaos.nemesis import JOB_ENTRY, NemesisRun, begun
+from dev.chaos.strikes import COMES_BACK, KINDS, LAST, LONG, LONGEST_PAUSE, SHORT, Strikes, draw
 from dev.chaos.study import ROOT, Study, left_behind
+from dev.errors import DevError
 
 
 @pytest.mark.parametrize("counts", [LONG, SHORT])
@@ -65,3 +66,24 @@ def test_half_of_the_jobs_upload_at_once(tmp_path: Path) -> None:
     for task, seconds in (("4", "0.5"), ("5", "30.0")):
         env = os.environ | {"SLURM_ARRAY_TASK_ID": task, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
         assert subprocess.check_output(words, env=env, text=True) == f"{seconds} a b\n"
+
+
+def test_a_part_that_fails_after_the_last_look_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as a store that cannot be used: no run waits for it."""
+
+    def fail() -> None:
+        raise DevError("a store cannot be used")
+
+    run = NemesisRun.__new__(NemesisRun)
+    run._strikes, run._launcher, run._over = Strikes(None, print), None, True
+    for name in ("_launch", "_strike", "say"):
+        monkeypatch.setattr(run, name, lambda *words: None, raising=False)
+
+    def poll() -> None:
+        """The last one, after which the part fails."""
+        run._over = True
+        run._strikes._coming.append(run._strikes._pool.submit(fail))
+
+    monkeypatch.setattr(run, "_poll", poll, raising=False)
+    with pytest.raises(DevError, match="a store cannot be used"):
+        run.run()
