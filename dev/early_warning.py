@@ -9,7 +9,6 @@ no code with the product's warning.
 """
 
 import argparse
-import csv
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -44,21 +43,10 @@ METRICS = {
     "masked": "rule/masked_fraction",
     "equal_rewards": "train/zero_variance_group_share",
 }
+COLUMNS = [*RUN, "step", "score", *METRICS, "end", "collapsed"]
 # Each feature alone as a plain threshold; `-`: it warns where the feature is low.
-PLAIN = (
-    *(
-        "-share",
-        "-ess",
-        "k3_early",
-        "k3_middle",
-        "k3_late",
-        "grad_norm",
-        "entropy",
-        "-entropy",
-        "logprob_error",
-    ),
-    *("masked", "equal_rewards"),
-)
+PLAIN = ("-share", "-ess", "k3_early", "k3_middle", "k3_late", "grad_norm", "entropy", "-entropy",
+         "logprob_error", "masked", "equal_rewards")  # fmt: skip
 # The arms of other rules and processes whose runs were known when the product's share of the best score was chosen.
 SEEN = ["rule_cppo", "rule_grpo", "rule_cispo", "model_narrow_free", "model_late_free"]
 FEATURES = list(dict.fromkeys(name.lstrip("-") for name in PLAIN))
@@ -93,36 +81,22 @@ class Watched(Learner):
         return super().objective(rollout, rows, watched, old)
 
 
-def collect(variants: Sequence[str]) -> None:
-    """Train the runs of `variants`, those with equal settings together, and add their validations to the file."""
-    torch.set_num_threads(1)
-    for variant in variants:
-        runs = [run.spec for run in make_plan(load_sweep("early_warning"), [f"variant={variant}"]).runs]
-        specs = [spec for spec in runs if isinstance(spec, ExactRun)]
-        with mock.patch.object(trainer, "Learner", Watched):
-            histories = trainer.histories_together(specs)
-        is_new = not FILE.exists()
-        with FILE.open("a", newline="") as out:
-            writer = csv.writer(out, lineterminator="\n")
-            if is_new:
-                writer.writerow([*RUN, "step", "score", *METRICS, "end", "collapsed"])
-            for spec, (reason, rows) in zip(specs, histories, strict=True):
-                recent: list[dict[str, float]] = []
-                score = schema.validation_metric(schema.MEAN, spec.validation.samples)
-                for step, row in rows:
-                    recent.append(row)
-                    if score in row:
-                        means = [
-                            _mean([one[name] for one in recent if name in one]) for name in METRICS.values()
-                        ]
-                        numbers = ["" if math.isnan(one) else f"{one:.4g}" for one in (row[score], *means)]
-                        writer.writerow([variant, spec.seed, step, *numbers, rows[-1][0], int(bool(reason))])
-                        recent = []
-        print(variant, flush=True)
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
+def collect(variant: str) -> None:
+    """Train the runs of a variant, those with equal settings together, and add their validations to the file."""
+    plan = make_plan(load_sweep("early_warning"), [f"variant={variant}"])
+    specs = [run.spec for run in plan.runs if isinstance(run.spec, ExactRun)]
+    with mock.patch.object(trainer, "Learner", Watched):
+        histories = trainer.histories_together(specs)
+    for spec, (reason, rows) in zip(specs, histories, strict=True):
+        steps = pd.DataFrame([row for _, row in rows], index=[step for step, _ in rows])
+        score = steps[schema.validation_metric(schema.MEAN, spec.validation.samples)]
+        period = score.notna().shift(fill_value=False).cumsum()  # ends with a validation
+        means = steps.reindex(columns=METRICS.values()).groupby(period).mean()
+        table = pd.DataFrame({"step": steps.index, "score": score}).dropna()
+        table[[*METRICS]] = means.to_numpy()[: len(table)]
+        table = table.assign(variant=variant, seed=spec.seed, end=rows[-1][0], collapsed=int(bool(reason)))
+        table[COLUMNS].to_csv(FILE, mode="a", header=not FILE.exists(), index=False, float_format="%.4g")
+    print(variant, flush=True)
 
 
 def read(file: Path = FILE) -> pd.DataFrame:
@@ -135,8 +109,9 @@ def read(file: Path = FILE) -> pd.DataFrame:
         rows[name] = np.log(rows[name].clip(lower=1e-12))
     rows["entropy"] -= of_run["entropy"].transform("first")  # step 0 has none, and is skipped
     every = of_run["step"].transform(lambda steps: steps.diff().median())
-    rows["soon"] = (rows["collapsed"] == 1) & (rows["end"] - rows["step"] <= HORIZON * every)
-    last = (rows["collapsed"] == 1) & (rows["step"] == rows["end"])
+    left = rows["end"] - rows["step"]
+    rows["soon"] = (rows["collapsed"] == 1) & (left <= HORIZON * every)
+    last = (rows["collapsed"] == 1) & (left == 0)
     return rows[(rows["step"] >= FIRST) & ~last].reset_index(drop=True)
 
 
@@ -200,11 +175,8 @@ def eager(rows: pd.DataFrame, values: Array) -> float:
 
 def summary(runs: pd.DataFrame) -> dict[str, Any]:
     """What the alarms are worth, as text."""
-    fell, false, thousand = (
-        runs[runs["fell"] == 1],
-        int(runs["false"].sum()),
-        runs["watched"].sum() / PER_STEPS,
-    )
+    fell, false = runs[runs["fell"] == 1], int(runs["false"].sum())
+    thousand = runs["watched"].sum() / PER_STEPS
     low, high = (
         chi2.ppf(q, 2 * n) / 2 / thousand if n else 0.0 for q, n in ((0.025, false), (0.975, false + 1))
     )
@@ -212,78 +184,41 @@ def summary(runs: pd.DataFrame) -> dict[str, Any]:
         "collapsed": f"{len(fell)} of {len(runs)}",
         "alarms": int(false + (fell["lead"] > 0).sum()),
         "true": int((fell["lead"] > 0).sum()),
-        "foretold": f"{(fell['lead'] > 0).mean():.2f}",
         "mean lead": f"{fell['lead'].mean():.1f}",
-        "median": f"{fell['lead'].median():.0f}",
         "false per 1,000": f"{false / thousand:.1f} ({low:.1f} to {high:.1f})",
     }
 
 
 def judge(file: Path = FILE) -> None:
-    """Print the comparison, the decision by the design, and the calibration on the runs that were held out."""
+    """Print what each warning was worth, on the arms of the fit and on those held out, and the design's decision."""
     rows = read(file)
-    kinds = {kind: rows[rows["variant"].str.startswith(kind)] for kind in ("fit", "rule", "model")}
-    fit, held_out = kinds["fit"], rows[~rows["variant"].str.startswith("fit")]
-    regression = Regression(fit)
-    warnings: dict[str, Value] = {"regression": regression, **{name: plain(name) for name in PLAIN}}
-    thresholds = {name: eager(fit, value(fit)) for name, value in warnings.items()}
-    table, lead = [], {}
+    of_fit = rows["variant"].str.startswith("fit")
+    fit, held_out = rows[of_fit], rows[~of_fit]
+    warnings: dict[str, Value] = {"regression": Regression(fit), **{name: plain(name) for name in PLAIN}}
+    table, leads = [], {}
     for name, value in warnings.items():
-        lead[name] = alarms(fit, value(fit), thresholds[name])["lead"].mean()
-        for kind, some in {**kinds, "held out": held_out}.items():
-            runs = alarms(some, value(some), thresholds[name])
+        threshold = eager(fit, value(fit))
+        leads[name] = [alarms(some, value(some), threshold) for some in (fit, held_out)]
+        for kind, runs in zip(("fit", "held out"), leads[name], strict=True):
             table.append({"warning": name, "runs of": kind, **summary(runs)})
-        ideal = summary(alarms(held_out, value(held_out), eager(held_out, value(held_out))))
-        table.append({"warning": name, "runs of": "held out, threshold set there", **ideal})
     print(pd.DataFrame(table).to_string(index=False))
     # Runs that were trained after the share had been chosen.
     later = held_out[~held_out["variant"].isin(SEEN)]
+    groups = {"fit": fit, "held out": held_out, "trained later": later, "all": rows}
+    low = plain("-share")
     table = [
-        {
-            "warning": f"below {share} of the best",
-            "runs of": kind,
-            **summary(alarms(some, plain("-share")(some), -share)),
-        }
+        {"warning": f"below {share} of the best", "runs of": kind, **summary(alarms(some, low(some), -share))}
         for share in (0.4, 0.2, 0.1)
-        for kind, some in {**kinds, "held out": held_out, "trained later": later, "all": rows}.items()
+        for kind, some in groups.items()
     ]
     print(f"\n{pd.DataFrame(table).to_string(index=False)}")
-    best = max(PLAIN, key=lead.__getitem__)
-    leads = [
-        alarms(held_out, warnings[name](held_out), thresholds[name])["lead"].dropna()
-        for name in ("regression", best)
-    ]
-    gain, generator = (leads[0] - leads[1]).to_numpy(), np.random.default_rng(0)
+    best = max(PLAIN, key=lambda name: leads[name][0]["lead"].mean())
+    ours, theirs = (leads[name][1]["lead"].dropna().to_numpy() for name in ("regression", best))
+    gain, generator = ours - theirs, np.random.default_rng(0)
     again = [generator.choice(gain, len(gain)).mean() for _ in range(RESAMPLES)]
     low, high = np.quantile(again, [0.025, 0.975])
-    print(f"\nbest feature alone on the fit arms: {best} (threshold {thresholds[best]:.4g})")
+    print(f"\nbest feature alone on the fit arms: {best}")
     print(f"lead of the regression over it, held out: {gain.mean():.1f} steps ({low:.1f} to {high:.1f})")
-    print("weights:", dict(zip(["bias", *FEATURES], regression.weights.round(2), strict=True)))
-    for name, model in {"regression": regression, best: Regression(fit, [best.lstrip("-")])}.items():
-        print(
-            f"\ncalibration of {name}, held out; Brier score {_brier(model, held_out):.3f}, of the fit arms' base rate "
-            f"{((held_out['soon'] - fit['soon'].mean()) ** 2).mean():.3f}"
-        )
-        bins = pd.cut(model(held_out), [0, 0.1, 0.3, 0.6, 1.0], include_lowest=True)
-        binned = held_out.assign(predicted=model(held_out)).groupby(bins, observed=True)
-        columns = {
-            "validations": ("soon", "size"),
-            "predicted": ("predicted", "mean"),
-            "collapsed": ("soon", "mean"),
-        }
-        print(binned.agg(**columns).round(2))
-        print(
-            "mean",
-            model.mean.round(4).to_dict(),
-            "spread",
-            model.spread.round(4).to_dict(),
-            "weights",
-            model.weights.round(4),
-        )
-
-
-def _brier(model: Regression, rows: pd.DataFrame) -> float:
-    return float(((rows["soon"] - model(rows)) ** 2).mean())
 
 
 def main() -> None:
@@ -297,8 +232,10 @@ def main() -> None:
     if given.what == "judge":
         judge()
         return
+    torch.set_num_threads(1)
     plan = make_plan(load_sweep("early_warning"), [])
-    collect(given.variants or list(dict.fromkeys(run.variant for run in plan.runs)))
+    for variant in given.variants or dict.fromkeys(run.variant for run in plan.runs):
+        collect(variant)
 
 
 if __name__ == "__main__":

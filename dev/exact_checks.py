@@ -53,6 +53,7 @@ ARMS = (40, 20, 8)  # seeds of an arm
 SIMULATED = ((1.0, 1.0), (0.7, 1.0), (1.0, 0.955), (0.7, 0.955))
 STEPS, LENGTHS = 20, 4
 PARTS = 8  # of a response whose weights are shuffled in whole parts
+LONG = 1024  # tokens of these responses
 
 
 def main() -> None:
@@ -65,6 +66,8 @@ def main() -> None:
     parser.add_argument("--model", default="exact_early", help="exact_early, exact_late or exact_no_fork")
     parser.add_argument("--horizons", default="16,64", help="two or more; the sweep has 16, 64, 256 and 1024")
     given = parser.parse_args()
+    if given.runs < 2 * max(ARMS):
+        parser.error(f"--runs {given.runs}: at least {2 * max(ARMS)}, since two arms have no run in common")
     torch.set_num_threads(1)
     generator = np.random.default_rng(0)
     if given.what == "twins":
@@ -80,18 +83,19 @@ def main() -> None:
 
 def twins(generator: np.random.Generator, count: int, model: str, horizons: str) -> None:
     """Two arms of one rule, drawn from so many runs."""
+    words = ("core=exact", f"model={model}", "variant=dppo")
     runs = {
-        horizon: trained("exact", range(FIRST, FIRST + count), "core=exact", f"model={model}", "variant=dppo",
-                         f"rollout.max_response_length={horizon}")
+        int(horizon): trained(
+            "exact", range(FIRST, FIRST + count), *words, f"rollout.max_response_length={horizon}"
+        )
         for horizon in horizons.split(",")
-    }  # fmt: skip
+    }
     for size in ARMS:
         ratios, slopes = [], []
         for _ in range(DRAWS):
-            rows = generator.permutation(count)
+            first, second = generator.permutation(count)[: 2 * size].reshape(2, size)
             pairs = {
-                int(horizon): paired(_arm(curves, rows[:size]), _arm(curves, rows[size : 2 * size]))
-                for horizon, curves in runs.items()
+                horizon: paired(_arm(curves, first), _arm(curves, second)) for horizon, curves in runs.items()
             }
             ratios.append(mean_log_ratio([pairs]))
             slopes.append(log_ratio_slope([pairs]))
@@ -166,22 +170,22 @@ def eighths_once(valid: Tensor, generator: Generator) -> Tensor:
     return eighths(valid[:1], _fixed(generator)).expand(valid.shape).contiguous()
 
 
-def orders(model: str = "exact_no_fork", horizon: int = 1024, seeds: int = 24) -> None:
+def orders() -> None:
     """Errors with each order over those with each other."""
-    curves: dict[str, Curves] = {}
+    words = ("model=exact_no_fork", f"rollout.max_response_length={LONG}")
+    variant = "variant=cppo_no_prefix_budget"
     shuffles = {
         "each response": own_permutation,
         "once": once,
         "eighths": eighths,
         "eighths once": eighths_once,
     }
-    for name in ("ordered", *shuffles):
-        variant = "cppo_no_prefix_budget" + ("_shuffled" if name in shuffles else "")
-        words = (f"model={model}", f"variant={variant}", f"rollout.max_response_length={horizon}")
-        with patch("cppo_lab.cores.exact.trainer.own_permutation", shuffles.get(name, own_permutation)):
-            curves[name] = trained("one_step", range(seeds), *words)
+    curves = {"ordered": trained("one_step", range(24), *words, variant)}
+    for name, shuffle in shuffles.items():
+        with patch("cppo_lab.cores.exact.trainer.own_permutation", shuffle):
+            curves[name] = trained("one_step", range(24), *words, f"{variant}_shuffled")
     for first, second in itertools.combinations(curves, 2):
-        ratio = mean_log_ratio([{horizon: paired(curves[first], curves[second])}])
+        ratio = mean_log_ratio([{LONG: paired(curves[first], curves[second])}])
         if ratio is not None and ratio.low is not None and ratio.high is not None:
             value, low, high = np.exp([ratio.value, ratio.low, ratio.high])
             print(f"{first} / {second}: {value:.3f} ({low:.3f} to {high:.3f})")

@@ -4,20 +4,21 @@
 
 Uses `exact/movement` only, never the error. Searches for a rule's threshold rule.delta at which the log ratio of its
 movement to DPPO's, averaged over processes and horizons, is 0 within 5 %. The first try is DPPO's threshold times
-the mean position weight. The file has every try; `chosen` takes the nearest or interpolates; a test compares the
-sweep's thresholds with it.
+the mean position weight. The file has a row for every try on every process, with means over seeds and steps: the
+movement, and that from the sampler's mismatch alone; the mean D of the tokens that enter the updates; the masked share
+of the tokens with a learning signal. `chosen` takes the nearest or interpolates; a test compares the sweep's thresholds
+with it.
 """
 
 import argparse
-import csv
 import math
 import multiprocessing
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import torch
 
 from cppo_lab.cores.exact.trainer import histories_together
@@ -32,21 +33,12 @@ REFERENCE, FREE = "dppo", "no_trust_region"  # the rule to match; the one withou
 NEAR = 0.05  # a mean log ratio of movements within this counts as equal
 FAR = 0.1  # beyond this the nearest is rejected: where the budget limits a rule, its threshold changes little
 TRIES = 3
-
-
-@dataclass(frozen=True)
-class Tried:
-    """One rule with one threshold on one process: means over seeds and steps."""
-
-    variant: str
-    delta: float
-    seeds: int
-    model: str
-    horizon: int
-    movement: float
-    movement_before: float  # from the sampler's mismatch only
-    divergence: float  # mean D of the tokens that enter the updates
-    masked: float  # share of the tokens with a learning signal
+MEANS = {
+    "movement": "exact/movement",
+    "movement_before": "exact/movement_before",
+    "divergence": "rule/divergence_mean",
+    "masked": "rule/masked_fraction",
+}
 
 
 def main() -> None:
@@ -58,35 +50,27 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=FILE)
     given = parser.parse_args()
     seeds = SEEDS[: given.seeds]
-    rows = [*measured(REFERENCE, None, seeds), *measured(FREE, None, seeds)]
-    reference = [row for row in rows if row.variant == REFERENCE]
-    others = [name for name in _sweep().variants if name not in (REFERENCE, FREE)]
+    reference = measured(REFERENCE, None, seeds)
+    others = [(name, reference, seeds) for name in _sweep().variants if name not in (REFERENCE, FREE)]
     with multiprocessing.get_context("spawn").Pool(2) as pool:
-        for searched_rows in pool.starmap(
-            searched, [(name, reference, seeds) for name in others], chunksize=1
-        ):
-            rows += searched_rows
-    with given.file.open("w", newline="") as out:
-        writer = csv.DictWriter(out, [field.name for field in fields(Tried)], lineterminator="\n")
-        writer.writeheader()
-        for row in rows:
-            values = asdict(row).items()
-            writer.writerow({name: f"{v:.6g}" if isinstance(v, float) else v for name, v in values})
+        tries = pool.starmap(searched, others, chunksize=1)
+    rows = pd.concat([reference, measured(FREE, None, seeds), *tries])
+    rows.to_csv(given.file, index=False, float_format="%.6g", lineterminator="\n")
     for name, delta in chosen(rows).items():
         print(f"{name}: rule.delta: {delta:g}")
 
 
-def searched(variant: str, reference: Sequence[Tried], seeds: Sequence[int]) -> list[Tried]:
+def searched(variant: str, reference: pd.DataFrame, seeds: Sequence[int]) -> pd.DataFrame:
     """All thresholds tried for one rule: DPPO's over the mean weight first, then by the secant through the last two."""
     w_min = float(_sweep().variants[variant].get("rule.w_min", 1.0))  # type: ignore[arg-type]
-    at = math.log(reference[0].delta * (1 + w_min) / 2)
-    rows: list[Tried] = []
+    at = math.log(reference["delta"].iloc[0] * (1 + w_min) / 2)
+    tries: list[pd.DataFrame] = []
     points: list[tuple[float, float]] = []  # log threshold, log ratio of movements
     for _ in range(TRIES):
-        new = list(measured(variant, float(f"{math.exp(at):.4g}"), seeds))
-        rows += new
-        place, ratio = math.log(new[0].delta), log_ratio(new, reference)
-        print(f"{variant}: rule.delta {new[0].delta:g}, log ratio of movements {ratio:+.4f}", flush=True)
+        delta = float(f"{math.exp(at):.4g}")
+        tries.append(measured(variant, delta, seeds))
+        place, ratio = math.log(delta), log_ratio(tries[-1], reference)
+        print(f"{variant}: rule.delta {delta:g}, log ratio of movements {ratio:+.4f}", flush=True)
         if abs(ratio) < NEAR:
             break
         slope = 0.5  # first guess: the slope of DPPO's own movement in its threshold
@@ -94,7 +78,7 @@ def searched(variant: str, reference: Sequence[Tried], seeds: Sequence[int]) -> 
             slope = (ratio - points[-1][1]) / (place - points[-1][0])
         points.append((place, ratio))
         at = place - max(-1.0, min(1.0, ratio / max(slope, 0.1)))
-    return rows
+    return pd.concat(tries)
 
 
 def _sweep() -> Sweep:
@@ -103,7 +87,7 @@ def _sweep() -> Sweep:
     return sweep
 
 
-def measured(variant: str, delta: float | None, seeds: Sequence[int]) -> Iterator[Tried]:
+def measured(variant: str, delta: float | None, seeds: Sequence[int]) -> pd.DataFrame:
     """One rule on all processes and horizons of the sweep; `delta` None: the sweep's own."""
     torch.set_num_threads(1)
     asked = ["core=exact", f"variant={variant}", f"seed={','.join(map(str, seeds))}"]
@@ -114,50 +98,41 @@ def measured(variant: str, delta: float | None, seeds: Sequence[int]) -> Iterato
         if delta is not None:
             spec = spec.model_copy(update={"rule": spec.rule.model_copy(update={"delta": delta})})
         specs[spec.model.name, spec.rollout.max_response_length].append(spec)
+    rows = []
     for (model, horizon), runs in specs.items():
-        rows = [row for _, history in histories_together(runs) for step, row in history if step]
-        metrics = ("exact/movement", "exact/movement_before", "rule/divergence_mean", "rule/masked_fraction")
-        means = [np.mean([row[name] for row in rows if name in row] or [math.nan]) for name in metrics]
-        threshold = runs[0].rule.delta
-        assert threshold is not None
-        yield Tried(variant, threshold, len(runs), model, horizon, *map(float, means))
+        steps = pd.DataFrame(
+            [row for _, history in histories_together(runs) for step, row in history if step]
+        )
+        threshold = {"variant": variant, "delta": runs[0].rule.delta, "seeds": len(runs)}
+        means = steps.reindex(columns=MEANS.values()).mean()
+        rows.append({**threshold, "model": model, "horizon": horizon, **dict(zip(MEANS, means, strict=True))})
+    return pd.DataFrame(rows)
 
 
-def log_ratio(rows: Sequence[Tried], reference: Sequence[Tried]) -> float:
+def log_ratio(rows: pd.DataFrame, reference: pd.DataFrame) -> float:
     """Mean over processes and horizons of the log of a rule's movement over the reference's there."""
-    there = {(row.model, row.horizon): row.movement for row in reference}
-    return float(np.mean([math.log(row.movement / there[row.model, row.horizon]) for row in rows]))
+    movement, there = (table.set_index(["model", "horizon"])["movement"] for table in (rows, reference))
+    return float(np.log(movement / there).mean())
 
 
-def chosen(rows: Sequence[Tried]) -> dict[str, float]:
+def chosen(rows: pd.DataFrame) -> dict[str, float]:
     """Each rule's threshold, with 3 digits: the nearest tried, or between the nearest on both sides of DPPO's.
 
     Raises UserError if no try of a rule is near DPPO's movement.
     """
-    reference = [row for row in rows if row.variant == REFERENCE]
-    tries: dict[str, dict[float, list[Tried]]] = defaultdict(lambda: defaultdict(list))
-    for row in rows:
-        if row.variant not in (REFERENCE, FREE):
-            tries[row.variant][row.delta].append(row)
+    reference = rows[rows["variant"] == REFERENCE]
     thresholds = {}
-    for variant, by_delta in tries.items():
-        points = [(log_ratio(some, reference), math.log(delta)) for delta, some in by_delta.items()]
+    for variant, tries in rows[~rows["variant"].isin([REFERENCE, FREE])].groupby("variant", sort=False):
+        by_delta = tries.groupby("delta", sort=False)
+        points = [(log_ratio(some, reference), math.log(delta)) for delta, some in by_delta]
         (near, at), *more = sorted(points, key=lambda point: abs(point[0]))
         beyond = next(((value, where) for value, where in more if value * near < 0), None)
         if abs(near) > NEAR and beyond is not None:
             at -= near * (beyond[1] - at) / (beyond[0] - near)
         elif abs(near) > FAR:
             raise UserError(f"{variant}: the nearest threshold tried moves {math.exp(near):.2f} times as far")
-        thresholds[variant] = float(f"{math.exp(at):.3g}")
+        thresholds[str(variant)] = float(f"{math.exp(at):.3g}")
     return thresholds
-
-
-def read(file: Path = FILE) -> list[Tried]:
-    """Read the tries from the file."""
-    kinds = {field.name: field.type for field in fields(Tried)}
-    with file.open(newline="") as text:
-        rows = csv.DictReader(text)
-        return [Tried(**{name: kinds[name](value) for name, value in row.items()}) for row in rows]  # type: ignore[operator]
 
 
 if __name__ == "__main__":

@@ -1,29 +1,34 @@
 """The thresholds of the exact core's study are the ones that its selection chose, by movement alone."""
 
 import math
+import sys
 
+import pandas as pd
 import pytest
 
 from cppo_lab.sweep.file import load_sweep
-from dev.exact_selection import FREE, REFERENCE, SEEDS, Tried, chosen, read
+from dev import exact_checks
+from dev.exact_selection import FILE, FREE, REFERENCE, SEEDS, chosen
 from tests.conftest import user_error
 
 
-def tried(variant: str, delta: float, *movements: float) -> list[Tried]:
-    """One rule on two horizons."""
-    return [
-        Tried(variant, delta, 2, "early", horizon, movement, 0.0, 0.0, 0.0)
-        for horizon, movement in zip((16, 64), movements, strict=True)
+def tried(*tries: tuple[str, float, float, float]) -> pd.DataFrame:
+    """Rules, their thresholds, and their movements on two horizons."""
+    rows = [
+        (rule, delta, *at)
+        for rule, delta, *movements in tries
+        for at in zip((16, 64), movements, strict=True)
     ]
+    return pd.DataFrame(rows, columns=["variant", "delta", "horizon", "movement"]).assign(model="early")
 
 
 def test_the_sweep_has_what_was_chosen() -> None:
-    rows, sweep = read(), load_sweep("exact")
+    rows, sweep = pd.read_csv(FILE), load_sweep("exact")
     found = chosen(rows)
     assert {*found, REFERENCE, FREE} == set(sweep.variants)
     for variant, delta in found.items():
         assert sweep.variants[variant]["rule.delta"] == delta
-    places = {(row.model, row.horizon) for row in rows}
+    places = set(zip(rows["model"], rows["horizon"], strict=True))
     (models,), (horizons,) = sweep.models.values(), [sweep.axes_of("exact")["rollout.max_response_length"]]
     assert places == {(model, horizon) for model in models for horizon in horizons}
     for one in sweep.hypotheses.values():
@@ -32,20 +37,28 @@ def test_the_sweep_has_what_was_chosen() -> None:
 
 def test_between_the_two_that_enclose_it() -> None:
     """Movements 0.8 and 1.25 times DPPO's in the mean of logs: halfway between the logs of the thresholds."""
-    rows = [
-        *tried(REFERENCE, 0.01, 1.0, 2.0),
-        *tried(FREE, 1.0, 9.0, 9.0),
-        *tried("rule", 0.01, 0.8, 1.6),
-        *tried("rule", 0.04, 1.0, 2 * 1.25**2),
-    ]
+    rows = tried(
+        (REFERENCE, 0.01, 1.0, 2.0),
+        (FREE, 1.0, 9.0, 9.0),
+        ("rule", 0.01, 0.8, 1.6),
+        ("rule", 0.04, 1.0, 2 * 1.25**2),
+    )
     assert chosen(rows) == {"rule": pytest.approx(math.sqrt(0.01 * 0.04), rel=1e-3)}
 
 
 def test_the_nearest_is_taken_and_one_too_far_refused() -> None:
-    reference = tried(REFERENCE, 0.01, 1.0, 2.0)
-    assert chosen([*reference, *tried("rule", 0.03, 1.01, 2.01), *tried("rule", 0.05, 0.5, 1.0)]) == {
-        "rule": 0.03
-    }
-    assert chosen([*reference, *tried("rule", 0.03, 0.96, 1.92)]) == {"rule": 0.03}
+    reference = (REFERENCE, 0.01, 1.0, 2.0)
+    assert chosen(tried(reference, ("rule", 0.03, 1.01, 2.01), ("rule", 0.05, 0.5, 1.0))) == {"rule": 0.03}
+    assert chosen(tried(reference, ("rule", 0.03, 0.96, 1.92))) == {"rule": 0.03}
     with user_error(r"0\.80 times as far"):
-        chosen([*reference, *tried("rule", 0.03, 0.8, 1.6)])
+        chosen(tried(reference, ("rule", 0.03, 0.8, 1.6)))
+
+
+def test_twins_of_too_few_runs_are_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The second of two arms of 40 would have been shorter, and was said to have 40."""
+    monkeypatch.setattr(sys, "argv", ["exact_checks", "twins", "--runs", "79"])
+    with pytest.raises(SystemExit):
+        exact_checks.main()
+    assert "--runs 79: at least 80" in capsys.readouterr().err
