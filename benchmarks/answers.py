@@ -20,10 +20,7 @@ from typing import Any
 import numpy as np
 from common import Clock, arguments, finish
 
-from cppo_lab.answers import outcomes as outcome_files
-from cppo_lab.answers import texts as text_files
-from cppo_lab.answers import tokens as token_files
-from cppo_lab.answers.outcomes import no_outcomes, problem_ids
+from cppo_lab.answers import outcomes
 from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.answers.texts import Sample
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
@@ -36,10 +33,10 @@ from tests.answers.made import sample
 VALIDATIONS, PROBLEMS, SAMPLES, LENGTH = 112, 90, 16, 16_384
 DEFAULT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
 TARGETS = {"cost_ratio": 0.02, "texts_and_tokens_mebibytes": 50.0, "outcomes_mebibytes": 1.0}
-UNITS = {"cost_ratio": "", "*_mebibytes": "MiB", "*_kept": "", "step_seconds": "s"}
+UNITS = {"cost_ratio": "", "*_mebibytes": "MiB"}
 
 
-def cost(periods: int) -> dict[str, float]:
+def cost_ratio(periods: int) -> float:
     """Of `periods` times the steps between two validations."""
     clock = Clock()
     for name in ("batch", "update", "validation", "take"):
@@ -58,27 +55,25 @@ def cost(periods: int) -> dict[str, float]:
         clock.around(recording, "add")
         trainer.step()
         clock.seconds, began = 0.0, time.process_time()
-        trainer.steps, steps = 0, periods * run.validation.every
-        for _ in range(steps):
+        trainer.steps = 0
+        for _ in range(periods * run.validation.every):
             trainer.step()
             if trainer.steps % run.validation.every == 0:
                 trainer.validate()
                 recording.add(trainer.answers())
-        rest = time.process_time() - began - clock.seconds
-    return {"cost_ratio": clock.seconds / rest, "step_seconds": rest / steps}
+        return clock.seconds / (time.process_time() - began - clock.seconds)
 
 
-def sizes(validations: int) -> dict[str, float]:
-    """Of `validations` steps, brought to the paper's number of them."""
+def mebibytes(validations: int) -> dict[str, float]:
+    """Of the files of `validations` steps, brought to the paper's number of them."""
     generator, letters = np.random.default_rng(0), random.Random(0)
     words = ["".join(letters.choices("etaoinshrdlucmf", k=letters.randint(1, 6))) for _ in range(5000)]
     benchmarks = ["aime24", "aime25", "aime26"]
     of_problem = np.arange(PROBLEMS) % 3
-    ids = problem_ids([benchmarks[place] for place in of_problem], [*map(str, range(PROBLEMS))])
-    empty = no_outcomes(SAMPLES, benchmarks, ids, of_problem.tolist())
+    ids = outcomes.problem_ids([benchmarks[place] for place in of_problem], [*map(str, range(PROBLEMS))])
+    whole = empty = outcomes.no_outcomes(SAMPLES, benchmarks, ids, of_problem.tolist())
     written: dict[str, bytes] = {}
     recording = Recording(DEFAULT, Path("nowhere"), VALIDATIONS + 1, written.__setitem__)
-    whole = empty
     for number in range(VALIDATIONS + 1):
         right = generator.binomial(SAMPLES, 0.4, PROBLEMS)
         validation = (10 * number, right, SAMPLES - right, generator.gamma(4, 2000, PROBLEMS))
@@ -87,34 +82,21 @@ def sizes(validations: int) -> dict[str, float]:
             draw = random.Random(10 * number)
             samples = [_sample(10 * number, place, words, draw) for place in range(8 + 2 * SAMPLES)]
             recording.add(StepAnswers(empty.append(*validation), samples, _tokens(10 * number, generator)))
-    texts, tokens = ([data for name, data in written.items() if kind in name] for kind in ("texts", "tokens"))
-    samples_kept = sum(len(text_files.read(data, "texts").samples) for data in texts)
-    responses_kept = sum(len(token_files.read(data, "tokens").ends) for data in tokens)
-    texts_size, tokens_size = (
-        sum(map(len, files)) * (VALIDATIONS + 1) / validations / 2**20 for files in (texts, tokens)
-    )
+    size = sum(len(data) for name, data in written.items() if "texts" in name or "tokens" in name)
     return {
-        "texts_mebibytes": texts_size,
-        "tokens_mebibytes": tokens_size,
-        "texts_and_tokens_mebibytes": texts_size + tokens_size,
-        "outcomes_mebibytes": len(outcome_files.write(whole)) / 2**20,
-        "samples_of_a_step_kept": samples_kept / validations,
-        "token_responses_of_a_step_kept": responses_kept / validations,
+        "texts_and_tokens_mebibytes": size * (VALIDATIONS + 1) / validations / 2**20,
+        "outcomes_mebibytes": len(outcomes.write(whole)) / 2**20,
     }
 
 
 def _sample(step: int, number: int, words: list[str], draw: random.Random) -> Sample:
     """A problem's first answer; from 8 on a response of one of two groups."""
-    ended = {"right": False, "length": LENGTH, "cut_off": True, "stop": "length"}
-    asked = {
-        "problem": str(number),
-        "prompt": " ".join(draw.choices(words, k=80)),
-        "truth": "1",
-        "answer": "2",
-    }
     group = {"kind": "training", "draw": (number - 8) % SAMPLES} if number >= 8 else {}
-    response = " ".join(draw.choices(words, k=LENGTH))
-    answer: Sample = sample(step=step, response=response, **ended, **asked, **group)
+    prompt, response = (" ".join(draw.choices(words, k=length)) for length in (80, LENGTH))
+    answer: Sample = sample(
+        step=step, problem=str(number), prompt=prompt, response=response, truth="1", answer="2",
+        right=False, length=LENGTH, cut_off=True, stop="length", **group,
+    )  # fmt: skip
     return answer
 
 
@@ -147,8 +129,8 @@ def _tokens(step: int, generator: np.random.Generator) -> RecordedTokens:
 def main() -> None:
     """Measures and prints."""
     quick = arguments(__doc__, "one validation on the core, two at the paper's scale").quick
-    figures = sizes(2 if quick else 8) | cost(1 if quick else 3)
-    finish("answers", figures, UNITS, at_most=TARGETS, quick=quick)
+    figures = mebibytes(2 if quick else 8) | {"cost_ratio": cost_ratio(1 if quick else 3)}
+    finish(figures, UNITS, at_most=TARGETS, quick=quick)
 
 
 if __name__ == "__main__":

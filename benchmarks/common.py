@@ -2,8 +2,7 @@
 
 A benchmark's last line is JSON:
 
-    {"name": "plan", "quick": false,
-     "figures": {"seconds_10000": {"value": 4.1, "unit": "s", "at_most": 10.0, "at_least": null, "absent": ""}, ...}}
+    {"figures": {"seconds_10000": {"value": 4.1, "unit": "s", "at_most": 10.0, "at_least": null, "absent": ""}, ...}}
 
 `at_most` or `at_least` is the target. A figure that could not be measured has `value` null and says in `absent` why.
 """
@@ -21,9 +20,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd  # not on the machine of the GPU kit
 
 ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
@@ -54,49 +56,32 @@ class Figure:
         """Whether the target is met; None without a target or a value."""
         if self.value is None or not self.judged:
             return None
-        if self.at_most is not None and self.value > self.at_most:
-            return False
-        return self.at_least is None or self.value >= self.at_least
+        low_enough = self.at_most is None or self.value <= self.at_most
+        return low_enough and (self.at_least is None or self.value >= self.at_least)
 
 
-@dataclass(frozen=True)
-class Result:
-    """What a benchmark says at its end."""
-
-    name: str
-    figures: Mapping[str, Figure]
-    quick: bool = False
-
-    def line(self) -> str:
-        """The last line."""
-        return json.dumps(asdict(self), allow_nan=False)
-
-
-def read(line: str) -> Result:
-    """The result in a last line.
+def read(line: str) -> dict[str, Figure]:
+    """The figures in a last line.
 
     Raises:
         ValueError: the line is not in this form.
     """
     try:
-        fields = json.loads(line)
-        figures = {name: Figure(**figure) for name, figure in fields.pop("figures").items()}
-        return Result(**fields, figures=figures)
+        return {name: Figure(**figure) for name, figure in json.loads(line)["figures"].items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"not a benchmark's last line ({error!r:.80}): {line:.120}") from error
 
 
-def result(
-    name: str,
+def figures_of(
     values: Mapping[str, float | None],
     units: Mapping[str, str],
     *,
-    at_most: Mapping[str, float] | None = None,
-    at_least: Mapping[str, float] | None = None,
-    absent: Mapping[str, str] | None = None,
+    at_most: Mapping[str, float] = {},
+    at_least: Mapping[str, float] = {},
+    absent: Mapping[str, str] = {},
     quick: bool = False,
-) -> Result:
-    """The result with these figures, rounded to six digits.
+) -> dict[str, Figure]:
+    """These values as figures, rounded to six digits.
 
     Units and targets go to every figure whose name matches the pattern (as in a shell), the first that does. A target
     for one name that has no value becomes a figure that is absent: for the reason in `absent`, which is by pattern too,
@@ -105,29 +90,30 @@ def result(
     Raises:
         ValueError: a figure without a unit, or without a value and a reason.
     """
-    most, least = at_most or {}, at_least or {}
-    without = {target: None for target in (*most, *least) if "*" not in target and target not in values}
+    without = {target: None for target in (*at_most, *at_least) if "*" not in target and target not in values}
     figures = {}
     for key, value in {**values, **without}.items():
         if (unit := _matching(units, key)) is None:
-            raise ValueError(f"{name}: figure {key!r} has no unit: add one")
-        reason = "" if value is not None else _matching(absent or {}, key) or (FULL_ONLY if quick else "")
+            raise ValueError(f"figure {key!r} has no unit: add one")
+        reason = "" if value is not None else _matching(absent, key) or (FULL_ONLY if quick else "")
         if value is None and not reason:
-            raise ValueError(f"{name}: figure {key!r} has no value: say why")
+            raise ValueError(f"figure {key!r} has no value: say why")
         rounded = None if value is None else float(f"{value:.6g}")
-        figures[key] = Figure(rounded, unit, _matching(most, key), _matching(least, key), reason)
-    return Result(name, figures, quick)
+        figures[key] = Figure(rounded, unit, _matching(at_most, key), _matching(at_least, key), reason)
+    return figures
 
 
 def _matching(patterns: Mapping[str, V], key: str) -> V | None:
     return next((value for pattern, value in patterns.items() if fnmatchcase(key, pattern)), None)
 
 
-def finish(name: str, values: Mapping[str, float | None], units: Mapping[str, str], **options: Any) -> None:
-    """Print the figures, then the last line; `options` are those of `result`."""
-    for key, value in values.items():
-        print(f"{key:45} {'' if value is None else format(value, '.4g')}")
-    print(result(name, values, units, **options).line())
+def finish(values: Mapping[str, float | None], units: Mapping[str, str], **options: Any) -> None:
+    """Print the figures, then the last line; `options` are those of `figures_of`."""
+    figures = figures_of(values, units, **options)
+    for name, figure in figures.items():
+        print(f"{name:45} {figure.absent if figure.value is None else format(figure.value, '.4g')}")
+    line = {"figures": {name: asdict(figure) for name, figure in figures.items()}}
+    print(json.dumps(line, allow_nan=False))
 
 
 def in_turn(steps: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, np.ndarray]:
@@ -150,14 +136,13 @@ def arguments(doc: str | None, quick: str, **options: Mapping[str, Any]) -> argp
     return parser.parse_args()
 
 
-def show(title: str, rows: Rows, scale: float, digits: int) -> dict[str, dict[str, float]]:
-    """Prints the rows as a table and returns them, each value times `scale`."""
-    table = {row: {column: scale * float(value) for column, value in values.items()} for row, values in rows}
-    import pandas as pd  # not on the machine of the GPU kit
+def show(title: str, rows: Rows, scale: float, digits: int) -> "pd.DataFrame":
+    """Print the rows as a table, each value times `scale`, and return it."""
+    import pandas as pd
 
-    shown = pd.DataFrame(table.values(), table.keys()).to_string(
-        float_format=f"{{:.{digits}f}}".format, na_rep=""
-    )
+    named = dict(rows)
+    table = scale * pd.DataFrame(named.values(), named.keys(), dtype=float)
+    shown = table.to_string(float_format=f"{{:.{digits}f}}".format, na_rep="")
     print(f"\n{title}\n{shown}", flush=True)
     return table
 

@@ -19,7 +19,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -27,57 +26,24 @@ from common import arguments, finish
 from submitit import SlurmExecutor
 
 from cppo_lab.launch.slurm.submit import SlurmSpec, launch_slurm
+from cppo_lab.sweep.compose import compose
+from cppo_lab.testing.launchers import SmallJob
 from dev.slurm import starting
 from dev.slurm.cluster import PATH, Cluster, default_folder
 from dev.slurm.settings import Settings
 
 TARGETS = {"fewer_sbatch_calls": 20.0, "times_faster": 5.0}
-MEASURED = 20  # single submissions
 WRAPPER = """#!/bin/bash
 here=$(dirname "$0"); export PATH=${PATH#"$here":}
 sbatch "$@"; status=$?; echo >> "$here/answers"; exit $status
 """
 
 
-@dataclass(frozen=True)
-class Nothing:
-    """A job that does nothing, with what a launcher needs to know."""
-
-    runs: Path
-    name: str
-    fresh_process: bool = False
-    nodes: int = 1
-    gpus: int = 0
-    cpus: None = None
-    places: tuple[Path, ...] = ()
-    resources: None = None
-
-    @property
-    def folder(self) -> Path:
-        """Below the folder of all."""
-        return self.runs / self.name
-
-    def run(self) -> None:
-        """Nothing."""
-
-    def give_up(self, why: str) -> None:
-        """Nothing."""
-
-
 def by_cppo(runs: int, folder: Path) -> float:
     """Seconds of launching that many jobs."""
-    spec = SlurmSpec(
-        name="slurm",
-        workers=None,
-        threads=1,
-        requeues=10,
-        grace_seconds=120,
-        python=None,
-        setup=(),
-        srun=(),
-        sbatch={"hold": True},
-    )
-    jobs = [Nothing(folder / "runs", f"job{number}") for number in range(runs)]
+    spec = compose(["launcher=slurm", "+launcher.sbatch.hold=true"]).launcher
+    assert isinstance(spec, SlurmSpec)
+    jobs = [SmallJob(f"job{number}", folder / "runs") for number in range(runs)]
     start = time.perf_counter()
     launch_slurm(jobs, spec, lambda event: None)
     return time.perf_counter() - start
@@ -88,7 +54,7 @@ def by_submitit(runs: int, folder: Path, pause: float = 0.2) -> float:
     executor = SlurmExecutor(folder)
     executor.update_parameters(additional_parameters={"hold": True})
     executor._throttling = pause
-    job = Nothing(folder, "job")
+    job = SmallJob("job", folder)
     start = time.perf_counter()
     for _ in range(runs):
         executor.submit(job.run)
@@ -125,21 +91,19 @@ def measured(runs: int, singles: int) -> dict[str, float]:
             figures[f"{way}_seconds_{runs}"] = launch(count, folder / way) * runs / count
             figures[f"{way}_calls_{runs}"] = len(answers.read_text().splitlines()) * runs / count
             cluster.call("scancel", "--user=root")
-    seconds = {way: figures[f"{way}_seconds_{runs}"] for way in ("cppo", "submitit", "submitit_no_pause")}
     figures["fewer_sbatch_calls"] = figures[f"submitit_calls_{runs}"] / figures[f"cppo_calls_{runs}"]
-    figures["times_faster"] = seconds["submitit"] / seconds["cppo"]
-    figures["times_faster_than_no_pause"] = seconds["submitit_no_pause"] / seconds["cppo"]
+    figures["times_faster"] = figures[f"submitit_seconds_{runs}"] / figures[f"cppo_seconds_{runs}"]
     return figures
 
 
 def main() -> None:
     """Measures and prints."""
     quick = arguments(__doc__, "30 runs, 2 single submissions").quick
-    lacking = starting.missing(accounting=False) if os.getuid() == 0 else ["root"]
-    absent = {"*": f"not there: {', '.join(lacking)} (python3 -m dev.slurm install)"}
-    figures = {} if lacking else measured(*((30, 2) if quick else (500, MEASURED)))
+    lacking = ", ".join(starting.missing(accounting=False))
+    absent = "it needs root" if os.getuid() else f"missing: {lacking} (python3 -m dev.slurm install)"
+    figures = {} if os.getuid() or lacking else measured(*((30, 2) if quick else (500, 20)))
     units = {"*_seconds_*": "s", "*": ""}
-    finish("launch", figures, units, at_least=TARGETS, absent=absent, quick=quick)
+    finish(figures, units, at_least=TARGETS, absent={"*": absent}, quick=quick)
 
 
 if __name__ == "__main__":

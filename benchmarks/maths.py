@@ -14,7 +14,6 @@ Ratios are medians over runs in turn, on one thread; those of a GPU: docs/gpu_ki
 
 import ctypes
 import os
-import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -64,26 +63,19 @@ def loss_steps(rows: int, width: int) -> dict[str, Callable[[], None]]:
         "divergence": 0.4 * torch.rand(rows, width, generator=generator) ** 6,
         "valid": torch.arange(width) < lengths,
     }
-    vanilla = get_policy_loss_fn("vanilla")
-    theirs = {
-        "old_log_prob": given["rollout_logp"],
-        "log_prob": given["logp"],
-        "advantages": given["advantages"],
-        "response_mask": given[
-            "valid"
-        ].float(),  # verl also takes integers, and is slower and larger with them
-        "loss_agg_mode": "token-mean",
-        "config": ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1),
-    }
+    mask = given["valid"].float()  # verl also takes integers, and is slower and larger with them
+    config = ActorConfig(strategy="fsdp", rollout_n=1, ppo_micro_batch_size_per_gpu=1)
 
     def cppo() -> Tensor:
         objective = get_rule("cppo")(Tokens(**given), **CPPO).objective
         return -aggregate(objective, given["valid"], "token-mean")
 
-    return {
-        "cppo": backward(given["logp"], cppo),
-        "vanilla": backward(given["logp"], lambda: vanilla(**theirs)[0]),
-    }
+    def vanilla() -> Tensor:
+        update = (given["rollout_logp"], given["logp"], given["advantages"], mask, "token-mean", config)
+        loss: Tensor = get_policy_loss_fn("vanilla")(*update)[0]
+        return loss
+
+    return {"cppo": backward(given["logp"], cppo), "vanilla": backward(given["logp"], vanilla)}
 
 
 def logits_steps(count: int) -> dict[str, Callable[[], None]]:
@@ -109,15 +101,14 @@ def peak(step: Callable[[], None]) -> int:
     The kernel counts: unlike a profiler or a dispatch mode it also sees the temporaries inside operators.
     """
     Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
-    before, _ = _resident()
+    before = _highest()
     step()
-    return _resident()[1] - before
+    return _highest() - before
 
 
-def _resident() -> tuple[int, int]:
-    """KiB of this process in memory, now and at the most."""
-    fields = dict(re.findall(r"(VmRSS|VmHWM):\s+(\d+)", Path("/proc/self/status").read_text()))
-    return int(fields["VmRSS"]), int(fields["VmHWM"])
+def _highest() -> int:
+    """KiB of this process in memory at the most."""
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0])
 
 
 def main() -> None:
@@ -134,7 +125,7 @@ def main() -> None:
     ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 2**17)
     ours, theirs = map(peak, loss_steps(rows, width).values())
     figures["cppo_over_vanilla_peak_memory"] = ours / max(theirs, 1)
-    finish("maths", figures, {"*": "x"}, at_most=TARGETS, quick=quick)
+    finish(figures, {"*": "x"}, at_most=TARGETS, quick=quick)
 
 
 if __name__ == "__main__":

@@ -2,29 +2,27 @@
 
     python benchmarks/mini_core.py [--quick]
 
-sampled_tokens_per_second        `Trainer.collect`: problems, sampling up to the end token, recording, grading.
-sampler_*, hugging_face_*        `sample` and `generate` on the same weights and prompts: ours gets each prompt once
+sampler_over_hugging_face        `sample` and `generate` on the same weights and prompts: ours gets each prompt once
                                  and the number of copies, theirs the prompts repeated. No token ends a response
                                  (ours gets an end token that does not exist, theirs `eos_token_id=None`): both make
                                  rows x max_response_length tokens. Ours records log-probs, entropies and the top K;
                                  theirs the sampled log-probs, from `output_scores`.
-trained_tokens_per_second*       response tokens through `Trainer.update` under cppo and grpo; Hugging Face: GRPO as one
-                                 would first write it (forward, log_softmax, gather, PPO clipping, backward,
-                                 clip_grad_norm_, AdamW) in the same minibatches. Ours reads a prompt once for the
-                                 responses of its group, theirs with every row. Gradients are compared beforehand.
+*_update_over_hugging_face       `Trainer.update` under cppo and grpo; Hugging Face: GRPO as one would first write it
+                                 (forward, log_softmax, gather, PPO clipping, backward, clip_grad_norm_, AdamW) in the
+                                 same minibatches. Ours reads a prompt once for the responses of its group, theirs with
+                                 every row. Gradients are compared beforehand.
 cppo_update_over_grpo_update     one update under `cppo` (Top-K divergence, position weights, prefix budget) over the
                                  same under `grpo`.
 cppo_step_over_without_mismatch  a step under `cppo`, sampling and update, over one that leaves out `mismatch/*`
                                  (`tracking.mismatch=false`); of processor times, since it is small.
 
-Ratios are of speeds, ours over theirs (`cppo_update_over_*`, `cppo_step_over_*`: of times), and like the speeds medians
-over rounds in which all take turns, on one thread. The last line is JSON, see `common.py`. Needs transformers 5, whose
+Ratios are of speeds, ours over theirs (`cppo_update_over_grpo_update`, `cppo_step_over_*`: of times): medians over
+rounds in which all take turns, on one thread. The last line is JSON, see `common.py`. Needs transformers 5, whose
 `Qwen3ForCausalLM` is the architecture of the embedded core.
 """
 
 import os
 import tempfile
-from collections import defaultdict
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -51,7 +49,6 @@ AT_LEAST = {
     "grpo_update_over_hugging_face": 1.5,
     "cppo_update_over_hugging_face": 1.5,
 }
-UNITS = {"*_tokens_per_second*": "tokens/s", "*": "x"}
 
 
 class Endless(Tokenizer):
@@ -158,56 +155,37 @@ def measured(folder: Path, rounds: int, warm_steps: int) -> dict[str, float]:
     trainers["without"] = Trainer(trainers["cppo"].spec, replace(resources, mismatch=False))
     grpo = trainers["grpo"]
     batch = grpo.collect()
-    prompts, sampled = batch.rollout.prompts, batch.rollout.responses.numel()
+    prompts = batch.rollout.prompts
     model = as_qwen3(grpo.model, grpo.tokenizer.eos).eval()
     plain = PlainTrainer(grpo, as_qwen3(grpo.model, grpo.tokenizer.eos))
     assert (difference := gradient_difference(grpo, plain, batch)) < 1e-3, f"gradients by {difference}"
-    tokens: dict[str, list[float]] = defaultdict(list)  # of each round
 
     def collect() -> None:
         nonlocal batch
         batch = grpo.collect()
-        tokens["collect"].append(float(batch.rollout.lengths.sum()))
-        tokens["train"].append(float(batch.rollout.lengths[batch.keep].sum()))
 
-    updates: dict[str, Any] = {name: trainer.update for name, trainer in trainers.items()} | {
-        "hugging_face": plain.update
-    }
+    def update(learner: Trainer | PlainTrainer) -> None:
+        learner.update(batch)
 
-    def update(name: str) -> None:
-        updates[name](batch)
-
+    learners: dict[str, Trainer | PlainTrainer] = {**trainers, "plain": plain}
     taken = in_turn(
         {
             "sampler": partial(ours, grpo, prompts),
-            "hugging_face": partial(theirs, model, grpo, prompts),
+            "generate": partial(theirs, model, grpo, prompts),
             "collect": collect,
-            **{f"train_{name}": partial(update, name) for name in updates},
+            **{name: partial(update, learner) for name, learner in learners.items()},
         },
         rounds,
     )
-
-    def speed(name: str) -> float:
-        of_rounds = tokens[name.split("_")[0]][1:] or sampled
-        return float(np.median(of_rounds / taken[name][0]))
-
-    def faster(name: str, other: str) -> float:
-        return float(np.median(taken[other][0] / taken[name][0]))
-
-    cpu = {name: taken["collect"][1] + taken[f"train_{name}"][1] for name in ("cppo", "without")}
-    return {
-        "sampled_tokens_per_second": speed("collect"),
-        "sampler_tokens_per_second": speed("sampler"),
-        "hugging_face_tokens_per_second": speed("hugging_face"),
-        "sampler_over_hugging_face": faster("sampler", "hugging_face"),
-        "trained_tokens_per_second": speed("train_cppo"),
-        "trained_tokens_per_second_grpo": speed("train_grpo"),
-        "trained_tokens_per_second_hugging_face": speed("train_hugging_face"),
-        "grpo_update_over_hugging_face": faster("train_grpo", "train_hugging_face"),
-        "cppo_update_over_hugging_face": faster("train_cppo", "train_hugging_face"),
-        "cppo_update_over_grpo_update": faster("train_grpo", "train_cppo"),
-        "cppo_step_over_without_mismatch": float(np.median(cpu["cppo"] / cpu["without"])),
+    wall, cpu = ({name: seconds[clock] for name, seconds in taken.items()} for clock in (0, 1))
+    ratios = {
+        "sampler_over_hugging_face": wall["generate"] / wall["sampler"],
+        "grpo_update_over_hugging_face": wall["plain"] / wall["grpo"],
+        "cppo_update_over_hugging_face": wall["plain"] / wall["cppo"],
+        "cppo_update_over_grpo_update": wall["cppo"] / wall["grpo"],
+        "cppo_step_over_without_mismatch": (cpu["collect"] + cpu["cppo"]) / (cpu["collect"] + cpu["without"]),
     }
+    return {name: float(np.median(of_rounds)) for name, of_rounds in ratios.items()}
 
 
 def main() -> None:
@@ -215,7 +193,7 @@ def main() -> None:
     quick = arguments(__doc__, "one round behind the one that warms up").quick
     with tempfile.TemporaryDirectory() as folder:
         figures = measured(Path(folder), *((1, 1) if quick else (30, 150)))
-    finish("mini_core", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, quick=quick)
+    finish(figures, {"*": "x"}, at_most=AT_MOST, at_least=AT_LEAST, quick=quick)
 
 
 if __name__ == "__main__":

@@ -156,7 +156,7 @@ def main() -> None:
                     figures |= of_store("postgresql", Path(name), sizes, server)
                 finally:
                     server.remove()
-    finish("scale", figures, UNITS, at_most=most, at_least=LEAST, absent=absent, quick=quick)
+    finish(figures, UNITS, at_most=most, at_least=LEAST, absent=absent, quick=quick)
 
 
 if __name__ == "__main__":

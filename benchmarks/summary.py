@@ -6,8 +6,6 @@ The exit code is 1 if a benchmark failed, whose output is then printed; a target
 """
 
 import argparse
-import csv
-import io
 import os
 import platform
 import re
@@ -20,7 +18,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from benchmarks.common import ROOT, Figure, Result, limited, nvidia, read
+import pandas as pd
+
+from benchmarks.common import ROOT, Figure, limited, nvidia, read
 
 LOGS = ROOT / "build" / "benchmarks"
 DOCS = ROOT / "docs" / "evidence"
@@ -32,27 +32,24 @@ PACKAGES = ("torch", "mlflow", "numpy", "pandas", "transformers", "verl")
 
 @dataclass(frozen=True)
 class Ran:
-    """A benchmark that was run: its result, or `failure`, one line that says why there is none."""
+    """A benchmark that was run: its figures, or `failure`, one line that says why there are none."""
 
     name: str
-    command: str
-    about: str  # the first sentence of its documentation
+    about: str  # the first paragraph of its documentation
     seconds: float
-    result: Result | None
+    figures: Mapping[str, Figure]
     failure: str = ""
 
     def tally(self) -> str:
         """Its end in a few words."""
-        if self.result is None:
+        if self.failure:
             return f"failed: {self.failure}"
-        judged = [figure for figure in self.figures().values() if figure.judged]
-        absent = [figure.absent for figure in judged if figure.met is None]
-        words = f"{sum(bool(figure.met) for figure in judged)} of {len(judged) - len(absent)} targets met"
-        return words + (f", {len(absent)} not measured: {'; '.join(dict.fromkeys(absent))}" if absent else "")
-
-    def figures(self) -> Mapping[str, Figure]:
-        """Its figures by name."""
-        return self.result.figures if self.result else {}
+        met = [figure.met for figure in self.figures.values() if figure.judged]
+        words = f"{met.count(True)} of {len(met) - met.count(None)} targets met"
+        absent = dict.fromkeys(
+            figure.absent for figure in self.figures.values() if figure.judged and figure.absent
+        )
+        return words + (f", {met.count(None)} not measured: {'; '.join(absent)}" if absent else "")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -73,12 +70,17 @@ def main(arguments: list[str] | None = None) -> int:
         ran = run(scripts[name], options.quick)
         print(f"{ran.seconds:.0f} s: {ran.tally()}", flush=True)
         all_ran.append(ran)
-    failed = [ran.name for ran in all_ran if ran.result is None]
+    failed = [ran.name for ran in all_ran if ran.failure]
     for name in failed:
         print(f"\n{LOGS / name}.log, the output of {name}, which failed:")
         print((LOGS / f"{name}.log").read_text(encoding="utf-8", errors="replace"), flush=True)
     if not options.quick:
-        print(write(all_ran, load, LOGS if options.names else DOCS))
+        out = LOGS if options.names else DOCS
+        out.mkdir(parents=True, exist_ok=True)
+        (out / "benchmarks.csv").write_text(table(all_ran), encoding="utf-8")
+        date = datetime.now(UTC).strftime("%Y-%m-%d")
+        (out / "benchmarks.md").write_text(page(all_ran, load, date, machine()), encoding="utf-8")
+        print(out / "benchmarks.md")
     print(f"{len(all_ran)} benchmarks" + (f", failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0
 
@@ -86,34 +88,24 @@ def main(arguments: list[str] | None = None) -> int:
 def run(script: Path, quick: bool) -> Ran:
     """Run `script` within its limit; what it prints goes to LOGS. Never raises for what it does."""
     words = [str(script), *(["--quick"] if quick else [])]
-    about = script.read_text(encoding="utf-8").split('"""')[1].split("\n\n")[0].replace("\n", " ").strip()
+    about = " ".join(script.read_text(encoding="utf-8").split('"""')[1].split("\n\n")[0].split())
     limit = QUICK_LIMIT if quick else LIMIT
     log, start = LOGS / f"{script.stem}.log", time.monotonic()
     log.write_text("")
     code = limited([sys.executable, *words], limit, log, GRACE_SECONDS)
     seconds = time.monotonic() - start
     last = log.read_text("utf-8", "replace").strip().split("\n")[-1]
-    result, failure = None, ""
+    figures, failure = {}, ""
     if code is None:
         failure = f"it took longer than {limit:.0f} s and was ended"
     elif code:
         failure = f"it ended with exit code {code}: {last.strip():.200}"
     else:
         try:
-            result = read(last)
+            figures = read(last)
         except ValueError as error:
             failure = str(error)
-    command = f"python benchmarks/{script.name}" + (" --quick" if quick else "")
-    return Ran(script.stem, command, about, seconds, result, failure)
-
-
-def write(ran: Sequence[Ran], load: float, out: Path) -> Path:
-    """Write the page and its table into `out`; the page's path."""
-    date = datetime.now(UTC).strftime("%Y-%m-%d")
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "benchmarks.csv").write_text(table(ran), encoding="utf-8")
-    (out / "benchmarks.md").write_text(page(ran, load, date, machine()), encoding="utf-8")
-    return out / "benchmarks.md"
+    return Ran(script.stem, about, seconds, figures, failure)
 
 
 def page(ran: Sequence[Ran], load: float, date: str, about: Mapping[str, str]) -> str:
@@ -130,12 +122,15 @@ def page(ran: Sequence[Ran], load: float, date: str, about: Mapping[str, str]) -
             "threads. Times are too long; ratios taken in turn suffer less.\n"
         )
     lines.append("; ".join(f"{name}: {_cell(text)}" for name, text in about.items()) + "\n")
-    rows = [(f"`{each.command}`", each.about, each.tally(), f"{each.seconds:.0f} s") for each in ran]
+    rows = [
+        (f"`python benchmarks/{each.name}.py`", each.about, each.tally(), f"{each.seconds:.0f} s")
+        for each in ran
+    ]
     lines += _table(("Benchmark", "What it measures", "Targets", "Time"), rows)
     missed = [
         (each.name, f"`{name}`", _value(figure), _target(figure))
         for each in ran
-        for name, figure in each.figures().items()
+        for name, figure in each.figures.items()
         if figure.met is False
     ]
     if missed:
@@ -145,14 +140,14 @@ def page(ran: Sequence[Ran], load: float, date: str, about: Mapping[str, str]) -
 
 def table(ran: Iterable[Ran]) -> str:
     """Every figure as CSV, also those without a target and those that were not measured."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(("benchmark", "figure", "measured", "target", "met"))
-    for each in ran:
-        for name, figure in each.figures().items():
-            met = {True: "met", False: "not met", None: ""}[figure.met]
-            writer.writerow((each.name, name, _value(figure), _target(figure), met))
-    return text.getvalue()
+    words = {True: "met", False: "not met", None: ""}
+    rows = [
+        (each.name, name, _value(figure), _target(figure), words[figure.met])
+        for each in ran
+        for name, figure in each.figures.items()
+    ]
+    columns = ("benchmark", "figure", "measured", "target", "met")
+    return str(pd.DataFrame(rows, columns=columns).to_csv(index=False, lineterminator="\n"))
 
 
 def number(value: float) -> str:

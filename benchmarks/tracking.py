@@ -5,11 +5,10 @@ of steps alternate: without logging, through our recorder with the uploading pro
 of ours begins with as many steps in the spool as training has there, so that all uploading of a block's steps falls
 into it; they are uploaded as those of a launch of more than half a minute.
 
-*_log_ms             what a step waits for inside `log`: mean, median, 99th percentile
+*_log_ms             what a step waits for inside `log`, in the mean
 *_held_percent       by how much tracking lengthens a step: what the training thread spends in `log`, and waits for
                      locks and for Python's interpreter beyond what it does without logging. Time in which it could
                      run, but other processes had the processors, does not count (/proc/thread-self/schedstat)
-shipped_per_second   points that a spool is emptied by, per store; PostgreSQL where it is installed
 
     python benchmarks/tracking.py [--quick]
 
@@ -23,24 +22,23 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
+from statistics import fmean
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import mlflow
-import numpy as np
 import torch
-from common import FULL_ONLY, arguments, finish
+from common import arguments, finish
 
 from cppo_lab import schema
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import unsent
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking import address, uploader
+from cppo_lab.tracking import uploader
 from cppo_lab.tracking.client import ensure_experiment, open_client
-from cppo_lab.tracking.upload import ship
 from cppo_lab.tracking.uploader import EVERY_SECONDS, uploading
-from dev.servers import postgres
 from dev.servers.mlflow_server import MlflowServer
 
 STEP_SECONDS = 0.1
@@ -48,17 +46,11 @@ METRICS = 60
 WAITING = int(EVERY_SECONDS / STEP_SECONDS)  # steps that are on file when the uploader comes by
 AT_MOST = {"*_ours_*_held_percent": 2.0}
 AT_LEAST = {"*_times_less_blocking": 20.0}
-UNITS = {
-    "*_percent": "%",
-    "*_log_ms*": "ms",
-    "*_per_second": "points/s",
-    "*_times_*": "x",
-}
+UNITS = {"*_percent": "%", "*_log_ms": "ms", "*_times_*": "x"}
 SEEDS = itertools.count()
 NAMES = [metric.name for metric in schema.METRICS if not metric.name.startswith("search/")][:METRICS]
 NAMES += [schema.validation_metric(f"benchmark{number}") for number in range(METRICS - len(NAMES))]
 Log = Callable[[int], object]
-Kinds = Mapping[str, Callable[[], None]]
 
 
 def values(step: int) -> dict[str, float]:
@@ -81,22 +73,16 @@ class Compute:
             self.matrix @ self.matrix
 
 
-def sleep() -> None:
-    """A step of a GPU."""
-    time.sleep(STEP_SECONDS)
-
-
 def waited_for_processor() -> float:
     """Seconds in which this thread could have run, but had no processor."""
     return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
 class Block:
-    """Steps: seconds of each in `log`, and the mean that a step is held up: in `log`, and blocked outside of it."""
+    """Steps: the mean seconds of each in `log`, and that it is held up: in `log`, and blocked outside of it."""
 
     def __init__(self, work: Callable[[], None], log: Log, steps: int) -> None:
-        self.waits: list[float] = []
-        outside = 0.0
+        logging = outside = 0.0
         for step in range(WAITING, WAITING + steps):
             before, cpu, queued = time.perf_counter(), time.thread_time(), waited_for_processor()
             work()
@@ -104,8 +90,8 @@ class Block:
             outside -= time.thread_time() - cpu + waited_for_processor() - queued
             before = time.perf_counter()
             log(step)
-            self.waits.append(time.perf_counter() - before)
-        self.held = outside / steps + float(np.mean(self.waits))
+            logging += time.perf_counter() - before
+        self.logging, self.held = logging / steps, (outside + logging) / steps
 
 
 def new_run(runs: Path) -> Recorder:
@@ -137,19 +123,8 @@ def by_mlflow(uri: str) -> Iterator[Log]:
         yield lambda step: mlflow.log_metrics(values(step), step=step)
 
 
-def shipped_per_second(uri: str, runs: Path, steps: int) -> float:
-    """Points per second that come out of a spool of so many steps."""
-    recorder = new_run(runs)
-    for step in range(steps):
-        recorder.log(step, values(step))
-    client, start = open_client(uri), time.perf_counter()
-    points = ship(recorder.folder, uri, client)
-    assert points == steps * METRICS
-    return points / (time.perf_counter() - start)
-
-
-def measure_steps(
-    stores: dict[str, str], runs: Path, rounds: int, steps: int, kinds: Kinds
+def measured(
+    stores: Mapping[str, str], runs: Path, rounds: int, steps: int, kinds: Mapping[str, Callable[[], None]]
 ) -> dict[str, float]:
     """Blocks of steps with every kind of work, store and logger, `rounds` times."""
     blocks: dict[tuple[str, str, str], list[Block]] = defaultdict(list)
@@ -161,57 +136,39 @@ def measure_steps(
                     blocks[kind, name, "ours"].append(Block(work, log, steps))
         for name, uri in stores.items():
             with by_mlflow(uri) as log:
-                blocks["sleep", name, "direct"].append(Block(sleep, log, steps // 2))
+                blocks["sleep", name, "direct"].append(Block(kinds["sleep"], log, steps // 2))
     figures = {}
-    for (kind, name, logger), measured in blocks.items():
+    for (kind, name, logger), of_rounds in blocks.items():
         if logger:
-            key, waits = f"{name}_{logger}_{kind}", np.concatenate([block.waits for block in measured])
-            held = [
-                block.held - bare.held for block, bare in zip(measured, blocks[kind, "", ""], strict=True)
-            ]
-            figures[f"{key}_log_ms"] = 1000 * waits.mean()
-            figures[f"{key}_log_ms_p99"] = 1000 * np.percentile(waits, 99, method="lower")
-            figures[f"{key}_held_percent"] = 100 * np.mean(held) / STEP_SECONDS
+            key, bare = f"{name}_{logger}_{kind}", blocks[kind, "", ""]
+            figures[f"{key}_log_ms"] = 1000 * fmean(block.logging for block in of_rounds)
+            held = fmean(block.held for block in of_rounds) - fmean(block.held for block in bare)
+            figures[f"{key}_held_percent"] = 100 * held / STEP_SECONDS
     for name in stores:
-        ours = np.mean([figures[f"{name}_ours_{kind}_log_ms"] for kind in kinds])
+        ours = fmean(figures[f"{name}_ours_{kind}_log_ms"] for kind in kinds)
         figures[f"{name}_times_less_blocking"] = figures[f"{name}_direct_sleep_log_ms"] / ours
     return figures
 
 
 def main() -> None:
     """Measures and prints."""
-    quick = arguments(__doc__, "one round of short blocks that sleep, no PostgreSQL").quick
+    quick = arguments(__doc__, "one round of short blocks that sleep").quick
     uploader.FIRST_SECONDS = 0.0
-    rounds, steps, spooled = (1, 4, 5) if quick else (4, 65, 500)
-    kinds: Kinds = {"sleep": sleep} if quick else {"sleep": sleep, "compute": Compute()}
-    lacking = ", ".join(postgres.missing())
-    absent = (
-        FULL_ONLY
-        if quick
-        else f"not installed: {lacking} (python3 -m dev.servers install)"
-        if lacking
-        else ""
-    )
-    figures: dict[str, float | None] = {"postgres_shipped_per_second": None}
-    with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
+    rounds, steps = (1, 4) if quick else (4, 65)
+    kinds: dict[str, Callable[[], None]] = {"sleep": partial(time.sleep, STEP_SECONDS)}  # a step of a GPU
+    if not quick:
+        kinds["compute"] = Compute()
+    with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        # The artifacts of PostgreSQL's runs go to the working folder.
-        stack.enter_context(contextlib.chdir(folder))
         stores = {"sqlite": f"sqlite:///{folder}/mlflow.db"}
         open_client(stores["sqlite"])
         server = MlflowServer(folder, f"sqlite:///{folder}/server.db")
-        stack.callback(server.stop)
-        stores["server"] = server.start().uri
-        figures |= measure_steps(stores, folder / "runs", rounds, steps, kinds)
-        if not absent:  # one that waits for the disk
-            cluster = postgres.Postgres(postgres.default_folder(f"bench-{os.getpid()}"))
-            stack.callback(cluster.remove)
-            cluster.start()
-            stores["postgres"] = address.absolute_uri(cluster.make_database("mlflow"))
-        for store, uri in stores.items():
-            figures[f"{store}_shipped_per_second"] = shipped_per_second(uri, folder / "runs", spooled)
-    reasons = {"postgres_*": absent}
-    finish("tracking", figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, absent=reasons, quick=quick)
+        try:
+            stores["server"] = server.start().uri
+            figures = measured(stores, folder / "runs", rounds, steps, kinds)
+        finally:
+            server.stop()
+    finish(figures, UNITS, at_most=AT_MOST, at_least=AT_LEAST, quick=quick)
 
 
 if __name__ == "__main__":

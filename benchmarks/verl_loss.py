@@ -5,21 +5,12 @@
 cppo_topk_over_vanilla      CPPO with the Top-20 TV measured in the logits processor, which also gives the
                             log-probabilities and the entropy; vanilla gives neither divergence nor entropy.
 dppo_binary_over_vanilla    DPPO on the Binary TV, through the same processor without Top-K.
-grpo_over_vanilla           vanilla's rule through our path.
-vanilla_entropy_over_vanilla  vanilla with verl's own entropy, which our losses report without being asked.
 mismatch_share_of_update    processor time of the metrics `mismatch/*` by that of the rest, in the update of cppo_topk.
+bytes_per_parameter         of a copy of the policy in host memory, as `rollout.staleness` keeps them.
 
 An update: forward, loss, backward, clipping and AdamW of a Qwen3 of 29M weights (4 layers, width 512, vocabulary
 32768) on 8 responses in one minibatch of 4 micro-batches. Ratios are of processor times, which a busy machine does not
 stretch as it does wall times: medians over rounds in which all take turns, on one thread.
-
-Beside it the cost of `rollout.staleness` on the same worker: a copy of the policy in host memory, and its way into the
-engine; on a GPU the copies go over PCIe.
-
-bytes_per_parameter     of a copy
-keep_per_gigabyte       seconds of copying the policy to host memory, once per training step
-use_per_gigabyte        of making a copy the engine's policy: twice per transfer to the rollout servers, there and back
-save_per_gigabyte       of writing the copies of a checkpoint
 
 The last line is JSON, see `common.py`. Needs verl 0.9.1 and TransferQueue.
 """
@@ -29,7 +20,6 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
-from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -43,11 +33,9 @@ from torch import Tensor
 
 K = 20
 VOCABULARY = 32768
-STALENESS = 2
 TARGETS = {"cppo_topk_over_vanilla": 1.10, "mismatch_share_of_update": 0.02}  # at most
 CPPO = {"delta": 0.15, "delta_b": 0.015, "w_min": 0.8, "delta_b_mode": "adaptive"}
-GRPO = {"clip_low": 0.2, "clip_high": 0.28}
-UNITS = {"mismatch_share_*": "", "bytes_per_parameter": "", "*_per_gigabyte": "s", "*": "x"}
+UNITS = {"*_over_vanilla": "x", "*": ""}
 
 
 def save_model(folder: Path) -> None:
@@ -86,9 +74,9 @@ def recorded(responses: int, prompt: int, length: int) -> dict[str, Tensor]:
     return {name: torch.nested.as_nested_tensor(row, layout=torch.jagged) for name, row in rows.items()}
 
 
-def measured(shape: Sequence[int], rounds: int, copies: int) -> dict[str, float]:
-    """Each variant's processor time of an update over vanilla's in the same round, the share of the mismatch in CPPO's,
-    and what the copies of policies cost; medians over the rounds.
+def measured(shape: Sequence[int], rounds: int) -> dict[str, float]:
+    """Each variant's processor time of an update over vanilla's in the same round, and the share of the mismatch in
+    CPPO's, medians over the rounds; and the size of a policy's copy.
     """
     from verl.utils import tensordict_utils as tu
     from verl.workers.config import PolicyLossConfig
@@ -103,17 +91,11 @@ def measured(shape: Sequence[int], rounds: int, copies: int) -> dict[str, float]
     for name in ("log_ratios", "mismatch_sums", "report_mismatch", "summarise_mismatch"):
         clock.around(policy_loss, name)
 
-    def of_ours(*rule: Any, **policy: Any) -> dict[str, Any]:
-        loss = partial(policy_loss.trust_region_loss, config=actor(*rule, **policy))
-        return {"loss": loss, "distillation_use_topk": True, "distillation_only": True}
-
-    vanilla = partial(ppo_loss, config=plain_actor(PolicyLossConfig(loss_mode="vanilla")))
-    variants: dict[str, dict[str, Any]] = {
-        "vanilla": {"loss": vanilla},
-        "cppo_topk": of_ours("cppo", CPPO, estimator="topk", k=K, convention="union"),
-        "dppo_binary": of_ours("dppo", {"delta": 0.15}),
-        "grpo": of_ours("grpo", GRPO),
-        "vanilla_entropy": {"loss": vanilla, "calculate_entropy": True},
+    topk = actor("cppo", CPPO, estimator="topk", k=K, convention="union")
+    losses = {
+        "vanilla": partial(ppo_loss, config=plain_actor(PolicyLossConfig(loss_mode="vanilla"))),
+        "cppo_topk": partial(policy_loss.trust_region_loss, config=topk),
+        "dppo_binary": partial(policy_loss.trust_region_loss, config=actor("dppo", {"delta": 0.15})),
     }
     columns = recorded(*shape)
     of_mismatch: dict[str, list[float]] = defaultdict(list)
@@ -121,11 +103,10 @@ def measured(shape: Sequence[int], rounds: int, copies: int) -> dict[str, float]
     def update(name: str) -> None:
         """With what the batch must carry for the loss."""
         data = tu.get_tensordict(dict(columns), {})
-        flags = dict.fromkeys(("distillation_use_topk", "distillation_only", "calculate_entropy"), False)
+        ours = dict.fromkeys(("distillation_use_topk", "distillation_only"), name != "vanilla")
         sizes = dict.fromkeys(("mini_batch_size", "global_batch_size"), shape[0])
-        carried = {flag: value for flag, value in variants[name].items() if flag != "loss"}
-        tu.assign_non_tensor(data, temperature=1.0, **sizes, **flags | carried)
-        worker.set_loss_fn(variants[name]["loss"])
+        tu.assign_non_tensor(data, temperature=1.0, calculate_entropy=False, **sizes, **ours)
+        worker.set_loss_fn(losses[name])
         before = clock.seconds
         policy_loss.summarise_mismatch(tu.get(worker.train_mini_batch(data), "metrics"))
         of_mismatch[name].append(clock.seconds - before)
@@ -135,30 +116,19 @@ def measured(shape: Sequence[int], rounds: int, copies: int) -> dict[str, float]
         save_model(folder)
         join(0, 1, folder / "store")
         worker = make_worker(folder, micro_batch=shape[0] // 4, lr=1e-6, total_training_steps=1000)
-        updates = in_turn({name: partial(update, name) for name in variants}, rounds)
+        updates = in_turn({name: partial(update, name) for name in losses}, rounds)
         stale: Any = TrustRegionWorker.__new__(TrustRegionWorker)
-        stale._policies, stale.actor, number = {}, SimpleNamespace(engine=worker.engine), count()
-        kept = in_turn(
-            {
-                "keep": lambda: stale.keep_policy(next(number), STALENESS),
-                "use": lambda: stale.use_policy(max(stale._policies)),
-                "save": lambda: torch.save(stale._policies[max(stale._policies)], folder / "copy.pt"),
-            },
-            STALENESS + copies,
-        )
+        stale._policies, stale.actor = {}, SimpleNamespace(engine=worker.engine)
+        stale.keep_policy(0, 1)
+        shards = stale._policies[0].values()
         torch.distributed.destroy_process_group()
-    [size] = {sum(shard.nbytes for shard in policy.values()) for policy in stale._policies.values()}
-    assert len(stale._policies) == STALENESS + 1
-    parameters = sum(shard.numel() for shard in stale._policies[STALENESS + copies].values())
     cpu = {name: seconds for name, (_, seconds) in updates.items()}
     mismatch = np.array(of_mismatch["cppo_topk"][1:])
-    figures = {
-        f"{name}_over_vanilla": np.median(cpu[name] / cpu["vanilla"]) for name in cpu if name != "vanilla"
-    }
-    figures["mismatch_share_of_update"] = np.median(mismatch / (cpu["cppo_topk"] - mismatch))
-    figures["bytes_per_parameter"] = size / parameters
-    return figures | {
-        f"{name}_per_gigabyte": np.median(wall) / size * 1e9 for name, (wall, _) in kept.items()
+    return {
+        "cppo_topk_over_vanilla": np.median(cpu["cppo_topk"] / cpu["vanilla"]),
+        "dppo_binary_over_vanilla": np.median(cpu["dppo_binary"] / cpu["vanilla"]),
+        "mismatch_share_of_update": np.median(mismatch / (cpu["cppo_topk"] - mismatch)),
+        "bytes_per_parameter": sum(shard.nbytes for shard in shards) / sum(shard.numel() for shard in shards),
     }
 
 
@@ -166,8 +136,8 @@ def main() -> None:
     """Measures and prints."""
     quick = arguments(__doc__, "half the responses, shorter, one round behind the one that warms up").quick
     torch.set_num_threads(1)
-    figures = measured((4, 8, 16), 1, 1) if quick else measured((8, 48, 96), 5, 20)
-    finish("verl_loss", figures, UNITS, at_most=TARGETS, quick=quick)
+    figures = measured((4, 8, 16), 1) if quick else measured((8, 48, 96), 5)
+    finish(figures, UNITS, at_most=TARGETS, quick=quick)
 
 
 if __name__ == "__main__":

@@ -49,10 +49,8 @@ class Record:
         number = float(f"{value:.6g}")
         # JSON has neither NaN nor infinity, and neither meets a target.
         shown = number if math.isfinite(number) else str(number)
-        if at_most is None:
-            self.line(name=name, value=shown, unit=unit)
-        else:
-            self.line(name=name, value=shown, unit=unit, at_most=at_most, met=number <= at_most)
+        judged = {} if at_most is None else {"at_most": at_most, "met": number <= at_most}
+        self.line(name=name, value=shown, unit=unit, **judged)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -69,23 +67,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--slack", type=float, default=1.0, help="multiplies the limits, for a busy machine")
     parser.add_argument("--here", action="store_true", help="in this process, without a limit")
     options = parser.parse_args(arguments)
-    if unknown := [name for name in options.parts if name not in PARTS]:
+    parts = options.parts or [*PARTS]
+    if unknown := [name for name in parts if name not in PARTS]:
         parser.error(f"{unknown[0]}: not one of {', '.join(PARTS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     figures = options.out / FIGURES
     if options.here:
-        return measure(options.parts, options.device, figures)
+        return measure(parts, options.device, figures)
     for name in (FIGURES, LOG):
         (options.out / name).write_text("", encoding="utf-8")
     deadline = time.monotonic() + 60 * options.minutes * options.slack
-    Record("kit", figures).line(
-        commit=commit(), python=platform.python_version(), gpus=nvidia("name,driver_version")
-    )
-    states = [
-        run(name, options.device, options.out, PARTS[name] * options.slack, deadline)
-        for name in options.parts or PARTS
-    ]
-    return 0 if all(state == "done" for state in states) else 1
+    about = {"commit": commit(), "python": platform.python_version(), "gpus": nvidia("name,driver_version")}
+    Record("kit", figures).line(**about)
+    states = [run(name, options.device, options.out, PARTS[name] * options.slack, deadline) for name in parts]
+    return 0 if set(states) == {"done"} else 1
 
 
 def measure(parts: list[str], device: str, figures: Path) -> int:
@@ -112,17 +107,7 @@ def run(name: str, device: str, out: Path, limit: float, deadline: float) -> str
     if left < LEAST_SECONDS:
         record.line(state="skipped", why=f"{max(left, 0):.0f} s were left")
         return "skipped"
-    words = [
-        sys.executable,
-        "-m",
-        "benchmarks.gpu_kit",
-        name,
-        "--here",
-        "--device",
-        device,
-        "--out",
-        str(out),
-    ]
+    words = ["-m", "benchmarks.gpu_kit", name, "--here", f"--device={device}", f"--out={out}"]
     environment = {
         "OMP_WAIT_POLICY": "PASSIVE",
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
@@ -130,7 +115,7 @@ def run(name: str, device: str, out: Path, limit: float, deadline: float) -> str
         "HF_HUB_OFFLINE": "1",
     }
     seen, begin = (path.stat().st_size for path in (out / FIGURES, out / LOG))
-    code = limited(words, left, out / LOG, 0.0, cwd=ROOT, env=os.environ | environment)
+    code = limited([sys.executable, *words], left, out / LOG, 0.0, cwd=ROOT, env=os.environ | environment)
     print((out / FIGURES).read_bytes()[seen:].decode(), end="")
     said = (out / LOG).read_bytes()[begin:].decode(errors="replace").strip().split("\n")
     state = "over its limit" if code is None else "failed" if code else "done"

@@ -1,13 +1,12 @@
 """The loss on a GPU: Triton's kernels against the eager code and one read, their memory, the rules under autocast."""
 
-import time
 from collections.abc import Callable
 from functools import partial
-from statistics import median
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.benchmark import Timer
 
 from benchmarks.gpu_kit.__main__ import Record
 from cppo_lab.maths.divergence import logp_and_divergence
@@ -18,22 +17,9 @@ LAYOUTS_TOKENS = 20480  # of a micro-batch in the layout one_node
 
 
 def milliseconds(step: Callable[[], object], device: torch.device, times: int = 10) -> float:
-    """Median time of one call: on a GPU between two events of its own clock, with nothing else in its queue."""
-    step()
-    if device.type == "cpu":
-        began = time.perf_counter()
-        step()
-        return 1e3 * (time.perf_counter() - began)
-    taken = []
-    for _ in range(times):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        first.record()
-        step()
-        last.record()
-        torch.cuda.synchronize()
-        taken.append(first.elapsed_time(last))
-    return float(median(taken))
+    """Mean time of so many calls on a GPU, whose queue is empty before and behind them; of one call on a CPU."""
+    timer = Timer("step()", globals={"step": step})  # it warms up first
+    return float(1e3 * timer.timeit(times if device.type == "cuda" else 1).mean)
 
 
 def recorded(rows: int, vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:

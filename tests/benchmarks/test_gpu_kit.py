@@ -100,7 +100,7 @@ def test_limits_are_six_minutes_and_a_part_that_fails_takes_no_other_along(
         with log.open("a") as output:
             output.write({"crashes": "so far\n"}.get(words[3], ""))
         if words[3] != "silent":
-            kit.Record(words[3], Path(words[-1]) / kit.FIGURES).figure("half-way", 1.5, "s", at_most=1.0)
+            kit.Record(words[3], tmp_path / kit.FIGURES).figure("half-way", 1.5, "s", at_most=1.0)
         return {"crashes": -6, "hangs": None, "silent": 1}.get(words[3], 0)
 
     monkeypatch.setattr(kit, "limited", ended)
@@ -118,6 +118,10 @@ def test_limits_are_six_minutes_and_a_part_that_fails_takes_no_other_along(
     assert '"half-way", "value": 1.5' in capsys.readouterr().out
     assert kit.main(["whole", "--device", "cpu", "--out", str(tmp_path), "--minutes", "0.2"]) == 1
     assert lines(tmp_path)[-1]["state"] == "skipped" and len(limits) == 4
+    here: list[str] = []
+    monkeypatch.setattr(kit, "measure", lambda parts, *_: here.extend(parts))
+    kit.main(["--here", "--out", str(tmp_path)])
+    assert here == [*kit.PARTS]
 
 
 def test_what_is_no_number_meets_no_target(tmp_path: Path) -> None:

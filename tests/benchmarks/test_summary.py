@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import summary
-from benchmarks.common import FULL_ONLY, Figure, Result, read, result
+from benchmarks.common import FULL_ONLY, Figure, figures_of, finish, read
 from benchmarks.summary import Ran, page, table
 from tests.waiting import until
 
@@ -19,26 +19,37 @@ SCRIPTS = sorted(
 ABOUT = {"Processor": "Abacus|9", "Threads": "2", "Python": "3.11.7"}
 
 
-def ran(found: Result | None, failure: str = "") -> Ran:
-    name = found.name if found else "broken"
-    return Ran(name, f"python benchmarks/{name}.py", "What it is about.", 12.4, found, failure)
+def ran(name: str, figures: dict[str, Figure], failure: str = "") -> Ran:
+    return Ran(name, "What it is about.", 12.4, figures, failure)
 
 
 def page_of(*all_ran: Ran, load: float = 0.1) -> str:
     return page(all_ran, load, "2031-05-06", ABOUT)
 
 
-def test_patterns_give_units_and_targets() -> None:
+def test_patterns_give_units_and_targets(capsys: pytest.CaptureFixture[str]) -> None:
     values = {"a_seconds": 1.0, "b_seconds": 3.0, "speed": 2.0, "slow": 1.9, "times": 7.123456789, "b": None}
     most, least = {"*_seconds": 2.0, "c": 1.0}, {"speed": 2.0, "slow": 2.0}
     units = {"*_seconds": "s", "speed": "m/s", "*": "x"}
-    found = result("x", values, units, at_most=most, at_least=least, absent={"b": "no GPU"}, quick=True)
-    assert found.figures["a_seconds"] == Figure(1.0, "s", at_most=2.0)
-    assert [figure.met for figure in found.figures.values()] == [True, False, True, False, None, None, None]
-    assert found.figures["times"].value == 7.12346
-    assert found.figures["b"] == Figure(None, "x", absent="no GPU")
-    assert found.figures["c"] == Figure(None, "x", at_most=1.0, absent=FULL_ONLY)
-    assert read(found.line()) == found
+    options = {"at_most": most, "at_least": least, "absent": {"b": "no GPU"}, "quick": True}
+    figures = figures_of(values, units, **options)
+    assert figures["a_seconds"] == Figure(1.0, "s", at_most=2.0)
+    assert [figure.met for figure in figures.values()] == [True, False, True, False, None, None, None]
+    assert figures["times"].value == 7.12346
+    assert figures["b"] == Figure(None, "x", absent="no GPU")
+    assert figures["c"] == Figure(None, "x", at_most=1.0, absent=FULL_ONLY)
+    finish(values, units, **options)
+    *shown, last = capsys.readouterr().out.splitlines()
+    assert read(last) == figures
+    assert [line.split(maxsplit=1)[1] for line in shown] == [
+        "1",
+        "3",
+        "2",
+        "1.9",
+        "7.123",
+        "no GPU",
+        FULL_ONLY,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -53,15 +64,14 @@ def test_no_figure_is_missing_in_silence(
     values: dict[str, float | None], units: dict[str, str], message: str
 ) -> None:
     with pytest.raises(ValueError, match=message):
-        result("x", values, units, at_most={"c": 1.0})
+        figures_of(values, units, at_most={"c": 1.0})
 
 
 @pytest.mark.parametrize(
     "line",
     [
-        *("", "done", "[]", "{}", '{"name": "x", "figures": {}, "more": 1}'),
-        '{"name": "x", "quick": false, "figures": {"a": 1.0}}',
-        '{"name": "x", "quick": false, "figures": {"a": {"value": 1, "unity": "s"}}}',
+        *("", "done", "[]", "{}", '{"figures": []}', '{"figures": {"a": 1.0}}'),
+        '{"figures": {"a": {"value": 1, "unity": "s"}}}',
     ],
 )
 def test_other_lines_are_refused(line: str) -> None:
@@ -72,9 +82,9 @@ def test_other_lines_are_refused(line: str) -> None:
 def test_figures_beside_their_targets() -> None:
     values = {"fast": 1.0, "slow": 3.0, "plain": 5.0}
     all_ran = [
-        ran(result("x", values, {"*": "s"}, at_most={"fast": 2.0, "slow": 2.0})),
-        ran(None, "it ended | <b>"),
-        ran(result("g", {"gpu": None}, {"*": "s"}, at_most={"gpu": 1.0}, absent={"*": "no GPU"})),
+        ran("x", figures_of(values, {"*": "s"}, at_most={"fast": 2.0, "slow": 2.0})),
+        ran("broken", {}, "it ended | <b>"),
+        ran("g", figures_of({"gpu": None}, {"*": "s"}, at_most={"gpu": 1.0}, absent={"*": "no GPU"})),
     ]
     text = page_of(*all_ran)
     for part in (
@@ -98,8 +108,7 @@ def test_figures_beside_their_targets() -> None:
 
 
 ENDS = {
-    "good": 'print("words")\nprint(\'{"name": "good", "quick": false, '
-    '"figures": {"a": {"value": 3.0, "unit": "s", "at_most": 1.0}}}\')',
+    "good": 'print("words")\nprint(\'{"figures": {"a": {"value": 3.0, "unit": "s", "at_most": 1.0}}}\')',
     "crash": 'import sys\nraise SystemExit(f"the disk is full {sys.argv[1:]}")',
     "silent": 'print("no result")',
     "slow": "import time\ntry:\n    print('begun', flush=True)\n    time.sleep(1000)\n"
@@ -165,5 +174,5 @@ def test_the_quick_form_is_passed_on_and_writes_no_page(
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_every_script_ends_with_such_a_line(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
-    assert f'finish("{path.stem}"' in text, "it prints no last line"
+    assert "finish(" in text, "it prints no last line"
     assert "arguments(" in text  # --quick
