@@ -55,7 +55,6 @@ _BOUNDS = (
 )
 _PROPORTIONAL = Stroke("#888888", (5.0, 2.0))
 _APART = 1.05  # horizontal factor between neighbouring series, so that their intervals do not hide each other
-COLUMNS = 5  # panels in a row, those of a process
 
 
 @dataclass(frozen=True)
@@ -89,7 +88,7 @@ class ExactPanel:
 
 @dataclass(frozen=True)
 class ExactInfo(Info):
-    """The whole figure; `panels` are in row-major order with COLUMNS per row. `rules` and `contrasts` are the two
+    """The whole figure; `panels` are in row-major order, a process in a row. `rules` and `contrasts` are the two
     legends.
     """
 
@@ -112,7 +111,7 @@ def exact_info(
     run_ids: tuple[str, ...],
     palette: Palette,
 ) -> ExactInfo:
-    """The figure of all conditions; the first and third columns show the longest horizon."""
+    """The figure of all conditions, at the longest horizon where that is no axis. No ratios without `contrasts`."""
     variants = tuple(dict.fromkeys(c.variant for c in curves))
     rules = palette.strokes(variants)
     names = [contrast_name(each) for each in contrasts]
@@ -135,10 +134,10 @@ def exact_info(
                 model, "error", f"Error against movement, T = {longest}", "movement, mean TV", "mean |Δ|", True, True,
                 None, tuple(_error_line(c.variant, each, rules[c.variant]) for c, each in last.items()),
             ),
-            ExactPanel(
+            *([ExactPanel(
                 model, "ratio", "Ratio of errors at equal movement", "horizon T", "|Δ| / |Δ|", True, True, 1.0,
                 tuple(ratios), horizons,
-            ),
+            )] if contrasts else []),
             ExactPanel(
                 model, "position", f"Where the policy moved, T = {longest}", "eighth of the response",
                 "movement / its mean", False, False, 1.0,
@@ -209,9 +208,10 @@ def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> 
 def draw_exact(info: ExactInfo, figure: Figure) -> None:
     """All panels with a common legend."""
     texts, legend = (info.title, info.source), (*info.rules, *info.contrasts)
-    for i, (panel, ax) in enumerate(panel_grid(figure, info.panels, COLUMNS, (3.25, 2.8), texts, legend)):
+    columns = len({panel.metric for panel in info.panels})
+    for panel, ax in panel_grid(figure, info.panels, columns, (3.25, 2.8), texts, legend):
         _draw_exact_panel(panel, ax)
-        title = f"{panel.model}: {panel.label}" if i % COLUMNS == 0 else panel.label
+        title = f"{panel.model}: {panel.label}" if panel.metric == "error" else panel.label
         ax.set_title(title, loc="left", fontsize="small")
 
 
@@ -295,10 +295,9 @@ def exact_section(scored: Scored) -> Section | None:
     summary = tally(lines, " about the error")
     source, run_ids = origin(core), run_ids_of(board.runs)
     info = exact_info(curves, summaries, contrasts, heading, source, run_ids, scored.palette)
-    tables = {
-        "exact_ratios": completed(_ratio_table(curves, contrasts, kinds), board, title),
-        "exact_conditions": completed(_condition_table(summaries), board, title),
-    }
+    ratios = _ratio_table(curves, contrasts, kinds)
+    tables = {"exact_ratios": completed(ratios, board, title)} if ratios.rows else {}
+    tables["exact_conditions"] = completed(_condition_table(summaries), board, title)
     # The registration of all hypotheses, if it differs at most in the number of runs.
     registered = {line.registered for line in lines}
     alike = {re.sub(r"\d+ runs that test it", "runs that test it", text) for text in registered}

@@ -157,6 +157,11 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
             gaps.setdefault(describe_gap(run), []).append(name)
     missing = f", of which {len(gaps)} {has(len(gaps))} no result yet" if gaps else ""
     absent = [f"Sweep {sweep.grid.name}: {sweep.absent}" for sweep in study.sweeps if sweep.board is None]
+    absent += [
+        f"Hypotheses of sweep {name} about the error of the surrogate: see the report of that sweep"
+        for name, of_sweep in scored.items()
+        if any(claim.of_errors for claim in of_sweep.standings)
+    ]
     absent += [f"{picture.heading}: {picture.absent}" for picture in report.pictures if picture.absent]
     return Contents(
         about=about,

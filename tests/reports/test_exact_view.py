@@ -138,11 +138,16 @@ def section(
     *claims: Claim,
     control: float | None = None,
     along: bool = False,
+    alone: bool = False,
 ) -> Section:
     """The section on errors of CPPO that are `law` times those of DPPO, in a store without registrations; `control`
-    times in DPPO without a trust region, if that has runs. `along`: of single updates.
+    times in DPPO without a trust region, if that has runs. `along`: of single updates. `alone`: CPPO has runs alone.
     """
-    factors = {"cppo": law, "dppo": 1.0} | ({} if control is None else {"no_trust_region": control})
+    factors = (
+        {"cppo": law}
+        | ({} if alone else {"dppo": 1.0})
+        | ({} if control is None else {"no_trust_region": control})
+    )
     curves = study({name: dict.fromkeys(HORIZONS, factor) for name, factor in factors.items()})
     kinds = {} if control is None else {"no_trust_region": "control"}
     monkeypatch.setattr(verdicts, "run_values", lambda _board: ())
@@ -208,6 +213,10 @@ def test_what_the_section_says_of_hypotheses(monkeypatch: pytest.MonkeyPatch) ->
     assert bare.view["summary"] == "The sweep file states no hypothesis about the error."
     assert bare.view["registered"] == "" and bare.tables["exact_hypotheses"] is None
     assert bare.tables["exact_ratios"].rows  # CPPO with DPPO, without being asked
+    alone = section(monkeypatch, 0.7, alone=True)  # there is nothing to compare with
+    assert [*alone.tables] == ["exact_conditions", "exact_hypotheses"]
+    panels = [panel.metric for panel in alone.pictures[0].info.panels]
+    assert panels == [panel.metric for panel in bare.pictures[0].info.panels if panel.metric != "ratio"]
     stated = section(monkeypatch, 0.7, claim(), claim(key="b", text="B"))
     assert stated.view["registered"] == (  # said once
         "Not registered: `cppo launch` registers hypotheses before their runs. Exploratory."

@@ -14,6 +14,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Hypotheses, Kind
+from cppo_lab.analysis.statistics.values import Quantity
 from cppo_lab.analysis.study import PositionGaps, StudyResults, StudySweep, TokenWindow
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures import gallery as paper
@@ -261,6 +262,12 @@ def test_the_answer_is_about_the_hypotheses_of_the_main_sweep() -> None:
         answers = study_contents(replace(request, stated=stated), study).page["short"]
         assert len(answers) == pairs
         assert all("TRM-Max" in text and "GRPO" in text for _, text in answers) is bool(stated)
+    errors = replace(claim, score=Quantity.ERROR)
+    page = study_contents(replace(request, stated={"main": Hypotheses((errors,))}), study).page
+    assert (
+        "Hypotheses of sweep main about the error of the surrogate: see the report of that sweep"
+        in page["absent"]
+    )
 
 
 @pytest.mark.usefixtures("undrawn")
