@@ -98,7 +98,11 @@ RUN_FIELDS = {
 
 
 def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
-    """Raises UserError for a run that cannot train on the layout."""
+    """Raises UserError for a run that cannot train on the layout, or in this folder."""
+    if "${" in str(Path.cwd()):
+        raise UserError(
+            f"core=verl: {Path.cwd()} has ${{ in its name, which verl takes for a reference: rename the folder"
+        )
     if run.objective is not None and layout.strategy == "megatron":
         raise UserError(
             f"configuration: objective.centering=true with layout={layout.name}: Megatron gives no gradient in log pi "

@@ -4,6 +4,7 @@ The values that a run sets in verl's tree: everything that determines its number
 """
 
 import copy
+import glob
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -52,8 +53,8 @@ def settings(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
 
 def _data(spec: VerlRun, files: Files) -> dict[str, Any]:
     return {
-        "train_files": str(files.train),
-        "val_files": [str(path) for path in files.validation],
+        "train_files": _literal(files.train),
+        "val_files": list(map(_literal, files.validation)),
         "train_batch_size": spec.batch.prompts,
         "max_prompt_length": spec.longest_prompt,
         "max_response_length": spec.rollout.max_response_length,
@@ -65,6 +66,11 @@ def _data(spec: VerlRun, files: Files) -> dict[str, Any]:
         "dataloader_num_workers": 0,
         "validation_shuffle": False,
     }
+
+
+def _literal(path: Path) -> str:
+    """A path for Hugging Face's `datasets`, which take it for a pattern."""
+    return glob.escape(str(path))
 
 
 def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:

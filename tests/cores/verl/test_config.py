@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+from datasets import load_dataset
 from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
@@ -463,6 +465,24 @@ def test_what_a_run_declares_reaches_verl_and_its_id(overrides: list[str], expec
 def test_what_verls_engines_cannot_do_is_refused(overrides: list[str], says: str) -> None:
     with user_error(f"^configuration: (rollout|optim)[.].*{says}"):
         composed(*overrides)
+
+
+def test_a_folder_has_any_name_but_one_that_verl_takes_for_a_reference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files are found in a folder whose name is a pattern."""
+    folder = tmp_path / "[1] *?"
+    folder.mkdir()
+    files = Files("", folder / "train.parquet", (folder / "validation.parquet",), folder)
+    pd.DataFrame({"prompt": ["a"]}).to_parquet(files.train)
+    composition = composed(*TINY)
+    path = settings(composition.run, composition.layout, files)["data.train_files"]
+    assert load_dataset("parquet", data_files=path)["train"].to_list() == [{"prompt": "a"}]
+    reference = tmp_path / "${a}"
+    reference.mkdir()
+    monkeypatch.chdir(reference)
+    with user_error("rename the folder"):
+        compose(list(TINY))
 
 
 def test_megatron_recomputes_its_layers_and_routes_in_float32() -> None:
