@@ -42,6 +42,22 @@ LARGEST = 1_000_000  # bytes of any of these files; they usually have two thousa
 LOCK_TRIES = 50
 LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant; a run holds it for its lifetime
 NAMES = ("core", "rule", "model", "seed", "t_stop", "variants")  # of a status: what the run is
+# What a status holds, of those that others reckon with.
+_TEXTS = (
+    "run_id",
+    "status",
+    "reason",
+    "cause",
+    "code_version",
+    "activity",
+    "variants",
+    "core",
+    "rule",
+    "model",
+    "job",
+)
+_NUMBERS = ("updated", "seconds", "machine_seconds", "gpus")
+_OPTIONAL_NUMBERS = ("step", "t_stop", "score", "best", "best_step", "final_mean", "first_step", "first_time")
 
 
 ID_LENGTH = 12  # hexadecimal digits of a complete id
@@ -88,7 +104,18 @@ class AlreadyRunning(RuntimeError):
 def read_status(folder: Path) -> dict[str, Any]:
     """The last status of a run's folder; empty if it has none, or a damaged file. Texts have no line breaks."""
     values = _read_json(folder / STATUS) or {}
+    if not (
+        all(isinstance(values.get(key, ""), str) for key in _TEXTS)
+        and all(_is_number(values.get(key, 0)) for key in _NUMBERS)
+        and all(values.get(key) is None or _is_number(values[key]) for key in _OPTIONAL_NUMBERS)
+    ):
+        return {}
     return {key: one_line(value) if isinstance(value, str) else value for key, value in values.items()}
+
+
+def _is_number(value: object) -> bool:
+    """Whether the value is one that can be reckoned with; a score may be NaN."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and not abs(value) > 1e18
 
 
 def write_status(folder: Path, values: Mapping[str, Any]) -> None:

@@ -61,7 +61,19 @@ def test_a_run_is_announced_once_and_begun_again_with_its_names(
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["status.json"]
 
 
-@pytest.mark.parametrize("text", ["", '{"status": "runn', "[1]", "\x00", "[" * 100_000])
+WRONG = (
+    '"reason": 1e999',
+    '"variants": true',
+    '"seconds": "x"',
+    '"step": [1]',
+    '"updated": null',
+    '"gpus": 1e400',
+)
+
+
+@pytest.mark.parametrize(
+    "text", ["", '{"status": "runn', "[1]", "\x00", "[" * 100_000, *(f"{{{value}}}" for value in WRONG)]
+)
 def test_a_damaged_status_reads_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "status.json").write_text(text)
     assert read_status(tmp_path) == {}
