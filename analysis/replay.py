@@ -239,14 +239,14 @@ _MOST_LINES = 20  # of differing tokens
 
 def as_lines(compared: Mapping[str, Any]) -> Iterator[str]:
     """A `comparison` as lines for a terminal."""
-    own, responses = compared["own"], compared["responses"]
+    of_run, responses = compared["own"], compared["responses"]
     count = sum(response["tokens"] for response in responses)
     yield f"step {compared['step']}: {len(responses)} training responses, {count} tokens" + (
         f"; {compared['left_out']} responses were omitted for lack of space" if compared["left_out"] else ""
     )
     yield (
-        f"{printable(own['rule'])} kept {own['share_kept']:.2%} of them in training, "
-        f"D_t {printable(own['divergence'])}"
+        f"{printable(of_run['rule'])} kept {of_run['share_kept']:.2%} of them in training, "
+        f"D_t {printable(of_run['divergence'])}"
     )
     constants = ", ".join(f"{name}={value}" for name, value in compared["constants"].items())
     yield (

@@ -711,7 +711,7 @@ class Sweep(Declared):
         return {key: self._of(f"axes.{key}", values, core) for key, values in self.axes.items()}
 
     def with_axes(self, study: "Study") -> "Sweep":
-        """The sweep with the study's axes, in place of its own of the same name."""
+        """The sweep with the study's axes, which replace those of the same name."""
         sweep = self.model_copy(update={"axes": self.axes | study.axes})
         sweep._source = f"{self.source} in study {study.source}"
         return sweep
@@ -754,7 +754,7 @@ def _reprs(lists: Mapping[str, tuple[Scalar, ...]]) -> dict[str, list[str]]:
 class Study(Declared):
     """What a study file declares: several sweeps, whose shared runs are trained once.
 
-    `axes` are those of every sweep too, in place of its own of the same name.
+    `axes` are those of every sweep too, and replace its axes of the same name.
     """
 
     sweeps: Annotated[tuple[str, ...], Field(min_length=1)]
