@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 
 def digest(text: str) -> str:
-    """First 12 hex digits of SHA-256: the id of a run by its configuration, and of other texts."""
+    """First 12 hex digits of SHA-256."""
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -5,6 +5,7 @@ it is tracked are in other configs. `run_id` is the hash of the fully resolved R
 its parts, from the base of all configs to the rule, the divergence, and the models and data of each core.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Mapping
@@ -24,7 +25,7 @@ from pydantic import (
 
 from cppo_lab.plugins import NAME, PATH
 from cppo_lab.rules import ABOVE, AT_MOST, ENTROPY, ENTRY_POINT, KL, MINIBATCH, RULES
-from cppo_lab.schema import MEAN, MOST_SAMPLES, digest
+from cppo_lab.schema import MEAN, MOST_SAMPLES
 
 
 def _one_zero(value: float) -> float:
@@ -59,8 +60,8 @@ def canonical(spec: Spec) -> str:
 
 
 def fingerprint(spec: Spec) -> str:
-    """The digest of a config's canonical JSON."""
-    return digest(canonical(spec))
+    """The first 12 hex digits of SHA-256 of a config's canonical JSON: of a run's whole config, its id."""
+    return hashlib.sha256(canonical(spec).encode()).hexdigest()[:12]
 
 
 TRAIN = "train"  # among a run's files of problems, those to train on
