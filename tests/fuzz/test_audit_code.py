@@ -145,7 +145,6 @@ LISTENERS = {
     "cppo_lab/cores/verl/cluster.py": "Ray on 127.0.0.1 or among the machines of an allocation, with a token",
     "cppo_lab/cores/verl/platform_cpu.py": "names ray.init, and starts nothing",
     "dev/servers/faulty_proxy.py": "127.0.0.1",
-    "dev/servers/group.py": "asks for a free port of 127.0.0.1",
     "dev/servers/mlflow_server.py": "127.0.0.1",
     "dev/servers/postgres.py": "127.0.0.1",
     "dev/slurm/network.py": "asks for free ports of the loopback address",

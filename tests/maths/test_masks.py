@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -34,6 +34,7 @@ MANY = settings(max_examples=150)
     w_min=st.floats(0.05, 1),
     adaptive=st.booleans(),
 )
+@example(seed=11682, delta=0.125, delta_b=0.125, w_min=0.5, adaptive=False)  # a response of one token
 def test_cppo_agrees_with_the_loop(
     seed: int, delta: float, delta_b: float, w_min: float, adaptive: bool
 ) -> None:
@@ -43,8 +44,10 @@ def test_cppo_agrees_with_the_loop(
     keep = apply("cppo", *batch, **constants, delta_b_mode="adaptive" if adaptive else "fixed").keep
     for row, length in enumerate(batch.valid.sum(1).tolist()):
         now, then, advantages = (part[row, :length].tolist() for part in batch[:3])
+        # The released code gives a response of a single token the weight w_min, where the paper's equation has 1.
+        of_row = constants | ({"w_min": 1.0} if length == 1 else {})
         [mask] = authors_loss(
-            [now], [then], advantages[:1] or [0.0], width=length, **constants, cap=2.0, adaptive=adaptive
+            [now], [then], advantages[:1] or [0.0], width=length, **of_row, cap=2.0, adaptive=adaptive
         ).mask
         assert keep[row].tolist() == mask + [0] * (12 - length)
 
