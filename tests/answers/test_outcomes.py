@@ -46,33 +46,44 @@ def test_chosen_problems_are_of_all_benchmarks() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    "change, why",
     [
-        {"samples": 3},  # fewer than are right
-        {"samples": 0},
-        {"samples": 2**16},
-        {"problems": ("p",) * 6},
-        {"problems": ("p",)},
-        {"benchmarks": ("aime24",)},
-        {"benchmarks": ("aime24", "aime25", "nobody's")},
-        {"steps": np.array([0, 10, 10])},
-        {"steps": np.array([-1, 10, 20])},
-        {"length": np.full((3, 6), np.nan, np.float32)},
-        {"length": np.full((3, 6), -1, np.float32)},
-        {"cut_off": np.full((3, 6), 17, np.uint16)},
-        {"right": np.zeros((6, 3), np.uint16)},
+        ({"samples": 3}, "more answers are right, or truncated, than there are"),
+        ({"samples": 0}, "samples=0: 1 to 65535 are wanted"),
+        ({"samples": 2**16}, "samples=65536: 1 to 65535"),
+        ({"problems": ("p",) * 6}, "a problem or a benchmark is named twice"),
+        ({"benchmarks": ("aime24", "aime24")}, "a problem or a benchmark is named twice"),
+        ({"problems": ("p",)}, "its problems and benchmarks have different numbers"),
+        ({"benchmarks": ("aime24",)}, "a problem has no benchmark, or a benchmark no problem"),
+        ({"benchmarks": ("aime24", "aime25", "nobody's")}, "a problem has no benchmark, or a benchmark no"),
+        ({"steps": np.array([0, 10, 10])}, "its steps do not increase from 0"),
+        ({"steps": np.array([-1, 10, 20])}, "its steps do not increase from 0"),
+        ({"length": np.full((3, 6), np.nan, np.float32)}, "a length is not a number >= 0"),
+        ({"length": np.full((3, 6), -1, np.float32)}, "a length is not a number >= 0"),
+        ({"cut_off": np.full((3, 6), 17, np.uint16)}, "more answers are right, or truncated, than there are"),
+        ({"right": np.zeros((6, 3), np.uint16)}, "its columns have different shapes"),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
-    with pytest.raises(ValueError):
+def test_parts_that_do_not_fit_are_refused(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
         replace(made.outcomes(), **change)
-    with user_error(r"stranger\.npz has no outcomes of validations .*: delete that file"):
+    with user_error(rf"stranger\.npz has no outcomes of validations \({why}.*\): delete that file"):
         read(write(made.forged(made.outcomes(), **change)), "stranger.npz")
 
 
-@pytest.mark.parametrize("right", [[1], [[1, 2]], [-1, 2], [0.5, 2], [5, 0]])
-def test_a_validation_that_is_none_is_refused(right: Any) -> None:
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize(
+    "right, why",
+    [
+        ([1], r"of shape \(1,\), of 2 problems"),
+        ([[1, 2]], r"of shape \(1, 2\), of 2 problems"),
+        ([-1, 2], "a count is not a whole number >= 0"),
+        ([0.5, 2], "a count is not a whole number >= 0"),
+        ([2**16, 0], "a count is not a whole number >= 0"),
+        ([5, 0], "more answers are right"),
+    ],
+)
+def test_a_validation_that_is_none_is_refused(right: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
         no_outcomes(4, ["a"], ["a-1", "a-2"], [0, 0]).append(0, np.array(right), np.zeros(2), np.ones(2))
 
 

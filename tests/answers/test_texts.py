@@ -70,25 +70,25 @@ def test_each_problems_first_answer_comes_first_and_the_training_groups_next() -
 
 
 @pytest.mark.parametrize(
-    "change",
+    "key, value, why",
     [
-        {"step": 11},
-        {"kind": "test"},
-        {"draw": -1},
-        {"draw": True},
-        {"length": 2**70},
-        {"right": 1},
-        {"prompt": None},
-        {"reward": float("nan")},
-        {"reward": 10**400},
-        {"more": 1},
+        ("step", 11, "a sample is of another step than its file"),
+        ("kind", "test", "kind='test': "),
+        ("draw", -1, "draw=-1: "),
+        ("draw", True, "draw=True: "),
+        ("length", 2**70, "length=1180591620717411303424: "),
+        ("right", 1, "right=1: "),
+        ("prompt", None, "prompt=None: "),
+        ("reward", float("nan"), "reward=nan: "),
+        ("reward", 10**400, "reward=10"),
+        ("more", 1, "more=1: "),
     ],
 )
-def test_a_line_that_is_no_sample_is_refused(change: dict[str, Any]) -> None:
+def test_a_line_that_is_no_sample_is_refused(key: str, value: Any, why: str) -> None:
     about = {"format": 1, "step": 10, "left_out": 0}
-    line = vars(made.sample()) | change
+    line = vars(made.sample()) | {key: value}
     data = gzip.compress(f"{json.dumps(about)}\n{json.dumps(line)}\n".encode())
-    with user_error(r"stranger\.gz has no texts of a run .*: delete that file"):
+    with user_error(rf"stranger\.gz has no texts of a run \(.*{why}.*\): delete that file"):
         read(data, "stranger.gz")
 
 

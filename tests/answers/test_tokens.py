@@ -60,36 +60,46 @@ def test_groups_are_spread_and_the_last_one_comes_first(
     assert chosen_groups(trained, most) == chosen
 
 
+COVER, LENGTHS = "its responses do not cover its tokens", "its columns have different lengths"
+FINITE, RANGE = "one of advantage, .* keep is not finite", "a divergence, or a share kept, is out of range"
+ORDER, NUMBER = "its order is not a permutation", "a number of a response, or a test, is out of range"
+VOCABULARY = "its vocabulary is not sorted, or has no text for each entry"
+
+
 @pytest.mark.parametrize(
-    "change",
+    "change, why",
     [
-        {"ends": np.array([5, 6, 13])},
-        {"ends": np.array([6, 5, 14])},
-        {"ends": np.array([-1, 6, 14])},
-        {"group": np.array([0, 0])},
-        {"draw": np.array([0, 1, -1])},
-        {"keep": np.full(14, 1.5, np.float32)},
-        {"keep": np.full(14, np.nan, np.float32)},
-        {"divergence": np.full(14, -0.1, np.float32)},
-        {"logp": np.full(14, np.inf, np.float32)},
-        {"logp": np.zeros(13, np.float32)},
-        {"reason": np.full(14, 3, np.uint8)},
-        {"order": np.zeros(3, np.int32)},
-        {"order": np.full(14, 14, np.int32)},
-        {"pieces": ()},
-        {"vocabulary": np.zeros(0, np.int32), "pieces": ()},
-        {"rule": RuleUsed("cppo", None, {"delta": float("nan")}, "binary", "tv")},
-        {"rule": RuleUsed("cppo", None, {"delta": [1]}, "binary", "tv")},  # type: ignore[dict-item]
-        {"rule": RuleUsed(1, None, {}, "binary", "tv")},  # type: ignore[arg-type]
-        {"rule": SimpleNamespace(constants={})},
-        {"step": -1},
-        {"tests": (1, 2)},
-        {"tests": "threshold"},
+        ({"ends": np.array([5, 6, 13])}, COVER),
+        ({"ends": np.array([6, 5, 14])}, COVER),
+        ({"ends": np.array([-1, 6, 14])}, COVER),
+        ({"group": np.array([0, 0])}, LENGTHS),
+        ({"logp": np.zeros(13, np.float32)}, LENGTHS),
+        ({"group": np.array([0, -1, 0])}, NUMBER),
+        ({"draw": np.array([0, 1, -1])}, NUMBER),
+        ({"reason": np.full(14, 3, np.uint8)}, NUMBER),
+        ({"keep": np.full(14, 1.5, np.float32)}, RANGE),
+        ({"divergence": np.full(14, -0.1, np.float32)}, RANGE),
+        ({"keep": np.full(14, np.nan, np.float32)}, FINITE),
+        ({"logp": np.full(14, np.inf, np.float32)}, FINITE),
+        ({"order": np.zeros(3, np.int32)}, ORDER),
+        ({"order": np.full(14, 14, np.int32)}, ORDER),
+        ({"pieces": ()}, VOCABULARY),
+        ({"vocabulary": np.array([1, 0]), "pieces": ("a", "b")}, VOCABULARY),
+        ({"vocabulary": np.zeros(0, np.int32), "pieces": ()}, "a token is not in its vocabulary"),
+        (
+            {"rule": RuleUsed("cppo", None, {"delta": float("nan")}, "binary", "tv")},
+            "a constant .* is no number",
+        ),
+        ({"rule": RuleUsed("cppo", None, {"delta": [1]}, "binary", "tv")}, "rule.constants"),  # type: ignore[dict-item]
+        ({"rule": RuleUsed(1, None, {}, "binary", "tv")}, "rule.name=1: "),  # type: ignore[arg-type]
+        ({"rule": SimpleNamespace(constants={})}, "rule.name: Field required"),
+        ({"step": -1}, "step=-1: "),
+        ({"tests": (1, 2)}, "tests.0=1: "),
+        ({"tests": "threshold"}, "tests='threshold': "),
     ],
 )
-def test_parts_that_do_not_fit_are_refused(change: dict[str, Any]) -> None:
-    said = r"stranger\.npz has no tokens of training responses .*: delete that file"
-    with user_error(said):
+def test_parts_that_do_not_fit_are_refused(change: dict[str, Any], why: str) -> None:
+    with user_error(rf"stranger\.npz has no tokens of training responses \(.*{why}.*\): delete that file"):
         read(write(made.forged(made.tokens(), **change)), "stranger.npz")
 
 

@@ -1,5 +1,6 @@
 """`--json` of every command: one object under one heading, with the keys that docs/commands.md lists."""
 
+import contextlib
 import json
 import re
 import subprocess
@@ -107,6 +108,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture
+def made_runs(trained: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The ids of the two runs, in whose folder the commands are typed."""
+    monkeypatch.chdir(trained)
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    return [run.run_id for run in make_plan(load_sweep("quickstart"), ["variant=grpo"]).runs]
+
+
 def answered(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
     """The exit code and the whole of standard output, which is one object."""
     capfd.readouterr()
@@ -136,14 +145,12 @@ def without_long_work(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_command_answers_with_its_keys(
-    name: str, trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    name: str, made_runs: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(trained)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     without_long_work(monkeypatch)
     if name == "ui":
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
-    run, other = (run.run_id for run in make_plan(load_sweep("quickstart"), ["variant=grpo"]).runs)
+    run, other = made_runs
     code, answer = answered(CASES[name].format(run=run, other=other), capfd)
     expected = Exit.NO if name == "preflight" else Exit.DONE
     heading = [answer[key] for key in ("schema", "command", "exit_code", "error")]
@@ -156,18 +163,13 @@ def test_a_command_answers_with_its_keys(
 
 
 def test_a_file_is_no_benchmark_of_a_core_that_makes_its_problems(
-    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    made_runs: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(trained)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    run = make_plan(load_sweep("quickstart"), ["variant=grpo"]).runs[0].run_id
     (file := tmp_path / "mine.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
-    code, answer = answered(f"evaluate {run} --benchmark {file}", capfd)
-    assert (
-        code == Exit.USAGE
-        and "data='files' has the keys of other cores: choose another option" in answer["error"]
-    )
-    code, answer = answered(f"evaluate {run} --benchmark addition", capfd)
+    code, answer = answered(f"evaluate {made_runs[0]} --benchmark {file}", capfd)
+    assert code == Exit.USAGE
+    assert "data='files' has the keys of other cores: choose another option" in answer["error"]
+    code, answer = answered(f"evaluate {made_runs[0]} --benchmark addition", capfd)
     assert code == Exit.USAGE and "another task or vocabulary: choose one of its own" in answer["error"]
 
 
@@ -185,10 +187,8 @@ def test_other_answers(line: str, key: str, workspace: Path, capfd: pytest.Captu
 
 
 def test_the_runs_of_a_sweep_are_evaluated_and_listed(
-    trained: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    made_runs: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(trained)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     without_long_work(monkeypatch)
     assert main(["evaluate", "quickstart", "variant=grpo", "--benchmark", "chain_spelled"]) == 0
     assert capfd.readouterr().out.count("step 10: chain24 50.0 %\n") == 2
@@ -220,7 +220,7 @@ def test_what_is_printed_meanwhile_is_not_in_the_object(
 def test_a_mistake_is_an_object_too(
     line: str, code: Exit, says: str, workspace: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) if "--bogus" in line else pytest.MonkeyPatch.context():
+    with pytest.raises(SystemExit) if "--bogus" in line else contextlib.nullcontext():
         assert main([*line.split(), "--json"]) == code
     output = capfd.readouterr()
     answer = json.loads(output.out)

@@ -62,11 +62,19 @@ def test_models_and_rules_have_a_meaning(what: str, group: str, cppo: Command) -
 
 
 @pytest.mark.parametrize(
-    "overrides", ["", "core=exact model=exact_early", "core=verl model=qwen3_8b_base", "launcher=slurm"]
+    "overrides, key, default",
+    [
+        ("", "rule.name", "cppo"),
+        ("core=exact model=exact_early", "core", "exact"),
+        ("core=verl model=qwen3_8b_base", "rollout.max_response_length", 8192),
+        ("launcher=slurm", "launcher.grace_seconds", 120),
+    ],
 )
-def test_keys_have_a_meaning_and_their_default(overrides: str, cppo: Command) -> None:
+def test_keys_have_a_meaning_and_their_default(
+    overrides: str, key: str, default: object, cppo: Command
+) -> None:
     rows = {row["key"]: row for row in cppo(f"list keys {overrides} --json").answer["keys"]}
-    assert {key: row["default"] for key, row in rows.items()} == values(overrides.split())
+    assert rows[key]["default"] == default and rows.keys() == values(overrides.split()).keys()
     assert [key for key, row in rows.items() if not row["meaning"]] == []
     meaning = "by how many rollout batches mu is older than the policy in training"
     assert rows["rollout.staleness"]["meaning"] == meaning

@@ -30,7 +30,7 @@ def test_zero_has_one_sign(key: str) -> None:
 
 @pytest.mark.parametrize("value", [math.inf, math.nan, 1.0])
 def test_a_dual_clip_has_a_value(value: float) -> None:
-    with pytest.raises(ValidationError):
+    with pytest.raises(ValidationError, match=r"dual_clip\n *Input should be"):
         RuleSpec(name="grpo", dual_clip=value)
     tokens = Tokens(*[torch.zeros(1, 2)] * 3, torch.ones(1, 2, dtype=torch.bool))
     with pytest.raises(ValueError, match="dual_clip"):

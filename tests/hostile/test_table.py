@@ -9,6 +9,7 @@ import pytest
 from cppo_lab.cli import main
 from cppo_lab.cli.command import Exit
 from cppo_lab.errors import ALSO
+from tests.fuzz.mangling import snapshot
 from tests.hostile import command_lines, folders, overrides, reference_files, sweep_files
 from tests.hostile.case import Case
 
@@ -29,18 +30,6 @@ LONGEST = 2100  # characters of a message; a file of a megabyte is not said in f
 def test_the_table_is_large_and_every_message_is_said() -> None:
     assert len(TABLE) >= LEAST
     assert all(len(case.says.strip()) > 10 for _, case in TABLE)
-
-
-def tree(folder: Path) -> dict[str, object]:
-    """Everything below a folder, with its content."""
-    found: dict[str, object] = {}
-    for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_symlink():
-            found[name] = str(path.readlink())
-        else:
-            found[name] = path.read_bytes() if path.is_file() else path.stat().st_mode
-    return found
 
 
 def prepare(case: Case, folder: Path, store: bytes) -> None:
@@ -87,10 +76,10 @@ def test_a_bad_input_costs_one_line_and_writes_nothing(
         monkeypatch.setenv(name, value)
     if kind == "reference":
         _ship(workspace / reference_files.PLACE, monkeypatch)
-    before = tree(workspace)
+    before = snapshot(workspace)
     code = run(case.arguments)
     output = capsys.readouterr()
-    assert tree(workspace) == before
+    assert snapshot(workspace) == before
     assert output.out == "" or "--json" in case.arguments  # the mistake as an object
     line, _, usage = output.err.partition("\n")
     assert line.startswith("cppo: error: ")

@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from cppo_lab import schema
 from cppo_lab.errors import Interrupted, describe, find_interruption, handle_signals
+from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs import recorder
 from cppo_lab.runs.attempt import prepare_process
 from cppo_lab.runs.folder import read_status
@@ -27,11 +29,7 @@ from tests.recorded import upload_ended
 
 @pytest.mark.parametrize(("given", "seen"), [(None, None), ("1", "1"), ("", "")])
 def test_a_run_sees_the_devices_it_was_given(
-    tiny_spec: RunSpec,
-    workspace: object,
-    monkeypatch: pytest.MonkeyPatch,
-    given: str | None,
-    seen: str | None,
+    workspace: object, monkeypatch: pytest.MonkeyPatch, given: str | None, seen: str | None
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
@@ -66,12 +64,21 @@ def test_a_signal_is_an_interruption_and_a_second_one_changes_nothing(number: in
         os.kill(os.getpid(), other)
 
 
+@pytest.fixture
+def training(tiny_spec: RunSpec, workspace: Path) -> TrainingJob:
+    """The job of a run in the working folder."""
+    return job(tiny_spec, workspace / "runs", tracking_uri())
+
+
+def how_it_ended(training: TrainingJob) -> tuple[str, str]:
+    """Status and reason of its run."""
+    status = read_status(training.attempts[0].folder)
+    return str(status["status"]), str(status["reason"])
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_while_a_checkpoint_is_written_is_an_interruption_too(
-    number: signal.Signals,
-    tiny_spec: RunSpec,
-    workspace: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals, training: TrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch.save, cut off, raises a RuntimeError of its own."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may be in the background of a script
@@ -94,15 +101,15 @@ def test_a_signal_while_a_checkpoint_is_written_is_an_interruption_too(
 
     monkeypatch.setattr(torch, "save", save_cut_off)
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Interrupted):
-        job(tiny_spec, workspace / "runs", tracking_uri()).run()
+        training.run()
     assert len(cut) == 1
-    status = read_status(workspace / "runs" / tiny_spec.run_id)
-    assert status["status"] == schema.PARTIAL
-    assert str(status["reason"]).startswith(f"interrupted: terminated by {number.name}")
+    status, reason = how_it_ended(training)
+    assert status == schema.PARTIAL
+    assert reason.startswith(f"interrupted: terminated by {number.name}")
 
 
 def test_a_signal_while_the_record_begins_is_recorded(
-    tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch
+    training: TrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told() -> Environment:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -110,21 +117,14 @@ def test_a_signal_while_the_record_begins_is_recorded(
 
     monkeypatch.setattr("cppo_lab.runs.attempt.environment", told)
     with pytest.raises(Interrupted):
-        job(tiny_spec, workspace / "runs", tracking_uri()).run()
-    status = read_status(workspace / "runs" / tiny_spec.run_id)
-    assert (status["status"], status["reason"]) == (
-        schema.PARTIAL,
-        "interrupted: terminated by SIGTERM before its first step",
-    )
+        training.run()
+    said = "interrupted: terminated by SIGTERM before its first step"
+    assert how_it_ended(training) == (schema.PARTIAL, said)
 
 
 @pytest.mark.parametrize(("error", "status"), [(None, schema.DONE), (ValueError("bad"), schema.FAILED)])
 def test_a_signal_while_the_end_is_recorded_does_not_change_it(
-    error: Exception | None,
-    status: str,
-    tiny_spec: RunSpec,
-    workspace: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    error: Exception | None, status: str, training: TrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told(*_: object) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -137,10 +137,10 @@ def test_a_signal_while_the_end_is_recorded_does_not_change_it(
     monkeypatch.setattr(recorder, "_keep_output", told)
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: train)
     with contextlib.nullcontext() if error is None else pytest.raises(ValueError, match="bad"):
-        job(tiny_spec, workspace / "runs", tracking_uri()).run()
-    assert read_status(workspace / "runs" / tiny_spec.run_id)["status"] == status
+        training.run()
+    assert how_it_ended(training)[0] == status
     with pytest.raises(Interrupted):  # the launcher's next run, which was told to end as well
-        job(tiny_spec, workspace / "runs", tracking_uri()).run()
+        training.run()
 
 
 def trained(spec: RunSpec, sink: Recorder, resources: object) -> Outcome:
@@ -151,7 +151,7 @@ def trained(spec: RunSpec, sink: Recorder, resources: object) -> Outcome:
 
 
 def test_a_signal_in_the_last_words_only_hurries_them(
-    tiny_spec: RunSpec, workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    training: TrainingJob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The run has ended and its store is away: a launcher's SIGTERM must not make an interruption of it."""
     tries: list[str] = []
@@ -166,21 +166,16 @@ def test_a_signal_in_the_last_words_only_hurries_them(
     monkeypatch.setattr(uploader, "upload_once", away)
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
     with pytest.raises(Interrupted):  # afterwards: it was held
-        job(tiny_spec, workspace / "runs", "http://127.0.0.1:9").run()
+        replace(training, uri="http://127.0.0.1:9").run()
     upload_ended()
     assert "`cppo sync` uploads it" in capsys.readouterr().err
-    assert read_status(workspace / "runs" / tiny_spec.run_id)["status"] == schema.DONE
+    assert how_it_ended(training)[0] == schema.DONE
 
 
 def test_an_interruption_is_found_behind_what_libraries_make_of_it() -> None:
-    told = Interrupted(signal.SIGUSR2)
-    try:
-        try:
-            raise told
-        except Interrupted:
-            raise RuntimeError("unexpected pos")  # noqa: B904 - as a library's `finally` does
-    except RuntimeError as error:
-        assert find_interruption(error) is told
+    told, torchs = Interrupted(signal.SIGUSR2), RuntimeError("unexpected pos")
+    torchs.__context__ = told  # as of an error in a library's `finally`
+    assert find_interruption(torchs) is told
     rays = RuntimeError("Ray's processes have ended")
     rays.__cause__ = SystemExit(int(signal.SIGTERM))
     found = find_interruption(rays)

@@ -196,15 +196,10 @@ def test_a_run_that_cannot_write_at_its_start_says_why(
 
 def test_an_interrupted_run_whose_job_is_given_up_says_why(recorder: Recorder, tiny_spec: RunSpec) -> None:
     recorder.interrupt("by it")
-    replace(job(tiny_spec, recorder.folder.parent, tracking_uri()), uploads=False).give_up(
-        "no requeue is left"
-    )
-    record = newest_record(recorder.folder)
-    assert (
-        record
-        and record.end
-        and record.end.reason == "interrupted: by it before its first step; no requeue is left"
-    )
+    training = replace(job(tiny_spec, recorder.folder.parent, tracking_uri()), uploads=False)
+    training.give_up("no requeue is left")
+    said = "interrupted: by it before its first step; no requeue is left"
+    assert newest_record(recorder.folder).end.reason == said
 
 
 def test_names_that_the_schema_lacks_are_programming_errors(recorder: Recorder) -> None:

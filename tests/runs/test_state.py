@@ -42,15 +42,16 @@ def text(state: RunState) -> str:
 
 
 def row(expected: str, status: str | None = None, **more: Any) -> tuple[RunFolder, Queued, str]:
-    """A run in `expected` state: `listed` and `slurm` are its place, `held`, `cancelled` and `end` are of its folder,
-    anything else is in its status."""
+    """A run in `expected` state: `listed` and `slurm` are its place, `held`, `cancelled` and `end`, which is empty in a
+    record without one, are of its folder, anything else is in its status."""
     queued = Queued([RUN] if more.pop("listed", False) else [], more.pop("slurm", SlurmView()).places())
     run = RunFolder(Path("/nowhere/runs") / RUN)
     run.held, run.cancelled = more.pop("held", False), more.pop("cancelled", False)
     run.record = None
-    if end := more.pop("end", ()):
-        ended = End("r", end[0], 20, 0, *end[1:])
-        run.record = SimpleNamespace(begin=SimpleNamespace(tags={}), rows={}, end=ended)  # type: ignore[assignment]
+    if (end := more.pop("end", None)) is not None:
+        ended = End("r", end[0], 20, 0, *end[1:]) if end else None
+        begin = SimpleNamespace(tags={schema.TAG_T_STOP: "40"})
+        run.record = SimpleNamespace(begin=begin, rows={20: None}, end=ended)  # type: ignore[assignment]
     run.status = {} if status is None else {"status": status, "step": 20, "t_stop": 40, "record": "r", **more}
     return run, queued, expected
 
@@ -61,6 +62,7 @@ TABLE = [
     row("missing", "", step=None),  # announced, never begun
     row("missing", "", step=None, end=("done",)),  # nothing is read then
     row("missing", "", step=None, seconds=9.0),
+    row("missing; held", "", step=None, reason="held"),
     row("failed; bad", "", step=None, seconds=9.0, end=("failed", "bad")),
     row("done; v", "done", code_version="v"),
     row("done", "done", held=True, listed=True, slurm=slurm("RUNNING")),
@@ -75,11 +77,14 @@ TABLE = [
     row("partial; step 20/40; interrupted: cancelled; cancelled", "running", cancelled=True),
     row("collapsed; score fell", "running", end=FELL),
     row("collapsed; score fell", end=FELL),  # its status is damaged
+    row(f"partial; step 20/40; {DIED}; died", end=()),
     row("running; step 20/40", "running", held=True),
     row("running; step 20/40; warm start", "running", held=True, activity="warm start", first_step=None),
+    row("running; step 20/40", "running", held=True, activity="warm start", first_step=3),
     row("running; starting", held=True, listed=True),
     row("running; step 20/40; starting", "partial", held=True),
     row("running; step 20/40", "running", slurm=slurm("RUNNING")),
+    row("running; step 20/40", "running", cancelled=True, slurm=slurm("RUNNING")),
     row("running; starting", slurm=slurm("CONFIGURING")),
     row("running; its job is ending", slurm=slurm("COMPLETING")),
     row("running; step 20/40; its job is ending; why", "partial", reason="why", slurm=slurm("COMPLETING")),
@@ -132,6 +137,7 @@ def test_the_queue_says_why_a_run_ended_that_could_not() -> None:
     before = {
         "died": RunState(schema.PARTIAL, DIED, "v", 2, 4, Cause.DIED),
         "missing": RunState(schema.MISSING),
+        "held": RunState(schema.MISSING, "too many runs failed alike"),
         "spoke": RunState(schema.PARTIAL, DIED, cause=Cause.SIGNAL),  # not its words decide
         "done": RunState(schema.DONE),
         "foreign": RunState(schema.MISSING),  # no job of ours

@@ -60,7 +60,8 @@ def test_tags_of_several_attempts() -> None:
     new = tags("8", "b", "3.12", "Figure 2, Table 1", "false", "n[1-2]")
     both = tags("7 8", "a b", "3.12", "Table 1, Figure 2, Figure 10", "true", "n[1-2]")
     assert merged(old, new) == merged(both, new) == both
-    assert merged({}, new)[schema.TAG_FIGURE] == "Table 1, Figure 2"
+    assert merged({}, new) == new | {schema.TAG_FIGURE: "Table 1, Figure 2"}
+    assert merged(old, {}) == {schema.TAG_DIRTY: "true"}
 
 
 def test_the_yaml_makes_the_run_again(tiny_spec: RunSpec) -> None:

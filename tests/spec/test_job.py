@@ -161,7 +161,6 @@ def test_published_runs_take_what_the_estimate_says() -> None:
         seconds = estimate_time(QWEN_8B, amounts, layout).rollout - prefill
         ratios.append(1000 * seconds / response / milliseconds)
     assert [round(ratio, 2) for ratio in ratios] == [0.92, 1.05, 0.76, 0.78, 0.72, 1.01, 1.12, 0.88]
-    assert all(1 / 1.4 < ratio < 1.4 for ratio in ratios)
 
 
 def test_a_device_of_another_speed() -> None:

@@ -42,11 +42,6 @@ from tests.conftest import user_error
 from tests.tracking.fake_server import ENDPOINTS, FakeServer, fake_server
 
 
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
-
-
 def test_a_half_made_store_of_other_programs_is_recognised(tmp_path: Path) -> None:
     """As `mlflow server`, or version 0.1.0 of this program, leave it when they are killed: it is used, or refused."""
     engine, number = db_utils.create_sqlalchemy_engine(f"sqlite:///{tmp_path}/whole.db"), count(1)
