@@ -30,8 +30,13 @@ def started_by(token: str) -> list[Process]:
 
 
 def end_all(token: str) -> list[str]:
-    """Kills them all at once; the names of their programs."""
-    names = sorted({process.command() for process in started_by(token)} - {""})
+    """Kills them all at once; the names of their programs, but for multiprocessing's trackers, which end with their
+    owner.
+    """
+    left = [
+        process for process in started_by(token) if "multiprocessing.resource_tracker" not in process.words()
+    ]
+    names = sorted({process.command() for process in left} - {""})
     end(lambda: started_by(token), patience=0)
     return names
 

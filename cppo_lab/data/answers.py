@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from cppo_lab.data.grader_child import NOT, SIGN, TEXT, WRONG, in_digits, pieces
+from cppo_lab.data.grader_child import NOT, SCALES, SIGN, TEXT, WRONG, in_digits, pieces
 
 WINDOW = 4_000  # characters at the end of a response in which an answer is looked for
 PROSE = 1_000  # characters of the end that are handed on when no answer is marked
@@ -46,34 +46,22 @@ _AFTER_BOX = re.compile(
 _REACH = 100  # characters beside a box
 _OPENINGS = {"$$": "$$", "\\[": "\\]", "```": "```"}  # displayed formulas and code, which may span lines
 _FENCES = (
-    *((mark, mark) for mark in ("$$", "$", "**", "`", "__", "_", '"')),
+    *((mark, mark) for mark in ("$$", "$", "**", "`", "__", "_", '"', "'")),
     *((r"\(", r"\)"), (r"\[", r"\]"), ("“", "”"), ("‘", "’"), ("「", "」")),
-    *(
-        (f"\\{box}{{", "}")
-        for box in (
-            "underline",
-            "text",
-            "textbf",
-            "mathbf",
-            "mathrm",
-            "bm",
-            "boldsymbol",
-            "large",
-            "Large",
-            "huge",
-        )
-    ),
     ("{", "}"),
 )
+_FONT = re.compile(
+    r"^\\(?:underline|text|textbf|mathbf|mathrm|bm|boldsymbol|pmb|hbox|ensuremath|small|[lL]arge|huge)(?=\{)"
+)
 _ALIGNED = re.compile(
-    r"\\(?:begin|end)\{(?:align|equation|gather|multline|split|eqnarray|math|displaymath)(?:ed)?\*?\}"
+    r"\\(?:begin|end)\{(?:(?:fl)?align|center|equation|gather|multline|split|eqnarray|math|displaymath)(?:ed)?\*?\}"
 )
 _ROW_END = re.compile(r"\\\\(\s*+(?==)|\s*+$)?")
 _SPACE = r"(?:\\[,;:! >]|\\q?quad(?![A-Za-z])|~|\s)"
 _LEADING = re.compile(rf"(?:{_SPACE}|[*#}}])++")
 _TAILS = (
     *("\\,", "\\;", "\\:", "\\!", "\\>", "\\\\", "\\quad", "\\qquad", "\\square", "\\blacksquare", "\\qed"),
-    *("~", "*", ".", ",", ";", "\\", "∎", "■", "□"),
+    *("~", "*", ".", ",", ";", "\\", "∎", "■", "□", "✓", "✔", "Q.E.D", "QED"),
 )
 _PERCENT = re.compile(
     r"(?i)(?<=[\d})\]$])\s*+(?:\\*+%|\\text\s*+\{\s*+(?:\\?%|per\s?cent)\s*+\}|per\s?cent\b|percentage\b|pct\b)"
@@ -84,7 +72,10 @@ _CONDITION = (
     rf"{_RELATION}[^()\[\]$]*+\$?)"
 )
 _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
-_DEGREES = re.compile(r"^((?:[^A-Za-z]|\\circ)*\d)\s*+\^\s*+(?:\\circ|\{\s*+\\circ\s*+\})[CF]?\s*+(\$?)$")
+_DEGREES = re.compile(
+    r"^((?:[^A-Za-z]|\\circ)*\d)(\$?)\s*+(?:(?:°|\^\s*+(?:\\circ|\{\s*+\\circ\s*+\}|\{?o\}?))\s*+(?:\\(?:text|math)(?:rm)?\s*+\{)?"
+    r"|(?:\\text\s*+\{)?\s*+deg(?:rees?)?)\s*+(?:C|F|[Cc]elsius|[Ff]ahrenheit|[Cc]entigrade)?\s*+\}?\s*+(\$?)$"
+)
 _MODULUS = re.compile(
     r"\$?(?:\b[A-Za-z] *\\equiv *|(?<![\w.^*/+]))(\d+)\$? *\(?(?:\\text\{ *)?\\?[pb]?mod(?![a-z]) *\}? *"
     r"(?:\{ *([1-9]\d*) *\}|\$?([1-9]\d*)\$?)\)?"
@@ -100,8 +91,8 @@ _SI = (
     r"\b\.?(?: *\$?\^\{?-?\d\}?)?"
 )
 _UNITS = re.compile(
-    rf"(?<=[\d}})$])\$?{_SPACE}*+(?:\\[dt]?frac *\{{{_SI}\}} *\{{{_SI}\}}|[(\[]?{_SI}"
-    rf"(?:(?:\s*+(?:/|\\cdot(?![A-Za-z])|\*)\s*+|{_SPACE}++){_SI})*+[)\]]?)$"
+    rf"(?<=[\d}})$])\$?{_SPACE}*+\$?(?:\\[dt]?frac *\{{{_SI}\}} *\{{{_SI}\}}|[(\[]?{_SI}"
+    rf"(?:(?:\s*+(?:/|\\cdot(?![A-Za-z])|\*)\s*+|{_SPACE}++){_SI})*+[)\]]?)\$?$"
 )
 _SMALL = re.compile("([⁻⁺]?+[⁰¹²³⁴⁵⁶⁷⁸⁹]++)|[₀₁₂₃₄₅₆₇₈₉₍₎]++")
 _INVISIBLE = re.compile(
@@ -115,7 +106,11 @@ _UNICODE = str.maketrans(
     | dict.fromkeys("−–‒‐‑﹣⁻", "-")
     | dict.fromkeys("⁄∕÷", "/")
     | {
-        "°": "^{\\circ}",
+        **dict.fromkeys("°º˚", "^{\\circ}"),
+        "℃": "^{\\circ}C",
+        "℉": "^{\\circ}F",
+        "‰": "\\cdot 10^{-3}",
+        "∛": "\\sqrt[3]",
         "≈": "\\approx ",
         "±": "\\pm ",
         "≠": "\\ne ",
@@ -281,7 +276,7 @@ def without_units(text: str) -> str:
 
 def without_degrees(text: str) -> str:
     """A number without the sign of degrees behind it."""
-    return _DEGREES.sub(r"\1\2", text)
+    return _DEGREES.sub(r"\1\2\3", text)
 
 
 def residue(text: str) -> str:
@@ -324,7 +319,14 @@ _START, _END = r"^(?:\$\$?|\\[(\[])?\s*+", r"\s*+(?:\$\$?|\\[)\]])?$"  # of a fo
 # What math-verify cannot read or reads wrongly, and what it reads instead, in this order
 _WITHIN = compiled(
     (
-        r"\\text\s*+\{\s*+\\\$\s*+\}|(?:\bUS)?(?<!\\)\\\$|\\(?:pounds|euro|textdollar)(?![A-Za-z])\s*+|[€£¥₩₹¢]",
+        r"\\(?:hspace\*?|[hv]?phantom) *+\{[^{}]*+\}|\\(?:(?:en|thin|med|thick)space|hfill?)(?![A-Za-z])",
+        r"\\ ",
+    ),
+    (r"\\(?:text|math(?:ord|punct|rm))\{,\}", "{,}"),
+    (r"\\(?:nice|s|x|c)frac(?![A-Za-z])", r"\\frac"),
+    (r"<\|\w+\|>|(?s:<(?!su[bp])(\w+)>([^<>]*+)</\1>)", r"\2"),
+    (
+        r"\\text\s*+\{\s*+\\\$\s*+\}|(?:\bUS)?(?<!\\)\\\$|\\(?:pounds|euro|textdollar)(?![A-Za-z])(?:\{\})?\s*+|[€£¥₩₹¢₽]",
         "",
     ),
     (r"(?s)^```[a-z]*+\s++(.*)```$", r"\1"),
@@ -350,14 +352,18 @@ _WITHIN = compiled(
     ),
     (  # "C(10,3)", "C_{10}^{3}", "10C3", "{}_{10}C_3"
         r"(?<![\\A-Za-z])C(?:\(|_\{?)\s*(\d*[nkmr]?[+-]?\d*)\}?\s*[,^]\s*\{?(\d+|[nkmr])[)}]?"
-        r"|(?<![\w.^{])(\d++|n)C(\d++|[kr])(?!\w)"
+        r"|(?<![\w.^{])(\d++|n)(?:C| choose )(\d++|[kr])(?!\w)"
         r"|(?<![\w)}])(?:\{\} *)?[_^] *\{?(\d+|n)\}? *C *_? *\{?(\d+|[kr])(?:\}|(?!\w))",
         r"\\binom{\1\3\5}{\2\4\6}",
     ),
     (_MODULUS, r"\1 \\pmod{\2\3}"),
+    (  # "42 million", "3万"
+        rf"(?i)(?<=\d)\$?[\s~]*+(\\text\s*\{{)?\s*({'|'.join(SCALES)})(?![A-Za-z])(?(1)(\s*\}})?)",
+        lambda match: f"\\cdot 10^{{{SCALES[match[2].lower()]}}} {'' if match[3] else match[1] or ''}",
+    ),
     (r"(?i)(?<=\d)\s*+x\s*+(?=10\s*+\^)", r"\\times "),  # "6.02 x 10^23"
     (
-        r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*+([0-9]{1,3})(?!\w)",
+        r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*([0-9]{1,3})(?!\w)",
         r"\1 \\times 10^{\2\3}",
     ),
     (r"\^\{\+", "^{"),
@@ -398,9 +404,11 @@ _OF_ALL = compiled(
         lambda match: match[0].replace(" ", ""),
     ),
     (  # a remark
-        rf"(?:(?<=[\d}})])|(?<=\$)(?=\s|~|\()){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)",
+        rf"(?:(?<=[\d}})])|(?<=\$)(?=\s|~|\()){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)"
+        rf"|(?<=[\d}})$]),?{_SPACE}++(?:where|for|when|with|if|at)\s++\$?[A-Za-z]\s*+{_RELATION}(?:[^()\[\],;$A-Za-z]|\\[a-z]++)*\$?$",
         "",
     ),
+    (r"^(\$?-?\d++ *)\\approx(?= *-?\d++\$?$)", r"\1 or "),  # two whole numbers
     (  # "2\sqrt{3} (approximately 3.46)", "2\sqrt{3}, about 3.46"
         rf"(?<=[\d}})$i]),?{_SPACE}*+(?:or|which\s+is)?\s*(?:about|approx[a-z]*|roughly)\s+[^\s,()]*\d\$?$"
         rf"|(?<=[\w}})$]){_SPACE}*+\(\$?(?:\\approx(?![A-Za-z])|~|(?:or\s+)?(?:about|approx[a-z]*|roughly)\b)[^()]*+\)"
@@ -480,12 +488,10 @@ def _trimmed(text: str) -> str:
     """Without space, emphasis and punctuation around it, in LaTeX's forms, too."""
     if match := _LEADING.match(text):
         text = text[match.end() :]
-    before = ""
-    while text != before:
-        before = text
-        text = text.rstrip()
-        tail = next((tail for tail in _TAILS if text.endswith(tail)), "")
-        text = text[: len(text) - len(tail)]
+    text = text.rstrip()
+    while text.endswith(_TAILS):
+        tail = next(tail for tail in _TAILS if text.endswith(tail))
+        text = text.removesuffix(tail).rstrip()
     return text[:-1] if text.endswith("}") and _depth(text) < 0 else text
 
 
@@ -562,10 +568,13 @@ def _bare(text: str) -> str:
     """The text without dollars, boxes, environments and emphasis around the whole of it."""
     for _ in range(6):
         text = _trimmed(text)
-        fence = next((pair for pair in _FENCES if text.startswith(pair[0]) and text.endswith(pair[1])), None)
-        if fence is None or len(text) <= len(fence[0]) + len(fence[1]):
+        plain = _FONT.sub("", text)
+        fence = next(
+            (pair for pair in _FENCES if plain.startswith(pair[0]) and plain.endswith(pair[1])), None
+        )
+        if fence is None or len(plain) <= len(fence[0]) + len(fence[1]):
             return text
-        inner = text[len(fence[0]) : -len(fence[1])]
+        inner = plain[len(fence[0]) : -len(fence[1])]
         if min((depth for _, depth in _braces(inner)), default=0) < 0:  # two boxes beside each other
             return text
         text = inner

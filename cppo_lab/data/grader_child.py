@@ -74,10 +74,9 @@ _NUMBERS = dict(
 )
 _PART = "half|halve|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
 _PARTS = dict(zip(_PART.split("|"), (2, *range(2, 5), *range(4, 11)), strict=True))
-_SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "万": 4, "亿": 8}
-_SCALED = re.compile(rf"(?i)(?<=\d)\s*(?:\\text\s*\{{\s*)?({'|'.join(_SCALES)})(?![A-Za-z])\s*\}}?")
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "bn": 9, "trillion": 12, "万": 4, "亿": 8}
 _SMALL = rf"(?:(?:{_TENS})(?:[-\s](?:{_DIGITS}))?|{_TEENS}|{_DIGITS}|zero)"
-_GROUP = rf"(?:(?:{_SMALL}|an?)\s+)?(?:{'|'.join(_SCALES)})"
+_GROUP = rf"(?:(?:{_SMALL}|an?)\s+)?(?:{'|'.join(SCALES)})"
 _COUNT = rf"{_GROUP}(?:\s+(?:and\s+)?{_GROUP})*(?:\s+(?:and\s+)?{_SMALL})?|{_SMALL}"
 # "forty-two", "one hundred and five", "three quarters", "7 eighths", "half", "two and a half"
 _NAME = re.compile(
@@ -88,7 +87,7 @@ _NOUN = re.compile(r"(?i)\s+(?!and\b|or\b)[a-z]")
 # What an answer says that it is not: "not 42", "42 is wrong", "5 (not 6)", "x \\neq 5", "> 5".
 _CHUNK = r"(?:[^\s,;().$]|[.,](?=\d))+"
 # Where a chunk begins, or a denial before it has ended: a long chunk is not tried again at each of its characters.
-_BEGIN = r"(?:(?<![^\s,;().$])(?<![.,](?=\d))|(?<=[a-z])(?=\W)|(?<=[错对是外不非未有除了于过可能会必等为]))"
+_BEGIN = r"(?:(?<![^\s,;().$])(?<![.,](?=\d))|(?<=[a-z])(?=[^\w\\'.\-])|(?<=[错对是外不非未有除了于过可能会必等为]))"
 _FENCED, _LETTER = r"\$[^$]+\$|\((?=[^()]*[\d\\])[^()]*\)", r"(?-i:[A-Zb-z])\b"
 _TERM = rf"(?:{_FENCED}|(?=\S*[\d\\]|{_LETTER}){_CHUNK})"
 _FIRST = rf"(?:{_FENCED}|(?={_BEGIN}\S*[\d\\]|{_LETTER}){_CHUNK})"
@@ -121,12 +120,12 @@ _PART_OF = re.compile(
     r"(?i)(?<![\\A-Za-z])(?:(?:half|twice|thrice|double|triple|mod(?:ulo)?|below|above|under|over|beyond|exceed(?:s|ing)?|divisible\s+by|"
     r"(?:root|square|cube|negative|opposite|reciprocal|inverse|factorial|log(?:arithm)?|multiple|divisor|factor|part|third|"
     r"quarter)\s+of)\s+(?:of\s+)?(?:the\s+)?(?:[-$({]*[\d\\√]|\$?[a-z]\b)|(?<=[\w)}\]$])\s(?:plus|minus)\s+\w)|"
-    r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled|dozen)\b|(?:[-+/^]|,?\s*\\[lc]?dots)\s*\$?$)"
+    r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled|dozen|(?:less|more|fewer|smaller|larger|greater)\s+than)\b|(?<=\d)'+\W*$|(?:[-+/^]|,?\s*\\[lc]?dots)\s*\$?$)"
 )
 _DECIMAL = re.compile(r"(?:[A-Za-z]\s*=)?\s*-?\d*\.\d+")
 # An ordered pair or an interval, and a set of numbers in an answer, which math-verify compares as if it were ordered
 _ORDERED = re.compile(r"(?:[^=]*=)?\s*\((?=[^;]*,)(?:[^()]|\([^()]*\))*\)\s*")
-_SET = re.compile(r"\\\{((?:(?!\\\}|[(=]).)++)\\\}")
+_SET = re.compile(r"\\\{(?:(?!\\\}|[(=,]).)++,(?:(?!\\\}|[(=]).)++\\\}|^\{[^{}(=]+,[^{}(=]+\}$")
 # Letters that may be symbols: math-verify takes those of "4t" and "2ab" for units, and leaves them out.
 _VARIABLES = re.compile(
     r"(?<![\\A-Za-z])(?<!:\d\d )(?!(?:min|sec|deg|day|men|mph)(?![A-Za-z]))[A-Za-z]{1,3}(?![A-Za-z])"
@@ -204,7 +203,7 @@ def load_grader() -> Callable[[str, bool, str], bool]:
             return False
         said = _asserted(answer, truth).strip("$ ")
         for ordered, other in ((truth, said), (said, truth)):
-            if _ORDERED.fullmatch(ordered) and any("," in content for content in _SET.findall(other)):
+            if _ORDERED.fullmatch(ordered) and _SET.search(other):
                 return False
         names = re.findall(r"\b([x-zX-Z])\s*=", said)  # "y=3, x=4" is not (3,4); other letters have no order
         if _ORDERED.fullmatch(truth) and names != sorted(names):
@@ -250,9 +249,7 @@ def alternatives(answer: str, truth: str) -> list[str]:
     it has to be right, so that offering several answers does not pay. Several, if the truth is a single one and words
     or signs that belong to no formula join them ("12 or x", "12 & 13", "12 -> 13").
     """
-    answer = _SCALED.sub(
-        lambda match: f"\\cdot 10^{{{_SCALES[match[1].lower()]}}}", TEXT.sub(r" \1 ", answer)
-    )
+    answer = TEXT.sub(r" \1 ", answer)
     if re.search("[0-9]", answer):
         answer = _NAME.sub(_named, answer)
     answer = _asserted(answer, truth)
@@ -298,7 +295,8 @@ def readings(answer: str, truth: str) -> list[list[str]]:
         if not single:
             readings.append([_delimited(", ".join(numbers))])
     listed = single and re.search(r",\s", " ".join(numbers))  # "12, 13 apples"
-    return readings + ([[f"Answer: {answer}"]] if len(numbers) == 1 and not listed else [])
+    alone = len(numbers) == 1 and "^" not in numbers[0] and not listed
+    return readings + ([[f"Answer: {answer}"]] if alone else [])
 
 
 def _asserted(answer: str, truth: str) -> str:
@@ -344,8 +342,8 @@ def _count(words: str) -> int:
     for word in re.findall("[a-z]+|[0-9]+", words.lower()):
         if word == "hundred":
             current = 100 * max(current, 1)
-        elif word in _SCALES:
-            total, current = total + max(current, 1) * 10 ** _SCALES[word], 0
+        elif word in SCALES:
+            total, current = total + max(current, 1) * 10 ** SCALES[word], 0
         else:
             current += int(word) if word.isdigit() else _NUMBERS.get(word, 0)
     return total + current

@@ -21,6 +21,7 @@ import time
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
@@ -84,51 +85,54 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
     answer = answer_of(response)
     if answer is None:
         return Grade(0.0, answer_rule, 0.0)
-    marked = float(answer.marked)
+    verdict = partial(Grade, answer_rule=answer_rule, marked=float(answer.marked))
     if len(answer.text) > MAX_ANSWER:
-        return Grade(0.0, answer_rule, marked, error=1.0)
+        return verdict(0.0, error=1.0)
     if "\n" in truth.strip():  # an answer ends with its line
         end, lines = _flat(response), _flat(truth)
         if end.endswith(lines) and not _CHANGES_LINES.search(end.removesuffix(lines)):
-            return Grade(1.0, answer_rule, marked)
+            return verdict(1.0)
     said = answer.text if answer.marked else stated(answer.text)
     original = rewritten(truth, _OF_TRUTH)
     text = answer.text if said is None else without_label(said, original)
+    number, true_number = whole_number(text), whole_number(original)
+    if number and true_number:
+        return verdict(float(number == true_number))
+    choice = without_label(original, text)
+    if len(choice) == 1 and choice.isupper():
+        original = choice
     text, original = _in_radians(text, original), _in_radians(original, text)
+    units = _of_truth(original)
+    size, true_size = units and _quantity(text), units and _quantity(original)
+    if size and true_size and size[1] == true_size[1]:
+        return verdict(float(size == true_size))
     if said is not None and _other_unit(text, original):
-        return Grade(0.0, answer_rule, marked)
+        return verdict(0.0)
     true = tidy(original)
-    units, number = _of_truth(original), without_units(text)
-    same_units = bool(units) and units == _of_answer(text) and number != text
-    # "cm^3" is not "cm^2"; "square cm" may be.
-    if same_units and "^" in text + true and _BESIDE.isdisjoint(re.findall("[a-z]+", f"{text} {true}")):
-        text, true = (TEXT.sub(r" \1 ", some).replace("~", " ") for some in (text, true))
-    elif units:
-        text, true = number if same_units else text, without_units(true)
-    elif not re.search(r"(?<![\\A-Za-z])[A-Za-z]", true):  # \sqrt has none
-        text = number
+    if units or not re.search(r"(?<![\\A-Za-z])[A-Za-z]", true):  # \sqrt has none
+        text, true = without_units(text), without_units(true)
     text, true = without_degrees(text), without_degrees(true)
     if ("\\pmod" in text) != ("\\pmod" in true) and not re.search(r"\\equiv|≡", truth):
         text, true = residue(text), residue(true)
     if true and canonical(text) in map(canonical, (true, truth)):
-        return Grade(1.0, answer_rule, marked)
+        return verdict(1.0)
     if (whole_number(text) and whole_number(true)) or _conflict(text, true):
-        return Grade(0.0, answer_rule, marked)
+        return verdict(0.0)
     pool = _pools.setdefault((limit_seconds, workers), GraderPool(limit_seconds, workers))
-    verdict = pool.grade(text, said is not None, true)
-    return Grade(
-        float(verdict.right),
-        answer_rule,
-        marked,
-        timeout=float(verdict.fault == "timeout"),
-        error=float(verdict.fault == "error"),
+    result = pool.grade(text, said is not None, true)
+    return verdict(
+        float(result.right), timeout=float(result.fault == "timeout"), error=float(result.fault == "error")
     )
 
 
 # Nouns behind a true number as text, which letters of a formula are not: "9 (apples)", "6:01 p.m.", "24 种"
 # And "10 m/s" without LaTeX, which has no symbols.
 _OF_TRUTH = compiled(
-    (r"^(-?[\d.,]++) *\(([A-Za-z ]++)\)$", r"\1\\text{ \2}"),
+    (
+        r"^(-?[\d.,]++) *(?:\(([A-Za-z ]++)\)|((?!alpha|delta|gamma|kappa|lambda|omega|sigma|theta|log|sin|cos|tan)"
+        r"[a-z]{5,}(?: [a-z]{2,})*))$",
+        r"\1\\text{ \2\3}",
+    ),
     (r"([ap])\.m\.$", r"\1m"),
     (r"^(-?[\d.,]++) *(?![十百千万亿])[\u4e00-\u9fff]$", r"\1"),
     (
@@ -143,19 +147,16 @@ _RUN = re.compile(
 )
 
 
-# The whole of "60°", "60^\\circ", "60 degrees"
-_ANGLE = re.compile(
-    r"\$?(-?\d+(?:\.\d+)?)\$?\s*(?:°|\^\s*(?:\\circ|\{\s*\\circ\s*\})|(?:\\text\s*\{\s*)?deg(?:rees?)?\s*\}?)\$?"
-)
+_RATIONAL = re.compile(r"-?\d+(?:/[1-9]\d*)?")
 _PI = re.compile(r"\\pi(?![A-Za-z])|π|(?<![\\A-Za-z])pi(?![A-Za-z])")
 
 
 def _in_radians(text: str, other: str) -> str:
     """An angle in degrees as that in radians beside a text with pi: 60° as \\pi/3."""
-    match = _ANGLE.fullmatch(text.strip())
-    if match is None or not _PI.search(other):
+    angle = without_degrees(text) != text and _PI.search(other) and _RATIONAL.fullmatch(canonical(text))
+    if not angle:
         return text
-    share = Fraction(match[1]) / 180
+    share = Fraction(angle[0]) / 180
     return f"\\frac{{{share.numerator}\\pi}}{{{share.denominator}}}\\text{{ rad}}"
 
 
@@ -427,7 +428,7 @@ _PREFIXES = {
     "G": "giga",
 }
 _WITH_PREFIX = {
-    "m": "meter metre", "g": "gram gramme gm", "L": "liter litre", "l": "", "s": "second sec", "J": "joule",
+    "m": "meter metre", "g": "gram gramme gm", "L": "liter litre", "s": "second sec", "J": "joule",
     "N": "newton", "W": "watt", "V": "volt", "Hz": "hertz", "Pa": "pascal", "mol": "mole",
 }  # fmt: skip
 _OTHERS = {
@@ -447,17 +448,42 @@ _UNIT_OF = {
         *(form for name in names.split() for form in (long + name, f"{long}{name}s")),
     )
 } | {f"{unit}s": unit for unit in _OTHERS}
-_LENGTHS = {f"{prefix}m" for prefix in _PREFIXES}
-_VOLUMES = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in "Ll"}
+_UNIT_OF |= {f"{prefix}l": f"{prefix}L" for prefix in _PREFIXES}
+# In the unit that it is a multiple of
+_SIZES = {
+    f"{prefix}{unit}{mark}": (Fraction(f"1e{exponent * power}"), f"{unit}{mark}")
+    for prefix, exponent in zip(_PREFIXES, (0, -9, -6, -3, -2, -1, 3, 6, 9), strict=True)
+    for unit in _WITH_PREFIX
+    for mark, power in (("", 1), ("²", 2), ("³", 3))
+}
+_SIZES |= {f"{prefix}L": (_SIZES[f"{prefix}L"][0] / 1000, "m³") for prefix in _PREFIXES}
+_SIZES |= {
+    unit: (Fraction(size), base)
+    for base, sizes in (
+        ("s", {"min": 60, "h": 3600, "day": 86400, "week": 604800}),
+        ("in.", {"in.": 1, "ft": 12, "yd": 36, "mi": 63360}),
+        ("oz", {"oz": 1, "lb": 16}),
+        ("month", {"month": 1, "year": 12}),
+    )
+    for unit, size in sizes.items()
+}
 _DERIVED = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("N", "J", "W", "V", "Hz", "Pa")}
 _RATES = {"mph": {"mi", "h"}, "kph": {"km", "h"}, "kmh": {"km", "h"}}
-_BESIDE = frozenset(["square", "sq", "cubic", "per", "a", "an", "hundred", "thousand", "million", "billion"])
-# "12 hours per day", "25 degrees Celsius"; "5 km/h" is another than "5 km"
-_BESIDE_UNITS = {"day", "week", "month", "year", "celsius", "fahrenheit"}
-_DEGREE = re.compile(r"(?:°|\^\s*(?:\\circ|\{\s*\\circ\s*\}))(?:\s*([CF])(?![A-Za-z]))?")
+_BESIDE = frozenset(["per", "a", "an", "hundred", "thousand", "million", "billion"])
+# "12 hours per day", "$5 a day"; "5 km/h" is another than "5 km"
+_A_DAY = re.compile(r"\b(?:per|an?)\s+(?:day|week|month|year)\b")
+_DEGREE = re.compile(
+    r"(?:°|\^\s*(?:\\circ|\{\s*\\circ\s*\}))(?:\s*(?:\\(?:text|math)(?:rm)?\s*\{\s*)?([CF])(?![A-Za-z])\}?)?"
+)
 _SCALES = {"C": "celsius", "F": "fahrenheit", None: ""}
 _COUNTED = re.compile(r"\W*[\w.,]*\d[^\w\\]+([A-Za-z]{2,}?)s?\W*")
-_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµ]+|\S")
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµ]+[²³]?|\S")
+# One spelling of powers of units ("square cm", "cm squared", "cm^{2}") and of inches ("5in")
+_SPELT = compiled(
+    (r"(?i)\b(?:square|sq\.?)\s+([a-z]+)|([a-z]+)\s+squared\b|(?<=[a-z])[\s}$]*\^[\s{]*-?2\b", r"\1\2²"),
+    (r"(?i)\b(?:cubic|cu\.?)\s+([a-z]+)|([a-z]+)\s+cubed\b|(?<=[a-z])[\s}$]*\^[\s{]*-?3\b", r"\1\2³"),
+    (r"(?<=\d)([\s~]*)in\.?(?=[\s.$}]*$|[²³])", " inch"),
+)
 
 
 def _other_unit(answer: str, truth: str) -> bool:
@@ -467,35 +493,34 @@ def _other_unit(answer: str, truth: str) -> bool:
     compared if it is a single word: "3 oranges" for "3 apples".
     """
     true = _of_truth(truth)
-    if not true:
-        matches = [_COUNTED.fullmatch(TEXT.sub(r" \1 ", text)) for text in (answer, truth)]
-        nouns = [match[1].lower() for match in matches if match]
-        # "12 cm" for "12 units"; "5 methods" for "5 ways", "5 people" for "5 students", and no "5 km"
-        if "unit" in nouns or ({"way", "people", "person"} & {*nouns} and not any(map(_units, nouns))):
-            return False
+    matches = [_COUNTED.fullmatch(TEXT.sub(r" \1 ", text)) for text in (answer, truth)]
+    nouns = [match[1].lower() for match in matches if match]
+    # "12 cm" for "12 units"; "5 methods" for "5 ways", "5 people" for "5 students", and no "5 km"
+    if "unit" in nouns or ({"way", "people", "person"} & {*nouns} and not any(map(_units, nouns))):
+        return False
+    if not true or (len(nouns) == 2 and not all(map(_units, nouns))):
         return len({str(_units(noun) or noun) for noun in nouns}) > 1
     # Before an equals sign a letter may be a variable ("4s = 20"), and a unit the same in another scale.
-    readings = (_of_answer(text) for text in (answer, answer.rpartition("=")[2]))
+    readings = [_of_answer(text) for text in (answer, answer.rpartition("=")[2], _A_DAY.sub("", answer))]
     if "min" in true:
-        readings = (given - {"m"} for given in readings)  # 2 h 5 m
-    cubed = re.search(r"\^\s*\{?\s*3|³|cubic", answer + truth) is not None
+        readings = [given - {"m"} for given in readings]  # 2 h 5 m
     return not any(
-        not given or true <= given <= true | _BESIDE_UNITS or _may_be_equal(given, true, cubed)
+        not given or true <= given <= true | {*_SCALES.values()} or _may_be_equal(given, true)
         for given in readings
     )
 
 
-def _may_be_equal(given: set[str], true: set[str], cubed: bool) -> bool:
-    """Whether units may be the same by another name: a litre and a cubed length, N m and J, 25° and 25°C."""
+def _may_be_equal(given: set[str], true: set[str]) -> bool:
+    """Whether units may be the same by another name: N m and J, 25° and 25°C."""
     if given == {"deg"} <= true:
         return True
-    if all(units & _VOLUMES for units in (given, true)) or (
-        cubed
-        and any(units <= _VOLUMES and others <= _LENGTHS for units, others in ((given, true), (true, given)))
-    ):
-        return True
     alone = [units for units in (given, true) if len(units) == 1]
-    return len(alone) < 2 and bool((given | true) & _DERIVED) and all(units <= _DERIVED for units in alone)
+    return (
+        len(alone) < 2
+        and not given & true
+        and bool((given | true) & _DERIVED)
+        and all(units <= _DERIVED for units in alone)
+    )
 
 
 def _of_truth(truth: str) -> set[str]:
@@ -505,11 +530,12 @@ def _of_truth(truth: str) -> set[str]:
         return set()
     units: set[str] = set()
     for token in _tokens(truth):
+        token = token.replace("\\$", "dollar")
         if token[0].isalpha() and token not in _BESIDE:
             if not (named := _units(token)):
                 return set()
             units |= named
-    return set() if units & {"$", "cent"} else units  # an answer's sign of a currency is dropped before
+    return units
 
 
 def _of_answer(answer: str) -> set[str]:
@@ -530,12 +556,32 @@ def _of_answer(answer: str) -> set[str]:
 
 def _tokens(text: str) -> list[str]:
     text = _DEGREE.sub(lambda match: f" deg {_SCALES[match[1]]} ", text)
-    return _TOKEN.findall(TEXT.sub(r" \1 ", text).replace("μ", "µ"))
+    return _TOKEN.findall(rewritten(TEXT.sub(r" \1 ", text).replace("μ", "µ"), _SPELT))
 
 
 def _units(word: str) -> set[str]:
-    unit = _UNIT_OF.get(word) or _UNIT_OF.get(word.lower())
-    return {unit} if unit else _RATES.get(word, set())
+    name = word.rstrip("²³")
+    unit = _UNIT_OF.get(name) or _UNIT_OF.get(name.lower())
+    return {f"{unit}{word[len(name) :]}"} if unit else _RATES.get(word, set())
+
+
+def _quantity(text: str) -> tuple[Fraction, str] | None:
+    """A number with its unit, or the sum of several ("2 h 30 min"), in a unit that all of a kind are measured in."""
+    total = Fraction()
+    sizes: list[Fraction] = []
+    bases: set[str] = set()
+    numbers = rewritten(TEXT.sub(r" \1 ", text).replace("μ", "µ").replace(" and ", " "), _SPELT)
+    *pairs, rest = re.split(r"([A-Za-zµ]+[²³]?)[,.\s]*", numbers)
+    for number, word in zip(pairs[::2], pairs[1::2], strict=True):
+        value = _RATIONAL.fullmatch(canonical(number))
+        unit = _SIZES.get("".join(_units(word)))
+        if value is None or unit is None:
+            return None
+        total += Fraction(value[0]) * unit[0]
+        sizes.append(unit[0])
+        bases.add(unit[1])
+    summed = sizes == sorted(set(sizes), reverse=True)  # "5 cm, 6 cm" are two
+    return (total, bases.pop()) if summed and len(bases) == 1 and not rest.strip("$ ") else None
 
 
 # DAPO's reward rule: the text after the last "Answer:", normalised, equals the normalised truth.

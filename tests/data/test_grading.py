@@ -631,6 +631,69 @@ NOT_NOTATIONS: Table = {
     "BD": ["B", "B, C", "A, B, D"],
 }
 # fmt: on
+# Amounts: the same one in other units or in parts, powers of units, temperatures, words of scale, money beside units.
+# fmt: off
+AMOUNTS: Table = {
+    "5\\text{ cm}": ["50 mm", "0.05 m", "5 units"],
+    "2\\text{ L}": ["2 l", "2000 mL", "2000 cm^3"],
+    "2 hours 30 minutes": ["2.5 hours", "150 minutes", "2 h 30 min", "2 hours and 30 minutes"],
+    "5 feet 3 inches": ["63 inches", "5 ft 3 in"],
+    "27 cubic inches": ["27", "27 in^3", "27 in³", "27 cu in"],
+    "12\\text{ square meters}": ["12 m^2", "12 meters squared", "12 sq m"],
+    "20 $cm^{2}$": ["20", "20 square centimeters"],
+    "25 degrees Celsius": ["25", "25°C", "25℃", "25^{\\circ}\\mathrm{C}", "25 degrees"],
+    "98.6 degrees Fahrenheit": ["98.6°F", "98.6"],
+    "60^\\circ": ["60^o", "60º"],
+    "100\\Omega": ["100\\Omega", "100"],
+    "5 people": ["5", "5 students"],
+    "1.5 million": ["1500000", "\\$1.5 \\text{ million}", "0.0015 bn"],
+    "42000000": ["42 million dollars", "$42$ million"],
+    "\\$5": ["5", "\\$5", "five dollars"],
+    "5 \\text{ dollars}": ["\\$5 a day", "5"],
+    "50‰": ["50‰"],
+}
+NOT_AMOUNTS: Table = {
+    "5\\text{ cm}": ["5 mm", "50 cm", "5in", "5 apples", "5ml"],
+    "11\\text{ cm}": ["5 cm, 6 cm"],
+    "2\\text{ L}": ["2 ml", "2 cl"],
+    "5\\text{ cm}^3": ["5 L"],
+    "2 hours 30 minutes": ["3 hours 20 minutes", "2 hours", "2.3 hours"],
+    "5 feet 3 inches": ["3 feet 5 inches"],
+    "27 cubic inches": ["27 in^2", "27 inches", "27 square inches"],
+    "12\\text{ square meters}": ["12 meters", "12 cubic meters"],
+    "25 degrees Celsius": ["25°F", "25℉", "26°C"],
+    "72^\\circ\\text{F}": ["72°C", "72 degrees Celsius"],
+    "60^\\circ": ["60'"],
+    "5 people": ["5 kg"],
+    "1.5 million": ["1.5", "\\$1.5", "1.5 bn"],
+    "42": ["42 million dollars", "42bn", "42 thousand people", "42 less than 50"],
+    "\\$5": ["5km", "5am", "5m", "5 kg", "5 cents", "5 hours", "5 days"],
+    "5 \\text{ dollars}": ["5km", "5pm", "5kg", "5 apples"],
+    "50\\%": ["50‰"],
+}
+# fmt: on
+# Layout around the answer, conditions without brackets, what approximates, the letter of a true choice.
+# fmt: off
+LAID_OUT: Table = {
+    "42": [
+        "\\hspace{1em}42\\hfill", "\\phantom{1}42", "\\pmb{42}", "\\ensuremath{42}", "\\small{42}", "<b>42</b>", "'42'",
+        "<|begin_of_box|>42<|end_of_box|>", "\\begin{center}42\\end{center}", "\\boxed{42} ✓", "42 Q.E.D.", "₽42",
+        "42, where n=5", "42, when $n=5$", "42 if n = 5", "42 at x=1",
+    ],
+    "3125": ["3\\text{,}125", "3\\mathpunct{,}125", "3\\hspace{1pt}125"],
+    "\\frac34": ["\\nicefrac{3}{4}", "\\sfrac{3}{4}"],
+    "\\sqrt[3]{2}": ["∛2"],
+    "1.5": ["1.5e0"],
+    "\\binom{10}{3}": ["10 choose 3"],
+    "C. {x \\mid-3<x<4}": ["C", "(C)", "C. {x \\mid-3<x<4}"],
+}
+NOT_LAID_OUT: Table = {
+    "42": ["\\phantom{42}", "<b>43</b>", "4<sup>2</sup>", "5, when x=42", "42 if n=5, 43 if n=6"],
+    "12": ["12≈13", "12 \\approx 13", "12 if x>0; 13 if x<0"],
+    "(2,3)": ["{2,3}"],
+    "C. {x \\mid-3<x<4}": ["D", "D. {x \\mid-3<x<4}"],
+}
+# fmt: on
 # fmt: off
 RESPONSES: Table = {
     "42": [
@@ -708,7 +771,12 @@ def rows(right: Table, wrong: Table, before: str = "") -> list[tuple[str, str, f
 # After work that is not looked at; the verdicts on ANSWERS are also math-verify's.
 LAST_LINES = (
     *((ANSWERS, NOT_ANSWERS), (CLEANED, NOT_CLEANED), (CAREFUL, NOT_CAREFUL), (BESIDE, NOT_BESIDE)),
-    *((SAID_TWICE, NOT_SAID_TWICE), (NOTATIONS, NOT_NOTATIONS)),
+    *(
+        (SAID_TWICE, NOT_SAID_TWICE),
+        (NOTATIONS, NOT_NOTATIONS),
+        (AMOUNTS, NOT_AMOUNTS),
+        (LAID_OUT, NOT_LAID_OUT),
+    ),
 )
 
 
