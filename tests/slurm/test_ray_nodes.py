@@ -69,8 +69,10 @@ class Submitted:
         return [note for note in notes if (note["what"], note["life"]) == (what, life)]
 
     def wait_for(self, what: str, life: int = 0) -> dict[str, Any]:
-        until(f"{self.name}: {what}", lambda: bool(self.notes(what, life)))
-        return self.notes(what, life)[0]
+        until(f"{self.name}: {what}", lambda: bool(self.notes(what, life)) or self.state() == "FAILED")
+        notes = self.notes(what, life)
+        assert notes, self.output()[-5000:]
+        return notes[0]
 
     def job(self) -> str:
         with Ledger(self.runs) as ledger:
