@@ -571,8 +571,8 @@ def _quantity(text: str) -> tuple[Fraction, str] | None:
     sizes: list[Fraction] = []
     bases: set[str] = set()
     numbers = rewritten(TEXT.sub(r" \1 ", text).replace("μ", "µ").replace(" and ", " "), _SPELT)
-    *pairs, rest = re.split(r"([A-Za-zµ]+[²³]?)[,.\s]*", numbers)
-    for number, word in zip(pairs[::2], pairs[1::2], strict=True):
+    *numbers_and_units, ending = re.split(r"([A-Za-zµ]+[²³]?)[,.\s]*", numbers)
+    for number, word in zip(numbers_and_units[::2], numbers_and_units[1::2], strict=True):
         value = _RATIONAL.fullmatch(canonical(number))
         unit = _SIZES.get("".join(_units(word)))
         if value is None or unit is None:
@@ -581,7 +581,7 @@ def _quantity(text: str) -> tuple[Fraction, str] | None:
         sizes.append(unit[0])
         bases.add(unit[1])
     summed = sizes == sorted(set(sizes), reverse=True)  # "5 cm, 6 cm" are two
-    return (total, bases.pop()) if summed and len(bases) == 1 and not rest.strip("$ ") else None
+    return (total, bases.pop()) if summed and len(bases) == 1 and not ending.strip("$ ") else None
 
 
 # DAPO's reward rule: the text after the last "Answer:", normalised, equals the normalised truth.

@@ -105,9 +105,9 @@ def _of_no_kind(kind: type[Spec], fault: Any, faults: list[Any], where: str) -> 
     """A value that may be of several kinds, and is of none: of each pydantic has a fault. Empty for any other fault."""
     path = [str(part) for part in fault["loc"][:-1]]
     tried = [
-        str(other["loc"][-1])
-        for other in faults
-        if other["loc"][:-1] == fault["loc"][:-1] and other["input"] == fault["input"]
+        str(alternative["loc"][-1])
+        for alternative in faults
+        if alternative["loc"][:-1] == fault["loc"][:-1] and alternative["input"] == fault["input"]
     ]
     words = [_KINDS.get(name) or re.sub(r"literal\[(.*)\]", r"\1", name) for name in tried]
     if len(words) == 1 or words == tried:

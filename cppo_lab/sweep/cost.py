@@ -329,24 +329,24 @@ class CostSum:
 
 def sum_costs(run_costs: Mapping[str, Cost | None], states: Mapping[str, RunState]) -> list[CostSum]:
     """One sum for each basis that occurs, with the total hours and those of runs that have not finished."""
-    known = {run_id: cost for run_id, cost in run_costs.items() if cost}
-    on_gpus = any(cost.gpu_hours is not None for cost in known.values())
+    costs = {run_id: cost for run_id, cost in run_costs.items() if cost}
+    on_gpus = any(cost.gpu_hours is not None for cost in costs.values())
     sums = []
     for basis in (ESTIMATE, PREFLIGHT, MEASURED):
-        of_basis = {run_id: cost for run_id, cost in known.items() if cost.basis == basis}
+        of_basis = {run_id: cost for run_id, cost in costs.items() if cost.basis == basis}
         if not of_basis:
             continue
         fitting = {run_id: cost for run_id, cost in of_basis.items() if cost.fits}
-        left = [cost for run_id, cost in fitting.items() if states[run_id].state not in schema.FINISHED]
+        unfinished = [cost for run_id, cost in fitting.items() if states[run_id].state not in schema.FINISHED]
         sums.append(
             CostSum(
                 basis=basis,
                 runs=len(fitting),
                 hours=sum(cost.hours for cost in fitting.values()),
                 gpu_hours=sum(cost.gpu_hours or 0.0 for cost in fitting.values()) if on_gpus else None,
-                runs_left=len(left),
-                hours_left=sum(cost.hours for cost in left),
-                gpu_hours_left=sum(cost.gpu_hours or 0.0 for cost in left) if on_gpus else None,
+                runs_left=len(unfinished),
+                hours_left=sum(cost.hours for cost in unfinished),
+                gpu_hours_left=sum(cost.gpu_hours or 0.0 for cost in unfinished) if on_gpus else None,
                 measured_runs=max((cost.measured_runs for cost in fitting.values()), default=0),
             )
         )

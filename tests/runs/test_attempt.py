@@ -173,9 +173,9 @@ def test_a_signal_in_the_last_words_only_hurries_them(
 
 
 def test_an_interruption_is_found_behind_what_libraries_make_of_it() -> None:
-    told, torchs = Interrupted(signal.SIGUSR2), RuntimeError("unexpected pos")
-    torchs.__context__ = told  # as of an error in a library's `finally`
-    assert find_interruption(torchs) is told
+    interruption, error = Interrupted(signal.SIGUSR2), RuntimeError("unexpected pos")
+    error.__context__ = interruption  # as of an error in a library's `finally`
+    assert find_interruption(error) is interruption
     rays = RuntimeError("Ray's processes have ended")
     rays.__cause__ = SystemExit(int(signal.SIGTERM))
     found = find_interruption(rays)

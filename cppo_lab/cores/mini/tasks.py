@@ -116,6 +116,11 @@ class Problems:
         """Each problem `n` times in a row, for the responses of its group."""
         return self._each(lambda column: column.repeat_interleave(n, 0))
 
+    def replace(self, index: Tensor, fresh: "Problems") -> "Problems":
+        """A copy with the problems at `index` [M] replaced by the M problems `fresh`."""
+        places = torch.arange(len(self)).index_copy(0, index, len(self) + torch.arange(len(fresh)))
+        return Problems.cat([self, fresh]).select(places)
+
     def to(self, device: torch.device) -> "Problems":
         """The same problems on `device`."""
         return self._each(lambda column: column.to(device))
@@ -345,9 +350,7 @@ def sample_training_problems(
     task: Task, count: int, generator: torch.Generator, held_out: set[tuple[int, ...]]
 ) -> Problems:
     """Draw `count` problems, none of which is in `held_out` in any spelling."""
-    problems, places = task.sample(count, generator), torch.arange(count)
+    problems = task.sample(count, generator)
     while clashes := [i for i, key in enumerate(problems.identities()) if key in held_out]:
-        fresh = count + torch.arange(len(clashes))
-        both = Problems.cat([problems, task.sample(len(clashes), generator)])
-        problems = both.select(places.index_copy(0, torch.tensor(clashes), fresh))
+        problems = problems.replace(torch.tensor(clashes), task.sample(len(clashes), generator))
     return problems
