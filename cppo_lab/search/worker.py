@@ -74,9 +74,8 @@ from cppo_lab.tracking.read import attempts_at, metric_history
 from cppo_lab.tracking.services import MIRROR_VARIABLE, NOTIFY_VARIABLE, mirror_name, webhook
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
-
     from cppo_lab.spec import ResourcesSpec, RunSpec
+    from cppo_lab.tracking.client import StoreClient
     from cppo_lab.tracking.history import StoredRun
 
 FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load
@@ -101,7 +100,7 @@ class Run:
     """A training run of a search. A finished attempt at it gets the `tags` that it lacks."""
 
     attempt: Attempt
-    client: "MlflowClient"
+    client: "StoreClient"
     uri: str
     tags: Mapping[str, str]
 
@@ -134,7 +133,7 @@ class Run:
         return schema.validation_metric(schema.MEAN, self.attempt.spec.validation.samples)
 
 
-def _stored(client: "MlflowClient", spec: "RunSpec") -> "list[StoredRun]":
+def _stored(client: "StoreClient", spec: "RunSpec") -> "list[StoredRun]":
     """The attempts at a run that the store has, newest first."""
     return attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
 

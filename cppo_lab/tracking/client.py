@@ -19,6 +19,8 @@ from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 from mlflow.exceptions import MlflowException
 from mlflow.store.artifact.artifact_repository_registry import get_registered_artifact_repositories
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
+from mlflow.utils.credentials import get_default_host_creds
+from mlflow.utils.rest_utils import http_request, verify_rest_response
 from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
@@ -88,8 +90,19 @@ class StoreClient(MlflowClient):
 
         return ask
 
+    def points(self, mlflow_id: str, metric: str) -> list[tuple[int, float, int]]:
+        """Step, value and time in milliseconds of each point of a metric, in the order of time."""
+        if not self.tracking_uri.startswith("http"):
+            points = self.get_metric_history(mlflow_id, metric)
+            return [(point.step, point.value, point.timestamp) for point in points]
+        # MLflow's client makes a message and an entity of each point, which takes two thirds of its time.
+        path, query = "/api/2.0/mlflow/metrics/get-history", {"run_id": mlflow_id, "metric_key": metric}
+        answer = http_request(get_default_host_creds(self.tracking_uri), path, "GET", params=query)
+        fields = verify_rest_response(answer, path).json().get("metrics", [])
+        return [(int(point["step"]), float(point["value"]), int(point["timestamp"])) for point in fields]
 
-def open_client(uri: str) -> MlflowClient:
+
+def open_client(uri: str) -> StoreClient:
     """A client of the store at `uri`. Creates the tables of a new SQLite store.
 
     Raises UserError if the store cannot be reached.

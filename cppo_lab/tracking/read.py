@@ -61,7 +61,7 @@ _PLAIN = re.compile(r"[\w.\-]+")
 _log = logging.getLogger(__name__)
 
 
-def open_store(uri: str) -> MlflowClient:
+def open_store(uri: str) -> StoreClient:
     """A client that reads the store at `uri`. Raises SQLAlchemyError if it is a database server that does not
     answer.
     """
@@ -71,7 +71,7 @@ def open_store(uri: str) -> MlflowClient:
 
 
 @contextmanager
-def reading(uri: str) -> Iterator[MlflowClient]:
+def reading(uri: str) -> Iterator[StoreClient]:
     """A client that reads the store at `uri`. Raises UserError if MLflow fails on the store meanwhile."""
     try:
         yield open_store(uri)
@@ -287,15 +287,14 @@ def stored_files(uri: str, core: str, run_id: str) -> StoredFiles | None:
     return None if run is None else StoredFiles(open_client(uri), run.mlflow_id, run.artifact_uri)
 
 
-def metric_history(client: MlflowClient, mlflow_id: str, metric: str) -> Column:
+def metric_history(client: StoreClient, mlflow_id: str, metric: str) -> Column:
     """The points of a metric, by step. If a step was logged twice, the last value counts."""
     with _no_collection():
-        points = client.get_metric_history(mlflow_id, metric)  # ordered by time
-    return last_of_each_step((point.step, point.value, point.timestamp) for point in points)
+        return last_of_each_step(client.points(mlflow_id, metric))
 
 
 def histories(
-    client: MlflowClient, runs: Sequence[StoredRun], wanted: Callable[[str], bool] | None = None
+    client: StoreClient, runs: Sequence[StoredRun], wanted: Callable[[str], bool] | None = None
 ) -> Iterator[tuple[str, History]]:
     """Each run's MLflow id and its metrics whose names are `wanted` (None: all), in the order of the runs.
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow import MlflowClient
 from mlflow.store.artifact.artifact_repo import ArtifactRepository
 
 from cppo_lab import schema
@@ -17,7 +16,7 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.client import StoreClient, open_client
 from cppo_lab.tracking.upload import ship
 from tests.servers.conftest import MlflowServer, server, sqlite_tables
 
@@ -55,7 +54,7 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         monkeypatch.setattr(kind, method, counted)
 
-    watch(MlflowClient, "get_metric_history")
+    watch(StoreClient, "points")
     watch(ArtifactRepository, "download_artifacts", "artifact")
     return asked
 

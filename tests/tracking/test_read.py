@@ -17,7 +17,7 @@ from cppo_lab.analysis.reader import read_outcomes
 from cppo_lab.analysis.search import read_search_file
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.tracking import read
-from cppo_lab.tracking.client import ensure_experiment, open_client
+from cppo_lab.tracking.client import StoreClient, ensure_experiment, open_client
 from cppo_lab.tracking.history import HISTORY, Row, columns_of, from_rows, pack
 from cppo_lab.tracking.page import noted_runs
 from cppo_lab.tracking.read import (
@@ -38,13 +38,13 @@ WHOLE = pack(from_rows(ROWS))
 
 
 @pytest.fixture
-def client(uri: str) -> MlflowClient:
-    return MlflowClient(uri)
+def client(uri: str) -> StoreClient:
+    return StoreClient(uri)
 
 
 @pytest.mark.parametrize("size", ["PAGE", "SERVER_PAGE"])
 def test_pages_have_every_run_once_also_one_that_starts_meanwhile(
-    client: MlflowClient, monkeypatch: pytest.MonkeyPatch, size: str
+    client: StoreClient, monkeypatch: pytest.MonkeyPatch, size: str
 ) -> None:
     """Pages of two runs; as a server's the store has an address with a scheme of its own."""
     monkeypatch.setattr(read, size, 2)
@@ -68,7 +68,7 @@ def test_pages_have_every_run_once_also_one_that_starts_meanwhile(
 
 
 @pytest.mark.parametrize("tag", ["main", "a b", "a/b:c"])
-def test_by_a_tag(client: MlflowClient, tag: str) -> None:
+def test_by_a_tag(client: StoreClient, tag: str) -> None:
     number, tag = client.create_experiment("e"), f"cppo.sweep.{tag}"
     client.create_run(number, tags={"other": tag, "cppo.sweep.100": ""})
     tagged = client.create_run(number, tags={tag: ""}).info.run_id
@@ -81,13 +81,13 @@ Writer = Callable[..., str]
 Points = list[tuple[str, int, str]]  # metric, step, value as text, so that NaN equals itself
 
 
-def log(client: MlflowClient, mlflow_id: str, *rows: Row) -> None:
+def log(client: StoreClient, mlflow_id: str, *rows: Row) -> None:
     points = [Metric(name, value, time, step) for step, time, row in rows for name, value in row.items()]
     client.log_batch(mlflow_id, metrics=points)
 
 
 @pytest.fixture
-def write(client: MlflowClient, tmp_path: Path) -> Writer:
+def write(client: StoreClient, tmp_path: Path) -> Writer:
     """Writes a run with ROWS in the store and `artifact` beside it."""
     number = client.create_experiment("cppo-mini", artifact_location=(tmp_path / "artifacts").as_uri())
 
@@ -103,15 +103,15 @@ def write(client: MlflowClient, tmp_path: Path) -> Writer:
 
 
 @pytest.fixture
-def asked(client: MlflowClient, monkeypatch: pytest.MonkeyPatch) -> Mock:
+def asked(client: StoreClient, monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Is called for the history of a metric."""
-    asked = Mock(side_effect=client.get_metric_history)
-    monkeypatch.setattr(client, "get_metric_history", asked)
+    asked = Mock(side_effect=client.points)
+    monkeypatch.setattr(client, "points", asked)
     return asked
 
 
 def read_all(
-    client: MlflowClient, *ids: str, wanted: Callable[[str], bool] | None = None
+    client: StoreClient, *ids: str, wanted: Callable[[str], bool] | None = None
 ) -> dict[str, Points]:
     """The points of each run, as the store has it now."""
     runs = [stored_run(client.get_run(mlflow_id)) for mlflow_id in ids]
@@ -154,7 +154,7 @@ def with_values(**values: float | None) -> bytes:
     ],
 )
 def test_a_history_is_one_file_or_what_the_store_says(
-    client: MlflowClient,
+    client: StoreClient,
     write: Writer,
     asked: Mock,
     artifact: bytes | None,
@@ -170,7 +170,7 @@ def test_a_history_is_one_file_or_what_the_store_says(
     assert {call.args[1] for call in asked.call_args_list} == from_store & {"train/reward"}
 
 
-def test_what_has_come_since_is_read(client: MlflowClient, write: Writer) -> None:
+def test_what_has_come_since_is_read(client: StoreClient, write: Writer) -> None:
     """Of a step that was logged twice the last counts; the same value at a later step is a point, too."""
     ids, rows = (write(), write(WHOLE)), list(ROWS)
     for step, value in ((4, 0.75), (4, 0.875), (5, 0.875)):
@@ -182,7 +182,7 @@ def test_what_has_come_since_is_read(client: MlflowClient, write: Writer) -> Non
 
 
 def test_broken_and_large_files_cost_time_alone_and_are_named_once(
-    client: MlflowClient, write: Writer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    client: StoreClient, write: Writer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ids = [write(b"PK and then nothing"), write(WHOLE[:-40])]
     with caplog.at_level(logging.WARNING):
@@ -195,7 +195,7 @@ def test_broken_and_large_files_cost_time_alone_and_are_named_once(
     assert read_all(client, large) == {large: expected()}
 
 
-def test_infinity_comes_back(client: MlflowClient, write: Writer) -> None:
+def test_infinity_comes_back(client: StoreClient, write: Writer) -> None:
     """MLflow's databases hold the largest number for it."""
     mlflow_id = write()
     assert client.get_run(mlflow_id).data.metrics["train/loss"] < -1e308
