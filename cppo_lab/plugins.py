@@ -280,10 +280,14 @@ class Check:
     remedy: str = ""
 
     @property
+    def text(self) -> str:
+        """What was checked, what is there, and the remedy."""
+        return f"{self.name}: {self.found}" + (f": {self.remedy}" if self.remedy else "")
+
+    @property
     def line(self) -> str:
         """The check as a line of text."""
-        remedy = f": {self.remedy}" if self.remedy else ""
-        return f"{self.status:<10}  {self.name}: {self.found}{remedy}"
+        return f"{self.status:<10}  {self.text}"
 
 
 @dataclass(frozen=True)

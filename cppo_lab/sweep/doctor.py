@@ -17,7 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 from packaging.specifiers import SpecifierSet
 
 from cppo_lab.core_records import BUILT_IN, checks_of, core_of
-from cppo_lab.errors import UserError, printable
+from cppo_lab.errors import UserError, printable, together
 from cppo_lab.files import runs_folder
 from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.plugins import (
@@ -110,16 +110,14 @@ def require_machine(kinds: Sequence[Composed], uri: str) -> None:
     """
     if not core_of(kinds[0].run.core).uses_layout or not launcher_of(kinds[0].launcher.name).one_machine:
         return  # a cluster's nodes are other machines than this
-    missing = []
+    where, missing = "runs of this sweep cannot start here (see `cppo doctor`): ", []
     for composed in kinds:
         checks = examine(composed, uri, runs_folder(), interfaces=False)
         if sqlite_file(uri) is None:  # a launch asks a server itself, and goes on with what it can without it
             checks = [check for check in checks if check.name != "MLflow store"]
-        missing += [check.line for check in checks if check.status == MISSING and check.line not in missing]
+        missing += [where + check.text for check in checks if check.status == MISSING]
     if missing:
-        raise UserError(
-            "runs of this sweep cannot start here (see `cppo doctor`):\n  " + "\n  ".join(missing)
-        )
+        raise together(missing, where)
 
 
 def check_packages(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:

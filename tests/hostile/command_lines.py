@@ -175,7 +175,7 @@ LINES = {
     "plan study +trust_region.deltaa=0.2": "no run of this sweep depends on 'trust_region.deltaa'",
     "plan quickstart +training.new=1,2": "only a key that is there can take several values",
     "plan main model=mini_small_base,mini_long model.name=x": "names two different runs: give each setting",
-    "launch quickstart core=verl model=qwen3_8b_base": "runs of this sweep cannot start here (see `cppo doctor`)",
+    "launch quickstart core=verl model=qwen3_8b_base": "runs of this sweep cannot start here (see `cppo doctor`): ",
     "plan study divergence=exact_kl": "the variants of sweep main set 'divergence' themselves",
     "plan calibration core=verl": "sweep calibration has no models for core=verl (valid: mini)",
     "plan main variant=grpo rule.ratio_cap=20": "no variant of this sweep has the key 'rule.ratio_cap'",
