@@ -33,14 +33,14 @@ def nested(rows: Sequence[Tensor]) -> Tensor:
     return torch.nested.as_nested_tensor(list(rows), layout=torch.jagged)
 
 
-def packed_output(values: Tensor, lengths: Sequence[int], prompts: Sequence[int]) -> Tensor:
+def packed_output(values: Tensor, lengths: Sequence[int], prompts: Sequence[Tensor]) -> Tensor:
     """What an engine returns for `values` [B, T]: row p of a sequence speaks of token p + 1.
 
     Elsewhere it holds numbers that must never count.
     """
     rows = []
     for row, (length, prompt) in enumerate(zip(lengths, prompts, strict=True)):
-        before, after = torch.full((prompt - 1,), -77.0), torch.full((1,), -99.0)
+        before, after = torch.full((len(prompt) - 1,), -77.0), torch.full((1,), -99.0)
         rows.append(torch.cat([before.to(values.dtype), values[row, :length], after.to(values.dtype)]))
     return torch.nested.nested_tensor_from_jagged(
         torch.cat(rows), torch.tensor([0, *(len(row) for row in rows)]).cumsum(0)
@@ -48,7 +48,7 @@ def packed_output(values: Tensor, lengths: Sequence[int], prompts: Sequence[int]
 
 
 def micro_batch(
-    columns: dict[str, Tensor], valid: Tensor, prompts: Sequence[int], **known: Any
+    columns: dict[str, Tensor], valid: Tensor, prompts: Sequence[Tensor], **known: Any
 ) -> tuple[Any, list[int]]:
     """A TensorDict of `columns` [B, T, ...], and the lengths; a row without a token pads, with one response token."""
     lengths = valid.sum(1).clamp_min(1).tolist()
@@ -57,10 +57,9 @@ def micro_batch(
         for name, column in columns.items()
     }
     batch["response_mask"] = nested([row[:length].long() for row, length in zip(valid, lengths, strict=True)])
-    batch["prompts"] = nested([torch.arange(n) for n in prompts])
-    batch["input_ids"] = nested(
-        [torch.cat(pair) for pair in zip(batch["prompts"].unbind(), batch["responses"].unbind(), strict=True)]
-    )
+    batch["prompts"] = nested(prompts)
+    pairs = zip(prompts, batch["responses"].unbind(), strict=True)
+    batch["input_ids"] = nested([torch.cat(pair) for pair in pairs])
     data = tu.get_tensordict(batch, {})
     tu.assign_non_tensor(data, **known)
     return data, lengths
@@ -112,7 +111,7 @@ def train(
     loss = 0.0
     for cut, metrics, kept in zip(cuts, trained.metrics, trained.kept, strict=True):
         for index in map(list, cut):
-            prompts = [2 + row % 3 for row in index]
+            prompts = [torch.arange(2 + row % 3) for row in index]
             data, lengths = micro_batch(
                 {name: column[index] for name, column in columns.items()}, batch.valid[index], prompts,
                 dp_size=len(cuts), batch_num_tokens=tokens, global_batch_size=len(logp),

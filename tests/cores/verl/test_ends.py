@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -21,7 +22,6 @@ from cppo_lab.cores.verl import checkpoints, core, export
 from cppo_lab.cores.verl.checkpoints import HandOver, score_name
 from cppo_lab.cores.verl.checks import check_placement
 from cppo_lab.errors import Interrupted
-from cppo_lab.runs.folder import AlreadyRunning
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep import launch
@@ -36,10 +36,12 @@ def composed() -> Composed:
     return compose(["core=verl", "model=tiny_qwen3", "training.t_stop=8"])
 
 
+def lent(composed: Composed, folder: Path) -> Resources:
+    return Resources(folder, folder, layout=composed.layout, paths=composed.paths)
+
+
 def train(composed: Composed, folder: Path, sink: ListSink) -> Outcome:
-    return core.train(
-        composed.run, sink, Resources(folder, folder, layout=composed.layout, paths=composed.paths)
-    )
+    return core.train(composed.run, sink, lent(composed, folder))
 
 
 def record(composed: Composed, folder: Path, scores: list[float], extra: int = 0) -> None:
@@ -55,17 +57,13 @@ def record(composed: Composed, folder: Path, scores: list[float], extra: int = 0
 
 
 @pytest.mark.parametrize(
-    "scores, status, step",
-    [([0.1, 0.2, 0.4, 0.3, 0.2], schema.DONE, 8), ([0.5, 0.6, 0.1, 0.1], schema.COLLAPSED, 6)],
+    "scores, status, step, best",
+    [([0.1, 0.2, 0.4, 0.3, 0.2], schema.DONE, 8, 4), ([0.5, 0.6, 0.1, 0.1], schema.COLLAPSED, 6, 2)],
 )
 def test_a_run_that_was_killed_at_its_very_end_is_not_trained_again(
-    composed: Composed,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    scores: list[float],
-    status: str,
-    step: int,
-) -> None:
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    scores: list[float], status: str, step: int, best: int,
+) -> None:  # fmt: skip
     monkeypatch.setattr(core, "own_ray", Mock(side_effect=AssertionError("verl was started")))
     record(composed, tmp_path, scores)
     (tmp_path / "diagnostics").mkdir()
@@ -76,26 +74,20 @@ def test_a_run_that_was_killed_at_its_very_end_is_not_trained_again(
     assert bool(outcome.reason) == (status == schema.COLLAPSED)
     assert [number for number, _ in sink.numbers()] == list(range(step + 1))
     assert sink.artifacts == {"diagnostics/positions.json": {"position": [1]}}
-    best = max(range(1, len(scores)), key=lambda i: scores[i])
-    assert checkpoints.best_step(tmp_path) == 2 * best  # it had been killed before it was kept
+    assert checkpoints.best_step(tmp_path) == best  # it had been killed before it was kept
     assert (tmp_path / CHECKPOINTS).exists()  # until the end is recorded, which is not the core's to do
 
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
-    composed: Composed,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     damaged: bool,
-) -> None:
+) -> None:  # fmt: skip
     """Launched twice: the first attempt trains nothing, like one that dies while it starts Ray."""
     record(composed, tmp_path, [0.1, 0.2, 0.4], extra=1)
-    resumed = 4
+    resumed, begun = 2 if damaged else 4, []
     if damaged:
         (checkpoints.checkpoint_folder(tmp_path, 4) / "sizes.json").write_text("")
-        resumed = 2
-    begun = []
     monkeypatch.setattr(core, "_train_on", lambda *given: begun.append(given[-1]) or Outcome(schema.DONE, 8))
     (tmp_path / checkpoints.REQUEST).touch()  # by an attempt that had to end before its step was saved
     for _ in range(2):
@@ -111,82 +103,74 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
     assert (said in capsys.readouterr().err) == damaged
 
 
-@pytest.mark.parametrize(
-    "error",
-    [AlreadyRunning("the lock is gone"), ValueError("metric 'x' is not in schema.METRICS"), OSError()],
-)
+class Refusing(ListSink):
+    """Takes no metric `x`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrived = threading.Event()
+
+    def log(self, step: int, metrics: Any) -> None:
+        if "x" in metrics:
+            raise ValueError("metric 'x' is not in schema.METRICS")
+        super().log(step, metrics)
+        self.arrived.set()
+
+
+def row_is_refused(folder: Path) -> None:
+    """The trainer has come to its end; a row that the recorder refuses interrupts it at once all the same."""
+    checkpoints.write_outcome(folder, Outcome(schema.DONE, 8))
+    checkpoints.append_row(folder, 3, {"x": 0.1})
+    threading.Event().wait(CEILING_SECONDS)
+    pytest.fail("the trainer went on")
+
+
 def test_rows_are_handed_over_as_they_are_written(
-    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that the recorder refuses ends the trainer at once, and fails the run."""
     monkeypatch.setattr(core, "FOLLOW_SECONDS", 0.01)
     checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})  # of an earlier attempt
-    arrived = threading.Event()
-
-    class Sink(ListSink):
-        def log(self, step: int, metrics: Any) -> None:
-            if "x" in metrics:
-                raise error
-            super().log(step, metrics)
-            arrived.set()
-
-    sink = Sink()
-    answers = HandOver(composed.run, Resources(tmp_path, tmp_path), sink)
-    with core._following(tmp_path, answers, sink) as failures:
+    sink = Refusing()
+    following = partial(
+        core._following, tmp_path, HandOver(composed.run, Resources(tmp_path, tmp_path), sink), sink
+    )
+    with following() as failures:
         checkpoints.append_row(tmp_path, 1, {"train/reward": 0.1})
-        assert arrived.wait(CEILING_SECONDS)
+        assert sink.arrived.wait(CEILING_SECONDS)
         checkpoints.append_row(tmp_path, 2, {"train/reward": 0.2})
     assert [number for number, _ in sink.numbers()] == [1, 2] and not failures
-    with core._following(tmp_path, answers, sink) as failures:
-        checkpoints.append_row(tmp_path, 3, {"x": 0.1})
-        threading.Event().wait(CEILING_SECONDS)
-        pytest.fail("the trainer went on")
-    assert failures == [error]
-    with pytest.raises(KeyboardInterrupt), core._following(tmp_path, answers, sink):
+    with following() as failures:
+        row_is_refused(tmp_path)
+    assert len(failures) == 1
+    with pytest.raises(KeyboardInterrupt), following():
         raise KeyboardInterrupt  # of somebody
 
 
-def test_a_refused_row_fails_the_run(
-    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even one whose trainer has gone on to its end."""
+@pytest.mark.parametrize(
+    "verl, error, said",
+    [
+        (Interrupted(signal.SIGUSR2), Interrupted, "terminated"),
+        (Interrupted(signal.SIGTERM), Interrupted, "terminated"),
+        (None, RuntimeError, "without reporting an outcome"),
+        (row_is_refused, ValueError, "not in schema"),
+    ],
+    ids=["warned", "ended", "silent", "refused"],
+)
+def test_a_warned_trainer_saves_its_step_and_a_refused_row_or_no_outcome_fails_the_run(
+    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    verl: Any, error: type[BaseException], said: str,
+) -> None:  # fmt: skip
     monkeypatch.setattr(core, "FOLLOW_SECONDS", 0.01)
-    for name in ("planned_files", "_configuration"):
-        monkeypatch.setattr(core, name, Mock())
+    monkeypatch.setattr(core, "planned_files", Mock())
     monkeypatch.setattr(core, "_ray_for", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(
-        core, "_record_row", Mock(side_effect=ValueError("metric 'x' is not in schema.METRICS"))
-    )
-    monkeypatch.setattr(checkpoints, "read_outcome", lambda _: Outcome(schema.DONE, 8))
-    checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})
-
-    def verl(_: object) -> None:
-        checkpoints.append_row(tmp_path, 1, {"x": 0.1})
-        threading.Event().wait(CEILING_SECONDS)
-
-    monkeypatch.setattr(core, "_run", verl)
-    resources = Resources(tmp_path, tmp_path, paths=composed.paths)
-    sink = ListSink()
-    with pytest.raises(ValueError, match="not in schema"):
-        core._train_on(composed.run, sink, HandOver(composed.run, resources, sink), resources, None)
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM, None])
-def test_a_warned_trainer_saves_its_step_and_one_without_an_outcome_fails(
-    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int | None
-) -> None:
-    for name in ("planned_files", "_configuration"):
-        monkeypatch.setattr(core, name, Mock())
-    monkeypatch.setattr(core, "_ray_for", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(core, "_run", Mock(side_effect=None if number is None else Interrupted(number)))
+    monkeypatch.setattr(core, "_configuration", lambda *_: tmp_path)
+    monkeypatch.setattr(core, "_run", Mock(side_effect=verl))
     monkeypatch.setattr(checkpoints, "await_step", saved := Mock())
     checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})
-    resources, sink = Resources(tmp_path, tmp_path, paths=composed.paths), ListSink()
-    with pytest.raises(
-        RuntimeError if number is None else Interrupted, match=r"without reporting|terminated"
-    ):
+    resources, sink = lent(composed, tmp_path), Refusing()
+    with pytest.raises(error, match=said):
         core._train_on(composed.run, sink, HandOver(composed.run, resources, sink), resources, None)
-    assert saved.called == (number == signal.SIGUSR2)
+    assert saved.called == (getattr(verl, "number", None) == signal.SIGUSR2)
 
 
 def test_the_environment_is_as_before_after_a_run(
@@ -220,15 +204,12 @@ def test_what_cannot_begin_is_said_before(
         ["core=verl", "model=tiny_qwen3", "data.operations=9", "rollout.max_response_length=28"]
     ).run
     with user_error("the model of run .* was made for .*: choose one with shorter prompts"):
-        core.evaluate(
-            composed.run, longer, Resources(tmp_path, tmp_path, layout=composed.layout, paths=composed.paths)
-        )
+        core.evaluate(composed.run, longer, lent(composed, tmp_path))
     two_nodes = compose(["core=verl", "model=qwen3_8b_base", "layout=two_nodes"])
-    given = Resources(tmp_path, tmp_path, layout=two_nodes.layout, paths=two_nodes.paths)
     with user_error(
-        "layout=two_nodes takes 2 nodes, and an evaluation has this machine: choose a layout with one"
+        "layout=two_nodes takes 2 nodes, and an evaluation has this machine: choose a layout with"
     ):
-        core.evaluate(two_nodes.run, two_nodes.run, given)
+        core.evaluate(two_nodes.run, two_nodes.run, lent(two_nodes, tmp_path))
     planned = SimpleNamespace(spec=two_nodes.run, layout=two_nodes.layout)
     with user_error("takes 2 nodes, and launcher=local has one machine: choose launcher=slurm"):
         launch._require_one_machine([planned], two_nodes.launcher)
@@ -246,12 +227,12 @@ def test_more_ranks_than_a_prompt_has_responses_evaluate_a_run(
     monkeypatch.setattr(export, "export", Mock())
     monkeypatch.setattr(core, "_configuration", made := Mock(side_effect=InterruptedError))
     with pytest.raises(InterruptedError):
-        core.evaluate(wide.run, wide.run, Resources(tmp_path, tmp_path, layout=wide.layout, paths=wide.paths))
-    evaluated = made.call_args.args[0]
-    check_placement(evaluated, wide.layout)
-    assert (
-        VerlRun.model_validate(evaluated.model_dump()).batch.prompts == 1
+        core.evaluate(wide.run, wide.run, lent(wide, tmp_path))
+    evaluated = VerlRun.model_validate(
+        made.call_args.args[0].model_dump()
     )  # as the trainer's process reads it
+    check_placement(evaluated, wide.layout)
+    assert evaluated.batch.prompts == 1
 
 
 def test_verl_is_not_loaded_before_it_is_needed() -> None:

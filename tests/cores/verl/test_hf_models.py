@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import multiprocessing
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from verl import DataProto
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
-from cppo_lab.cli import main
 from cppo_lab.core_records import Resources
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import make_task, validation_sets
@@ -46,7 +46,7 @@ from cppo_lab.sweep.doctor import check_data, check_model
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.preflight import kinds, make_stand_ins
-from tests.conftest import user_error
+from tests.conftest import Command, user_error
 from tests.waiting import CEILING_SECONDS
 
 TINY = ["core=verl", "model=tiny_qwen3", "model.warm_start.steps=30"]
@@ -54,10 +54,15 @@ FILES = ("config.json", "tokenizer_config.json", "tokenizer.json", "model.safete
 HUB = ["core=verl", "model=qwen3_1_7b_base"]
 
 
-def planned(shared: Path, *overrides: str) -> tuple[VerlRun, Files]:
-    composition = compose([*overrides] if overrides and overrides[0] == HUB[0] else [*TINY, *overrides])
+def planned(shared: Path, *overrides: str, of: Sequence[str] = TINY) -> tuple[VerlRun, Files]:
+    composition = compose([*of, *overrides])
     run = composition.run
     return run, planned_files(run, composition.paths, shared, shared / run.run_id)
+
+
+def with_data(files: Files) -> None:
+    for path in (files.train, *files.validation):
+        path.touch()
 
 
 @pytest.fixture(scope="module")
@@ -92,11 +97,9 @@ def test_every_symbol_is_one_token_and_verls_data_set_gives_our_prompts(
     expected = {name: problems.prompts.tolist() for name, problems in validation_sets(task).items()}
     prompts: dict[str, list[Any]] = {name: [] for name in expected}
     rows = RLHFDataset([str(files.validation[0])], fast, config)
-    for row in (rows[place] for place in range(len(rows))):
-        ids = fast.apply_chat_template(
-            row["raw_prompt"], add_generation_prompt=True, tokenize=True, return_dict=False
-        )
-        prompts[row["data_source"]].append(ids)  # as verl's agent loop makes them
+    for row in (rows[place] for place in range(len(rows))):  # as verl's agent loop makes prompts of them
+        ids = fast.apply_chat_template(row["raw_prompt"], add_generation_prompt=True, return_dict=False)
+        prompts[row["data_source"]].append(ids)
     assert prompts == expected
     assert len(RLHFDataset([str(files.train)], fast, config)) == spec.training.t_stop * spec.batch.prompts
 
@@ -111,10 +114,7 @@ def test_the_exported_model_computes_what_ours_does(made: tuple[VerlRun, Files, 
     tokens = torch.randint(0, tokenizer.vocabulary, (5, context), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         torch.testing.assert_close(theirs(tokens).logits, ours(tokens), atol=1e-5, rtol=0)
-    assert theirs.config.max_position_embeddings == context
-    assert theirs.config.eos_token_id == tokenizer.eos
-    saved, ids = AutoTokenizer.from_pretrained(files.model), list(range(tokenizer.pad))
-    assert saved.encode(tokenizer.decode(ids), add_special_tokens=False) == ids
+    assert (theirs.config.max_position_embeddings, theirs.config.eos_token_id) == (context, tokenizer.eos)
     # Weights are shared, the limit on the length is not: it would cut the longer run's responses.
     longer, other = planned(shared, "rollout.max_response_length=30")
     assert other.model != files.model
@@ -176,37 +176,34 @@ def test_a_model_that_the_hubs_cache_has_whole_is_taken_by_its_folder(
     repository = tmp_path / "models--Qwen--Qwen3-1.7B-Base"
     snapshot = repository / "snapshots" / "0123abcd"
     for path in (repository / "refs" / "main", *(snapshot / name for name in FILES)):
-        assert planned(tmp_path, *HUB)[1].model == "Qwen/Qwen3-1.7B-Base"
+        assert planned(tmp_path, of=HUB)[1].model == "Qwen/Qwen3-1.7B-Base"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("0123abcd")
     for more in ("seed=0", "model.revision=0123abcd"):  # verl could not ask for a revision
-        spec, files = planned(tmp_path, *HUB, f"paths.data={tmp_path}", more)
-        for path in (files.train, *files.validation):
-            path.touch()
+        spec, files = planned(tmp_path, f"paths.data={tmp_path}", more, of=HUB)
+        with_data(files)
         require_files(spec, files, tmp_path)
         assert files.model == str(snapshot)
 
 
 def test_what_a_published_model_needs_is_asked_for(tmp_path: Path) -> None:
-    here = (f"paths.data={tmp_path}", f"paths.models={tmp_path}")
-    spec, files = planned(tmp_path, *HUB, *here)
+    data, models = f"paths.data={tmp_path}", f"paths.models={tmp_path}"
+    spec, files = planned(tmp_path, data, models, of=HUB)
     with user_error(r"train\.parquet does not exist: run `cppo data prepare --out"):
         require_files(spec, files, tmp_path)
-    for path in (files.train, *files.validation):
-        path.touch()
+    with_data(files)
     with user_error(r"Qwen3-1\.7B-Base holds no model: download Qwen/Qwen3-1\.7B-Base"):
         require_files(spec, files, tmp_path)
-    pinned, from_hub = planned(tmp_path, *HUB, here[0], "model.revision=0123abcd")
     with user_error(r"model\.revision='0123abcd': verl takes a repository's main"):
-        require_files(pinned, from_hub, tmp_path)
+        require_files(*planned(tmp_path, data, "model.revision=0123abcd", of=HUB), tmp_path)
     Path(files.model).mkdir(parents=True)
     (Path(files.model) / "config.json").touch()
     require_files(spec, files, tmp_path)
     prepare("sample", tmp_path / "data")  # 8 problems
-    small = (f"paths.data={tmp_path / 'data'}", here[1], "batch.prompts=16", "batch.minibatch_prompts=8")
+    small = (f"{data}/data", models, "batch.minibatch_prompts=8")
     with user_error(r"has 8 problems, fewer than batch\.prompts=16"):
-        require_files(*planned(tmp_path, *HUB, *small), tmp_path)
-    require_files(*planned(tmp_path, *HUB, *small, "batch.prompts=8"), tmp_path)
+        require_files(*planned(tmp_path, *small, "batch.prompts=16", of=HUB), tmp_path)
+    require_files(*planned(tmp_path, *small, "batch.prompts=8", of=HUB), tmp_path)
 
 
 def test_a_run_on_files_of_ones_own_prepares_them_and_makes_a_model_of_bytes(
@@ -218,15 +215,11 @@ def test_a_run_on_files_of_ones_own_prepares_them_and_makes_a_model_of_bytes(
     Path("mine.jsonl").write_text(
         "".join(f'{{"problem": "{n} + 1", "answer": {n + 1}}}\n' for n in range(64))
     )
-    own = [
-        "data=files",
-        "data.reward=bytes_reward:score",
-        "data.train=mine.jsonl",
+    composed = compose([
+        "core=verl", "model=tiny_qwen3", "data=files", "data.reward=bytes_reward:score", "data.train=mine.jsonl",
         "data.validation.held=mine.jsonl",
-    ]
-    composed = compose(["core=verl", "model=tiny_qwen3", *own])
+    ])  # fmt: skip
     spec, paths = composed.run, composed.paths
-    assert isinstance(spec, VerlRun)
     files = planned_files(spec, paths, tmp_path, tmp_path / "run")
     require_files(spec, files, tmp_path)
     assert [path.name for path in (files.train, *files.validation)] == ["train.parquet", "held.parquet"]
@@ -297,46 +290,41 @@ def test_transformers_loads_every_weight(tmp_path: Path, sizes: Sizes) -> None:
 
 def test_they_are_what_a_run_asks_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`cppo doctor` finds model and data whole; a second call makes nothing."""
-    composed = compose(
-        ["core=verl", "model=qwen3_1_7b_base", *(f"model.{name}={value}" for name, value in SMALL.items())]
-    )
+    run = compose([*HUB, *(f"model.{name}={value}" for name, value in SMALL.items())]).run
     monkeypatch.setitem(SIZES, "Qwen/Qwen3-1.7B-Base", Sizes(2, 48, tied=True))
     said: list[str] = []
     for _ in range(2):
-        paths = make_stand_ins([composed.run], tmp_path, said.append)
-    assert len(said) == 1
-    assert said[0].startswith("random weights for Qwen/Qwen3-1.7B-Base: 3.44 GB in ")
+        paths = make_stand_ins([run], tmp_path, said.append)
+    assert [line.partition(" in ")[0] for line in said] == [
+        "random weights for Qwen/Qwen3-1.7B-Base: 3.44 GB"
+    ]
     assert paths == PathsSpec(data=str(tmp_path / "data"), models=str(tmp_path / "models"))
-    assert check_model(composed.run, paths).status == OK
-    assert check_data(composed.run, paths).status == OK
+    assert check_model(run, paths).status == check_data(run, paths).status == OK
     rows = read_table(tmp_path / "data" / "train.parquet").to_pylist()
-    assert len(rows) == 2 * composed.run.batch.prompts
     assert all(is_wrapped(row["prompt"][0]["content"]) for row in rows)
     answers = [row["reward_model"]["ground_truth"] for row in rows]
-    assert answers == [str(2 * n + 1) for n in range(len(rows))]
+    assert answers == [str(2 * n + 1) for n in range(2 * run.batch.prompts)]
 
 
-def test_models_without_stand_ins_are_refused(tmp_path: Path) -> None:
-    unknown = ["model=qwen3_8b_base", "model.repository=acme/Other"]
-    for overrides, message in [
-        (["model=tiny_qwen3"], "model=tiny_qwen3 is made by the product itself: drop --random-weights"),
-        (unknown, "repository with known sizes"),
-    ]:
-        with user_error(message):
-            make_stand_ins([compose(["core=verl", *overrides]).run], tmp_path, print)
-    assert not (tmp_path / "models").exists()
+@pytest.mark.parametrize(
+    "model, message",
+    [
+        ("tiny_qwen3", "model=tiny_qwen3 is made by the product itself: drop --random-weights"),
+        ("qwen3_8b_base model.repository=acme/Other", "repository with known sizes"),
+    ],
+)
+def test_models_without_stand_ins_are_refused(tmp_path: Path, model: str, message: str) -> None:
+    with user_error(message):
+        make_stand_ins([compose(["core=verl", *f"model={model}".split()]).run], tmp_path, print)
+    assert not list(tmp_path.iterdir())
 
 
-def test_results_are_kept_apart_from_those_of_real_weights(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_results_are_kept_apart_from_those_of_real_weights(cppo: Command, tmp_path: Path) -> None:
     """And the report says so."""
     plan = make_plan(load_sweep("main"), ["core=verl", "variant=cppo"])
     real, random = kinds(plan, tmp_path), kinds(plan, tmp_path, random_weights=True)
     assert [kind.runs for kind in random] == [kind.runs for kind in real]
     assert not {kind.folder for kind in random} & {kind.folder for kind in real}
-    monkeypatch.chdir(tmp_path)
-    command = ["preflight", "main", "core=verl", "model=qwen3_8b_base", "variant=cppo", "--show"]
-    for more, said in ((["--random-weights"], True), ([], False)):
-        assert main([*command, *more]) == 1
-        assert ("random weights of these shapes" in capsys.readouterr().out) == said
+    command = "preflight main core=verl model=qwen3_8b_base variant=cppo --show"
+    assert "random weights of these shapes" in cppo(f"{command} --random-weights", code=1).out
+    assert "random weights of these shapes" not in cppo(command, code=1).out

@@ -1,4 +1,4 @@
-"""The loss in verl's protocol: its config, what it refuses, what it shows, and the losses that are verl's own."""
+"""The loss in verl's protocol: what is not finite, the losses that are verl's own, and the metrics `mismatch/*`."""
 
 from typing import Any
 
@@ -9,17 +9,11 @@ from verl.utils.py_functional import rename_dict
 from verl.workers.utils.losses import ppo_loss
 
 from cppo_lab import schema
-from cppo_lab.cores.rule_loss import ObservedTokens, mismatch_metrics
-from cppo_lab.cores.verl.loss import (
-    TrustRegionLossConfig,
-    rule_metrics,
-    summarise_mismatch,
-    trust_region_loss,
-)
+from cppo_lab.cores.rule_loss import mismatch_metrics
+from cppo_lab.cores.verl.loss import rule_metrics, summarise_mismatch, trust_region_loss
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths import divergence
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums
-from tests.conftest import user_error
 from tests.cores.verl.recorded import (
     Trained,
     actor,
@@ -35,20 +29,6 @@ CPPO = CONSTANTS["cppo"]
 TOPK = {"estimator": "topk", "k": 20, "convention": "union"}
 
 
-@pytest.mark.parametrize(
-    "keys, message",
-    [
-        ({"loss_mode": "gpso"}, "unknown policy_loss.loss_mode 'gpso': did you mean 'gspo'"),
-        ({"rule": "dppo", "constants": {"delta": 0.1, "w_min": 0.5}}, "unknown constant of rule 'dppo' 'w_min'"),
-        ({"rule": "gspo", "constants": CONSTANTS["gspo"], "centering": True}, "the weight it would give to a token"),
-        ({"rule": "trm_max", "constants": {"delta_max": 0.1}}, "its thresholds are on KL"),
-    ],
-)  # fmt: skip
-def test_what_does_not_fit_is_refused(keys: dict[str, Any], message: str) -> None:
-    with user_error(message):
-        TrustRegionLossConfig(**keys)
-
-
 def responses() -> TokenBatch:
     batch = random_batch(5, rows=4, width=6)
     return batch._replace(valid=torch.arange(6) < torch.tensor([6, 2, 4, 0])[:, None])
@@ -57,19 +37,6 @@ def responses() -> TokenBatch:
 def call(config: Any, batch: TokenBatch, **options: Any) -> Trained:
     """The loss of one micro-batch that is the whole minibatch."""
     return train(config, batch, [[range(len(batch.logp))]], **options)
-
-
-def test_the_watch_sees_the_tokens_of_the_rule() -> None:
-    seen: list[ObservedTokens] = []
-    batch = responses()
-    call(actor("dppo", {"delta": 0.1}, **TOPK), batch, watch=seen.append)
-    [watched] = seen
-    for name in ("logp", "rollout_logp", "divergence", "advantages"):
-        value = getattr(watched, name)
-        assert not value.requires_grad
-        torch.testing.assert_close(value[batch.valid], getattr(batch, name)[batch.valid])
-    assert torch.equal(watched.valid, batch.valid)
-    assert watched.tokens[1].tolist() == [100, 101, 0, 0, 0, 0]
 
 
 def test_what_is_not_finite_ends_the_run_but_for_padding() -> None:
@@ -106,13 +73,14 @@ def test_value_and_gradient_are_verls(loss_mode: str, mode: str) -> None:
         given = {"old_log_probs": batch.rollout_logp, "advantages": batch.advantages}
         given["responses"] = torch.arange(6).expand(4, 6)
         # The row that pads counts for verl, and not for us.
+        prompts = [torch.arange(2)] * 4
         data, lengths = micro_batch(
-            given, batch.valid, [2] * 4, dp_size=1, batch_num_tokens=12, global_batch_size=4 if ours else 3
+            given, batch.valid, prompts, dp_size=1, batch_num_tokens=12, global_batch_size=4 if ours else 3
         )
-        output = {"log_probs": packed_output(logp, lengths, [2] * 4)}
+        output = {"log_probs": packed_output(logp, lengths, prompts)}
         if ours:
             data["old_log_probs"] = batch.rollout_logp
-            output["divergence"] = packed_output(batch.divergence, lengths, [2] * 4)
+            output["divergence"] = packed_output(batch.divergence, lengths, prompts)
             data["minibatch_responses"] = torch.tensor([[3.0], [3.0], [3.0], [0.0]])
         loss, reported = (trust_region_loss if ours else ppo_loss)(config, output, data)
         loss.backward()
@@ -135,20 +103,17 @@ def test_value_and_gradient_are_verls(loss_mode: str, mode: str) -> None:
 # -- The metrics between sampler and trainer, through verl's reductions ------------------------------------------------
 
 
-def step(batch: TokenBatch, minibatches: Any, **keys: Any) -> dict[str, list[float]]:
-    """The metrics of a step whose minibatches are cut into [minibatch][rank][micro-batch] -> rows."""
+def step(batch: TokenBatch, minibatches: Any, **keys: Any) -> dict[str, float]:
+    """The row of a step whose minibatches are cut into [minibatch][rank][micro-batch] -> rows."""
     config = actor(**({"rule": "dppo", "constants": {"delta": 0.1}} | keys))
     reported = by_minibatch([train(config, batch, cuts, measured=False).metrics for cuts in minibatches])
     summarise_mismatch(reported)
-    return reported
+    return rule_metrics(reduce_metrics(rename_dict(reported, "actor/")))
 
 
-OF_MISMATCH = ("mismatch/", "rule/divergence_before_update")
-
-
-def mismatches(reported: dict[str, list[float]]) -> dict[str, float]:
-    own = {name: values for name, values in reported.items() if name.startswith(OF_MISMATCH)}
-    return {name: value for name, [value] in own.items()}
+def mismatches(row: dict[str, float]) -> dict[str, float]:
+    of_mismatch = (schema.MISMATCH, schema.DIVERGENCE_BEFORE, schema.DIVERGENCE_BEFORE_P90)
+    return {name: value for name, value in row.items() if name.startswith(of_mismatch)}
 
 
 def whole(batch: TokenBatch, rows: int = 12, **options: Any) -> dict[str, float]:
@@ -182,19 +147,14 @@ SEVERAL = [[[FOUR[0]], [FOUR[1]]], [[TWO[4]], [TWO[5]]]]
 def test_mismatch_however_it_is_cut(minibatches: Any, first: int) -> None:
     """Minibatches weigh by their tokens; the first is the state before, if it is not of padding alone."""
     batch = wide()
-    reported = step(batch, minibatches)
+    row = step(batch, minibatches)
+    assert all(schema.is_known_metric(name) for name in row)  # no sum is left
     expected = whole(batch) | whole(batch, first, before_update=True)
-    assert mismatches(reported) == pytest.approx(expected, rel=1e-6)
-    assert not any("/gap/" in name for name in reported)  # no sum is left
-    row = rule_metrics(reduce_metrics(rename_dict(dict(reported), "actor/")))
-    own = {name: value for name, value in row.items() if name.startswith(OF_MISMATCH)}
-    assert own == mismatches(reported)
-    assert all(schema.is_known_metric(name) for name in row)
+    assert mismatches(row) == pytest.approx(expected, rel=1e-6)
 
 
 def test_mismatch_of_verls_own_losses_and_switched_off() -> None:
     batch = wide()
-    reported = mismatches(step(batch, [[TWO]], loss_mode="vanilla"))
-    assert {name: reported[name] for name in whole(batch)} == pytest.approx(whole(batch), rel=1e-6)
-    off = step(batch, [[TWO]], mismatch=False)
-    assert not any("/gap/" in name or name.startswith(OF_MISMATCH) for name in off)
+    expected = whole(batch) | whole(batch, before_update=True)
+    assert mismatches(step(batch, [[TWO]], loss_mode="vanilla")) == pytest.approx(expected, rel=1e-6)
+    assert mismatches(step(batch, [[TWO]], mismatch=False)) == {}
