@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib.util import find_spec
@@ -85,15 +85,66 @@ print("let in", ray.cluster_resources()["CPU"])
 """
 
 
-def ran(
+def with_experts(config: Any, experts: int) -> Any:
+    """A model with the sizes of a Qwen3, and a mixture of experts in each layer."""
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    drop = ("model_type", "architectures", "layer_types", "transformers_version")
+    sizes = {key: value for key, value in config.to_dict().items() if key not in drop}
+    shape = {"num_experts": experts, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+    return Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes | shape))
+
+
+RANKS = (1, 2)
+
+
+def on_ranks(work: Callable[..., None], folder: Path, *arguments: str) -> None:
+    """`work(rank, ranks, folder, *arguments)` with verl's engine, for each of RANKS in a group of so many processes."""
+    import torch.multiprocessing as mp
+
+    mp.spawn(_groups, (work, folder, arguments))
+
+
+def _groups(_: int, *given: Any) -> None:
+    """A process that loads verl once, and forks the others: neither torch nor gloo has begun."""
+    import torch.multiprocessing as mp
+
+    from tests.cores.verl import cpu_engine
+
+    cpu_engine.load()
+    for ranks in RANKS:
+        mp.start_processes(_rank, (ranks, *given), nprocs=ranks, start_method="fork")
+
+
+def _rank(rank: int, ranks: int, work: Callable[..., None], folder: Path, arguments: tuple[str, ...]) -> None:
+    import torch
+
+    from tests.cores.verl import cpu_engine
+
+    cpu_engine.join(rank, ranks, folder / f"store{ranks}")
+    torch.set_num_threads(1)
+    work(rank, ranks, folder, *arguments)
+    torch.distributed.destroy_process_group()
+
+
+LOG = "log"
+
+
+def started(
     folder: Path, module: str, *arguments: str, python: str = sys.executable, **environment: str
-) -> "subprocess.CompletedProcess[str]":
-    """A module of this folder as a process of its own, in `folder`, which is its first argument."""
-    return subprocess.run(
-        [python, "-m", f"tests.cores.verl.{module}", str(folder), *arguments],
-        cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environment},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=CEILING_SECONDS,
-    )  # fmt: skip
+) -> "subprocess.Popen[bytes]":
+    """A module of this folder as a process of its own, in `folder`, which is its first argument and has its LOG."""
+    with (folder / LOG).open("wb") as log:
+        return subprocess.Popen(
+            [python, "-m", f"tests.cores.verl.{module}", str(folder), *arguments],
+            cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environment},
+            stdout=log, stderr=subprocess.STDOUT,
+        )  # fmt: skip
+
+
+def ran(*given: str | Path, **named: str) -> int:
+    """The exit status of what is `started`."""
+    return started(*given, **named).wait(CEILING_SECONDS)
 
 
 # In the order in which they come: each is waited for by itself.
@@ -105,20 +156,14 @@ class OnRay:
 
     def __init__(self, folder: Path, shared: Path) -> None:
         self.folder, self.shared = folder, shared
-        self._log = folder / "log"
-        command = [sys.executable, "-m", "tests.cores.verl.on_ray", str(folder), str(shared)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                command, cwd=folder, env=environment, stdout=log, stderr=subprocess.STDOUT
-            )
+        self.process = started(folder, "on_ray", str(shared))
 
     def seen(self, part: str) -> Any:
         """What a part has seen; fails with the part's error, or with the end of the log."""
         for name in PARTS[: PARTS.index(part) + 1]:
             path = self.folder / f"{name}.json"
             until(f"{name} of on_ray", lambda path=path: path.exists() or self.process.poll() is not None)
-        log = self._log.read_text()
+        log = (self.folder / LOG).read_text()
         assert path.exists(), log[-5000:]
         seen = json.loads(path.read_text())
         assert not (isinstance(seen, dict) and "failed" in seen), f"{seen['failed']}\n{log[-3000:]}"

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
@@ -62,15 +63,21 @@ def client(folder: Path) -> MlflowClient:
     return MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
 
 
+def cppo(folder: Path, *words: str, python: str = sys.executable, **more: str) -> dict[str, Any]:
+    """What `subprocess` takes for a command in this folder, with its own store."""
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    environment |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **more}
+    return {"args": [python, "-m", "cppo_lab.cli", *words], "cwd": folder, "env": environment}
+
+
 def launch(
     folder: Path, log: Path, python: str, overrides: Sequence[str], **more: str
 ) -> "subprocess.Popen[bytes]":
-    words = ("launch", "one.yaml", *OVERRIDES, *overrides, "launcher.workers=1")
-    command = [python, "-m", "cppo_lab.cli", *words]
-    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    environment |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **more}
+    command = cppo(
+        folder, "launch", "one.yaml", *OVERRIDES, *overrides, "launcher.workers=1", python=python, **more
+    )
     with log.open("wb") as output:
-        return subprocess.Popen(command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        return subprocess.Popen(**command, stdout=output, stderr=subprocess.STDOUT)
 
 
 def recorded(run: Path) -> list[int]:

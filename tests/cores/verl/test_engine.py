@@ -11,9 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from torch import Tensor
-from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 from verl.utils import tensordict_utils as tu
 
 from cppo_lab import schema
@@ -25,7 +23,8 @@ from cppo_lab.maths.rules import group_advantages
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
-from tests.cores.verl.recorded import actor, nested
+from tests.cores.verl.conftest import on_ranks, with_experts
+from tests.cores.verl.recorded import actor, micro_batch, nested
 
 STEPS = 10  # of two minibatches each
 MICRO_BATCH = 2
@@ -86,10 +85,7 @@ def record(run: str, folder: Path) -> Recorded:
     trainer = Trainer(spec, Resources(folder, folder, device="cpu"))
     first = as_qwen3(trainer.model, trainer.tokenizer.eos)
     first.save_pretrained(folder / "model")
-    shape = first.config.to_dict() | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    drop = ("model_type", "architectures", "layer_types", "transformers_version")
-    config = Qwen3MoeConfig(**{key: value for key, value in shape.items() if key not in drop})
-    Qwen3MoeForCausalLM(config).save_pretrained(folder / "experts")
+    with_experts(first.config, 4).save_pretrained(folder / "experts")
     batches, metrics = [], []
     generator = torch.Generator().manual_seed(0)
     for _ in range(STEPS):
@@ -105,6 +101,9 @@ def record(run: str, folder: Path) -> Recorded:
     return Recorded(batches, metrics, first.state_dict(), after)
 
 
+OF_RESPONSES = ("responses", "old_log_probs", "rollout_log_probs", "rollout_topk_ids", "rollout_topk_logp")
+
+
 def columns(batch: GradedRollout) -> dict[str, Tensor]:
     rollout = batch.rollout
     return {
@@ -114,36 +113,26 @@ def columns(batch: GradedRollout) -> dict[str, Tensor]:
     }  # fmt: skip
 
 
-OF_RESPONSES = ("responses", "old_log_probs", "rollout_log_probs", "rollout_topk_ids", "rollout_topk_logp")
-
-
 def verl_batch(spec: RunSpec, batch: dict[str, Tensor], rank: int, ranks: int) -> Any:
     """This rank's rows of every minibatch of a step, as verl's trainer hands them on. Dropped rows pad."""
     size = spec.batch.minibatch_prompts * spec.batch.responses
-    rows: dict[str, list[Tensor]] = {}
-    for start in range(0, len(batch["keep"]), size):
-        kept = float(batch["keep"][start : start + size].sum())
-        assert kept
-        for index in range(start + rank * size // ranks, start + (rank + 1) * size // ranks):
-            row = {name: value[index] for name, value in batch.items()}
-            length = int(row["lengths"])
-            if not row["keep"]:  # as verl's no-op rows: any prompt, one response token, no mask
-                row, length = {name: torch.zeros_like(value) for name, value in row.items()}, 1
-            mask = torch.full((length,), int(row["keep"]))
-            own = {name: row[name][:length] for name in OF_RESPONSES} | {
-                "prompts": row["prompts"], "input_ids": torch.cat([row["prompts"], row["responses"][:length]]),
-                "response_mask": mask, "loss_mask": mask, "advantages": row["advantages"].expand(length),
-                "minibatch_responses": torch.tensor([kept if row["keep"] else 0.0]),
-                "position_ids": torch.arange(len(row["prompts"]) + length),
-            }  # fmt: skip
-            for name, value in own.items():
-                rows.setdefault(name, []).append(value)
-    data = tu.get_tensordict({name: nested(values) for name, values in rows.items()}, {})
-    tu.assign_non_tensor(
-        data, temperature=spec.rollout.temperature, calculate_entropy=False, distillation_use_topk=True,
+    minibatches, keep = torch.arange(len(batch["keep"])).split(size), batch["keep"]
+    kept = torch.cat([keep[rows].sum().repeat(size) for rows in minibatches])
+    assert kept.all()
+    index = torch.cat([rows.chunk(ranks)[rank] for rows in minibatches])
+    responses = batch["responses"]
+    valid = keep[:, None] & (torch.arange(responses.shape[1]) < batch["lengths"][:, None])
+    columns = {name: batch[name][index] for name in OF_RESPONSES}
+    columns["advantages"] = batch["advantages"][:, None].expand_as(responses)[index]
+    data, _ = micro_batch(
+        columns, valid[index], batch["prompts"][index].unbind(),
+        temperature=spec.rollout.temperature, calculate_entropy=False, distillation_use_topk=True,
         distillation_only=True, mini_batch_size=size, global_batch_size=size, epochs=1, seed=0,
         dataloader_kwargs={"shuffle": False},
     )  # fmt: skip
+    data["minibatch_responses"] = torch.where(keep, kept.float(), 0.0)[index, None]
+    data["loss_mask"] = data["response_mask"]
+    data["position_ids"] = nested([torch.arange(len(ids)) for ids in data["input_ids"].unbind()])
     return data
 
 
@@ -202,31 +191,16 @@ def recomputed(worker: Any, data: Any) -> Tensor:
     return nested([row[: len(tokens)] for row, tokens in zip(logp, data["responses"].unbind(), strict=True)])
 
 
-def work(rank: int, ranks: int, folder: str) -> None:
+def work(rank: int, ranks: int, folder: Path) -> None:
     """One process of a group of `ranks`: all cases of that many, into a file."""
-    from tests.cores.verl.cpu_engine import join
-
-    place = Path(folder)
-    join(rank, ranks, place / f"store{ranks}")
-    torch.set_num_threads(1)
-    batches = torch.load(place / "batches.pt")
+    batches = torch.load(folder / "batches.pt")
     for name, case in (CASES | dict.fromkeys(DECLARED, ("by token", 2, False))).items():
         if case[1] == ranks:
             declared = DECLARED.get(name, {})
             steps = batches[case[0]][: 2 if declared else STEPS]
-            result = through_verl(case, rank, place / case[0], steps, **declared)
+            result = through_verl(case, rank, folder / case[0], steps, **declared)
             if rank == 0:
-                torch.save(result, place / f"{name}.pt")
-    torch.distributed.destroy_process_group()
-
-
-def groups(_: int, folder: str) -> None:
-    """A process that loads verl once, and forks the groups of one rank and of two: neither torch nor gloo has begun."""
-    from tests.cores.verl import cpu_engine
-
-    cpu_engine.load()
-    for ranks in (1, 2):
-        mp.start_processes(work, (ranks, folder), nprocs=ranks, start_method="fork")
+                torch.save(result, folder / f"{name}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -238,7 +212,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Recorded],
         (folder / run).mkdir()
         minis[run] = record(run, folder / run)
     torch.save({name: mini.batches for name, mini in minis.items()}, folder / "batches.pt")
-    mp.spawn(groups, (str(folder),))
+    on_ranks(work, folder)
     names = (*CASES, *DECLARED)
     return minis, {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in names}
 

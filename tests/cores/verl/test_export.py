@@ -7,17 +7,15 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
 from huggingface_hub import ModelCard
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 
 from cppo_lab import schema
 from cppo_lab.cli import main
@@ -35,11 +33,10 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY, user_error
 from tests.cores.test_mini import ListSink
-from tests.cores.verl.conftest import WORDS
-from tests.cores.verl.story import ROOT, SAMPLES, Story
+from tests.cores.verl.conftest import RANKS, WORDS, on_ranks
+from tests.cores.verl.story import SAMPLES, Story, cppo
 
 SCORES, BEST_STEP = {0: 0.125, 2: 0.5, 4: 0.25}, 2
-RANKS = (1, 2)
 FACTOR = 1.25  # another model than the one that is loaded, and exact in every precision
 SPEC = compose(["core=verl", "model=tiny_qwen3", "training.t_stop=4", "seed=3"]).run
 RUN = SPEC.run_id
@@ -52,12 +49,10 @@ ACTOR = Path("runs", RUN, BEST_CHECKPOINT, "actor")
 EXPORT = ("export", RUN, "--out", "model")
 
 
-def save(rank: int, ranks: int, model: str, folder: str) -> None:
+def save(_: int, ranks: int, folder: Path, model: str) -> None:
     """One of `ranks` processes, in each of which verl's own engine writes a checkpoint of `model` times FACTOR."""
-    from tests.cores.verl.cpu_engine import join, make_worker, sent
+    from tests.cores.verl.cpu_engine import make_worker, sent
 
-    join(rank, ranks, Path(folder, f"store{ranks}"))
-    torch.set_num_threads(1)
     for kind, lora in (("", (0, 0)), ("lora", LORA)):
         worker = make_worker(Path(model), micro_batch=1, load_tokenizer=True, lora=lora)
         with torch.no_grad():
@@ -65,23 +60,13 @@ def save(rank: int, ranks: int, model: str, folder: str) -> None:
                 parameter.add_(0.01) if kind else parameter.mul_(FACTOR)
         worker.save_checkpoint(f"{folder}/{kind}{ranks}/actor", global_step=4)
     torch.save(sent(worker), f"{folder}/lora{ranks}/sent.pt")
-    torch.distributed.destroy_process_group()
-
-
-def groups(_: int, model: str, folder: str) -> None:
-    """A process that loads verl once, and forks the others: neither torch nor gloo has begun."""
-    from tests.cores.verl import cpu_engine
-
-    cpu_engine.load()
-    for ranks in RANKS:
-        mp.start_processes(save, (ranks, model, folder), nprocs=ranks, start_method="fork")
 
 
 @pytest.fixture(scope="module")
 def saved(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """The folder of verl's weights, by the number of ranks that saved them."""
     folder = tmp_path_factory.mktemp("saved")
-    mp.spawn(groups, (str(tiny_model), str(folder)))
+    on_ranks(save, folder, str(tiny_model))
     return {ranks: folder / str(ranks) / "actor" for ranks in RANKS}
 
 
@@ -126,13 +111,6 @@ def sequences(vocabulary: int) -> Tensor:
     return torch.randint(0, vocabulary, (5, 12), generator=torch.Generator().manual_seed(1))
 
 
-@torch.no_grad()
-def logp(model: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Log-probabilities [B, S - 1] of each token after the first, in float64."""
-    logits = model.double().eval()(tokens).logits[:, :-1]
-    return logits.log_softmax(-1).gather(2, tokens[:, 1:, None])[..., 0]
-
-
 def loaded(folder: Path) -> PreTrainedModel:
     """As a user loads it; nothing may be missing."""
     model, faults = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)
@@ -140,17 +118,10 @@ def loaded(folder: Path) -> PreTrainedModel:
     return model
 
 
-def merged(actor: Path) -> Qwen3ForCausalLM:
-    """The model of a checkpoint by hand: the parts of the ranks below each other, in verl's own state."""
-    parts = [torch.load(path, weights_only=False) for path in sorted(actor.glob("model_world_size_*.pt"))]
-    model = Qwen3ForCausalLM(AutoConfig.from_pretrained(actor / "huggingface", dtype=torch.float32))
-    model.load_state_dict({name: torch.cat([part[name].to_local() for part in parts]) for name in parts[0]})
-    return model
-
-
 # -- What is written ---------------------------------------------------------------------------------------------------
 
 
+@torch.no_grad()
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_model_says_what_the_checkpoint_says(
     run: Path, saved: dict[int, Path], tiny_model: Path, ranks: int, capsys: pytest.CaptureFixture[str]
@@ -167,19 +138,16 @@ def test_the_model_says_what_the_checkpoint_says(
     ]
     assert {path.name for path in out.iterdir()} == FILES
     assert len({path.stat().st_mode for path in out.iterdir()}) == 1
-    model, tokens = loaded(out), sequences(len(WORDS))
-    torch.testing.assert_close(model.state_dict(), merged(saved[ranks]).state_dict(), rtol=0, atol=0)
-    # And what was saved: the model that verl loaded, with every weight scaled.
-    scaled = Qwen3ForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
-    with torch.no_grad():
-        for parameter in scaled.parameters():
-            parameter.mul_(FACTOR)
-    torch.testing.assert_close(logp(model, tokens), logp(scaled, tokens), rtol=0, atol=1e-12)
+    # What was saved is the model that verl loaded, with every weight scaled.
+    exported, scaled = loaded(out), Qwen3ForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    for parameter in scaled.parameters():
+        parameter.mul_(FACTOR)
+    torch.testing.assert_close(exported.state_dict(), scaled.state_dict(), rtol=0, atol=0)
+    tokens = sequences(len(WORDS))
+    torch.testing.assert_close(exported(tokens).logits, scaled(tokens).logits, rtol=0, atol=0)
     tokenizer = AutoTokenizer.from_pretrained(out)
-    assert (tokenizer.get_vocab(), tokenizer.eos_token) == (
-        {word: i for i, word in enumerate(WORDS)},
-        WORDS[1],
-    )
+    assert tokenizer.convert_ids_to_tokens([*range(len(tokenizer))]) == WORDS
+    assert tokenizer.eos_token == WORDS[1]
     messages = [{"role": "user", "content": "1 + 2"}]
     chat = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     assert tokenizer.decode(chat) == "user: 1 + 2 assistant:"
@@ -205,13 +173,9 @@ def test_adapters_are_merged(run: Path, saved: dict[int, Path], ranks: int) -> N
 @pytest.mark.slow
 def test_a_run_of_verl_is_evaluated_by_verl(story: Story) -> None:
     """On the benchmarks that it was validated on: at its best step, within four standard errors of that score."""
-    run, environment = story.own_folder, {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-    environment.pop("MLFLOW_TRACKING_URI", None)
-    command = [sys.executable, "-m", "cppo_lab.cli"]
-    command += ["evaluate", run.name, "--benchmark", "chain_short", "--json"]
-    done = subprocess.run(
-        command, cwd=story.folder, env=environment, capture_output=True, text=True, check=False
-    )
+    run = story.own_folder
+    command = cppo(story.folder, "evaluate", run.name, "--benchmark", "chain_short", "--json")
+    done = subprocess.run(**command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-5000:]
     [row] = json.loads(done.stdout)["runs"]
     scores = {line.step: score for line in read_rows(run) if (score := score_of(line)) is not None}
@@ -246,9 +210,7 @@ def test_the_card(run: Path) -> None:
     assert {row.dataset_name: (row.metric_type, row.metric_value) for row in card.data.eval_results} == {
         name: ("avg_at_4", best + i / 100) for i, name in enumerate(("short24", "short25", "short26"))
     }
-    lines = [line.strip("|").split(" | ", 1) for line in text.splitlines() if line.startswith("| ")]
-    rows = {name.strip(): value.strip() for name, value in lines}
-    assert rows["Code"].startswith("CPPO Lab `0.1.0+0123456789ab`")
+    assert "| Code | CPPO Lab `0.1.0+0123456789ab`" in text
     weights = sum(part.numel() for part in Qwen3ForCausalLM.from_pretrained(run / "model").parameters())
     expected = {
         "Run": f"`{RUN}`", "Sweep": "`mine` (variant `cppo w_min=0.8`)", "Rule": "`cppo`", "Model": "`tiny_qwen3`",
@@ -257,7 +219,8 @@ def test_the_card(run: Path) -> None:
         "Best score of the run": "0.5000 (mean Avg@4) at step 2",
         "Score before training": "0.1250 (mean Avg@4) at step 0", "`short26`": "0.5200", "mean": "0.5000",
     }  # fmt: skip
-    assert {name: rows[name] for name in expected} == expected
+    lines = text.splitlines()
+    assert [row for row in expected.items() if f"| {' | '.join(row)} |" not in lines] == []
     assert "**A miniature**" in text and "no evidence" in text
     folded = text[text.index("<details>") : text.index("</details>")]
     assert f"run_id: {RUN}" in folded and "  seed: 3" in folded and "w_min: 0.8" in folded
@@ -278,38 +241,19 @@ def test_the_card(run: Path) -> None:
     assert ModelCard(text).data.eval_results is None
 
 
-# -- Megatron ----------------------------------------------------------------------------------------------------------
-
-
-def as_megatron() -> None:
-    """What verl's Megatron engine leaves with Megatron-Bridge: whole weights, in several files."""
-    assert main(["export", RUN, "--out", "first"]) == 0
-    shutil.rmtree(ACTOR)
-    folder = ACTOR / "model" / "huggingface"
-    shutil.copytree("first", folder, ignore=shutil.ignore_patterns("README.md"))
-    (folder / "model.safetensors").unlink()
-    loaded(Path("first")).save_pretrained(folder, max_shard_size="20KB")
-    assert len(list(folder.glob("*.safetensors"))) > 2
-    (ACTOR / "optimizer").mkdir()
-
-
 def test_weights_that_megatron_bridge_saved_are_taken_over(run: Path) -> None:
-    as_megatron()
+    """Whole weights, in several files."""
+    assert main(["export", RUN, "--out", "first"]) == 0
+    first, saved = loaded(Path("first")), ACTOR / "model" / "huggingface"
+    shutil.rmtree(ACTOR)
+    shutil.copytree("first", saved, ignore=shutil.ignore_patterns("README.md", "model.safetensors"))
+    first.save_pretrained(saved, max_shard_size="20KB")
+    assert len(list(saved.glob("*.safetensors"))) > 2
+    (ACTOR / "optimizer").mkdir()
     assert main([*EXPORT]) == 0
-    ours, theirs = (loaded(run / name).state_dict() for name in ("model", "first"))
-    torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-    places = (ACTOR / "model" / "huggingface", run / "model")
-    saved, copies = ({path.stat().st_ino for path in place.iterdir()} for place in places)
-    assert not saved & copies  # either may be changed
-
-
-def test_megatrons_own_shards_are_left_to_verl(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    as_megatron()
-    for path in (ACTOR / "model" / "huggingface").glob("*.safetensors"):
-        path.unlink()
-    (ACTOR / "model" / "dist_ckpt").mkdir()
-    (ACTOR / "model" / "dist_ckpt" / "__0_0.distcp").write_text("shard")
-    assert "`python -m verl.model_merger merge --backend megatron` merges them" in refused(capsys)
+    torch.testing.assert_close(loaded(run / "model").state_dict(), first.state_dict(), rtol=0, atol=0)
+    originals, copies = ({path.stat().st_ino for path in place.iterdir()} for place in (saved, run / "model"))
+    assert not originals & copies  # either may be changed
 
 
 # -- What is refused ---------------------------------------------------------------------------------------------------
@@ -399,6 +343,18 @@ def pipe() -> None:
     os.mkfifo(path)
 
 
+def link(path: Path) -> None:
+    """To all that the run itself had there."""
+    path.rename("elsewhere")
+    path.symlink_to(Path("elsewhere").resolve())
+
+
+def megatrons() -> None:
+    shutil.rmtree(ACTOR)
+    (ACTOR / "model" / "dist_ckpt").mkdir(parents=True)
+    (ACTOR / "model" / "dist_ckpt" / "__0_0.distcp").write_text("shard")
+
+
 NO_FILE = "is a link or not a plain file"
 HUB = ACTOR / "huggingface"
 DAMAGE: dict[str, tuple[Callable[[], object], str]] = {
@@ -428,27 +384,22 @@ DAMAGE: dict[str, tuple[Callable[[], object], str]] = {
     "no step": (lambda: (ACTOR.parent / "step").write_text("one"), "has kept no checkpoint"),
     "no checkpoint": (lambda: shutil.rmtree(ACTOR.parent), "has kept no checkpoint: there is none in "),
     "of another run": (lambda: edit(ACTOR.parents[1] / "config.json", seed=4), "the folder was copied, or the file"),
+    "Megatron's own shards": (megatrons, "`python -m verl.model_merger merge --backend megatron` merges them"),
+    **{
+        f"a link to {path.name}": (lambda path=path: link(path), f"{path} {NO_FILE}")
+        for path in (ACTOR.parents[1], ACTOR.parents[1] / "spool/0001.jsonl", ACTOR, HUB / "config.json")
+    },
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_checkpoints_that_are_damaged(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_checkpoints_that_are_damaged_and_links_in_a_run(
+    run: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     damage, says = DAMAGE[name]
     damage()
     assert says in refused(capsys)
     assert not (run / "mark").exists()
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["", "spool/0001.jsonl", f"{BEST_CHECKPOINT}/actor", f"{BEST_CHECKPOINT}/actor/huggingface/config.json"],
-)
-def test_links_in_a_run_are_not_followed(run: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """What they lead to would be exported: all of it is such as the run itself had."""
-    place = run / "runs" / RUN / name
-    place.rename(run / "elsewhere")
-    place.symlink_to(run / "elsewhere")
-    assert f"{place} {NO_FILE}" in refused(capsys)
 
 
 class Part:
@@ -466,9 +417,7 @@ def test_shards_of_ranks_are_merged_or_do_not_fit_together(monkeypatch: pytest.M
     monkeypatch.setattr(export_fsdp, "DTensor", Part)
 
     def merge(*ranks: dict[str, Any], names: tuple[str, ...] = ("fsdp",)) -> dict[str, Tensor]:
-        merger = export_fsdp.LabMerger.__new__(
-            export_fsdp.LabMerger
-        )  # no configuration: only writing needs it
+        merger = object.__new__(export_fsdp.LabMerger)  # no configuration: only writing needs it
         merger._first = ranks[0]
         merger._read = lambda rank: ranks[rank]  # type: ignore[method-assign]
         return merger._load_and_merge_state_dicts(len(ranks), len(ranks), (len(ranks),), names)

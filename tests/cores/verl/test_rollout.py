@@ -7,14 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    GenerationConfig,
-    PreTrainedModel,
-    Qwen3ForCausalLM,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
-)
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, Qwen3ForCausalLM
 from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.rollout.replica import TokenOutput
 
@@ -33,7 +26,7 @@ from cppo_lab.cores.verl.rollout.cpu import (
 )
 from tests.conftest import user_error
 from tests.cores.test_mini import check_frequencies, nucleus
-from tests.cores.verl.conftest import EOS
+from tests.cores.verl.conftest import EOS, with_experts
 from tests.waiting import CEILING_SECONDS
 
 PLAIN = SamplingRule()
@@ -125,19 +118,15 @@ def test_diverged_weights_fail(model: PreTrainedModel) -> None:
         decode(model, [request([3], 4)], PLAIN, 0)
 
 
-async def all_of(server: CpuServer, *calls: tuple[list[int], dict[str, Any]]) -> list[Any]:
-    return await asyncio.gather(
-        *(server.generate(prompt, dict(params), str(i)) for i, (prompt, params) in enumerate(calls)),
-        return_exceptions=True,
-    )
+async def all_of(
+    server: CpuServer, *calls: tuple[list[int], dict[str, Any]], failing: bool = False
+) -> list[Any]:
+    requests = (server.generate(prompt, dict(params), str(i)) for i, (prompt, params) in enumerate(calls))
+    return await asyncio.gather(*requests, return_exceptions=failing)
 
 
 def ask(server: CpuServer, *calls: tuple[list[int], dict[str, Any]]) -> list[TokenOutput]:
-    outputs = asyncio.run(all_of(server, *calls))
-    for output in outputs:
-        if isinstance(output, BaseException):
-            raise output
-    return outputs
+    return asyncio.run(all_of(server, *calls))
 
 
 def test_requests_of_different_rules_are_served_at_once(model: PreTrainedModel) -> None:
@@ -192,7 +181,7 @@ def test_a_batch_that_fails_and_a_client_that_gives_up_harm_no_others(model: Pre
     calls = [([3], TRAIN), ([999], TRAIN), ([4], TRAIN | {"temperature": 0})]
 
     async def answers() -> Any:
-        failed, too, apart = await asyncio.wait_for(all_of(server, *calls), CEILING_SECONDS)
+        failed, too, apart = await asyncio.wait_for(all_of(server, *calls, failing=True), CEILING_SECONDS)
         assert isinstance(failed, IndexError) and isinstance(too, IndexError)
         assert isinstance(apart, TokenOutput)
         stays = asyncio.create_task(server.generate([3], dict(TRAIN), "a"))
@@ -206,11 +195,7 @@ def test_a_batch_that_fails_and_a_client_that_gives_up_harm_no_others(model: Pre
 
 def test_experts_come_one_by_one(model: PreTrainedModel) -> None:
     """As verl takes them apart."""
-    shape = {"num_experts": 12, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-    drop = ("model_type", "architectures", "layer_types", "transformers_version")
-    sizes = {key: value for key, value in model.config.to_dict().items() if key not in drop}
-    config = Qwen3MoeConfig(**sizes | shape)
-    source, target = Qwen3MoeForCausalLM(config), Qwen3MoeForCausalLM(config)
+    source, target = with_experts(model.config, 12), with_experts(model.config, 12)
     sent = dict(unfuse_moe_params(source.state_dict().items(), "qwen3_moe"))
     assert "model.layers.1.mlp.experts.11.up_proj.weight" in sent
     load_named_tensors(target, sent)

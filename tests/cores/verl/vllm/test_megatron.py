@@ -1,28 +1,26 @@
 """Our loss on a real Megatron GPTModel with tensor parallelism, against whole logits in one process."""
 
-import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from cppo_lab.cores.verl.loss import trust_region_loss
+from tests.cores.verl.conftest import LOG, ran
 from tests.cores.verl.test_logits import V, recorded, topk
 from tests.cores.verl.vllm.megatron_ranks import MEASURE, RANKS
 from tests.requirement import VLLM, VLLM_PYTHON
 
 pytestmark = pytest.mark.slow
-ROOT = Path(__file__).parents[4]
 
 
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     VLLM.demand()
     folder = tmp_path_factory.mktemp("megatron")
-    command = [VLLM_PYTHON, "-m", "tests.cores.verl.vllm.megatron_ranks", folder]
-    done = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert ran(folder, "vllm.megatron_ranks", python=str(VLLM_PYTHON)) == 0, (folder / LOG).read_text()[
+        -3000:
+    ]
     return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
 
 
