@@ -1,5 +1,6 @@
 """What analysis begins with: the grid that a sweep declares, and its runs and their points as tidy frames."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -190,6 +191,11 @@ def remedy_of(experiment: str) -> str:
     """The command that brings missing runs into an experiment."""
     is_paper = experiment == schema.experiment_name(schema.PAPER)
     return "`cppo reference import`" if is_paper else "`cppo launch` with the same sweep and overrides"
+
+
+def integer(text: str) -> int | None:
+    """A whole number, as anybody may have written it into a store; None for other text, or more than 18 digits."""
+    return int(text) if re.fullmatch(r"-?\d{1,18}", text) else None
 
 
 def run_id_of(run: StoredRun) -> str:

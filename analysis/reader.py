@@ -5,7 +5,6 @@ once (a retry) appears once: the newest run that is a result, or the newest of a
 """
 
 import hashlib
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -16,6 +15,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.inputs import (
     RUN_COLUMNS,
     SweepData,
+    integer,
     is_result,
     points_frame,
     remedy_of,
@@ -188,10 +188,6 @@ def _note(tags: Mapping[str, str]) -> str:
     return "; ".join(filter(None, [tags.get(schema.TAG_NOTE, ""), *given]))
 
 
-def _integer(text: str | None) -> int | None:
-    return int(text) if text is not None and re.fullmatch(r"-?\d{1,18}", text) else None
-
-
 def _run_row(run: StoredRun, sweep: str) -> tuple[object, ...]:
     tags = run.tags
     return (
@@ -201,13 +197,13 @@ def _run_row(run: StoredRun, sweep: str) -> tuple[object, ...]:
         tags.get(schema.TAG_RULE, ""),
         tags.get(schema.TAG_MODEL, ""),
         tags.get(schema.TAG_CORE, ""),
-        _integer(tags.get(schema.TAG_SEED)),
-        _integer(tags.get(schema.TAG_T_STOP)),
+        integer(tags.get(schema.TAG_SEED, "")),
+        integer(tags.get(schema.TAG_T_STOP, "")),
         run.status,
         tags.get(schema.TAG_REASON, ""),
         run.name,
-        pd.to_datetime(run.start_ms, unit="ms", utc=True),
-        pd.to_datetime(run.end_ms, unit="ms", utc=True),
+        # Anybody may have written a time beyond all years, which is none.
+        *(pd.to_datetime(ms, unit="ms", utc=True, errors="coerce") for ms in (run.start_ms, run.end_ms)),
         tags.get(schema.TAG_WARM_START, ""),
     )
 

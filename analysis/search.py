@@ -21,7 +21,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from pydantic import AfterValidator, BaseModel, Field, PrivateAttr, ValidationError
 
 from cppo_lab import schema
-from cppo_lab.analysis.inputs import SweepData
+from cppo_lab.analysis.inputs import SweepData, integer
 from cppo_lab.analysis.reader import read_runs, read_searches
 from cppo_lab.analysis.statistics.values import starts_with_seed
 from cppo_lab.core_records import core_names
@@ -297,9 +297,9 @@ def mean_curves(data: SweepData, t_stop: int) -> dict[str, list[float]]:
     points = data.metrics[data.metrics["step"] <= t_stop].dropna(subset="value")
     for mlflow_id, rows in points.groupby("mlflow_id", observed=True):
         curve = list(zip(rows["step"].tolist(), rows["value"].tolist(), strict=True))
-        configured = data.params.get(str(mlflow_id), {}).get("validation.every", "")
+        configured = integer(data.params.get(str(mlflow_id), {}).get("validation.every", "")) or 0
         last = (curve[-1][0] - curve[-2][0] if len(curve) > 1 else curve[-1][0]) or 1
-        every = int(configured) if configured.isdecimal() and int(configured) > 0 else last
+        every = configured if configured > 0 else last
         curves[run_ids[mlflow_id]] = filled(curve, t_stop, every)
     return curves
 

@@ -147,7 +147,8 @@ _POSITION = re.compile(r"exact/(?:movement|error)_[1-8]")
 _ANSWER_RULE = re.compile(r"val/[^/]+/answer_rule_at_\d+")
 _EVALUATION = re.compile(r"eval/[^/]+/avg_at_\d+")
 _REWARD = re.compile(r"reward/(?:[^/]+/)?[^/]+")
-_VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>\d+)")
+# A number of samples has one name: `avg_at_08` is none.
+_VALIDATION = re.compile(r"val/(?P<benchmark>[^/]+)/avg_at_(?P<samples>[1-9][0-9]{0,8})")
 
 
 # Seeds at the first look at a sequential hypothesis: Student's t of fewer is decided by very large effects alone.

@@ -178,12 +178,8 @@ def _error_line(variant: str, curves: Curves, stroke: Stroke) -> ExactLine:
 
 
 def _position_line(variant: str, by_position: Sequence[float], stroke: Stroke) -> ExactLine:
-    return _line(
-        display_name(variant),
-        stroke,
-        EIGHTHS,
-        np.divide(by_position, nan_mean(np.asarray(by_position))).tolist(),
-    )
+    mean = float(nan_mean(np.asarray(by_position))) or math.nan  # of a policy that never moves
+    return _line(display_name(variant), stroke, EIGHTHS, np.divide(by_position, mean).tolist())
 
 
 def _bound_lines(summaries: Mapping[Condition, ConditionSummary]) -> tuple[ExactLine, ...]:

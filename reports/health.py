@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from cppo_lab import schema
+from cppo_lab.analysis.inputs import integer
 from cppo_lab.analysis.scoring import Scoreboard, SelectionState, describe_gap
 from cppo_lab.analysis.statistics.collapse import CellCollapse, cell_collapses
 from cppo_lab.analysis.statistics.values import run_values
@@ -227,7 +228,7 @@ def _notes(board: Scoreboard) -> tuple[str, ...]:
     """Notes on these runs."""
     params = (board.params_of(run) for run in board.runs)
     staleness = [of_run.get("rollout.staleness", "0") for of_run in params]
-    older = sum(text.isdigit() and int(text) > 0 for text in staleness)
+    older = sum((integer(text) or 0) > 0 for text in staleness)
     spent = []  # of budgets, before anything is trained
     for model, variant in product(board.models, in_order(board.variants)):
         mean, high, rate = (

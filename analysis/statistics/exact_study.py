@@ -17,6 +17,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from cppo_lab import schema
+from cppo_lab.analysis.inputs import integer
 from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import ONE_RUN, Estimate, estimate, jackknife_error, mean_of
 
@@ -120,8 +121,8 @@ def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
         for name in METRICS_READ:
             logged = board.logged(model, variant, name)
             points[name] = logged[logged["mlflow_id"].isin(runs) & (logged["step"] > 0)]
-        horizon = board.data.params.get(next(iter(runs), ""), {}).get(schema.HORIZON, "")
-        if not horizon.isdecimal() or points[METRICS["error"]].empty:
+        horizon = integer(board.data.params.get(next(iter(runs), ""), {}).get(schema.HORIZON, ""))
+        if horizon is None or horizon < 1 or points[METRICS["error"]].empty:
             continue
         steps = max(int(of_metric["step"].max()) for of_metric in points.values() if len(of_metric))
         tables = {}
@@ -129,7 +130,7 @@ def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
             tables[name] = table = np.full((len(runs), steps), np.nan)
             rows = pd.Index([*runs]).get_indexer(of_metric["mlflow_id"].astype(str))
             table[rows, of_metric["step"].to_numpy() - 1] = of_metric["value"].to_numpy()
-        condition = Condition(model, without_horizon(variant), int(horizon))
+        condition = Condition(model, without_horizon(variant), horizon)
         curves[condition] = curves_of(tuple(runs.values()), tables)
     _CURVES_OF_BOARD[board] = curves
     return curves
@@ -164,11 +165,19 @@ def controls(board: Scoreboard) -> dict[str, str]:
             continue
         if rule == reference:
             kinds[variant] = "placebo"
-        elif rule["rule.name"] == _RANDOM or (
-            rule == {**reference, "rule.delta": rule.get("rule.delta")} and float(rule["rule.delta"]) >= 1
+        elif rule.get("rule.name") == _RANDOM or (
+            rule == {**reference, "rule.delta": rule.get("rule.delta")} and _is_open(rule["rule.delta"])
         ):
             kinds[variant] = "control"
     return kinds
+
+
+def _is_open(delta: str) -> bool:
+    """Whether no total variation is above this threshold; False for text that is none."""
+    try:
+        return float(delta) >= 1
+    except ValueError:
+        return False
 
 
 def without_horizon(variant: str) -> str:
@@ -360,7 +369,8 @@ def summarise(curves: Curves) -> ConditionSummary:
     erred = nan_mean(np.abs(curves.error_by_position), (0, 1))
 
     def over_error(bound: Array) -> float:
-        return float(np.median(bound[has_error] / error[has_error]))
+        ratios = bound[has_error] / error[has_error]
+        return float(np.median(ratios)) if len(ratios) else math.nan
 
     return ConditionSummary(
         len(curves.seeds),
@@ -374,7 +384,7 @@ def summarise(curves: Curves) -> ConditionSummary:
         over_error(curves.theorem_bound),
         (float(nan_mean(curves.visits)), float(nan_mean(curves.positions)), float(nan_mean(curves.prefixes))),
         tuple(moved.tolist()),
-        tuple((erred / moved).tolist()),
+        tuple((erred / np.where(moved > 0, moved, math.nan)).tolist()),
         position_exponent(curves),
     )
 
@@ -388,12 +398,12 @@ def nan_mean(values: Array, axis: int | tuple[int, ...] | None = None) -> Array:
 def position_exponent(curves: Curves) -> Estimate | None:
     """x in lambda_t ~ (T - t)^x, by which an error per unit of movement falls along the response, over the seeds: the
     slope of a seed's log(mean |error| / mean movement) of each eighth in the log of its middle's distance to the end.
-    None if some eighth has no error.
+    None if some eighth has no error or no movement.
     """
     error, movement = (
         nan_mean(part, 1) for part in (np.abs(curves.error_by_position), curves.movement_by_position)
     )
-    if not (error > _ROUNDING).all():
+    if not ((error > _ROUNDING) & (movement > 0)).all():
         return None
     slopes = np.log(error / movement) @ _slope_weights(DISTANCE_TO_END) / math.log(10)
     return mean_of(slopes.tolist())

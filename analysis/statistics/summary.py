@@ -16,7 +16,7 @@ import numpy as np
 import pandas as pd
 from scipy.special import stdtrit
 
-from cppo_lab.analysis.inputs import USUAL, Baseline
+from cppo_lab.analysis.inputs import USUAL, Baseline, integer
 from cppo_lab.analysis.scoring import RunScore, Scoreboard, SelectionState, rank_descending
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
@@ -103,8 +103,7 @@ def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None
             edge = evaluation_edge(right / outcomes.samples, outcomes.samples, outcomes.benchmark_of)
             return SamplingError(math.sqrt(variance), True, edge)
     scores, samples = run.choice.components, board.curves.samples_of.get(run.mlflow_id, 0)
-    made = board.params_of(run).get(_MADE_PROBLEMS, "")
-    problems = int(made) if made.isdecimal() else 0
+    problems = max(0, integer(board.params_of(run).get(_MADE_PROBLEMS, "")) or 0)
     if not problems and all(name.lower().startswith("aime") for name in scores):
         problems = _AIME_PROBLEMS
     if not scores or not problems or samples < 1:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.analysis.inputs import USUAL, Axes, AxisPlace, Baseline, ExpectedRun, SweepGrid
+from cppo_lab.analysis.inputs import USUAL, Axes, AxisPlace, Baseline, ExpectedRun, SweepGrid, integer
 from cppo_lab.analysis.statistics.claims import Claim, Hypotheses, Kind, Registered, log_size
 from cppo_lab.analysis.statistics.values import Quantity, Score
 from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, verdicts
@@ -232,8 +232,10 @@ def _look(plan: Plan, sweep: Sweep, results: Sequence[Mapping[str, str]]) -> tup
     for tags in results:
         if run := named.get(tags[schema.TAG_RUN_ID]):
             places.add((run.spec.model.name, run.variants[sweep.name], run.spec.seed))
-        elif (variant := tags.get(schema.sweep_tag(sweep.name))) and tags.get(schema.TAG_SEED, "").isdigit():
-            places.add((tags.get(schema.TAG_MODEL, ""), variant, int(tags[schema.TAG_SEED])))
+        elif variant := tags.get(schema.sweep_tag(sweep.name)):
+            seed = integer(tags.get(schema.TAG_SEED, ""))
+            if seed is not None:
+                places.add((tags.get(schema.TAG_MODEL, ""), variant, seed))
     counts = [
         (len({*claim.seeds} - {seed for *_, seed in claim.tests - places}), len(claim.seeds))
         for claim in claims_of(sweep, plan.is_study, plan.declared[sweep.name].places)

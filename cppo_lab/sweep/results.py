@@ -283,8 +283,8 @@ def _row(declared: Row, stored: StoredRun | None, curves: ValidationCurves) -> R
         "state": schema.COLLAPSED if collapsed else stored.status,
         "reason": stored.tags.get(schema.TAG_REASON, ""),
         **dict(zip(_SCORES, scores, strict=True)),
-        "start": pd.to_datetime(stored.start_ms, unit="ms", utc=True),
-        "end": pd.to_datetime(stored.end_ms, unit="ms", utc=True),
+        "start": pd.to_datetime(stored.start_ms, unit="ms", utc=True, errors="coerce"),
+        "end": pd.to_datetime(stored.end_ms, unit="ms", utc=True, errors="coerce"),
         "mlflow_id": stored.mlflow_id,
         "warm_start": stored.tags.get(schema.TAG_WARM_START, ""),
     }

@@ -347,6 +347,7 @@ def parse_registrations(text: str, parent: str = "") -> tuple[Registration, ...]
         return ()
     if not all(
         type(entry.time_ms) is int
+        and entry.time_ms < 2**53
         and all(isinstance(text, str) for text in (entry.digest, entry.settings, entry.code, entry.pairing))
         and all(type(count) is int for look in entry.looks for count in look)
         for entry in registrations

@@ -175,7 +175,8 @@ def test_a_value_that_its_runs_do_not_have_is_said(uri: str) -> None:
 
 def test_a_collapsed_run_counts_with_its_last_score(uri: str) -> None:
     logged = {schema.validation_metric(schema.MEAN, 8): {0: 0.1, 10: 0.5, 20: 0.02, 70: 0.9}}
-    for name, params in (("fallen", {}), ("rarely", {"validation.every": "20"})):
-        write_runs(uri, [MadeRun("cppo", run_id=name, logged=logged)], params=params)
-    curves = mean_curves(read_runs(uri, "cppo-mini", {"fallen", "rarely", "absent"}), 60)
-    assert curves == {"fallen": [0.1, 0.5, *[0.02] * 5], "rarely": [0.1, 0.5, *[0.02] * 3]}
+    for name, every in (("fallen", ""), ("rarely", "20"), ("odd", "9" * 5000)):
+        write_runs(uri, [MadeRun("cppo", run_id=name, logged=logged)], params={"validation.every": every})
+    curves = mean_curves(read_runs(uri, "cppo-mini", {"fallen", "rarely", "odd", "absent"}), 60)
+    fallen, rarely = [0.1, 0.5, *[0.02] * 5], [0.1, 0.5, *[0.02] * 3]
+    assert curves == {"fallen": fallen, "rarely": rarely, "odd": fallen}

@@ -4,16 +4,17 @@ import csv
 import json
 import math
 import re
-from dataclasses import replace
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 
 from cppo_lab.analysis.statistics import verdicts
 from cppo_lab.analysis.statistics.claims import Claim, Hypotheses, log_size
-from cppo_lab.analysis.statistics.exact_study import summarise
+from cppo_lab.analysis.statistics.exact_study import Condition, Curves
 from cppo_lab.reports import exact_view
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.sweep.file import Sweep, load_sweep
@@ -124,36 +125,22 @@ def test_from_the_file_to_the_page(workspace: Path, cppo: Command) -> None:
         assert float(row["Theorem 1 / |Δ|"]) >= float(row["bound / |Δ|"]) > 1
 
 
-def test_one_seed_of_few_steps_makes_a_page(cppo: Command) -> None:
-    loaded(SWEEP.replace("t_stop: 40", "t_stop: 5"))
-    chosen = "tiny.yaml seed=0 rollout.max_response_length=8"
-    cppo(f"launch {chosen} launcher=inline")
-    cppo(f"report {chosen}")
-    assert "too few steps to compare" in Path("reports/build/tiny/index.html").read_text()
+Made = dict[Condition, Curves]
 
 
-def section(
-    monkeypatch: pytest.MonkeyPatch,
-    law: float,
-    *claims: Claim,
-    control: float | None = None,
-    along: bool = False,
-    alone: bool = False,
-) -> Section:
-    """The section on errors of CPPO that are `law` times those of DPPO, in a store without registrations; `control`
-    times in DPPO without a trust region, if that has runs. `along`: of single updates. `alone`: CPPO has runs alone.
+def with_laws(**laws: float) -> Made:
+    """Variants whose errors are so many times as large at every horizon."""
+    return study({name: dict.fromkeys(HORIZONS, law) for name, law in laws.items()})
+
+
+def section(monkeypatch: pytest.MonkeyPatch, curves: Made, *claims: Claim, along: bool = False) -> Section:
+    """The section on these errors, in a store without registrations; a variant `no_trust_region` is a control. `along`:
+    of single updates.
     """
-    factors = (
-        {"cppo": law}
-        | ({} if alone else {"dppo": 1.0})
-        | ({} if control is None else {"no_trust_region": control})
-    )
-    curves = study({name: dict.fromkeys(HORIZONS, factor) for name, factor in factors.items()})
-    kinds = {} if control is None else {"no_trust_region": "control"}
     monkeypatch.setattr(verdicts, "run_values", lambda _board: ())
     for module in (verdicts, exact_view):
         monkeypatch.setattr(module, "read_curves", lambda _board: curves)
-    monkeypatch.setattr(exact_view, "controls", lambda _board: kinds)
+    monkeypatch.setattr(exact_view, "controls", lambda _board: {"no_trust_region": "control"})
     data = SimpleNamespace(params={"run": {"along.match": "scale"} if along else {}})
     board: Any = SimpleNamespace(
         runs=(), core="paper", gaps=(), results=frozenset(), cells={}, models=("early",), data=data
@@ -172,7 +159,7 @@ def section(
 def test_an_outcome_is_said_in_words(
     monkeypatch: pytest.MonkeyPatch, law: float, of_claim: dict[str, Any], meaning: tuple[str, str]
 ) -> None:
-    result = section(monkeypatch, law, claim(**of_claim))
+    result = section(monkeypatch, with_laws(cppo=law, dppo=1.0), claim(**of_claim))
     assert result.view["notes"][0].startswith("There is no control among these runs")
     [line] = result.lines
     assert line.sentence.startswith(meaning[0]) and meaning[1] in line.sentence
@@ -185,7 +172,7 @@ def test_an_outcome_is_said_in_words(
 def test_a_control_that_does_as_much_as_the_rule_is_named_with_the_verdict(
     monkeypatch: pytest.MonkeyPatch, control: float, as_much: bool
 ) -> None:
-    result = section(monkeypatch, 0.7, claim(), control=control)
+    result = section(monkeypatch, with_laws(cppo=0.7, dppo=1.0, no_trust_region=control), claim())
     [line], note = result.lines, result.view["notes"][0]
     (ratio,) = re.findall(
         r"The same ratio of the controls: no trust region \(control\) ([0-9.]+) \(", line.sentence
@@ -198,30 +185,49 @@ def test_a_control_that_does_as_much_as_the_rule_is_named_with_the_verdict(
     assert rows == {"CPPO / DPPO", "no trust region / DPPO (control)"}
 
 
-def test_a_policy_that_never_moves_has_a_table() -> None:
-    """And the notes say nothing of its movement. What an older run did not log is a dash."""
-    [(condition, curves)] = study({"dppo": {16: 1.0}}).items()
-    summaries = {condition: replace(summarise(curves), movement=0.0, before=0.0, product_ratio=math.nan)}
-    [note] = exact_view._notes({condition: curves}, summaries, "of all seeds")
-    assert "movement" not in note
-    [row] = exact_view._condition_table(summaries).rows
-    assert row.cells[6] == row.cells[10] == "–" and "nan" not in row.cells
+def test_a_policy_that_never_moves_has_a_section(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the notes say nothing of its movement. What has no value is a dash."""
+    moving = study({"dppo": {16: 1.0}, "cppo": {16: 0.7}})
+    still = {
+        condition: Curves(
+            curves.seeds, *(0 * value for name, value in vars(curves).items() if name != "seeds")
+        )
+        for condition, curves in moving.items()
+    }
+    with warnings.catch_warnings(action="error"):
+        result = section(monkeypatch, still, claim())
+        [picture] = result.pictures
+        picture.draw(picture.info, Figure())
+    assert "movement" not in " ".join(result.view["notes"][1:])
+    for row in result.tables["exact_conditions"].rows:
+        assert row.cells[6] == row.cells[10] == "–" and "nan" not in row.cells
+
+
+def test_one_seed_of_few_steps_is_drawn_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    few = {
+        condition: Curves((0,), *(value[:1, :5] for name, value in vars(curves).items() if name != "seeds"))
+        for condition, curves in study({"cppo": {16: 0.7}, "dppo": {16: 1.0}}).items()
+    }
+    [picture] = section(monkeypatch, few, claim()).pictures
+    picture.draw(picture.info, figure := Figure())
+    assert "too few steps to compare" in {text.get_text() for ax in figure.axes for text in ax.texts}
 
 
 def test_what_the_section_says_of_hypotheses(monkeypatch: pytest.MonkeyPatch) -> None:
-    bare = section(monkeypatch, 0.7)
+    both = with_laws(cppo=0.7, dppo=1.0)
+    bare = section(monkeypatch, both)
     assert bare.view["summary"] == "The sweep file states no hypothesis about the error."
     assert bare.view["registered"] == "" and bare.tables["exact_hypotheses"] is None
     assert bare.tables["exact_ratios"].rows  # CPPO with DPPO, without being asked
-    alone = section(monkeypatch, 0.7, alone=True)  # there is nothing to compare with
+    alone = section(monkeypatch, with_laws(cppo=0.7))  # there is nothing to compare with
     assert [*alone.tables] == ["exact_conditions", "exact_hypotheses"]
     panels = [panel.metric for panel in alone.pictures[0].info.panels]
     assert panels == [panel.metric for panel in bare.pictures[0].info.panels if panel.metric != "ratio"]
-    stated = section(monkeypatch, 0.7, claim(), claim(key="b", text="B"))
+    stated = section(monkeypatch, both, claim(), claim(key="b", text="B"))
     assert stated.view["registered"] == (  # said once
         "Not registered: `cppo launch` registers hypotheses before their runs. Exploratory."
     )
     assert [row.label for row in stated.tables["exact_hypotheses"].rows] == ["A", "B"]
     assert "does not isolate what a rule does" in stated.how
-    updates = section(monkeypatch, 0.7, claim(), along=True)
+    updates = section(monkeypatch, both, claim(), along=True)
     assert "measures one update of a rule" in updates.how and "isolate" not in updates.how

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from cppo_lab import schema
 from cppo_lab.analysis.statistics import verdicts
 from cppo_lab.analysis.statistics.claims import Claim, Kind, log_size
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.exact_study import (
     BIN,
     FEWEST_STEPS,
+    METRICS,
     RETURN_BIN,
     Condition,
     Curves,
@@ -29,11 +31,13 @@ from cppo_lab.analysis.statistics.exact_study import (
     of_seeds,
     paired,
     pairs_of,
+    read_curves,
     summarise,
 )
 from cppo_lab.analysis.statistics.values import Quantity
 from cppo_lab.analysis.statistics.verdicts import Verdict, outcome_of
 from cppo_lab.reports.verdict_view import reason
+from tests.analysis.made_sweeps import MadeRun, both, scored
 
 SEEDS, STEPS = 30, 40
 HORIZONS = (16, 64, 256)
@@ -119,6 +123,13 @@ def test_steps_behind_a_collapse_do_not_count() -> None:
     expected = log_ratio(short, other, list(range(SEEDS)))
     assert compared(broken, other).value == pytest.approx(expected, abs=1e-12)
     assert math.isfinite(summarise(broken).area)
+
+
+@pytest.mark.parametrize("horizon, horizons", [("16", [16]), ("0", []), ("9" * 5000, [])])
+def test_a_run_whose_horizon_is_no_number_of_tokens_has_no_curves(horizon: str, horizons: list[int]) -> None:
+    run = MadeRun("cppo", scores=both({1: 0.5}), logged={METRICS["error"]: {1: 0.1}})
+    found = read_curves(scored([run], params={f"{0:032x}": {schema.HORIZON: horizon}}))
+    assert [condition.horizon for condition in found] == horizons
 
 
 def study(laws: dict[str, dict[int, float]]) -> dict[Condition, Curves]:
@@ -227,6 +238,8 @@ def test_what_no_mechanism_of_a_rule_makes_better_is_a_control() -> None:
         "slower": dppo | {"optim.learning_rate": "0.014"},
         "open": dppo | {"rule.delta": "1.0"},
         "looser": dppo | {"rule.delta": "0.012"},
+        "strangers": dppo | {"rule.delta": "none"},
+        "nameless": {"rule.delta": "1.0"},
         "cppo": dppo | {"rule.name": "cppo", "rule.w_min": "0.8", "rule.delta": "1.0"},
     }
     logged = {f"{name} max_response_length={h}": values for name, values in params.items() for h in HORIZONS}

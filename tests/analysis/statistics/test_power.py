@@ -21,7 +21,8 @@ from cppo_lab.analysis.statistics.power import (
 )
 from cppo_lab.analysis.statistics.values import FinishedRuns, run_values
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge
-from tests.analysis.statistics.made_curves import ABOUT, ABOVE, BEST, MEAN, TIERS, board_of, flat, judged
+from tests.analysis.made_sweeps import scored
+from tests.analysis.statistics.made_curves import ABOUT, ABOVE, BEST, MEAN, TIERS, flat, judged
 
 MORE = Claim("more", "a collapses more", "main", Kind.COLLAPSE, TIERS, smallest=0.1)
 SCORES = {"m": {"a": 0.32, "b": 0.30, "c": 0.29}, "n": {"a": 0.33, "b": 0.31, "c": 0.30}}
@@ -53,7 +54,7 @@ def test_planned_power_is_the_share_of_studies_that_the_verdicts_support(
     claim: Claim, scores: dict[str, dict[str, float]], deviation: float
 ) -> None:
     studies, seeds, rng, supported = 150, 4, np.random.default_rng(1), 0
-    board = board_of(
+    board = scored(
         [run for model in scores for run in flat(dict.fromkeys(scores[model], [0.3] * seeds), model)]
     )
     for _ in range(studies):
@@ -89,7 +90,7 @@ def test_planned_power_is_that_of_a_paired_t_test(
 def test_planned_power_of_a_sequential_claim_is_that_of_studies_judged_by_the_verdicts(effect: float) -> None:
     seeds, studies, rng = 8, 80, np.random.default_rng(2)
     claim = replace(ABOVE, sequential=True, seeds=tuple(range(seeds)))
-    board = board_of(flat({"a": [0.3] * seeds, "b": [0.3] * seeds}))
+    board = scored(flat({"a": [0.3] * seeds, "b": [0.3] * seeds}))
     levels = {"m": {"a": 0.3 + effect, "b": 0.3}}
     verdicts = [judge(claim, board, drawn(board, levels, 0.015, rng)) for _ in range(studies)]
     planned = planned_power(claim, levels, 0.015, seeds)
@@ -100,6 +101,14 @@ def test_planned_power_of_a_sequential_claim_is_that_of_studies_judged_by_the_ve
     )
     looked = np.array([verdict.looked for verdict in verdicts])
     assert looked.mean() == pytest.approx(planned.expected, abs=4 * looked.std() / studies**0.5 + 0.05)
+
+
+@pytest.mark.parametrize("deviations, most", [(1, 11), (2, 6)])
+def test_the_clearer_a_sequential_claim_the_fewer_seeds_it_takes(deviations: int, most: int) -> None:
+    """Of 20; the deviations are those of a pair's difference."""
+    claim = replace(ABOVE, sequential=True, seeds=tuple(range(20)))
+    scores = {"m": {"a": 0.3 + deviations * 2**0.5 * 0.015, "b": 0.3}}
+    assert planned_power(claim, scores, 0.015, 20).expected < most
 
 
 def test_the_seeds_that_it_takes() -> None:
