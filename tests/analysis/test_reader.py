@@ -2,14 +2,12 @@
 points of many runs as one small tidy frame; what runs kept of their answers.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Metric
 from sqlalchemy.exc import OperationalError
 
 from cppo_lab import schema
@@ -23,6 +21,7 @@ from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.tracking import read
 from cppo_lab.tracking.history import StoredRun, from_rows
 from cppo_lab.tracking.read import stored_run
+from tests.analysis.made_sweeps import MadeRun, experiment_in, write_runs
 from tests.answers import made
 from tests.conftest import user_error
 from tests.reports.made_answers import log_file
@@ -31,44 +30,20 @@ EXPERIMENT = "cppo-mini"
 SCORE = schema.validation_metric("chain24")
 
 
-@pytest.fixture
-def write(uri: str) -> Callable[..., str]:
-    """Writes one run and returns its MLflow id; a run written later starts later."""
-    client = MlflowClient(uri)
-    experiment = client.create_experiment(EXPERIMENT)
-    clock = iter(range(1, 1000))
-
-    def write_run(
-        run_id: str,
-        status: str | None = schema.DONE,
-        ended: str | None = "FINISHED",
-        sweep: str = "demo",
-        **more: str,
-    ) -> str:
-        tags = {
-            schema.TAG_RUN_ID: run_id,
-            schema.TAG_MODEL: "chain",
-            schema.TAG_SEED: "3",
-            schema.TAG_T_STOP: "40",
-            schema.TAG_WARM_START: "0123abcd",
-            schema.sweep_tag(sweep): "cppo",
-            **({} if status is None else {schema.TAG_STATUS: status}),
-            **more,
-        }
-        run = client.create_run(experiment, start_time=next(clock), tags=tags).info.run_id
-        points = [Metric(SCORE, 0.1 * step, step, step) for step in (1, 2)]
-        client.log_batch(run, metrics=[*points, Metric("train/loss", 5.0, 0, 1)])
-        if ended is not None:
-            client.set_terminated(run, ended)
-        return run
-
-    return write_run
+def write(uri: str, *run_ids: str, sweep: str = "demo", status: str = schema.DONE, **tags: str) -> list[str]:
+    """Writes runs, of which each starts a millisecond after the one before it: their MLflow ids."""
+    logged = {SCORE: {1: 0.1, 2: 0.2}, "train/loss": {1: 5.0}}
+    runs = [MadeRun("cppo", seed=3, logged=logged, status=status, t_stop=40, run_id=name) for name in run_ids]
+    return [*write_runs(uri, runs, sweep, **tags).values()]
 
 
-def test_frames(uri: str, write: Callable[..., str]) -> None:
-    mlflow_id, client = write("r1"), MlflowClient(uri)
+def test_frames(uri: str) -> None:
+    (mlflow_id, gone), client = (
+        write(uri, "r1", "r2", **{schema.TAG_WARM_START: "0123abcd"}),
+        MlflowClient(uri),
+    )
     client.log_param(mlflow_id, "rule.delta", 0.15)
-    client.delete_run(write("r2"))  # is gone
+    client.delete_run(gone)
     data = read_sweep(uri, EXPERIMENT, "demo")
     assert data.params == {mlflow_id: {"rule.delta": "0.15"}}
     assert tuple(data.runs.columns) == RUN_COLUMNS
@@ -81,55 +56,47 @@ def test_frames(uri: str, write: Callable[..., str]) -> None:
         (mlflow_id, SCORE, 1, 0.1),
         (mlflow_id, SCORE, 2, 0.2),
     ]
-    client.log_metric(
-        mlflow_id, SCORE, 0.05, timestamp=999, step=2
-    )  # of a step logged twice the later value counts
     only = read_sweep(uri, EXPERIMENT, "demo", metrics={SCORE}.__contains__).metrics
-    assert list(only[["metric", "value"]].itertuples(index=False, name=None)) == [(SCORE, 0.1), (SCORE, 0.05)]
+    assert list(only[["metric", "value"]].itertuples(index=False, name=None)) == [(SCORE, 0.1), (SCORE, 0.2)]
 
 
 @pytest.mark.parametrize(
     "tag, seed", [("-3", -3), ("--5", None), ("\u00b2", None), ("9" * 30, None), ("0.5", None)]
 )
-def test_a_seed_that_is_none_is_left_out(
-    uri: str, write: Callable[..., str], tag: str, seed: int | None
-) -> None:
-    write("r1", **{schema.TAG_SEED: tag})
+def test_a_seed_that_is_none_is_left_out(uri: str, tag: str, seed: int | None) -> None:
+    write(uri, "r1", **{schema.TAG_SEED: tag})
     assert read_sweep(uri, EXPERIMENT, "demo").runs["seed"].dropna().tolist() == (
         [] if seed is None else [seed]
     )
 
 
-def test_of_retries_the_newest_result_counts(uri: str, write: Callable[..., str]) -> None:
-    write("r1")
-    newest = {"r1": write("r1"), "r2": "", "r3": write("r3", schema.COLLAPSED)}
-    for run_id in newest:
-        write(run_id, schema.FAILED, "FAILED")
-    newest["r2"] = write("r2", schema.RUNNING, None)
+def test_of_retries_the_newest_result_counts_and_its_tag_says_how_it_ended(uri: str) -> None:
+    """MLflow's own status, FINISHED of all of these, does not."""
+    ends = [("r1", schema.DONE), ("r1", schema.DONE), ("r3", schema.COLLAPSED), ("r4", schema.PARTIAL)]
+    ends += [(run_id, schema.FAILED) for run_id in ("r1", "r2", "r3")]
+    ends += [("r2", schema.RUNNING), ("r5", "somebody's")]
+    write_runs(uri, [MadeRun("cppo", run_id=run_id, status=status) for run_id, status in ends], "demo")
     data = read_sweep(uri, EXPERIMENT, "demo")
-    assert dict(zip(data.runs["run_id"], data.runs["mlflow_id"], strict=True)) == newest
-    assert data.begun == {"r1": 1, "r2": 5, "r3": 3}  # at the first attempt
+    milliseconds = [start.microsecond // 1000 for start in data.runs["start"]]
+    assert list(zip(data.runs["run_id"], data.runs["status"], milliseconds, strict=True)) == [
+        ("r1", schema.DONE, 2),
+        ("r2", schema.RUNNING, 8),
+        ("r3", schema.COLLAPSED, 3),
+        ("r4", schema.PARTIAL, 4),
+        ("r5", schema.RUNNING, 9),
+    ]
+    assert data.begun == {"r1": 1, "r2": 6, "r3": 3, "r4": 4, "r5": 9}  # at the first attempt
 
 
-@pytest.mark.parametrize(
-    "tag, ended, status",
-    [
-        (None, "FINISHED", schema.RUNNING),
-        (schema.RUNNING, "FINISHED", schema.RUNNING),
-        (schema.PARTIAL, None, schema.PARTIAL),
-        (schema.COLLAPSED, "FAILED", schema.COLLAPSED),
-    ],
-)
-def test_status(uri: str, write: Callable[..., str], tag: str | None, ended: str | None, status: str) -> None:
-    write("r1", tag, ended)
-    assert list(read_sweep(uri, EXPERIMENT, "demo").runs["status"]) == [status]
+def test_a_start_beyond_all_years_is_none(uri: str) -> None:
+    experiment = experiment_in(uri, EXPERIMENT)
+    MlflowClient(uri).create_run(experiment, 10**18, {schema.sweep_tag("demo"): "cppo"})
+    assert read_sweep(uri, EXPERIMENT, "demo").runs["start"].isna().tolist() == [True]
 
 
-def test_a_shared_run_is_found_by_its_id_with_the_tag_of_another_sweep(
-    uri: str, write: Callable[..., str]
-) -> None:
-    write("r1")
-    write("r2", sweep="other")
+def test_a_shared_run_is_found_by_its_id_with_the_tag_of_another_sweep(uri: str) -> None:
+    write(uri, "r1")
+    write(uri, "r2", sweep="other")
     for ids, expected in ((), ["r1"]), (("r2",), ["r1", "r2"]):
         assert list(read_sweep(uri, EXPERIMENT, "demo", run_ids=ids).runs["run_id"]) == expected
 
@@ -139,13 +106,11 @@ def test_a_shared_run_is_found_by_its_id_with_the_tag_of_another_sweep(
     [("acme", "true", True), ("acme", None, False), ("exact", None, True), ("mini", None, False)],
     ids=["another package's", "not said", "older than the tag", "by its warm start"],
 )
-def test_whose_seed_draws_their_start(
-    uri: str, write: Callable[..., str], core: str, tag: str | None, drawn: bool
-) -> None:
+def test_whose_seed_draws_their_start(uri: str, core: str, tag: str | None, drawn: bool) -> None:
     """The store says it, whatever packages are installed."""
     tags = {schema.TAG_CORE: core} | ({schema.TAG_SEED_FIXES_START: tag} if tag else {})
-    mlflow_id = write("r1", **tags)
-    assert read_sweep(uri, EXPERIMENT, "demo").drawn_starts == ({mlflow_id} if drawn else set())
+    ids = write(uri, "r1", **tags)
+    assert read_sweep(uri, EXPERIMENT, "demo").drawn_starts == (set(ids) if drawn else set())
 
 
 @pytest.mark.parametrize(
@@ -160,11 +125,9 @@ def test_whose_seed_draws_their_start(
         ("deleted", "demo", r"was deleted: .*restore --experiment-id \d+"),
     ],
 )
-def test_what_is_not_in_the_store_is_named(
-    uri: str, write: Callable[..., str], experiment: str, sweep: str, message: str
-) -> None:
-    write("r1")
-    write("r2", sweep="other")
+def test_what_is_not_in_the_store_is_named(uri: str, experiment: str, sweep: str, message: str) -> None:
+    write(uri, "r1")
+    write(uri, "r2", sweep="other")
     client = MlflowClient(uri)
     client.create_experiment("empty")
     client.delete_experiment(client.create_experiment("deleted"))

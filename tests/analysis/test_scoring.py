@@ -38,16 +38,9 @@ def test_seeds_are_averaged_after_each_was_selected() -> None:
 def test_a_gap_is_refused_and_named(gap: MadeRun | None, words: str) -> None:
     data = make_data([DONE, gap] if gap else [DONE])
     expected = expect([DONE, gap or MadeRun("cppo", seed=1)])
-    with user_error("") as error:
+    said = rf"1 of 2 runs .*: cppo on chain, seed 1 \({words}\)\. Run `cppo launch` with the same .*--partial"
+    with user_error(said):
         score_sweep(data, expected)
-    text = str(error.value)
-    for part in (
-        f"cppo on chain, seed 1 ({words})",
-        "1 of 2 runs",
-        "`cppo launch` with the same sweep",
-        "--partial",
-    ):
-        assert part in text
     cell = score_sweep(data, expected, partial=True).cells[CELL]
     assert (cell.state, cell.provisional) == (SelectionState.SCORED, True)
     assert (cell.score.mean, cell.score.n) == pytest.approx((0.3, 1))  # the finished run alone

@@ -118,29 +118,24 @@ def test_diagnostics_are_read_and_runs_without_are_left_out(store: tuple[str, st
 
 
 def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: tuple[str, str]) -> None:
-    """Both cores go through `cores.diagnostics`; the paper's longest responses have 16,384 tokens."""
+    """Both cores go through `cores.rule_loss`; the paper's longest responses have 16,384 tokens."""
     torch = pytest.importorskip("torch")
     from cppo_lab.cores.rule_loss import Diagnostics, ObservedTokens
     from cppo_lab.spec import RuleSpec
 
-    tokens, responses = 16_384, 4
     rule = RuleSpec(name="cppo", delta=0.15, delta_b=0.02, delta_b_mode="fixed", w_min=0.8)
-    diagnostics, draw = Diagnostics(rule, tokens), torch.Generator().manual_seed(1)
-    logp, mu = (-3 * torch.rand(responses, tokens, generator=draw) for _ in range(2))
-    gaps, valid = (logp.exp() - mu.exp()).abs(), torch.ones_like(logp).bool()
-    observed = ObservedTokens(logp, mu, gaps / 3, torch.ones_like(logp), valid, valid.long(), mu)
-    diagnostics.see(3, observed, lambda ids: ["中文 \n" for _ in ids])
+    diagnostics, draw = Diagnostics(rule, 16_384), torch.Generator().manual_seed(1)
+    logp, mu = (-3 * torch.rand(1, 16_384, generator=draw) for _ in range(2))
+    gaps, ones = (logp.exp() - mu.exp()).abs(), torch.ones_like(logp)
+    observed = ObservedTokens(logp, mu, gaps, ones, ones.bool(), ones.long(), mu)
+    diagnostics.see(3, observed, lambda ids: ["中文 \n"] * len(ids))
     diagnostics.end_step()
-    ids = []
-    for name, table in diagnostics.tables().items():
-        text = json.dumps(table)
-        assert len(text.encode()) < study.LARGEST / 2
-        ids.append(run_with(store, f"{name}.json", text))
-    [positions] = read_positions(store[0], ids).values()
-    assert positions.tokens == (responses,) * tokens
-    assert positions.mean == pytest.approx(gaps.mean(0).tolist(), abs=1e-6)
-    [window] = read_windows(store[0], ids).values()
-    assert (window.step, len(window.symbols), window.token_threshold) == (3, tokens, 0.15)
+    texts = {f"{name}.json": json.dumps(table) for name, table in diagnostics.tables().items()}
+    assert max(len(text.encode()) for text in texts.values()) < study.LARGEST / 2
+    ids = [run_with(store, *each) for each in texts.items()]
+    [positions], [window] = (read(store[0], ids).values() for read in (read_positions, read_windows))
+    assert positions.mean == pytest.approx(gaps[0].tolist(), abs=1e-6)
+    assert (window.step, len(window.symbols), window.token_threshold) == (3, 16_384, 0.15)
     assert {"token", "prefix"} <= set(window.masked_by)
 
 
@@ -215,14 +210,8 @@ def test_gaps_are_averaged_over_tokens_then_over_runs(store: tuple[str, str]) ->
     gaps = read_positions(store[0], [run_with(store, "positions.json", content) for content in contents])
     curves = gap_curves(list(gaps.values()))
     assert (curves.runs, curves.mean.positions) == (2, (1.0, 2.0))  # the third has too few tokens
-    of_mean = curves.mean
-    for found, expected in (
-        (of_mean.mean, (0.2, 0.2)),
-        (of_mean.low, (0.1, 0.2)),
-        (of_mean.high, (0.3, 0.2)),
-    ):
-        assert found == pytest.approx(expected)
-    assert curves.top10.mean == pytest.approx((0.5, 0.6))
+    shown = (*curves.mean.mean, *curves.mean.low, *curves.mean.high, *curves.top10.mean)
+    assert shown == pytest.approx((0.2, 0.2, 0.1, 0.2, 0.3, 0.2, 0.5, 0.6))
     assert gap_curves([]) is None
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cppo_lab.answers import outcomes as files
+from cppo_lab.answers import outcomes, tokens
 from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids, read, write
 from tests.answers import made
 from tests.conftest import user_error
@@ -24,9 +24,9 @@ def test_a_file_holds_what_was_written_and_equal_outcomes_are_equal_bytes() -> N
 
 
 def test_rows_behind_a_checkpoint_go() -> None:
-    outcomes = made.outcomes(validations=4)
+    whole = made.outcomes(validations=4)
     for step, rows in ((-1, 0), (0, 1), (9, 1), (10, 2), (30, 4), (99, 4)):
-        found = outcomes.until(step)
+        found = whole.until(step)
         assert found.steps.tolist() == [0, 10, 20, 30][:rows]
         assert found.right.shape == found.cut_off.shape == found.length.shape == (rows, 6)
 
@@ -87,20 +87,22 @@ def test_a_validation_that_is_none_is_refused(right: Any, why: str) -> None:
         no_outcomes(4, ["a"], ["a-1", "a-2"], [0, 0]).append(0, np.array(right), np.zeros(2), np.ones(2))
 
 
-def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut off, with a flipped byte in its list, of another format, pickled, too large."""
-    data, buffer = write(made.outcomes()), io.BytesIO()
+def test_what_its_list_has_is_named() -> None:
+    with user_error(r"the file has no outcomes .*it has samples=True: Input should be a valid integer"):
+        read(write(made.forged(made.outcomes(), samples=True)), "the file")
+
+
+@pytest.mark.parametrize(
+    "module, content", [(outcomes, made.outcomes()), (tokens, made.tokens())], ids=["outcomes", "tokens"]
+)
+def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch, module: Any, content: Any) -> None:
+    """Cut off, pickled, of another format, too large."""
+    data, buffer = module.write(content), io.BytesIO()
     np.savez(buffer, about=np.array([{"a": 1}], dtype=object))
-    unnamed = (
-        write(made.forged(made.outcomes(), samples=True)),
-        write(made.forged(made.outcomes(), problems=(1,))),
-    )
-    with user_error("it has samples=True: Input should be a valid integer"):
-        read(unnamed[0], "the file")
-    for broken in (b"", b"PK", data[:100], data[:-1], buffer.getvalue(), b"\x00" * 100, *unnamed):
-        with user_error("the file has no outcomes"):
-            read(broken, "the file")
-    for name, value, message in (("FORMAT", 2, "format 2"), ("LARGEST", 10, "more than the 10")):
-        monkeypatch.setattr(files, name, value)
+    for broken in (b"", b"PK", data[:100], data[:-1], buffer.getvalue(), b"\x00" * 100):
+        with user_error("the file has no (outcomes|tokens) of"):
+            module.read(broken, "the file")
+    for name, value, message in (("FORMAT", 2, "is not of format 2"), ("LARGEST", 10, "more than the 10")):
+        monkeypatch.setattr(module, name, value)
         with user_error(message):
-            read(data, "the file")
+            module.read(data, "the file")

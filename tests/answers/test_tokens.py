@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cppo_lab.answers import tokens as files
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, chosen_groups, read, write, write_within
 from tests.answers import made
 from tests.conftest import user_error
@@ -101,14 +100,3 @@ VOCABULARY = "its vocabulary is not sorted, or has no text for each entry"
 def test_parts_that_do_not_fit_are_refused(change: dict[str, Any], why: str) -> None:
     with user_error(rf"stranger\.npz has no tokens of training responses \(.*{why}.*\): delete that file"):
         read(write(made.forged(made.tokens(), **change)), "stranger.npz")
-
-
-def test_no_file_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = write(made.tokens())
-    for broken in (b"", data[:-1], data[:500]):
-        with user_error("the file has no tokens"):
-            read(broken, "the file")
-    for name, value, message in (("FORMAT", 2, "it is not of format 2"), ("LARGEST", 10, "more than the 10")):
-        monkeypatch.setattr(files, name, value)
-        with user_error(message):
-            read(data, "the file")

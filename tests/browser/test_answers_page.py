@@ -30,9 +30,6 @@ FRAMES = """async () => {
 # How many chunks the browser does not skip.
 DRAWN = """() => [...document.querySelectorAll(".chunk")].filter(
     (chunk) => chunk.firstChild.checkVisibility({ contentVisibilityAuto: true })).length"""
-# A chunk is laid out and scrolled to, behind the scroll events of a frame.
-
-
 # Both panes begin with the same token, behind the first thousand.
 FOLLOWED = """() => {
     const first = [...document.querySelectorAll(".tokens")].map((box) => [...box.children].findIndex(

@@ -16,8 +16,10 @@ from cppo_lab.reports.figures.drawing import Absent, Drawn
 from cppo_lab.reports.sweep import ReportRequest, sweep_contents
 from cppo_lab.reports.tables import main_grid
 from cppo_lab.tracking.reference import import_reference
-from tests.analysis.made_sweeps import MadeRun, expect, scored, write_runs
+from tests.analysis.conftest import uri
+from tests.analysis.made_sweeps import MadeRun, expect, write_runs
 
+__all__ = ["uri"]  # the fixture of a store of a test's own
 DEMO = {"grpo": 0.30, "cppo": 0.50}  # variant -> its best score; seed 1 is 0.02 higher
 DEMO_RUNS = [
     MadeRun(
@@ -38,11 +40,6 @@ DEMO_RUNS = [
     for variant, best in DEMO.items()
     for seed in (0, 1)
 ]
-
-
-def board_of(*runs: MadeRun) -> Scoreboard:
-    """These runs and no others, scored."""
-    return scored(runs)
 
 
 def request_of(runs: Sequence[MadeRun], uri: str, out: Path, sweep: str = "main") -> ReportRequest:
@@ -71,12 +68,6 @@ def reference_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
 def paper_board(reference_uri: str) -> Scoreboard:
     """The paper's main grid, scored."""
     return score_sweep(read_sweep(reference_uri, schema.PAPER, "main"), main_grid())
-
-
-@pytest.fixture
-def empty_uri(tmp_path: Path) -> str:
-    """An empty store to write to."""
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
 @pytest.fixture(scope="session")

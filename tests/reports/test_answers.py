@@ -12,7 +12,7 @@ import pytest
 
 from cppo_lab.analysis.reader import RunAnswers
 from cppo_lab.analysis.replay import replay
-from cppo_lab.analysis.scoring import RunScore, Scoreboard
+from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.answers.outcomes import no_outcomes
 from cppo_lab.answers.texts import Texts, as_text
 from cppo_lab.answers.tokens import RecordedTokens
@@ -42,13 +42,10 @@ def pair() -> Scoreboard:
     )
 
 
-def run_of(variant: str) -> RunScore:
-    return next(run for run in shown_runs(pair()) if run.variant == variant)
-
-
 def view_of(**tokens: RecordedTokens) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the page has of these tokens of the variants, without texts, and what of it is JSON."""
-    answers = {run_of(name).mlflow_id: RunAnswers((), (of_run,)) for name, of_run in tokens.items()}
+    ids = {run.variant: run.mlflow_id for run in shown_runs(pair())}
+    answers = {ids[name]: RunAnswers((), (of_run,)) for name, of_run in tokens.items()}
     view = answers_view(pair(), answers)
     return view, json.loads(view["content"])
 

@@ -14,7 +14,6 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, SelectionState, score_sweep
 from cppo_lab.reports import tables
 from cppo_lab.reports.audit import (
-    AVERAGE,
     CONFIRMED,
     FOUND,
     NOT_SEEN,
@@ -23,9 +22,10 @@ from cppo_lab.reports.audit import (
     discrepancies,
 )
 from cppo_lab.reports.names import percent, round_half_up
-from cppo_lab.reports.tables import ablation_curves, full_table, main_table, printed_table
+from cppo_lab.reports.sections import Scored
+from cppo_lab.reports.statistics_tables import statistics_tables
+from cppo_lab.reports.tables import TextTable, ablation_curves, full_table, main_table, printed_table
 from cppo_lab.tracking.reference import reading
-from tests.analysis.made_sweeps import MadeRun, both, scored
 
 TOLERANCE = Decimal("0.01")  # rounded or cut, both of which the paper does
 
@@ -88,7 +88,7 @@ def test_known_discrepancies_have_the_verdict_of_the_curves(paper_board: Scorebo
     for number, words in (
         (0, ("37 are truncated, 30 are rounded, 0 are neither", "CPPO rows 9 of 9")),
         (3, ("49.51 at step 145", "step 215, at 0.00")),
-        (5, ("CPPO 28.88 and DPPO 26.05",)),
+        (5, ("CPPO 28.88 and DPPO 26.05 (rank differs from print for DPPO, CISPO)", "51.57 and DPPO 46.50.")),
         (8, ("161 of 339", "99 of 204")),
         (9, ("steps 150, 160, 310",)),
         (10, ("step 660 of 680",)),
@@ -166,18 +166,25 @@ def test_rounding_is_half_up_on_the_decimal_value(fraction: float, text: str) ->
     assert str(round_half_up(percent(fraction))) == text
 
 
-def test_a_lucky_peak_does_not_help_the_late_mean() -> None:
-    runs = [
-        MadeRun("lucky", scores=both({10: 0.9, 80: 0.2, 90: 0.2, 100: 0.2})),
-        MadeRun("steady", scores=both({10: 0.1, 80: 0.3, 90: 0.3, 100: 0.3})),
-        MadeRun("fallen", scores=both({10: 0.9, 80: 0.9, 90: 0.9, 100: 0.0}), status=schema.COLLAPSED),
+def cell(table: TextTable, pair: tuple[str, str] | None, heading: int) -> str:
+    return next(row.cells[heading] for row in table.rows if row.pair == pair)
+
+
+def test_the_papers_single_runs_have_scores_and_order_alone(paper_board: Scoreboard) -> None:
+    made = statistics_tables(Scored("made", "main", paper_board, ""))
+    assert list(made) == ["scores", "order"]
+    scores, order = made.values()
+    assert not any("±" in text for row in scores.rows for text in row.cells)
+    for row in main_table(paper_board, "").rows:  # the same numbers as Table 1, to the digit
+        for entry in row.cells:
+            if entry.value is not None:
+                assert cell(scores, entry.pair, 1) == str(entry.value)
+    # CPPO, CISPO, DPPO: 28.82, 28.19 at the best step; 25.66, 26.05 over the last 30 %.
+    places = [
+        [cell(order, ("Qwen3-1.7B", name), number) for name in ("cppo", "cispo", "dppo")] for number in (0, 3)
     ]
-    board = scored(runs)
-    printed = [
-        {"model": run.model, "method": run.variant, **dict.fromkeys((*board.benchmarks, AVERAGE), "10.00")}
-        for run in board.runs
-    ]
-    audited = {run.score.variant: run for run in audit_tables(board, printed).runs}
-    ranks = {variant: run.late_rank for variant, run in audited.items()}
-    assert ranks == {"lucky": 2, "steady": 1, "fallen": None}
-    assert [run.late for run in audited.values()] == [pytest.approx(0.2), pytest.approx(0.3), None]
+    assert places == [["1", "2", "3"], ["1", "3", "2"]]
+    assert cell(order, ("Qwen3-1.7B", "cppo"), 1) == "3.06"
+    assert "Qwen3-1.7B-Base 1.00" in order.notes[-1]
+    for table in (scores, order):  # every row leads to runs
+        assert {row.pair for row in table.rows} == set(paper_board.cells)

@@ -17,9 +17,8 @@ from cppo_lab.reports.figures.drawing import Drawn, Picture, figure_csv, render
 from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.sweep import effects_section
-from tests.analysis.made_sweeps import MadeRun, both
+from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.analysis.statistics.made_curves import flat
-from tests.reports.conftest import board_of
 
 T_3 = 4.302652729911275  # 97.5 % quantile of Student's t with two degrees of freedom
 SEEDS = (-0.01, 0.0, 0.02)
@@ -27,7 +26,7 @@ SEEDS = (-0.01, 0.0, 0.02)
 
 def made(scores: dict[str, Sequence[float]]) -> Scoreboard:
     """The scores of each variant's seeds, whose curves are flat."""
-    return board_of(*flat(scores, "chain"))
+    return scored(flat(scores, "chain"))
 
 
 def around(score: float) -> list[float]:
@@ -160,8 +159,8 @@ def test_a_baseline_with_axes_is_the_one_at_the_same_values() -> None:
     scores = {"own x=1": 0.1, "own x=2": 0.3, "padded x=1": 0.2, "padded x=2": 0.25, "grpo": 0.4}
     board = made({name: around(score) for name, score in scores.items()})
     same = {f"{name} x={x}": f"own x={x}" for name in ("own", "padded") for x in (1, 2)}
-    scored = Scored("made", "Title", board, "", baseline=Baseline("own", same))
-    table = statistics_tables(scored)["differences"]
+    sweep = Scored("made", "Title", board, "", baseline=Baseline("own", same))
+    table = statistics_tables(sweep)["differences"]
     assert table.lead == "minus own at the same values"
     assert "paired: by seed, as the design of the runs asks; else Welch's." in table.notes[0]
     assert [(row.label, row.cells[0]) for row in table.rows] == [
@@ -196,7 +195,7 @@ def test_drift_is_by_age_and_third_of_steps_with_a_mu_of_that_age() -> None:
                 for part, metric in enumerate(DRIFT.values(), 1)
             }
             runs.append(MadeRun(name, seed=seed, scores=both({10: 0.5}), logged=logged))
-    board, axes = board_of(*runs), Axes(("rule.delta", "rollout.staleness"), tuple(places))
+    board, axes = scored(runs), Axes(("rule.delta", "rollout.staleness"), tuple(places))
     info = drift_info(board, axes, "Title")
     assert [panel.surface_of for panel in info.panels] == ["cppo delta=0.1", "cppo delta=0.2"]
     for panel, rate in zip(info.panels, (0.1, 0.2), strict=True):
@@ -212,7 +211,7 @@ def test_drift_is_by_age_and_third_of_steps_with_a_mu_of_that_age() -> None:
     assert "late third" in figure_csv(info) and "of the mean over seeds" in info.around
     for other in (replace(axes, places=axes.places[:2]), Axes(("rule.delta",), ())):  # one age, none
         assert drift_info(board, other, "Title") is None
-    assert drift_info(board_of(*(replace(run, logged={}) for run in runs)), axes, "Title") is None
+    assert drift_info(scored([replace(run, logged={}) for run in runs]), axes, "Title") is None
 
 
 def test_effects_are_drawn_and_listed_with_their_intervals() -> None:
@@ -233,8 +232,8 @@ def test_effects_are_drawn_and_listed_with_their_intervals() -> None:
         for name, score in points.items()
         for seed, more in enumerate(SEEDS)
     ]
-    scored = Scored("demo", "Demo", board_of(*runs), "sqlite://")
-    section = effects_section(scored, Axes(("rule.x", "data.y"), places))
+    sweep = Scored("demo", "Demo", scored(runs), "sqlite://")
+    section = effects_section(sweep, Axes(("rule.x", "data.y"), places))
     rows = {row.cells[0]: row.cells[1:] for row in section.tables["effects"].rows}
     mean, half = 100 * statistics.fmean(SEEDS), 100 * T_3 * statistics.stdev(SEEDS) / math.sqrt(3)
     assert rows["x 0 to 4"][0] == f"+{8 + mean:.2f} (+{8 + mean - half:.2f} to +{8 + mean + half:.2f})"
@@ -248,4 +247,4 @@ def test_effects_are_drawn_and_listed_with_their_intervals() -> None:
     (effect, *_) = section.values["effects"]
     assert (effect["change"], effect["estimate"]) == ("x 0 to 4", pytest.approx((8 + mean) / 100))
     assert (effect["high"], effect["seeds"]) == (pytest.approx((8 + mean + half) / 100), 3)
-    assert effects_section(scored, Axes()) is None
+    assert effects_section(sweep, Axes()) is None

@@ -22,8 +22,8 @@ from cppo_lab.reports import build, sweep
 from cppo_lab.reports.build import ZIP, build_report
 from cppo_lab.reports.saved import MARKER
 from cppo_lab.reports.sweep import ReportRequest, paper_request
-from tests.analysis.made_sweeps import write_runs
-from tests.reports.conftest import DEMO_RUNS, board_of, page_of, request_in
+from tests.analysis.made_sweeps import scored, write_runs
+from tests.reports.conftest import DEMO_RUNS, page_of, request_in
 
 ALWAYS = {"table_long.csv", "runs.csv", "report.json", "numbers.tex", "methods.md", "methods.tex"}
 ALWAYS |= {"index.html", "tables.tex", ZIP, MARKER}
@@ -91,7 +91,7 @@ def test_a_report_of_our_own_sweep(built: ReportRequest) -> None:
 def test_the_part_of_a_further_figure_is_in_the_contents(monkeypatch: pytest.MonkeyPatch) -> None:
     section = sweep.figure_section("steps", SimpleNamespace(title="Best <steps>"), Mock())
     monkeypatch.setattr(sweep, "_drift", lambda _report: section)
-    html = page_of(board_of(*DEMO_RUNS))[1]
+    html = page_of(scored(DEMO_RUNS))[1]
     listed = re.findall(r'<li><a href="#(\w+)">(.*?)</a>', html.partition("</nav>")[0])
     assert ("figure_steps_part", "Best &lt;steps&gt;") in listed
     assert [name for name, _ in listed] == re.findall(r'<section id="(\w+)"', html)

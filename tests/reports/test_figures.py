@@ -8,7 +8,7 @@ import math
 import re
 import subprocess
 import sys
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass
 from typing import Any
 from xml.etree import ElementTree
 
@@ -36,9 +36,8 @@ from cppo_lab.reports.figures.drawing import (
     render,
 )
 from cppo_lab.rules import Stroke
-from tests.analysis.made_sweeps import MadeRun, both
+from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.conftest import user_error
-from tests.reports.conftest import board_of
 
 TWO_SEEDS = (
     MadeRun("cppo", seed=0, scores=both({10: 0.2, 20: 0.4, 30: 0.3, 110: 0.9})),
@@ -48,7 +47,7 @@ TWO_SEEDS = (
 
 
 def curves(*runs: MadeRun) -> validation.CurvesInfo:
-    return validation.curves_info(board_of(*runs), "Demo & <more>")
+    return validation.curves_info(scored(runs), "Demo & <more>")
 
 
 PICTURE = Picture("figure_curves", "", "Demo", "", curves(*TWO_SEEDS), validation.draw)
@@ -110,14 +109,14 @@ def test_diagnostics_take_what_was_logged_and_bin_it() -> None:
             "dppo", scores=both({10: 0.2}), logged={"rule/masked_fraction": {1: 0.01, 2: sys.float_info.max}}
         )
     )
-    info = training.diagnostics_info(board_of(*runs), "Demo")
+    info = training.diagnostics_info(scored(runs), "Demo")
     assert [panel.metric for panel in info.panels] == ["train/reward", "rule/masked_fraction"]
     (cppo,), (dppo,) = (panel.traces for panel in info.panels)
     assert (cppo.runs, dppo.variant, dppo.steps, dppo.mean) == (2, "dppo", (1.0,), (0.01,))
     assert len(cppo.steps) <= training.POINTS
     for values, value in ((cppo.mean, 0.3), (cppo.low, 0.2), (cppo.high, 0.4)):
         assert values == pytest.approx([value] * len(cppo.steps))
-    assert training.diagnostics_info(board_of(*TWO_SEEDS), "Demo") is None
+    assert training.diagnostics_info(scored(TWO_SEEDS), "Demo") is None
 
 
 def test_drawing_is_the_same_every_time_and_leaves_the_users_settings_alone(drawn: drawing.Drawn) -> None:
@@ -129,20 +128,22 @@ def test_drawing_is_the_same_every_time_and_leaves_the_users_settings_alone(draw
     assert b"CreationDate" not in drawn.files["figure_curves.pdf"]
 
 
-@dataclass(frozen=True)
-class Sourced:
-    source: str
-    run_ids: tuple[str, ...]
+def part(**values: Any) -> Any:
+    """A dataclass of these values, among which a title is a heading, strokes and ids of runs are appearance."""
+    kinds = {"title": HEADING, "stroke": APPEARANCE, "run_ids": APPEARANCE}
+    parts = [(name, Any, field(metadata=kinds.get(name))) for name in values]
+    return make_dataclass("Part", parts)(**values)
 
 
 def test_every_file_says_what_made_it_of_which_runs() -> None:
     command = "cppo report './my sweep.yaml' 'rule.w_min=0.6,0.8' --palette colorblind"
     runs, title = ("mini-cppo-0a1b", "mini-(dppo)-2", "ü中\\"), "Curves (50 % & <more>) δ"
 
-    def draw(info: Sourced, fig: Figure) -> None:
+    def draw(info: object, fig: Figure) -> None:
         fig.subplots().plot([0, 1], [1, 0])
 
-    files = render(Picture("f", "", title, "", Sourced("a store", runs), draw), command).files
+    info = part(source="a store", run_ids=runs)
+    files = render(Picture("f", "", title, "", info, draw), command).files
     texts = (f"{title} (a store)", f"made by: {command}", "runs: " + " ".join(runs))
     said = Image.open(io.BytesIO(files["f.png"])).info
     assert (said["Title"], said["Description"], said["Comment"]) == texts
@@ -250,52 +251,8 @@ def test_panels_are_stacked_where_the_width_takes_no_two(width: str, columns: in
     ],
 )
 def test_what_is_no_style(text: str, says: str) -> None:
-    with user_error("") as error:
+    with user_error(f"^--figures .*{re.escape(says)}"):
         parse_style(text)
-    assert str(error.value).startswith("--figures ") and says in str(error.value)
-
-
-@dataclass(frozen=True)
-class Line:
-    run_id: str
-    stroke: Stroke = field(metadata=APPEARANCE)
-    best: float | None
-    steps: tuple[int, ...]
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Panel:
-    model: str
-    floors: tuple[float | None, ...]
-    lines: tuple[Line, ...]
-
-
-@dataclass(frozen=True)
-class Info:
-    title: str = field(metadata=HEADING)
-    panels: tuple[Panel, ...]
-    run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
-
-
-@dataclass(frozen=True)
-class Anything:
-    value: Any
-
-
-@dataclass(frozen=True)
-class Above:
-    label: str
-    parts: tuple[object, ...]
-
-
-@dataclass(frozen=True)
-class Bars:
-    rule: str
-    values: tuple[float, ...]
-    kinds: tuple[str, ...]
-    kept: tuple[bool, ...]
-    others: tuple[str, ...]
 
 
 def rows(info: object) -> list[list[str]]:
@@ -303,12 +260,13 @@ def rows(info: object) -> list[list[str]]:
 
 
 def test_everything_is_there_once() -> None:
+    stroke = Stroke("#000000")
     seeds = (
-        Line("a1", Stroke("#000000"), 0.25, (0, 5), (0.1, 0.25)),
-        Line("b2", Stroke("#000000"), None, (0,), (0.3,)),
+        part(run_id="a1", stroke=stroke, best=0.25, steps=(0, 5), values=(0.1, 0.25)),
+        part(run_id="b2", stroke=stroke, best=None, steps=(0,), values=(0.3,)),
     )
-    panels = (Panel("m", (None, 0.02), seeds), Panel("n", (), ()))
-    heads, *written = rows(Info("t", panels, ("a1", "b2")))
+    panels = part(model="m", floors=(None, 0.02), lines=seeds), part(model="n", floors=(), lines=())
+    heads, *written = rows(part(title="t", panels=panels, run_ids=("a1", "b2")))
     assert heads == ["series", "text", "model", "run_id", "best", "place", "floors", "steps", "values"]
     assert [" ".join(value for value in row if value) for row in written] == [
         "title t",
@@ -322,7 +280,8 @@ def test_everything_is_there_once() -> None:
 
 
 def test_words_stand_beside_the_numbers_of_their_place() -> None:
-    assert rows(Bars("cppo", (0.5, 0.25), ("token", ""), (True, False), ("=1+1",)))[1:] == [
+    values = {"values": (0.5, 0.25), "kinds": ("token", ""), "kept": (True, False), "others": ("=1+1",)}
+    assert rows(part(rule="cppo", **values))[1:] == [
         ["", "cppo", "1", "0.5", "token", "1", ""],
         ["", "cppo", "2", "0.25", "", "0", ""],
         ["", "cppo", "1", "", "", "", "'=1+1"],
@@ -333,10 +292,13 @@ def test_words_stand_beside_the_numbers_of_their_place() -> None:
     "info, said",
     [
         *(
-            (Anything(value), "field value of Anything cannot be written")
+            (part(value=value), "field value of Part cannot be written")
             for value in ({"a": 1.0}, ((1.0, 2.0),), (Stroke("#000000"), 1.0), [1.0], object())
         ),
-        (Above("reward", (Above("CPPO", ()),)), "label of Above would replace that of a part above it"),
+        (
+            part(label="reward", below=part(label="CPPO")),
+            "label of Part would replace that of a part above it",
+        ),
     ],
 )
 def test_what_cannot_be_written_is_an_error(info: object, said: str) -> None:

@@ -14,8 +14,7 @@ from cppo_lab.reports.study import comparison_table
 from cppo_lab.reports.tables import TextRow, TextTable, full_table, latex, latex_wrapper, main_table
 from cppo_lab.reports.verdict_view import verdict_view
 from cppo_lab.reports.words import paper_texts
-from tests.analysis.made_sweeps import MadeRun, both
-from tests.reports.conftest import board_of
+from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.requirement import LATEX
 from tests.waiting import CEILING_SECONDS
 
@@ -68,7 +67,7 @@ def test_all_tables_of_a_sweep_fit_the_page(tmp_path: Path) -> None:
         for model in ("Qwen3-1.7B", "Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
         for seed in (0, 1, 2)
     ]
-    board = board_of(*runs, MadeRun("cispo", scores=both({10: 0.5, 20: 0.0}), status=schema.COLLAPSED))
+    board = scored([*runs, MadeRun("cispo", scores=both({10: 0.5, 20: 0.0}), status=schema.COLLAPSED)])
     tables = statistics_tables(Scored("made", "Intervals", board, ""))
     files = {
         "table_1.tex": latex(main_table(board, "Mean (Table 1)")),
@@ -88,7 +87,7 @@ def test_hostile_names_are_printed_and_do_nothing(tmp_path: Path) -> None:
         for model in ("m", "\\\\[&")
         for seed in (0, 1)
     ]
-    board = board_of(*runs)
+    board = scored(runs)
     rows = tuple(TextRow(name, False, (name, f"x{name}")) for name in NAMES)
     files = {
         "table_a.tex": latex(TextTable(NAMES[1], NAMES[5], NAMES[:2], rows, (*NAMES, "x" * 300))),

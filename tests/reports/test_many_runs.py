@@ -10,7 +10,7 @@ from cppo_lab.reports.figures.validation import FEW, MOST_VARIANTS, CurvesInfo, 
 from cppo_lab.reports.sections import MANY, Scored, Section, run_groups
 from cppo_lab.reports.tables import main_table
 from tests.analysis.made_sweeps import MadeRun, both, scored
-from tests.reports.conftest import board_of, page_of
+from tests.reports.conftest import page_of
 
 REWARD = "train/reward"
 
@@ -36,25 +36,25 @@ def lines_drawn(info: CurvesInfo) -> int:
 
 
 def test_each_of_few_runs_is_drawn_and_of_many_the_mean_and_the_last_cross() -> None:
-    few, many = (curves_info(board_of(*made(1, count)), "Curves") for count in (FEW, FEW + 1))
+    few, many = (curves_info(scored(made(1, count)), "Curves") for count in (FEW, FEW + 1))
     assert (lines_drawn(few), lines_drawn(many)) == (2 * FEW + 1, 1)  # each with its dot
     assert few.panels[0].lines[0].band == many.panels[0].lines[0].band == "interval"
     fallen = [
         MadeRun("v0000", seed=seed, scores=both({10: 0.5, 20: 0.01}), status=schema.COLLAPSED)
         for seed in (900, 901)
     ]
-    assert lines_drawn(curves_info(board_of(*made(1, FEW + 1), *fallen), "")) == 2
+    assert lines_drawn(curves_info(scored([*made(1, FEW + 1), *fallen]), "")) == 2
 
 
 def test_figures_show_the_best_of_very_many_variants_and_say_so() -> None:
-    board = board_of(*made(MOST_VARIANTS + 5, 1))
+    board = scored(made(MOST_VARIANTS + 5, 1))
     curves, traces = curves_info(board, "Curves"), diagnostics_info(board, "Traces")
     for info in (curves, traces):
         assert len(info.keys) == MOST_VARIANTS
         assert f"the best {MOST_VARIANTS} of {MOST_VARIANTS + 5} variants" in info.source
     shown = [line.variant for line in curves.panels[0].lines]
     assert shown == [f"v{number:04d}" for number in range(5, MOST_VARIANTS + 5)]
-    assert "best" not in curves_info(board_of(*made(MOST_VARIANTS, 1)), "Curves").source
+    assert "best" not in curves_info(scored(made(MOST_VARIANTS, 1)), "Curves").source
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_figures_show_the_best_of_very_many_variants_and_say_so() -> None:
 def test_every_cell_of_a_long_list_of_runs_has_an_equal_share(
     runs: list[MadeRun], listed: int, left_out: int
 ) -> None:
-    groups = run_groups(Scored("demo", "Demo", board_of(*runs), "sqlite://"))
+    groups = run_groups(Scored("demo", "Demo", scored(runs), "sqlite://"))
     assert {(len(group.runs), group.left_out) for group in groups} == {(listed, left_out)}
 
 
@@ -72,8 +72,8 @@ def test_the_page_of_very_many_variants_is_bounded_and_says_what_it_leaves_out(
 ) -> None:
     monkeypatch.setattr(build, "MOST_ROWS", 10)
     monkeypatch.setattr(sections, "MANY", 12)
-    assert "1 run." in page_of(board_of(*made(1, 1)))[1]
-    few, small, large = (page_of(board_of(*made(count, 1)))[1] for count in (3, 15, 60))
+    assert "1 run." in page_of(scored(made(1, 1)))[1]
+    few, small, large = (page_of(scored(made(count, 1)))[1] for count in (3, 15, 60))
     assert "more, in the" not in few
     assert len(large) < 1.05 * len(small)
     assert "and 50 more, in the files beside this page" in large
@@ -85,7 +85,7 @@ def test_further_answers_are_linked_in_a_part_of_the_page(monkeypatch: pytest.Mo
     errors = Section("exact", "Errors", {"figures": ()}, macro="figure_list")
     for section, link in ((errors, "#exact"), (None, "#verdicts")):
         monkeypatch.setattr(sweep, "exact_section", lambda _scored, section=section: section)
-        html = page_of(board_of(*made(15, 1)))[1]
+        html = page_of(scored(made(15, 1)))[1]
         assert f'8 more comparisons: <a href="{link}">' in html and f'id="{link[1:]}"' in html
 
 

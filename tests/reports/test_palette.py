@@ -7,19 +7,13 @@ import numpy as np
 import pytest
 
 from cppo_lab.reports.figures.drawing import PALETTES
+from cppo_lab.reports.names import METHOD_ORDER
+from cppo_lab.reports.tables import ablation_curves
 from cppo_lab.rules import METHOD_COLOURS, NAMED, Stroke
 from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
 
-OF_PAPER = {
-    "paper sensitivity": ("cppo_db0.02_w0.8", "cppo_db0.03_w0.8", "cppo_db0.02_w0.6", "dppo"),
-    "paper kl_vs_tv": ("cppo_tv", "cppo_kl", "trm_max_avg", "dppo"),
-    "paper binary_vs_topk": ("cppo_topk_tv", "cppo_binary_tv", "dppo"),
-    "main": ("grpo", "minpro", "cispo", "dppo", "trm_max", "trm_avg", "cppo"),
-}
-ABLATIONS = (
-    *("single_mechanism", "position_weight_ordering", "mask_vs_soft"),
-    *("sensitivity", "kl_vs_tv", "binary_vs_topk"),
-)
+ABLATIONS = ablation_curves().groupby("ablation")["variant"].unique()
+OF_PAPER = {f"paper {name}": tuple(variants) for name, variants in ABLATIONS.items()} | {"main": METHOD_ORDER}
 FULL = {"cppo_db0.02_w0.8": "cppo", "cppo_tv": "cppo", "cppo_topk_tv": "cppo"}
 # What is left of linear RGB to people without one kind of cone (Machado, Oliveira and Fernandes 2009, severity 1), by
 # all cones, protanopia, deuteranopia, tritanopia.
@@ -63,7 +57,7 @@ def panels() -> dict[str, tuple[str, ...]]:
 
 
 @pytest.mark.parametrize("palette", list(PALETTES))
-@pytest.mark.parametrize("sweep", [*ABLATIONS, *OF_PAPER])
+@pytest.mark.parametrize("sweep", [*ABLATIONS.keys(), *OF_PAPER])
 def test_variants_of_a_panel_differ(palette: str, sweep: str) -> None:
     for first, second in combinations(PALETTES[palette].strokes(panels()[sweep], FULL).values(), 2):
         if palette == "paper":
@@ -91,7 +85,7 @@ def test_a_variant_looks_the_same_in_every_sweep_and_unlike_others(palette: str)
             if FULL.get(variant, variant) in listed:
                 assert seen.setdefault(variant, stroke) == stroke
         assert len(set(PALETTES[palette].strokes(variants, FULL).values())) == len(variants), name
-        assert set(variants) <= listed or name not in ("main", *ABLATIONS), name
+        assert set(variants) <= listed or name not in ("main", *ABLATIONS.keys()), name
     users = ("cppo", "dppo", "a", "b", "cppo_soft", "c")
     strokes = PALETTES[palette].strokes(users)
     assert len(set(strokes.values())) == 6

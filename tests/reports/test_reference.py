@@ -76,7 +76,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("calls_before_the_kill", [3, 4, 5, 6])
 @pytest.mark.usefixtures("small")
 def test_a_killed_import_is_finished_by_the_next(
-    monkeypatch: pytest.MonkeyPatch, empty_uri: str, calls_before_the_kill: int
+    monkeypatch: pytest.MonkeyPatch, uri: str, calls_before_the_kill: int
 ) -> None:
     """In the second run at each of its batches, and at the first of the third."""
     real, calls = MlflowClient.log_batch, iter(range(100))
@@ -89,38 +89,38 @@ def test_a_killed_import_is_finished_by_the_next(
     with monkeypatch.context() as patched:
         patched.setattr(MlflowClient, "log_batch", killed)
         with pytest.raises(KeyboardInterrupt):
-            import_reference(empty_uri)
-    whole, left = calls_before_the_kill // 3, stored(empty_uri)
+            import_reference(uri)
+    whole, left = calls_before_the_kill // 3, stored(uri)
     assert len(left) == whole + 1
     assert sum(run.data.tags[schema.TAG_STATUS] == schema.RUNNING for run in left.values()) == 1
-    assert import_reference(empty_uri) == 3 - whole
-    runs = stored(empty_uri)
+    assert import_reference(uri) == 3 - whole
+    runs = stored(uri)
     assert set(runs) == {"paper-m-grpo", "paper-m-dppo", "paper-m-cppo"}
     for run in runs.values():
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
-        history = MlflowClient(empty_uri).get_metric_history(run.info.run_id, "val/mean/avg_at_16")
+        history = MlflowClient(uri).get_metric_history(run.info.run_id, "val/mean/avg_at_16")
         assert len(history) == 15
     assert runs["paper-m-grpo"].info.run_id == left["paper-m-grpo"].info.run_id
 
 
 @pytest.mark.usefixtures("small")
-def test_the_papers_runs_are_nested_as_ours_are_and_those_of_others_are_left_alone(empty_uri: str) -> None:
-    import_reference(empty_uri)
-    client = MlflowClient(empty_uri)
+def test_the_papers_runs_are_nested_as_ours_are_and_those_of_others_are_left_alone(uri: str) -> None:
+    import_reference(uri)
+    client = MlflowClient(uri)
     number = client.get_experiment_by_name(schema.PAPER).experiment_id
     other = client.create_run(number, tags={schema.TAG_SWEEP_PARENT: ""}).info.run_id
     for _ in range(2):  # again, it changes nothing
-        nest_reference(empty_uri, {"main": SweepText("main", "Main results", "Which?")})
-        assert import_reference(empty_uri) == 0
+        nest_reference(uri, {"main": SweepText("main", "Main results", "Which?")})
+        assert import_reference(uri) == 0
     runs = client.search_runs([number])
     (parent,) = [run for run in runs if run.data.tags.get(schema.TAG_SWEEP_PARENT) == "main"]
-    children = stored(empty_uri).values()
+    children = stored(uri).values()
     assert {run.data.tags[schema.TAG_PARENT] for run in children} == {parent.info.run_id}
     assert "runs: 3 (3 done)" in parent.data.tags[schema.TAG_NOTE]
     assert {run.info.run_id for run in runs} == {run.info.run_id for run in (parent, *children)} | {other}
     client.delete_experiment(number)
     with user_error("was deleted"):
-        import_reference(empty_uri)
+        import_reference(uri)
 
 
 def test_a_store_that_goes_away_in_the_middle(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,9 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from cppo_lab.analysis.search import Value
-from cppo_lab.reports import build
 from cppo_lab.reports.build import build_report
-from cppo_lab.reports.figures.drawing import DARK, Drawn, Picture
+from cppo_lab.reports.figures.drawing import DARK, Picture
 from cppo_lab.reports.saved import MARKER
 from cppo_lab.reports.search import (
     SearchRequest,
@@ -40,10 +39,6 @@ SHIPPED: dict[str, Value] = {"rule.delta_b": 0.02, "rule.w_min": 0.8, "rule.delt
 TABLES = {f"table_{name}.{kind}" for name in ("trials", "space") for kind in ("md", "tex", "csv")}
 
 
-def pictures(*names: str) -> set[str]:
-    return {f"figure_{name}.{kind}" for name in names for kind in ("png", "svg", "pdf", "csv")}
-
-
 def request_of(folder: Path) -> SearchRequest:
     """A request for a store of its own, without any search yet."""
     return SearchRequest(
@@ -62,17 +57,6 @@ def made(tmp_path: Path) -> SearchRequest:
     return request_of(tmp_path)
 
 
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures have their files, which are empty, and their numbers."""
-    svg = '<svg viewBox="0 0 1 1"></svg>'
-
-    def render(picture: Picture, _command: str, _style: object) -> Drawn:
-        return Drawn(picture, svg, b"", b"", 0.0, ())
-
-    monkeypatch.setattr(build, "render", render)
-
-
 def built(request: SearchRequest, content: dict[str, Any]) -> dict[str, bytes]:
     """The files of the report of `content`."""
     log_search(request.uri, content)
@@ -88,15 +72,22 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return contents(build_report(request).parent)
 
 
+def drawn(content: dict[str, Any]) -> dict[str, Picture]:
+    """The figures that are not absent, by name."""
+    pictures = search_figures(parsed(content))
+    return {picture.name.removeprefix("figure_"): picture for picture in pictures if not picture.absent}
+
+
 def table(files: dict[str, bytes], name: str) -> list[dict[str, str]]:
     """The rows of a CSV file."""
     return list(csv.DictReader(files[f"{name}.csv"].decode().splitlines()))
 
 
 def test_the_report_of_a_search(reported: dict[str, bytes]) -> None:
-    drawn = pictures("history", "importances", "slices", "sensitivity", "curves")
+    names = itertools.product(drawn(made_search()), ("png", "svg", "pdf", "csv"))
+    figures = {f"figure_{name}.{kind}" for name, kind in names}
     others = {"index.html", "report.json", "tables.tex", "overleaf.zip", MARKER}
-    assert set(reported) == TABLES | drawn | others
+    assert set(reported) == TABLES | figures | others
     html = reported["index.html"].decode()
     exact = made_trial(22, (0, 1))["params"]["rule.delta_b"]
     for line in (
@@ -114,7 +105,7 @@ def test_the_report_of_a_search(reported: dict[str, bytes]) -> None:
     ):
         assert line in html
     assert html.count("<svg") == 5
-    for name in drawn:
+    for name in figures:
         if name.endswith("svg"):
             assert b"cppo report tune_made" in reported[name] and b"run-22-1" in reported[name]
 
@@ -179,10 +170,10 @@ def test_hostile_text_is_text(made: SearchRequest) -> None:
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_search_of_one_trial(made: SearchRequest) -> None:
-    files = built(made, made_search(trials=1, seeds=(0,)))
-    html = files["index.html"].decode()
-    assert set(files) >= pictures("history", "slices", "curves")
-    assert "figure_importances.png" not in files and "too high on average" not in html
+    content = made_search(trials=1, seeds=(0,))
+    assert {*drawn(content)} == {"history", "slices", "curves"}
+    html = built(made, content)["index.html"].decode()
+    assert "too high on average" not in html
     for line in (
         "too few complete trials to tell",
         "The best of 1 trial is trial 0",
@@ -198,9 +189,8 @@ def test_a_search_without_trials_or_whose_trials_all_failed(made: SearchRequest)
     content = made_search(best=[])
     for trial in content["trials"]:
         trial |= {"state": "failed", "values": None, "curve": [], "params": {}, "reason": "no GPU"}
-    files = built(made, content)
-    html = files["index.html"].decode()
-    assert not any(name.startswith("figure_") for name in files)
+    html = built(made, content)["index.html"].decode()
+    assert drawn(content) == {}
     assert "No trial is complete: there is no best one yet." in html
     assert html.count("no GPU") == 24 and "cppo launch" not in html
 
@@ -221,17 +211,10 @@ def test_three_objectives_and_choices(made: SearchRequest) -> None:
             trial["values"] = [value, 1 - value, 0.9 if number == 0 else 0.3]
     # Along a line every trial is on the front.
     content["best"] = [trial["number"] for trial in content["trials"] if trial["values"]]
+    names = ("", "_stability", "_best_score")
+    several = {f"{kind}{name}" for kind in ("history", "slices") for name in names}
+    assert {*drawn(content)} == {"pareto", "sensitivity", "importances", "curves"} | several
     files = built(made, content)
-    drawn = (
-        "pareto",
-        "history",
-        "slices",
-        "sensitivity",
-        "importances",
-        "history_stability",
-        "slices_best_score",
-    )
-    assert set(files) >= pictures(*drawn)
     html = files["index.html"].decode()
     assert "20 of 24 trials are on the Pareto front of final score, stability and best score" in html
     assert "The highest best score is that of trial 0" in html
@@ -241,7 +224,7 @@ def test_three_objectives_and_choices(made: SearchRequest) -> None:
 
 def panels(name: str, content: dict[str, Any]) -> list[Axes]:
     """The panels of a figure, as it is drawn."""
-    [picture] = [each for each in search_figures(parsed(content)) if each.name == f"figure_{name}"]
+    picture = drawn(content)[name]
     figure = picture.draw(picture.info, Figure())
     return [*figure.axes]
 

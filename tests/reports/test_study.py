@@ -4,6 +4,7 @@ import math
 import re
 from dataclasses import replace
 from functools import cache
+from itertools import product, starmap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -28,7 +29,7 @@ from cppo_lab.reports.study import (
     study_contents,
 )
 from cppo_lab.rules import RULES
-from tests.analysis.made_sweeps import MadeRun, make_data
+from tests.analysis.made_sweeps import MadeRun, expect, make_data
 from tests.conftest import user_error
 from tests.reports.test_build import ALWAYS, assert_self_contained, contents, named
 
@@ -73,8 +74,8 @@ PARAMS = {
 
 def made_run(model: str, variant: str, seed: int) -> MadeRun:
     """A run whose score rises and saturates; one diverges half-way."""
-    collapsed = (model, variant, seed) == ("moe", "cispo", 1)
-    best = BEST.get(variant, 0.43) * (0.6 + 0.2 * MODELS.index(model)) + 0.01 * seed
+    collapsed, method = (model, variant, seed) == ("moe", "cispo", 1), SAME.get(variant, variant)
+    best = BEST.get(method, 0.43) * (0.6 + 0.2 * MODELS.index(model)) + 0.01 * seed
     last = T_STOP // 2 if collapsed else T_STOP
     level = {step: best * (1 - 0.85 * math.exp(-step / 8)) for step in range(last + 1)}
     if collapsed:
@@ -83,38 +84,26 @@ def made_run(model: str, variant: str, seed: int) -> MadeRun:
     scores = dict.fromkeys(BENCHMARKS, validated)
     logged = dict.fromkeys(LOGGED, level)
     logged["train/reward"] = {step: level[step] + 0.05 * (step % 3) for step in range(1, last + 1)}
-    status = schema.COLLAPSED if collapsed else schema.DONE
-    return MadeRun(variant, model, seed, scores, logged, status, t_stop=T_STOP)
+    status, run_id = schema.COLLAPSED if collapsed else schema.DONE, f"{model}-{method}-{seed}"
+    return MadeRun(variant, model, seed, scores, logged, status, t_stop=T_STOP, run_id=run_id)
 
 
 @cache
 def made_study() -> StudyResults:
     """All seven sweeps of the paper's grid on four models with two seeds. Nothing here was trained."""
-    expected = {
-        sweep: tuple(
-            ExpectedRun(f"{model}-{SAME.get(variant, variant)}-{seed}", model, variant, seed)
-            for model in models
-            for variant in variants
-            for seed in (0, 1)
-        )
-        for sweep, (models, variants) in SWEEPS.items()
-    }
-    distinct = {run.run_id: run for runs in expected.values() for run in runs}
-    runs = [
-        made_run(run.model, SAME.get(run.variant, run.variant), run.seed or 0) for run in distinct.values()
-    ]
-    data = make_data(runs)
+    declared = {name: [*starmap(made_run, product(*cells, (0, 1)))] for name, cells in SWEEPS.items()}
+    # A run of several sweeps is one, under its name in the main sweep.
+    distinct = {run.key: run for runs in reversed(declared.values()) for run in runs}
+    data = make_data([*distinct.values()])
     ids = dict(zip(data.runs["run_id"], data.runs["mlflow_id"], strict=True))
     data = replace(data, params=dict.fromkeys(ids.values(), PARAMS))
-    sweeps = []
-    for name, declared in expected.items():
-        variants = {run.run_id: run.variant for run in declared}
-        frame = data.runs[data.runs["run_id"].isin(variants)]
-        frame = frame.assign(variant=frame["run_id"].map(variants))
-        board = score_sweep(replace(data, sweep=name, runs=frame), declared)
-        sweeps.append(
-            StudySweep(SweepGrid(name, name.capitalize(), f"What does {name} say?", declared), board)
+    sweeps = tuple(
+        StudySweep(
+            SweepGrid(name, name.capitalize(), f"What does {name} say?", expect(runs)),
+            score_sweep(replace(data, sweep=name), expect(runs)),
         )
+        for name, runs in declared.items()
+    )
     gap = tuple(0.01 + 0.0005 * place for place in range(LENGTH))
     places, counts = tuple(range(1, LENGTH + 1)), tuple(range(4000, 4000 - LENGTH, -1))
     gaps = PositionGaps(places, counts, gap, gap, w_min=0.8, delta=0.15)
@@ -131,7 +120,19 @@ def made_study() -> StudyResults:
     )
     pair = [f"post-{name}-{seed}" for name in ("cppo", "dppo") for seed in (0, 1)]
     windows = {ids[f"{model}-cppo-0"]: window for model in MODELS}
-    return StudyResults(tuple(sweeps), {ids[run]: gaps for run in pair}, windows)
+    return StudyResults(sweeps, {ids[run]: gaps for run in pair}, windows)
+
+
+def request_of(study: StudyResults, out: Path) -> StudyRequest:
+    return StudyRequest(
+        name="study",
+        uri="sqlite://",
+        experiment="cppo-mini",
+        sweeps=tuple(sweep.grid for sweep in study.sweeps),
+        out=out,
+        title="A study",
+        question="Does it hold?",
+    )
 
 
 def test_the_models_take_their_roles_in_the_order_of_the_declaration() -> None:
@@ -193,20 +194,9 @@ def test_rewards_are_smoothed() -> None:
 
 
 def test_the_report(tmp_path: Path) -> None:
-    study, out = made_study(), tmp_path / "report"
-    grids = tuple(sweep.grid for sweep in study.sweeps)
-    request = StudyRequest(
-        name="study",
-        uri="sqlite://",
-        experiment="cppo-mini",
-        sweeps=grids,
-        out=out,
-        title="A study",
-        question="Does it hold?",
-    )
-    page = build_report(
-        SimpleNamespace(out=out, style=request.style, contents=lambda: study_contents(request, study))
-    )
+    request = request_of(study := made_study(), tmp_path / "report")
+    made = study_contents(request, study)
+    page = build_report(SimpleNamespace(out=request.out, style=request.style, contents=lambda: made))
     files = contents(page.parent)
     figures = tuple(f"figure_{name}" for name in (*range(1, 12), "survival"))
     tables = [f"table_{name}" for name in (1, 2, 3, 4, *list(SWEEPS)[1:])]
@@ -225,6 +215,7 @@ def test_the_report(tmp_path: Path) -> None:
     html = assert_self_contained(page.parent)
     assert html.count("<svg") == 11 + 1
     for text, count in (
+        ("74 runs in 7 sweeps", 1),  # those of several sweeps count once
         ('id="collapses"', 1),
         ("Not drawn", 0),
         ("Incomplete", 0),
@@ -249,15 +240,7 @@ def test_the_answer_is_about_the_hypotheses_of_the_main_sweep() -> None:
     claim = Claim(
         "hypothesis own", "TRM-Max is above GRPO", "main", Kind.SUPERIORITY, (("trm_max",), ("grpo",))
     )
-    request = StudyRequest(
-        name="study",
-        uri="sqlite://",
-        experiment="cppo-mini",
-        sweeps=tuple(sweep.grid for sweep in study.sweeps),
-        out=Path(),
-        title="A study",
-        question="",
-    )
+    request = request_of(study, Path())
     for stated, pairs in (({}, 6), ({"main": Hypotheses((claim,))}, len(MODELS))):
         answers = study_contents(replace(request, stated=stated), study).page["short"]
         assert len(answers) == pairs

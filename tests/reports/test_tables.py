@@ -34,7 +34,6 @@ from cppo_lab.reports.tables import (
 )
 from cppo_lab.reports.words import headlines
 from tests.analysis.made_sweeps import MadeRun, both, scored
-from tests.reports.conftest import board_of
 
 COLLAPSE, MISSING, PROVISIONAL = (
     Entry(word="collapse"),
@@ -72,8 +71,8 @@ def test_marks(entries: list[int | Entry], marks: str) -> None:
 
 
 def test_seeds_give_mean_and_standard_deviation() -> None:
-    board = board_of(
-        *(flat("cppo", score, seed=seed) for seed, score in enumerate((0.30, 0.34))), flat("dppo", 0.2)
+    board = scored(
+        [*(flat("cppo", score, seed=seed) for seed, score in enumerate((0.30, 0.34))), flat("dppo", 0.2)]
     )
     table = main_table(board, "Demo")
     assert "| **CPPO** | **32.00 ± 2.83** |" in tables.markdown(table)
@@ -85,10 +84,12 @@ def test_seeds_give_mean_and_standard_deviation() -> None:
 
 def test_the_list_of_runs_has_final_scores_and_warm_starts() -> None:
     curve = {step: 0.2 + 0.001 * step for step in range(0, 101, 10)}
-    board = board_of(
-        MadeRun("cppo", scores=both(curve), warm_start="0123abcd"),
-        MadeRun("dppo", scores=both({0: 0.2, 10: 0.5, 20: 0.1}), status=schema.COLLAPSED),
-        MadeRun("grpo", status=schema.RUNNING),
+    board = scored(
+        [
+            MadeRun("cppo", scores=both(curve), warm_start="0123abcd"),
+            MadeRun("dppo", scores=both({0: 0.2, 10: 0.5, 20: 0.1}), status=schema.COLLAPSED),
+            MadeRun("grpo", status=schema.RUNNING),
+        ],
     )
     listed = csv.DictReader(io.StringIO(sections.runs_csv(board)))
     assert [(row["method"], row["final"], row["warm_start"]) for row in listed] == [
@@ -99,7 +100,7 @@ def test_the_list_of_runs_has_final_scores_and_warm_starts() -> None:
 
 
 def test_every_text_of_a_mini_sweep_says_so() -> None:
-    board = board_of(flat("cppo", 0.3))
+    board = scored([flat("cppo", 0.3)])
     made = main_table(board, "Demo"), full_table(board, "Demo")
     for text in (write(table) for table in made for write in (tables.markdown, tables.latex)):
         assert "core=mini" in text and "not comparable with the paper" in text
@@ -108,10 +109,12 @@ def test_every_text_of_a_mini_sweep_says_so() -> None:
 
 
 def test_columns_follow_the_benchmarks_and_models_of_the_runs() -> None:
-    board = board_of(
-        flat("cppo", 0.3, model="small", t_stop=40),
-        flat("cppo", 0.4, model="large", t_stop=80),
-        flat("dppo", 0.5, model="large", t_stop=80),
+    board = scored(
+        [
+            flat("cppo", 0.3, model="small", t_stop=40),
+            flat("cppo", 0.4, model="large", t_stop=80),
+            flat("dppo", 0.5, model="large", t_stop=80),
+        ],
     )
     assert tables.table_csv(full_table(board, "Demo")).splitlines() == [
         "model,t_stop,method,chain24,chain25,avg,core",
@@ -156,7 +159,7 @@ def test_latex_escapes() -> None:
         r"50\% of\_A \& B \{x\} \#1 \$2 \textasciitilde{} \textasciicircum{} \textbackslash{} "
         r"\textless{}script\textgreater{} {[}x{]}"
     )
-    latex = tables.latex(main_table(board_of(flat(hostile, 0.3, model=hostile)), hostile))
+    latex = tables.latex(main_table(scored([flat(hostile, 0.3, model=hostile)]), hostile))
     assert latex.count(shown) == 3  # caption, column, row
     assert (
         escape_latex("\u00e9\u4e2d") == r"\'{e}{[}U+4E2D{]}"
@@ -165,7 +168,7 @@ def test_latex_escapes() -> None:
 
 def test_a_markdown_row_stays_one_row() -> None:
     name = "a|b\n| c_d* |\r\x0b$x$ ~~s~~ <u> `code` \u2028 &amp;"
-    lines = tables.markdown(main_table(board_of(flat(name, 0.3)), name)).splitlines()
+    lines = tables.markdown(main_table(scored([flat(name, 0.3)]), name)).splitlines()
     (row,) = (line for line in lines if "30.00" in line)
     shown = r"a\|b \| c\_d\* \|  \$x\$ \~\~s\~\~ &lt;u&gt; \`code\`   &amp;amp;"
     assert (row, lines[0]) == (f"| {shown} | 30.00 |", f"# {shown}")
@@ -200,7 +203,7 @@ def test_names_and_order() -> None:
     assert display_name("cppo_db0.02_w0.6") == "CPPO, delta_b 0.02, w_min 0.6"
     assert display_name("mine") == "mine"
     names_of = {
-        core: score_name(board_of(flat("cppo", 0.3, core=core))) for core in ("exact", "not installed")
+        core: score_name(scored([flat("cppo", 0.3, core=core)])) for core in ("exact", "not installed")
     }
     assert names_of == {"exact": "expected score", "not installed": "Avg@16"}
 
@@ -233,14 +236,14 @@ def test_an_arrow_is_about_the_score_beside_it() -> None:
         for name, peak in (("dppo", 0.3), ("cppo", 0.6))
         for seed in range(4)
     ]
-    board = board_of(*runs)
+    board = scored(runs)
     for baseline, arrows in ((USUAL, ("", ABOVE)), (Baseline("cppo"), (BELOW, ""))):
         table = main_table(board, "Demo", sweep_statistics(board, resamples=10, baseline=baseline))
         shown = [str(row.cells[0]).partition(" ± ")[2].partition(" ")[2] for row in table.rows]
         assert shown == list(arrows) and "of the best step, which favours a noisy run" in table.notes[-1]
     fallen = MadeRun("cppo", seed=4, scores=both({10: 0.6, 20: 0.0}), status=schema.COLLAPSED)
     gap = MadeRun("cppo", seed=5, scores=both({10: 0.6}), status=schema.RUNNING)
-    board = board_of(*runs, fallen, gap)
+    board = scored([*runs, fallen, gap])
     table_of_collapse = main_table(board, "Demo", sweep_statistics(board, resamples=10))
     assert (
         str(table_of_collapse.rows[-1].cells[0]) == "collapse 1/5†"
@@ -251,7 +254,7 @@ def test_an_arrow_is_about_the_score_beside_it() -> None:
 
 def test_a_score_of_one_benchmark_is_no_mean() -> None:
     """Each model has another benchmark."""
-    board = board_of(*(MadeRun("cppo", name, scores={name: {10: 0.3}}) for name in ("a", "b")))
+    board = scored([MadeRun("cppo", name, scores={name: {10: 0.3}}) for name in ("a", "b")])
     assert "with the highest score inside" in main_table(board, "").notes[0]
 
 
@@ -309,7 +312,7 @@ EQUAL = [flat(name, 0.5) for name in ("grpo", "dppo", "cppo")]
     ],
 )
 def test_headlines(runs: list[MadeRun], said: dict[str, str]) -> None:
-    board = board_of(*runs)
+    board = scored(runs)
     assert {about: " ".join(sentences) for about, sentences in headlines(board)} == said
 
 

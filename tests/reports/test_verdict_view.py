@@ -4,23 +4,22 @@ from dataclasses import replace
 
 import pytest
 
-from cppo_lab.analysis.reader import read_sweep
-from cppo_lab.analysis.scoring import Scoreboard, score_sweep
+from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, Standing
 from cppo_lab.analysis.statistics.summary import CANNOT, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import Word, verdicts
-from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.reports.verdict_view import VerdictLine, VerdictView, short_answers, verdict_line, verdict_view
-from tests.analysis.made_sweeps import MadeRun, expect
-from tests.analysis.statistics.made_curves import BASE, board_of, flat, moved
+from tests.analysis.made_sweeps import MadeRun, scored
+from tests.analysis.statistics.made_curves import BASE, flat, moved
+from tests.reports.conftest import DEMO_RUNS
 
 NOISY, WIDE = (0.2, -0.1, -0.2, 0.1), (0.012, -0.011, 0.002, 0.011)
 ABOVE = Claim("above", "CPPO is above DPPO", "main", Kind.SUPERIORITY, (("cppo",), ("dppo",)))
 
 
 def answers(cells: dict[str, list[float]], *own: Claim) -> list[tuple[Word, str]]:
-    board = board_of(flat(cells))
+    board = scored(flat(cells))
     lines = [verdict_line(verdict, board, None) for verdict in verdicts({"main": board}, own)]
     return short_answers(lines, sweep_statistics(board))
 
@@ -59,7 +58,7 @@ def test_a_claim_about_speed_says_so() -> None:
 
 def line_of(claim: Claim, cells: dict[str, list[float]]) -> tuple[VerdictView, VerdictLine]:
     view = verdict_view(
-        {claim.sweep: board_of(flat(cells), claim.sweep)},
+        {claim.sweep: scored(flat(cells), claim.sweep)},
         "mini",
         standings={claim: Standing("", True)},
     )
@@ -101,14 +100,10 @@ def test_many_comparisons_are_corrected(others: int, word: Word) -> None:
     assert [shown for shown, _ in answers({**crowd, "dppo": BASE})] == [word] * others
 
 
-def view_of(request: ReportRequest, *more: MadeRun, cppo: str = "cppo") -> VerdictView:
+def view_of(*gaps: MadeRun, cppo: str = "cppo") -> VerdictView:
     """Of the demo sweep with more runs that are declared, and CPPO under this name."""
-    expected = (
-        replace(run, variant=cppo if run.variant == "cppo" else run.variant)
-        for run in request.sweeps[0].expected
-    )
-    data = read_sweep(request.uri, request.experiment, "demo")
-    return verdict_view({"demo": score_sweep(data, (*expected, *expect(more)), partial=True)}, "mini")
+    runs = [replace(run, variant={"cppo": cppo}.get(run.variant, run.variant)) for run in DEMO_RUNS]
+    return verdict_view({"demo": scored(runs, gaps=gaps)}, "mini")
 
 
 def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Scoreboard) -> None:
@@ -147,8 +142,8 @@ def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Sc
     assert {row.pair for row in table.rows} == {(model, "cppo") for model in paper_board.models}
 
 
-def test_a_sweep_without_a_claim_is_asked_whether_cppo_is_best(demo_request: ReportRequest) -> None:
-    view = view_of(demo_request)
+def test_a_sweep_without_a_claim_is_asked_whether_cppo_is_best() -> None:
+    view = view_of()
     (line,) = view.lines
     assert line.verdict.claim.text == (
         "CPPO is best in every setting of this sweep (the paper says it of its main grid)"
@@ -157,13 +152,13 @@ def test_a_sweep_without_a_claim_is_asked_whether_cppo_is_best(demo_request: Rep
     assert line.estimate.startswith("+17.00 points, ")
     assert (line.outcome, view.cannot) == ("undecided", ())
     assert "core=mini" in view.caution and "no evidence for or against the paper" in view.caution
-    without = view_of(demo_request, cppo="other")
+    without = view_of(cppo="other")
     assert without.lines == ()
     assert without.summary == "The paper makes no claim about the variants of this sweep."
 
 
-def test_missing_runs_are_said(demo_request: ReportRequest) -> None:
-    (line,) = view_of(demo_request, MadeRun("dppo", "mini_base", run_id="gone")).lines
+def test_missing_runs_are_said() -> None:
+    (line,) = view_of(MadeRun("dppo", "mini_base")).lines
     assert "no finished run" in line.sentence and "may change" in line.sentence
     place = line.comparisons.headings.index("difference")
     assert [row.cells[place] for row in line.comparisons.rows] == ["+17.00", "–"]

@@ -11,8 +11,7 @@ from cppo_lab.analysis.statistics.claims import Claim, Kind, Standing
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.verdict_view import VerdictView, verdict_view
 from cppo_lab.reports.words import letters, paper_texts
-from tests.analysis.made_sweeps import MadeRun, both
-from tests.reports.conftest import board_of
+from tests.analysis.made_sweeps import MadeRun, both, scored
 
 OWN = Claim("hypothesis higher", "CPPO is above DPPO 100 %", "demo", Kind.SUPERIORITY, (("cppo",), ("dppo",)))
 LATE = {OWN: Standing("Not registered. Exploratory.", False)}
@@ -53,7 +52,7 @@ def numbers_of(board: Scoreboard, view: VerdictView | None = None) -> dict[str, 
 
 
 def test_numbers_of_a_sweep() -> None:
-    numbers = numbers_of(board_of(*grid()))
+    numbers = numbers_of(scored(grid()))
     assert numbers["cppoDemoMDppoSeeds"] == "3"
     assert numbers["cppoDemoMDppoFinal"] == numbers["cppoDemoMDppoBest"] == "30.03"
     assert numbers["cppoDemoMCppoFinal"] == "50.05"
@@ -62,24 +61,24 @@ def test_numbers_of_a_sweep() -> None:
     assert low < 20.02 < high
     assert numbers["cppoDemoMCppoDiffWord"] == "better"
     assert not any("AllModels" in name or "DppoDiff" in name for name in numbers)
-    single = numbers_of(board_of(*grid(seeds=1)))
+    single = numbers_of(scored(grid(seeds=1)))
     assert (single["cppoDemoMCppoDiffWord"], single["cppoDemoMCppoDiffLow"]) == ("not decided", "--")
 
 
 def test_names_are_letters_and_differ() -> None:
     names = {"cppo_w0.6": "CppoWZeroSix", "Qwen3-1.7B": "QwenThreeOneSevenB", "δ中": "", "aB c": "ABC"}
     assert {name: letters(name) for name in names} == names
-    numbers = numbers_of(board_of(*grid(("Qwen3-1.7B", "b"))))
+    numbers = numbers_of(scored(grid(("Qwen3-1.7B", "b"))))
     assert numbers["cppoDemoQwenThreeOneSevenBCppoFinal"] == numbers["cppoDemoBCppoFinal"] == "50.05"
     assert numbers["cppoDemoAllModelsCppoDiffWord"] == "better"
     variants = ("dppo", "a_b", "a-b", "a.b", "δ", "中", "a_b_final", "a_b_diff", "}%\\x\n")
-    numbers = numbers_of(board_of(*grid(variants=variants, lead=0.01)))
+    numbers = numbers_of(scored(grid(variants=variants, lead=0.01)))
     assert {"cppoDemoMABFinal", "cppoDemoMABFinalB", "cppoDemoMABFinalC"} <= set(numbers)
 
 
 def test_a_collapse_is_a_word() -> None:
     fallen = MadeRun("cispo", "m", 0, both({10: 0.5, 100: 0.0}), status=schema.COLLAPSED)
-    board = board_of(*grid(), fallen)
+    board = scored([*grid(), fallen])
     assert numbers_of(board)["cppoDemoMCispoBest"] == "collapse"
     methods = texts(board)["methods.md"]
     assert "7 of 7 runs have a result, and 1 of them collapsed." in methods
@@ -87,7 +86,7 @@ def test_a_collapse_is_a_word() -> None:
 
 
 def test_verdicts_and_their_standing() -> None:
-    board = board_of(*grid())
+    board = scored(grid())
     standing = Standing("Pre-registered on 2026-01-01 (ab_c).", True)
     view = verdict_view({"demo": board}, "mini", standings={OWN: standing})
     said = texts(board, view, withdrawn=("Hypotheses of old were withdrawn.",))
@@ -102,7 +101,7 @@ def test_verdicts_and_their_standing() -> None:
 
 
 def test_methods_of_a_sweep() -> None:
-    board = board_of(*grid())
+    board = scored(grid())
     board = replace(
         board, data=replace(board.data, code=dict.fromkeys(board.data.runs["mlflow_id"], "0.9+abc"))
     )
@@ -122,10 +121,10 @@ def test_methods_of_a_sweep() -> None:
     assert "Holm" not in said  # one comparison
     apart = texts(replace(board, pairing=False))["methods.md"]
     assert "as independent runs (Welch's test)" in apart and "in pairs" not in apart
-    several = texts(board_of(*grid(variants=("dppo", "cppo", "grpo"))))["methods.md"]
+    several = texts(scored(grid(variants=("dppo", "cppo", "grpo"))))["methods.md"]
     assert "with Holm's adjustment over 2 comparisons" in several
     runs = [*grid(), MadeRun("cppo", "m", 3, status=schema.RUNNING, scores=both({10: 0.1}))]
-    numbers, gaps = numbers_of(board_of(*runs)), texts(board_of(*runs))["methods.md"]
+    numbers, gaps = numbers_of(scored(runs)), texts(scored(runs))["methods.md"]
     assert (numbers["cppoDemoMCppoFinal"], numbers["cppoDemoMCppoSeeds"]) == ("50.05", "3")
     assert "with 3 to 4 runs of each method and model: 6 of 7 runs have a result." in gaps
     assert "Without a result: " in gaps
@@ -141,18 +140,18 @@ NO_TEST = ("two-sided", "interval", "Welch", "Student", "Hypothes", "Claims", "c
 def test_methods_say_nothing_that_the_records_do_not_show(
     runs: list[MadeRun], absent: tuple[str, ...]
 ) -> None:
-    said = texts(board_of(*runs))["methods.md"]
+    said = texts(scored(runs))["methods.md"]
     shown = {"interval"} if len(runs) == 3 else set()  # of the mean over the seeds of one method
     assert {word for word in absent if word in said} <= shown
     assert ("Single runs are compared with DPPO, without a test." in said) is (len(runs) == 2)
 
 
 def test_verdicts_on_single_runs_have_no_test() -> None:
-    board = board_of(*grid(seeds=1))
+    board = scored(grid(seeds=1))
     for own in ({}, LATE):
         view = verdict_view({"demo": board}, "mini", standings=own)
         said = texts(board, view)["methods.md"]
         assert view.lines and "Claims of the paper that these runs can test: " in said
         assert not [word for word in ("one-sided", "in pairs", "interval", "power") if word in said]
-    three = board_of(*grid())
+    three = scored(grid())
     assert "p is one-sided" in texts(three, verdict_view({"demo": three}, "mini"))["methods.md"]

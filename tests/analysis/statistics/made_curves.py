@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import MARGIN, Claim, Kind
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.analysis.statistics.verdicts import Verdict, judge
@@ -33,11 +32,6 @@ def flat(levels: Mapping[str, Sequence[float]], model: str = "m") -> list[MadeRu
     ]
 
 
-def board_of(runs: Sequence[MadeRun], sweep: str = "main", gaps: Sequence[MadeRun] = ()) -> Scoreboard:
-    """The runs scored; `gaps` are declared and not there."""
-    return scored(runs, sweep, gaps)
-
-
 def broken(variant: str, seed: int, top: float) -> MadeRun:
     """A run that reached `top`, fell to 0 and was ended half-way."""
     curve = both({0: 0.1, 30: top, 40: 0.0, 50: 0.0})
@@ -46,5 +40,5 @@ def broken(variant: str, seed: int, top: float) -> MadeRun:
 
 def judged(claim: Claim, runs: Sequence[MadeRun], gaps: Sequence[MadeRun] = ()) -> Verdict:
     """The verdict on a claim from these runs."""
-    board = board_of(runs, claim.sweep, gaps)
+    board = scored(runs, claim.sweep, gaps)
     return judge(claim, board, run_values(board))

@@ -22,7 +22,7 @@ from cppo_lab.reports.health import collapse_section
 from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.verdict_view import reason
 from tests.analysis.made_sweeps import MadeRun, both, scored
-from tests.analysis.statistics.made_curves import board_of, broken, flat, judged
+from tests.analysis.statistics.made_curves import broken, flat, judged
 
 
 def proportion(collapsed: int, runs: int, level: float = 0.95) -> tuple[float, float]:
@@ -162,7 +162,7 @@ def test_with_few_runs_all_divisions_are_counted(
 
 def test_cells_and_their_tests() -> None:
     runs = flat({"dppo": [0.3, 0.31, 0.32], "grpo": [0.3]}) + [broken("grpo", seed, 0.4) for seed in (1, 2)]
-    board = board_of(runs + flat({"dppo": [0.3, 0.31]}, "n"))
+    board = scored(runs + flat({"dppo": [0.3, 0.31]}, "n"))
     cells = cell_collapses(board, run_values(board), Baseline("dppo"))
     found = {(cell.model, cell.variant): cell for cell in cells}
     assert set(found) == {("m", "dppo"), ("m", "grpo"), ("n", "dppo"), ("", "dppo"), ("", "grpo")}

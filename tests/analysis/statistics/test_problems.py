@@ -14,7 +14,6 @@ from scipy import stats
 
 from cppo_lab.analysis.reader import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.paired import difference_of
 from cppo_lab.analysis.statistics.problems import (
     cell_problems,
@@ -35,7 +34,7 @@ from cppo_lab.analysis.statistics.problems import (
 )
 from cppo_lab.analysis.statistics.summary import run_sampling_error, sweep_statistics
 from cppo_lab.analysis.statistics.values import Score, run_values
-from cppo_lab.answers.outcomes import Outcomes, no_outcomes
+from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.answers.texts import Texts
 from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.statistics_tables import statistics_tables
@@ -81,19 +80,16 @@ def test_rho_of_a_beta_distribution_and_what_is_unknown() -> None:
     assert clustered_mean(np.array([1.0, 1.0]), flat(2)).error is None
 
 
-def over_seeds(ours: np.ndarray, theirs: np.ndarray, paired: bool) -> Estimate:
-    sides = dict(enumerate(ours.mean(axis=1))), dict(enumerate(theirs.mean(axis=1), 0 if paired else 100))
-    found = difference_of(*sides)
-    assert found[1] == paired
-    return found[0]
-
-
 @pytest.mark.parametrize("runs, paired", [(1, True), (4, True), (4, False)])
 def test_a_difference_over_problems_and_seeds_against_the_two_way_table(runs: int, paired: bool) -> None:
     """Mean squares by plain loops, of a crossed design without replication. Of single runs it is the paired t test."""
     rng = np.random.default_rng(3)
     ours, theirs = (np.clip(rng.normal(mean, 0.2, (runs, 12)), 0, 1) for mean in (0.6, 0.5))
-    seeds = over_seeds(ours, theirs, paired)
+    first = 0 if paired else 100  # seed of theirs
+    seeds, by_seed = difference_of(
+        dict(enumerate(ours.mean(axis=1))), dict(enumerate(theirs.mean(axis=1), first))
+    )
+    assert by_seed == paired
     found = problem_difference(ours, theirs, flat(12), seeds, paired)
     mine, other = ours.mean(axis=0), theirs.mean(axis=0)
     assert found.problems.p_value() == pytest.approx(stats.ttest_rel(mine, other).pvalue)
@@ -194,30 +190,20 @@ def test_the_correlation_of_draws_by_hand() -> None:
 
 # A scored sweep, from outcomes that agree with the logged scores: three problems of each of two benchmarks.
 
-PROBLEMS, STEPS = 6, (0, 10, 20, 30, 40)
+PROBLEMS = 6
 
 
-def made_outcomes(
-    seed: int, level: float, right: int | None = None, steps: tuple[int, ...] = STEPS
-) -> Outcomes:
-    """`right` answers to each problem at each step; None: drawn at `level`."""
-    rng, ids = np.random.default_rng(seed), [f"p{i}" for i in range(PROBLEMS)]
-    outcomes = no_outcomes(SAMPLES, ("chain24", "chain25"), ids, [0, 0, 0, 1, 1, 1])
-    for step in steps:
-        counts = rng.binomial(SAMPLES, level, PROBLEMS) if right is None else np.full(PROBLEMS, right)
-        outcomes = outcomes.append(step, counts, np.zeros(PROBLEMS), np.ones(PROBLEMS))
-    return outcomes
+def made_outcomes(seed: int, validations: int = 5) -> Outcomes:
+    """Of steps 0, 10, 20, ..."""
+    return made.outcomes(PROBLEMS, validations, SAMPLES, seed)
 
 
 @pytest.fixture(scope="module")
 def board() -> Scoreboard:
     """DPPO and CPPO with two seeds each; a third seed of CPPO collapsed at step 20."""
-    outcomes = {
-        **{("dppo", seed): made_outcomes(1 + seed, 0.4) for seed in (0, 1)},
-        **{("cppo", seed): made_outcomes(3 + seed, 0.8) for seed in (0, 1)},
-        ("cppo", 2): made_outcomes(5, 0.5, steps=STEPS[:3]),
-    }
-    return scored_outcomes(outcomes)
+    runs = itertools.product(("dppo", "cppo"), (0, 1))
+    outcomes = {run: made_outcomes(number) for number, run in enumerate(runs)}
+    return scored_outcomes({**outcomes, ("cppo", 2): made_outcomes(4, validations=3)})
 
 
 def test_shares_by_problem_average_to_the_final_score(board: Scoreboard) -> None:
@@ -266,8 +252,8 @@ def main_text(board: Scoreboard) -> str:
 @pytest.mark.parametrize("right, text", [(0, "to {high:.2f}"), (4, "from {low:.2f}"), (1, "")])
 def test_no_right_or_no_wrong_answer_has_wilsons_limit(right: int, text: str) -> None:
     """`right` of four answers to each of six problems."""
-    alike = made_outcomes(0, 0.0, right)
-    board = scored_outcomes({("dppo", 0): alike, ("dppo", 1): alike, ("cppo", 0): made_outcomes(3, 0.5)})
+    alike = replace(made_outcomes(0), right=np.full((5, PROBLEMS), right))
+    board = scored_outcomes({("dppo", 0): alike, ("dppo", 1): alike, ("cppo", 0): made_outcomes(3)})
     answers = SAMPLES * PROBLEMS
     limits = stats.binomtest(answers * right // 4, answers).proportion_ci(method="wilson")
     expected = text.format(low=100 * limits.low, high=100 * limits.high)
@@ -303,9 +289,9 @@ def test_tables_and_what_is_not_there(board: Scoreboard) -> None:
     "votes, share",
     [
         # 7 7 3 3: a tie. 7 - - -: answers that were not found vote for nothing. The others: 3 3 3 7.
-        ({"p0": list("7733"), "p1": ["7", None, None, None], "": list("3337")}, (0.5 + 0.25) / PROBLEMS),
+        ({0: list("7733"), 1: ["7", None, None, None], -1: list("3337")}, (0.5 + 0.25) / PROBLEMS),
         *(  # votes for equal answers count together, whatever their spelling
-            ({"": ["7", *wrong]}, share)
+            ({-1: ["7", *wrong]}, share)
             for wrong, share in (
                 (("0.5", "\\frac12", "so we get 1/2"), 0.0),
                 (("3", "4", "5"), 0.25),
@@ -315,13 +301,13 @@ def test_tables_and_what_is_not_there(board: Scoreboard) -> None:
     ],
 )
 def test_the_majority_of_the_answers_to_all_problems(
-    board: Scoreboard, votes: dict[str, list[str | None]], share: float
+    board: Scoreboard, votes: dict[int, list[str | None]], share: float
 ) -> None:
     cell = next(cell for cell in cell_problems(board) if cell.variant == "dppo")
     samples = tuple(
         made.sample(step=40, problem=problem, draw=draw, answer=answer, right=answer == "7")
-        for problem in cell.problems
-        for draw, answer in enumerate(votes.get(problem, votes[""]))
+        for place, problem in enumerate(cell.problems)
+        for draw, answer in enumerate(votes.get(place, votes[-1]))
     )
     whole, less = (
         {name: RunAnswers((Texts(40, kept),), ()) for name in cell.mlflow_ids}

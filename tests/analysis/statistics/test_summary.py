@@ -14,7 +14,6 @@ from cppo_lab.analysis.statistics.paired import difference
 from cppo_lab.analysis.statistics.problems import edge_share
 from cppo_lab.analysis.statistics.summary import (
     Ranking,
-    Statistics,
     baseline_of,
     kendall,
     map_noise,
@@ -24,19 +23,15 @@ from cppo_lab.analysis.statistics.summary import (
     sweep_statistics,
 )
 from cppo_lab.analysis.statistics.values import Score, run_values
-from cppo_lab.answers.outcomes import no_outcomes
 from tests.analysis.made_sweeps import MadeRun, both, scored
-from tests.analysis.statistics.made_curves import board_of, flat
+from tests.analysis.statistics.made_curves import flat
+from tests.answers import made
 
 LEVELS = {"dppo": [0.30, 0.31, 0.29], "cppo": [0.36, 0.355, 0.37], "grpo": [0.2, 0.3, 0.1]}
 
 
-def two_models() -> Statistics:
-    return sweep_statistics(board_of(flat(LEVELS, "m") + flat(LEVELS, "n")))
-
-
 def test_cells_and_what_is_over_models() -> None:
-    statistics = two_models()
+    statistics = sweep_statistics(scored(flat(LEVELS, "m") + flat(LEVELS, "n")))
     assert statistics.baseline.name == "dppo"
     names = [(model, variant) for model in "mn" for variant in ("dppo", "cppo", "grpo")]
     assert [(cell.model, cell.variant) for cell in statistics.cells] == names
@@ -65,7 +60,7 @@ def test_incomplete_variants_are_not_averaged_over_models() -> None:
     runs = [run for run in flat(LEVELS, "m") if (run.variant, run.seed) != ("cppo", 1)]
     runs += [run for run in flat(LEVELS, "n") if run.variant != "cppo"]
     gaps = [MadeRun("cppo", "m", 1), *(MadeRun("cppo", "n", seed) for seed in range(3))]
-    statistics = sweep_statistics(board_of(runs, gaps=gaps))
+    statistics = sweep_statistics(scored(runs, gaps=gaps))
     cells = {(cell.model, cell.variant): cell for cell in statistics.cells}
     some, none = cells["m", "cppo"], cells["n", "cppo"]
     assert (some.runs, some.differences[Score.FINAL].estimate.n) == (2, 2)
@@ -77,7 +72,7 @@ def test_order_and_margins() -> None:
     up = both({0: 0.1, 80: 0.30, 90: 0.32, 100: 0.30})
     down = both({0: 0.1, 50: 0.5, 80: 0.20, 90: 0.22, 100: 0.20})
     runs = [MadeRun("calm", "m", 0, up), MadeRun("peak", "m", 0, down), *flat({"low": [0.1], "last": [0.1]})]
-    board = board_of(runs)
+    board = scored(runs)
     found = {ranking.score: ranking for ranking in rankings(board, run_values(board))}
     best, final = found[Score.BEST], found[Score.FINAL]
     assert [place.variant for place in best.places] == ["peak", "calm", "low", "last"]
@@ -96,9 +91,8 @@ def test_order_and_margins() -> None:
 def test_one_evaluation_of_one_benchmark() -> None:
     """Its best step cannot be corrected, and its sampling error is known."""
     runs = [MadeRun("dppo", "m", seed, {"aime24": {10: share}}) for seed, share in enumerate((0.5, 0.1))]
-    statistics = sweep_statistics(board_of(runs))
+    statistics = sweep_statistics(scored(runs))
     assert statistics.cells[0].sampling.answers == pytest.approx(math.sqrt((0.25 + 0.09) / 2 / 480))
-    assert two_models().cells[0].sampling is None  # benchmarks of unknown size
     for entries in (statistics.rankings, statistics.aggregates):
         assert {entry.score for entry in entries} == set(Score) - {Score.CORRECTED}
 
@@ -130,7 +124,10 @@ def test_the_number_of_problems_is_that_of_the_run() -> None:
         MadeRun("a", model="made", scores=both(curve)),
         MadeRun("a", model="other", scores={"x": curve}),
     ]
-    board = scored(runs, params={f"{1:032x}": {"data.validation_problems": "4"}})
+    logged = {
+        f"{place:032x}": {"data.validation_problems": text} for place, text in ((1, "4"), (2, "9" * 5000))
+    }
+    board = scored(runs, params=logged)
     aime, four, unknown = (run_sampling_error(board, run) for run in board.runs)
     assert aime.answers == pytest.approx(0.5 / math.sqrt(2 * 480))
     assert four.answers == pytest.approx(0.5 / math.sqrt(2 * 64))
@@ -181,8 +178,7 @@ def test_a_map_of_single_runs_has_the_noise_of_its_answers() -> None:
     """Three of four answers to each of six problems; without outcomes nothing shows the noise."""
     board = map_board(1)
     assert map_noise(board, "chain", NAMES) is map_noise(board, "chain", "a") is None
-    outcomes = no_outcomes(4, ("chain24", "chain25"), [f"p{i}" for i in range(6)], [0, 0, 0, 1, 1, 1])
-    outcomes = outcomes.append(100, np.full(6, 3), np.zeros(6), np.ones(6))
+    outcomes = replace(made.outcomes(6, 1, 4), steps=np.array([100]), right=np.full((1, 6), 3))
     data = replace(board.data, outcomes={run.mlflow_id: outcomes for run in board.runs})
     noise = map_noise(replace(board, data=data), "chain", NAMES)
     assert not noise.seeds

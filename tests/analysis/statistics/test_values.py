@@ -26,7 +26,7 @@ from cppo_lab.analysis.statistics.verdicts import (
 )
 from cppo_lab.reports.verdict_view import power_question, reason
 from tests.analysis.made_sweeps import MadeRun, both, scored
-from tests.analysis.statistics.made_curves import STEPS, board_of, broken, judged
+from tests.analysis.statistics.made_curves import STEPS, broken, judged
 from tests.oracles.statistics import held_out
 
 
@@ -111,7 +111,7 @@ def rising(variant: str, seed: int, slope: float, model: str = "m", length: floa
 
 def test_a_lead_that_widens() -> None:
     """The rise is of steps 80, 90, 100 less 10, 20, 30. A collapsed run is filled in with the 0 at which it ended."""
-    board = board_of([rising("a", 0, 0.4), broken("b", 0, 0.4)])
+    board = scored([rising("a", 0, 0.4), broken("b", 0, 0.4)])
     runs = with_quantity(board, run_values(board), Quantity.RISE)
     assert [run.of(Quantity.RISE) for run in runs] == pytest.approx([0.4 * 0.7, 0.0 - 0.4])
     claim = Claim("w", "widens", "main", Kind.SUPERIORITY, (A, B), over_models=True, score=Quantity.RISE)
@@ -159,7 +159,7 @@ def test_a_lead_that_grows_with_the_length() -> None:
         for seed, extra in enumerate(wiggle):
             runs.append(rising("a", seed, 0.3 + leads[model] + extra, model, 3 * length))
             runs.append(rising("b", seed, 0.3, model, length))
-    assert mean_length(board_of(runs), "n", "b") == pytest.approx(200)
+    assert mean_length(scored(runs), "n", "b") == pytest.approx(200)
     verdict = judged(claim, runs)
     assert verdict.outcome is VerdictOutcome.SUPPORTED
     means = [0.9 * (lead + np.mean(wiggle)) for lead in leads.values()]  # of steps 80, 90, 100

@@ -34,7 +34,6 @@ from tests.analysis.statistics.made_curves import (
     BASE,
     BEST,
     MEAN,
-    board_of,
     broken,
     flat,
     judged,
@@ -119,7 +118,7 @@ def test_no_adjustment_to_support_all_and_holms_to_refute_any() -> None:
 def test_the_smallest_effect_decides_and_a_claim_behind_it_is_confirmatory() -> None:
     """All comparisons hold; the one whose advantage of a point is excluded gives the claim its outcome."""
     runs = flat({"a": moved(0.05), "b": BASE, "c": moved(0.043, 0.001, 0.0, -0.001, 0.0)})
-    first, second = verdicts({"main": board_of(runs)}, [BEST, replace(ABOVE, after="best")])
+    first, second = verdicts({"main": scored(runs)}, [BEST, replace(ABOVE, after="best")])
     assert first.outcome is SMALL and first.outcome.holds and first.deciding.against == "c"
     said = "All 2 comparisons hold, but in 1 the effect is below the smallest relevant effect"
     assert said in reason(first)
@@ -165,8 +164,7 @@ def test_a_collapse_counts_in_the_verdict_and_not_in_the_best_step() -> None:
 
 def test_every_claim_gets_a_verdict() -> None:
     found = {
-        each.claim.key: each
-        for each in verdicts({"main": board_of(flat({"cppo": moved(0.05), "dppo": BASE}))})
+        each.claim.key: each for each in verdicts({"main": scored(flat({"cppo": moved(0.05), "dppo": BASE}))})
     }
     assert list(found) == [claim.key for claim in CLAIMS]
     supported = {key for key, verdict in found.items() if verdict.outcome is SUPPORTED}
@@ -245,7 +243,7 @@ def test_the_mean_over_models_is_one_test() -> None:
 def test_a_claim_is_exploratory_until_the_one_before_it_is_supported(
     levels: dict[str, list[float]], closed_by: list[str]
 ) -> None:
-    boards = {"main": board_of(flat({"b": BASE, **levels}))}
+    boards = {"main": scored(flat({"b": BASE, **levels}))}
     claims = (replace(ABOVE, key="first"), replace(BEST, after="first"), replace(ABOUT, after="best"))
     assert [
         each.unsupported_before.key if each.unsupported_before else "" for each in verdicts(boards, claims)
@@ -313,16 +311,14 @@ def test_looks_have_wider_intervals_and_end_before_a_gap() -> None:
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "change, said",
     [
-        ("outcome: error", "sequential with outcome='error': it is for scores"),
-        ("models: trend", "sequential with models=trend: it is for scores"),
-        ("test_seeds: [1, 2, 3, 4]", "4 test_seeds leave nothing to stop; name more than 4"),
+        ({"outcome": "error"}, "sequential with outcome='error': it is for scores"),
+        ({"models": "trend"}, "sequential with models=trend: it is for scores"),
+        ({"test_seeds": [1, 2, 3, 4]}, "4 test_seeds leave nothing to stop; name more than 4"),
     ],
 )
-def test_what_cannot_be_sequential(text: str, said: str) -> None:
+def test_what_cannot_be_sequential(change: dict[str, object], said: str) -> None:
     stated = {"claim": "a is above b", "better": ["a"], "than": ["b"], "test_seeds": [1, 2, 3, 4, 5]}
-    hypothesis = Hypothesis.model_validate_json(
-        json.dumps({**stated, "sequential": True, **yaml.safe_load(text)})
-    )
+    hypothesis = Hypothesis.model_validate_json(json.dumps({**stated, "sequential": True, **change}))
     assert any(said in fault for fault in hypothesis.contradictions())
