@@ -109,7 +109,10 @@ def stage(root: Path, source: Path) -> None:
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
     with (source / "README.md").open("a", encoding="utf-8") as readme:
-        for heading, names in {**navigation(root), "Reference": ["api", "metrics"]}.items():
+        groups = navigation(root)
+        for heading, names in (
+            groups | {"Reference": [*groups.get("Reference", ()), "api", "metrics"]}
+        ).items():
             listed = "\n".join(name.removesuffix(".md") for name in names)
             readme.write(f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{listed}\n```\n")
     (source / "api.rst").write_text(api(), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The documents: links lead somewhere, commands are such as `cppo` understands, the README is short."""
+"""The documents: links lead to files, commands are such as `cppo` understands, the README is short."""
 
 import ast
 import csv
@@ -49,7 +49,7 @@ def test_links_lead_somewhere(path: Path) -> None:
             continue
         name, _, anchor = target.partition("#")
         there = (path.parent / name).resolve() if name else path
-        assert there.exists(), target
+        assert there.is_file(), target
         assert not anchor or anchor in anchors(there), target
 
 
