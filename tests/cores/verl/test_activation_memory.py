@@ -27,45 +27,36 @@ WIDTHS = {  # as published
 }  # fmt: skip
 
 
-def layer_of(name: str) -> tuple[nn.Module, nn.Module, int]:
-    """One decoder layer in bfloat16, its rotary embedding and its width."""
+def layer_of(name: str) -> tuple[nn.Module, nn.Module]:
+    """One decoder layer in bfloat16, and its rotary embedding."""
     moe = name.endswith("A3B")
     config = (Qwen3MoeConfig if moe else Qwen3Config)(**WIDTHS[name], **COMMON)
     config._attn_implementation = "sdpa"  # which keeps no matrix of attention, as flash attention does not
     if moe:
         config._experts_implementation = "grouped_mm"
-        return Qwen3MoeDecoderLayer(config, 0).bfloat16(), Qwen3MoeRotaryEmbedding(config), config.hidden_size
-    return Qwen3DecoderLayer(config, 0).bfloat16(), Qwen3RotaryEmbedding(config), config.hidden_size
+        return Qwen3MoeDecoderLayer(config, 0).bfloat16(), Qwen3MoeRotaryEmbedding(config)
+    return Qwen3DecoderLayer(config, 0).bfloat16(), Qwen3RotaryEmbedding(config)
 
 
-def saved_bytes(layer: nn.Module, rope: nn.Module, width: int) -> float:
-    """Bytes that are kept for the backward pass, per token and unit of width; weights are not counted."""
-    weights = {one.untyped_storage().data_ptr() for one in layer.parameters()}
-    storages: dict[int, tuple[int, Tensor]] = {}
+@pytest.mark.parametrize("name", WIDTHS)
+def test_a_layer_keeps_what_the_estimate_takes_for_granted(name: str) -> None:
+    """Bytes for the backward pass, per token and unit of width; weights are not counted."""
+    (layer, rope), width = layer_of(name), WIDTHS[name]["hidden_size"]
+    weights = {weight.untyped_storage().data_ptr() for weight in layer.parameters()}
+    kept: dict[int, Tensor] = {}  # whole, so that no other one gets its place
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            storages[storage.data_ptr()] = (
-                storage.nbytes(),
-                tensor,
-            )  # kept, so that no other one gets its place
+        if (place := tensor.untyped_storage().data_ptr()) not in weights:
+            kept[place] = tensor
         return tensor
 
     inputs = torch.randn(1, TOKENS, width, dtype=torch.bfloat16, requires_grad=True)
     positions = torch.arange(TOKENS)[None]
     embeddings = rope(inputs, positions)
-
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        output = layer(inputs, attention_mask=None, position_ids=positions, position_embeddings=embeddings)
-    del output
-    return sum(size for size, _ in storages.values()) / TOKENS / width
-
-
-@pytest.mark.parametrize("name", WIDTHS)
-def test_a_layer_keeps_what_the_estimate_takes_for_granted(name: str) -> None:
+        layer(inputs, attention_mask=None, position_ids=positions, position_embeddings=embeddings)
+    counted = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / TOKENS / width
     assumed = LAYER_MOE if name.endswith("A3B") else LAYER
-    counted = saved_bytes(*layer_of(name))
     assert 0.93 * assumed < counted <= assumed
 
 

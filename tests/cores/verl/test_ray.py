@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ import pytest
 from cppo_lab.core_records import Allocation, Resources, read_machine
 from cppo_lab.cores.verl import cluster, core
 from cppo_lab.errors import Interrupted, handle_signals
+from cppo_lab.spec import LayoutSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error
 from tests.cores.verl.conftest import OnRay
@@ -172,6 +174,10 @@ def allocation(tmp_path: Path) -> Allocation:
     return Allocation(("here.invalid", "there.invalid"), 1, tmp_path / "meeting")
 
 
+def lent(allocation: Allocation, layout: LayoutSpec = LAYOUT) -> Resources:
+    return Resources(Path(), Path(), layout=layout, allocation=allocation)
+
+
 def test_addresses_and_interfaces(allocation: Allocation, monkeypatch: pytest.MonkeyPatch) -> None:
     """Virtual machines have loopback addresses of their own; an interface that is missing is named."""
     # Without an interface the address is the one towards another machine: here this one, by its loopback address.
@@ -199,9 +205,8 @@ def test_a_machine_waits_for_the_first_one_only_so_long(
 ) -> None:
     """And goes when that is through without Ray: a run that was done already, say."""
     monkeypatch.setattr(cluster, "MEET_SECONDS", 0.0)
-    lent = Resources(Path(), Path(), layout=LAYOUT, allocation=allocation)
     with pytest.raises(RuntimeError, match=r"here.invalid has started no Ray within 0 s"):
-        cluster.run_worker_node(lent)
+        cluster.run_worker_node(lent(allocation))
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.0)
     with socket.socket() as taken:  # bound, and not listening
         taken.bind(("127.0.0.1", 0))
@@ -210,9 +215,9 @@ def test_a_machine_waits_for_the_first_one_only_so_long(
         with pytest.raises(
             RuntimeError, match=rf"does not answer there.invalid at {address} within 0 s: .*GLOO"
         ):
-            cluster.run_worker_node(lent)
+            cluster.run_worker_node(lent(allocation))
     allocation.end()
-    cluster.run_worker_node(Resources(Path(), Path(), layout=LAYOUT, allocation=allocation))
+    cluster.run_worker_node(lent(allocation))
 
 
 def test_the_job_goes_back_when_a_machine_has_not_joined_for_long(
@@ -230,21 +235,22 @@ def test_the_job_goes_back_when_a_machine_has_not_joined_for_long(
         monkeypatch.setattr(f"ray.{name}", value)
     monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.0)
     monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.0)
+    wait = partial(cluster._wait_for_all, {"address": "127.0.0.2:1"}, allocation, keeper(None))
     with pytest.raises(
         Interrupted, match=r"^there\.invalid did not join Ray's cluster on .* within 0 s"
     ) as caught:
-        cluster._wait_for_all({"address": "127.0.0.2:1"}, allocation, keeper(None))
+        wait()
     assert caught.value.number == signal.SIGUSR2  # which Slurm's jobs requeue
     allocation.meeting.mkdir()
     (allocation.meeting / "arrived-there.invalid").touch()  # it is there, and another start would not help
     with user_error(r"^there\.invalid started, and could not join .* at 127\.0\.0\.2:1 \("):
-        cluster._wait_for_all({"address": "127.0.0.2:1"}, allocation, keeper(None))
+        wait()
     init.side_effect = ConnectionError
     monkeypatch.setattr(cluster, "HEAD_SECONDS", 0.0)
     with pytest.raises(
         RuntimeError, match=r"head at 127\.0\.0\.2:1 is not ready after 0 s: see the run's log"
     ):
-        cluster._wait_for_all({"address": "127.0.0.2:1"}, allocation, keeper(None))
+        wait()
 
 
 @pytest.mark.parametrize(
@@ -269,14 +275,13 @@ def test_the_processes_of_a_gpu_share_its_cpus_and_too_few_are_refused(
     monkeypatch.setenv("OMP_NUM_THREADS", "3")
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cpus)))
     allocation.end()
-    lent = Resources(Path(), Path(), layout=layout, allocation=allocation)
     if isinstance(threads, int):
-        cluster.run_worker_node(lent)
+        cluster.run_worker_node(lent(allocation, layout))
         with core.own_ray(layout) as ray_init:
             assert ray_init["runtime_env"]["env_vars"]["OMP_NUM_THREADS"] == str(threads)
         return
     with user_error(threads):
-        cluster.run_worker_node(lent)
+        cluster.run_worker_node(lent(allocation, layout))
     with user_error(threads), core.own_ray(layout):
         pass
 
@@ -398,4 +403,4 @@ def test_a_worker_node_whose_ray_ends_before_the_run_fails(
     monkeypatch.setattr(cluster, "_answers", lambda address: True)
     said = r"Ray ended on there\.invalid \(exit status 7\) before the run did"
     with pytest.raises(RuntimeError, match=said):
-        cluster.run_worker_node(Resources(Path(), Path(), layout=LAYOUT, allocation=allocation))
+        cluster.run_worker_node(lent(allocation))
