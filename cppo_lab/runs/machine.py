@@ -233,7 +233,8 @@ def versions_in(tags: Mapping[str, str]) -> dict[str, str]:
     """The versions of the main packages that the tags of a run name."""
     old = schema.TAG_OLD_PACKAGE_PREFIX
     versions = {key.removeprefix(old): value for key, value in tags.items() if key.startswith(old)}
-    return versions | dict(line.split("==", 1) for line in tags.get(schema.TAG_PACKAGES, "").split())
+    named = (word.split("==", 1) for word in tags.get(schema.TAG_PACKAGES, "").split() if "==" in word)
+    return versions | dict(named)
 
 
 def slurm_array_task() -> str:

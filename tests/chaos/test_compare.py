@@ -34,31 +34,31 @@ def recorded(
     return Recorded({STORE: Counter(stored), HISTORY: Counter(in_file)}, kept)
 
 
+OTHER_OUTPUT = Recorded(recorded().points, FILES | {"output/1.log": ""})
+
+
+ROUNDED = recorded([*POINTS[:4], ("train/reward", 4, "0.5000001")])
+
+
+ONE_MORE = recorded([*POINTS, ("train/reward", 5, "1.0")])
+
+
+LACKS = "lacks, or has more than once, 1 points in the store"
+
+
 def store(*runs: Recorded, **statuses: int) -> Store:
     """A store whose second run is done so often."""
     return Store({"one": [recorded()], **({"two": [*runs]} if runs else {})}, {}, statuses)
 
 
 @pytest.mark.parametrize(
-    ("disturbed", "lost", "said"),
+    "disturbed, lost, said",
     [
-        (store(Recorded(recorded().points, FILES | {"output/1.log": ""}), FINISHED=2, KILLED=1), 0, None),
-        (
-            store(recorded(POINTS[1:])),
-            1,
-            "lacks, or has more than once, 1 points in the store: train/reward at step 0",
-        ),
-        (store(recorded([*POINTS, POINTS[2]])), 1, "lacks, or has more than once, 1 points in the store"),
-        (
-            store(recorded([*POINTS[:4], ("train/reward", 4, "0.5000001")])),
-            1,
-            "has besides 1 points in the store",
-        ),
-        (
-            store(recorded([*POINTS, ("train/reward", 5, "1.0")])),
-            0,
-            "run two has besides 1 points in the store",
-        ),
+        (store(OTHER_OUTPUT, FINISHED=2, KILLED=1), 0, None),
+        (store(recorded(POINTS[1:])), 1, f"{LACKS}: train/reward at step 0"),
+        (store(recorded([*POINTS, POINTS[2]])), 1, LACKS),
+        (store(ROUNDED), 1, "has besides 1 points in the store"),
+        (store(ONE_MORE), 0, "run two has besides 1 points in the store"),
         (store(), 5, "run two is done 0 times"),
         (store(recorded(), recorded()), 0, "run two is done 2 times"),
         (store(recorded(), RUNNING=1), 0, "1 MLflow runs are RUNNING still"),
@@ -75,21 +75,19 @@ def test_stores(disturbed: Store, lost: int, said: str | None) -> None:
 
 
 def test_a_store_is_read_whole(workspace: Path, tiny_spec: RunSpec) -> None:
-    uris = [f"sqlite:///{workspace}/{name}.db" for name in ("a", "b")]
-    for uri in uris:
-        job(tiny_spec, Path(uri.removeprefix("sqlite:///")).with_suffix(""), uri).run()
-    first, second = (read_store(uri) for uri in uris)
-    [[run]] = first.runs.values()
-    assert first.statuses == {"FINISHED": 1} and list(first.ids.values()) == list(first.runs)
+    stores = []
+    for name in "ab":
+        uri = f"sqlite:///{workspace}/{name}.db"
+        job(tiny_spec, workspace / name, uri).run()
+        stores.append(read_store(uri))
+    [[run]] = stores[0].runs.values()
+    assert stores[0].statuses == {"FINISHED": 1}
+    assert list(stores[0].ids.values()) == list(stores[0].runs)
     assert run.points[STORE] == run.points[HISTORY]
-    assert {metric.partition("/")[0] for metric, _, _ in run.points[STORE]} == {
-        "train",
-        "rule",
-        "val",
-        "mismatch",
-    }
+    kinds = {metric.partition("/")[0] for metric, _, _ in run.points[STORE]}
+    assert kinds == {"train", "rule", "val", "mismatch"}
     assert FILES.keys() <= run.artifacts.keys()
-    assert compare(first, second) == Comparison(run.points[STORE].total(), 0, ())
+    assert compare(*stores) == Comparison(run.points[STORE].total(), 0, ())
 
 
 def report(folder: Path, mlflow_id: str, port: int, **changes: str) -> dict[str, bytes]:
@@ -101,8 +99,8 @@ def report(folder: Path, mlflow_id: str, port: int, **changes: str) -> dict[str,
         "figure.svg": "<svg/>",
     }
     texts |= {name: changes.get(name.partition(".")[0], text) for name, text in texts.items()}
-    folder.mkdir(exist_ok=True)
     record = {"files": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}}
+    folder.mkdir(exist_ok=True)
     for name, text in {**texts, "report.json": json.dumps(record), ".cppo-report": mlflow_id}.items():
         (folder / name).write_text(text)
     return read_report(folder, {mlflow_id: "abc"}, address)
@@ -116,9 +114,8 @@ def test_reports(tmp_path: Path) -> None:
     assert differences({**control, "more.md": b""}, control) == ["the report lacks more.md"]
     for name in ("index", "runs", "figure"):
         changed = differences(control, report(tmp_path / "other", "2" * 32, 2, **{name: "something else"}))
-        assert [line.partition(" ")[0].partition(".")[0] for line in changed] == sorted([name, "report"])
-    (tmp_path / "control" / "figure.svg").write_text(
-        "<svg></svg>"
-    )  # a record of other files is another record
+        assert [line.partition(".")[0] for line in changed] == sorted([name, "report"])
+    # A record of other files is another record.
+    (tmp_path / "control" / "figure.svg").write_text("<svg></svg>")
     again = read_report(tmp_path / "control", {"1" * 32: "abc"}, "http://127.0.0.1:1")
     assert len(differences(control, again)) == 1

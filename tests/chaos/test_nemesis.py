@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -58,10 +59,9 @@ def test_a_submission_has_begun_until_its_answer_is_on_record(tmp_path: Path) ->
 
 
 def test_half_of_the_jobs_upload_at_once(tmp_path: Path) -> None:
-    shown = (
+    (tmp_path / "shown.py").write_text(
         "import sys; from cppo_lab.tracking import uploader; print(uploader.FIRST_SECONDS, *sys.argv[1:])\n"
     )
-    (tmp_path / "shown.py").write_text(shown)
     words = [sys.executable, ROOT / JOB_ENTRY, "-u", "-m", "shown", "a", "b"]
     for task, seconds in (("4", "0.5"), ("5", "30.0")):
         env = os.environ | {"SLURM_ARRAY_TASK_ID": task, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
@@ -70,10 +70,6 @@ def test_half_of_the_jobs_upload_at_once(tmp_path: Path) -> None:
 
 def test_a_part_that_fails_after_the_last_look_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a store that cannot be used: no run waits for it."""
-
-    def fail() -> None:
-        raise DevError("a store cannot be used")
-
     run = NemesisRun.__new__(NemesisRun)
     run._strikes, run._launcher, run._over = Strikes(None, print), None, True
     for name in ("_launch", "_strike", "say"):
@@ -82,6 +78,7 @@ def test_a_part_that_fails_after_the_last_look_is_an_error(monkeypatch: pytest.M
     def poll() -> None:
         """The last one, after which the part fails."""
         run._over = True
+        fail = Mock(side_effect=DevError("a store cannot be used"))
         run._strikes._coming.append(run._strikes._pool.submit(fail))
 
     monkeypatch.setattr(run, "_poll", poll, raising=False)

@@ -57,8 +57,7 @@ def test_attempts_of_which_one_trained_several_runs_share_their_time(
     recorder = Recorder(tiny_spec, {}, workspace)
     recorder.together = 4
     recorder._began -= 1000  # of this attempt
-    recorder.log(3, {"train/reward": 0.5})
-    recorder.finish(Outcome(schema.DONE, 3))
+    recorder.finish(FINISHED)
     status = read_status(workspace)
     assert 1100 <= status["seconds"] < 1200
     assert status["machine_seconds"] - 40 == pytest.approx((status["seconds"] - 100) / 4)
@@ -84,22 +83,25 @@ def test_how_a_run_ended_is_in_its_status_its_spool_and_the_store(
     finished = status in schema.FINISHED
     assert not (finished and record_end(folder, schema.PARTIAL, "a result is never interrupted"))
     run = mlflow_run(folder)
-    assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == (mlflow, status)
-    assert run.data.tags.get(schema.TAG_REASON, "") == reason
-    assert run.data.tags.get(schema.TAG_STEP) == (None if finished else "3")
+    expected = {
+        schema.TAG_STATUS: status,
+        schema.TAG_REASON: reason,
+        schema.TAG_STEP: "" if finished else "3",
+    }
+    assert (run.info.status, {name: run.data.tags.get(name, "") for name in expected}) == (mlflow, expected)
 
 
 def test_a_step_that_is_trained_again_is_on_file_once_and_not_shown(
     recorder: Recorder, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cppo_lab.runs.recorder.STATUS_SECONDS", 0.0)
-    for step in (0, 1, 2, 3):
+    for step in range(4):
         recorder.log(step, {"train/reward": 0.5})
     recorder.interrupt("killed")
     again = Recorder(tiny_spec, {}, recorder.folder)
     again.begin(1)
     shown = []
-    for step in (0, 1, 2, 3, 4):
+    for step in range(5):
         again.log(step, {"train/reward": 0.7})
         status = read_status(recorder.folder)
         shown.append((status["step"], status["first_step"]))
@@ -115,13 +117,12 @@ def test_a_record_that_ends_on_a_full_disk_has_its_end_once_there_is_room(
     recorder.log(0, {"train/reward": 0.5})
     recorder.interrupt("killed")
     again = Recorder(tiny_spec, {}, recorder.folder)
-
     with monkeypatch.context() as disk:
         disk.setattr("cppo_lab.runs.spool.os.write", Mock(side_effect=OSError(28, "No space left on device")))
         again.begin(None)
     again.log(0, {"train/reward": 0.7})
-    ends = [(line.record, line.reason) for line in lines(recorder.folder) if isinstance(line, End)]
-    assert [record for record, _ in ends] == [recorder.record_name] * 2 and "from scratch" in ends[1][1]
+    ends = [line for line in lines(recorder.folder) if isinstance(line, End)]
+    assert [end.record for end in ends] == [recorder.record_name] * 2 and "from scratch" in ends[1].reason
     record = newest_record(recorder.folder)
     assert record.begin.record == again.record_name != recorder.record_name
     assert [row.metrics["train/reward"] for row in record.rows.values()] == [0.7]
@@ -154,9 +155,10 @@ def test_scores_that_are_not_finite_are_recorded_as_they_are_and_compared_with_n
     for step, value in enumerate((math.inf, 0.25, math.nan, -math.inf)):
         recorder.log(step, {score: value, "train/loss": value})
     recorder.interrupt("by SIGTERM")
-    rows = read_rows(recorder.folder)
-    assert [str(row.metrics["train/loss"]) for row in rows] == ["inf", "0.25", "nan", "-inf"]
-    assert ["val/best" in row.metrics for row in rows] == [False, True, False, False]
+    metrics = [row.metrics for row in read_rows(recorder.folder)]
+    assert [(str(row["train/loss"]), row.get("val/best")) for row in metrics] == [
+        ("inf", None), ("0.25", 0.25), ("nan", None), ("-inf", None),
+    ]  # fmt: skip
     seen = RunRows(recorder.folder)  # as those who watch see them
     assert (len([*seen.news()]), seen.scores) == (4, {1: 0.25})
     status = read_status(recorder.folder)
@@ -182,12 +184,11 @@ def test_who_watches_a_run_sees_the_attempt_that_replaces_its_result(recorder: R
 def test_a_run_that_cannot_write_at_its_start_says_why(
     workspace: Path, tiny_spec: RunSpec, broken: str
 ) -> None:
-    folder = workspace / "runs" / tiny_spec.run_id
+    place = workspace / "runs" / tiny_spec.run_id / broken
+    place.mkdir(parents=True)  # a folder stands where the file should
     if broken == "spool":
-        folder.mkdir(parents=True)
-        (folder / broken).write_text("a file stands where the folder should")
-    else:
-        (folder / broken).mkdir(parents=True)  # a folder stands where the file should
+        place.rmdir()
+        place.write_text("a file stands where the folder should")
     with pytest.raises(OSError, match=broken):
         job(tiny_spec, workspace / "runs", tracking_uri()).run()
     [failed] = [run for run in mlflow_runs() if run.info.status == "FAILED"]
@@ -295,10 +296,10 @@ def test_own_output(workspace: Path) -> None:
         subprocess.run(["bash", "-c", f'exec {files}; "$0" -c "$1"', sys.executable, OWN], check=True)
         return json.loads(Path("own.json").read_text())
 
-    out, err = workspace / "job.out", workspace / "job.err"
+    out = workspace / "job.out"
     out.write_text("of another\n")
     starts = own(">> job.out 2> job.err")
-    assert starts == {str(out): len("of another\nbefore\n"), str(err): 0}
+    assert starts == {str(out): len("of another\nbefore\n"), str(workspace / "job.err"): 0}
     assert captured_output(workspace / "run", starts) == {"output/job.out.txt": b"after\n"}
     assert [*own(">> job.out 2>&1")] == [str(out)]
     for outputs in ("> >(cat) 2> /dev/null", "> gone 2> /dev/null; rm gone", ">&- 2>&-"):

@@ -17,6 +17,7 @@ from cppo_lab.runs.spool import (
     End,
     Line,
     RunRows,
+    Scores,
     Spool,
     StepEvent,
     Tags,
@@ -55,29 +56,26 @@ def written(folder: Path, *some: Line) -> Spool:
 def test_a_record_goes_on_in_the_files_of_later_attempts_until_another_begins(tmp_path: Path) -> None:
     assert (newest_record(tmp_path), read_rows(tmp_path), list(tmp_path.iterdir())) == (None, [], [])
     written(tmp_path)
-    second = [BEGIN, StepEvent(2, 9999, {"train/reward": -1.0}), StepEvent(3, 5000, {"train/reward": 1.0})]
-    written(tmp_path, *second)
-    assert [path.name for path in files(tmp_path)] == ["0001.jsonl", "0002.jsonl"]
+    again, new = StepEvent(2, 9999, {"train/reward": -1.0}), StepEvent(3, 5000, {"train/reward": 1.0})
+    written(tmp_path, BEGIN, again, new)
     assert newest_record(tmp_path).end is None
-    assert read_rows(tmp_path) == [*ROWS, second[2]]  # step 2 stands as it was measured first
-    for some in ([OTHER], [END]):  # the end is that of the first record
-        written(tmp_path, *some)
+    assert read_rows(tmp_path) == [*ROWS, new]  # step 2 stands as it was measured first
+    for line in (OTHER, END):  # the end is that of the first record
+        written(tmp_path, line)
         record = newest_record(tmp_path)
         assert (record.begin, record.rows, record.end) == (OTHER, {}, None)
 
 
 def test_files_are_ordered_and_never_shared(tmp_path: Path) -> None:
     spools = [open_spool(tmp_path) for _ in range(3)]
-    for name in ("10000.jsonl", "9999.jsonl"):
+    others = ("1.jsonl", "x.jsonl", "0002.json", "shipped.json", "-001.jsonl", "²³.jsonl", "00004.jsonl")
+    for name in ("10000.jsonl", "9999.jsonl", *others):  # the last are none of a recorder's
         (tmp_path / SPOOL_FOLDER / name).touch()
-    assert [path.name[:-6] for path in files(tmp_path)] == ["0001", "0002", "0003", "9999", "10000"]
+    assert [path.stem for path in files(tmp_path)] == ["0001", "0002", "0003", "9999", "10000"]
     assert open_spool(tmp_path).path.name == "10001.jsonl"
     assert [spool.path for spool in spools] == files(tmp_path)[:3]
     with pytest.raises(FileExistsError):
         Spool(spools[0].path)
-    for name in ("1.jsonl", "x.jsonl", "0002.json", "shipped.json", "-001.jsonl", "²³.jsonl", "00004.jsonl"):
-        (tmp_path / SPOOL_FOLDER / name).touch()  # none of a recorder's
-    assert len(files(tmp_path)) == 6
 
 
 def test_cut_off_anywhere_the_whole_lines_stand(tmp_path: Path) -> None:
@@ -137,8 +135,7 @@ def test_on_a_full_disk_lines_wait_and_none_is_torn(
     assert spool.unwritten == ROWS[:2]
     assert capsys.readouterr().err.count("(File too large): metrics are held in memory\n") == 1  # said once
     spool.add(ROWS[2])
-    assert list(lines(tmp_path)) == [BEGIN, *ROWS]
-    assert spool.unwritten == []
+    assert (list(lines(tmp_path)), spool.unwritten) == ([BEGIN, *ROWS], [])
 
 
 def test_rows_are_read_once_and_a_new_record_begins_from_nothing(tmp_path: Path) -> None:
@@ -147,22 +144,18 @@ def test_rows_are_read_once_and_a_new_record_begins_from_nothing(tmp_path: Path)
     def news() -> list[int]:
         return [row.step for row in rows.news()]
 
-    spool = open_spool(tmp_path)
-    for line in (BEGIN, row(0, 0.25, second=10), row(1, second=20)):
-        spool.add(line)
+    written(tmp_path, BEGIN, row(0, 0.25, second=10), row(1, second=20))
     assert (news(), news()) == ([0, 1], [])
-    spool.add(row(3, 0.5, second=30))
+    written(tmp_path, BEGIN, row(3, 0.5, second=30))
     assert news() == [3]
     assert (rows.scores, rows.step, rows.times) == ({0: 0.25, 3: 0.5}, 3, [(1, 20.0), (3, 30.0)])
-    again = row(3, 0.9, second=40)
-    path = written(tmp_path, BEGIN, again, row(4, 0.75, second=50)).path
+    path = written(tmp_path, BEGIN, row(3, 0.9, second=40), row(4, 0.75, second=50)).path
     assert news() == [4]
     assert rows.scores == {0: 0.25, 3: 0.5, 4: 0.75}
     whole = path.read_bytes()
-    path.write_bytes(whole + b'{"step": 5, "time_ms"')
-    assert news() == []
-    path.write_bytes(whole + b'{"step": 5, "time_ms": 60000, "metrics": {}}\n')
-    assert news() == [5]
+    for text, steps in {"": [], ', "metrics": {}}\n': [5]}.items():  # a line that is being written
+        path.write_bytes(whole + b'{"step": 5, "time_ms": 60000' + text.encode())
+        assert news() == steps
     written(tmp_path, OTHER)
     assert news() == []
     assert (rows.scores, rows.step, rows.times) == ({}, None, [])
@@ -171,8 +164,7 @@ def test_rows_are_read_once_and_a_new_record_begins_from_nothing(tmp_path: Path)
 def test_the_three_scores_by_hand() -> None:
     """Of [0, 10] the last 30 % are the steps 8, 9 and 10; the first of two equal scores is the best."""
     scores = summarise({0: 0.1, 2: 0.6, 4: 0.2, 6: 0.6, 7: 0.3, 8: 0.4, 10: 0.5}, t_stop=10)
-    assert scores.final_mean == pytest.approx(0.45)
-    assert (scores.last, scores.best, scores.best_step) == (0.5, 0.6, 2)
+    assert scores == Scores(0.5, 0.6, 2, pytest.approx(0.45))
     assert scores.metrics == {"val/best": 0.6, "val/best_step": 2.0, "val/final_mean": scores.final_mean}
     assert summarise({}, 10) is None
     assert "val/final_mean" not in summarise({0: 0.1, 7: 0.2}, t_stop=10).metrics
