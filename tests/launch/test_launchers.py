@@ -16,17 +16,15 @@ from cppo_lab.launch.slurm.submit import SlurmSpec
 from tests.conftest import user_error
 from tests.launch.slurm.jobs import Noted
 
+SPEC = LauncherSpec(name="local", workers=1, threads=1)
+
 
 def test_records_names_and_files_agree() -> None:
     """Only Slurm has settings of its own."""
     assert set(LAUNCHERS) == {path.stem for path in (PARTS_FOLDER / "conf" / "launcher").glob("*.yaml")}
     assert all(callable(load_launcher(name)) for name in LAUNCHERS)
-    kinds = {name: launcher_kind(name) for name in LAUNCHERS}
-    assert kinds == {"inline": LauncherSpec, "local": LauncherSpec, "slurm": SlurmSpec}
-    assert launcher_kind(None) is LauncherSpec  # no name: its own validation says so
-
-
-def test_a_launcher_that_there_is_not() -> None:
+    kinds = {name: launcher_kind(name) for name in (*LAUNCHERS, None)}  # no name: its own validation says so
+    assert kinds == dict.fromkeys(("inline", "local", None), LauncherSpec) | {"slurm": SlurmSpec}
     with user_error(r"slum.*inline, local, slurm"):
         load_launcher("slum")
 
@@ -35,10 +33,9 @@ def test_a_launcher_that_there_is_not() -> None:
 def test_a_folder_in_whose_name_submitit_would_write_numbers_is_refused(tmp_path: Path, name: str) -> None:
     """It would put logs and results into a folder beside it, and see no job end well."""
     job = Noted(tmp_path / name / "runs", "a")
-    with user_error(
-        rf"launcher=local: the folder '.*{name}/runs' has {re.search('%.', name)[0]} in its name"
-    ):
-        launch_local([job], LauncherSpec(name="local", workers=1, threads=1), lambda event: None)
+    number = re.search("%.", name)[0]
+    with user_error(f"launcher=local: the folder '.*{name}/runs' has {number} in its name"):
+        launch_local([job], SPEC, lambda event: None)
     assert not any(tmp_path.iterdir())
 
 
@@ -69,7 +66,7 @@ def test_no_variable_of_the_shell_changes_what_launcher_and_job_agree_on(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of this file
     job = Telling(tmp_path, "a", fresh_process=True)
-    launch([job], LauncherSpec(name="local", workers=1, threads=1), lambda event: None)
+    launch([job], SPEC, lambda event: None)
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # multiprocessing leaves it running
     job_finds = dict.fromkeys(SHELL) | JOB_VARIABLES | {"SLURM_JOB_ID": "7"}  # it is part of that job
     assert (job.folder / "environment").read_text() == repr(job_finds)

@@ -2,13 +2,14 @@
 (their ends, their checkpoints, what the store lacks), and what `cppo cancel` says of a run that a process trains.
 """
 
-import contextlib
 import fcntl
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
@@ -20,13 +21,12 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.core_records import CHECKPOINT, CHECKPOINTS
 from cppo_lab.errors import UserError
 from cppo_lab.launch import queues
-from cppo_lab.launch.queues import read_queues, repair
+from cppo_lab.launch.queues import Cancelled, read_queues, repair
 from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs import attempt as attempt_module
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.folder import AlreadyRunning, Cause, held, is_held, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
-from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import CAUSE_TEXTS, Queued, QueueEntry, RunState, states
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
@@ -36,6 +36,8 @@ from cppo_lab.tracking.read import find
 from tests.conftest import FINISHED, Command, user_error
 from tests.jobs import job
 from tests.recorded import mlflow_client, mlflow_runs, sent
+
+RUN = "0123456789ab"
 
 
 @pytest.fixture
@@ -89,35 +91,33 @@ def test_a_status_is_told_what_its_spool_says(
         recorder.finish(FINISHED)
     assert repaired(recorder) == ["its folder now says that it is done"]
     assert (read_status(recorder.folder)["status"], in_store()[1]) == (schema.DONE, schema.DONE)
-    folder = workspace / "runs" / "0123456789ab"
-    folder.mkdir()
+    (folder := workspace / "runs" / RUN).mkdir()
     write_status(folder, {"status": schema.RUNNING, "step": 3})
-    [line] = repair(folder.parent, [folder.name], tracking_uri())
-    assert line == f"{folder.name}: its folder now says that it is partial"
+    said = repair(folder.parent, [RUN], tracking_uri())
+    assert said == [f"{RUN}: its folder now says that it is partial"]
 
 
 def test_a_run_that_lives_is_not_ended(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody holds its lock, its job has nodes, or it is started between the look and the lock."""
     with held(recorder.folder):
         assert repaired(recorder) == []
-    with monkeypatch.context() as patch:
-        place = QueueEntry("17", active=True, ending=True)
-        patch.setattr(queues, "read_queues", lambda runs: Queued(places={recorder.spec.run_id: place}))
-        assert repaired(recorder) == []
-    with monkeypatch.context() as patch:
-        patch.setattr(queues, "held", Mock(side_effect=AlreadyRunning("run is being trained")))
-        assert repaired(recorder) == []
+    place = QueueEntry("17", active=True, ending=True)
+    for name, stand_in in {
+        "read_queues": lambda runs: Queued(places={recorder.spec.run_id: place}),
+        "held": Mock(side_effect=AlreadyRunning("run is being trained")),
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setattr(queues, name, stand_in)
+            assert repaired(recorder) == []
     assert in_store()[0] == "RUNNING"
 
 
 def test_a_run_that_ends_meanwhile_keeps_its_own_end(
     recorder: Recorder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @contextlib.contextmanager
-    def late(folder: Path) -> Iterator[None]:
+    def late(folder: Path) -> AbstractContextManager[None]:
         recorder.fail("ValueError: bad", "")
-        with held(folder):
-            yield
+        return held(folder)
 
     monkeypatch.setattr(queues, "held", late)
     assert repaired(recorder) == []
@@ -168,27 +168,22 @@ LOSSES: dict[str, Callable[[MlflowClient, str], None]] = {
 @pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
 @pytest.mark.parametrize("command", ["status --repair", "sync"])
 def test_a_finished_run_that_the_store_has_lost_is_uploaded_again(
-    recorder: Recorder,
-    cppo: Command,
-    lose: Callable[[MlflowClient, str], None],
-    command: str,
+    recorder: Recorder, cppo: Command, lose: Callable[[MlflowClient, str], None], command: str
 ) -> None:
     recorder.finish(FINISHED)
     assert repaired(recorder) == []
     [run] = mlflow_runs()
     lose(mlflow_client(), run.info.run_id)
-    said = cppo(command)
     line = f"1 finished run was not in the tracking store any more: uploaded again ({recorder.spec.run_id})"
-    assert line in said.err
-    record = newest_record(recorder.folder)
-    assert record.begin.record in [run.data.tags[schema.TAG_RECORD] for run in mlflow_runs()]
+    assert line in cppo(command).err
+    assert recorder.record_name in [run.data.tags[schema.TAG_RECORD] for run in mlflow_runs()]
     assert repaired(recorder) == []
 
 
 def test_an_end_that_only_the_store_has_is_trained_again(recorder: Recorder) -> None:
     """A full disk kept it out of the folder, whose checkpoint stays."""
-    client, [run] = mlflow_client(), mlflow_runs()
-    client.set_tag(run.info.run_id, schema.TAG_STATUS, schema.COLLAPSED)
+    [run] = mlflow_runs()
+    mlflow_client().set_tag(run.info.run_id, schema.TAG_STATUS, schema.COLLAPSED)
     (recorder.folder / CHECKPOINT).touch()
     repaired(recorder)
     assert read_status(recorder.folder)["status"] == schema.PARTIAL
@@ -196,18 +191,16 @@ def test_an_end_that_only_the_store_has_is_trained_again(recorder: Recorder) -> 
     assert in_store()[1] == schema.COLLAPSED
 
 
-def test_who_looks_at_a_lock_does_not_train(tmp_path: Path) -> None:
+def test_who_looks_at_a_lock_does_not_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And stops nobody who begins to."""
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)  # as another that looks at this moment
         assert not is_held(tmp_path)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        assert is_held(tmp_path)
+        moment = SimpleNamespace(sleep=lambda seconds: fcntl.flock(lock, fcntl.LOCK_UN))
+        monkeypatch.setattr(run_folder, "time", moment)
+        with held(tmp_path):
+            assert is_held(tmp_path)
     assert not is_held(tmp_path)
-
-
-def state(spec: RunSpec) -> RunState:
-    runs = Path("runs").resolve()
-    return states(runs, [spec.run_id], read_queues(runs))[spec.run_id]
 
 
 ENDS: dict[str, tuple[Callable[[Recorder], None], str, str]] = {
@@ -228,27 +221,30 @@ def test_what_somebody_does_to_a_run_in_mlflow_changes_no_state(
 ) -> None:  # fmt: skip
     end(recorder)
     sent(recorder.folder)
-    runs, uri, [run] = recorder.folder.parent, tracking_uri(), mlflow_runs()
+    runs, uri, run_id, [run] = recorder.folder.parent, tracking_uri(), tiny_spec.run_id, mlflow_runs()
     mlflow_client().log_metric(run.info.run_id, "note", 1.0)
     mlflow_client().update_run(run.info.run_id, status)
-    assert (state(tiny_spec).state, state(tiny_spec).note[: len(note)]) == (expected, note)
-    frame = read_sweep(uri, "cppo-mini", "none", run_ids=[tiny_spec.run_id]).runs
+
+    def state() -> RunState:
+        return states(runs, [run_id], read_queues(runs))[run_id]
+
+    assert (state().state, state().note[: len(note)]) == (expected, note)
+    frame = read_sweep(uri, "cppo-mini", "none", run_ids=[run_id]).runs
     assert list(frame["status"]) == [run.data.tags[schema.TAG_STATUS]]
-    stored = find(uri, "mini", [tiny_spec.run_id])[tiny_spec.run_id]
-    assert stored.is_result == (expected in schema.FINISHED)  # for a launch from another folder
-    repair(runs, [tiny_spec.run_id], uri)
-    assert state(tiny_spec).state == expected
-    trained = []
-    monkeypatch.setattr(attempt_module, "load_core", lambda _: lambda *_: trained.append(1) or FINISHED)
+    finished = expected in schema.FINISHED
+    assert find(uri, "mini", [run_id])[run_id].is_result == finished  # for a launch from another folder
+    repair(runs, [run_id], uri)
+    assert state().state == expected
+    trained = Mock(return_value=FINISHED)
+    monkeypatch.setattr(attempt_module, "load_core", lambda _: trained)
     job(tiny_spec, runs, uri).run()
-    assert bool(trained) == (expected not in schema.FINISHED)
-    assert state(tiny_spec).state == (schema.DONE if trained else expected)
+    assert trained.called != finished
+    assert state().state == (expected if finished else schema.DONE)
     [run] = mlflow_runs()
     assert run.data.metrics["note"] == 1.0
-    assert not trained or run.info.status == "FINISHED"
+    assert finished or run.info.status == "FINISHED"
 
 
-RUN = "0123456789ab"
 HERE = (socket.gethostname(), os.getpid())
 ASKED = "asked its process to end; it has not ended yet"
 TERMINATED = [signal.SIGTERM]
@@ -261,29 +257,17 @@ FOREIGN = PermissionError(1, "Operation not permitted")
     [
         (False, [HERE] * 2, {}, ASKED, TERMINATED),
         (True, [HERE] * 2, {}, "has started meanwhile: left alone", []),
-        (
-            False,
-            [HERE] * 2,
-            {"send": FOREIGN},
-            f"process {HERE[1]} belongs to another user: ask them",
-            TERMINATED,
-        ),
+        (False, [HERE] * 2, {"send": FOREIGN}, f"process {HERE[1]} belongs to another user: ask them", TERMINATED),
         # It ends just now: its lock alone says whether the run has ended.
         (False, [HERE] * 2, {"open": GONE}, ASKED, []),
         (False, [HERE] * 2, {"send": GONE}, ASKED, TERMINATED),
         # Its number is another process's since it was opened, or on another machine.
         (False, [HERE, (HERE[0], HERE[1] + 1)], {}, ASKED, []),
-        (
-            False,
-            [(f"other-{HERE[0]}", 7)],
-            {},
-            f"is trained on other-{HERE[0]} (process 7): cancel it there",
-            [],
-        ),
+        (False, [("elsewhere", 7)], {}, "is trained on elsewhere (process 7): cancel it there", []),
         (False, [None], {}, "the process that trains it is not known: wait for it to end", []),
     ],
     ids=["asked", "started", "of another user", "ending", "gone", "another's number", "elsewhere", "unknown"],
-)
+)  # fmt: skip
 def test_what_is_said_of_a_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued_only: bool, holders: list[tuple[str, int] | None],
     faults: dict[str, OSError], text: str, signals: list[int],
@@ -293,11 +277,9 @@ def test_what_is_said_of_a_process(
     monkeypatch.setattr(queues, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(run_folder, "holder", Mock(side_effect=holders))
     monkeypatch.setattr(run_folder, "in_living_batch", lambda *_: False)
-    (tmp_path / RUN).mkdir()
-    with (tmp_path / RUN / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        [cancelled] = queues.cancel(tmp_path, [RUN], queued_only)
-    assert (cancelled.text, cancelled.done) == (text, text == ASKED)
+    with held(tmp_path / RUN):
+        cancelled = queues.cancel(tmp_path, [RUN], queued_only)
+    assert cancelled == [Cancelled(RUN, text, text == ASKED)]
     assert [call.args[1] for call in send.call_args_list] == signals
     assert (tmp_path / RUN / "cancelled").exists() != queued_only  # or it would end itself
 
@@ -308,10 +290,9 @@ def test_what_is_said_of_a_process(
 def test_a_controller_that_does_not_answer_leaves_no_mark_but_older_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
 ) -> None:
-    with Ledger(tmp_path):
-        pass
+    Ledger(tmp_path).close()
     monkeypatch.setattr("cppo_lab.launch.slurm.queue.refresh", Mock(side_effect=fault))
     run_folder.cancel(tmp_path / RUN)
     with pytest.raises(type(fault)):
         queues.cancel(tmp_path, [RUN, "b" * 12], False)
-    assert run_folder.is_cancelled(tmp_path / RUN) and not run_folder.is_cancelled(tmp_path / ("b" * 12))
+    assert [run_folder.is_cancelled(tmp_path / name) for name in (RUN, "b" * 12)] == [True, False]

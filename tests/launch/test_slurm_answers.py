@@ -29,6 +29,7 @@ from cppo_lab.launch.slurm.queue import (
     LEFT,
     SETTLING_SECONDS,
     Ledger,
+    QueuedJob,
     ended_as,
     in_queue,
     jobs_of,
@@ -92,11 +93,10 @@ def test_every_state_of_a_job_is_in_the_queue_or_gone(slurm: Slurm, runs: Path, 
     states = [*THERE, *GONE]
     submitted(ledger, states, 40)
     slurm.shows(*(f"40_{place};{state};" for place, state in enumerate(states)))
-    assert sorted(in_queue(runs)) == sorted(THERE)
+    assert {*in_queue(runs)} == {*THERE}
     assert {name: job.state for name, job in refresh(ledger).items()} == {name: name for name in THERE}
-    assert sorted(task.name for task in ledger.open_tasks()) == sorted(THERE)
-    newest = ledger.newest_tasks()
-    assert [newest[name].ended for name in GONE] == GONE
+    ended = {name: task.ended for name, task in ledger.newest_tasks().items()}
+    assert ended == {name: name if name in GONE else None for name in states}
 
 
 def test_accounts_are_asked_for_every_job_in_few_requests(
@@ -107,14 +107,14 @@ def test_accounts_are_asked_for_every_job_in_few_requests(
     jobs = [str(number) for number in range(10, 18)]
     assert ended_as(jobs) == dict.fromkeys(jobs, "CANCELLED")
     assert slurm.logged("sacct_calls").count("asked") == 3
-    slurm.command("sacct", SILENT)
-    monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.2)
-    assert ended_as(jobs) == {}
+    for name in ("sacct", "scontrol"):
+        slurm.command(name, SILENT)
+    monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.1)
+    assert (ended_as(jobs), shows_others()) == ({}, os.getuid() == 0)
 
 
 @pytest.mark.parametrize(
-    "accounts, ended",
-    [("RUNNING", LEFT), ("PENDING", LEFT), ("", LEFT), ("OUT_OF_MEMORY", "OUT_OF_MEMORY")],
+    "accounts, ended", [("RUNNING", LEFT), ("PENDING", LEFT), ("", LEFT), ("OUT_OF_MEMORY", "OUT_OF_MEMORY")]
 )
 def test_accounts_that_lag_do_not_say_how_a_job_ended(
     slurm: Slurm, ledger: Ledger, runs: Path, accounts: str, ended: str
@@ -123,7 +123,7 @@ def test_accounts_that_lag_do_not_say_how_a_job_ended(
     submitted(ledger, ["a"], 17)
     assert view(runs).words(["a"]) == ({} if ended == LEFT else {"a": ended})
     assert refresh(ledger) == {}
-    assert [task.ended for task in ledger.tasks_of("a")] == [ended]
+    assert ledger.newest_tasks()["a"].ended == ended
 
 
 def test_jobs_of_launchers_that_died_before_they_were_complete_are_cancelled(
@@ -138,7 +138,7 @@ def test_jobs_of_launchers_that_died_before_they_were_complete_are_cancelled(
         assert list(refresh(ledger)) == ["c"]
         assert sorted(slurm.cancelled) == ["77", "88"]
         assert ledger.unanswered() == []
-    assert str(ledger.newest_tasks()["d"].ended).startswith("cancelled: its launcher was killed")
+    assert ledger.newest_tasks()["d"].ended.startswith("cancelled: its launcher was killed")
 
 
 def test_a_repair_says_which_jobs_are_over_and_which_there_never_were(
@@ -171,15 +171,14 @@ def test_a_repair_says_which_jobs_are_over_and_which_there_never_were(
     ],
 )
 def test_every_run_is_in_one_array_that_the_cluster_allows(
-    slurm: Slurm, runs: Path, config: str, longest: int, sizes: list[int]
+    slurm: Slurm, runs: Path, ledger: Ledger, config: str, longest: int, sizes: list[int]
 ) -> None:
     slurm.says("config.txt", config)
     slurm.says("longest", longest)
     jobs = [Noted(runs, f"run{number}") for number in range(8)]
     assert launched(runs, *jobs) == [job.name for job in jobs]
-    with Ledger(runs) as ledger:
-        arrays = Counter(task.job_id for task in ledger.open_tasks())
-    assert [arrays[number] for number in sorted(arrays, key=str)] == sizes
+    arrays = Counter(task.job_id for task in ledger.open_tasks())
+    assert [size for _, size in sorted(arrays.items())] == sizes
 
 
 def test_what_fits_is_submitted_and_what_does_not_is_named(
@@ -198,18 +197,13 @@ def test_what_fits_is_submitted_and_what_does_not_is_named(
 
 def test_a_refusal_says_whether_anything_was_submitted(slurm: Slurm, runs: Path) -> None:
     good = [Noted(runs, "a"), Noted(runs, "b")]
-    bad = {name: Noted(runs, name, resources=takes(partition=name)) for name in ("refused", "away")}
-    full = r"takes no more jobs now \(QOSMax.*\): not submitted: a, b: launch again"
-    refused = "Slurm rejects these jobs: no such partition: {} submitted; check resources"
+    refused, away = (Noted(runs, name, resources=takes(partition=name)) for name in ("refused", "away"))
+    rejects = "Slurm rejects these jobs: no such partition: {} submitted; check resources"
     for limit, jobs, text in (
-        (0, good, full),
-        (99, [bad["refused"]], refused.format("nothing was")),
-        (99, [*good, bad["refused"]], refused.format("2 other runs were")),
-        (
-            99,
-            [bad["away"]],
-            r"controller does not answer \(Socket timed out\): nothing was submitted; see that",
-        ),
+        (0, good, r"takes no more jobs now \(QOSMax.*\): not submitted: a, b: launch again"),
+        (99, [refused], rejects.format("nothing was")),
+        (99, [*good, refused], rejects.format("2 other runs were")),
+        (99, [away], r"controller does not answer \(Socket timed out\): nothing was submitted; see that"),
     ):
         slurm.says("full", limit)
         with user_error(text):
@@ -218,22 +212,31 @@ def test_a_refusal_says_whether_anything_was_submitted(slurm: Slurm, runs: Path)
     assert launched(runs, *good, Noted(runs, "bad")) == ["a", "b", "bad"]  # what was refused is free
 
 
-# Variable -> whether it reaches sbatch, where `resources` leaves all to the cluster, and where it sets what it can.
-SHELL = {
-    **dict.fromkeys(("TIMELIMIT", "CLUSTERS", "ARRAY_INX", "SIGNAL", "WAIT", "NO_REQUEUE"), (False, False)),
-    **dict.fromkeys(("CPUS_PER_GPU", "GPUS_PER_SOCKET"), (False, False)),
-    **dict.fromkeys(("RESERVATION", "ACCOUNT", "PARTITION", "MEM_PER_NODE", "MEM_PER_CPU"), (True, False)),
-    "MEM_PER_GPU": (True, False),
-    **dict.fromkeys(("EXPORT", "LICENSES_X"), (True, True)),
-}
-SHELL = {f"SBATCH_{name}": cases for name, cases in SHELL.items()} | {
-    **dict.fromkeys(("SUBMITIT_PREEMPT_SIGNAL", "SUBMITIT_EXECUTOR", "_TEST_CLUSTER_"), (False, False)),
-    **dict.fromkeys(
-        ("SLURM_JOB_ID", "SLURM_EXPORT_ENV", "SRUN_CPUS_PER_TASK", "SCONTROL_ALL", "SQUEUE_STATES"),
-        (False, False),
+# Variables of the shell that reach sbatch: never, where `resources` leaves all to the cluster, and always.
+NEVER = [
+    *(
+        "SBATCH_TIMELIMIT",
+        "SBATCH_CLUSTERS",
+        "SBATCH_ARRAY_INX",
+        "SBATCH_SIGNAL",
+        "SBATCH_WAIT",
+        "SBATCH_NO_REQUEUE",
     ),
-    **dict.fromkeys(("SLURM_CONF", "SLURM_CLUSTERS"), (True, True)),
-}
+    *("SBATCH_CPUS_PER_GPU", "SBATCH_GPUS_PER_SOCKET", "SUBMITIT_PREEMPT_SIGNAL", "SUBMITIT_EXECUTOR"),
+    *(
+        "_TEST_CLUSTER_",
+        "SLURM_JOB_ID",
+        "SLURM_EXPORT_ENV",
+        "SRUN_CPUS_PER_TASK",
+        "SCONTROL_ALL",
+        "SQUEUE_STATES",
+    ),
+]
+UNLESS_SET = [
+    *("SBATCH_RESERVATION", "SBATCH_ACCOUNT", "SBATCH_PARTITION"),
+    *("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
+]
+ALWAYS = ["SBATCH_EXPORT", "SBATCH_LICENSES_X", "SLURM_CONF", "SLURM_CLUSTERS"]
 
 
 @pytest.mark.parametrize(
@@ -244,20 +247,20 @@ def test_no_variable_of_the_shell_overrides_what_the_launcher_sets(
     job: dict[str, Any],
 ) -> None:  # fmt: skip
     """Slurm refuses --cpus-per-task and --cpus-per-gpu together: the shell says the latter if no layout says either."""
-    for name in SHELL:
+    shell = [*NEVER, *UNLESS_SET, *ALWAYS]
+    for name in shell:
         monkeypatch.setenv(name, "of the shell")
     wanted = takes(account="a", partition="p", memory_gb=1) if asked else takes()
-    launched(
-        runs, Noted(runs, "a", **job, resources=wanted), sbatch={"reservation": "spring"} if asked else {}
-    )
+    sbatch = {"reservation": "spring"} if asked else {}
+    launched(runs, Noted(runs, "a", **job, resources=wanted), sbatch=sbatch)
     environment = slurm.logged("environment").splitlines()
-    passed = {name: f"{name}=of the shell" in environment for name in SHELL}
-    expected = {name: cases[asked] for name, cases in SHELL.items()}
-    assert passed == expected | {"SBATCH_CPUS_PER_GPU": job == {"gpus": 2}}
-    assert all(os.environ[name] == "of the shell" for name in SHELL)
+    passed = [name for name in shell if f"{name}=of the shell" in environment]
+    without_cpus = ["SBATCH_CPUS_PER_GPU"] if job == {"gpus": 2} else []
+    assert passed == [*without_cpus, *([] if asked else UNLESS_SET), *ALWAYS]
+    assert all(os.environ[name] == "of the shell" for name in shell)
     said = capsys.readouterr().err.strip()
-    dropped = [name for name in SHELL if name.startswith("SBATCH_") and not passed[name]]
-    assert said.startswith(f"cppo: {', '.join(sorted(dropped))}: ignored, since") and "\n" not in said
+    dropped = sorted(name for name in shell if name.startswith("SBATCH_") and name not in passed)
+    assert said.startswith(f"cppo: {', '.join(dropped)}: ignored, since") and "\n" not in said
 
 
 def test_launcher_and_job_agree_on_the_signal_and_the_variables(
@@ -276,43 +279,49 @@ def test_launcher_and_job_agree_on_the_signal_and_the_variables(
 
 EIGHT = {"gpus": 8, "cpus": 96}
 BEGIN_ALIKE = dict.fromkeys(("gpus", "licenses", "export"), "x")  # or like the beginning of one of ours
-NONE = {"cpus-per-task": None, "srun": None, "mem": None}
 
 
 @pytest.mark.parametrize(
     "job, settings, resources, expected",
     [
-        ({}, {"threads": 2}, {}, {"cpus-per-task": "2", "srun": "2", "gpus-per-node": None, "mem": None}),
-        ({}, {}, {"cpus": 6, "gpu_type": "a100"}, {"cpus-per-task": "6", "srun": "6", "gpus-per-node": None}),
-        ({"gpus": 2}, {}, {}, {"gpus-per-node": "2", "cpus-per-task": None, "srun": None, "mem": None}),
-        ({"gpus": 2}, {}, {"gpu_type": "a100"}, {"gpus-per-node": "a100:2"}),
-        ({}, {}, {"memory_gb": 0}, {"mem": "0M"}),
-        ({}, {}, {"memory_gb": 1.5}, {"mem": "1536M"}),
-        ({}, {"sbatch": {"exclusive": True, "nice": 0}}, {}, {"exclusive": "", "nice": "0"}),
-        ({}, {"sbatch": {"exclusive": False, "hold": None}}, {}, {"exclusive": None, "hold": None}),
-        ({}, {"sbatch": BEGIN_ALIKE}, {}, BEGIN_ALIKE),
+        ({}, {"threads": 2}, {}, "cpus-per-task=2 srun=2 gpus-per-node=- mem=-"),
+        ({}, {}, {"cpus": 6, "gpu_type": "a100"}, "cpus-per-task=6 srun=6 gpus-per-node=-"),
+        ({"gpus": 2}, {}, {}, "gpus-per-node=2 cpus-per-task=- srun=- mem=-"),
+        ({"gpus": 2}, {}, {"gpu_type": "a100"}, "gpus-per-node=a100:2"),
+        ({}, {}, {"memory_gb": 0}, "mem=0M"),
+        ({}, {}, {"memory_gb": 1.5}, "mem=1536M"),
+        ({}, {"sbatch": {"exclusive": True, "nice": 0}}, {}, "exclusive= nice=0"),
+        ({}, {"sbatch": {"exclusive": False, "hold": None}}, {}, "exclusive=- hold=-"),
+        ({}, {"sbatch": BEGIN_ALIKE}, {}, "gpus=x licenses=x export=x"),
         # What a layout asks for, with the memory of nodes that are taken whole; anything that a user says comes first.
-        ({"gpus": 2, "cpus": 24}, {"threads": 2}, {}, {"cpus-per-task": "24", "srun": "24", "mem": None}),
-        (EIGHT, {}, {}, {"cpus-per-task": "96", "srun": "96", "mem": "0M"}),
-        ({"gpus": 2, "cpus": 24, "nodes": 2}, {}, {}, {"cpus-per-task": "24", "srun": "24", "mem": "0M"}),
-        (EIGHT, {}, {"cpus": 64, "memory_gb": 500}, {"cpus-per-task": "64", "srun": "64", "mem": "512000M"}),
-        (EIGHT, {"srun": ("--cpus-per-task=80",)}, {}, {"cpus-per-task": "96", "srun": "80"}),
-        (EIGHT, {"sbatch": {"cpus-per-gpu": 8, "mem-per-gpu": "90G"}}, {}, {**NONE, "cpus-per-gpu": "8"}),
-        (EIGHT, {"sbatch": {"cpus-per-gpu": None, "mem-per-cpu": False}}, {}, {"srun": "96", "mem": "0M"}),
-        ({"nodes": 2}, {}, {}, {"srun": "1", "mem": None}),
+        ({"gpus": 2, "cpus": 24}, {"threads": 2}, {}, "cpus-per-task=24 srun=24 mem=-"),
+        (EIGHT, {}, {}, "cpus-per-task=96 srun=96 mem=0M"),
+        ({"gpus": 2, "cpus": 24, "nodes": 2}, {}, {}, "cpus-per-task=24 srun=24 mem=0M"),
+        (EIGHT, {}, {"cpus": 64, "memory_gb": 500}, "cpus-per-task=64 srun=64 mem=512000M"),
+        (EIGHT, {"srun": ("--cpus-per-task=80",)}, {}, "cpus-per-task=96 srun=80"),
+        (
+            EIGHT,
+            {"sbatch": {"cpus-per-gpu": 8, "mem-per-gpu": "90G"}},
+            {},
+            "cpus-per-task=- srun=- mem=- cpus-per-gpu=8",
+        ),
+        (EIGHT, {"sbatch": {"cpus-per-gpu": None, "mem-per-cpu": False}}, {}, "srun=96 mem=0M"),
+        ({"nodes": 2}, {}, {}, "srun=1 mem=-"),
     ],
 )
 def test_the_options_of_a_job(
     slurm: Slurm, runs: Path, job: dict[str, Any], settings: dict[str, object], resources: dict[str, object],
-    expected: dict[str, str | None],
+    expected: str,
 ) -> None:  # fmt: skip
+    """`srun` is its number of CPUs; what it is not asked for is `-`."""
     launched(runs, Noted(runs, "a", **job, resources=takes(**resources)), **settings)
-    options = slurm.options
+    asked = slurm.options
     if cpus := re.search(
         r"\nsrun .*--cpus-per-task=(\d+)", slurm.logged("script")
     ):  # the last, as srun takes it
-        options["srun"] = cpus[1]
-    assert {name: options.get(name) for name in expected} == expected
+        asked["srun"] = cpus[1]
+    names = [word.partition("=")[0] for word in expected.split()]
+    assert " ".join(f"{name}={asked.get(name, '-')}" for name in names) == expected
 
 
 def test_every_layout_on_gpus_asks_for_cpus() -> None:
@@ -325,10 +334,7 @@ def test_every_layout_on_gpus_asks_for_cpus() -> None:
     "words, cpus",
     [
         ("core=verl model=qwen3_1_7b", 96),
-        ("core=verl model=qwen3_30b_a3b_base layout=four_nodes_megatron", 96),
         ("core=verl model=qwen3_1_7b layout.devices_per_node=1", 12),
-        ("core=verl model=qwen3_1_7b layout.cpus_per_gpu=5", 40),
-        ("core=verl model=qwen3_1_7b layout=workstation", 8),
         ("core=verl model=qwen3_1_7b layout.cpus_per_gpu=null", None),  # the cluster gives them by itself
         ("core=verl model=tiny_qwen3 +layout.cpus_per_gpu=5", None),
         ("layout=one_node", None),  # the embedded core has no layout
@@ -348,13 +354,12 @@ def test_every_kind_of_job_asks_for_the_cpus_of_its_gpus(words: str, cpus: int |
 @pytest.mark.parametrize(
     "state, reason, held",
     [
-        *(
-            ("PENDING", reason, True)
-            for reason in ("launch failed requeued held", "launch_failed_requeued_held")
-        ),
-        *(("PENDING", reason, True) for reason in ("JobHeldUser", "JobHeldAdmin", "JobHoldMaxRequeue")),
-        *((state, "", True) for state in ("REQUEUE_HOLD", "SPECIAL_EXIT")),
-        *(("PENDING", reason, False) for reason in ("Resources", "AssocMaxJobsLimit")),
+        ("PENDING", "launch failed requeued held", True),
+        ("PENDING", "JobHeldUser", True),
+        ("PENDING", "JobHoldMaxRequeue", True),
+        ("REQUEUE_HOLD", "", True),
+        ("SPECIAL_EXIT", "", True),
+        ("PENDING", "Resources", False),
         ("REQUEUED", "", False),
     ],
 )
@@ -370,7 +375,7 @@ def test_a_job_that_slurm_holds_says_how_it_is_released(
     assert (places["a"].waits, places["a"].active) == (None, True)
 
 
-@pytest.mark.parametrize("state", [*THERE, *GONE, ""])
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING", "FAILED", ""])
 def test_a_queue_that_shows_nothing_is_checked(slurm: Slurm, runs: Path, ledger: Ledger, state: str) -> None:
     submitted(ledger, ["a", "b"], 100)
     if state:
@@ -378,61 +383,53 @@ def test_a_queue_that_shows_nothing_is_checked(slurm: Slurm, runs: Path, ledger:
     if state in THERE:
         with user_error("shows none of your jobs, and `scontrol show job 100` one"):
             refresh(ledger)
-        assert (view(runs).places()["a"].waits or "").startswith(
-            "not known now: squeue shows none of your jobs"
-        )
+        assert view(runs).places()["a"].waits.startswith("not known now: squeue shows none of your jobs")
     else:
         assert refresh(ledger) == {}
     assert len(ledger.open_tasks()) == (2 if state in THERE else 0)
 
 
 def test_jobs_of_another_cluster_are_neither_lost_nor_cancelled(slurm: Slurm, runs: Path) -> None:
+    job = Noted(runs, "a")
     slurm.says("config.txt", "ClusterName = north")
-    launched(runs, Noted(runs, "a"))
+    launched(runs, job)
     slurm.shows("100;PENDING;x")
     assert list(in_queue(runs)) == ["a"]
     slurm.says("config.txt", "ClusterName = south")
     line = "jobs of these runs are on the cluster north, and Slurm's commands ask south: set SLURM_CONF"
+    for ask in (
+        lambda: in_queue(runs),
+        lambda: settle_jobs(runs),
+        lambda: launched(runs, job),
+        lambda: cancel(runs, ["a"], False),
+    ):
+        with user_error(line):
+            ask()
     with Ledger(runs) as ledger:
-        for ask in (
-            lambda: in_queue(runs),
-            lambda: refresh(ledger),
-            lambda: launched(runs, Noted(runs, "a")),
-            lambda: cancel(runs, ["a"], False),
-        ):
-            with user_error(line):
-                ask()
         assert [task.job for task in ledger.open_tasks()] == ["100"]
     assert slurm.cancelled == []
-    assert (view(runs).places()["a"].waits or "").startswith(f"not known now: {line}")
+    assert view(runs).places()["a"].waits.startswith(f"not known now: {line}")
 
 
 @pytest.mark.parametrize("comment", [None, "project 7|x", 0])
 def test_a_submission_is_found_whatever_comment_the_site_demands(
-    slurm: Slurm, runs: Path, comment: object
+    slurm: Slurm, runs: Path, ledger: Ledger, comment: object
 ) -> None:
     launched(runs, Noted(runs, "a"), sbatch={"comment": comment})
-    options = {name: slurm.options[name] for name in ("comment", "job-name")}
-    with Ledger(runs) as ledger:
-        token = ledger.open_tasks()[0].token
-        wanted = {"comment": token, "job-name": "cppo/a"}
-        if comment is not None:
-            wanted = {"comment": str(comment), "job-name": f"cppo/a@{token}"}
-        assert options == wanted
-        # As if its launcher had died before sbatch answered.
-        with sqlite3.connect(ledger.path) as database:
+    [token] = {task.token for task in ledger.open_tasks()}
+    comment, name = (token, "cppo/a") if comment is None else (str(comment), f"cppo/a@{token}")
+    assert (slurm.options["comment"], slurm.options["job-name"]) == (comment, name)
+    for shown in (name, f"cppo-{token}"):  # the second as older versions gave it
+        with sqlite3.connect(ledger.path) as database:  # as if its launcher had died before sbatch answered
             database.execute("UPDATE submission SET job_id = NULL")
         database.close()
-        older = [] if comment is None else [f"cppo-{token}"]  # the name that older versions gave
-        for name in [options["job-name"], *older]:
-            slurm.shows(f"100;PENDING;{options['comment']};;{name}")
-            assert [job.job for job in refresh(ledger).values()] == ["100"]
+        slurm.shows(f"100;PENDING;{comment};;{shown}")
+        assert [job.job for job in refresh(ledger).values()] == ["100"]
 
 
 @pytest.mark.parametrize(
     "variants, size, title",
     [
-        ({"quickstart": "cppo"}, 1, "quickstart/cppo-1-{id}"),
         ({"mine": "cppo w_min=0.8, λ|x", "study": "b"}, 1, "mine/cppo_w_min=0.8_x-1-{id}"),
         ({}, 1, "cppo/cppo-1-{id}"),
         ({"quickstart": "n" * 300}, 1, "quickstart/" + "n" * 89),
@@ -458,15 +455,14 @@ def test_of_what_is_to_be_cancelled_only_what_waits_if_so_said(
     submitted(ledger, TWO, 17)
     slurm.shows("17_0;RUNNING;x", "17_1;PENDING;x")
     left_alone = "Slurm job 17_0 has started meanwhile: left alone"
-    texts = {TWO[0]: left_alone if queued_only else "ended; the next launch resumes it"}
-    texts[TWO[1]] = "taken out of Slurm's queue (job 17_1)"
-    cancelled = cancel(runs, TWO, queued_only)
-    assert {run.run_id: run.text for run in cancelled} == texts
-    assert {run.run_id: run.done for run in cancelled} == {TWO[0]: not queued_only, TWO[1]: True}
+    assert {run.run_id: (run.text, run.done) for run in cancel(runs, TWO, queued_only)} == {
+        TWO[0]: (left_alone if queued_only else "ended; the next launch resumes it", not queued_only),
+        TWO[1]: ("taken out of Slurm's queue (job 17_1)", True),
+    }
     assert slurm.cancelled == (["17_1"] if queued_only else ["17_0", "17_1"])
     assert (runs / TWO[0] / "cancelled").exists() != queued_only  # one that is left alone is wanted still
-    assert [task.name for task in ledger.open_tasks()] == TWO[:1]
-    assert ledger.newest_tasks()[TWO[1]].ended == CANCELLED
+    ended = {name: task.ended for name, task in ledger.newest_tasks().items()}
+    assert ended == {TWO[0]: None, TWO[1]: CANCELLED}
 
 
 def test_nothing_is_asked_or_made_for_runs_that_were_never_submitted(
@@ -478,8 +474,7 @@ def test_nothing_is_asked_or_made_for_runs_that_were_never_submitted(
     with Ledger(runs) as ledger:
         submitted(ledger, ["a"], 17)
         ledger.end(ledger.open_tasks(), "COMPLETED")
-        assert refresh(ledger) == {}
-    assert in_queue(runs) == {}
+        assert refresh(ledger) == in_queue(runs) == {}
 
 
 def test_a_claim_without_an_answer_is_given_time_to_come_to_the_queue(
@@ -539,13 +534,15 @@ def test_a_job_of_another_account_is_noted_and_left_to_it(slurm: Slurm, theirs: 
 def test_jobs_that_the_cluster_hides_are_in_the_queue_still(
     slurm: Slurm, theirs: Ledger, runs: Path, hidden: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    theirs.submitted(theirs.unanswered()[0], 17)
+    [token] = theirs.unanswered()
+    theirs.submitted(token, 17)
     monkeypatch.setattr(queue, "shows_others", lambda: not hidden)
-    jobs = in_queue(runs)
     why = f"a job of {STRANGER}, which Slurm does not show to you"
-    pending = {run_id: (f"17_{at}", STRANGER, "PENDING", why) for at, run_id in enumerate(TWO)}
-    seen = {run_id: (job.job, job.owner, job.state, job.reason) for run_id, job in jobs.items()}
-    assert seen == (pending if hidden else {})
+    pending = {
+        name: QueuedJob(f"17_{place}", STRANGER, "PENDING", why, token) for place, name in enumerate(TWO)
+    }
+    jobs = in_queue(runs)
+    assert jobs == (pending if hidden else {})
     assert refresh(theirs) == jobs
     assert len(theirs.open_tasks()) == len(jobs)  # only its owner can see that it has ended
 
@@ -558,25 +555,18 @@ def test_jobs_that_the_cluster_hides_are_in_the_queue_still(
         ("PrivateData = accounts,jobs,users", False),
         ("PrivateData = ALL", False),
         ("SlurmctldPort = 6817", False),
-        (None, False),
     ],
 )
 def test_the_cluster_says_whether_it_shows_the_jobs_of_others(
-    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, settings: str | None, shown: bool
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, settings: str, shown: bool
 ) -> None:
-    monkeypatch.setattr(os, "getuid", lambda: STRANGER)
-    if settings is None:
-        slurm.command("scontrol", SILENT)
-        monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.1)
-    else:
-        slurm.says("config.txt", f"Configuration data\n{settings}")
-    assert shows_others() is shown
-    monkeypatch.setattr(os, "getuid", lambda: 0)
-    assert shows_others()  # from root nothing is hidden
+    slurm.says("config.txt", f"Configuration data\n{settings}")
+    for account, sees in ((STRANGER, shown), (0, True)):  # from root nothing is hidden
+        monkeypatch.setattr(os, "getuid", lambda account=account: account)
+        assert shows_others() is sees
 
 
-Commands = dict[str, str]
-UP, ALL = "echo is UP", dict.fromkeys(("sbatch", "squeue", "scancel", "srun"), "")
+ALL = dict.fromkeys(("sbatch", "squeue", "scancel", "srun"), "")
 DOWN = "Slurm's controller does not answer \\({}\\)$"
 CHECK = "squeue: {}: check that Slurm's controller is up \\(`scontrol ping`\\)$"
 
@@ -594,15 +584,13 @@ CHECK = "squeue: {}: check that Slurm's controller is up \\(`scontrol ping`\\)$"
         ({"scontrol": "exit 3"}, DOWN.format("exit status 3")),
         ({"scontrol": SILENT}, "scontrol: .* did not answer within 0 s: try again later"),
         ({"squeue": SILENT}, "squeue: .* did not answer within 0 s: try again later"),
-        ({"squeue": "echo Invalid user: x >&2; echo more >&2; exit 1"}, CHECK.format("Invalid user: x")),
-        ({"squeue": "echo on the other stream; exit 1"}, CHECK.format("on the other stream")),
-        ({"squeue": "exit 7"}, CHECK.format("exit status 7")),
+        ({"squeue": "echo Invalid user: x >&2; exit 1"}, CHECK.format("Invalid user: x")),
         ({"squeue": ""}, ""),  # scontrol is not installed everywhere
         ({"squeue": "", "scontrol": "echo primary is DOWN; echo backup is UP; exit 1"}, ""),
     ],
 )
 def test_what_is_said_when_commands_do_not_answer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: Commands, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commands: dict[str, str], said: str
 ) -> None:
     for seconds in ("PING_SECONDS", "PATIENCE_SECONDS"):
         monkeypatch.setattr(queue, seconds, 0.1 if SILENT in commands.values() else 60.0)
@@ -663,8 +651,7 @@ def test_a_requeued_job_waits_for_its_predecessor_but_not_for_ever(
     clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
     monkeypatch.setattr(job_module, "time", clock)
     SlurmTask(Late(runs, "a", busy=3), requeues=2)()
-    assert len(notes(runs, "a")) == 4
-    assert len(slept) == 3
+    assert (len(notes(runs, "a")), len(slept)) == (4, 3)
     with pytest.raises(AlreadyRunning, match="run b is being trained by another process"):
         SlurmTask(Late(runs, "b", busy=10_000), requeues=2)()
     assert sum(slept[3:]) == pytest.approx(PREDECESSOR_SECONDS, abs=1.5)
@@ -733,17 +720,16 @@ def test_a_warned_job_goes_back_into_the_queue_as_often_as_it_may(
     runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch, restarts: int, contained: bool
 ) -> None:
     """In a container the batch script is asked, which alone can call `scontrol`."""
-    outside = runs / "outside"
+    outside, goes_back = runs / "outside", restarts < 2
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     if contained:
         monkeypatch.setenv(OUTSIDE, str(outside))
     task = SlurmTask(Noted(runs, "a"), requeues=2)
-    goes_back = restarts < 2
     if goes_back and not contained:
         assert isinstance(task.checkpoint(), DelayedSubmission)
     else:
         with pytest.raises(
-            SystemExit, match=r"the batch script requeues" if goes_back else re.escape(GAVE_UP)
+            SystemExit, match="the batch script requeues" if goes_back else re.escape(GAVE_UP)
         ):
             task.checkpoint()
     assert notes(runs) == ([] if goes_back else [("a", f"gave-up {GAVE_UP}")])
