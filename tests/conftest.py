@@ -297,6 +297,12 @@ def cppo(workspace: Path, capsys: pytest.CaptureFixture[str]) -> Command:
     return typed
 
 
+def python(*words: object, check: bool = True, **options: Any) -> "subprocess.CompletedProcess[str]":
+    """A Python of its own with these arguments, and what it prints as text; it must end well."""
+    command = [sys.executable, *map(str, words)]
+    return subprocess.run(command, check=check, capture_output=True, text=True, **options)
+
+
 @contextlib.contextmanager
 def user_error(says: str) -> Iterator["pytest.ExceptionInfo[UserError]"]:
     """How a block is refused: in one line that has a pattern."""

@@ -24,14 +24,10 @@ RUNS = [
 
 @pytest.mark.parametrize("width", [60, 80, 140])
 def test_what_matters_is_there_at_every_width(width: int) -> None:
-    lines = table(RUNS, width).splitlines()
+    _, done, failed, _ = lines = table(RUNS, width).splitlines()
     assert max(map(len, lines)) <= width
-    assert "1aaaaaaa" in lines[1]
-    assert "cppo w_min=0.1" in lines[1]
-    assert "done" in lines[1]
-    assert "failed" in lines[2]
-    assert "Runtime" in lines[2]
-    assert ("node17" in lines[1]) == (width >= 140)
+    assert re.match("1aaaaaaa.* cppo w_min=0.1 .* done ", done) and re.search(" failed .* Runtime", failed)
+    assert ("node17" in done) == (width >= 140)
 
 
 def test_without_a_terminal_everything_is_there_and_nothing_is_coloured() -> None:

@@ -10,6 +10,7 @@ import sys
 from collections import namedtuple
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -21,14 +22,16 @@ from cppo_lab.launch.slurm import submit as slurm
 from cppo_lab.plugins import Check, Requirement, install_extra
 from cppo_lab.sweep import doctor
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.doctor import examine, lines, ready
+from cppo_lab.sweep.doctor import examine, lines
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import Command
-from tests.launch.stand_in import Slurm
+from tests.launch.stand_in import SILENT, Slurm
 
 TINY = "core=verl model=tiny_qwen3"
 PAPER = "core=verl model=qwen3_1_7b"
 MOE = "core=verl model=qwen3_30b_a3b_base"
+STALE = f"{PAPER} rollout.staleness=2"
+DOWNLOAD = "hf download Qwen/Qwen3-1.7B --revision main"
 INSTALLED = {
     "verl": "0.9.1", "torch": "2.13.0+cpu", "ray": "2.60.0", "transformers": "5.10.4", "TransferQueue": "0.1.11",
     "tensordict": "0.10.0", "numpy": "2.4.6", "submitit": "1.5.4", "math-verify": "0.9.0", "pyarrow": "25.0.1",
@@ -48,15 +51,20 @@ class Here:
     versions: dict[str, str] = field(default_factory=lambda: dict(INSTALLED))
     problems: list[str] = field(default_factory=list)  # of verl's interfaces
 
-    def checks(self, overrides: str = "") -> dict[str, Check]:
+    def checks(self, overrides: str) -> list[Check]:
         composed = compose(overrides.split())
-        checks = examine(composed, tracking_uri(composed.tracking.uri), self.folder / "runs")
-        assert all("\n" not in line for line in lines(checks))
-        assert ready(checks) == all(check.status != "missing" for check in checks)
-        return {check.name: check for check in checks}
+        return examine(composed, tracking_uri(composed.tracking.uri), self.folder / "runs")
 
-    def line(self, overrides: str, name: str) -> str:
-        return self.checks(overrides)[name].line
+    def named(self, overrides: str, status: str = "") -> set[str]:
+        """The names of the checks that end so; of all without a status."""
+        return {check.name for check in self.checks(overrides) if status in ("", check.status)}
+
+    def says(self, overrides: str, *texts: str) -> None:
+        """Each of the texts is how a line begins, without its padding; `...` stands for anything."""
+        said = [re.sub(" +", " ", line) for line in lines(self.checks(overrides))]
+        for text in texts:
+            pattern = ".*".join(map(re.escape, text.split("...")))
+            assert any(re.match(pattern, line) for line in said), (text, said)
 
     def gpus(self, count: int, gigabytes: float) -> None:
         """Makes torch see so many GPUs."""
@@ -89,42 +97,32 @@ def test_a_tiny_run_can_start_where_everything_is(here: Here, cppo: Command) -> 
     for name in ("math-verify", "vllm", "flash-attn", *MEGATRON):
         del here.versions[name]  # none of them is needed
     text = cppo("doctor --core verl model=tiny_qwen3").out
-    assert "A run of model=tiny_qwen3 with core=verl can start here." in text
-    assert "missing" not in text
-    assert "not needed  vllm: not installed" in text
-    assert "ok          interfaces of verl: all as expected" in text
+    assert "A run of model=tiny_qwen3 with core=verl can start here." in text and "missing" not in text
+    here.says(TINY, "not needed vllm: not installed", "ok interfaces of verl: all as expected")
     text = cppo("doctor").out  # the embedded core needs little
     assert "A run of model=mini_base with core=mini can start here." in text and "verl" not in text
     assert list(here.folder.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["verl", "torch", "TransferQueue"])
-def test_a_package_that_is_not_there(here: Here, name: str, cppo: Command) -> None:
-    del here.versions[name]
+    del here.versions["TransferQueue"]
     text = cppo("doctor --core verl model=tiny_qwen3", code=1).out
-    [line] = [line for line in text.splitlines() if line.startswith("missing")]
-    assert line.startswith(f"missing     {name}: not installed, needed by core=verl: pip install '")
-    assert "cannot start here" in text
+    assert "A run of model=tiny_qwen3 with core=verl cannot start here" in text
+    assert here.named(TINY, "missing") == {"TransferQueue"}
+    here.says(TINY, "missing TransferQueue: not installed, needed by core=verl: pip install 'TransferQueue>=")
 
 
 def test_versions_outside_their_range(here: Here) -> None:
     here.versions |= {"verl": "0.9.2", "transformers": "5.6.0", "tensordict": "0.9.0"}
-    checks = here.checks(TINY)
-    assert checks["verl"].status == "missing"  # its interfaces are not public
-    assert "0.9.2 is outside >=0.9.1,<0.9.2: pip install 'verl>=0.9.1,<0.9.2'" in checks["verl"].line
-    assert {checks[name].status for name in ("transformers", "tensordict")} == {"warning"}
+    # Whose interfaces are not public.
+    of_verl = "missing verl: 0.9.2 is outside >=0.9.1,<0.9.2: pip install 'verl>=0.9.1,<0.9.2'"
+    here.says(TINY, of_verl, "warning transformers: ", "warning tensordict: ")
     for version, status in (("2.13.0+cu130", "ok"), ("2.12.0rc1", "ok"), ("2.9.1", "warning")):
         here.versions["torch"] = version  # those of builds count as their release
         assert Requirement("torch", ">=2.11,<3", "core=verl").check().status == status
     here.versions = dict(INSTALLED)
-    outside = (
-        "missing     torch: 2.13.0+cpu is outside >=2.11,<2.12"  # vllm wants the one that it was built with
-    )
-    assert here.line(PAPER, "torch").startswith(outside)
-    assert here.checks(TINY)["torch"].status == "ok"
+    # vllm wants the torch that it was built with.
+    here.says(PAPER, "missing torch: 2.13.0+cpu is outside >=2.11,<2.12")
+    here.says(TINY, "ok torch: ")
     here.versions |= {"torch": "2.11.0+cu130", "vllm": "0.25.1"}
-    assert here.checks(PAPER)["torch"].status == "ok"
-    assert here.checks(PAPER)["vllm"].status == "missing"
+    here.says(PAPER, "ok torch: ", "missing vllm: ")
 
 
 def test_the_documented_ranges_accept_what_the_tests_run_with() -> None:
@@ -135,13 +133,11 @@ def test_the_documented_ranges_accept_what_the_tests_run_with() -> None:
 
 
 def test_interfaces_of_verl(here: Here) -> None:
-    here.problems += ["verl.a.b (called) is missing", "verl.c.d (overridden) has changed"]
-    checks = examine(compose(TINY.split()), "sqlite:///x.db", here.folder / "runs")
-    assert [check.found for check in checks if check.name == "interfaces of verl"] == here.problems
-    assert not ready(checks)
+    here.problems += ["verl.a.b (called)\nis missing", "verl.c.d (overridden) has changed"]
+    of = "missing interfaces of verl:"
+    here.says(TINY, f"{of} verl.a.b (called)\\nis missing", f"{of} verl.c.d (overridden) has changed")
     here.patch.setattr(verl, "find_spec", lambda name: None)
-    line = "missing     interfaces of verl: verl is not installed: install it first"
-    assert here.line(TINY, "interfaces of verl") == line
+    here.says(TINY, f"{of} verl is not installed: install it first")
 
 
 def test_verl_that_cannot_be_imported(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -150,9 +146,8 @@ def test_verl_that_cannot_be_imported(workspace: Path, monkeypatch: pytest.Monke
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise RuntimeError('libcudart.so is missing')")
     monkeypatch.setenv("PYTHONPATH", f"{broken.parent}:{Path(__file__).parents[2]}")
-    check = Here(workspace, monkeypatch).checks(TINY)["interfaces of verl"]
-    assert check.status == "missing"
-    assert "verl cannot be imported (RuntimeError: libcudart.so is missing)" in check.found
+    why = "verl cannot be imported (RuntimeError: libcudart.so is missing)"
+    Here(workspace, monkeypatch).says(TINY, f"missing interfaces of verl: {why}")
 
 
 def test_the_paper_needs_gpus_data_and_model(here: Here) -> None:
@@ -160,99 +155,76 @@ def test_the_paper_needs_gpus_data_and_model(here: Here) -> None:
     here.versions["torch"] = "2.11.0+cu130"
     here.patch.setenv("HF_HUB_OFFLINE", "1")
     here.patch.setenv("HF_HOME", str(here.folder / "hub"))
-    checks = here.checks(PAPER)
-    assert {name for name, check in checks.items() if check.status == "missing"} == {"GPUs", "model", "data"}
-    assert "layout=one_node needs 8 on this node" in checks["GPUs"].remedy
-    assert "hf download Qwen/Qwen3-1.7B --revision main" in checks["model"].remedy
-    assert "cppo data prepare" in checks["data"].found
+    assert here.named(PAPER, "missing") == {"GPUs", "model", "data"}
+    here.says(PAPER, "missing GPUs: ... sees no CUDA device: layout=one_node needs 8 on this node")
+    here.says(
+        PAPER, f"missing model: ... HF_HUB_OFFLINE is set: {DOWNLOAD}", "missing data: ...cppo data prepare"
+    )
 
 
 def test_gpus_in_number_and_memory(here: Here) -> None:
     here.gpus(8, 80)
-    checks = here.checks(PAPER)
-    assert checks["GPUs"].line == "ok          GPUs: 8 x H100, 80 GB"
-    assert checks["NCCL"].found == "2.27.5"
-    assert checks["memory of a GPU"].line.startswith("ok          memory of a GPU: fits in 80 GB")
-    assert "nodes" not in checks
+    here.says(PAPER, "ok GPUs: 8 x H100, 80 GB", "ok NCCL: 2.27.5", "ok memory of a GPU: fits in 80 GB")
+    assert "nodes" not in here.named(PAPER)
     here.patch.setattr(torch.distributed, "is_nccl_available", lambda: False)
-    without = "NCCL: this torch is built without it: install a CUDA build of torch"
-    assert here.line(PAPER, "NCCL") == f"missing     {without}"
+    here.says(PAPER, "missing NCCL: this torch is built without it: install a CUDA build of torch")
     here.gpus(4, 10)
-    checks = here.checks(f"{PAPER} layout=two_nodes")
-    assert [checks[name].status for name in ("GPUs", "memory of a GPU", "nodes")] == [
-        "missing",
-        "warning",
-        "warning",
-    ]
-    assert "does not fit in 10 GB" in checks["memory of a GPU"].found
+    memory = "warning memory of a GPU: does not fit in 10 GB"
+    here.says(f"{PAPER} layout=two_nodes", "missing GPUs: 4 x H100, 10 GB: ", memory, "warning nodes: ")
     here.patch.setattr(doctor, "find_spec", lambda name: None)
-    assert here.line(PAPER, "GPUs") == (
-        "missing     GPUs: torch, which would find them, is not installed: install torch first"
-    )
-    assert "NCCL" not in here.checks(PAPER)
-    assert here.checks()["GPUs"].status == "not needed"
+    here.says(PAPER, "missing GPUs: torch, which would find them, is not installed: install torch first")
+    assert "NCCL" not in here.named(PAPER)
+    here.says("", "not needed GPUs: ")
 
 
 @pytest.mark.parametrize("layout, needed", [("one_node", set()), ("one_node_megatron", set(MEGATRON))])
 def test_megatron_only_where_the_layout_has_it(here: Here, layout: str, needed: set[str]) -> None:
     for name in MEGATRON:
         del here.versions[name]
-    checks = here.checks(f"{PAPER} layout={layout}")
-    assert {name for name in MEGATRON if checks[name].status == "missing"} == needed
+    assert here.named(f"{PAPER} layout={layout}", "missing") & {*MEGATRON} == needed
 
 
 def test_prepared_data(here: Here) -> None:
     prepare("sample", here.folder / "data")
     small = f"{PAPER} batch.prompts=8 batch.minibatch_prompts=4"
-    assert here.line(small, "data") == "ok          data: data, unchanged, 8 training problems"
-    few = "missing     data: data has 8 training problems, a batch takes 64: cppo data prepare --from hub"
-    assert here.line(PAPER, "data").startswith(few)
-    assert "has no aime99.parquet" in here.line(f"{small} data.benchmarks=[aime24,aime99]", "data")
+    here.says(small, "ok data: data, unchanged, 8 training problems")
+    few = "missing data: data has 8 training problems, a batch takes 64: cppo data prepare --from hub"
+    here.says(PAPER, few)
+    here.says(f"{small} data.benchmarks=[aime24,aime99]", "missing data: data has no aime99.parquet")
     with (here.folder / "data" / "aime24.parquet").open("ab") as file:
         file.write(b"x")
-    changed = here.checks(small)["data"]
-    assert changed.status == "missing"
-    assert "aime24.parquet is changed" in changed.found
+    here.says(small, "missing data: ...aime24.parquet is changed")
     here.patch.setitem(sys.modules, "pyarrow", None)
     here.patch.delitem(sys.modules, "cppo_lab.data.prepare", raising=False)
-    check = here.checks(PAPER)["data"]
-    assert (check.status, check.found) == ("missing", "cannot be checked without pyarrow")
-    assert check.remedy == install_extra("data")
+    here.says(PAPER, f"missing data: cannot be checked without pyarrow: {install_extra('data')}")
 
 
 def test_models_on_disk(here: Here) -> None:
     here.patch.setenv("HF_HOME", str(here.folder / "home"))
     here.patch.delenv("HF_HUB_CACHE", raising=False)
     here.patch.setenv("HF_HUB_OFFLINE", "0")
-
-    def status(more: str = "") -> str:
-        return here.checks(f"{PAPER} {more}")["model"].status
-
-    assert status() == "warning"  # it would be downloaded
+    here.says(PAPER, "warning model: Qwen/Qwen3-1.7B (3 GB) will be downloaded to ")
     cache = here.folder / "home/hub/models--Qwen--Qwen3-1.7B"
-    download(cache / "snapshots/0123456789abcdef")
-    assert status() == "missing"  # an older commit than that of main
-    assert "has 01234567, not revision main" in here.checks(PAPER)["model"].found
+    download(cache / "snapshots/0123456789abcdef")  # an older commit than that of main
+    here.says(PAPER, f"missing model: {cache} has 01234567, not revision main: {DOWNLOAD}")
     (cache / "refs").mkdir()
     (cache / "refs/main").write_text("0123456789abcdef\n")
-    assert status() == status("model.revision=0123456789abcdef") == "ok"
-    ours = f"paths.models={here.folder}/models"
-    assert status(ours) == "missing"
-    folder = here.folder / "models/Qwen/Qwen3-1.7B"
+    for run in (PAPER, f"{PAPER} model.revision=0123456789abcdef"):
+        here.says(run, "ok model: ")
+    ours, folder = f"{PAPER} paths.models={here.folder}/models", here.folder / "models/Qwen/Qwen3-1.7B"
+    here.says(ours, "missing model: ")
     download(folder)
-    assert status(ours) == "ok"
+    here.says(ours, "ok model: ")
     # Half a model is named.
     (folder / "2.safetensors").unlink()
     (folder / "3").unlink()
     (folder / "3").symlink_to("nowhere")  # as the hub's cache has them, with a blob that did not come
-    remedy = "hf download Qwen/Qwen3-1.7B --revision main"
-    lacking = f"missing     model: {folder} lacks 2.safetensors, 3: {remedy}"
-    assert here.line(f"{PAPER} {ours}", "model").startswith(lacking)
+    here.says(ours, f"missing model: {folder} lacks 2.safetensors, 3: {DOWNLOAD}")
     (folder / "model.safetensors.index.json").write_text("[")
-    assert "lacks model.safetensors.index.json" in here.line(f"{PAPER} {ours}", "model")
+    here.says(ours, f"missing model: {folder} lacks model.safetensors.index.json: ")
     (folder / "model.safetensors.index.json").unlink()
     (folder / "tokenizer.json").unlink()
-    assert "lacks tokenizer.json, model.safetensors" in here.line(f"{PAPER} {ours}", "model")
+    here.says(ours, f"missing model: {folder} lacks tokenizer.json, model.safetensors: ")
 
 
 def download(folder: Path) -> None:
@@ -265,110 +237,105 @@ def download(folder: Path) -> None:
 
 
 def test_a_server_is_asked_and_no_password_is_printed() -> None:
+    def line(uri: str) -> str:
+        return doctor.check_store(uri).line
+
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        check = doctor.check_store(f"postgresql://ann:hunter2@127.0.0.1:{port}/mlflow?password=hunter3")
-        assert check.line == f"ok          MLflow store: postgresql://127.0.0.1:{port} answers"
+        said = line(f"postgresql://ann:hunter2@127.0.0.1:{port}/mlflow?password=hunter3")
+        assert said == f"ok          MLflow store: postgresql://127.0.0.1:{port} answers"
     with socket.socket() as silent:  # nobody listens, and nobody else can
         silent.bind(("127.0.0.1", 0))
-        check = doctor.check_store(f"https://ann:hunter2@127.0.0.1:{silent.getsockname()[1]}/x")
-    assert check.status == "missing"
-    assert "hunter" not in check.line and "ann" not in check.line
-    check = doctor.check_store("postgresql:///mlflow")  # by a socket, whose place the driver knows
-    assert (
-        check.line
-        == "ok          MLflow store: postgresql: the server of this machine, by its socket (not tried)"
-    )
+        port = silent.getsockname()[1]
+        said = line(f"https://ann:hunter2@127.0.0.1:{port}/x")
+    assert said.startswith(f"missing     MLflow store: https://127.0.0.1:{port} does not answer ")
+    assert "hunter" not in said and "ann" not in said
+    by_socket = "the server of this machine, by its socket (not tried)"  # whose place the driver knows
+    assert line("postgresql:///mlflow") == f"ok          MLflow store: postgresql: {by_socket}"
 
 
 def test_what_the_system_refuses_to_write_is_missing(here: Here) -> None:
     """As root sees it, too, on a disk that can only be read."""
+    place = f"missing runs folder: {here.folder}/runs cannot be made or written"
     (here.folder / "runs").write_text("")
-    place = f"missing     runs folder: {here.folder}/runs cannot be made or written"
-    assert here.line("", "runs folder").startswith(place)
+    here.says("", place)
     (here.folder / "runs").unlink()
     here.patch.setattr(os, "access", lambda path, mode: False)
-    assert here.line("", "runs folder") == f"{place}: work in a folder that you can write to"
-    check = doctor.check_store(f"sqlite:///{here.folder}/x.db")
-    assert (check.status, check.found) == ("missing", f"{here.folder} cannot be written")
-    assert check.remedy == "set MLFLOW_TRACKING_URI to another store"
+    store = f"{here.folder} cannot be written: set MLFLOW_TRACKING_URI to another store"
+    here.says("", f"{place}: work in a folder that you can write to", f"missing MLflow store: {store}")
 
 
 def test_limits_of_the_machine_are_warnings(here: Here) -> None:
     def limited(to: int) -> None:
         here.patch.setattr(verl.resource, "getrlimit", lambda kind: (to, to))
 
-    usage = namedtuple("usage", "total used free")
+    limited(1024)
     with here.patch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda path: usage(64e6, 0, 30e9))
-        limited(1024)
-        checks = here.checks(PAPER)
-    assert checks["runs folder"].status == "warning"
-    said = "30 GB free: checkpoints of one run take about 48 GB, of which 7 GB stay; `cppo plan SWEEP` has the sum"
-    assert said in checks["runs folder"].line
-    assert "0.1 GB in /dev/shm: 32 GB or more" in checks["shared memory"].line
-    assert "1024: ulimit -n 65536" in checks["open files (ulimit -n)"].line
+        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=64e6, free=30e9))
+        here.says(
+            PAPER,
+            "warning runs folder: ...30 GB free: checkpoints of one run take about 48 GB, of which 7 GB stay; ",
+            "warning shared memory: 0.1 GB in /dev/shm: 32 GB or more",
+            "warning open files (ulimit -n): 1024: ulimit -n 65536",
+        )
     name = "locked memory (ulimit -l)"  # counts where there are GPUs
     limited(8_388_608)
-    check = here.checks(PAPER)[name]
-    assert (check.status, check.found) == ("warning", "8.4 MB")
-    assert "docker run --ulimit memlock=-1" in check.remedy
-    assert name not in here.checks(TINY)
+    here.says(PAPER, f"warning {name}: 8.4 MB: docker run --ulimit memlock=-1")
+    assert name not in here.named(TINY)
     limited(verl.resource.RLIM_INFINITY)
-    assert here.checks(PAPER)[name].status == "ok"
+    here.says(PAPER, f"ok {name}: unlimited")
     here.patch.setattr(verl, "SHARED", here.folder / "shm")
-    line = f"warning     shared memory: no {here.folder}/shm: Ray will use the disk, which is slow"
-    assert here.line(TINY, "shared memory") == line
-    assert "host memory" not in here.checks(PAPER)
-    stale = f"{PAPER} rollout.staleness=2"
-    for run, pages, remedy in (
-        (
-            MOE,
-            25_000_000,
-            "layout.offload takes about 107 GB of each node",
-        ),  # 30.5e9 x 14 bytes / 4; has 102 GB
-        (MOE, 27_000_000, ""),
-        (
-            stale,
-            5_000_000,
-            "rollout.staleness=2 takes about 21 GB of each node",
-        ),  # 1.72e9 x 4 bytes x 3 policies
-        (stale, 6_000_000, ""),
+    here.says(TINY, f"warning shared memory: no {here.folder}/shm: Ray will use the disk, which is slow")
+
+
+@pytest.mark.parametrize(
+    "run, few, enough, taken",
+    [
+        # In pages of 4096 bytes: 30.5e9 x 14 bytes / 4, and 1.72e9 x 4 bytes x 3 policies.
+        (MOE, 25_000_000, 27_000_000, "layout.offload takes about 107 GB of each node"),
+        (STALE, 5_000_000, 6_000_000, "rollout.staleness=2 takes about 21 GB of each node"),
+        # 1.72e9 x 16 bytes
         (
             f"{PAPER} layout=workstation",
             6_000_000,
+            7_000_000,
             "FSDP's offload policy takes about 28 GB of each node",
-        ),  # 1.72e9 x 16 bytes; has 25 GB
-        (
-            f"{stale} layout.offload=true",
-            6_000_000,
-            "layout.offload and rollout.staleness=2 takes about 41 GB",
         ),
-    ):
+        (
+            f"{STALE} layout.offload=true",
+            6_000_000,
+            11_000_000,
+            "layout.offload and rollout.staleness=2 takes about 41",
+        ),
+    ],
+)
+def test_what_is_offloaded_fits_in_the_memory_of_the_host(
+    here: Here, run: str, few: int, enough: int, taken: str
+) -> None:
+    assert "host memory" not in here.named(PAPER)
+    for pages, said in ((few, f"warning host memory: ...: {taken}"), (enough, "ok host memory: ")):
         memory = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}
-        here.patch.setattr(verl.os, "sysconf", lambda name, memory=memory: memory[name])
-        check = here.checks(run)["host memory"]
-        assert check.status == ("warning" if remedy else "ok") and remedy in check.remedy, run
+        here.patch.setattr(verl.os, "sysconf", memory.__getitem__)
+        here.says(run, said)
 
 
 @pytest.mark.parametrize(
     "more, cpus, status, wanted",
     [
         ("", 96, "ok", ""),
-        ("", 95, "warning", "layout=one_node wants 96: layout.cpus_per_gpu, or resources.cpus"),
-        ("", 31, "missing", "wants 96"),
-        ("layout.cpus_per_gpu=null", 31, "missing", "wants 32"),
+        ("", 95, "warning", ": layout=one_node wants 96: layout.cpus_per_gpu, or resources.cpus"),
+        ("", 31, "missing", ": layout=one_node wants 96"),
+        ("layout.cpus_per_gpu=null", 31, "missing", ": layout=one_node wants 32"),
         ("layout.cpus_per_gpu=2", 31, "ok", ""),
-        ("layout.cpus_per_gpu=2", 15, "missing", "wants 16"),
+        ("layout.cpus_per_gpu=2", 15, "missing", ": layout=one_node wants 16"),
     ],
 )
 def test_gpus_need_cpus(here: Here, more: str, cpus: int, status: str, wanted: str) -> None:
     """Those that this process may use: a job that asked for none has one of the machine's."""
     here.gpus(8, 80)
     here.patch.setattr(os, "sched_getaffinity", lambda process: set(range(cpus)))
-    check = here.checks(f"{PAPER} {more}")["CPUs"]
-    assert (check.status, check.found, wanted in check.remedy) == (status, f"{cpus} for this process", True)
-    assert "CPUs" not in here.checks(f"{PAPER} launcher=slurm")  # a login node
+    here.says(f"{PAPER} {more}", f"{status} CPUs: {cpus} for this process{wanted}")
+    assert "CPUs" not in here.named(f"{PAPER} launcher=slurm")  # a login node
 
 
 def test_libraries_that_are_missed_in_silence(here: Here) -> None:
@@ -381,70 +348,61 @@ def test_libraries_that_are_missed_in_silence(here: Here) -> None:
 
     here.patch.setattr(verl.ctypes, "CDLL", load)
     here.patch.setattr(verl, "INFINIBAND", here.folder / "infiniband")
-    assert verl.RDMA not in here.checks(PAPER)
+    assert verl.RDMA not in here.named(PAPER)
     (here.folder / "infiniband" / "mlx5_0").mkdir(parents=True)
-    assert here.line(PAPER, verl.RDMA) == (
-        "warning     libibverbs.so.1: not found, and NCCL takes TCP in place of InfiniBand: "
-        "apt-get install libibverbs-dev ibverbs-providers"
-    )
-    assert here.checks(PAPER)["libnuma.so"].status == "warning"
+    otherwise = "not found, and NCCL takes TCP in place of InfiniBand: apt-get install libibverbs-dev ibverbs-providers"
+    here.says(PAPER, f"warning libibverbs.so.1: {otherwise}", "warning libnuma.so: ")
     there |= {verl.RDMA, "libnuma.so"}
-    assert {here.checks(PAPER)[name].status for name in there} == {"ok"}
-    assert not there & here.checks(TINY).keys()
+    here.says(PAPER, *(f"ok {name}: found" for name in there))
+    assert not there & here.named(TINY)
 
 
 def test_what_a_launch_through_slurm_needs(here: Here) -> None:
     """With stand-ins for Slurm's commands; the nodes, not this machine, have the GPUs."""
     programs, run = here.folder / "bin", f"{PAPER} launcher=slurm"
     here.patch.setenv("PATH", str(programs))
-    assert here.checks(run)["Slurm's commands"].status == "missing"
+    here.says(run, "missing Slurm's commands: ")
+    assert "GPUs" not in here.named(run)
     programs.mkdir()
 
-    def answers(name: str, more: str = "", **texts: str) -> str:
-        """A check where the commands that are named say something."""
+    def answers(said: str, more: str = "", **texts: str) -> None:
+        """The line of a check where the commands that are named say something."""
         for path in programs.iterdir():
             path.unlink()
         for command, text in (dict.fromkeys(("sbatch", "squeue", "scancel", "srun"), "") | texts).items():
             Slurm(programs).command(command, text)
-        checks = here.checks(f"{run} {more}")
-        assert "GPUs" not in checks
-        return checks[name].line if name in checks else ""
+        here.says(f"{run} {more}", said)
 
-    up, listed = "echo Slurmctld is UP", "echo 'debug|up'; echo 'old|down'"
-    controller, cannot = "Slurm's controller", "warning     partition: partitions cannot be listed: "
-    assert answers(controller, scontrol=up, sinfo=listed) == f"ok          {controller}: Slurmctld is UP"
-    down = answers(controller, scontrol="echo Slurmctld is DOWN; exit 1", sinfo=listed)
-    assert "scontrol: Slurmctld is DOWN" in down
+    listed = {"scontrol": "echo Slurmctld is UP", "sinfo": "echo 'debug|up'; echo 'old|down'"}
+    answers("ok Slurm's controller: Slurmctld is UP", **listed)
+    down = listed | {"scontrol": "echo Slurmctld is DOWN; exit 1"}
+    answers("missing Slurm's controller: scontrol: Slurmctld is DOWN", **down)
     silent = "scontrol not found: check that it is up, and SLURM_CONF if it is set"
-    assert answers(controller, sinfo=listed) == f"missing     {controller}: {silent}"
-    for chosen, line in (
-        ("", "ok          partition: the cluster's default; available: debug, old"),
-        ("debug", "ok          partition: debug"),
-        ("old", "warning     partition: "),
-        ("gpu", "missing     partition: "),
+    answers(f"missing Slurm's controller: {silent}", sinfo=listed["sinfo"])
+    for chosen, said in (
+        ("null", "ok partition: the cluster's default; available: debug, old"),
+        ("debug", "ok partition: debug"),
+        ("old", "warning partition: "),
+        ("gpu", "missing partition: ... set resources.partition to one of debug, old"),
     ):
-        more = f"resources.partition={chosen}" if chosen else ""
-        said = answers("partition", more, scontrol=up, sinfo=listed)
-        assert said.startswith(line)
-        assert chosen != "gpu" or "set resources.partition to one of debug, old" in said
-    for sinfo, line in (
-        ({}, f"{cannot}sinfo not found"),
-        ({"sinfo": "echo 'invalid partition' >&2; exit 1"}, f"{cannot}sinfo: invalid partition"),
-        ({"sinfo": "exit 4"}, f"{cannot}sinfo: exit status 4"),
+        answers(said, f"resources.partition={chosen}", **listed)
+    for sinfo, said in (
+        ({}, "sinfo not found"),
+        ({"sinfo": "echo 'invalid partition' >&2; exit 1"}, "sinfo: invalid partition"),
+        ({"sinfo": "exit 4"}, "sinfo: exit status 4"),
     ):
-        assert answers("partition", "resources.partition=debug", scontrol=up, **sinfo).startswith(line)
+        said = f"warning partition: partitions cannot be listed: {said}"
+        answers(said, "resources.partition=debug", scontrol=listed["scontrol"], **sinfo)
     mounts = here.folder / "mounts"
     here.patch.setattr(slurm, "MOUNTS", mounts)
     remedy = "work in a folder that all nodes see under the same path"
-    line = f"warning     shared runs folder: {here.folder}/runs is on an unknown file system: {remedy}"
-    assert answers("shared runs folder", scontrol=up, sinfo=listed).startswith(line)
+    here.says(run, f"warning shared runs folder: {here.folder}/runs is on an unknown file system: {remedy}")
     for kind, status in (("nfs4", "ok"), ("ext4", "warning")):
         mounts.write_text(f"a / overlay rw 0 0\nb {here.folder} {kind} rw 0 0\n")
-        assert answers("shared runs folder", scontrol=up, sinfo=listed).startswith(status)
+        here.says(run, f"{status} shared runs folder: ")
     here.patch.setattr(slurm, "PATIENCE", 0.1)
-    slow = {"scontrol": "exec /bin/sleep 600", "sinfo": ""}
-    assert "scontrol did not answer within 0 s" in answers(controller, **slow)
-    assert answers("partition", **slow) == ""  # nothing more is asked of a controller that is silent
+    answers("missing Slurm's controller: scontrol did not answer within 0 s", scontrol=SILENT, sinfo="")
+    assert "partition" not in here.named(run)  # nothing more is asked of a controller that is silent
 
 
 @pytest.mark.parametrize(
@@ -461,8 +419,8 @@ def test_the_driver_is_held_against_torchs_cuda(here: Here, text: str | None, st
     here.patch.setattr(verl, "DRIVER", here.folder / "version")
     if text is not None:
         (here.folder / "version").write_text(text)
-    assert here.checks(PAPER)["NVIDIA driver"].status == status
-    assert "NVIDIA driver" not in here.checks(TINY)
+    here.says(PAPER, f"{status} NVIDIA driver: ")
+    assert "NVIDIA driver" not in here.named(TINY)
 
 
 @pytest.mark.parametrize("layout", ["one_node", "one_node_megatron"])

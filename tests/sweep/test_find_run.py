@@ -39,9 +39,7 @@ def find(text: str, *sweeps: str) -> FoundRun:
     return find_run(text, Path("runs").resolve(), sweeps)
 
 
-OURS = (
-    "title: t\nquestion: q\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 0.61}}\n"
-)
+OURS = "title: t\nmodels: {mini: [mini_base]}\nvariants: {ours: {rule: cppo, rule.w_min: 0.61}}\n"
 
 
 def test_in_its_folder_and_never_in_the_store(workspace: Path, tiny_spec: RunSpec) -> None:
@@ -107,8 +105,8 @@ def test_diff_and_show_on_the_command_line(workspace: Path, cppo: Command, tiny_
         "rule.delta_b": [tiny_spec.rule.delta_b, None],
         "rule.clip_low": [None, 0.2],
     }
-    assert {key: values["differences"][key] for key in changed} == changed
-    assert not any(key.startswith(("model", "data", "batch")) for key in values["differences"])
+    assert values["differences"].items() >= changed.items()
+    assert {key.partition(".")[0] for key in values["differences"]} == {"seed", "rule"}
     assert [run["run_id"] for run in values["runs"]] == [tiny_spec.run_id, other.run_id]
     assert values["identical"] is False
     lines = [words.split() for words in cppo(line).out.splitlines()]
@@ -128,8 +126,8 @@ def test_what_is_an_id(workspace: Path) -> None:
     Path("abcd").write_text("")
     assert not is_run_id("abcd")  # a file comes before an id
     for name in ("5555aaaaaaaa", "5555aaaaaaaa.old", "5555"):
-        (Path("runs") / name).mkdir(parents=True)
-        (Path("runs") / name / "config.json").write_text("{}")
+        (folder := Path("runs") / name).mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
     assert find("5555").run_id == "5555aaaaaaaa"
 
 

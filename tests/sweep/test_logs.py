@@ -16,6 +16,7 @@ from tests.conftest import Command
 
 RUN, OTHER = "00000000abcd", "00000000abce"
 METRICS = {"train/reward": 0.5, "rule/masked_fraction": 0.021, "perf/step_seconds": 1.25}
+BEGIN = Begin("a", "cppo-verl", "a run", 1, {}, {})
 
 
 def step(number: int, score: float | None = None) -> StepEvent:
@@ -28,7 +29,7 @@ def test_a_line_for_each_step(workspace: Path, cppo: Command) -> None:
     (folder / "attempts").mkdir(parents=True)
     write_status(folder, {"status": "done", "t_stop": 10})
     spool = open_spool(folder)
-    for line in (Begin("a", "cppo-verl", "a run", 1, {}, {}), step(0, 0.25), step(1), step(10, 0.4375)):
+    for line in (BEGIN, step(0, 0.25), step(1), step(10, 0.4375)):
         spool.add(line)
     spool.close()
     lines = [
@@ -44,20 +45,18 @@ def test_a_line_for_each_step(workspace: Path, cppo: Command) -> None:
 
 def test_output_of_every_launcher(workspace: Path, cppo: Command) -> None:
     runs = workspace / "runs"
-    attempts = runs / RUN / "attempts"
-    attempts.mkdir(parents=True)
-    (attempts / "11_0_log.out").write_text("local\n")
-    (attempts / "11_0_log.err").write_text("a warning\n")
-    os.utime(attempts / "11_0_log.out", (1, 1))
     with Ledger(runs) as ledger:
-        token = ledger.claim([OTHER, RUN])
-        ledger.submitted(token, 70)
-        folder = ledger.folder_of(token)
-    folder.mkdir(parents=True)
-    (folder / "70_1_0_log.out").write_text("in Slurm\n")
+        ledger.submitted(token := ledger.claim([OTHER, RUN]), 70)
+        in_slurm = ledger.folder_of(token) / "70_1_0_log.out"
+    local = runs / RUN / "attempts" / "11_0_log.out"
+    texts = {local: "local\n", local.with_suffix(".err"): "a warning\n", in_slurm: "in Slurm\n"}
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    os.utime(local, (1, 1))
     assert cppo(f"logs {RUN}").out == "in Slurm\n"
-    text = cppo(f"logs {RUN} --all").out
-    assert text.index("local") < text.index("a warning") < text.index("in Slurm")
+    listed = "".join(f"==> {path} <==\n{text}" for path, text in texts.items())
+    assert cppo(f"logs {RUN} --all").out == listed
     # Its job has not started.
     assert "it has no output and no training step" in cppo(f"logs {OTHER}", code=2).err
     assert "is a prefix of 2 ids" in cppo(f"logs {RUN[:8]}", code=2).err  # one has no folder
@@ -71,7 +70,7 @@ def test_following_ends_with_the_run_and_misses_nothing(
     log.parent.mkdir(parents=True)
     write_status(tmp_path / RUN, {"status": "running", "t_stop": 3})
     spool = open_spool(tmp_path / RUN)
-    spool.add(Begin("a", "cppo-exact", "a run", 1, {}, {}))
+    spool.add(BEGIN)
     pieces = [b"", b"one\n", b"tw\xc3", b"\xb6\nlast\n"]  # a character in two pieces; then the run ends
     slept: list[float] = []
     shown: list[str] = []

@@ -6,14 +6,12 @@ import pytest
 
 from cppo_lab.answers import outcomes
 from cppo_lab.answers.outcomes import OUTCOMES
+from cppo_lab.cli import main
 from cppo_lab.runs import attempt
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.launch import launch
-from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking.address import VARIABLE, tracking_uri
+from cppo_lab.tracking.address import VARIABLE
 from tests import plausible
 from tests.answers import made
 
@@ -37,7 +35,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.delenv(VARIABLE, raising=False)
         patch.setattr(attempt, "load_core", lambda name: train)
         for texts in (["variant=cppo", "rule.w_min=0.6,0.8"], ["variant=dppo,grpo", "seed=0"]):
-            launch(make_plan(load_sweep("quickstart"), ["launcher=inline", *texts]), tracking_uri())
+            main(["launch", "quickstart", "launcher=inline", *texts])
     return folder
 
 

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import subprocess
 import sys
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import cppo_lab
 from cppo_lab import schema
 from cppo_lab.sweep.results import override_text
 from tests.answers import made
-from tests.conftest import user_error
+from tests.conftest import python, user_error
 
 SCORE = schema.validation_metric("mean", 16)
 
@@ -21,8 +20,7 @@ SCORE = schema.validation_metric("mean", 16)
 def modules_after(code: str, folder: Path) -> set[str]:
     """The packages that a fresh interpreter has imported for `code`."""
     code += "\nimport sys\nprint(*{name.partition('.')[0] for name in sys.modules})"
-    command = [sys.executable, "-c", code]
-    return set(subprocess.check_output(command, cwd=folder, text=True).split())
+    return set(python("-c", code, cwd=folder).stdout.split())
 
 
 def test_importing_the_package_imports_nothing_else_and_the_paper_is_read_without_mlflow(
@@ -126,7 +124,6 @@ def test_the_paper_s_study_has_every_sweep() -> None:
 @pytest.mark.parametrize(
     "arguments, values, message",
     [
-        (("quickstat",), {}, "did you mean 'quickstart'"),
         (("quickstart",), {"source": "papr"}, "unknown source 'papr': did you mean 'paper'"),
         (("quickstart",), {"uri": Path("nowhere.db")}, r"nowhere\.db does not exist"),
         (("quickstart",), {"uri": "folder"}, "'folder' is not supported: use sqlite:///"),
