@@ -77,11 +77,14 @@ def storage_url(given: str | None = None) -> str:
     Raises UserError for a storage that workers cannot share.
     """
     url = (os.environ.get(VARIABLE) or DEFAULT_URL) if given is None else given
-    if url.endswith(".journal") and "://" not in url:
-        return str(Path(url).resolve())
-    is_file = url.startswith("sqlite:///") and url.removeprefix("sqlite:///") not in ("", ":memory:", "/")
-    if is_file or re.match(r"postgresql(\+\w+)?://", url):
-        return address.absolute_uri(url)
+    try:
+        if url.endswith(".journal") and "://" not in url:
+            return str(Path(url).resolve())
+        is_file = url.startswith("sqlite:///") and url.removeprefix("sqlite:///") not in ("", ":memory:", "/")
+        if is_file or re.match(r"postgresql(\+\w+)?://", url):
+            return address.absolute_uri(url)
+    except RuntimeError:  # of pathlib for a loop before Python 3.13
+        raise UserError(f"storage {redacted(url)!r} is a circular link: name another file") from None
     raise UserError(
         f"storage {redacted(url)!r} is not supported: use sqlite:///FILE.db, a path that ends in .journal (for a "
         "file system that machines share), or postgresql://USER:PASSWORD@HOST/DATABASE"

@@ -9,6 +9,7 @@ import copy
 import errno
 import json
 import logging
+import os
 import re
 import stat
 from collections.abc import Collection, Mapping, Sequence
@@ -176,7 +177,7 @@ def _with_digests(text: str) -> str:
 
 def _own_file(key: str, name: object) -> dict[str, str]:
     """The fields of an `OwnFile`."""
-    path = Path(str(name)).resolve()
+    path = Path(os.path.realpath(str(name)))  # `resolve` raises an error of its own for a circular link
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):  # a pipe, or a device without an end

@@ -530,8 +530,10 @@ def evaluate_runs(
     """
     data = [f"data={benchmark}"]
     if (file := Path(benchmark)).suffix in (".jsonl", ".parquet"):
-        words = re.sub(r"\W", "_", file.stem, flags=re.ASCII)
-        name, value = words.lstrip("_")[:64] or "problems", quote(str(file))
+        name, value = re.sub(r"\W", "_", file.stem, flags=re.ASCII).lstrip("_"), quote(str(file))
+        if not re.match(r"[A-Za-z]|[0-9]+$", name):  # a key of Hydra's begins with a letter, or is a number
+            name = f"problems_{name}".rstrip("_")
+        name = name[:64]
         data = ["data=files", f"data.train={value}", f"data.validation.{name}={value}"]
     for run_id in run_ids:
         subject = read_subject(runs, run_id)

@@ -289,7 +289,7 @@ def sweep_files() -> dict[str, Path]:
     """
     here = [*sorted(Path().glob("*.yaml")), *sorted(Path("sweeps").glob("*.yaml"))]
     return {path.stem: path for path in sorted(SHIPPED.glob("*.yaml"))} | {
-        str(path): path for path in here if path.resolve().parent != SHIPPED
+        str(path): path for path in here if path.parent.resolve() != SHIPPED
     }
 
 

@@ -4,14 +4,14 @@ import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cppo_lab.analysis.replay import replay
 from cppo_lab.answers.records import Recording, StepAnswers
-from cppo_lab.answers.texts import Texts, texts_name
-from cppo_lab.answers.texts import write as write_texts
-from cppo_lab.answers.tokens import tokens_name, write
+from cppo_lab.answers.texts import texts_name
+from cppo_lab.answers.tokens import RecordedTokens, tokens_name, write
 from cppo_lab.runs.folder import CONFIG, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import AnswersSpec, RunSpec
@@ -31,15 +31,16 @@ def run(workspace: Path, tiny_spec: RunSpec) -> Path:
     recorder.begin(None)
     recording = Recording(KEPT, folder, 2, recorder.file)
     recording.begin(None)
-    whole = made.outcomes(validations=2)
-    for row, step in enumerate((0, 10)):
-        names = ("steps", "right", "cut_off", "length")
-        outcomes = replace(whole, **{name: getattr(whole, name)[row : row + 1] for name in names})
+    first, both = (made.outcomes(validations=count) for count in (1, 2))
+    names = ("steps", "right", "cut_off", "length")
+    second = replace(both, **{name: getattr(both, name)[1:] for name in names})
+    for step, outcomes in ((0, first), (10, second)):
         samples = [
             made.sample(step=step, response=HOSTILE),
             made.sample(step=step, draw=1, right=False, answer=None),
             made.sample(step=step, problem="aime25-7", right=False, answer="3", prompt="2 + 2 ="),
             made.sample(step=step, kind="training", problem="t-1", group=4, reward=1.0, advantage=0.5),
+            made.sample(step=step, kind="training", problem="t-2", group=5, reward=1.0),
         ]
         recording.add(StepAnswers(outcomes, samples, made.tokens() if step else None))
     recorder.log(0, {"train/reward": 0.5})
@@ -51,11 +52,12 @@ def run(workspace: Path, tiny_spec: RunSpec) -> Path:
 def test_samples_are_printed_as_text_that_steers_no_terminal(run: Path, cppo: Command) -> None:
     text = cppo(f"samples {run.name}").out
     for words in (
-        f"4 of 4 samples of run {run.name}, step 10",
+        f"5 of 5 samples of run {run.name}, step 10",
         "    two\n    lines \\x1b[2J\\u202e\\x07\n",
         "draw 0: right, answer 2, 4 tokens, end",
         "draw 1: wrong, no answer",
-        "reward 1, advantage 0.5",
+        "reward 1, advantage 0.5, 4 tokens",
+        "reward 1, 4 tokens",
     ):
         assert words in text
     assert all(sign.isprintable() or sign == "\n" for sign in text)
@@ -64,7 +66,8 @@ def test_samples_are_printed_as_text_that_steers_no_terminal(run: Path, cppo: Co
 def test_samples_are_chosen(run: Path, cppo: Command) -> None:
     whole = cppo(f"samples {run.name} --step 0 --json").answer
     assert (whole["run"], whole["step"], whole["left_out"]) == (run.name, 0, 0)
-    assert [sample["problem"] for sample in whole["samples"]] == ["aime24-1", "aime25-7", "t-1", "aime24-1"]
+    problems = [sample["problem"] for sample in whole["samples"]]
+    assert problems == ["aime24-1", "aime25-7", "t-1", "t-2", "aime24-1"]
     assert whole["samples"][0]["response"] == HOSTILE
     wrong = cppo(f"samples {run.name[:6]} --wrong --json").answer["samples"]
     assert [sample["answer"] for sample in wrong] == ["3", None]
@@ -111,21 +114,25 @@ def test_constants_are_those_of_the_runs_model(run: Path, cppo: Command) -> None
     assert replayed("--rule dppo divergence=sample_k3")[0] == "sample_k3"
 
 
+def of_rule(run: Path, **change: Any) -> RecordedTokens:
+    """The run's tokens are now of another rule, as a stranger may write them."""
+    tokens = made.tokens()
+    tokens = replace(tokens, rule=replace(tokens.rule, **change))
+    (run / tokens_name(10)).write_bytes(write(tokens))
+    return tokens
+
+
 def test_code_that_a_file_names_runs_only_where_the_user_names_it(
     run: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Anybody who can write to the store could name any."""
     path = "tests.rules.acme_rules:one_sided"
-    tokens = made.tokens()
-    rule = replace(tokens.rule, name="one_sided", path=path, constants={"delta": 0.1})
-    (run / tokens_name(10)).write_bytes(write(replace(tokens, rule=rule)))
+    tokens = of_rule(run, name="one_sided", path=path, constants={"delta": 0.1})
     monkeypatch.delitem(sys.modules, "tests.rules.acme_rules", raising=False)
-    assert (
-        f"not run on their word: if you trust it, set CPPO_RULES={path}"
-        in cppo(f"replay {run.name}", code=2).err
-    )
+    refused = f"not run on their word: if you trust it, set CPPO_RULES={path}"
+    assert refused in cppo(f"replay {run.name}", code=2).err
     with user_error("not run on their word"):
-        replay(replace(tokens, rule=rule))
+        replay(tokens)
     assert "tests.rules.acme_rules" not in sys.modules
     assert "dppo keeps" in cppo(f"replay {run.name} --rule dppo").out
     monkeypatch.setenv("CPPO_RULES", path)
@@ -133,9 +140,7 @@ def test_code_that_a_file_names_runs_only_where_the_user_names_it(
 
 
 def test_names_in_a_file_steer_no_terminal(run: Path, cppo: Command) -> None:
-    tokens = made.tokens()
-    rule = replace(tokens.rule, name=HOSTILE, estimator=HOSTILE)
-    (run / tokens_name(10)).write_bytes(write(replace(tokens, rule=rule)))
+    of_rule(run, name=HOSTILE, estimator=HOSTILE)
     text = cppo(f"replay {run.name} --rule dppo divergence=binary_tv").out
     assert "two\\nlines" in text and all(sign.isprintable() or sign == "\n" for sign in text)
 
@@ -147,17 +152,11 @@ def test_a_file_under_the_name_of_another_step_is_refused(run: Path, cppo: Comma
         assert "is of step 10, not 20: delete that file" in cppo(f"{command} {run.name}", code=2).err
 
 
-def test_a_sample_with_a_reward_alone_is_shown(run: Path, cppo: Command) -> None:
-    alone = made.sample(step=10, kind="training", problem="t-1", group=4, reward=1.0)
-    (run / texts_name(10)).write_bytes(write_texts(Texts(10, (alone,))))
-    assert ", reward 1, 4 tokens" in cppo(f"samples {run.name}").out
-
-
 @pytest.mark.parametrize(
     "words, said",
     [
         ("samples RUN --step 5", "has texts of the steps 0, 10"),
-        ("samples RUN --problem x", "step 10 has answers to aime24-1, aime25-7, t-1"),
+        ("samples RUN --problem x", "step 10 has answers to aime24-1, aime25-7, t-1, t-2"),
         ("samples 0000", "run '0000' has not been started: no folder in "),  # and no sweep is composed
         ("replay RUN --step 0", "has tokens of the steps 10"),
         ("replay RUN --rule m2po", "whole minibatch"),

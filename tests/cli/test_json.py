@@ -12,14 +12,14 @@ from unittest.mock import Mock
 
 import pytest
 
-from cppo_lab.answers.records import Recording, StepAnswers
+from cppo_lab.answers.tokens import tokens_name, write
 from cppo_lab.cli import main, ui
 from cppo_lab.cli.command import MEANINGS, Exit, build_parser, document, leaves
 from cppo_lab.plugins import OK, Check
 from cppo_lab.runs import attempt as execute
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import AnswersSpec, RunSpec
+from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from tests import plausible
@@ -86,11 +86,9 @@ def train(spec: RunSpec, recorder: Recorder, resources: Any) -> Outcome:
     """Plausible, with answers and tokens; it prints, as trainers do."""
     print("a trainer prints this")
     subprocess.run([sys.executable, "-c", "print('and its child this')"], check=True)
-    answers = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
-    recording = Recording(answers, recorder.folder, 2, recorder.file)
-    recording.begin(None)
-    recording.add(StepAnswers(made.outcomes(validations=2), [made.sample(step=10)], made.tokens()))
-    return plausible.train(spec, recorder, resources)
+    ended = plausible.train(spec, recorder, resources)
+    recorder.file(tokens_name(10), write(made.tokens()))
+    return ended
 
 
 @pytest.fixture(scope="module")
@@ -153,8 +151,7 @@ def test_a_command_answers_with_its_keys(
     run, other = made_runs
     code, answer = answered(CASES[name].format(run=run, other=other), capfd)
     expected = Exit.NO if name == "preflight" else Exit.DONE
-    heading = [answer[key] for key in ("schema", "command", "exit_code", "error")]
-    assert (code, heading) == (expected, [1, name, expected, None])
+    assert (code, [answer[key] for key in HEADING]) == (expected, [1, name, expected, None])
     assert keys_fit(name, answer)
     if name in ("plan", "launch", "retry", "status", "watch"):
         [row] = answer["runs"]
@@ -166,11 +163,12 @@ def test_a_file_is_no_benchmark_of_a_core_that_makes_its_problems(
     made_runs: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (file := tmp_path / "mine.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
-    code, answer = answered(f"evaluate {made_runs[0]} --benchmark {file}", capfd)
-    assert code == Exit.USAGE
-    assert "data='files' has the keys of other cores: choose another option" in answer["error"]
-    code, answer = answered(f"evaluate {made_runs[0]} --benchmark addition", capfd)
-    assert code == Exit.USAGE and "another task or vocabulary: choose one of its own" in answer["error"]
+    for benchmark, says in (
+        (file, "data='files' has the keys of other cores: choose another option"),
+        ("addition", "another task or vocabulary: choose one of its own"),
+    ):
+        code, answer = answered(f"evaluate {made_runs[0]} --benchmark {benchmark}", capfd)
+        assert code == Exit.USAGE and says in answer["error"]
 
 
 @pytest.mark.parametrize(
@@ -206,7 +204,7 @@ def test_what_is_printed_meanwhile_is_not_in_the_object(
     output = capfd.readouterr()
     answer = json.loads(output.out)
     assert (answer["dry_run"], answer["to_train"]) == (False, [answer["runs"][0]["run_id"]])
-    assert "a trainer prints this" in output.err
+    assert "a trainer prints this" in output.err and "and its child this" in output.err
 
 
 @pytest.mark.parametrize(

@@ -9,15 +9,15 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import pytest
 
 from cppo_lab import plugins
 from cppo_lab.cli import main, reporting
-from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.sweep.overrides import parse_override
-from tests.conftest import ROOT, TINY, Command
+from tests.conftest import ROOT, TINY, Command, python
 
 # Runs each of the commands in a process that cannot import some packages, and prints what they execute and return.
 WITHOUT = """\
@@ -50,8 +50,7 @@ SMALL = " ".join(["quickstart", *TINY, "seed=0", "variant=cppo,grpo"])
 
 def without(names: set[str], *lines: str) -> tuple[list[int], list[list[str]], str, str]:
     """Of commands in one process that cannot import `names`: exit codes, files executed, output and errors."""
-    words = [sys.executable, "-c", WITHOUT.format(names=names), json.dumps(lines)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    done = python("-c", WITHOUT.format(names=names), json.dumps(lines))
     ended = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ended: ")]
     return [int(code) for code, *_ in ended], [files for _, *files in ended], done.stdout, done.stderr
 
@@ -104,19 +103,7 @@ def test_what_is_missing_is_named_with_a_command_that_works_here(workspace: Path
     assert list(workspace.iterdir()) == []
 
 
-class Distribution:
-    """As importlib.metadata has it, installed from `url`."""
-
-    requires = ("pydantic>=2", 'torch<3,>=2.4; extra == "train"', 'cppo-lab[train]; extra == "all"')
-
-    def __init__(self, url: str, editable: bool) -> None:
-        self.text = json.dumps({"url": url, "dir_info": {"editable": editable}}) if url else None
-
-    def read_text(self, name: str) -> str | None:
-        assert name == "direct_url.json"
-        return self.text
-
-
+REQUIRES = ("pydantic>=2", 'torch<3,>=2.4; extra == "train"', 'cppo-lab[train]; extra == "all"')
 PACKAGES = "pip install 'torch<3,>=2.4'"
 
 
@@ -136,8 +123,10 @@ def test_an_extra_is_installed_as_the_package_was(
     folder = tmp_path / "a b"
     folder.mkdir()
     (folder / "pyproject.toml").touch()
-    place = Distribution(url.replace("FOLDER", folder.as_uri()), editable)
-    monkeypatch.setattr(metadata, "distribution", lambda name: place)
+    origin = {"url": url.replace("FOLDER", folder.as_uri()), "dir_info": {"editable": editable}}
+    files = {"direct_url.json": json.dumps(origin) if url else None}
+    installed = SimpleNamespace(requires=REQUIRES, read_text=files.__getitem__)
+    monkeypatch.setattr(metadata, "distribution", lambda name: installed)
     assert plugins.install_extra("train") == command.replace("FOLDER", str(folder))
     assert plugins.remedy("torch") == plugins.install_extra("train")
     assert plugins.remedy("pydantic") == "pip install 'pydantic>=2'"
@@ -148,6 +137,14 @@ def test_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "distribution", Mock(side_effect=metadata.PackageNotFoundError("it")))
     assert plugins.remedy("torch") == "pip install torch"
     assert plugins.install_extra("train") == "install this package again with its extra 'train'"
+
+
+@pytest.mark.parametrize("storage", ["circle.journal", "sqlite:///circle.db"])
+def test_a_circular_link_is_no_storage(cppo: Command, storage: str) -> None:
+    link = Path(storage.rpartition("/")[2])
+    link.symlink_to(link)
+    said = cppo(f"tune tune_cppo --dry-run --storage {storage}", code=2).err
+    assert f"storage '{storage}' is a circular link: name another file" in said
 
 
 @pytest.mark.usefixtures("undrawn", "no_training")
@@ -168,16 +165,12 @@ def test_half_a_sweep_is_refused_or_marked(
 
 
 def test_a_report_is_told_the_command_that_makes_it(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[ReportRequest] = []
-
-    def made(options: object, wanted: tuple[ReportRequest, object]) -> Path:
-        asked.append(wanted[0])
-        return Path("page")
-
+    made = Mock(return_value=Path("page"))
     monkeypatch.setattr(reporting, "_report_runs", made)
     cppo("report main --from paper --palette colorblind --partial")
     cppo("report main --from paper --out elsewhere")
     cppo("report main --from paper --figures width=3.3in,font=serif")
+    asked = [call.args[1][0] for call in made.call_args_list]
     assert [(request.palette, request.style.width, request.command) for request in asked] == [
         ("colorblind", None, "cppo report main --from paper --partial --palette colorblind"),
         ("paper", None, "cppo report main --from paper"),
@@ -232,12 +225,10 @@ def test_a_question_may_be_left_out_and_a_title_that_ends_a_sentence_gets_no_sec
     cppo: Command,
 ) -> None:
     rest = "models: {exact: [exact_early]}\naxes: {seed: [0]}\n"
-    Path("mine.yaml").write_text(f"title: What?\n{rest}")
-    Path("theirs.yaml").write_text(f"title: What?\nquestion: Why?\n{rest}")
-    mine, theirs = (cppo(f"plan {name}.yaml --json").out for name in ("mine", "theirs"))
-    assert mine == theirs.replace("theirs", "mine")
-    said = cppo("plan theirs.yaml").out
-    assert "theirs: What? Why?" in said and "1 run: 1 missing" in said
+    for question, said in (("", "mine: What?\n"), ("question: Why?\n", "mine: What? Why?\n")):
+        Path("mine.yaml").write_text(f"title: What?\n{question}{rest}")
+        out = cppo("plan mine.yaml").out
+        assert out.startswith(said) and "1 run: 1 missing" in out
 
 
 def test_a_title_that_the_terminal_cannot_show_is_printed_all_the_same(
@@ -255,25 +246,26 @@ def test_a_title_that_the_terminal_cannot_show_is_printed_all_the_same(
 
 def test_a_command_draws_without_the_backend_of_a_notebook() -> None:
     code = "from cppo_lab.cli import main; main(['list']); import matplotlib; print(matplotlib.get_backend())"
-    environment = {**os.environ, "MPLBACKEND": "module://nowhere.backend_inline"}
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
+    said = python("-c", code, env={**os.environ, "MPLBACKEND": "module://nowhere.backend_inline"})
     assert said.stdout.splitlines()[-1] == "agg"
 
 
-@pytest.mark.parametrize("asked", ["error", " e::UserWarning,ignore::ImportWarning"])
-def test_warnings_that_a_user_wants_as_errors_end_neither_a_command_nor_its_processes(asked: str) -> None:
+@pytest.mark.parametrize(
+    "asked, passed",
+    [
+        ("error", "default"),
+        (" e::UserWarning,ignore::ImportWarning", "default::UserWarning,ignore::ImportWarning"),
+    ],
+)
+def test_warnings_that_a_user_wants_as_errors_end_neither_a_command_nor_its_processes(
+    asked: str, passed: str
+) -> None:
     code = (
         "import os, sys, warnings; from cppo_lab.cli import main; main(['list']); warnings.warn('a package warns')\n"
         "warnings.warn('of a file', ResourceWarning)\n"
         "print(os.environ['PYTHONWARNINGS'], sys.warnoptions)"
     )
-    environment = {**os.environ, "PYTHONWARNINGS": asked}
-    said = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    passed = "default" + asked.strip()[1:] if asked != "error" else "default"
+    said = python("-c", code, env={**os.environ, "PYTHONWARNINGS": asked})
     assert said.stdout.splitlines()[-1] == f"{passed} {passed.split(',')}"
     assert "UserWarning: a package warns" in said.stderr
     assert ("of a file" in said.stderr) == (asked == "error")

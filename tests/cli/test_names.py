@@ -18,7 +18,7 @@ from cppo_lab.sweep.compose import values
 from cppo_lab.sweep.file import load_sweep, shipped_sweeps
 from cppo_lab.sweep.groups import shipped
 from cppo_lab.sweep.source import key_words
-from tests.conftest import ROOT, Command
+from tests.conftest import ROOT, Command, python
 from tests.runs.test_spool import room_for
 from tests.waiting import CEILING_SECONDS
 
@@ -29,17 +29,23 @@ MINE = (
 )
 
 
+FILES = {
+    "mine.yaml": MINE,
+    "sweeps/theirs.yaml": "title: Theirs\nmodels: [mini_base]\n",
+    "notes.yaml": "title: no sweep\n",
+    "broken.yaml": "{[",
+    "odd.yaml": "variants: 5\nsweeps: 5\n",
+}
+
+
 @pytest.fixture
 def files(workspace: Path) -> None:
-    (workspace / "runs" / RUN).mkdir(parents=True)
-    (workspace / "runs" / "preflights").mkdir()
-    (workspace / "mine.yaml").write_text(MINE)
-    (workspace / "sweeps").mkdir()
-    (workspace / "sweeps" / "theirs.yaml").write_text("title: Theirs\nmodels: [mini_base]\n")
-    (workspace / "notes.yaml").write_text("title: no sweep\n")
-    (workspace / "broken.yaml").write_text("{[")
-    (workspace / "odd.yaml").write_text("variants: 5\nsweeps: 5\n")
+    for folder in (f"runs/{RUN}", "runs/preflights", "sweeps"):
+        (workspace / folder).mkdir(parents=True)
+    for name, text in FILES.items():
+        (workspace / name).write_text(text)
     os.mkfifo(workspace / "pipe.yaml")
+    (workspace / "circle.yaml").symlink_to("circle.yaml")
 
 
 def test_sweeps_have_a_line_each(files: None, cppo: Command) -> None:
@@ -121,8 +127,8 @@ for number, line in enumerate(json.loads(sys.argv[1])):
 def completed(lines: Sequence[str], out: Path) -> list[str]:
     """The completions that argcomplete returns for each of these command lines."""
     settings = {"_ARGCOMPLETE": "1", "_ARGCOMPLETE_SHELL": "bash", "_ARGCOMPLETE_SUPPRESS_SPACE": "1"}
-    command = [sys.executable, "-c", COMPLETE, json.dumps([f"cppo {line}" for line in lines]), str(out)]
-    subprocess.run(command, check=True, env={**os.environ, **settings}, timeout=CEILING_SECONDS)
+    typed = json.dumps([f"cppo {line}" for line in lines])
+    python("-c", COMPLETE, typed, out, env={**os.environ, **settings}, timeout=CEILING_SECONDS)
     texts = [(out / str(number)).read_text() for number in range(len(lines))]
     return [" ".join(sorted(filter(None, text.split("\v")))) for text in texts]
 
@@ -149,7 +155,7 @@ COMPLETIONS = {
     "launch --replace mine.yaml variant=low,": "variant=low,high",
     "plan quickstart variant=gr": "variant=grpo",
     "plan study variant=cppo_soft": "variant=cppo_soft",
-    **dict.fromkeys(("plan broken.yaml var", "plan odd.yaml var", "plan pipe.yaml var"), ""),
+    **dict.fromkeys((f"plan {name}.yaml var" for name in ("broken", "odd", "pipe", "circle")), ""),
 }
 
 

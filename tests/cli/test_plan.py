@@ -5,11 +5,11 @@ import io
 import math
 import re
 import sys
-import types
-from dataclasses import fields
 from pathlib import Path
 from statistics import pvariance
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,9 +24,7 @@ from cppo_lab.spec.parse import parse, parse_run
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.table import ListingRow
 from tests.conftest import FINISHED, TINY, Command
-from tests.recorded import sent
 
 SWEEP = " ".join(["quickstart", *TINY])
 VERL = "quickstart core=verl"
@@ -45,17 +43,15 @@ def recorded(spec: RunSpec, seconds: float) -> Recorder:
 @pytest.fixture
 def some_states(workspace: Path) -> dict[str, str]:
     """Of the quickstart's six: one done, one failed, one interrupted. Returns run id -> state."""
+    ends = {
+        "grpo": (schema.DONE, lambda recorder: recorder.finish(FINISHED)),
+        "dppo": (schema.FAILED, lambda recorder: recorder.fail("ValueError: " + "a long reason " * 20, "")),
+        "cppo": (schema.PARTIAL, lambda recorder: recorder.interrupt("terminated by SIGTERM")),
+    }
     states = {}
-    for rule, state in (("grpo", schema.DONE), ("dppo", schema.FAILED), ("cppo", schema.PARTIAL)):
+    for rule, (state, end) in ends.items():
         spec = compose([*TINY, f"rule={rule}", "seed=0"]).run
-        recorder = recorded(spec, 3600.0)
-        if state == schema.DONE:
-            recorder.finish(FINISHED)
-        elif state == schema.FAILED:
-            recorder.fail("ValueError: " + "a long reason " * 20, "")
-        else:
-            recorder.interrupt("terminated by SIGTERM")
-        sent(Path("runs").resolve() / spec.run_id)
+        end(recorded(spec, 3600.0))
         states[spec.run_id] = state
     return states
 
@@ -64,10 +60,9 @@ def test_states_for_programs_spreadsheets_and_people(
     some_states: dict[str, str], cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = cppo(f"plan {SWEEP} --json").answer
-    assert (values["sweep"], values["core"], len(values["runs"])) == ("quickstart", "mini", 6)
-    assert all(list(run) == [field.name for field in fields(ListingRow)] for run in values["runs"])
+    assert (values["sweep"], values["core"]) == ("quickstart", "mini")
     states = {run["run_id"]: run["state"] for run in values["runs"]}
-    assert {run_id: state for run_id, state in states.items() if state != schema.MISSING} == some_states
+    assert states == {**dict.fromkeys(states, schema.MISSING), **some_states}
     assert values["totals"]["states"] == {"done": 1, "failed": 1, "partial": 1, "missing": 3}
     [cost] = values["totals"]["costs"]
     assert (cost["basis"], cost["hours"], cost["hours_left"]) == ("measured", 24.0, 20.0)
@@ -76,11 +71,10 @@ def test_states_for_programs_spreadsheets_and_people(
     assert (partial["hours"], partial["cost_basis"], partial["measured_runs"]) == (4.0, "measured", 3)
     assert partial["code_version"] == "v"
     rows = list(csv.DictReader(io.StringIO(cppo(f"plan {SWEEP} --csv").out)))
-    assert [len(row) for row in rows] == [len(fields(ListingRow))] * 6
-    assert rows[0]["variants"] == "quickstart=grpo"
-    assert {row["run_id"]: row["state"] for row in rows if row["state"] != "missing"} == some_states
+    assert rows[0].keys() == values["runs"][0].keys() and rows[0]["variants"] == "quickstart=grpo"
+    assert {row["run_id"]: row["state"] for row in rows} == states
     out = cppo(f"plan {SWEEP} --state failed,partial").out
-    assert sum(line.startswith(tuple(some_states)) for line in out.splitlines()) == 2
+    assert [line.startswith(tuple(some_states)) for line in out.splitlines()].count(True) == 2
     assert "6 runs: 1 done, 1 failed, 1 partial, 3 missing" in out
     assert "2 of 6 runs shown (--state failed,partial)" in out
     assert "1 failed with an error: only `cppo retry` retrains" in cppo(f"launch {SWEEP} --dry-run").out
@@ -89,9 +83,7 @@ def test_states_for_programs_spreadsheets_and_people(
     assert max(map(len, whole)) > 250
     monkeypatch.setattr("cppo_lab.cli.training.width", lambda: 80)
     table = cppo(f"plan {SWEEP}").out.splitlines()[2:9]
-    assert max(map(len, table)) == 80
-    assert any(line.endswith("…") for line in table)
-    assert [line[:60] for line in table] == [line[:60] for line in whole[2:9]]
+    assert table == [line if len(line) <= 80 else f"{line[:79]}…" for line in whole[2:9]]
 
 
 def test_a_study_says_how_many_places_its_runs_fill(cppo: Command) -> None:
@@ -113,16 +105,13 @@ def test_power_of_the_papers_claims(cppo: Command) -> None:
     assert (answer["sweep"], answer["core"], answer["correlation"]) == ("main", "mini", 0.0)
     assert {claim["lead"] for claim in answer["claims"]} == {"paper"}
     # With the paper's own effects three seeds decide the primary claim, and nothing like that decides every cell.
-    assert claims["cppo_mean", 1.0]["power"] > 0.95
-    assert claims["cppo_best", 1.0]["power"] < 0.05
+    assert claims["cppo_mean", 1.0]["power"] > 0.95 > 0.05 > claims["cppo_best", 1.0]["power"]
     # The leads of Table 1 are wider than those of the final means: 3.34 against 2.95 points.
-    table = cppo("plan main seed=0,1,2 --power --deviation=2 --effect=table1 --json").answer["claims"]
-    [wider] = [claim["power"] for claim in table if claim["claim"] == "cppo_mean"]
+    wider = powers(cppo, "main seed=0,1,2 --deviation=2 --effect=table1")["cppo_mean"]["power"]
     assert claims["cppo_mean", 2.0]["power"] + 0.04 < wider < 0.95
     assert claims["cppo_best", 2.0]["seeds_needed"] > claims["cppo_best", 1.0]["seeds_needed"] > 10
-    assert (
-        "if the truth is a lead of 5 points" in cppo("plan drift_strong --power --effect=5 --deviation=2").out
-    )
+    said = cppo("plan drift_strong --power --effect=5 --deviation=2").out
+    assert "if the truth is a lead of 5 points" in said
 
 
 TREND = """
@@ -141,8 +130,7 @@ WAITING = "tested only after another is planned as if the other were supported"
 def test_power_of_a_sweeps_own_hypotheses(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     file = Path("longer.yaml")
     file.write_text(TREND)
-    claims = powers(cppo, "longer.yaml --deviation=2")
-    above, grows = claims["hypothesis above"], claims["hypothesis grows"]
+    above, grows = powers(cppo, "longer.yaml --deviation=2").values()
     assert above["seeds"] == grows["seeds"] == 4  # of six, two are not for the test
     # Differences on a model have a standard error of sqrt(2) points and 3 degrees of freedom. Their mean over three
     # models, 4 points, has one of sqrt(2 / 3) points and 3 to 9 degrees of freedom.
@@ -222,14 +210,11 @@ def test_power_without_claims_is_what_the_seeds_of_two_methods_show(
         return rows
 
     assumed = differences("--deviation=2,4")
-    assert [[row[key] for key in ("seeds", "deviation", "measured")] for row in assumed] == [
-        [4, 2, 0],
-        [4, 4, 0],
-    ]
+    assert [(row["seeds"], row["deviation"], row["measured"]) for row in assumed] == [(4, 2, 0), (4, 4, 0)]
     for row in assumed:
-        for n, points in ((int(n), points) for n, points in row["differences"].items()):
-            shift = points / (row["deviation"] * math.sqrt(2 / n))
-            assert power_of_t(shift, degrees * (n - 1)) == pytest.approx(0.8, abs=0.02)
+        for n, points in row["differences"].items():
+            shift = points / (row["deviation"] * math.sqrt(2 / int(n)))
+            assert power_of_t(shift, degrees * (int(n) - 1)) == pytest.approx(0.8, abs=0.02)
     [alone] = differences("--deviation=2 seed=0")
     assert alone["differences"]["1"] is None and alone["differences"]["3"] > 0
     # A lead is asked for: about as powerful as the same difference shown above.
@@ -239,10 +224,8 @@ def test_power_without_claims_is_what_the_seeds_of_two_methods_show(
     rng = np.random.default_rng(0)
     finals = {variant: rng.normal(0.5, 0.1, 4) for variant in ("grpo", "dppo")}
     for run in make_plan(load_sweep("plain.yaml"), asked.split()[2:4]).runs:
-        folder = workspace / "runs" / run.run_id
-        folder.mkdir(parents=True)
-        score = float(finals[run.variant][run.spec.seed])
-        write_status(folder, {"run_id": run.run_id, "status": "done", "final_mean": score})
+        (folder := workspace / "runs" / run.run_id).mkdir(parents=True)
+        write_status(folder, {"status": "done", "final_mean": float(finals[run.variant][run.spec.seed])})
     [measured] = differences("")
     by_seed = np.std(finals["grpo"] - finals["dppo"], ddof=1) / math.sqrt(2)
     pooled = math.sqrt(np.mean([np.var(values, ddof=1) for values in finals.values()]))
@@ -313,10 +296,10 @@ def test_the_cost_of_a_claim_about_the_error_is_that_of_its_own_process(cppo: Co
             recorded(spec, seconds).finish(FINISHED)
     runs = cppo("plan tiny.yaml --json").answer["runs"]
     answer = cppo("plan tiny.yaml --power --error-deviation=30 --json").answer
-    [claim] = answer["claims"]
+    [claim], unit = answer["claims"], answer["hours_are"]
     # Two rules, two lengths, one process; not the third rule, nor the other process.
     of_a_seed = runs[0]["hours"] + 2 * runs[0]["hours"]
-    assert answer["hours_are"] == "machine"
+    assert unit == "machine"
     assert claim["hours_needed"] == pytest.approx(2 * of_a_seed * claim["seeds_needed"], rel=1e-3)
     assert "  hours for it" in cppo("plan tiny.yaml --power --error-deviation=30").out
 
@@ -353,15 +336,12 @@ def test_a_run_of_the_verl_core_is_shown_with_its_place_and_cost(
     [small] = shown(cppo, f"{VERL} variant=cppo seed=0")
     assert "estimate" not in small
     # The composer of verl's configuration is called with the run, its layout and the paths.
-    stand_in = types.ModuleType("cppo_lab.cores.verl.config")
-
-    def plain_config(run: Any, layout: Any, paths: Any, runs: Any) -> dict[str, Any]:
-        return {"trainer": {"nnodes": layout.nodes, "seed": run.seed, "data": paths.data}}
-
-    stand_in.plain_config = plain_config  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl.config", stand_in)
+    plain_config = Mock(return_value={"trainer": 1})
+    monkeypatch.setitem(sys.modules, "cppo_lab.cores.verl.config", SimpleNamespace(plain_config=plain_config))
     [document] = shown(cppo, f"{LARGE} --verl paths.data=/d")
-    assert document["verl"] == {"trainer": {"nnodes": 2, "seed": 0, "data": "/d"}}
+    run, layout, paths, runs = plain_config.call_args.args
+    assert (document["verl"], run.run_id) == ({"trainer": 1}, document["run_id"])
+    assert (layout.nodes, paths.data, runs) == (2, "/d", Path("runs").resolve())
 
 
 def test_the_plan_of_the_paper_with_its_cost(cppo: Command) -> None:

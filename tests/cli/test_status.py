@@ -7,10 +7,11 @@ import io
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -39,11 +40,6 @@ __all__ = ["slurm"]  # a fixture
 SWEEP = " ".join(["quickstart", *TINY, "seed=0", "variant=cppo"])
 
 
-def status_of(status: str, **more: Any) -> dict[str, Any]:
-    names = {"core": "mini", "rule": "cppo", "model": "mini_base", "seed": 3, "t_stop": 40, "reason": ""}
-    return {**names, "status": status, "step": 20, "score": 0.25, "seconds": 1800.0, "gpus": 8, **more}
-
-
 def run_id(number: int) -> str:
     return f"{number:012x}"
 
@@ -59,17 +55,20 @@ def runs(workspace: Path) -> Path:
     return path
 
 
-def made(runs: Path, number: int, **values: Any) -> Path:
+def made(runs: Path, number: int, status: str, **more: Any) -> Path:
+    """The folder of a run whose status says this."""
     folder = runs / run_id(number)
-    folder.mkdir()
-    write_status(folder, values)
+    folder.mkdir(exist_ok=True)
+    names = {"core": "mini", "rule": "cppo", "model": "mini_base", "seed": 3, "t_stop": 40, "reason": ""}
+    numbers = {"step": 20, "score": 0.25, "seconds": 1800.0, "gpus": 8}
+    write_status(folder, {**names, **numbers, "status": status, **more})
     return folder
 
 
 def test_hours_of_runs_that_one_process_trained_together_count_once(runs: Path, cppo: Command) -> None:
     for number in (1, 2):
-        made(runs, number, **status_of("done", machine_seconds=900.0))
-    made(runs, 3, **status_of("done"))
+        made(runs, number, "done", machine_seconds=900.0)
+    made(runs, 3, "done")
     assert "8.00 GPU-hours used" in cppo("status").out
     assert {row["hours"] for row in rows(cppo).values()} == {0.5}
 
@@ -87,41 +86,38 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
     spec = compose([*TINY, "seed=0"]).run
     now = 1_800_000_000.0
     monkeypatch.setattr(status, "time", SimpleNamespace(time=lambda: now))
-    made(runs, 1, **status_of("done", step=40))
-    made(runs, 2, **status_of("collapsed", reason="score fell\nat step 20"))
-    made(runs, 3, **status_of("failed", reason='RuntimeError: "no memory", left'))
-    going = status_of("running", started=now - 500, updated=now - 10, first_step=10, first_time=now - 110)
-    running = made(runs, 4, **going)
-    made(runs, 5, **going)  # of a process that is gone
-    run_folder.cancel(made(runs, 6, **going))
-    old = made(runs, 7, status="partial", step=1, t_stop=4, reason="interrupted: by SIGTERM", pid=1)
-    (old / "config.json").write_text(spec.model_dump_json())
-    (made(runs, 9) / "config.json").write_text('{"model": 5, "a": {}}')  # another program's
+    made(runs, 1, "done", step=40)
+    made(runs, 2, "collapsed", reason="score fell\nat step 20")
+    made(runs, 3, "failed", reason='RuntimeError: "no memory", left')
+    going = {"started": now - 500, "updated": now - 10, "first_step": 10, "first_time": now - 110}
+    running = made(runs, 4, "running", **going)
+    made(runs, 5, "running", **going)  # of a process that is gone
+    run_folder.cancel(made(runs, 6, "running", **going))
+    old = {"status": "partial", "step": 1, "t_stop": 4, "reason": "interrupted: by SIGTERM", "pid": 1}
+    write_status(made(runs, 7, ""), old)
+    (runs / run_id(7) / "config.json").write_text(spec.model_dump_json())
+    (made(runs, 9, "") / "status.json").unlink()
+    (runs / run_id(9) / "config.json").write_text('{"model": 5, "a": {}}')  # another program's
     (runs / "warm_starts").mkdir()
     with held(running), queueing(runs, [run_id(8)]):
         seen = rows(cppo)
         text = cppo("status --state running,failed").out
-    states = {
-        number: (seen[run_id(number)]["state"], seen[run_id(number)]["reason"]) for number in range(1, 10)
+    assert {key: (row["state"], row["reason"]) for key, row in seen.items()} == {
+        run_id(1): ("done", ""),
+        run_id(2): ("collapsed", "score fell at step 20"),
+        run_id(3): ("failed", 'RuntimeError: "no memory", left'),
+        run_id(4): ("running", ""),
+        run_id(5): ("partial", f"interrupted: {CAUSE_TEXTS[Cause.DIED]}"),
+        run_id(6): ("partial", "interrupted: cancelled"),
+        run_id(7): ("partial", "interrupted: by SIGTERM"),
+        run_id(8): ("queued", ""),
+        run_id(9): ("missing", ""),
     }
-    assert states == {
-        1: ("done", ""),
-        2: ("collapsed", "score fell at step 20"),
-        3: ("failed", 'RuntimeError: "no memory", left'),
-        4: ("running", ""),
-        5: ("partial", f"interrupted: {CAUSE_TEXTS[Cause.DIED]}"),
-        6: ("partial", "interrupted: cancelled"),
-        7: ("partial", "interrupted: by SIGTERM"),
-        8: ("queued", ""),
-        9: ("missing", ""),
-    }
-    assert len(seen) == 9
     lives = seen[run_id(4)]
     # 10 steps in the 100 s up to the last word, 20 to go, 10 s since.
     assert lives["eta_seconds"] == pytest.approx(190)
     assert lives["gpu_hours"] == pytest.approx(8 * 1810 / 3600)
     assert lives["job"].endswith(f":{os.getpid()}")
-    assert seen[run_id(1)]["hours"] == 0.5
     assert [seen[run_id(7)][key] for key in ("rule", "seed", "hours")] == ["cppo", 0, None]
     head, *lines = text.splitlines()
     assert [line.split()[0] for line in lines[:2]] == [run_id(3), run_id(4)]
@@ -137,9 +133,9 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
 
 def test_what_slurm_says(runs: Path, slurm: Slurm, cppo: Command, capsys: pytest.CaptureFixture[str]) -> None:
     """Each word of a queue: tests/runs/test_state.py, tests/launch/test_slurm_answers.py."""
-    made(runs, 1, **status_of("running"))
-    made(runs, 2, **status_of("partial", reason="interrupted: by SIGTERM"))  # preempted: it will be back
-    made(runs, 4, **status_of("partial", reason="interrupted: terminated by SIGTERM at step 20"))
+    made(runs, 1, "running")
+    made(runs, 2, "partial", reason="interrupted: by SIGTERM")  # preempted: it will be back
+    made(runs, 4, "partial", reason="interrupted: terminated by SIGTERM at step 20")
     with Ledger(runs) as ledger:
         token = ledger.claim([run_id(number) for number in range(5)])
         ledger.submitted(token, 70)
@@ -152,16 +148,17 @@ def test_what_slurm_says(runs: Path, slurm: Slurm, cppo: Command, capsys: pytest
         "99;RUNNING;of somebody's",
     )
     slurm.says("sacct.txt", "CANCELLED by 1000")
-    expected = {
-        0: ("queued", "Slurm job 70_0: pending, Resources", "70_0"),
-        1: ("partial", "Slurm job 70_1: OUT_OF_MEMORY", "70_1"),
-        2: ("running", "its job is ending; interrupted: by SIGTERM", "70_2"),
-        3: ("missing", "Slurm job 70_3: CANCELLED", "70_3"),
-        4: ("partial", "interrupted: terminated by SIGTERM at step 20", "70_4"),  # it spoke for itself
-        9: ("queued", "is being submitted", ""),
-    }
     assert {key: (row["state"], row["reason"], row["job"]) for key, row in rows(cppo).items()} == {
-        run_id(number): words for number, words in expected.items()
+        run_id(0): ("queued", "Slurm job 70_0: pending, Resources", "70_0"),
+        run_id(1): ("partial", "Slurm job 70_1: OUT_OF_MEMORY", "70_1"),
+        run_id(2): ("running", "its job is ending; interrupted: by SIGTERM", "70_2"),
+        run_id(3): ("missing", "Slurm job 70_3: CANCELLED", "70_3"),
+        run_id(4): (
+            "partial",
+            "interrupted: terminated by SIGTERM at step 20",
+            "70_4",
+        ),  # it spoke for itself
+        run_id(9): ("queued", "is being submitted", ""),
     }
     assert slurm.logged("squeue_calls") == "asked\n"
 
@@ -235,8 +232,7 @@ def test_one_line_for_each_change_until_nothing_runs_or_waits() -> None:
         stages(["queued", "running"], ["running", "running"], ["running", "running"], ["done", "failed"])
     )
     out = io.StringIO()
-    found = watch(lambda: next(looks), 0.01, out)
-    assert [one.state for one in found] == ["done", "failed"]
+    assert [run.state for run in watch(lambda: next(looks), 0.01, out)] == ["done", "failed"]
     assert out.getvalue().splitlines() == [
         "2 runs: 1 running, 1 queued",
         f"{run_id(0)} cppo/mini_base/seed 0: running",
@@ -259,13 +255,11 @@ def test_a_terminal_is_drawn_anew_and_shows_what_matters(monkeypatch: pytest.Mon
 
 
 def test_the_end_is_told_to_a_command_without_a_shell(
-    workspace: Path, capfd: pytest.CaptureFixture[str]
+    runs: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     for number, state in enumerate(["done", "collapsed", "failed", "partial"]):
-        folder = workspace / "runs" / run_id(number)
-        folder.mkdir(parents=True)
-        write_status(folder, status_of(state))
-    script = workspace / "tell"
+        made(runs, number, state)
+    script = tmp_path / "tell"
     numbers = "$CPPO_DONE|$CPPO_FAILED|$CPPO_LEFT"
     script.write_text(f'#!/bin/sh\necho "$1|$CPPO_SWEEP|{numbers}|safe=$PYTHONSAFEPATH."\nexit 3\n')
     script.chmod(0o755)
@@ -273,8 +267,8 @@ def test_the_end_is_told_to_a_command_without_a_shell(
     said = capfd.readouterr()
     assert "a b; $(id)||2|1|1|safe=." in said.out
     assert "the command of --notify ended with status 3" in said.err
-    for name in ("2", "3"):
-        write_status(workspace / "runs" / run_id(int(name)), status_of("done"))
+    for number in (2, 3):
+        made(runs, number, "done")
     assert main(["watch", "--notify", "true"]) == 0
     assert capfd.readouterr().err == ""
     script.write_text("#!/nowhere\n")
@@ -294,16 +288,10 @@ def test_an_outage_is_one_line_of_sync_and_its_end_another(
     cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     away = UserError("the tracking store does not answer")
-    looks: Iterator[BaseException | Sent] = iter([away, Sent(2, 30), Sent(), KeyboardInterrupt()])
-    asked: Iterator[BaseException | list[Path]] = iter([away, list[Path]()])  # once it answers
-
-    def next_of(answers: Iterator[object]) -> object:
-        if isinstance(answer := next(answers), BaseException):
-            raise answer
-        return answer
-
-    monkeypatch.setattr("cppo_lab.tracking.upload.forget_lost", lambda *_: next_of(asked))
-    monkeypatch.setattr("cppo_lab.tracking.upload.upload", lambda *_: next_of(looks))
+    asked = Mock(side_effect=[away, []])  # once it answers
+    uploads = Mock(side_effect=[away, Sent(2, 30), Sent(), KeyboardInterrupt()])
+    monkeypatch.setattr("cppo_lab.tracking.upload.forget_lost", asked)
+    monkeypatch.setattr("cppo_lab.tracking.upload.upload", uploads)
     monkeypatch.setattr(time, "sleep", lambda _: None)
     assert "no run with this prefix" in cppo("sync --watch --run 0123", code=2).err
     said = cppo("sync --watch", code=130)

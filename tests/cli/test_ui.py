@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import webbrowser
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from unittest.mock import Mock
@@ -55,15 +56,8 @@ def test_mistakes_are_named(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    installed = metadata.distribution
-
-    def without_mlflow(name: str) -> metadata.Distribution:
-        if name == "mlflow":
-            raise metadata.PackageNotFoundError
-        return installed(name)
-
-    monkeypatch.setattr(metadata, "distribution", without_mlflow)
-    with user_error(r"pip install .*(\[ui\]|mlflow)"):
+    monkeypatch.setattr(ui.metadata, "distribution", Mock(side_effect=metadata.PackageNotFoundError))
+    with user_error("package 'mlflow' .* is not installed: install this package again with its extra 'ui'"):
         ui.require_mlflow_server()
 
 
@@ -87,41 +81,37 @@ def test_a_report_is_opened_with_the_address_of_mlflow(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Mock:
-    """In place of MLflow's server: it ends, with a reason, once somebody has opened `told` to write."""
-    os.mkfifo(tmp_path / "told")
-    code = f"print('INFO'); open({str(tmp_path / 'told')!r}).read(); print('address in use')"
-    real, started = subprocess.Popen, Mock()
-    started.side_effect = lambda command, **options: real([sys.executable, "-c", code], **options)
-    monkeypatch.setattr(subprocess, "Popen", started)
-    return started
+def tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
+    """In place of MLflow's server there is one that ends, with a reason, once it is told to."""
+    os.mkfifo(told := tmp_path / "told")
+    code = f"print('INFO'); open({str(told)!r}).read(); print('address in use')"
+    monkeypatch.setattr(
+        subprocess,
+        "Popen",
+        lambda _, real=subprocess.Popen, **options: real([sys.executable, "-c", code], **options),
+    )
+    return lambda: told.write_text("x")
 
 
-def test_what_fails_while_the_server_starts_ends_it(servers: Mock) -> None:
+STORE, HOST = "sqlite:///x.db", "127.0.0.1"
+
+
+@pytest.mark.usefixtures("tell")
+def test_what_fails_while_the_server_starts_ends_it() -> None:
     away = Mock(side_effect=UserError("the store is away"))
     before = len(psutil.Process().children(recursive=True))
-    with (
-        user_error("the store is away"),
-        ui.serving("sqlite:///x.db", "127.0.0.1", free_port(), away),
-    ):
+    with user_error("the store is away"), ui.serving(STORE, HOST, free_port(), away):
         pass
     assert away.called and len(psutil.Process().children(recursive=True)) == before
 
 
-def test_a_server_that_ends_says_why(servers: Mock, tmp_path: Path) -> None:
+def test_a_server_that_ends_says_why(tell: Callable[[], int]) -> None:
     """One that does not start, and one whose port another has taken meanwhile."""
-
-    def tell() -> None:
-        (tmp_path / "told").write_text("x")
-
-    with (
-        user_error("did not start: address in use"),
-        ui.serving("sqlite:///x.db", "127.0.0.1", free_port(), tell),
-    ):
+    with user_error("did not start: address in use"), ui.serving(STORE, HOST, free_port(), tell):
         pass
     with (
-        socket.create_server(("127.0.0.1", 0)) as other,
-        ui.serving("sqlite:///x.db", "127.0.0.1", other.getsockname()[1]) as last_words,
+        socket.create_server((HOST, 0)) as other,
+        ui.serving(STORE, HOST, other.getsockname()[1]) as last_words,
     ):
         tell()
         assert last_words() == "address in use"

@@ -144,11 +144,20 @@ def test_own_files_and_rewards_are_in_the_id_by_their_contents(own_data: list[st
     Path("mine.jsonl").write_text('{"problem": "p", "answer": "2"}\n')
     others = (edited, compose(own_data).run, compose(own_data[:-1]).run)
     assert len({run.run_id for run in (first, *others)}) == 4
+    Path("circle").symlink_to("circle")
+    with user_error(r"data\.train='circle' cannot be read \(Too many levels of symbolic links\)"):
+        compose([*own_data, "data.train=circle"])
 
 
 @pytest.mark.parametrize(
     "stem, name",
-    [("aime26", "aime26"), ("my set", "my_set"), ("_held", "held"), ("über", "ber"), ("é", "problems")],
+    [
+        ("my set", "my_set"),
+        ("_held", "held"),
+        ("2026", "2026"),
+        ("2026-b", "problems_2026_b"),
+        ("é", "problems"),
+    ],
 )
 def test_a_file_of_problems_is_evaluated_under_its_name(
     own_data: list[str], stem: str, name: str, monkeypatch: pytest.MonkeyPatch
