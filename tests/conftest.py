@@ -155,13 +155,14 @@ _TOGETHER = (
 
 def _group(nodeid: str) -> tuple[int, str]:
     """Which tests run in one process, as (order, name): those of a room named above, else those of a file."""
-    found = (len(_TOGETHER), nodeid.partition("::")[0])
-    longest = 0
-    for order, (name, starts) in enumerate(_TOGETHER):
-        for start in starts:
-            if nodeid.startswith(start) and len(start) > longest:
-                found, longest = (order, name), len(start)
-    return found
+    groups = [
+        (len(start), order, name)
+        for order, (name, starts) in enumerate(_TOGETHER)
+        for start in starts
+        if nodeid.startswith(start)
+    ]
+    _, *group = max(groups, default=(0, len(_TOGETHER), nodeid.partition("::")[0]))
+    return tuple(group)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -383,12 +383,7 @@ ANALYSIS = (
     ),
 )
 
-ROOMS = {
-    "maths": ("The maths", MATHS),
-    "launch": ("Launching", LAUNCH),
-    "tracking": ("Tracking", TRACKING),
-    "analysis": ("Analysis", ANALYSIS),
-}
+ROOMS = {"The maths": MATHS, "Launching": LAUNCH, "Tracking": TRACKING, "Analysis": ANALYSIS}
 
 
 def outcome(fault: Fault | None, tests: tuple[str, ...]) -> tuple[int, str, float]:
@@ -427,19 +422,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--room", choices=sorted(ROOMS), help="this room alone; writes no table")
     parser.add_argument("--only", metavar="TEXT", default="", help="only faults with TEXT; writes no table")
-    parser.add_argument("--jobs", type=int, default=2, help="faults at once (2)")
-    options = parser.parse_args()
-    chosen = [
-        (title, fault)
-        for name, (title, faults) in ROOMS.items()
-        for fault in faults
-        if options.room in (None, name) and options.only in fault.what
-    ]
+    only = parser.parse_args().only
+    chosen = [(title, fault) for title, faults in ROOMS.items() for fault in faults if only in fault.what]
     began = time.monotonic()
     rows, survivors = [], 0
-    with ThreadPoolExecutor(options.jobs) as pool:
+    with ThreadPoolExecutor(2) as pool:
         sound = pool.submit(outcome, None, tuple(sorted({fault.test for _, fault in chosen})))
         tries = pool.map(outcome, [fault for _, fault in chosen], [(fault.test,) for _, fault in chosen])
         code, failed, seconds = sound.result()
@@ -457,7 +445,7 @@ def main() -> int:
             shown = f"{Path(path).name}::{test.partition('[')[0]}" if caught else "SURVIVED"
             rows.append((title, fault.what, fault.file, shown))
     print(f"{len(rows)} faults, {survivors} survived ({time.monotonic() - began:.0f} s)")
-    if not options.room and not options.only:
+    if not only:
         with TABLE.open("w", encoding="utf-8", newline="") as file:
             writer = csv.writer(file, lineterminator="\n")
             writer.writerow(("room", "fault", "file", "first failing test"))

@@ -55,13 +55,11 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_are_understood(path: Path) -> None:
-    for arguments in commands(path.read_text(encoding="utf-8")):
+    for name, *words in commands(path.read_text(encoding="utf-8")):
         try:
-            parse(
-                arguments if len(arguments) > 1 else [*arguments, "--help"]
-            )  # a bare name is no whole command
+            parse([name, *(words or ["--help"])])  # a bare name is no whole command
         except SystemExit as end:
-            assert end.code == 0, f"{path.name}: cppo {shlex.join(arguments)}"
+            assert end.code == 0, f"{path.name}: cppo {shlex.join([name, *words])}"
 
 
 def test_commands_are_found() -> None:
@@ -85,7 +83,7 @@ def test_the_readmes_sweep_shares_a_run_with_the_quickstart(tmp_path: Path) -> N
     (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")
     mine = make_plan(load_sweep(str(tmp_path / "mine.yaml")), [])
     quickstart = make_plan(load_sweep("quickstart"), ["variant=cppo"])
-    assert {one.run_id for one in quickstart.runs} <= {one.run_id for one in mine.runs}
+    assert {run.run_id for run in quickstart.runs} <= {run.run_id for run in mine.runs}
 
 
 def test_every_rule_is_documented() -> None:
@@ -97,9 +95,8 @@ def test_the_code_in_the_rules_document_runs() -> None:
     """Padded and packed, as a reader would type it: the two give equal objectives."""
     names: dict[str, Any] = {}
     objectives = []
-    for block in re.findall(
-        r"```python\n(.*?)```", (ROOT / "docs/rules.md").read_text(encoding="utf-8"), re.DOTALL
-    ):
+    text = (ROOT / "docs/rules.md").read_text(encoding="utf-8")
+    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(block, names)  # noqa: S102 - our own document
         objectives.append(names["out"].objective.detach().flatten())
     padded, packed = objectives
@@ -148,24 +145,19 @@ def test_names_in_docstrings_and_comments_exist() -> None:
             names += [node.name] if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
             for name in names:
                 homes.setdefault(name, set()).add(path.stem)
-    gone = {
-        path.name: names for path in PRODUCT if (names := gone_names(path.read_text(encoding="utf-8"), homes))
-    }
-    assert not gone
+    assert [name for path in PRODUCT for name in gone_names(path.read_text(encoding="utf-8"), homes)] == []
     homes = {"Exit": {"answer"}, "metrics": {"export"}}
-    assert gone_names("`exit_codes.Exit`, `answer.Exit`, `data.metrics` of data", homes) == [
-        "exit_codes.Exit"
-    ]
+    said = "`exit_codes.Exit`, `answer.Exit`, `data.metrics` of data"
+    assert gone_names(said, homes) == ["exit_codes.Exit"]
 
 
 def test_every_injected_fault_fits_the_code_and_is_in_the_table() -> None:
     """`make mutations` takes minutes, and a fault whose line has changed ends it."""
-    faults = [fault for _, faults in ROOMS.values() for fault in faults]
+    faults = [fault for faults in ROOMS.values() for fault in faults]
     for fault in faults:
         assert (ROOT / fault.file).read_text(encoding="utf-8").count(fault.old) == 1, fault.what
         assert (ROOT / fault.test.partition("::")[0]).exists(), fault.what
     with (ROOT / "docs" / "evidence" / "mutations.csv").open(encoding="utf-8") as file:
         assert [row["fault"] for row in csv.DictReader(file)] == [fault.what for fault in faults]
-    assert f"{len(faults)} of {len(faults)} are caught" in (ROOT / "docs" / "tests.md").read_text(
-        encoding="utf-8"
-    )
+    text = (ROOT / "docs" / "tests.md").read_text(encoding="utf-8")
+    assert f"{len(faults)} of {len(faults)} are caught" in text

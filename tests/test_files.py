@@ -3,7 +3,6 @@
 import errno
 import io
 import itertools
-import subprocess
 import sys
 from pathlib import Path
 
@@ -23,7 +22,7 @@ from cppo_lab.files import (
     redacted,
     require_free,
 )
-from tests.conftest import user_error
+from tests.conftest import python, user_error
 from tests.waiting import CEILING_SECONDS
 
 TOO_LONG = "x" * 300  # no file system takes such a name, whoever asks
@@ -72,17 +71,15 @@ for names in (("folder", {TOO_LONG!r}), ("folder", "inner"), ("folder", "none"),
         refused += 1
 print(refused, os.listdir("/proc/self/fd") == before)
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
-    assert done.stdout == "2 True\n", done.stderr
+    assert python("-c", code, cwd=tmp_path).stdout == "2 True\n"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/etc"])
 def test_a_name_that_leaves_its_folder_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
-    with pytest.raises(ValueError, match="must be names within a folder"):
-        names_below(tmp_path, name)
-    with pytest.raises(ValueError, match="must be names within a folder"):
-        open_below(tmp_path, name, "file")
+    for read, *names in ((names_below, name), (open_below, name, "file")):
+        with pytest.raises(ValueError, match="must be names within a folder"):
+            read(tmp_path, *names)
 
 
 def test_a_link_on_the_way_is_named(tmp_path: Path) -> None:
@@ -90,11 +87,9 @@ def test_a_link_on_the_way_is_named(tmp_path: Path) -> None:
     (tmp_path / "real" / "file").write_text("content")
     (tmp_path / "real" / "link").symlink_to("file")
     (tmp_path / "link").symlink_to(tmp_path / "real")
-    for names in (("link", "file"), ("real", "link")):
+    for read, *names in ((open_below, "link", "file"), (open_below, "real", "link"), (names_below, "link")):
         with user_error(r"/link is a link or not a plain file.*: remove it"):
-            open_below(tmp_path, *names)
-    with user_error(r"/link is a link or not a plain file.*: remove it"):
-        names_below(tmp_path, "link")
+            read(tmp_path, *names)
 
 
 @pytest.mark.parametrize(
@@ -183,9 +178,7 @@ print(redacted("a://u:p@h, --token abc"))
 
 def test_nothing_is_imported_to_mask_what_is_printed_last() -> None:
     """A thread that Python ends may hold the lock of imports: a job that then waits for it never ends."""
-    command = [sys.executable, "-c", AT_THE_END]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=CEILING_SECONDS, check=True)
-    assert ended.stdout == "a://u:***@h, --token ***\n"
+    assert python("-c", AT_THE_END, timeout=CEILING_SECONDS).stdout == "a://u:***@h, --token ***\n"
 
 
 def test_a_line_without_an_end_is_bounded() -> None:
@@ -194,9 +187,8 @@ def test_a_line_without_an_end_is_bounded() -> None:
 
 
 def test_what_python_prints_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    out, err = io.StringIO(), io.StringIO()
-    monkeypatch.setattr(sys, "stdout", out)
-    monkeypatch.setattr(sys, "stderr", err)
+    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
+    monkeypatch.setattr(sys, "stderr", err := io.StringIO())
     mask_output()
     mask_output()  # once is enough
     print("at", f"http://admin:{SECRET}@", end="")
@@ -250,13 +242,9 @@ def test_only_folders_are_removed_as_leftovers(tmp_path: Path) -> None:
     (tmp_path / "mine" / "file").write_text("kept")
     (tmp_path / ".model.export-0123abcd").symlink_to(tmp_path / "mine")
     (tmp_path / ".model.export-01234567").write_text("a file of somebody")
+    left = {path.name for path in tmp_path.iterdir()}
     (tmp_path / ".model.export-89abcdef").mkdir()  # of an export that was killed
     with appearing(require_free(tmp_path / "model")) as folder:
         (folder / "file").write_text("new")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        ".model.export-01234567",
-        ".model.export-0123abcd",
-        "mine",
-        "model",
-    ]
+    assert {path.name for path in tmp_path.iterdir()} == {*left, "model"}
     assert (tmp_path / "mine" / "file").read_text() == "kept"

@@ -61,10 +61,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
 
 def test_a_killed_run_is_said_and_goes_on_where_it_was(job: Job) -> None:
     assert "1 of 2 runs are not done (1 partial)" in job.launched
-    assert (job.killed.data.tags[schema.TAG_STATUS], job.killed.data.tags[schema.TAG_STEP]) == (
-        "partial",
-        "4",
-    )
+    assert job.killed.data.tags.items() >= {schema.TAG_STATUS: "partial", schema.TAG_STEP: "4"}.items()
     [resumed] = [run for run in job.runs if run.info.run_id == job.killed.info.run_id]
     assert resumed.info.status == "FINISHED"
     assert list(history(resumed, "train/reward")) == [1, 2, 3, 4, 5, 6]
@@ -82,12 +79,10 @@ def test_every_run_is_in_the_store_once(job: Job) -> None:
 
 def test_what_jobs_print_is_kept_once(job: Job) -> None:
     for run in job.runs:
-        folder = Path("runs") / run.data.tags[schema.TAG_RUN_ID]
+        folder, seed = Path("runs") / run.data.tags[schema.TAG_RUN_ID], run.data.tags[schema.TAG_SEED]
         printed = {f"{path.name}.txt" for path in folder.glob("attempts/*_log.*") if path.stat().st_size}
         assert {path.name for path in folder.glob("output/*")} == printed
-        assert bool(printed) == (
-            run.data.tags[schema.TAG_SEED] == "0"
-        )  # the other seed was not in jobs of its own
+        assert bool(printed) == (seed == "0")  # the other seed was not in jobs of its own
 
 
 def test_the_tables_are_means_of_the_best_scores(job: Job) -> None:
@@ -107,17 +102,13 @@ def test_the_page_shows_the_runs_the_curves_and_what_they_are(job: Job) -> None:
     for run in job.runs:
         assert run.data.tags[schema.TAG_RUN_ID] in page
         assert run.info.run_id in page
-    assert all(name in page for name in ("GRPO", "CPPO", "cppo report quickstart", "Verdict"))
-    assert "core=mini: a miniature model on a synthetic task, not comparable" in page
+    beside = 'href="../quickstart_exact/index.html"'
+    core = "core=mini: a miniature model on a synthetic task, not comparable"
+    assert all(text in page for text in ("GRPO", "CPPO", "cppo report quickstart", "Verdict", core, beside))
     assert 'class="missing"' not in page and "Incomplete" not in page
     assert page.count("<svg") > 1
-    assert 'href="../quickstart_exact/index.html"' in page
-    assert {path.suffix for path in job.page.parent.glob("figure_curves.*")} == {
-        ".png",
-        ".svg",
-        ".pdf",
-        ".csv",
-    }
+    made = {path.suffix for path in job.page.parent.glob("figure_curves.*")}
+    assert made == {".png", ".svg", ".pdf", ".csv"}
 
 
 def test_a_run_evaluated_on_its_own_benchmarks_has_the_scores_of_its_best_step(job: Job) -> None:

@@ -29,6 +29,12 @@ def test_leaves_a_process():
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the reaper needs /proc")
 
 
+def is_alive(pid: int) -> bool:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 @pytest.mark.parametrize(("end", "workers"), [(None, 1), (signal.SIGINT, 0), (signal.SIGKILL, 1)])
 def test_nothing_is_left_of_a_session(tmp_path: Path, end: signal.Signals | None, workers: int) -> None:
     note, made = tmp_path / "pid", tmp_path / "test_made.py"
@@ -38,18 +44,14 @@ def test_nothing_is_left_of_a_session(tmp_path: Path, end: signal.Signals | None
     words += ["-n", str(workers), str(made)]
     session = subprocess.Popen(words, cwd=ROOT, env=environment, start_new_session=True)
     try:
-        until("the test's process has run", lambda: note.exists() and note.read_text())
-        if end is not None:
-            mark = f"{reaper.MARK}="
-            variables = Path("/proc", note.read_text(), "environ").read_text().split("\0")
-            [token] = [one.removeprefix(mark) for one in variables if one.startswith(mark)]
+        pid = int(until("the test's process has run", lambda: note.exists() and note.read_text()))
+        if end is None:
+            assert session.wait(CEILING_SECONDS) == 0 and not is_alive(pid)
+        else:
+            assert is_alive(pid)
             session.send_signal(end)
             session.wait(CEILING_SECONDS)
-            until("nothing is left", lambda: not reaper.started_by(token))
-        else:
-            assert session.wait(CEILING_SECONDS) == 0
-            with contextlib.suppress(psutil.NoSuchProcess):
-                assert psutil.Process(int(note.read_text())).status() == psutil.STATUS_ZOMBIE
+            until("its process has been killed", lambda: not is_alive(pid))
     finally:
         session.kill()
         session.wait()

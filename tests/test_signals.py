@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import INTERRUPTED
+from tests.conftest import python
 from tests.launch.slurm.jobs import notes
 from tests.waiting import CEILING_SECONDS, until
 
@@ -27,13 +28,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize(("before", "says"), [(signal.SIG_DFL, "ends in order"), (signal.SIG_IGN, "goes on")])
 def test_a_terminal_that_closes(before: signal.Handlers, says: str) -> None:
-    told = subprocess.run(
-        [sys.executable, "-c", TOLD],
-        capture_output=True,
-        text=True,
-        check=True,
-        preexec_fn=lambda: signal.signal(signal.SIGHUP, before),
-    )
+    told = python("-c", TOLD, preexec_fn=lambda: signal.signal(signal.SIGHUP, before))
     assert told.stdout.strip() == says
 
 
@@ -80,5 +75,5 @@ sys.exit(main())
 @pytest.mark.parametrize("module", ["cppo_lab.cli.command", "cppo_lab.cli.names", "yaml"])
 def test_ctrl_c_while_a_command_is_imported(module: str) -> None:
     """Before its parser, for its arguments, and in its function."""
-    command = subprocess.run([sys.executable, "-c", IMPORT, module], capture_output=True, text=True)
+    command = python("-c", IMPORT, module, check=False)
     assert (command.returncode, command.stderr) == (130, f"cppo: {INTERRUPTED}\n")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import PARTS
-from tests.conftest import TINY
+from tests.conftest import TINY, python
 
 ROOT = Path(__file__).parent.parent
 CODE = ("cppo_lab", *PARTS)
@@ -180,7 +180,7 @@ def test_a_tree_on_the_path_alone_works(sources: Sources, empty: Path) -> None:
 def _build(tree: Path) -> str:
     """What a build that must fail says."""
     hook = "from setuptools import build_meta; build_meta.build_wheel('dist')"
-    ended = subprocess.run([sys.executable, "-c", hook], cwd=tree, capture_output=True, text=True)
+    ended = python("-c", hook, cwd=tree, check=False)
     assert ended.returncode
     assert not (tree / "dist").exists() or list((tree / "dist").glob("*.whl")) == []
     return ended.stderr

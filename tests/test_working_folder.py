@@ -11,7 +11,7 @@ import pytest
 
 from cppo_lab import schema
 from tests.cli.test_ui import empty_store
-from tests.conftest import TINY
+from tests.conftest import TINY, python
 
 CPPO = str(Path(sys.executable).with_name("cppo"))
 ROOT = Path(__file__).parents[1]
@@ -36,12 +36,13 @@ axes: {seed: [0]}
 def trapped(workspace: Path) -> Path:
     """A working folder with a file for every name that could be imported; the log of those that were executed."""
     log = workspace.parent / f"{workspace.name}-executed"
+    (workspace / "cppo_lab").mkdir()
     for name in filter(str.isidentifier, NAMES):
-        if name == "cppo_lab":
-            (workspace / name).mkdir()
-            (workspace / name / "__init__.py").write_text(TRAP.format(log=str(log)))
-        else:
-            (workspace / f"{name}.py").write_text(TRAP.format(log=str(log)))
+        file = "cppo_lab/__init__.py" if name == "cppo_lab" else f"{name}.py"
+        (workspace / file).write_text(TRAP.format(log=str(log)))
+    python("-c", "import colorsys", env=as_a_user(), check=False)
+    assert executed(log) == ["colorsys"]  # as Python alone would
+    log.unlink()
     return log
 
 
@@ -74,8 +75,8 @@ def test_a_job_and_a_folder_that_the_user_names(
     )
     Path("sweep.yaml").write_text(SWEEP)
     words = ["launch", "./sweep.yaml", "launcher=local", "rule.path=acme_rules:one_sided", *OVERRIDES]
-    found = cppo(*words, PYTHONPATH=str(place))
-    assert (executed(trapped), found.returncode) == ([], 0), found.stdout + found.stderr
+    done = cppo(*words, PYTHONPATH=str(place))
+    assert (executed(trapped), done.returncode) == ([], 0), done.stdout + done.stderr
     [status] = Path("runs").glob("*/status.json")
     assert json.loads(status.read_text())["status"] == schema.DONE
 
@@ -91,10 +92,8 @@ def test_the_uploading_process_and_a_spawned_one(trapped: Path) -> None:
         "child = multiprocessing.get_context('spawn').Process(target=print, args=('x',)); child.start(); child.join()\n"
         "assert child.exitcode == 0, child.exitcode\n"
     )
-    found = subprocess.run(
-        [sys.executable, "-P", "-c", code], env=as_a_user(), capture_output=True, text=True, timeout=120
-    )
-    assert (executed(trapped), found.returncode) == ([], 0), found.stderr
+    done = python("-P", "-c", code, env=as_a_user(), timeout=120, check=False)
+    assert (executed(trapped), done.returncode) == ([], 0), done.stderr
 
 
 @pytest.mark.slow
@@ -112,9 +111,9 @@ def test_the_page_of_mlflow(trapped: Path) -> None:
 
 @pytest.mark.verl
 def test_the_process_that_looks_at_verl(trapped: Path) -> None:
-    found = cppo("doctor", "--core", "verl", "model=tiny_qwen3")
-    assert executed(trapped) == [], found.stdout + found.stderr
-    assert "interfaces of verl: all as expected" in found.stdout
+    done = cppo("doctor", "--core", "verl", "model=tiny_qwen3")
+    assert executed(trapped) == [], done.stdout + done.stderr
+    assert "interfaces of verl: all as expected" in done.stdout
 
 
 RAY = """
@@ -139,15 +138,9 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_rays_workers(trapped: Path) -> None:
     """Ray puts the working folder first on the path of its workers, whatever the environment says."""
-    found = subprocess.run(
-        [sys.executable, "-c", RAY],
-        env=as_a_user() | {"PYTHONSAFEPATH": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert (executed(trapped), found.returncode) == ([], 0), found.stderr
-    [line] = [line for line in found.stdout.splitlines() if line.startswith("SEEN ")]
+    done = python("-c", RAY, env=as_a_user() | {"PYTHONSAFEPATH": "1"}, timeout=300, check=False)
+    assert (executed(trapped), done.returncode) == ([], 0), done.stderr
+    [line] = [line for line in done.stdout.splitlines() if line.startswith("SEEN ")]
     path, *files = json.loads(line.removeprefix("SEEN "))
     assert not {"", str(Path.cwd())} & set(path)
     assert not [file for file in files if Path(file).is_relative_to(Path.cwd())]

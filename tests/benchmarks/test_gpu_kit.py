@@ -8,12 +8,14 @@ import venv
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks.gpu_kit import __main__ as kit
+from tests.conftest import python
 from tests.requirement import TRITON
 from tests.waiting import CEILING_SECONDS
 
@@ -62,20 +64,17 @@ def test_every_part_runs_with_what_a_gpu_machine_has_and_nothing_else(tmp_path: 
     # Launches in this process set PYTHONSAFEPATH.
     unset = ("PYTHONPATH", "PYTHONSAFEPATH", "VIRTUAL_ENV", "PYTHONHOME")
     environment = {key: value for key, value in os.environ.items() if key not in unset}
-    options: Any = {
-        "env": environment | {"OMP_NUM_THREADS": "1"},
-        "cwd": ROOT,
-        "capture_output": True,
-        "text": True,
-    }
-    python = bare / "bin" / "python"
-    for absent in ("hydra", "mlflow", "verl"):
-        assert (
-            f"No module named '{absent}'"
-            in subprocess.run([python, "-c", f"import {absent}"], **options).stderr
+    environment |= {"OMP_NUM_THREADS": "1"}
+
+    def run(*words: str | Path) -> "subprocess.CompletedProcess[str]":
+        command, limit = [bare / "bin" / "python", *words], CEILING_SECONDS
+        return subprocess.run(
+            command, env=environment, cwd=ROOT, timeout=limit, capture_output=True, text=True
         )
-    words = ["-m", "benchmarks.gpu_kit", "--device", "cpu", "--slack", "60", "--out", out]
-    done = subprocess.run([python, *words], timeout=CEILING_SECONDS, **options)
+
+    for absent in ("hydra", "mlflow", "verl"):
+        assert f"No module named '{absent}'" in run("-c", f"import {absent}").stderr
+    done = run("-m", "benchmarks.gpu_kit", "--device", "cpu", "--slack", "60", "--out", out)
     assert done.returncode == 0, done.stdout + done.stderr + (out / kit.LOG).read_text()
     [first, *rows] = lines(out)
     assert len(first["commit"]) == 40
@@ -94,7 +93,7 @@ def test_limits_are_six_minutes_and_a_part_that_fails_takes_no_other_along(
     assert sum(kit.PARTS.values()) <= 360
     limits = []
 
-    def ended(words: list[str], limit: float, log: Path, *_: float, **options: Any) -> int | None:
+    def ended(words: list[str], limit: float, log: Path, *_: float, **options: object) -> int | None:
         """As if the part of this name had run."""
         limits.append(limit)
         with log.open("a") as output:
@@ -118,10 +117,9 @@ def test_limits_are_six_minutes_and_a_part_that_fails_takes_no_other_along(
     assert '"half-way", "value": 1.5' in capsys.readouterr().out
     assert kit.main(["whole", "--device", "cpu", "--out", str(tmp_path), "--minutes", "0.2"]) == 1
     assert lines(tmp_path)[-1]["state"] == "skipped" and len(limits) == 4
-    here: list[str] = []
-    monkeypatch.setattr(kit, "measure", lambda parts, *_: here.extend(parts))
+    monkeypatch.setattr(kit, "measure", here := Mock())
     kit.main(["--here", "--out", str(tmp_path)])
-    assert here == [*kit.PARTS]
+    assert here.call_args.args[:2] == ([*kit.PARTS], "cuda")
 
 
 def test_what_is_no_number_meets_no_target(tmp_path: Path) -> None:
@@ -132,7 +130,6 @@ def test_what_is_no_number_meets_no_target(tmp_path: Path) -> None:
 
 
 def test_no_gpu_is_said(tmp_path: Path) -> None:
-    words = ["-m", "benchmarks.gpu_kit", "kernel", "--here", "--out", str(tmp_path)]
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
-    said = subprocess.run([sys.executable, *words], cwd=ROOT, env=environment, capture_output=True, text=True)
+    words = ("-m", "benchmarks.gpu_kit", "kernel", "--here", "--out", tmp_path)
+    said = python(*words, cwd=ROOT, env=os.environ | {"CUDA_VISIBLE_DEVICES": ""}, check=False)
     assert said.returncode == 2 and "sees no GPU" in said.stderr

@@ -33,23 +33,21 @@ def test_patterns_give_units_and_targets(capsys: pytest.CaptureFixture[str]) -> 
     units = {"*_seconds": "s", "speed": "m/s", "*": "x"}
     options = {"at_most": most, "at_least": least, "absent": {"b": "no GPU"}, "quick": True}
     figures = figures_of(values, units, **options)
-    assert figures["a_seconds"] == Figure(1.0, "s", at_most=2.0)
+    assert figures == {
+        "a_seconds": Figure(1.0, "s", at_most=2.0),
+        "b_seconds": Figure(3.0, "s", at_most=2.0),
+        "speed": Figure(2.0, "m/s", at_least=2.0),
+        "slow": Figure(1.9, "x", at_least=2.0),
+        "times": Figure(7.12346, "x"),
+        "b": Figure(None, "x", absent="no GPU"),
+        "c": Figure(None, "x", at_most=1.0, absent=FULL_ONLY),
+    }
     assert [figure.met for figure in figures.values()] == [True, False, True, False, None, None, None]
-    assert figures["times"].value == 7.12346
-    assert figures["b"] == Figure(None, "x", absent="no GPU")
-    assert figures["c"] == Figure(None, "x", at_most=1.0, absent=FULL_ONLY)
     finish(values, units, **options)
     *shown, last = capsys.readouterr().out.splitlines()
     assert read(last) == figures
-    assert [line.split(maxsplit=1)[1] for line in shown] == [
-        "1",
-        "3",
-        "2",
-        "1.9",
-        "7.123",
-        "no GPU",
-        FULL_ONLY,
-    ]
+    ends = [line.split(maxsplit=1)[1] for line in shown]
+    assert ends == ["1", "3", "2", "1.9", "7.123", "no GPU", FULL_ONLY]
 
 
 @pytest.mark.parametrize(

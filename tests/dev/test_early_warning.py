@@ -21,41 +21,30 @@ RUNS = {
 
 @pytest.fixture
 def rows(tmp_path: Path) -> pd.DataFrame:
-    lines = [",".join([*RUN, "step", "score", *early_warning.METRICS, "end", "collapsed"])]
-    for (variant, seed), (scores, end, collapsed) in RUNS.items():
-        for n, score in enumerate(scores):
-            features = ["0.5" if n else ""] * len(early_warning.METRICS)
-            lines.append(
-                ",".join([variant, *map(str, (seed, 5 * n, score)), *features, str(end), str(collapsed)])
-            )
-    path = tmp_path / "made.csv"
-    path.write_text("\n".join(lines) + "\n")
-    return read(path)
+    rows = [
+        (variant, seed, 5 * n, score, *[0.5 if n else None] * len(early_warning.METRICS), end, collapsed)
+        for (variant, seed), (scores, end, collapsed) in RUNS.items()
+        for n, score in enumerate(scores)
+    ]
+    columns = [*RUN, "step", "score", *early_warning.METRICS, "end", "collapsed"]
+    pd.DataFrame(rows, columns=columns).to_csv(tmp_path / "made.csv", index=False)
+    return read(tmp_path / "made.csv")
 
 
 def test_shares_outcomes_and_alarms_by_hand(rows: pd.DataFrame) -> None:
-    assert rows["step"].tolist() == [
-        5,
-        10,
-        5,
-        10,
-        15,
-        20,
-        5,
-        10,
-        15,
-        20,
-    ]  # neither a start nor a collapse's own
-    assert rows["share"].round(3).tolist() == [0.8, 0.2, 0.4, 1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0]
+    # Neither a start nor a collapse's own.
+    assert rows["step"].tolist() == [5, 10, *[5, 10, 15, 20] * 2]
+    assert rows["share"].round(3).tolist() == [0.8, 0.2, 0.4, 1.0, 1.0, 0.5, *[1.0] * 4]
     assert rows["soon"].tolist() == [True, True, *[False] * 8]
     low = plain("-share")
     runs = alarms(rows, low(rows), -0.4)
-    assert runs["lead"].tolist()[:1] == [5] and runs["lead"].isna().tolist() == [False, True, True]
+    assert runs["lead"].tolist() == pytest.approx([5, math.nan, math.nan], nan_ok=True)
     assert runs["false"].tolist() == [False, True, False]
     assert runs["watched"].tolist() == [10, 5, 20]
     # The first threshold that catches the second run has a false alarm in 35 steps.
     assert eager(rows, low(rows)) == pytest.approx(-0.2)
-    assert math.isinf(eager(rows[rows["collapsed"] == 0], low(rows[rows["collapsed"] == 0]) + np.arange(8)))
+    others = rows[rows["collapsed"] == 0]
+    assert math.isinf(eager(others, low(others) + np.arange(8)))
 
 
 def test_the_regression_has_the_largest_penalised_likelihood() -> None:

@@ -1,5 +1,6 @@
 """The thresholds of the exact core's study are the ones that its selection chose, by movement alone."""
 
+import itertools
 import math
 import sys
 
@@ -24,15 +25,12 @@ def tried(*tries: tuple[str, float, float, float]) -> pd.DataFrame:
 
 def test_the_sweep_has_what_was_chosen() -> None:
     rows, sweep = pd.read_csv(FILE), load_sweep("exact")
-    found = chosen(rows)
-    assert {*found, REFERENCE, FREE} == set(sweep.variants)
-    for variant, delta in found.items():
-        assert sweep.variants[variant]["rule.delta"] == delta
-    places = set(zip(rows["model"], rows["horizon"], strict=True))
-    (models,), (horizons,) = sweep.models.values(), [sweep.axes_of("exact")["rollout.max_response_length"]]
-    assert places == {(model, horizon) for model in models for horizon in horizons}
-    for one in sweep.hypotheses.values():
-        assert set(SEEDS) <= set(one.selection_seeds)
+    thresholds = {variant: keys["rule.delta"] for variant, keys in sweep.variants.items()}
+    assert chosen(rows) | {REFERENCE: 0.01, FREE: 1.0} == thresholds
+    [models] = sweep.models.values()
+    horizons = sweep.axes_of("exact")["rollout.max_response_length"]
+    assert {*zip(rows["model"], rows["horizon"], strict=True)} == {*itertools.product(models, horizons)}
+    assert all({*SEEDS} <= {*hypothesis.selection_seeds} for hypothesis in sweep.hypotheses.values())
 
 
 def test_between_the_two_that_enclose_it() -> None:

@@ -29,24 +29,17 @@ def written(folder: Path) -> Path:
     return folder
 
 
-def test_collapses_and_falls_are_counted_with_their_seeds(
+def test_collapses_and_falls_are_counted_with_their_seeds_but_not_of_single_updates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["falls", str(written(tmp_path))])
     falls.main()
     collapsed, fell = capsys.readouterr().out.splitlines()
     assert collapsed.startswith("m: of 30 cppo collapsed: 0, DPPO 0; Fisher p = 1; it alone 0")
-    assert fell.startswith("m: of 30 cppo fell: 4, DPPO 2;") and fell.endswith(
-        "it alone 3, DPPO alone 1, McNemar p = 0.625"
-    )
-
-
-def test_runs_of_single_updates_do_not_fall(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    history = pd.read_parquet(written(tmp_path) / "history.parquet")
+    assert fell.startswith("m: of 30 cppo fell: 4, DPPO 2;")
+    assert fell.endswith("it alone 3, DPPO alone 1, McNemar p = 0.625")
+    history = pd.read_parquet(tmp_path / "history.parquet")
     matched = history.assign(metric="exact/matched", value=1.0)
     pd.concat([history, matched]).to_parquet(tmp_path / "history.parquet")
-    monkeypatch.setattr(sys, "argv", ["falls", str(tmp_path)])
     falls.main()
     assert "fell" not in capsys.readouterr().out

@@ -17,11 +17,11 @@ def test_all_is_read_where_it_is_installed(
     monkeypatch.setattr(lint, "BUILT", tmp_path_factory.mktemp("built"))
     assert lint.build() == 0
     for name in PARTS:
-        built = lint.BUILT / "cppo_lab" / name
-        tree = lint.ROOT / name
-        assert {path.relative_to(built) for path in built.rglob("*.py")} == {
-            path.relative_to(tree) for path in tree.rglob("*.py")
-        }
+        built, ours = (
+            {path.relative_to(folder) for path in folder.rglob("*.py")}
+            for folder in (lint.BUILT / "cppo_lab" / name, lint.ROOT / name)
+        )
+        assert built == ours
 
 
 def test_messages_name_files_of_the_tree() -> None:

@@ -2,7 +2,6 @@
 
 import shutil
 import subprocess
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from dev import site
 from dev.docstrings import as_restructured_text
 from dev.errors import DevError
 from dev.site import navigation, stage
+from tests.conftest import python
 
 README = """\
 # Title
@@ -112,14 +112,8 @@ def test_a_link_that_leads_nowhere_fails_the_build(tree: Path, tmp_path: Path) -
     def built() -> subprocess.CompletedProcess[str]:
         stage(tree, source)
         (source / "api.rst").write_text("API\n===\n")  # the real one imports the whole product
-        command = [sys.executable, "-m", "sphinx", "--fail-on-warning", "--keep-going", "-q", "-b", "html"]
-        return subprocess.run(
-            [*command, str(source), str(tmp_path / "html")],
-            capture_output=True,
-            text=True,
-            cwd=site.ROOT,
-            check=False,
-        )
+        options = ("--fail-on-warning", "--keep-going", "-q", "-b", "html")
+        return python("-m", "sphinx", *options, source, tmp_path / "html", cwd=site.ROOT, check=False)
 
     done = built()
     assert (done.returncode, done.stderr) == (0, "")

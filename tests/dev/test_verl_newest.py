@@ -1,16 +1,16 @@
 """Another verl is looked at without being installed: what it lacks is named."""
 
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
+
+from tests.conftest import python
 
 ROOT = Path(__file__).parents[2]
 
 
 def look_at(source: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "dev.verl_newest", source]
-    return subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    return python("-m", "dev.verl_newest", source, cwd=ROOT, check=False)
 
 
 def test_what_another_verl_lacks_is_named(tmp_path: Path) -> None:
