@@ -223,5 +223,5 @@ def test_a_file_that_is_too_large_is_not_fetched(
     store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(texts, "LARGEST", 10)
-    with user_error("more than the 10 allowed"):
+    with user_error("more than the 10 allowed: delete that artifact"):  # not that file: it was read
         read_answers(store[0], store[1][:1], 1, 1)

@@ -94,7 +94,7 @@ def single(values: NDArray[np.generic]) -> NDArray[np.float32]:
 
 
 def forged(record: Record, **change: Any) -> Record:
-    """With values that its class refuses."""
+    """With values that its class refuses; a list becomes an array."""
     for name, value in change.items():
-        object.__setattr__(record, name, value)
+        object.__setattr__(record, name, np.array(value) if isinstance(value, list) else value)
     return record

@@ -67,6 +67,10 @@ def click_cell(page: "Page", method: int, row: int, step: int) -> None:
     canvas.click(position={"x": (step + 0.5) * box["width"] / 21, "y": (row + 0.5) * box["height"] / 30})
 
 
+def choose(page: "Page", label: str, option: str) -> None:
+    page.get_by_label(label, exact=True).last.select_option(label=option)
+
+
 def shown_order(page: "Page") -> list[str]:
     options = page.get_by_label("Problem", exact=True).first.locator("option").all_text_contents()
     return [text.partition(". ")[2] for text in options]
@@ -101,11 +105,11 @@ def test_the_map_goes_by_keyboard(opened: "Page") -> None:
 def test_problems_that_one_method_alone_solves(opened: "Page") -> None:
     button = opened.locator(".names button")
     assert IDS[-1] in button.all_inner_texts()
-    opened.get_by_label("Solved by").select_option(label="DPPO")
-    opened.get_by_label("and never by").select_option(label="CPPO")
+    choose(opened, "Solved by", "DPPO")
+    choose(opened, "and never by", "CPPO")
     assert opened.locator(".names").inner_text() == "None."
-    opened.get_by_label("Solved by").select_option(label="CPPO")
-    opened.get_by_label("and never by").select_option(label="DPPO")
+    choose(opened, "Solved by", "CPPO")
+    choose(opened, "and never by", "DPPO")
     button.filter(has_text=IDS[-1]).click()
     assert tip(opened).startswith(f"{IDS[-1]}, CPPO, step {T_STOP}: 75 % right")
 
@@ -121,9 +125,9 @@ def test_a_training_group_with_rewards_and_advantages(opened: "Page") -> None:
 
 
 def test_equal_answers_are_one_with_their_count(opened: "Page") -> None:
-    opened.get_by_label("Problem", exact=True).last.select_option(label=IDS[0])
-    opened.get_by_label("Method", exact=True).select_option(label="DPPO")
-    opened.get_by_label("Step", exact=True).select_option(label="100")
+    choose(opened, "Problem", IDS[0])
+    choose(opened, "Method", "DPPO")
+    choose(opened, "Step", "100")
     shown = opened.locator("#answers [aria-live] > .answer > p")
     opened.wait_for_function(  # a busy machine lays the new answers out later
         "() => [...document.querySelectorAll('#answers [aria-live] > .answer > p')].every((p) => p.innerText)"
@@ -146,7 +150,7 @@ def show_dppo(page: "Page") -> None:
     chosen = page.get_by_role("combobox", name="Response", exact=True)
     labels = chosen.locator("option").all_text_contents()
     chosen.select_option(label=next(label for label in labels if label.startswith("DPPO, ")))
-    page.get_by_label("Rule", exact=True).select_option(label="DPPO")
+    choose(page, "Rule", "DPPO")
 
 
 def shows(place: "Locator", text: str) -> None:
@@ -173,7 +177,7 @@ def test_tokens_under_two_rules_side_by_side(opened: "Page") -> None:
     opened.get_by_role("button", name="Next dropped").click()
     shows(facts, f"token {dropped[0] + 1} of {TOKENS}")
     shows(facts, f"DPPO: dropped by {dppo.tests[dppo.reason[dropped[0]] - 1]}")
-    opened.get_by_label("beside").select_option(label="CPPO")
+    choose(opened, "beside", "CPPO")
     assert pane(opened, 1).locator("span.dropped").count() == sum(bool(second) for _, second in reasons)
     assert pane(opened, 1).locator("span.differs").count() == len(different)
     pane(opened).focus()
@@ -197,7 +201,7 @@ def test_each_jump_ends_at_the_chosen_token(opened: "Page") -> None:
         assert opened.evaluate(BOTH_SEEN), after
 
     show_dppo(opened)
-    opened.get_by_label("beside").select_option(label="CPPO")
+    choose(opened, "beside", "CPPO")
     pane(opened).focus()
     for key, number in (("End", TOKENS), ("Home", 1), ("d", None), ("p", None), ("End", TOKENS)):
         opened.keyboard.press(key)
@@ -209,7 +213,7 @@ def test_each_jump_ends_at_the_chosen_token(opened: "Page") -> None:
     for share in (0.5, 0.1, 0.99):
         strip.click(position={"x": share * box["width"], "y": box["height"] / 2})
         assert_seen(share)
-    opened.get_by_label("Rule", exact=True).select_option(label="CPPO")
+    choose(opened, "Rule", "CPPO")
     for height in (500, 1000, 360):  # new panes show what the facts beside them are of
         opened.evaluate(FRAMES)
         assert opened.evaluate(BOTH_SEEN), height
@@ -220,12 +224,12 @@ def test_colours_are_of_the_chosen_quantity(opened: "Page") -> None:
     tokens = made_tokens("dppo")
     ratio = (tokens.logp - tokens.rollout_logp)[:200]
     show_dppo(opened)
-    opened.get_by_label("Colour by").select_option(label="log-ratio, log π − log μ")
+    choose(opened, "Colour by", "log-ratio, log π − log μ")
     for place, colour in ((int(ratio.argmax()), "--hot"), (int(ratio.argmin()), "--cold")):
         assert colour in (pane(opened).locator("span").nth(place).get_attribute("style") or "")
-    opened.get_by_label("Colour by").select_option(label="position weight w_t")
+    choose(opened, "Colour by", "position weight w_t")
     assert "This rule has no position weight w_t" in opened.locator(".pane").inner_text()
-    opened.get_by_label("Colour by").select_option(label="kept or dropped")
+    choose(opened, "Colour by", "kept or dropped")
     tinted = "[...document.querySelectorAll('.tokens span')].filter(s => s.style.cssText).length"
     assert opened.evaluate(tinted) == pane(opened).locator("span.dropped").count()
     # Chunks off the screen are skipped by the browser: what makes 16,384 tokens scroll.
@@ -236,7 +240,7 @@ def test_colours_are_of_the_chosen_quantity(opened: "Page") -> None:
 
 
 def test_the_other_pane_follows(opened: "Page") -> None:
-    opened.get_by_label("beside").select_option(label="CPPO")
+    choose(opened, "beside", "CPPO")
     for number in (0, 1):
         pane(opened, number).evaluate("box => { box.scrollTop = box.scrollHeight / 2; }")
         opened.wait_for_function(FOLLOWED)
@@ -248,7 +252,7 @@ def test_the_other_pane_follows(opened: "Page") -> None:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_a_phone_shows_it_without_scrolling_sideways(opened: "Page", scheme: str) -> None:
     choose_scheme(opened, scheme)
-    opened.get_by_label("beside").select_option(label="CPPO")
+    choose(opened, "beside", "CPPO")
     assert opened.evaluate("document.documentElement.scrollWidth") <= 390
     first, second = (pane(opened, number).bounding_box() for number in (0, 1))
     assert (

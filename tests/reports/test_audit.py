@@ -14,6 +14,7 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.analysis.scoring import Scoreboard, SelectionState, score_sweep
 from cppo_lab.reports import tables
 from cppo_lab.reports.audit import (
+    AVERAGE,
     CONFIRMED,
     FOUND,
     NOT_SEEN,
@@ -26,6 +27,7 @@ from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import TextTable, ablation_curves, full_table, main_table, printed_table
 from cppo_lab.tracking.reference import reading
+from tests.analysis.made_sweeps import MadeRun, both, scored
 
 TOLERANCE = Decimal("0.01")  # rounded or cut, both of which the paper does
 
@@ -164,6 +166,14 @@ def test_load_scores_the_papers_curves_as_its_report_does(paper_board: Scoreboar
 )
 def test_rounding_is_half_up_on_the_decimal_value(fraction: float, text: str) -> None:
     assert str(round_half_up(percent(fraction))) == text
+
+
+def test_a_collapsed_run_has_no_late_mean() -> None:
+    fallen = MadeRun("fallen", scores=both({10: 0.9, 90: 0.9, 100: 0.0}), status=schema.COLLAPSED)
+    board = scored([fallen, MadeRun("steady", scores=both({10: 0.1, 90: 0.3, 100: 0.3}))])
+    numbers = dict.fromkeys((*board.benchmarks, AVERAGE), "10.00")
+    printed = [{"model": run.model, "method": run.variant, **numbers} for run in board.runs]
+    assert [run.late for run in audit_tables(board, printed).runs] == [None, pytest.approx(0.3)]
 
 
 def cell(table: TextTable, pair: tuple[str, str] | None, heading: int) -> str:

@@ -53,13 +53,17 @@ def numbers_of(board: Scoreboard, view: VerdictView | None = None) -> dict[str, 
 
 def test_numbers_of_a_sweep() -> None:
     numbers = numbers_of(scored(grid()))
-    assert numbers["cppoDemoMDppoSeeds"] == "3"
-    assert numbers["cppoDemoMDppoFinal"] == numbers["cppoDemoMDppoBest"] == "30.03"
-    assert numbers["cppoDemoMCppoFinal"] == "50.05"
-    assert numbers["cppoDemoMCppoDiff"] == r"\ensuremath{+20.02}"
+    stated = {
+        "cppoDemoMDppoSeeds": "3",
+        "cppoDemoMDppoFinal": "30.03",
+        "cppoDemoMDppoBest": "30.03",
+        "cppoDemoMCppoFinal": "50.05",
+        "cppoDemoMCppoDiff": r"\ensuremath{+20.02}",
+        "cppoDemoMCppoDiffWord": "better",
+    }
+    assert numbers.items() >= stated.items()
     low, high = (float(numbers[f"cppoDemoMCppoDiff{end}"][13:-1]) for end in ("Low", "High"))
     assert low < 20.02 < high
-    assert numbers["cppoDemoMCppoDiffWord"] == "better"
     assert not any("AllModels" in name or "DppoDiff" in name for name in numbers)
     single = numbers_of(scored(grid(seeds=1)))
     assert (single["cppoDemoMCppoDiffWord"], single["cppoDemoMCppoDiffLow"]) == ("not decided", "--")
