@@ -151,6 +151,10 @@ def test_names_of_verls_validation_metrics() -> None:
         "val/aime25/answer_rule_at_4": 0.25,
     }
     assert all(schema.is_known_metric(name) for name in metrics)
+    # And the means of all else that a user's reward returns, of the same responses.
+    parts = validation_metrics(of_verl(grades, 4, format=0.5), ("aime24", "aime25"), 4, parts=True)
+    assert parts.keys() - metrics.keys() == {"reward/aime24/format", "reward/aime25/format"}
+    assert parts["reward/aime24/format"] == parts["reward/aime25/format"] == 0.5
     for benchmarks, samples, message in [
         (("aime24", "aime26"), 4, r"no val/aime26/avg_at_4 among .*val-core/aime24/acc/mean@4"),
         (("aime24", "aime25"), 16, "no val/aime24/avg_at_16, val/aime25/avg_at_16"),

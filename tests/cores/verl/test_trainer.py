@@ -40,6 +40,7 @@ from cppo_lab.cores.verl.checkpoints import TAGS_FILE, best_step, score_name
 from cppo_lab.cores.verl.config import verl_config
 from cppo_lab.cores.verl.files import planned_files
 from cppo_lab.cores.verl.hf_models import as_fast_tokenizer, write_task
+from cppo_lab.cores.verl.rewards import FAULT
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
 from cppo_lab.cores.verl.trainer import (
     Arrangement,
@@ -57,6 +58,7 @@ from cppo_lab.cores.verl.trainer import (
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths.rules import group_advantages
 from cppo_lab.schema import Outcome
+from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error
 from tests.cores.kills import survives
@@ -227,6 +229,24 @@ def test_missing_responses_are_filled_up(tmp_path: Path, queue: Queue) -> None:
     assert sorted(prompts_of(batch.keys)) == sorted([-1] * 10 + [0] * 2 + [3, 4, 5, 6, 7] * 4)
     assert sum(float(queue.rows[key]["minibatch_responses"]) for key in batch.keys) == 16 * 6 + 16 * 16
     assert made._collected["train/zero_variance_group_share"] == 1 / 7  # of groups, of whatever size
+
+
+def test_the_parts_of_a_users_reward_are_metrics_and_what_it_does_wrong_ends_the_run(
+    tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = trainer(tmp_path)
+    monkeypatch.setattr(VerlRun, "own_reward", "package.module:score")
+    batch = rollout(made, queue, MIXED)
+    for row in queue.rows.values():
+        row["extra_fields"] = {"reward_extra_info": {"score": float(row["rm_scores"].sum()), "format": 0.5}}
+    made._on_validation(batch)
+    fault = {"extra_fields": {"reward_extra_info": {FAULT: "it returned None"}}}
+    with monkeypatch.context() as patch, user_error("it returned None"):
+        patch.setitem(queue.rows, batch.keys[-1], fault)
+        made._on_validation(batch)
+    made._balance_batch(batch, {})
+    assert made._collected["reward/score"] == made._collected["train/reward"] == 11 / 32
+    assert made._collected["reward/format"] == 0.5
 
 
 def test_a_batch_without_a_signal_is_no_update(
@@ -523,7 +543,8 @@ def buffer(
         answered = {
             f"{uid}_0_0": {"seq_len": 3} for uid, (status, _) in prompts.items() if status != "failure"
         }
-        return {partition: tags | answered}
+        others = {"trained_0_0": {"seq_len": 3}}  # whose prompt has gone
+        return {partition: tags | answered | others}
 
     patch.setattr(replay_buffer.tq, "kv_list", queued)
     patch.setattr(replay_buffer.tq, "kv_clear", lambda **_: None)
