@@ -719,6 +719,19 @@ def test_prompts_are_trained_in_the_order_in_which_they_were_submitted(
     assert made._collected["train/staleness_max"] == 1 and made._collected["train/reward"] == 0.25
 
 
+@pytest.mark.parametrize("partition", ["train", "val"])
+def test_prompts_that_fail_are_missing_from_a_batch_and_a_validation_is_seen(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], partition: str
+) -> None:
+    prompts = {"a": ("failure", 1), "b": ("finished", 1)}
+    made = buffer(monkeypatch, LabReplayBuffer, lambda: prompts, partition)
+    made.on_validation = seen = Mock()
+    batch, _ = made.sample(1, partition, 2)
+    assert batch.keys == ["b_0_0"]
+    assert f"step 1: 1 of 2 prompts ({partition}) have responses that failed" in capsys.readouterr().err
+    assert [call.args for call in seen.mock_calls] == [(batch,)] * (partition == "val")
+
+
 def sampled(patch: pytest.MonkeyPatch, step: int, *looks: Prompts) -> list[str]:
     """The two responses of a batch, after exactly these looks at the queue."""
     prompts = iter(looks)
