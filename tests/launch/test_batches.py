@@ -5,7 +5,7 @@ import shlex
 import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import Mock
 
 import numpy as np
@@ -34,15 +34,14 @@ from tests.launch.test_launch import started
 from tests.recorded import history, mlflow_client, mlflow_runs
 
 SHORT = ["core=exact", "validation.every=2", "training.t_stop=6", "rollout.max_response_length=16"]
-SWEEP = ["quickstart", *SHORT, "variant=grpo,cppo", "seed=0,1,2"]
-ONE = ["quickstart", *SHORT, "variant=cppo", "seed=0,1,2"]
+QUICKSTART = " ".join(["quickstart", *SHORT])
+SWEEP, ONE = f"{QUICKSTART} variant=grpo,cppo seed=0,1,2", f"{QUICKSTART} variant=cppo seed=0,1,2"
 
 
 def specs(seeds: int = 3) -> list[ExactRun]:
     """The runs of ONE, by seed."""
     words = [*SHORT, "model=exact_early", "rule=cppo"]
-    runs = [compose([*words, f"seed={seed}"]).run for seed in range(seeds)]
-    return [run for run in runs if isinstance(run, ExactRun)]
+    return [cast(ExactRun, compose([*words, f"seed={seed}"]).run) for seed in range(seeds)]
 
 
 def recorded(run_id: str) -> list[tuple[int, dict[str, float]]]:
@@ -80,21 +79,25 @@ def test_runs_that_differ_in_the_seed_alone_are_a_batch() -> None:
     assert len({job.name for job in jobs}) == 3
     # With several workers none is left without work.
     assert [len(job.attempts) for job in training_jobs(cppo_runs, "", workers=2)] == [3, 2]
-    other_threads = attempt(exact_run(seed=9), threads=2)
-    assert len(training_jobs([*cppo_runs, other_threads], "")) == 2
+    assert len(training_jobs([*cppo_runs, attempt(exact_run(seed=9), threads=2)], "")) == 2
 
 
 def test_an_inline_batch_leaves_what_single_runs_leave(cppo: Command) -> None:
-    said = cppo("launch", *SWEEP, "launcher=inline").err
+    said = cppo(f"launch {SWEEP} launcher=inline").err
     assert "grpo/exact_early and 1 more (6 runs): started together" in said
     assert "(6 runs): 6 done  [6/6]" in said
     by_id = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs("exact")}
     assert len(by_id) == 6 and {run.info.status for run in by_id.values()} == {"FINISHED"}
+    finals = []
     for spec in specs():
         assert_as_if_alone(spec)
-        run = by_id[spec.run_id]
-        assert (run.data.tags[schema.TAG_STATUS], run.data.tags[schema.TAG_SEED]) == ("done", str(spec.seed))
-        assert run.data.tags[schema.sweep_tag("quickstart")] == "cppo"
+        run, folder = by_id[spec.run_id], Path("runs") / spec.run_id
+        of_run = {
+            schema.TAG_STATUS: "done",
+            schema.TAG_SEED: str(spec.seed),
+            schema.sweep_tag("quickstart"): "cppo",
+        }
+        assert of_run.items() <= run.data.tags.items()
         assert run.data.params["rule.w_min"] == "0.8"
         rows = {step: row["exact/error"] for step, row in recorded(spec.run_id) if step}
         assert history(run, "exact/error") == {step: rows[step] for step in (2, 4, 6)}
@@ -104,48 +107,49 @@ def test_an_inline_batch_leaves_what_single_runs_leave(cppo: Command) -> None:
         assert dict(zip(read.step.tolist(), read.value.tolist(), strict=True)) == rows
         names = {file.path for file in client.list_artifacts(run.info.run_id)}
         assert {"config.json", "config.yaml", "diagnostics", "history.npz", "requirements.txt"} <= names
-        status = read_status(Path("runs") / spec.run_id)
+        status = read_status(folder)
         assert (status["status"], status["step"]) == ("done", 6)
-        assert not (Path("runs") / spec.run_id / CHECKPOINT).exists()
-    again = cppo("launch", *SWEEP, "launcher=inline")
+        assert not (folder / CHECKPOINT).exists()
+        finals.append(status["final_mean"])
+    again = cppo(f"launch {SWEEP} launcher=inline")
     assert "0 to train" in again.err
     table = again.out.splitlines()
     assert table[0].split("  ")[0] == "variant" and len(table) == 9  # two variants, and no row for a run
-    finals = [read_status(Path("runs") / spec.run_id)["final_mean"] for spec in specs()]
-    ends = scipy.stats.t.interval(0.95, 2, np.mean(finals), scipy.stats.sem(finals))
-    low, high = (f"{100 * end:.1f}" for end in ends)
-    shown = ["3", "of", "3", f"{100 * np.mean(finals):.1f}", "%", f"[{low},", f"{high}]"]
-    assert table[2].split()[2:9] == shown
-    assert table[5:7] == ["Report:", "  cppo report " + shlex.join([*SWEEP, "launcher=inline"])]
+    low, high = 100 * np.array(scipy.stats.t.interval(0.95, 2, np.mean(finals), scipy.stats.sem(finals)))
+    shown = f"3 of 3 {100 * np.mean(finals):.1f} % [{low:.1f}, {high:.1f}]"
+    assert " ".join(table[2].split()[2:9]) == shown
+    assert table[5:7] == ["Report:", "  cppo report " + shlex.join([*SWEEP.split(), "launcher=inline"])]
     assert len(mlflow_runs("exact")) == 6
 
 
 def test_a_killed_batch_goes_on_with_the_same_numbers(workspace: Path, cppo: Command) -> None:
     """Killed where two of three runs have a checkpoint: these go on in their records, the third begins again."""
     gate = Gate(workspace, validation=3)
-    launcher = started("launch", *ONE, "launcher=local", "launcher.workers=1", gate=gate)
+    launcher = started(f"launch {ONE} launcher=local launcher.workers=1", gate=gate)
     [process] = gate.reached(launcher)
     os.kill(process, signal.SIGKILL)
     gate.remove()
     said, _ = launcher.communicate()
     assert "3 of 3 runs are not done (3 partial)" in said
-    killed = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs("exact")}
-    assert {run.info.status for run in killed.values()} == {"KILLED"}
-    resumed = [run_id for run_id in killed if (Path("runs") / run_id / CHECKPOINT).exists()]
+    killed = mlflow_runs("exact")
+    assert [run.info.status for run in killed] == ["KILLED"] * 3
+    resumed = {
+        run.info.run_id
+        for run in killed
+        if Path("runs", run.data.tags[schema.TAG_RUN_ID], CHECKPOINT).exists()
+    }
     assert len(resumed) == 2
-    cppo("launch", *ONE, "launcher=inline")
+    cppo(f"launch {ONE} launcher=inline")
     ended = [run for run in mlflow_runs("exact") if run.info.status == "FINISHED"]
-    assert {killed[run_id].info.run_id for run_id in resumed} <= {run.info.run_id for run in ended}
-    assert len(ended) == 3
-    for run in ended:
-        assert list(history(run, "exact/return")) == [2, 4, 6]
+    assert resumed <= {run.info.run_id for run in ended}
+    assert [list(history(run, "exact/return")) for run in ended] == [[2, 4, 6]] * 3
     for spec in specs():
         assert_as_if_alone(spec)
 
 
 def test_what_becomes_of_one_run_is_its_own(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """One of four fails, one is cancelled as it trains, one is trained by another process; the last is done."""
-    sweep = [*ONE[:-1], "seed=0,1,2,3", "launcher=inline"]
+    sweep = f"{ONE},3 launcher=inline"
     folders = [Path("runs") / spec.run_id for spec in specs(4)]
     update = Learner.update
 
@@ -160,16 +164,15 @@ def test_what_becomes_of_one_run_is_its_own(cppo: Command, monkeypatch: pytest.M
 
     with monkeypatch.context() as patch, held(folders[2]):
         patch.setattr(Learner, "update", disturbed)
-        cppo("launch", *sweep, code=Exit.RUNS_FAILED)
+        cppo(f"launch {sweep}", code=Exit.RUNS_FAILED)
     assert states() == ["failed", "partial", "", "done"]
     for folder, reason in zip(folders, ("out of luck", "cancelled"), strict=False):
         assert reason in read_status(folder)["reason"]
     assert "out of luck" in (folders[0] / "traceback.txt").read_text()
-    said = cppo("launch", *sweep, code=Exit.RUNS_FAILED).err
-    assert "1 run failed with an error and is not retrained: see `cppo status" in said
-    assert "--failed`" in said
+    said = cppo(f"launch {sweep}", code=Exit.RUNS_FAILED).err
+    assert "1 run failed with an error and is not retrained: see `cppo status" in said and "--failed`" in said
     assert states() == ["failed", "done", "done", "done"]
-    cppo("retry", *sweep, "--failed")
+    cppo(f"retry {sweep} --failed")
     assert states() == ["done"] * 4
     for spec in specs(4):
         assert_as_if_alone(spec)
@@ -178,57 +181,53 @@ def test_what_becomes_of_one_run_is_its_own(cppo: Command, monkeypatch: pytest.M
 def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(cppo: Command) -> None:
     """The signal would end the others; this process is the batch here, and would not survive one. Its logs are those
     of the batch."""
-    run, batch = Path("runs") / "0123456789ab", Path("runs") / "batch-0123456789abcdef"
+    runs = Path("runs")
+    run, batch = runs / "0123456789ab", runs / "batch-0123456789abcdef"
     write_run_list(batch, [run.name])
     with held(run):
-        assert not in_living_batch(Path("runs"), run.name)  # trained alone since
+        assert not in_living_batch(runs, run.name)  # trained alone since
         with held(batch):
-            assert in_living_batch(Path("runs"), run.name)
-            assert not in_living_batch(Path("runs"), "ba9876543210")
+            assert in_living_batch(runs, run.name)
+            assert not in_living_batch(runs, "ba9876543210")
             assert end_process(run) == ""
-    assert not in_living_batch(Path("runs"), run.name)
+    assert not in_living_batch(runs, run.name)
     (batch / "attempts").mkdir()
     (batch / "attempts" / "1_0_log.out").write_text("what the batch has printed\n")
     assert cppo("logs", run.name).out == "what the batch has printed\n"
 
 
-def test_of_a_batch_what_others_train_and_what_was_cancelled_is_left_out(
+def test_of_a_batch_what_was_cancelled_is_left_out(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for name in ("prepare_process", "_train_group"):
-        monkeypatch.setattr(attempts_module, name, Mock())
-    other, cancelled, free = map(attempt, specs())
-    other.folder.mkdir(parents=True)
+    monkeypatch.setattr(attempts_module, "_train_group", train_group := Mock())
+    cancelled, free = map(attempt, specs(2))
     cancel(cancelled.folder, "no more")
-    with held(other.folder):
-        attempts_module.train([other, cancelled, free], Mock(), alone=False)
-    assert attempts_module._train_group.call_args.args[0] == [free]
+    attempts_module.train([cancelled, free], Mock(), alone=False)
+    assert train_group.call_args.args[0] == [free]
     assert f"run {cancelled.run_id} was cancelled before it began" in capsys.readouterr().out
 
 
 def test_other_machines_serve_each_start_until_they_get_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     serve = Mock(side_effect=[None, Interrupted(signal.SIGTERM)])
-    for name, value in {
-        "prepare_process": Mock(),
-        "load_part": lambda *_: serve,
-        "signal.signal": Mock(),
-    }.items():
-        monkeypatch.setattr(f"cppo_lab.runs.attempt.{name}", value)
+    monkeypatch.setattr(attempts_module, "prepare_process", Mock())
+    monkeypatch.setattr(attempts_module, "load_part", lambda *_: serve)
     attempts_module.lend_machine("verl", [Mock()] * 3, None)
     assert serve.call_count == 2
+    assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN  # only the training machine handles the warning
 
 
 def test_a_signal_ends_all_runs_of_a_batch_in_order(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    step_together = trainer.step_together
+
     def interrupting(*arguments: Any) -> Any:
         if arguments[1] == 3:
             signal.raise_signal(signal.SIGTERM)
         return step_together(*arguments)
 
-    step_together = trainer.step_together
     with monkeypatch.context() as patch:
-        patch.setattr("cppo_lab.cores.exact.trainer.step_together", interrupting)
-        cppo("launch", *ONE, "launcher=inline", code=130)
+        patch.setattr(trainer, "step_together", interrupting)
+        cppo(f"launch {ONE} launcher=inline", code=130)
     ended = {(run.info.status, run.data.tags[schema.TAG_STEP]) for run in mlflow_runs("exact")}
     assert ended == {("KILLED", "2")}
-    cppo("launch", *ONE, "launcher=inline")
+    cppo(f"launch {ONE} launcher=inline")
     assert [run.info.status for run in mlflow_runs("exact")] == ["FINISHED"] * 3
