@@ -12,18 +12,20 @@ import csv
 import gzip
 import io
 import math
+import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
 from cppo_lab.rules import colours
 from cppo_lab.tracking import address
-from cppo_lab.tracking.history import recorded_status
+from cppo_lab.tracking.history import HISTORY, from_columns, pack, recorded_status
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -219,7 +221,9 @@ def _imported(client: "MlflowClient") -> "list[Run]":
 
 
 def _write(client: "MlflowClient", experiment_id: str, run: ReferenceRun) -> int:
-    """Creates a run with all its points, whose times the paper does not give; the status tag comes last."""
+    """Creates a run with all its points, also in one file as other runs; the paper gives no times. The status tag comes
+    last.
+    """
     from mlflow.entities import Metric, RunTag
 
     tags = run.tags() | {schema.TAG_STATUS: schema.RUNNING}
@@ -230,6 +234,11 @@ def _write(client: "MlflowClient", experiment_id: str, run: ReferenceRun) -> int
     ]
     for start in range(0, len(metrics), BATCH):
         client.log_batch(mlflow_id, metrics=metrics[start : start + BATCH])
+    columns = {name: ([*curve], [*curve.values()], [0] * len(curve)) for name, curve in run.points.items()}
+    with tempfile.TemporaryDirectory(prefix="cppo-") as folder:
+        history = Path(folder, HISTORY)
+        history.write_bytes(pack(from_columns(columns)))
+        client.log_artifact(mlflow_id, str(history))
     client.set_terminated(mlflow_id, "FINISHED")
     client.log_batch(mlflow_id, tags=[RunTag(schema.TAG_STATUS, schema.DONE)])
     return len(metrics)

@@ -1,5 +1,6 @@
 """The import of the paper's curves: what it writes, that it writes it once, and that it survives being killed."""
 
+from dataclasses import replace
 from unittest.mock import Mock
 
 import pytest
@@ -9,7 +10,9 @@ from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.tracking import reference
+from cppo_lab.tracking.client import StoreClient
 from cppo_lab.tracking.page import SweepText
+from cppo_lab.tracking.read import histories, stored_run
 from cppo_lab.tracking.reference import ReferenceRun, import_reference, nest_reference, reference_runs
 from tests.conftest import Command, user_error
 
@@ -100,6 +103,13 @@ def test_a_killed_import_is_finished_by_the_next(
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
         history = MlflowClient(uri).get_metric_history(run.info.run_id, "val/mean/avg_at_16")
         assert len(history) == 15
+    everything = [stored_run(run) for run in runs.values()]
+    point_by_point = dict(
+        histories(client := StoreClient(uri), [replace(run, artifact_uri="") for run in everything])
+    )
+    monkeypatch.setattr(client, "points", None)  # a report reads the file of each
+    for run_id, history_in_file in histories(client, everything):
+        assert str(vars(history_in_file)) == str(vars(point_by_point[run_id]))
     assert runs["paper-m-grpo"].info.run_id == left["paper-m-grpo"].info.run_id
 
 
