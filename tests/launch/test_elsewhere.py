@@ -4,6 +4,7 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -21,20 +22,22 @@ from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY, Command
 from tests.recorded import mlflow_client, mlflow_run, mlflow_runs, sent
 
-EIGHT = ["quickstart", *TINY, "seed=0,1,2,3", "variant=grpo,cppo", "launcher=inline"]
+WORDS = " ".join(["quickstart", *TINY, "variant=grpo,cppo", "launcher=inline"])
+FOUR, EIGHT = f"{WORDS} seed=0,1", f"{WORDS} seed=0,1,2,3"
 LOST = "http://127.0.0.1:9"
 SCORE = schema.validation_metric(schema.MEAN)
 # The folders of the eight runs, and the state that all commands see in each.
 SITUATIONS = {
-    "done": schema.DONE,
-    "partial": schema.PARTIAL,
-    "failed": schema.FAILED,
-    "announced": schema.MISSING,
-    "cancelled": schema.MISSING,
-    "absent": schema.MISSING,
-    "stub": schema.DONE,
-    "gone": schema.MISSING,
+    "done": "done",
+    "partial": "partial",
+    "failed": "failed",
+    "announced": "missing",
+    "cancelled": "missing",
+    "absent": "missing",
+    "stub": "done",
+    "gone": "missing",
 }
+WITHOUT_RECORD = {"announced", "cancelled", "absent", "gone"}  # of those that are not finished elsewhere
 
 
 JsonAnswer = Callable[..., dict[str, Any]]
@@ -44,8 +47,8 @@ JsonAnswer = Callable[..., dict[str, Any]]
 def json_answer(cppo: Command) -> JsonAnswer:
     """The answer of a command, and in `said` what else it says."""
 
-    def ask(*command: str, code: int = 0) -> dict[str, Any]:
-        said = cppo(*command, "--json", code=code)
+    def ask(line: str, *words: str, code: int = 0) -> dict[str, Any]:
+        said = cppo(line, *words, "--json", code=code)
         return {**said.answer, "said": said.err}
 
     return ask
@@ -61,7 +64,7 @@ def recorder(run: PlannedRun, runs: Path) -> Recorder:
 def planned(workspace: Path, no_training: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, PlannedRun]:
     """A run in each situation; those finished elsewhere are in the store alone."""
     monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.2)  # most stores here never answer
-    plan = make_plan(load_sweep(EIGHT[0]), EIGHT[1:])
+    plan = make_plan(load_sweep("quickstart"), EIGHT.split()[1:])
     planned, runs = dict(zip(SITUATIONS, plan.runs, strict=True)), workspace / "runs"
     for name in ("stub", "gone"):
         recorder(planned[name], workspace / "elsewhere").finish(FINISHED)
@@ -78,13 +81,15 @@ def planned(workspace: Path, no_training: None, monkeypatch: pytest.MonkeyPatch)
 def pulled(json_answer: JsonAnswer, planned: dict[str, PlannedRun], gone: bool = True) -> None:
     """Both stubs are written; then one of the runs is deleted in the store, which the next look finds."""
     ids = {name: run.run_id for name, run in planned.items()}
-    values = json_answer("pull", *EIGHT)
+    values = json_answer(f"pull {EIGHT}")
     assert (sorted(values["pulled"]), values["removed"]) == (sorted([ids["stub"], ids["gone"]]), [])
     assert set(values["asked"]) == {ids[n] for n in ("announced", "cancelled", "absent", "stub", "gone")}
     if gone:
-        [run] = [stored for stored in mlflow_runs() if stored.data.tags[schema.TAG_RUN_ID] == ids["gone"]]
-        mlflow_client().delete_run(run.info.run_id)
-        values = json_answer("pull", *EIGHT)
+        [mlflow_id] = [
+            run.info.run_id for run in mlflow_runs() if run.data.tags[schema.TAG_RUN_ID] == ids["gone"]
+        ]
+        mlflow_client().delete_run(mlflow_id)
+        values = json_answer(f"pull {EIGHT}")
         assert (values["pulled"], values["removed"]) == ([], [ids["gone"]])
         line = f"run {ids['gone']} was finished elsewhere, and is not in the tracking store any more: removed"
         assert line in values["said"]
@@ -92,13 +97,13 @@ def pulled(json_answer: JsonAnswer, planned: dict[str, PlannedRun], gone: bool =
 
 
 @pytest.mark.parametrize(
-    "store, options, held",
+    "store, option, held",
     [
-        ("", [], set()),
-        (LOST, [], {"announced", "cancelled", "absent", "gone"}),
-        (LOST, ["--without-store"], set()),
-        ("sqlite:///{workspace}/other/mlflow.db", [], {"announced", "cancelled", "absent", "gone"}),
-        ("sqlite:///locked.db", [], set()),  # nobody elsewhere can have written into it
+        ("", "", set()),
+        (LOST, "", WITHOUT_RECORD),
+        (LOST, "--without-store", set()),
+        ("sqlite:///{workspace}/other/mlflow.db", "", WITHOUT_RECORD),
+        ("sqlite:///locked.db", "", set()),  # nobody elsewhere can have written into it
     ],
     ids=["store", "lost server", "without", "damaged file elsewhere", "damaged file here"],
 )
@@ -108,7 +113,7 @@ def test_all_commands_agree(
     json_answer: JsonAnswer,
     monkeypatch: pytest.MonkeyPatch,
     store: str,
-    options: list[str],
+    option: str,
     held: set[str],
 ) -> None:
     """Plan, status, a dry run and a launch, from the same folders."""
@@ -117,34 +122,30 @@ def test_all_commands_agree(
         monkeypatch.setenv("MLFLOW_TRACKING_URI", store.format(workspace=workspace))
     if store.startswith("sqlite"):
         (workspace / "other").mkdir()
-
-        def away(uri: str, core: str, run_ids: object) -> None:
-            raise StoreAway(f"tracking store {uri} cannot be read: database is locked")
-
         for place in ("other/mlflow.db", "locked.db"):
             shutil.copy("mlflow.db", workspace / place)
-        monkeypatch.setattr(launch_module, "find", away)
+        away = StoreAway("tracking store cannot be read: database is locked")
+        monkeypatch.setattr(launch_module, "find", Mock(side_effect=away))
     ids = {run.run_id: name for name, run in planned.items()}
 
     def states(values: dict[str, Any]) -> dict[str, str]:
         return {ids[run["run_id"]]: run["state"] for run in values["runs"]}
 
-    ahead = json_answer("launch", *EIGHT, *options, "--dry-run", code=3 if held else 0)
-    for values in (json_answer("plan", *EIGHT), json_answer("status", *EIGHT), ahead):
+    ahead = json_answer(f"launch {EIGHT} {option} --dry-run", code=3 if held else 0)
+    for values in (json_answer(f"plan {EIGHT}"), json_answer(f"status {EIGHT}"), ahead):
         assert states(values) == SITUATIONS
-    trains = {name for name, state in SITUATIONS.items() if state in (schema.PARTIAL, schema.MISSING)} - held
-    assert {ids[run_id] for run_id in ahead["to_train"]} == trains
-    assert {ids[run_id] for run_id in ahead["held"]} == held
-    done = json_answer("launch", *EIGHT, *options, code=3 if held else 4)
-    assert (done["to_train"], done["left"], done["held"]) == (ahead["to_train"], ahead["left"], ahead["held"])
-    assert states(done) == SITUATIONS | dict.fromkeys(trains, schema.DONE)
-    [line] = [one for one in ahead["said"].splitlines() if "cannot be read" in one] if store else [""]
-    assert (
-        "held, since runs may have been finished elsewhere: 4 runs without a record here (" in line
-    ) == bool(held)
-    assert line in done["said"]
-    for values in (json_answer("plan", *EIGHT), json_answer("status", *EIGHT)):
-        assert states(values) == states(done)
+    trains = {name for name, state in SITUATIONS.items() if state in ("partial", "missing")} - held
+    for key, names in {"to_train": trains, "held": held}.items():
+        assert {ids[run_id] for run_id in ahead[key]} == names
+    done = json_answer(f"launch {EIGHT} {option}", code=3 if held else 4)
+    assert [done[key] for key in ("to_train", "left", "held")] == [
+        ahead[k] for k in ("to_train", "left", "held")
+    ]
+    for values in (done, json_answer(f"plan {EIGHT}"), json_answer(f"status {EIGHT}")):
+        assert states(values) == SITUATIONS | dict.fromkeys(trains, "done")
+    [line] = [text for text in ahead["said"].splitlines() if "cannot be read" in text] if store else [""]
+    why = "held, since runs may have been finished elsewhere: 4 runs without a record here ("
+    assert (why in line) == bool(held) and line in done["said"]
 
 
 def test_a_launch_writes_the_stubs_and_then_asks_for_no_run(
@@ -152,31 +153,28 @@ def test_a_launch_writes_the_stubs_and_then_asks_for_no_run(
 ) -> None:
     """A dry run asks as a launch does, and writes nothing."""
     before = sorted(Path().rglob("*"))
-    ahead = json_answer("launch", *EIGHT, "--dry-run")
-    assert (
-        "5 runs have no record here; the tracking store has 2 of these as finished elsewhere" in ahead["said"]
-    )
+    ahead = json_answer(f"launch {EIGHT} --dry-run")
+    found = "5 runs have no record here; the tracking store has 2 of these as finished elsewhere"
+    assert found in ahead["said"]
     with monkeypatch.context() as many:
         many.setattr("cppo_lab.tracking.read.FEW", 0)  # all runs of the experiment are listed
-        assert json_answer("launch", *EIGHT, "--dry-run")["said"] == ahead["said"]
+        assert json_answer(f"launch {EIGHT} --dry-run")["said"] == ahead["said"]
     assert sorted(Path().rglob("*")) == before
-    assert json_answer("launch", *EIGHT, code=4)["to_train"] == ahead["to_train"]
+    assert json_answer(f"launch {EIGHT}", code=4)["to_train"] == ahead["to_train"]
     stub = Path("runs") / planned["stub"].run_id
     status = read_status(stub)
     assert (status["status"], status["origin"]) == (schema.DONE, tracking_uri())
     assert (status["score"], status["code_version"]) == (0.25, code_version())
     assert sorted(path.name for path in stub.iterdir()) == ["config.json", "lock", "status.json"]
-    json_answer("show", stub.name)
-    json_answer("diff", stub.name, planned["gone"].run_id)
-    [row] = [run for run in json_answer("status", *EIGHT)["runs"] if run["run_id"] == stub.name]
+    json_answer(f"show {stub.name}")
+    json_answer(f"diff {stub.name} {planned['gone'].run_id}")
+    [row] = [run for run in json_answer(f"status {EIGHT}")["runs"] if run["run_id"] == stub.name]
     assert (row["state"], row["last"]) == (schema.DONE, 0.25)
-    asked: list[object] = []
-    monkeypatch.setattr(launch_module, "find", lambda uri, core, ids: asked.append(sorted(ids)) or {})
-    own = [*EIGHT[:-3], "seed=0,1", "variant=grpo,cppo", "launcher=inline"]
-    json_answer("launch", *own)
-    assert asked == [[]]  # whether it answers
-    json_answer("launch", *own, "--dry-run")
-    assert asked == [[]]
+    monkeypatch.setattr(launch_module, "find", asked := Mock(return_value={}))
+    for dry in ("", "--dry-run"):
+        json_answer(f"launch {FOUR} {dry}")
+        [call] = asked.call_args_list  # of the launch: whether it answers
+        assert not call.args[2]
 
 
 def test_a_stub_is_replaced_like_a_result_of_this_folder(
@@ -186,7 +184,7 @@ def test_a_stub_is_replaced_like_a_result_of_this_folder(
     pulled(json_answer, planned, gone=False)
     run_id = planned["stub"].run_id
     old = mlflow_run(Path("elsewhere") / run_id).info.run_id
-    values = json_answer("retry", *EIGHT, "--run", run_id, "--finished")
+    values = json_answer(f"retry {EIGHT} --run {run_id} --finished")
     assert (values["to_train"], values["replaced"]) == ([run_id], {run_id: [old]})
     [new] = [run for run in mlflow_runs() if run.data.tags[schema.TAG_RUN_ID] == run_id]
     assert new.data.tags[schema.TAG_REPLACED] == old != new.info.run_id
@@ -205,7 +203,7 @@ def test_what_is_trained_here_is_no_stub(
         return stored
 
     monkeypatch.setattr(launch_module, "find", begins)
-    json_answer("pull", *EIGHT)
+    json_answer(f"pull {EIGHT}")
     status = read_status(Path("runs") / planned["stub"].run_id)
     assert (status["status"], "origin" in status) == (schema.RUNNING, False)
     assert not is_held(Path("runs") / planned["gone"].run_id)
@@ -217,7 +215,7 @@ def test_a_stub_of_another_store_stays(
     pulled(json_answer, planned, gone=False)
     for store, code in (("sqlite:///new.db", 0), (LOST, 3)):  # a new one, and one that is silent
         monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-        json_answer("pull", *EIGHT, code=code)
+        json_answer(f"pull {EIGHT}", code=code)
         assert read_status(Path("runs") / planned["stub"].run_id)["status"] == schema.DONE
     assert not Path("new.db").exists()
 
@@ -240,7 +238,7 @@ def test_hypotheses_that_no_store_registers_are_not_tested(
             "name a store that does in MLFLOW_TRACKING_URI: a",
         ),
     ):
-        values = json_answer("launch", "./mine.yaml", *TINY, "launcher=inline", *options, code=3)
+        values = json_answer("launch ./mine.yaml launcher=inline", *TINY, *options, code=3)
         assert (values["to_train"], len(values["held"])) == ([], 8)
         assert f"held, since {why}: 8 runs without a record here (" in values["said"]
         assert f"launch again when it answers, or {remedy}" in values["said"]

@@ -2,7 +2,6 @@
 
 import contextlib
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -30,7 +29,7 @@ from tests.jobs import job
 from tests.recorded import history, mlflow_client, mlflow_run, mlflow_runs, sent
 from tests.tracking.test_upload import Killed, dying
 
-ONE = ["quickstart", *TINY, "seed=0", "variant=cppo", "training.collapse_share=0", "launcher=inline"]
+ONE = " ".join(["quickstart", *TINY, "seed=0 variant=cppo training.collapse_share=0 launcher=inline"])
 SCORE = schema.validation_metric(schema.MEAN)
 
 
@@ -42,57 +41,60 @@ def test_results_of_other_code_are_kept_unless_replace(
     cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     code(monkeypatch, "0.1.0+old")
-    assert "made by other code" not in cppo("launch", *ONE).err
+    assert "made by other code" not in cppo(f"launch {ONE}").err
     [old] = mlflow_runs()
     code(monkeypatch, "0.1.0+new")
     kept = "1 finished run was made by other code (0.1.0+old): kept; --replace trains them again"
-    assert kept in cppo("launch", *ONE).err
+    assert kept in cppo(f"launch {ONE}").err
     assert [run.info.run_id for run in mlflow_runs()] == [old.info.run_id]
 
-    said = cppo("launch", *ONE, "--replace")
+    said = cppo(f"launch {ONE} --replace")
     assert f"mlflow runs restore --run-id {old.info.run_id}" in said.out
     assert "1 to train" in said.err
     [new] = mlflow_runs()
-    assert new.info.run_id != old.info.run_id
     assert new.data.tags[schema.TAG_CODE_VERSION] == "0.1.0+new"
-    assert new.data.tags[schema.TAG_REPLACED] == old.info.run_id
+    assert new.data.tags[schema.TAG_REPLACED] == old.info.run_id != new.info.run_id
     assert schema.TAG_REPLACES not in new.data.tags
     assert new.data.metrics[SCORE] == old.data.metrics[SCORE]  # the same configuration: the same numbers
     assert len(mlflow_runs(view=ViewType.ALL)) == 2
 
-    assert "0 to train" in cppo("launch", *ONE, "--replace").err  # by the same code: nothing to do
+    assert "0 to train" in cppo(f"launch {ONE} --replace").err  # by the same code: nothing to do
     mlflow_client().restore_run(old.info.run_id)
-    cppo("launch", *ONE)
+    cppo(f"launch {ONE}")
     assert len(mlflow_runs()) == 2  # what a user brought back stays
 
 
 def test_a_finished_run_is_retrained_on_demand(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same code: an interrupted attempt goes on, and the old result counts until the new one is there."""
-    cppo("launch", *ONE)
+    cppo(f"launch {ONE}")
     [old] = mlflow_runs()
     run_id = old.data.tags[schema.TAG_RUN_ID]
-    again = ["retry", *ONE, "--run", run_id]
+    again = f"retry {ONE} --run {run_id}"
     finished_alone = (
         f"--run {run_id} is done: only runs that are neither done nor running can be retried; --finished"
     )
+    assert finished_alone in cppo(again, code=2).err
     named_alone = "--finished with --failed: name finished runs with --run ID"
-    for command, error in ((again, finished_alone), (["retry", *ONE, "--failed", "--finished"], named_alone)):
-        assert error in cppo(*command, code=2).err
-    said = cppo(*again, "--finished", "--dry-run")
-    assert "would train 1 of 1 runs, 1 of them again" in said.out
-    assert [line.split()[-1] for line in said.out.splitlines() if line.startswith(run_id)] == ["done"]
+    assert named_alone in cppo(f"retry {ONE} --failed --finished", code=2).err
+    said = cppo(f"{again} --finished --dry-run").out
+    assert "would train 1 of 1 runs, 1 of them again" in said
+    assert [line.split()[-1] for line in said.splitlines() if line.startswith(run_id)] == ["done"]
+    save = loop.save_checkpoint
+
+    def save_and_end(*arguments: Any) -> None:
+        save(*arguments)
+        raise KeyboardInterrupt
+
     with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", interrupted_after(loop.save_checkpoint))
-        cppo(*again, "--finished", code=130)
-    assert "1 done" in cppo("launch", *ONE).err
+        patch.setattr(loop, "save_checkpoint", save_and_end)
+        cppo(f"{again} --finished", code=130)
+    assert "1 done" in cppo(f"launch {ONE}").err
     begin = Mock(wraps=Recorder.begin)
     monkeypatch.setattr(Recorder, "begin", lambda self, step: begin(self, step))
-    said = cppo(*again, "--finished")
+    cppo(f"{again} --finished")
     assert [call.args[1] for call in begin.call_args_list] == [2]
-    assert f"mlflow runs restore --run-id {old.info.run_id}" in said.out
     [new] = mlflow_runs()
     assert new.data.tags[schema.TAG_REPLACED] == old.info.run_id != new.info.run_id
-    assert new.data.metrics[SCORE] == old.data.metrics[SCORE]
 
 
 SPEC = compose([*TINY, "training.collapse_share=0"]).run
@@ -161,50 +163,28 @@ def test_killed_at_any_point(
     repair(attempt.runs, [attempt.run_id], finished.uri)
     finished.run()
     repair(attempt.runs, [attempt.run_id], finished.uri)
-    results = [run for run in mlflow_runs() if run.info.status == "FINISHED"]
-    assert [run.data.tags[schema.TAG_CODE_VERSION] for run in results] == ["new"]
-    assert results[0].data.tags[schema.TAG_REPLACED] == old.info.run_id
-    assert list(history(results[0], "train/reward")) == [1, 2, 3, 4]
+    [result] = [run for run in mlflow_runs() if run.info.status == "FINISHED"]
+    assert result.data.tags[schema.TAG_CODE_VERSION] == "new"
+    assert result.data.tags[schema.TAG_REPLACED] == old.info.run_id
+    assert list(history(result, "train/reward")) == [1, 2, 3, 4]
     aside = finished.folder / ASIDE / mark
     assert (aside / "best_checkpoint" / "weights").read_bytes() == b"of the old result"
-    assert {"best_checkpoint", "spool", "config.json"} <= {path.name for path in aside.iterdir()}
+    assert {"spool", "config.json"} <= {path.name for path in aside.iterdir()}
     assert not (finished.folder / "best_checkpoint").exists()
-
-
-def interrupted_after(real: Callable[..., None]) -> Callable[..., None]:
-    def call(*args: Any) -> None:
-        real(*args)
-        raise KeyboardInterrupt
-
-    return call
 
 
 def test_files_set_aside_stay_below_the_folder(tmp_path: Path) -> None:
     """What an attempt has left that is not on record makes way."""
     folder = tmp_path / "runs" / "a"
     for text in ("of the result", "junk of an attempt that is not on record"):
-        for name in ("attempts", "spool"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
-        for name in ("lock", "verl_trainer.lock", "metrics.jsonl", "spool/1.jsonl"):
+        for name in ("lock", "verl_trainer.lock", "attempts/log", "metrics.jsonl", "spool/1.jsonl"):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_text(text)
         set_aside(folder, "../../etc")
         assert {path.name for path in folder.iterdir()} == {"attempts", "lock", "verl_trainer.lock", ASIDE}
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
-    assert {path.name: path.read_text() for path in (folder / ASIDE).rglob("*.jsonl")} == dict.fromkeys(
-        ("metrics.jsonl", "1.jsonl"), "of the result"
-    )
-
-
-def mlflow_run_of(spec: RunSpec, version: str, *replaces: str) -> Run:
-    """The MLflow run of a result that is recorded and sent."""
-    tags = {schema.TAG_CODE_VERSION: version} | (
-        {schema.TAG_REPLACES: " ".join(replaces)} if replaces else {}
-    )
-    folder = Path("runs").resolve() / spec.run_id
-    recorder = Recorder(spec, tags, folder, continues=False)
-    recorder.log(0, {"train/reward": 0.5})
-    recorder.finish(FINISHED)
-    return mlflow_run(folder)
+    aside = {path.name: path.read_text() for path in (folder / ASIDE).rglob("*") if path.is_file()}
+    assert aside == dict.fromkeys(("metrics.jsonl", "1.jsonl"), "of the result")
 
 
 @pytest.mark.parametrize("request_name", ["delete_run", "search_runs"])
@@ -215,24 +195,28 @@ def test_what_the_store_does_not_delete_now_is_deleted_by_the_next_launch(
     capsys: pytest.CaptureFixture[str],
     request_name: str,
 ) -> None:
-    old = mlflow_run_of(tiny_spec, "old")
+    def result(**tags: str) -> Run:
+        """The MLflow run of a result that is recorded and sent."""
+        recorder = Recorder(tiny_spec, tags, workspace / "runs" / tiny_spec.run_id, continues=False)
+        recorder.finish(FINISHED)
+        return mlflow_run(recorder.folder)
+
+    old = result()
     mark, real = old.data.tags[schema.TAG_RECORD], getattr(MlflowClient, request_name)
 
     def busy(client: MlflowClient, *arguments: Any, **named: Any) -> Any:
-        if old.info.run_id in arguments or any(mark in str(one) for one in arguments):
+        if old.info.run_id in arguments or any(mark in str(argument) for argument in arguments):
             raise MlflowException("database is locked")
         return real(client, *arguments, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(MlflowClient, request_name, busy)
-        new = mlflow_run_of(tiny_spec, "new", mark)
+        new = result(**{schema.TAG_REPLACES: mark})
         said = capsys.readouterr().err
         assert "replaced results are still there, the next launch removes them: " in said
         assert "database is locked" in said
         assert {run.info.run_id for run in mlflow_runs()} == {old.info.run_id, new.info.run_id}
     assert repair(workspace / "runs", [tiny_spec.run_id], tracking_uri()) == []
     [remaining] = mlflow_runs()
-    assert (remaining.info.run_id, remaining.data.tags[schema.TAG_REPLACED]) == (
-        new.info.run_id,
-        old.info.run_id,
-    )
+    assert remaining.info.run_id == new.info.run_id
+    assert remaining.data.tags[schema.TAG_REPLACED] == old.info.run_id

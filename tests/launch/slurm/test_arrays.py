@@ -48,11 +48,9 @@ class Sized(Noted):
 
     def run(self) -> None:
         """What Slurm says of the job, and of the step that this process is."""
-        job, step = os.environ["SLURM_JOB_ID"], os.environ["SLURM_STEP_ID"]
-        for text in (
-            subprocess.check_output(["scontrol", "show", "job", "--oneliner", job], text=True),
-            subprocess.check_output(["scontrol", "show", "step", "--oneliner", f"{job}.{step}"], text=True),
-        ):
+        job = os.environ["SLURM_JOB_ID"]
+        for what in (("job", job), ("step", f"{job}.{os.environ['SLURM_STEP_ID']}")):
+            text = subprocess.check_output(["scontrol", "show", "--oneliner", *what], text=True)
             [number] = re.findall(r"\b(?:NumCPUs|CPUs)=(\d+)", text)
             self.note(number)
         self.note(os.environ.get("SLURM_CPUS_PER_TASK", "none"))
@@ -61,10 +59,10 @@ class Sized(Noted):
 
 def test_a_job_on_gpus_and_its_step_have_the_cpus_of_its_layout(bare_slurm: Cluster, tmp_path: Path) -> None:
     """A job that asks for none has one, on which the processes of eight GPUs would run."""
-    layout = compose(
+    composed = compose(
         ["core=verl", "model=qwen3_1_7b", "layout.devices_per_node=2", "layout.cpus_per_gpu=1"]
-    ).layout
-    cpus = Equipped(compose(["core=verl", "model=qwen3_1_7b"]).run, tmp_path, layout).cpus
+    )
+    cpus = Equipped(composed.run, tmp_path, composed.layout).cpus
     jobs = [Sized(tmp_path, "layout", gpus=2, cpus=cpus), Sized(tmp_path, "cluster", gpus=2)]
     jobs.append(Sized(tmp_path, "user", gpus=2, cpus=2, resources=takes(cpus=1)))
     launch_slurm(jobs, slurm_spec(), lambda event: None)
@@ -85,9 +83,8 @@ def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
     until("four have begun", lambda: begun(tmp_path).total() == 4)
     names = bare_slurm.call("squeue", "-h", "-r", "-o", "%T %j").splitlines()
     assert sorted(names) == ["PENDING cppo"] * 8 + [f"RUNNING cppo/job{number}" for number in range(4)]
-    assert {job.reason for job in in_queue(tmp_path).values() if job.state == "PENDING"} == {
-        "JobArrayTaskLimit"
-    }
+    reasons = {job.reason for job in in_queue(tmp_path).values() if job.state == "PENDING"}
+    assert reasons == {"JobArrayTaskLimit"}
     bare_slurm.end("slurmctld")  # while four run: a job that ends now would try for a minute to report it
     late = Noted(tmp_path, "late")
     with user_error("controller"):
@@ -130,7 +127,6 @@ def test_why_a_job_is_gone_that_the_queue_has_forgotten(
 
 
 SWEEP = ["quickstart", *SHORT, "variant=grpo,cppo", "seed=0,1,2,3"]
-SLURM = ["launcher=slurm", "launcher.workers=2"]
 
 
 def run_ids() -> list[str]:
@@ -138,30 +134,27 @@ def run_ids() -> list[str]:
 
 
 def test_an_array_of_batches_with_two_launchers_at_once(bare_slurm: Cluster, cppo: Command) -> None:
-    command = [sys.executable, "-m", "cppo_lab.cli", "launch", *SWEEP, *SLURM]
+    command = [sys.executable, "-m", "cppo_lab.cli", "launch", *SWEEP, "launcher=slurm", "launcher.workers=2"]
     launchers = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
-    for launcher in launchers:
-        assert launcher.wait() == 0
+    assert [launcher.wait() for launcher in launchers] == [0, 0]
     with Ledger(Path("runs")) as ledger:
         tasks = ledger.newest_tasks()
     assert set(tasks) == set(run_ids())
-    jobs = [task.job for task in tasks.values()]
-    assert len(set(jobs)) == 2 and {jobs.count(job) for job in jobs} == {4}
+    assert [*Counter(task.job for task in tasks.values()).values()] == [4, 4]
     until("the queue is empty", lambda: not bare_slurm.call("squeue", "-h"))
-    rows = cppo("status", *SWEEP, "--json").answer["runs"]
-    assert {row["state"] for row in rows} == {"done"}
+    runs = cppo("status", *SWEEP, "--json").answer["runs"]
+    assert {run["state"] for run in runs} == {"done"}
     assert all(len(recorded(run_id)) == 7 for run_id in run_ids())
 
 
 def test_a_run_is_taken_out_of_a_batch_that_waits(bare_slurm: Cluster, workspace: Path) -> None:
-    one = [*SWEEP, "launcher=slurm", "+launcher.sbatch.hold=true"]
-    assert main(["launch", *one]) == 0
+    assert main(["launch", *SWEEP, "launcher=slurm", "+launcher.sbatch.hold=true"]) == 0
     out, *others = run_ids()
     assert main(["cancel", "--run", out]) == 0
     with Ledger(Path("runs")) as ledger:
-        left = {task.name: task.job for task in ledger.open_tasks()}
-    assert set(left) == set(others)
-    [job] = set(left.values())
+        waiting = {task.name: task.job for task in ledger.open_tasks()}
+    assert set(waiting) == set(others)
+    [job] = set(waiting.values())
     bare_slurm.call("scontrol", "release", job)
     until("the queue is empty", lambda: not bare_slurm.call("squeue", "-h"))
     states = {run_id: read_status(Path("runs") / run_id)["status"] for run_id in run_ids()}

@@ -52,11 +52,10 @@ def wrapped(
 
 def mounted(found: Wrapping) -> list[str]:
     """The mounts of either runtime."""
-    [pyxis] = [word for word in found.srun if word.startswith("--container-mounts=")] or [""]
-    if pyxis:
-        return pyxis.partition("=")[2].split(",")
-    words = shlex.split(found.python)
-    return [word for option, word in itertools.pairwise(words) if option == "--bind"]
+    for word in found.srun:
+        if word.startswith("--container-mounts="):
+            return word.partition("=")[2].split(",")
+    return [word for option, word in itertools.pairwise(shlex.split(found.python)) if option == "--bind"]
 
 
 @pytest.mark.parametrize("runtime", RUNTIMES)
@@ -88,7 +87,6 @@ def test_each_place_is_mounted_once_under_every_name_that_leads_to_it(runtime: s
 @pytest.mark.parametrize("runtime", RUNTIMES)
 def test_mounts_of_the_user_come_last_and_take_the_place_of_ours(runtime: str, work: Path) -> None:
     data = work.parent / "data"
-    data.mkdir()
     mounts = ("/scratch:/scratch", f"{data}:{data}:ro")
     assert mounted(wrapped(data, runtime=runtime, mounts=mounts)) == [f"{work}:{work}", *mounts]
 
@@ -101,12 +99,10 @@ def test_a_folder_that_cannot_be_mounted_is_refused(
     """Nor the whole machine."""
     odd = work / name
     odd.mkdir(exist_ok=True)
-    refused = r"cannot be mounted by its name .*rename it, or work in another"
-    with user_error(refused):
-        wrapped(odd, runtime=runtime)
-    monkeypatch.chdir(odd)
-    with user_error(refused):
-        wrapped(runtime=runtime)
+    for places in ([odd], []):
+        with user_error(r"cannot be mounted by its name .*rename it, or work in another"):
+            wrapped(*places, runtime=runtime)
+        monkeypatch.chdir(odd)
 
 
 def test_the_command_in_the_image(work: Path) -> None:
@@ -134,29 +130,21 @@ def test_variables_by_name_are_not_among_the_arguments(work: Path, monkeypatch: 
 
 
 def test_a_published_model_is_shown_and_found_in_the_hub_s_cache(work: Path) -> None:
-    composed = compose(
-        ["core=verl", "model=qwen3_1_7b_base", "data=dapo_math", "layout=one_node", "paths.data=../prepared"]
-    )
-    attempt = job(
-        composed.run,
-        work / "runs",
-        f"sqlite:///{work.parent}/store/x.db",
-        layout=composed.layout,
-        paths=composed.paths,
-    )
-    cache, top = work.parent / "hub", work.parent
-    there = [f"{place}:{place}" for place in (work, top / "prepared", top / "store")]
-    assert sorted(mounted(wrapping(attempt, spec(), None))) == sorted(there)
-    cache.mkdir()
+    words = "core=verl model=qwen3_1_7b_base data=dapo_math layout=one_node paths.data=../prepared"
+    composed, top = compose(words.split()), work.parent
+    uri = f"sqlite:///{top}/store/x.db"
+    attempt = job(composed.run, work / "runs", uri, layout=composed.layout, paths=composed.paths)
+    there = [f"{place}:{place}" for place in (top / "prepared", top / "store", work)]
+    assert sorted(mounted(wrapping(attempt, spec(), None))) == there
+    (cache := top / "hub").mkdir()
     found = wrapping(attempt, spec(), None)
-    assert sorted(mounted(found)) == sorted([*there, f"{cache}:{cache}"])
+    assert sorted(mounted(found)) == [f"{cache}:{cache}", *there]
     assert f"HF_HUB_CACHE={cache}" in shlex.split(found.python)
 
 
 def test_the_settings_reach_the_parameters(work: Path) -> None:
     changes = {"srun": ("--mpi=pmix",), "setup": ("module load x",), "python": "py"}
-    settings = slurm_spec(container=spec().model_dump(), **changes)
-    values = parameters(Placed(work, "job", nodes=2), settings)
+    values = parameters(Placed(work, "job", nodes=2), slurm_spec(container=spec().model_dump(), **changes))
     assert {"--kill-on-bad-exit=1", "--container-image=lab/image:1"} <= set(values["srun_args"])
     assert values["srun_args"][-1] == "--mpi=pmix"
     agreed = "export PYTHONSAFEPATH=1 SUBMITIT_PREEMPT_SIGNAL=USR2"
@@ -179,19 +167,20 @@ exit 0
 @pytest.mark.parametrize(
     "asked, preempt, array, requeued",
     [
-        ("requeue", "None", "", "7"),
-        ("requeue", "None", "5", "5_2"),  # the last task of an array has the number of the array
-        ("requeue if preempted", "2026-11-22T00:00:01", "", "7"),
-        ("requeue if preempted", "None", "", ""),
-        ("", "2026-11-22T00:00:01", "", ""),
+        ("requeue", "None", "", ["requeue 7"]),
+        ("requeue", "None", "5", ["requeue 5_2"]),  # the last task of an array has the number of the array
+        ("requeue if preempted", "2026-11-22T00:00:01", "", ["requeue 7"]),
+        ("requeue if preempted", "None", "", []),
+        ("", "2026-11-22T00:00:01", "", []),
     ],
 )
 def test_the_batch_script_does_what_was_asked_for_inside(
-    asked: str, preempt: str, array: str, requeued: str, tmp_path: Path
+    asked: str, preempt: str, array: str, requeued: list[str], tmp_path: Path
 ) -> None:
     programs, folder = tmp_path / "bin", tmp_path / "a folder"
-    for one in (programs, folder):
-        one.mkdir()
+    for place in (programs, folder):
+        place.mkdir()
+    (programs / "called").touch()
     (programs / "scontrol").write_text(SCONTROL)
     (programs / "scontrol").chmod(0o755)
     inside = f'printf %s {shlex.quote(asked)} > "${OUTSIDE}"; ' if asked else ""
@@ -200,12 +189,9 @@ def test_the_batch_script_does_what_was_asked_for_inside(
     environment = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "PREEMPT": preempt}
     if array:
         environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": "2"}
-    done = subprocess.run(["bash", "-c", "\n".join(script)], env=environment)
-    assert done.returncode == 41
-    called = (programs / "called").read_text().splitlines() if (programs / "called").exists() else []
-    assert [line for line in called if line.startswith("requeue")] == (
-        [f"requeue {requeued}"] if requeued else []
-    )
+    assert subprocess.run(["bash", "-c", "\n".join(script)], env=environment).returncode == 41
+    called = (programs / "called").read_text().splitlines()
+    assert [line for line in called if line.startswith("requeue")] == requeued
     assert list(folder.iterdir()) == []
 
 
@@ -214,6 +200,5 @@ def test_a_search_shows_its_study_s_file_too(work: Path, monkeypatch: pytest.Mon
     worker = Worker(tuning, job(tuning.base.run, work / "runs", f"sqlite:///{work}/mlflow.db"))
     assert mounted(wrapping(worker, spec(), None)) == [f"{work}:{work}"]
     studies = work.parent / "studies"
-    studies.mkdir()
     monkeypatch.setenv("OPTUNA_STORAGE", f"{studies}/study.journal")
-    assert mounted(wrapping(worker, spec(), None)) == [f"{place}:{place}" for place in (work, studies)]
+    assert mounted(wrapping(worker, spec(), None)) == [f"{work}:{work}", f"{studies}:{studies}"]

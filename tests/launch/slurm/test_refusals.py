@@ -14,7 +14,7 @@ from tests.launch.slurm.jobs import Noted, slurm_spec, takes
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-LAUNCH = ["launch", "quickstart", *TINY, "launcher=slurm"]
+LAUNCH = " ".join(["launch quickstart", *TINY, "launcher=slurm"])
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_a_parameter_is_refused(
     override: str, said: str, bare_slurm: Cluster, workspace: Path, cppo: Command
 ) -> None:
     """Those that need no Slurm: tests/hostile/overrides.py."""
-    lines = cppo(*LAUNCH, override, code=2).err.splitlines()
+    lines = cppo(LAUNCH, override, code=2).err.splitlines()
     [error] = [line for line in lines if line.startswith("cppo: error: ")]
     assert re.search(said, error)
     assert bare_slurm.call("squeue", "-h") == ""
@@ -56,7 +56,7 @@ def test_it_is_refused_however_late_the_answer_is_read(
         """)
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
-    assert "it would never start (PartitionConfig)" in cppo(*LAUNCH, "resources.cpus=4000", code=2).err
+    assert "it would never start (PartitionConfig)" in cppo(f"{LAUNCH} resources.cpus=4000", code=2).err
     assert (workspace / "said").read_text().strip().isdigit()
     assert bare_slurm.call("squeue", "-h") == ""
 

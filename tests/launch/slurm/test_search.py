@@ -27,7 +27,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
 ) -> None:
     tuning = made_tuning(search_values(trials=2))
     searches = workspace / "runs" / "searches"
-    command = ["tune", "./tune.yaml", "launcher=slurm", "launcher.workers=2", "+launcher.sbatch.hold=true"]
+    command = "tune ./tune.yaml launcher=slurm launcher.workers=2 +launcher.sbatch.hold=true"
     wait = worker.time.sleep
 
     def when_it_follows(do: Callable[[], None]) -> None:
@@ -45,7 +45,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
         os.kill(os.getpid(), signal.SIGINT)
 
     when_it_follows(ctrl_c)
-    said = cppo(*command, code=128 + signal.SIGINT)
+    said = cppo(command, code=128 + signal.SIGINT)
     queued = in_queue(searches)
     assert len(queued) == 2
     assert "Slurm: " in said.err  # it follows them
@@ -57,7 +57,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
         bare_slurm.call("scontrol", "release", ",".join(job.job for job in jobs.values()))
 
     when_it_follows(release)
-    said = cppo(*command)
+    said = cppo(command)
     assert "Slurm: " in said.err
     assert [trial.state for trial in find_trials(tuning, storage_url())] == [TrialState.COMPLETE] * 2
     assert "best trial" in said.out

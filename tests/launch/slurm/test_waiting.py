@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.cli import main
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import code_state
 from dev.slurm.cluster import Cluster
@@ -31,16 +30,16 @@ def own(tokens, *, delta):
 
 
 def test_an_edit_while_a_job_waits_changes_nothing(
-    slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch
+    slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command
 ) -> None:
-    words = own_rule(workspace, monkeypatch, RULE.format(place=workspace), seeds="0")
+    sweep = own_rule(workspace, monkeypatch, RULE.format(place=workspace), seeds="0")
     site = workspace / "site"
     (site / "acme_helper.py").write_text("NAME = 'old'\n")
-    assert main(["launch", *words, "launcher=slurm", "+launcher.sbatch.hold=true"]) == 0
+    cppo(f"launch {sweep} launcher=slurm +launcher.sbatch.hold=true")
     [code] = (workspace / "runs" / "code").iterdir()
     (site / "acme_rule.py").write_text("raise RuntimeError('edited')\n")
     (site / "acme_helper.py").write_text("NAME = 'new'\n")
-    [run] = (path for path in (workspace / "runs").iterdir() if (path / "status.json").exists())
+    [run] = [path.parent for path in workspace.glob("runs/*/status.json")]
     slurm.call("scontrol", "release", slurm.call("squeue", "--noheader", "--format=%A").strip())
     until("the run has ended", lambda: read_status(run).get("status") in ("done", "collapsed", "failed"))
     assert read_status(run)["status"] == "done", read_status(run)
@@ -55,14 +54,14 @@ def test_an_edit_while_a_job_waits_changes_nothing(
 def test_three_equal_failures_hold_the_jobs_that_wait_and_a_webhook_hears_of_it(
     slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command, receiver: FakeServer
 ) -> None:
-    words = own_rule(workspace, monkeypatch, WRONG)
+    sweep = own_rule(workspace, monkeypatch, WRONG)
     monkeypatch.setenv("CPPO_NOTIFY_URL", url(receiver))
-    cppo("launch", *words, "launcher=slurm", "launcher.workers=1")
-    cppo("watch", *words, "--every", "1", code=4)
-    runs = cppo("status", *words, "--json").answer["runs"]
+    cppo(f"launch {sweep} launcher=slurm launcher.workers=1")
+    cppo(f"watch {sweep} --every 1", code=4)
+    runs = cppo(f"status {sweep} --json").answer["runs"]
     why = "the first 3 runs of the launch failed alike: RuntimeError: wrong"
-    assert [run["state"] for run in runs] == ["failed"] * 3 + ["missing"]
-    assert [run["reason"] for run in runs] == ["RuntimeError: wrong"] * 3 + [why]
+    failed = ("failed", "RuntimeError: wrong")
+    assert [(run["state"], run["reason"]) for run in runs] == [failed] * 3 + [("missing", why)]
     until("the last job says that all have ended", lambda: len(receiver.received) >= 4)
     assert [body["event"] for body in bodies(receiver)] == ["failed"] * 3 + ["ended"]
     assert bodies(receiver)[-1]["text"].endswith("ended: 0 done, 3 failed, 1 left")
