@@ -139,7 +139,7 @@ class RecordedTokens:
 
     def first(self, count: int) -> "RecordedTokens":
         """The first `count` responses; the others are left out."""
-        tokens = int(self.ends[count - 1]) if count else 0
+        tokens = int(self.ends[count - 1])
         vocabulary = np.unique(self.token[:tokens])
         places = np.searchsorted(self.vocabulary, vocabulary)
         cut: dict[str, Any] = {name: getattr(self, name)[:count] for name in _PER_RESPONSE}

@@ -69,6 +69,12 @@ def test_parts_that_do_not_fit_are_refused(change: dict[str, Any], why: str) -> 
         read(write(made.forged(made.outcomes(), **change)), "stranger.npz")
 
 
+def test_values_at_their_limits_are_taken() -> None:
+    most = np.full(2, 2**16 - 1)
+    full = no_outcomes(2**16 - 1, ["a"], ["a-1", "a-2"], [0, 0]).append(0, most, most, np.zeros(2))
+    assert (full.right.tolist(), full.length.tolist()) == ([[65535, 65535]], [[0.0, 0.0]])
+
+
 @pytest.mark.parametrize(
     "right, why",
     [

@@ -46,6 +46,7 @@ def test_a_bounded_file_has_whole_responses() -> None:
         assert found.ends.tolist() == np.cumsum([900, 50, 700, 0, 300])[: len(found.ends)].tolist()
         seen.add(len(found.ends))
     assert {1, 2, 5} <= seen
+    assert write_within(tokens, len(write(tokens))) == write(tokens)
     paper = made.tokens(lengths=(16_384,), spread=0.05)  # the part of a step in the paper's room
     assert write_within(paper, int(50 * 2**20 / 113 * 0.6)) is not None
 
@@ -85,6 +86,7 @@ VOCABULARY = "its vocabulary is not sorted, or has no text for each entry"
         ({"order": [14] * 14}, ORDER),
         ({"pieces": ()}, VOCABULARY),
         ({"vocabulary": [1, 0], "pieces": ("a", "b")}, VOCABULARY),
+        ({"vocabulary": [1, 1], "pieces": ("a", "b")}, VOCABULARY),
         ({"vocabulary": [], "pieces": ()}, "a token is not in its vocabulary"),
         (
             {"rule": RuleUsed("cppo", None, {"delta": math.nan}, "binary", "tv")},
@@ -101,3 +103,9 @@ VOCABULARY = "its vocabulary is not sorted, or has no text for each entry"
 def test_parts_that_do_not_fit_are_refused(change: dict[str, Any], why: str) -> None:
     with user_error(rf"stranger\.npz has no tokens of training responses \(.*{why}.*\): delete that file"):
         read(write(made.forged(made.tokens(), **change)), "stranger.npz")
+
+
+def test_values_at_their_limits_are_taken() -> None:
+    zeros = np.zeros(14, np.float32)
+    tokens = replace(made.tokens(), order=np.arange(14, dtype=np.int32), divergence=zeros, keep=zeros)
+    same(read(write(tokens), "the file"), tokens)

@@ -51,7 +51,7 @@ def row(expected: str, status: str | None = None, **more: Any) -> tuple[RunFolde
     run.record = None
     if (end := more.pop("end", None)) is not None:
         ended = End("r", end[0], 20, 0, *end[1:]) if end else None
-        begin = SimpleNamespace(tags={schema.TAG_T_STOP: "40"})
+        begin = SimpleNamespace(tags={schema.TAG_T_STOP: more.pop("last", "40")})
         run.record = SimpleNamespace(begin=begin, rows={20: None}, end=ended)  # type: ignore[assignment]
     run.status = {} if status is None else {"status": status, "step": 20, "t_stop": 40, "record": "r", **more}
     return run, queued, expected
@@ -70,6 +70,10 @@ TABLE = [
     row("collapsed; score fell", "collapsed", reason="score fell"),
     row("failed; bad; error", "failed", reason="bad", cause="error"),
     row("partial; step 20/40; why", "partial", reason="why", cause=""),
+    row("partial; step 20/40; why; v", "partial", reason="why", code_version="v"),
+    row("partial; why", "partial", reason="why", step=None),
+    row("partial; why", "partial", reason="why", t_stop=None),
+    row("stopped; step 20/40", "stopped"),
     row("stopped; step 20/40; signs; cancelled", "stopped", reason="signs at step 20", cause="cancelled"),
     row("stopped; step 20/40; signs", "running", step=20, t_stop=40, end=("stopped", "signs")),
     row(f"partial; step 20/40; {DIED}", "partial", reason=DIED, cause=""),
@@ -79,6 +83,7 @@ TABLE = [
     row("collapsed; score fell", "running", end=FELL),
     row("collapsed; score fell", end=FELL),  # its status is damaged
     row(f"partial; step 20/40; {DIED}; died", end=()),
+    row(f"partial; step 20/?; {DIED}; died", end=(), last=""),  # its record's begin is damaged, too
     row("running; step 20/40", "running", held=True),
     row("running; step 20/40; warm start", "running", held=True, activity="warm start", first_step=None),
     row("running; step 20/40", "running", held=True, activity="warm start", first_step=3),
@@ -105,7 +110,8 @@ TABLE = [
 def test_of_a_folder_and_a_queue(run: RunFolder, queued: Queued, expected: str) -> None:
     state = state_of(run, queued)
     assert text(state) == expected
-    assert (state.step, state.t_stop) == ((20, 40) if "step 20/40" in expected else (None, None))
+    step, t_stop = 20 if "step 20/" in expected else None, 40 if "/40" in expected else None
+    assert (state.step, state.t_stop, type(state.code_version)) == (step, t_stop, str)
 
 
 REPLACEMENTS = [  # of the replacement: its status, whether it is trained; expected
@@ -148,6 +154,20 @@ def test_the_queue_says_why_a_run_ended_that_could_not() -> None:
     assert explained(before, queued) == before | words
     assert explained({"done": before["done"]}, queued) == {"done": before["done"]}
     why.assert_called_once_with(["died", "missing"])  # nobody is asked about runs that spoke
+
+
+def test_a_result_without_a_reason_stands_with_that_of_its_replacement(tmp_path: Path) -> None:
+    for folder, status in ((tmp_path / "replaced" / "1", "done"), (tmp_path, "failed")):
+        folder.mkdir(parents=True, exist_ok=True)
+        write_status(folder, {"status": status})
+    assert state_of(RunFolder(tmp_path), Queued()).reason == "its replacement is failed ()"
+
+
+def test_a_record_is_in_the_status_or_in_the_spool() -> None:
+    for status, end, empty in (({}, None, True), ({"record": "r"}, None, False), ({}, (), False)):
+        run, _, _ = row("", end=end)
+        run.status = status
+        assert run.is_empty is empty
 
 
 def test_of_a_folder_no_more_is_read_than_the_answer_needs(tmp_path: Path) -> None:
