@@ -259,6 +259,21 @@ def test_the_loss_has_the_gradient_of_the_exact_surrogate(family: str) -> None:
     assert max(map(abs, expected)) > 1e-2
 
 
+@pytest.mark.parametrize(
+    "length, tokens", [(4, {1: 1, 3: 1, 5: 1, 7: 1}), (12, {1: 2, 2: 1, 3: 2, 4: 1, 5: 2, 6: 1, 7: 2, 8: 1})]
+)
+def test_a_token_is_in_the_eighth_of_its_place(length: int, tokens: dict[int, int]) -> None:
+    """Also of a response shorter than eight tokens, and of one that eight does not divide."""
+    short = {"model": {"stretches": 4, "slips": 2}, "rollout": {"max_response_length": length}}
+    row = history(exact_run(**short))[-1][1]
+    movement = {
+        part: row[name] for part in range(1, 9) if (name := schema.position_metric("movement", part)) in row
+    }
+    assert movement.keys() == tokens.keys()
+    total = sum(movement[part] * count for part, count in tokens.items())
+    assert total / length == pytest.approx(row["exact/movement"], abs=1e-12)
+
+
 @pytest.mark.parametrize("length", [16, 304])
 def test_every_step_logs_the_identity_and_known_names(length: int) -> None:
     rollout = DISTURBED["rollout"] | {"max_response_length": length}

@@ -538,8 +538,9 @@ def exact_metrics(comparison: PolicyPair, before: Array, row: int) -> Metrics:
         "exact/product_bound": bounds.product_residual_bound(mean, largest),
         "exact/theorem_bound": bounds.measured_constant(mean, largest),
     }
-    for number, part in enumerate(np.array_split(np.arange(len(mean)), schema.POSITION_BINS), 1):
-        if len(part):
+    eighths = np.arange(len(mean)) * schema.POSITION_BINS // len(mean) + 1
+    for number in range(1, schema.POSITION_BINS + 1):
+        if (part := eighths == number).any():
             metrics[schema.position_metric("movement", number)] = float(comparison.movement[row, part].mean())
             metrics[schema.position_metric("error", number)] = float(error[part].sum())
     return metrics
