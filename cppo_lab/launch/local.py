@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from submitit import Job as Process
 from submitit import LocalExecutor
 
-from cppo_lab.errors import UserError, blocked
+from cppo_lab.errors import UserError, blocked, deferred
 from cppo_lab.launch.base import (
     Event,
     J,
@@ -42,7 +42,8 @@ def launch_local(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
                 # Ctrl-C and SIGHUP reach every process of a terminal, and submitit kills its job one second after the
                 # first. So the jobs block them, and the launcher ends the jobs.
                 # (A job that uses multiprocessing's `spawn` receives SIGINT again.)
-                with blocked(signal.SIGINT, signal.SIGHUP):
+                # A signal to end waits until the job is in the list, by which it is ended.
+                with deferred(), blocked(signal.SIGINT, signal.SIGHUP):
                     running.append((job, _submit(job)))
                 report(Event("started", job))
             if running:

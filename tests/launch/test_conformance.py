@@ -1,16 +1,19 @@
 """The launchers pass the conformance tests; a launcher of another package, from its entry point to a finished run."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from cppo_lab.launch import launchers
+from cppo_lab.errors import interrupt_on_termination
+from cppo_lab.launch import launchers, local
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import LAUNCHERS, LauncherRecord
 from cppo_lab.runs.folder import is_cancelled
@@ -213,3 +216,25 @@ def test_a_launcher_that_does_not_conform_is_found_out(function: Callable[..., N
     tests = type("Wrong", (LauncherTests,), {"launcher": record})()
     with pytest.raises(AssertionError):
         getattr(tests, f"test_{test}")()
+
+
+def test_a_signal_while_a_job_of_this_machine_starts_ends_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has begun, and is in no list yet."""
+    child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def submit(job: SmallJob) -> SimpleNamespace:
+        os.kill(os.getpid(), signal.SIGTERM)
+        return SimpleNamespace(done=lambda: child.poll() is not None, job_id=str(child.pid))
+
+    monkeypatch.setattr(local, "_submit", submit)
+    monkeypatch.setattr(local, "POLL_SECONDS", 0.01)
+    interrupt_on_termination()
+    spec = LauncherSpec(name="local", workers=1, threads=1)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            local.launch_local([SmallJob("a", tmp_path)], spec, lambda event: None)
+        assert child.poll() == -signal.SIGTERM
+    finally:
+        child.kill()

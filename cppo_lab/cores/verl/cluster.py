@@ -286,7 +286,8 @@ def head(layout: LayoutSpec, allocation: Allocation, memory_gb: float | None) ->
 def run_worker_node(resources: Resources) -> None:
     """Serve as a worker node for the run that the first machine trains; returns when it has ended.
 
-    Raises RuntimeError if Ray on this machine ends before the run, or if no head appears or answers in time.
+    Raises RuntimeError if Ray on this machine ends before the run, twice or late, or if no head appears or answers in
+    time.
     """
     layout, allocation = resources.layout, resources.allocation
     assert layout is not None and allocation is not None
@@ -299,16 +300,22 @@ def run_worker_node(resources: Resources) -> None:
         return
     host = own_address(allocation)
     os.environ.update(_environment(allocation.meeting / TOKEN, host))
-    command = [*_start(layout, allocation, host, resources.memory_gb), "--address", address]
-    with _running(command, host) as keeper:
-        silent = 0
-        while silent < SILENCES and not allocation.ended():
-            if (status := keeper.poll()) is not None and _answers(address):
-                raise RuntimeError(
-                    f"Ray ended on {allocation.machine} (exit status {status}) before the run did"
-                )
-            silent = 0 if _answers(address) else silent + 1
-            time.sleep(LOOK_SECONDS)
+    began = time.monotonic()
+    for is_last in (False, True):  # on a busy machine Ray may take longer to start than it allows itself
+        command = [*_start(layout, allocation, host, resources.memory_gb), "--address", address]
+        with _running(command, host) as keeper:
+            silent = 0
+            while silent < SILENCES and not allocation.ended():
+                if (status := keeper.poll()) is not None and _answers(address):
+                    if is_last or time.monotonic() - began > CONNECT_SECONDS:  # the head waits no longer
+                        raise RuntimeError(
+                            f"Ray ended on {allocation.machine} (exit status {status}) before the run did"
+                        )
+                    break
+                silent = 0 if _answers(address) else silent + 1
+                time.sleep(LOOK_SECONDS)
+            else:
+                return
 
 
 def _arrival(allocation: Allocation, machine: str) -> Path:

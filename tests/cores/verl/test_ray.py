@@ -391,9 +391,12 @@ def test_a_head_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_worker_node_whose_ray_ends_before_the_run_fails(
     allocation: Allocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    begun: list[list[str]] = []
+
     @contextmanager
     def running(command: list[str], host: str) -> Iterator[Any]:
         assert command[-2:] == ["--address", "127.0.0.2:1"] and host == "127.0.0.3"
+        begun.append(command)
         yield keeper(7)
 
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
@@ -402,5 +405,9 @@ def test_a_worker_node_whose_ray_ends_before_the_run_fails(
     monkeypatch.setattr(cluster, "_running", running)
     monkeypatch.setattr(cluster, "_answers", lambda address: True)
     said = r"Ray ended on there\.invalid \(exit status 7\) before the run did"
-    with pytest.raises(RuntimeError, match=said):
-        cluster.run_worker_node(lent(allocation))
+    for seconds, starts in ((cluster.CONNECT_SECONDS, 2), (-1.0, 1)):  # once more while the head still waits
+        monkeypatch.setattr(cluster, "CONNECT_SECONDS", seconds)
+        begun.clear()
+        with pytest.raises(RuntimeError, match=said):
+            cluster.run_worker_node(lent(allocation))
+        assert len(begun) == starts
