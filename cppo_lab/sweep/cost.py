@@ -6,6 +6,7 @@ time of the training steps, excluding validations, warm start and start-up. `run
 preflights by kind of run.
 """
 
+import contextlib
 import heapq
 import json
 import math
@@ -212,9 +213,12 @@ class StepTimes:
     """The step times of the past runs with folders in `folder`."""
 
     def __init__(self, folder: Path) -> None:
-        entries = [entry for entry in os.scandir(folder) if entry.is_dir()] if folder.is_dir() else []
-        newest = heapq.nlargest(RECENT, entries, key=lambda entry: entry.stat().st_mtime_ns)
-        self._newest = [Path(entry.path) for entry in newest]
+        ages = dict[Path, int]()
+        for entry in os.scandir(folder) if folder.is_dir() else ():
+            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                if entry.is_dir():
+                    ages[Path(entry.path)] = entry.stat().st_mtime_ns
+        self._newest = heapq.nlargest(RECENT, ages, key=ages.__getitem__)
         self._params = cache(lambda run: flatten(read_config(run / CONFIG) or {}))
 
     def of(self, core: str, layout: str, params: Mapping[str, str]) -> list[list[float]]:
@@ -291,9 +295,12 @@ class Limits:
             state, status, cost = states[run_id], read_status(runs_folder() / run_id), run_costs[run_id]
             used = float(status.get("gpus") or 0) * machine_seconds(status) / 3600
             lives = run_id in ids or state == schema.RUNNING
-            hours += max(used, cost.gpu_hours or 0.0) if cost and lives else used
+            estimated = cost.gpu_hours or 0.0 if cost and lives else 0.0
+            # A run that goes on has spent a part of its estimate; one whose result is replaced begins anew.
+            again = run_id in ids and status.get("status") in schema.FINISHED
+            hours += used + estimated if again else max(used, estimated)
             if disk and run_id in ids:
-                stays += disk.recorded
+                stays += disk.recorded * (1 + again)
                 peaks = heapq.nlargest(at_once, [*peaks, disk.training - disk.recorded])
             elif disk and state != schema.MISSING:
                 stays += disk.recorded if state in schema.FINISHED else disk.training

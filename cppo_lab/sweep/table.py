@@ -45,7 +45,12 @@ def run_table(
         name = [run.run_id, run.variant, run.spec.model.name, str(run.spec.seed)]
         rows.append([*name, *cost, state.state, state.note])
     return aligned(
-        head, rows, right={"GPU-hours"}, width=width, spare=("GPU-hours", "layout", RUN_ID), coloured=coloured
+        head,
+        rows,
+        right={"GPU-hours"},
+        width=width,
+        spare=("GPU-hours", "layout", RUN_ID, "model", "seed"),
+        coloured=coloured,
     )
 
 
@@ -146,8 +151,8 @@ def _sentence(cost: CostSum) -> str:
     by = f"by the step times of {past} of each kind"
     if cost.gpu_hours is not None:
         return (
-            f"Measured cost: {cost.gpu_hours:.0f} GPU-hours for {runs}, {by}; "
-            f"{cost.gpu_hours_left or 0:.0f} {to_come}."
+            f"Measured cost: {_short(cost.gpu_hours)} GPU-hours for {runs}, {by}; "
+            f"{_short(cost.gpu_hours_left or 0)} {to_come}."
         )
     return (
         f"Measured cost: {_short(cost.hours)} hours of one process for {runs}, {by}; {_short(cost.hours_left)} "
@@ -162,7 +167,7 @@ def interval(parts: Iterable[tuple[float, str]]) -> str:
         factor = UNCERTAINTY if basis == ESTIMATE else 1.0
         low, high = low + hours / factor, high + hours * factor
     # An estimate has two digits.
-    return f"{high:.0f}" if low == high else f"{float(f'{low:.2g}'):.0f} to {float(f'{high:.2g}'):.0f}"
+    return _short(high) if low == high else " to ".join(_short(float(f"{end:.2g}")) for end in (low, high))
 
 
 def _short(hours: float) -> str:

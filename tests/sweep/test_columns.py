@@ -4,8 +4,12 @@ import re
 
 import pytest
 
+from cppo_lab.runs.state import RunState
 from cppo_lab.sweep.columns import aligned
+from cppo_lab.sweep.file import load_sweep
+from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.status import Label, RunStatus, ordered, table
+from cppo_lab.sweep.table import run_table
 
 LONG = "RuntimeError: the disk of the node is full and nothing can be written any more"
 
@@ -28,6 +32,13 @@ def test_what_matters_is_there_at_every_width(width: int) -> None:
     assert max(map(len, lines)) <= width
     assert re.match("1aaaaaaa.* cppo w_min=0.1 .* done ", done) and re.search(" failed .* Runtime", failed)
     assert ("node17" in done) == (width >= 140)
+
+
+def test_a_plan_has_ids_variants_and_states_on_the_narrowest_terminals() -> None:
+    runs = make_plan(load_sweep("quickstart"), ["variant=cppo", "rule.w_min=0.6,0.8"]).runs
+    lines = run_table(runs, {run.run_id: RunState("missing") for run in runs}, {}, 40).splitlines()
+    for run, line in zip(runs, lines[1:], strict=True):
+        assert line.split() == [run.run_id[:8], *run.variant.split(), str(run.spec.seed), "missing"]
 
 
 def test_without_a_terminal_everything_is_there_and_nothing_is_coloured() -> None:

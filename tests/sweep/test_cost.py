@@ -1,6 +1,9 @@
 """What runs cost: the estimate, and what past runs make of it."""
 
+import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -88,6 +91,23 @@ def test_the_newest_runs_count_and_only_those_with_enough_steps(
     assert times.of("mini", "other", kind) == times.of("verl", "", kind) == []
 
 
+def test_a_run_whose_folder_goes_meanwhile_does_not_count(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for seed in (0, 1):
+        past_run(workspace, compose([*TINY, f"seed={seed}"]), *[1.0 + seed] * 3)
+
+    def scanned(folder: Path) -> list[os.DirEntry[str]]:
+        with os.scandir(folder) as entries:
+            found = list(entries)
+        shutil.rmtree(runs / compose([*TINY, "seed=0"]).run.run_id)
+        return found
+
+    runs, scan = workspace / "runs", SimpleNamespace(scandir=scanned)
+    monkeypatch.setattr(module, "os", scan)
+    assert StepTimes(runs).of("mini", "", {}) == [[2.0] * 3]
+
+
 def test_another_layout_is_another_kind(workspace: Path) -> None:
     here, there = compose(LARGE), compose([*LARGE, "layout=one_node"])
     assert layout_tag(here.layout) != layout_tag(compose([*LARGE, "layout.tokens_per_device=65536"]).layout)
@@ -131,3 +151,7 @@ def test_sums_of_different_origin_are_added_where_all_are_gpu_hours() -> None:
         "Cost by preflight: 2 hours of ",
         "Measured cost: 3 hours of one ",
     ]
+    costs = {"a": Cost(0.1, 0.4, ESTIMATE), "b": Cost(0.1, 0.31, MEASURED, measured_runs=1)}
+    text = cost_summary([], costs, dict.fromkeys(costs, RunState(schema.PARTIAL)))
+    assert "Estimated cost: 0.2 to 0.8 GPU-hours for 1 run; 0.2 to 0.8 remaining" in text
+    assert "Measured cost: 0.31 GPU-hours for 1 run" in text and "Together: 0.51 to 1.1 GPU-hours" in text
