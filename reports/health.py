@@ -19,6 +19,7 @@ from cppo_lab.reports.figures.drawing import Palette, Picture
 from cppo_lab.reports.figures.training import DiagnosticPanel, diagnostics_of, draw, traces_of
 from cppo_lab.reports.figures.validation import draw_survival, drawn_variants, survival_info
 from cppo_lab.reports.names import (
+    ABSENT,
     OURS,
     baseline_name,
     display_name,
@@ -105,7 +106,7 @@ def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTab
         mean = estimate_text(cell.mean if cell.model else None)
         counts = (str(cell.runs), str(cell.collapsed), estimate_text(cell.share))
         test = cell.test
-        p = "none"
+        p = ABSENT
         if test is not None:
             p = ("p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}") + " (normal)" * (not test.exact)
         rows.append(_row(cell, (*counts, estimate_text(cell.surviving), mean, p), several))
@@ -118,7 +119,7 @@ def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTab
         "runs that did not collapse, with the 95 % interval (Student's t). final mean of all: with a 95 % interval "
         "that allows for unseen collapses, too; a collapse counts as score 0 if none was seen.",
         f"against {base}: two-sided p of the log-rank test of the steps at which runs collapse, over all ways to "
-        "assign the runs to the two methods; over all models it is stratified by model. None for the baseline, and "
+        "assign the runs to the two methods; over all models it is stratified by model. A dash for the baseline, and "
         "without a collapse.",
     )
     return TextTable("Collapses", "method", headings, rows, notes)

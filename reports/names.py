@@ -153,10 +153,10 @@ def edge_text(edge: Interval) -> str:
     return f"to {points(high)}" if edge.value == 0 else f"from {points(low)}"
 
 
-def p_text(value: float | None, absent: str = "none") -> str:
+def p_text(value: float | None) -> str:
     """A p value with three decimals."""
     if value is None:
-        return absent
+        return ABSENT
     return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 

@@ -125,7 +125,7 @@ def _differences(summary: Statistics) -> TextTable:
         compared = (Score.FINAL, Score.BEST, Score.CORRECTED, Score.AREA)
         cells = (
             *(_difference(cell.differences.get(score)) for score in compared),
-            p_text(summary.adjusted.get((cell.model, cell.variant, Score.FINAL)), ABSENT),
+            p_text(summary.adjusted.get((cell.model, cell.variant, Score.FINAL))),
             *(
                 (ABSENT, ABSENT)
                 if final is None
@@ -218,7 +218,7 @@ def _difference(difference: Difference | None) -> str:
 
 def _share(share: Interval | None) -> str:
     """A probability of improvement; none for single runs, for which it would take only a few values."""
-    return "none" if share is None or share.low is None else with_interval(share, number)
+    return ABSENT if share is None or share.low is None else with_interval(share, number)
 
 
 # By problem: methods, differences from the baseline, and the problems that separate two methods.

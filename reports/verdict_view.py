@@ -252,7 +252,7 @@ def _estimate(claim: Claim, deciding: Comparison | None) -> str:
     if deciding is None or deciding.difference is None:
         return ""
     value, interval = _written(claim, deciding.estimate)
-    around = "no interval" if interval == "none" else f"95 % interval {interval}"
+    around = "no interval" if interval == ABSENT else f"95 % interval {interval}"
     if claim.of_errors:
         of = f"of the error of {display_name(deciding.against)}"
         return f"{value} {of if claim.score is Quantity.ERROR else 'per tenfold T'}, {around}"
@@ -272,15 +272,15 @@ def _pair(comparison: Comparison, trend: bool = False) -> str:
 
 
 def _written(claim: Claim, estimate: Estimate | None) -> tuple[str, str]:
-    """`+1.20` and `+0.40 to +2.00`; of a claim about errors `0.842` and `0.781 to 0.908`; "none" for no interval."""
+    """`+1.20` and `+0.40 to +2.00`; of a claim about errors `0.842` and `0.781 to 0.908`; ABSENT for no interval."""
     if estimate is None:
-        return ABSENT, "none"
+        return ABSENT, ABSENT
 
     def form(value: float) -> str:
         return f"{value:.3f}" if claim.of_errors else points(value, signed=True)
 
     value, low, high = claim.as_reported(estimate)
-    return form(value), "none" if low is None or high is None else f"{form(low)} to {form(high)}"
+    return form(value), ABSENT if low is None or high is None else f"{form(low)} to {form(high)}"
 
 
 def _runs(difference: Difference) -> str:
@@ -342,7 +342,7 @@ def _comparisons(verdict: Verdict) -> TextTable:
         if difference is not None:
             counts = [difference.ours, difference.theirs][: 2 if difference.against else 1]
             runs = " and ".join(map(str, counts))
-            share = "none"  # of two single runs, where it would be 0 or 1, and of shares and slopes
+            # Not of two single runs, where it would be 0 or 1, nor of shares and slopes.
             if difference.improvement is not None and min(difference.ours, difference.theirs) > 1:
                 share = f"{difference.improvement.value:.2f}"
         against, model = display_name(comparison.against) or "0", comparison.model or _OVER_MODELS
@@ -535,7 +535,7 @@ def _numbers(claim: Claim, comparison: Comparison) -> str:
         return f"{pair}, where {comparison.why}."
     value, interval = _written(claim, comparison.estimate)
     text = f"{pair}, {claim.unit} {value}" if claim.of_errors else f"{pair}, {value} {claim.unit}"
-    if interval == "none":
+    if interval == ABSENT:
         return f"{text}, without an interval: {comparison.difference.estimate.unknown}."
     is_change = claim.kind in (Kind.COLLAPSE, Kind.TREND, Kind.POSITIVE)
     limit = (

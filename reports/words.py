@@ -230,7 +230,7 @@ def _of_difference(
     yield place, "Diff", _number(estimate.value, True), what
     yield place, "DiffLow", _number(estimate.low, True), "lower end of its 95 % interval"
     yield place, "DiffHigh", _number(estimate.high, True), "upper end of it"
-    yield place, "DiffP", escape_latex(p_text(p, ABSENT)), "its two-sided p value with Holm's adjustment"
+    yield place, "DiffP", escape_latex(p_text(p)), "its two-sided p value with Holm's adjustment"
     yield place, "DiffWord", escape_latex(word.value), "what it shows"
 
 

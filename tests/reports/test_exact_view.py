@@ -102,6 +102,7 @@ def test_from_the_file_to_the_page(workspace: Path, cppo: Command) -> None:
     ]  # fmt: skip
     (section,) = re.findall(r'<section id="exact">(.*?)</section>', page, re.DOTALL)
     assert section.count("<svg") == 1
+    assert section.count('<span class="verdict">core=exact</span>') == 2  # each verdict says of what
     for text in (
         f"({digest}), before any of the 12 runs that test it; unchanged.",
         "3 seeds, 0 to 2",

@@ -137,7 +137,7 @@ def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Sc
     assert mean.power.startswith("power at 2 points: none: a single run does not show")
     table = best.comparisons
     for heading in ("95 % interval", "adjusted p", "P(improvement)"):
-        assert {row.cells[table.headings.index(heading)] for row in table.rows} == {"none"}
+        assert {row.cells[table.headings.index(heading)] for row in table.rows} == {"–"}
     assert {row.cells[-1] for row in table.rows} == {"not decided"}
     assert {row.pair for row in table.rows} == {(model, "cppo") for model in paper_board.models}
 
