@@ -26,5 +26,11 @@ if not all((PACKAGE_FOLDER / name).is_dir() for name in PARTS):
 def __getattr__(name: str) -> Any:
     """`load` and `Results`, imported when they are first asked for: every command imports this package."""
     if name in ("load", "Results"):
-        return getattr(importlib.import_module("cppo_lab.sweep.results"), name)  # noqa: TID251  a literal name
+        try:
+            return getattr(importlib.import_module("cppo_lab.sweep.results"), name)  # noqa: TID251  a literal name
+        except ModuleNotFoundError as error:
+            from cppo_lab.plugins import remedy
+
+            error.msg += f" (cppo_lab.{name} needs it): {remedy(error.name or '')}"
+            raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ the problem at its origin).
 """
 
 import codecs
+import contextlib
 import filecmp
 import hashlib
 import json
@@ -445,6 +446,8 @@ def _ours_or_free(out: Path, splits: Iterable[str]) -> Path:
     if not place.exists() or not any(place.iterdir()):
         return place
     ours = {MANIFEST, *(f"{split}.parquet" for split in (*SPLITS, *splits))}
+    with contextlib.suppress(UserError):  # of a damaged manifest, which is replaced, too
+        ours |= read_manifest(place).keys()  # also the validation sets that were named then
     foreign = sorted(path.name for path in place.iterdir() if path.name not in ours)
     if foreign or not (place / MANIFEST).is_file():
         what = ", ".join(foreign[:5]) or f"data without {MANIFEST}"

@@ -21,12 +21,11 @@ from cppo_lab.sweep.file import (
     code_fault,
     load_sweep,
 )
-from cppo_lab.sweep.grid import core_of, with_core
+from cppo_lab.sweep.grid import LAUNCHING, core_of, with_core
 from cppo_lab.sweep.overrides import override_text, parse_override, quote
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 _CHOSEN = ("model", "seed", "core")  # chosen by separate keys
-ELSEWHERE = ("launcher", "tracking", "paths", "notify")  # how runs are started and tracked
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _key_faults(search: Search) -> Iterator[tuple[str, str]]:
     for key, values in search.search.parameters.items():
         if fault := code_fault(parse_override(f"{key}=0").key, values):
             yield key, f"{where}: search.parameters.{key}: {fault}"
-        elif key in _CHOSEN or key.partition(".")[0] in (*ELSEWHERE, "layout"):
+        elif key in _CHOSEN or key.partition(".")[0] in (*LAUNCHING, "layout"):
             yield key, f"{where}: search.parameters.{key}: this key cannot be tuned; remove it"
     for key, value in search.settings.items():
         if fault := code_fault(parse_override(f"{key}=0").key, value):
@@ -169,7 +168,7 @@ def _key_faults(search: Search) -> Iterator[tuple[str, str]]:
         elif key in _CHOSEN:
             remedy = f"use models and seeds, or {key}= on the command line"
             yield key, f"{where}: settings.{key}={value!r}: {remedy}"
-        elif key.partition(".")[0] in ELSEWHERE:
+        elif key.partition(".")[0] in LAUNCHING:
             yield key, f"{where}: settings.{key} belongs on the command line, not in a search file; remove it"
 
 
@@ -302,6 +301,6 @@ def main_overrides(tuning: Tuning) -> tuple[str, ...] | None:
         text
         for text in tuning.fixed
         if parse_override(text).key not in ("rule", "model", "core")
-        and parse_override(text).key.partition(".")[0] not in ELSEWHERE
+        and parse_override(text).key.partition(".")[0] not in LAUNCHING
     ]
     return tuple(map(shlex.quote, (f"variant={rule}", f"model={tuning.model}", *settings)))

@@ -216,14 +216,11 @@ def check_store(uri: str) -> Check:
     """The tracking store can be written (a file) or answers (a server). Names no user and no password."""
     file = sqlite_file(uri)
     if file is not None:
-        place = file if file.exists() else file.parent
-        if os.access(place, os.W_OK):
-            return Check(
-                "MLflow store", OK, f"{file}{'' if file.exists() else ' (the first launch makes it)'}"
-            )
-        return Check(
-            "MLflow store", MISSING, f"{place} cannot be written", "set MLFLOW_TRACKING_URI to another store"
-        )
+        for place in (file, file.parent):  # SQLite's journal is beside the file
+            if (place.exists() or place != file) and not os.access(place, os.W_OK):
+                remedy = "set MLFLOW_TRACKING_URI to another store"
+                return Check("MLflow store", MISSING, f"{place} cannot be written", remedy)
+        return Check("MLflow store", OK, f"{file}{'' if file.exists() else ' (the first launch makes it)'}")
     parts = urlsplit(uri)
     if (host := parts.hostname) is None:
         named = (

@@ -146,7 +146,7 @@ def condition_faults(sweep: Sweep, core: str) -> list[tuple[str, str]]:
     return faults
 
 
-LAUNCHING = ("launcher", "tracking", "paths", "notify")
+LAUNCHING = ("launcher", "tracking", "paths", "notify")  # how runs are started and tracked
 NO_AXIS = {
     "model": "use models:",
     "core": "choose it on the command line: core=verl",

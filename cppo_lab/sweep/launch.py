@@ -16,7 +16,17 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.core_records import Doing, Resources, core_of, load_part
-from cppo_lab.errors import Interrupted, StoreAway, StoreBroken, UserError, counted, one_line, printable, say
+from cppo_lab.errors import (
+    Interrupted,
+    StoreAway,
+    StoreBroken,
+    UserError,
+    counted,
+    few,
+    one_line,
+    printable,
+    say,
+)
 from cppo_lab.files import redacted, replace_file, require_folder, runs_folder
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import launcher_of, load_launcher
@@ -45,6 +55,7 @@ from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.spool import ShippedRecord, load_shipped, unsent
 from cppo_lab.runs.state import OF_OTHERS, Queued, RunFolder, RunState, explained, state_of
 from cppo_lab.runs.tags import figure_tag, merged, names, variants_in
+from cppo_lab.spec.run import TRAIN
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.cost import NO_LIMITS, Limits, past_paces
 from cppo_lab.sweep.enumerate import PlannedRun
@@ -416,8 +427,7 @@ def choose(
             if trained
             else f", or train {'those that test no hypotheses' if tests else 'them'} with `cppo launch --without-store`"
         )
-        named = ", ".join(held_ids[:3]) + ", ..." * (len(held_ids) > 3)
-        line += f"; held, since {why}: {count} ({named}): launch again when it answers{how}"
+        line += f"; held, since {why}: {count} ({few(held_ids)}): launch again when it answers{how}"
     say(f"cppo: {line}")
     return [run for run in todo if run.run_id not in held_ids], left, held_ids, beyond
 
@@ -499,7 +509,7 @@ def _tell_of_other_code(versions: Collection[str], replace: bool) -> None:
     if not versions:
         return
     others = sorted({version or "unknown" for version in versions})
-    named = printable(", ".join(others[:3])) + (", ..." if len(others) > 3 else "")
+    named = printable(few(others))
     fate = (
         "trained again; each is replaced once that has finished"
         if replace
@@ -531,7 +541,8 @@ def evaluate_runs(
     data = [f"data={benchmark}"]
     if (file := Path(benchmark)).suffix in (".jsonl", ".parquet"):
         name, value = re.sub(r"\W", "_", file.stem, flags=re.ASCII).lstrip("_"), quote(str(file))
-        if not re.match(r"[A-Za-z]|[0-9]+$", name):  # a key of Hydra's begins with a letter, or is a number
+        # A key of Hydra's begins with a letter, or is a number; and no benchmark is called so.
+        if name in (TRAIN, schema.MEAN) or not re.match(r"[A-Za-z]|[0-9]+$", name):
             name = f"problems_{name}".rstrip("_")
         name = name[:64]
         data = ["data=files", f"data.train={value}", f"data.validation.{name}={value}"]

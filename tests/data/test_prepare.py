@@ -327,3 +327,5 @@ def test_messages_and_validation_sets_of_ones_own(tmp_path: Path, out: Path, wri
     (row,) = read_parquet(out / "held.parquet")
     assert (row["prompt"], row["reward_model"]["ground_truth"]) == (asked, "4")
     assert row["data_source"] == "held"  # by which verl separates validation sets
+    prepare("sample", out)  # the folder is prepared data, though that set is not named again
+    assert sorted(contents(out)) == FILES

@@ -156,6 +156,8 @@ def test_own_files_and_rewards_are_in_the_id_by_their_contents(own_data: list[st
         ("_held", "held"),
         ("2026", "2026"),
         ("2026-b", "problems_2026_b"),
+        ("train", "problems_train"),  # among the files of a run, and
+        ("mean", "problems_mean"),  # among its scores, these name others
         ("é", "problems"),
     ],
 )

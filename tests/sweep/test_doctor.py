@@ -263,6 +263,10 @@ def test_what_the_system_refuses_to_write_is_missing(here: Here) -> None:
     here.patch.setattr(os, "access", lambda path, mode: False)
     store = f"{here.folder} cannot be written: set MLFLOW_TRACKING_URI to another store"
     here.says("", f"{place}: work in a folder that you can write to", f"missing MLflow store: {store}")
+    (file := here.folder / "x.db").write_bytes(b"")
+    for closed in (file, here.folder):  # SQLite writes a journal beside the file
+        here.patch.setattr(os, "access", lambda path, mode, closed=closed: path != closed)
+        assert doctor.check_store(f"sqlite:///{file}").found == f"{closed} cannot be written"
 
 
 def test_limits_of_the_machine_are_warnings(here: Here) -> None:

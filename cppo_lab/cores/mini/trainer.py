@@ -330,6 +330,8 @@ def load_best(spec: MiniRun, runs: Path, context: int) -> tuple[int, Transformer
             weights: Any = state.get("model") if isinstance(state, dict) else None
             if not same_form(weights, model.state_dict()):
                 raise ValueError("it contains the weights of another model")
+            if not checkpoint["history"]:
+                raise ValueError("it does not say of which step it is")
         except ValueError as error:
             raise UserError(f"{runs / spec.run_id / BEST_MODEL} is not exported: {error}") from None
     model.load_state_dict(weights)

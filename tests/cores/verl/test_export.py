@@ -492,6 +492,8 @@ def test_an_embedded_model_says_the_same_as_a_qwen3(
     assert "has kept no checkpoint: there is no best_model.pt in " in said and "--replace" in said
     foreign.symlink_to(folder / BEST_MODEL)
     assert f"{foreign} {NO_FILE}" in refused(capsys, *again)
+    torch.save(state | {"history": []}, folder / BEST_MODEL)
+    assert "it does not say of which step it is" in refused(capsys, spec.run_id, "--out", "other")
 
 
 def test_two_exports_to_one_place_and_one_that_fails(tmp_path: Path) -> None:

@@ -35,6 +35,14 @@ def test_importing_the_package_imports_nothing_else_and_the_paper_is_read_withou
     assert "pandas" in names and not {"mlflow", "sqlalchemy", "torch", "matplotlib"} & names
 
 
+def test_without_pandas_the_error_has_the_remedy(tmp_path: Path) -> None:
+    code = "import sys\nsys.modules['pandas'] = None\nimport cppo_lab\ncppo_lab.load"
+    done = python("-c", code, cwd=tmp_path, check=False)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("ModuleNotFoundError") and "cppo_lab.load needs" in last
+    assert "pip install" in last and "pandas" in last
+
+
 def expected_score(rule: str, seed: int, step: int) -> float:
     """`plausible.score`, from its description."""
     return {"dppo": 0.65, "cppo": 0.8}[rule] * (1 - math.exp(-step / 12)) + 0.01 * seed
