@@ -7,7 +7,7 @@ from cppo_lab.cores.exact import EXACT
 from cppo_lab.cores.mini import MINI
 from cppo_lab.testing import CoreTests
 from tests.conftest import TINY
-from tests.cores.test_core_records import SMALL, package, python
+from tests.cores.test_core_records import SMALL, cppo, package
 
 SWEEP = """
 title: Theirs
@@ -38,10 +38,6 @@ class TestExact(CoreTests):
     refused: ClassVar = TestMini.refused
 
 
-def cppo(folder: Path, *arguments: str, path: Path | None = None) -> tuple[int, str, str]:
-    return python(folder, "-m", "cppo_lab.cli", *arguments, path=path)
-
-
 def test_a_core_of_another_package_from_launch_to_report(tmp_path: Path) -> None:
     theirs = package(tmp_path / "site")
     (tmp_path / "theirs.yaml").write_text(SWEEP)
@@ -61,8 +57,7 @@ def test_a_core_of_another_package_from_launch_to_report(tmp_path: Path) -> None
 
 def test_a_sweep_file_alone_installs_no_core(tmp_path: Path) -> None:
     """Not by a file of the name, nor by a record beside it."""
-    folder = package(tmp_path)
-    (folder / "acme-1.0.dist-info" / "entry_points.txt").unlink()
+    package(tmp_path, entry_points="")
     (tmp_path / "core").mkdir()
     (tmp_path / "core" / "acme.yaml").write_text("# @package _global_\ncore: acme_records:ACME\n")
     (tmp_path / "theirs.yaml").write_text(SWEEP)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -27,7 +28,8 @@ from tests.cores.test_mini import ListSink
 from tests.waiting import CEILING_SECONDS
 
 ROOT = Path(__file__).parents[2]
-MODULE = (Path(__file__).parent / "acme_core.py").read_text(encoding="utf-8")
+PATH = Path(__file__).parent / "acme_core.py"
+MODULE = PATH.read_text(encoding="utf-8")
 RECORD = """
 from cppo_lab.core_records import CoreRecord
 
@@ -55,28 +57,34 @@ if __name__ == "__main__":
 """
 
 
-def package(folder: Path) -> Path:
-    """Acme's package as an installer leaves it, in a folder for PYTHONPATH."""
+ENTRY = "[cppo_lab.cores]\nacme = acme_records:ACME\n"
+
+
+def package(folder: Path, entry_points: str = ENTRY, module: Path = PATH, record: str = RECORD) -> Path:
+    """Acme's package as an installer leaves it, in a folder for PYTHONPATH: a core, or what `module` holds."""
     info = folder / "acme-1.0.dist-info"
     info.mkdir(parents=True)
-    (folder / "acme_core.py").write_text(MODULE)
-    (folder / "acme_records.py").write_text(RECORD)
+    shutil.copy(module, folder)
+    (folder / "acme_records.py").write_text(record)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[cppo_lab.cores]\nacme = acme_records:ACME\n")
+    (info / "entry_points.txt").write_text(entry_points)
     return folder
 
 
 def python(folder: Path, *arguments: str, path: Path | None = None, **variables: str) -> tuple[int, str, str]:
     """Python in a separate process, with their package on its path if `path` names it."""
-    known = {
-        key: value for key, value in os.environ.items() if key not in ("CPPO_RULES", "MLFLOW_TRACKING_URI")
-    }
-    places = os.pathsep.join(map(str, filter(None, (ROOT, path))))
+    hidden = ("CPPO_RULES", "MLFLOW_TRACKING_URI")
+    environment = {key: value for key, value in os.environ.items() if key not in hidden}
+    environment["PYTHONPATH"] = os.pathsep.join(map(str, filter(None, (ROOT, path))))
     done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=known | {"PYTHONPATH": places, **variables},
-        capture_output=True, text=True, timeout=CEILING_SECONDS,
+        [sys.executable, *arguments], cwd=folder, env=environment | variables, capture_output=True, text=True,
+        timeout=CEILING_SECONDS,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
+
+
+def cppo(folder: Path, *arguments: str, path: Path | None = None, **variables: str) -> tuple[int, str, str]:
+    return python(folder, "-m", "cppo_lab.cli", *arguments, path=path, **variables)
 
 
 def test_a_core_of_another_package_conforms(tmp_path: Path) -> None:
@@ -86,12 +94,10 @@ def test_a_core_of_another_package_conforms(tmp_path: Path) -> None:
     assert code == 0, out + err
 
 
-class Dying(ListSink):
-    """Dies when step `kill_at` is to be logged."""
+class FirstSink(ListSink):
+    """Knows what came first."""
 
-    def __init__(self, kill_at: int | None) -> None:
-        super().__init__()
-        self.kill_at, self.first = kill_at, ""
+    first = ""
 
     def begin(self, step: int | None) -> None:
         self.first = self.first or "begin"
@@ -99,8 +105,6 @@ class Dying(ListSink):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.first = self.first or "row"
-        if step == self.kill_at:
-            raise Killed
         super().log(step, metrics)
 
 
@@ -111,43 +115,36 @@ class InThisProcess(CoreTests):
         self, composed: Sequence[Composed], folder: Path, kill_at: int | None = None
     ) -> tuple[Life, ...]:
         lives = []
-        for run in (one.run for one in composed):
-            (own := folder / run.run_id).mkdir(exist_ok=True)
-            sink, end = Dying(kill_at), None
+        for run in (each.run for each in composed):
+            (run_folder := folder / run.run_id).mkdir(exist_ok=True)
+            sink, end = FirstSink(kill_at), None
             with contextlib.suppress(Killed):
-                outcome = self.core.load("train")(run, sink, Resources(folder, own))
+                outcome = self.core.load("train")(run, sink, Resources(folder, run_folder))
                 end = outcome.status, outcome.step
             lives.append(Life(tuple(sink.began), tuple(sink.rows), {}, end, sink.first))
         return tuple(lives)
 
 
+KILLED, ALONE = "killed_it_continues_with_the_same_numbers", "a_run_does_not_depend_on_the_one_before_it"
+RECORDED = "a_run_is_recorded_from_its_first_step_to_its_last"
+
+
 @pytest.mark.parametrize(
     "right, wrong, test, said",
     [
-        ("", "", "killed_it_continues_with_the_same_numbers", ""),
-        ("replace_file(path", "print(path", "killed_it_continues_with_the_same_numbers", "nothing was kept"),
-        ("skill, rows]", "skill + 1, rows]", "killed_it_continues_with_the_same_numbers", "continued run"),
+        ("replace_file(path", "print(path", KILLED, "nothing was kept"),
+        ("skill, rows]", "skill + 1, rows]", KILLED, "continued run"),
         ("if self.rollout.staleness:", "if False:", "what_it_cannot_train_is_refused", "is not refused"),
-        ("perf/step_seconds", "perf/seconds", "a_run_is_recorded_from_its_first_step_to_its_last", "METRICS"),
-        ("schema.MEAN, *", "'other', *", "a_run_is_recorded_from_its_first_step_to_its_last", "val/mean"),
-        ("range(done + 1", "range(done + 2", "a_run_is_recorded_from_its_first_step_to_its_last", "steps [1"),
-        (
-            "else done)",
-            "else done); sink.begin(0)",
-            "a_run_is_recorded_from_its_first_step_to_its_last",
-            "once",
-        ),
-        ("{spec.seed} ", "", "a_run_does_not_depend_on_the_one_before_it", "the seed changes nothing"),
-        (
-            "resources.folder / CHECKPOINT",
-            "resources.shared / CHECKPOINT",
-            "a_run_does_not_depend_on_the_one_before_it",
-            "resumes another run",
-        ),
+        ("perf/step_seconds", "perf/seconds", RECORDED, "METRICS"),
+        ("schema.MEAN, *", "'other', *", RECORDED, "val/mean"),
+        ("range(done + 1", "range(done + 2", RECORDED, r"steps \[1"),
+        ("else done)", "else done); sink.begin(0)", RECORDED, "once"),
+        ("{spec.seed} ", "", ALONE, "the seed changes nothing"),
+        ("resources.folder / CHECKPOINT", "resources.shared / CHECKPOINT", ALONE, "resumes another run"),
         (
             "-1, 0.2, []",
             "-1, globals().update(N=globals().get('N', 0) + 1) or N / 9, []",
-            "a_run_does_not_depend_on_the_one_before_it",
+            ALONE,
             "the run before it",
         ),
     ],
@@ -157,7 +154,7 @@ def test_a_core_that_does_not_conform_is_found_out(
 ) -> None:
     name = f"acme_core_{tmp_path.name}"
     assert right in MODULE
-    (tmp_path / f"{name}.py").write_text(MODULE.replace(right, wrong) if right else MODULE)
+    (tmp_path / f"{name}.py").write_text(MODULE.replace(right, wrong))
     monkeypatch.syspath_prepend(tmp_path)
     parts = {part: f"{name}:{function}" for part, function in PARTS.items()}
     acme = CoreRecord("acme", "Acme's", "Theirs.", **parts, config={"acme": {"noise": 0.05}})
@@ -168,11 +165,8 @@ def test_a_core_that_does_not_conform_is_found_out(
     monkeypatch.setattr(conformance, "_WHOLE", {})
     checked = type("Checked", (InThisProcess,), {"core": acme, "overrides": SMALL, "refused": REFUSED})()
     try:
-        getattr(checked, f"test_{test}")()
-    except (AssertionError, KeyError) as error:
-        assert said and said in str(error)
-    else:
-        assert not said
+        with pytest.raises((AssertionError, KeyError), match=said):
+            getattr(checked, f"test_{test}")()
     finally:
         monkeypatch.undo()
         forget()
@@ -180,8 +174,8 @@ def test_a_core_that_does_not_conform_is_found_out(
 
 def forget() -> None:
     """What this process remembers of the installed cores."""
-    for one in (core_of, run_kind, groups.groups, parse_override):
-        one.cache_clear()
+    for cached in (core_of, run_kind, groups.groups, parse_override):
+        cached.cache_clear()
 
 
 def test_records_and_files_agree() -> None:
@@ -225,9 +219,10 @@ def test_what_a_core_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         "cppo_lab.core_records.core_of", lambda name: bare if name == "bare" else core_of(name)
     )
-    with user_error(r"unknown core that exports its models 'bare'.*mini, verl"):
-        load_part("bare", "exporter")
-    with user_error(r"unknown core that uses several machines 'bare'.*verl"):
-        load_part("bare", "worker_node")
-    with user_error(r"unknown core with models of random weights 'bare'.*verl"):
-        load_part("bare", "stand_ins")
+    for part, said in (
+        ("exporter", "that exports its models 'bare'.*mini, verl"),
+        ("worker_node", "that uses several machines 'bare'.*verl"),
+        ("stand_ins", "with models of random weights 'bare'.*verl"),
+    ):
+        with user_error(f"unknown core {said}"):
+            load_part("bare", part)

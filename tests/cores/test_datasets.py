@@ -13,7 +13,7 @@ from cppo_lab.data.prepare import prepare
 from cppo_lab.schema import Dataset
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY, user_error
+from tests.conftest import TINY
 
 
 def told(folder: Path, *overrides: str, data: Path | None = None) -> dict[str, Dataset]:
@@ -125,8 +125,3 @@ def test_no_trainer_is_loaded() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_an_unknown_core_is_named() -> None:
-    with user_error("unknown core 'minni': did you mean 'mini'"):
-        load_part("minni", "datasets")

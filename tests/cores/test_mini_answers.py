@@ -32,9 +32,9 @@ DEFAULT = compose(TINY).tracking.answers
 class FileSink(ListSink):
     """Keeps files in `folder`; dies after file number `files`, or when step `step` is logged."""
 
-    def __init__(self, folder: Path, files: int = -1, step: int = -1) -> None:
-        super().__init__()
-        self.folder, self.left, self.step = folder, files, step
+    def __init__(self, folder: Path, files: int = -1, step: int | None = None) -> None:
+        super().__init__(step)
+        self.folder, self.left = folder, files
 
     def file(self, name: str, content: bytes) -> None:
         path = self.folder / name
@@ -43,11 +43,6 @@ class FileSink(ListSink):
         self.left -= 1
         if self.left == 0:
             raise Killed
-
-    def log(self, step: int, metrics: dict[str, float]) -> None:  # type: ignore[override]
-        if step == self.step:
-            raise Killed
-        super().log(step, metrics)
 
 
 def read_outcomes(folder: Path) -> outcomes.Outcomes:

@@ -205,8 +205,7 @@ class TestGrading:
             (CHAIN, [14, 24, 25], 2, 1.0),  # the other spelling of 4
             (CHAIN, [5, 24, 25], 2, 0.0),
             (CHAIN, [9, 4, 24], 3, 1.0),
-            (CHAIN, [4, 24, 4], 3, 0.0),  # ran on after its end
-            (CHAIN, [9, 9, 4], 3, 0.0),  # truncated
+            (CHAIN, [4, 24, 4], 3, 0.0),  # ran on after its end, or truncated
             (CHAIN, [24, 25, 25], 1, 0.0),  # empty
             (CHAIN, [20, 24, 25], 2, 0.0),  # an operator is no number
             (ADDITION, [12, 1, 10, 11, 24], 5, 1.0),  # 7 + 5 = 12; 4 + 5 + 1 = 10, in other spellings

@@ -56,20 +56,12 @@ def child_of(pool: GraderPool) -> int:
 
 
 HOSTILE = {
-    "a power tower": "Answer: 10**10**10",
-    "a power tower in LaTeX": f"Answer: {HANGING}",
     "a power of gigabytes": "Answer: 2^{2^{34}}",
-    "a factorial": "Answer: 1000000000!",
     "an integral": "Answer: \\int_0^1 e^{e^{x^x}} dx",
-    "a limit": "Answer: \\lim_{x \\to 0} \\frac{\\sin(\\tan x) - \\tan(\\sin x)}{x^{77}}",
     "nested fractions": "Answer: " + "\\frac{" * 120 + "1" + "}{2}" * 120,
-    "nested roots": "Answer: " + "\\sqrt{" * 120 + "2" + "}" * 120,
     "open parentheses": "Answer: " + "(" * 900,
-    "a million left parentheses": "Answer: " + "\\left(" * 1_000_000,
     "unclosed boxes": "\\boxed{" * 100_000,
-    "a megabyte of digits": "Answer: " + "7" * 1_000_000,
     "null bytes": "Answer: " + "\0" * 1_000_000 + "42",
-    "a list": "Answer: " + "1," * 450,
     "a regex bomb of an answer": "Answer: " + "a" * 400 + "!" * 400,
     "a regex bomb of spaces": "final answer" + " " * 900 + "is",
     "an equation without end": "Answer: " + "=".join("abcdefghijklmnopqrstuvwxyz" * 15),
@@ -163,9 +155,11 @@ def test_a_child_stays_although_its_owner_is_large(pool: GraderPool) -> None:
     del ballast
 
 
-# Children in place of ours, without math-verify.
+# Children in place of ours, without math-verify; they leave their process ids in PIDS beside their code.
+PIDS = "child.py.pids"
 LINKED = """import json, os, signal, sys
 from multiprocessing.connection import Connection
+print(os.getpid(), file=open(f"{__file__}.pids", "a"))
 link = Connection(int(sys.argv[1]))
 say = lambda message: link.send_bytes(json.dumps(message).encode())
 """
@@ -201,8 +195,7 @@ def test_a_grader_that_cannot_start_is_said_loudly(
     pool: GraderPool, made_child: Callable[[str], None]
 ) -> None:
     for code, said in (
-        ("import sys; sys.exit(1)", "did not start"),
-        ("import sys; sys.exit(1)", "did not start"),  # the place of the first child is not lost
+        *[("import sys; sys.exit(1)", "did not start")] * 2,  # the place of the first child is not lost
         (f"{LINKED}say({{'missing': 'math_verify'}})", r"'math_verify' is needed .*pip install math-verify"),
     ):
         made_child(code)
@@ -234,9 +227,7 @@ def test_a_child_that_is_already_dead_when_it_is_asked_is_replaced(
 def test_a_child_that_only_closes_its_connection_is_killed(
     pool: GraderPool, made_child: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    pids = tmp_path / "pids"
-    note = f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
-    made_child(f"{READY}{note}link.recv_bytes()\nlink.close()\nsignal.pause()\n")
+    made_child(f"{READY}link.recv_bytes()\nlink.close()\nsignal.pause()\n")
     wait = subprocess.Popen.wait
 
     def impatient(process: Any, timeout: float | None = None) -> int:
@@ -246,17 +237,15 @@ def test_a_child_that_only_closes_its_connection_is_killed(
 
     monkeypatch.setattr(subprocess.Popen, "wait", impatient)
     assert pool.grade("1", True, "1") == MathVerifyResult(False, "error")
-    asked = [int(line) for line in pids.read_text().split()][:2]
+    asked = [int(line) for line in (tmp_path / PIDS).read_text().split()][:2]
     assert len(asked) == 2 and not any(map(alive, asked))
 
 
 def test_a_child_that_takes_too_long_is_killed(made_child: Callable[[str], None], tmp_path: Path) -> None:
-    pids = tmp_path / "pids"
-    note = f"open({str(pids)!r}, 'a').write(f'{{os.getpid()}}\\n')\n"
-    made_child(f"{READY}{note}link.recv_bytes()\nsignal.pause()\n")
+    made_child(f"{READY}link.recv_bytes()\nsignal.pause()\n")
     pool = GraderPool(LIMIT, workers=1)
     assert pool.grade("1", True, "1") == MathVerifyResult(False, "timeout")
-    assert not alive(int(pids.read_text().split()[0]))
+    assert not alive(int((tmp_path / PIDS).read_text().split()[0]))
     pool.close()
 
 

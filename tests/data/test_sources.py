@@ -1,6 +1,7 @@
 """Where rows come from: rows that cannot be used, folders, the hub."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,6 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "Infinity": (b'{"problem": "p", "answer": -Infinity}', "the value -Infinity is not a JSON number"),
     "a huge line": (b'{"problem": "' + b"x" * 10_000_000 + b'"}', "is longer than 1048576 bytes"),
     "no answer": (b'{"problem": "p"}', "`answer` is missing"),
-    "null answer": (b'{"problem": "p", "answer": null}', "`answer` is missing"),
     "a list answer": (b'{"problem": "p", "answer": ["1"]}', "`answer` is ['1']"),
     "an empty answer": (b'{"problem": "p", "answer": "  "}', "`answer` is '  '"),
     "a long answer": (b'{"problem": "p", "answer": "' + b"1" * 1_001 + b'"}', "`answer` has 1001 characters"),
@@ -57,10 +57,8 @@ def test_a_row_that_cannot_be_used_is_one_error_that_says_where(tmp_path: Path, 
     line, message = HOSTILE[name]
     path = tmp_path / "train.jsonl"
     path.write_bytes(changed() + b"\n\n" + line + b"\n" + changed() + b"\n")
-    with user_error("") as error:
+    with user_error(rf"^{path}, line 3\b.*{re.escape(message)}") as error:
         prepare(str(path), tmp_path / "data")
-    assert str(error.value).startswith(f"{path}, line 3")
-    assert message in str(error.value)
     assert len(str(error.value)) < 700
     assert not (tmp_path / "data").exists()
 
@@ -94,19 +92,12 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             ([{"question": "p"}], "has the columns ['question']"),
             ([], "has the columns []"),
             ([{"problem": b"\xff\xfe", "answer": "1"}], "row 1: `problem` is b'\\xff\\xfe'"),
-            *(
-                (content, "cannot be read as parquet after row 0")
-                for content in (b"", b"hello, world", b"PAR1" + b"\0" * 100 + b"PAR1")
-            ),
+            (b"PAR1" + b"\0" * 100 + b"PAR1", "cannot be read as parquet after row 0"),
         )
     ),
     *(
-        (
-            TRAIN | {"aime26.jsonl": [{"problem": "p", "answer": answer}]},
-            "",
-            "AIME answers are whole numbers from 0",
-        )
-        for answer in ("-1", "x", "1.0")
+        (TRAIN | {"aime26.jsonl": [{"problem": "p", "answer": answer}]}, "", "AIME answers are whole numbers")
+        for answer in ("-1", "1.0")
     ),
     (
         TRAIN | {"aime24.jsonl": [BARE]},
@@ -133,9 +124,8 @@ def test_what_cannot_be_prepared(tmp_path: Path, files: dict[str, Any], source: 
             (tmp_path / name).write_bytes(content)
         else:
             (write_jsonl if name.endswith(".jsonl") else write_parquet)(tmp_path / name, content)
-    with user_error("") as error:
+    with user_error(re.escape(message)):
         prepare(str(tmp_path / source), tmp_path / "data")
-    assert message in str(error.value)
 
 
 @pytest.fixture

@@ -92,13 +92,17 @@ def test_verls_reward_manager_and_the_split_by_benchmark(manager: str) -> None:
         return await asyncio.gather(*(ours.run_single(batch(row[0], *row[2:])) for row in samples))
 
     results = asyncio.run(graded())
-    assert [result["reward_score"] for result in results] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
     extras = [result["reward_extra_info"] for result in results]
     infos = {key: [extra[key] for extra in extras] for key in extras[0]}
-    assert infos["acc"] == infos["score"] == [1.0, 0.0, 1.0, 1.0, 0.0, 0.0]
-    assert infos["answer_rule"] == [1.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    assert infos["marked_answer"] == [1.0, 1.0, 1.0, 0.0, 0.0, 1.0]
-    assert infos["grade_timeout"] == [0.0, 0.0, 0.0, 0.0, 0.0, 1.0]
+    grades = [result["reward_score"] for result in results]
+    assert infos == {
+        **dict.fromkeys(("score", "acc"), grades),
+        "answer_rule": [1, 0, 0, 0, 0, 0],
+        "marked_answer": [1, 1, 1, 0, 0, 1],
+        "grade_timeout": [0, 0, 0, 0, 0, 1],
+        "grade_error": [0] * 6,
+    }
+    assert grades == [1, 0, 1, 1, 0, 0]
     metrics = process_validation_metrics([row[0] for row in samples], [row[1] for row in samples], infos)
     assert metrics["aime24"]["acc"]["mean@2"] == 0.75
     assert metrics["aime25"]["acc"]["mean@2"] == 0.0
@@ -106,57 +110,14 @@ def test_verls_reward_manager_and_the_split_by_benchmark(manager: str) -> None:
     close_pools()
 
 
-WORDS = (
-    "Answer:",
-    "answer :",
-    "ANSWER:",
-    "a ",
-    "an ",
-    "mbox",
-    "x",
-    "units",
-    "square",
-    "cents",
-    "and",
-    "frac",
-    "sqrt",
+# Beside what verl takes away, which the last test has.
+# fmt: off
+PIECES = st.sampled_from(
+    ("Answer:", "answer :", "ANSWER:", "a ", "an ", "x", "units", "and", "frac", "sqrt", "$", "\\$", "}", "{", "=", ",",
+     "{,}", ".$", " ", "\n", "42", "1,000", "073", "-3", "\\boxed{", "\\text{", "\\textbf{", "\\overline{", "\\frac",
+     "\\sqrt2", "\\text{}^2", "\\text{and}", "\\dots", "٣", "²")
 )
-SIGNS = (
-    "$",
-    "\\$",
-    "}",
-    "{",
-    "=",
-    ",",
-    "{,}",
-    ",\\!",
-    ".",
-    ".$",
-    " ",
-    "\n",
-    "\\ ",
-    "\\;",
-    '"',
-    "42",
-    "1,000",
-    "073",
-    "-3",
-)
-COMMANDS = (
-    *(
-        "\\boxed{",
-        "\\text{",
-        "\\textbf{",
-        "\\overline{",
-        "\\frac",
-        "\\sqrt2",
-        "^\\circ",
-        "^{\\circ}",
-        "\\text{}^2",
-    ),
-    *("\\text{and}", "\\text{m}", "\\text{\ns}", "\\dots", "\\ldots", "\\mathrm{th}", "٣", "²"),
-)
-PIECES = st.sampled_from((*WORDS, *SIGNS, *COMMANDS))
+# fmt: on
 TEXTS = st.lists(PIECES | st.text(max_size=3), max_size=25).map("".join)
 
 

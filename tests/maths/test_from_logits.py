@@ -79,12 +79,6 @@ def token_logp(logits: Tensor, tokens: Tensor, **named: Any) -> Tensor:
     return logp_and_divergence(logits, tokens, None, None, unused, measure="tv", **named).logp
 
 
-def plain_logp(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tensor:
-    """The definition, with every log-probability in memory."""
-    wide = logits if logits.dtype == torch.float64 else logits.float()
-    return (wide / temperature).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
-
-
 @pytest.mark.parametrize("convention", divergences.CONVENTIONS)
 @pytest.mark.parametrize("measure", divergences.MEASURES)
 @pytest.mark.parametrize("temperature", TEMPERATURES)
@@ -92,57 +86,55 @@ def plain_logp(logits: Tensor, tokens: Tensor, temperature: float = 1.0) -> Tens
 def test_equals_the_plain_functions(
     dtype: torch.dtype, measure: str, convention: str, temperature: float, way: dict[str, Any]
 ) -> None:
-    """In values, and in the gradient of log pi, in the logits' place too. Without a Top-K the divergence is binary."""
+    """In values, and in the gradient of log pi; in the logits' place, with the Top-K's gradient, too, whose empty place
+    is read at id 0. Without a Top-K the divergence is binary.
+    """
     c = case(dtype, temperature=temperature)
-    options = {"measure": measure, "convention": convention, "temperature": temperature, **way}
-    wide = (c.logits if dtype == torch.float64 else c.logits.float()) / temperature
-    tolerance = {"rtol": TOLERANCE[dtype], "atol": TOLERANCE[dtype]}
-    weights = torch.linspace(-1, 2, ROWS, dtype=c.rollout_logp.dtype)
+    options = {
+        "measure": measure,
+        "convention": convention,
+        "temperature": temperature,
+        "entropy": True,
+        **way,
+    }
+    tolerance = {"rtol": TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
+    weights, generator = (
+        torch.linspace(-1, 2, ROWS, dtype=c.rollout_logp.dtype),
+        torch.Generator().manual_seed(2),
+    )
     weights[3] = 0.0
+    topk_weights = torch.randn(ROWS, K, generator=generator, dtype=weights.dtype)
+    topk_weights[c.rollout_topk_ids < 0] = 0.0
     leaf = c.logits.clone().requires_grad_()
-    logp = plain_logp(leaf, c.tokens, temperature)
-    (expected,) = torch.autograd.grad((logp * weights).sum(), leaf)
+    pi = ((leaf if dtype == torch.float64 else leaf.float()) / temperature).log_softmax(-1)
+    logp, topk_logp = (pi.gather(-1, ids.clamp_min(0)) for ids in (c.tokens[:, None], c.rollout_topk_ids))
+    loss = (logp[:, 0] * weights).sum()
+    losses = loss, loss + (topk_logp * topk_weights).sum()
+    expected = [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses]
+    pi, logp = pi.detach(), logp[:, 0]
     relative = CUT_OFF if way is FUSED else GRADIENT_TOLERANCE
     none = c._replace(rollout_topk_ids=None, rollout_topk_logp=None)
     if convention == "union":
         none = none._replace(rollout_topk_ids=c[2][:, :0], rollout_topk_logp=c[3][:, :0])
     binary = divergences.binary(logp.detach(), c.rollout_logp, measure)
-    top = divergences.topk(
-        *c[2:4], wide.log_softmax(-1), c.tokens, c.rollout_logp, measure=measure, convention=convention
-    )
-    for given, divergence, overwrite in ((c, top, False), (c, top, True), (none, binary, False)):
+    top = divergences.topk(*c[2:4], pi, c.tokens, c.rollout_logp, measure=measure, convention=convention)
+    entropy = torch.distributions.Categorical(logits=pi).entropy()
+    for given, divergence, topk in ((c, top, False), (c, top, True), (none, binary, False)):
         leaf = given.logits.clone().requires_grad_()
         result = logp_and_divergence(
-            leaf * 1, *given[1:], **options, entropy=True, overwrite_logits=overwrite
+            leaf * 1, *given[1:], **options, overwrite_logits=topk, topk_gradient=topk
         )
-        torch.testing.assert_close(result.logp, logp, **tolerance)
-        torch.testing.assert_close(result.divergence, divergence, **tolerance)
-        entropy = torch.distributions.Categorical(logits=wide).entropy()
-        torch.testing.assert_close(result.entropy, entropy, **tolerance)
-        (gradient,) = torch.autograd.grad((result.logp * weights).sum(), leaf)
+        torch.testing.assert_close(result[:3], (logp, divergence, entropy), **tolerance)
+        loss = (result.logp * weights).sum()
+        if given is c:
+            torch.testing.assert_close(result.topk_logp, topk_logp, **tolerance)
+            assert result.topk_logp.requires_grad == topk
+        if topk:
+            loss = loss + (result.topk_logp * topk_weights).sum()
+        (gradient,) = torch.autograd.grad(loss, leaf)
         assert gradient.dtype == dtype
-        torch.testing.assert_close(gradient, expected, rtol=relative[dtype], atol=TOLERANCE[dtype])
+        torch.testing.assert_close(gradient, expected[topk], rtol=relative[dtype], atol=4 * TOLERANCE[dtype])
     assert torch.equal(token_logp(c.logits, c.tokens, temperature=temperature, **way), result.logp)
-
-
-@pytest.mark.parametrize("dtype, way", [pair for pair in WAYS if pair[0] != torch.bfloat16], ids=str)
-def test_log_probabilities_of_the_top_k_have_their_gradient_if_asked_for(
-    dtype: torch.dtype, way: dict[str, Any]
-) -> None:
-    """An empty place is read at id 0, and has a gradient only if it is used."""
-    c, gradients = case(dtype), []
-    weights = torch.randn(ROWS, K, generator=torch.Generator().manual_seed(2), dtype=dtype)
-    weights[c.rollout_topk_ids < 0] = 0.0
-    leaf = c.logits.clone().requires_grad_()
-    result = logp_and_divergence(leaf, *c[1:], measure="tv", temperature=0.6, topk_gradient=True, **way)
-    expected = (leaf / 0.6).log_softmax(-1).gather(-1, c.rollout_topk_ids.clamp_min(0))
-    tolerance = {"rtol": TOLERANCE[dtype], "atol": 4 * TOLERANCE[dtype]}
-    torch.testing.assert_close(result.topk_logp, expected, **tolerance)
-    for logp, topk_logp in ((result.logp, result.topk_logp), (plain_logp(leaf, c.tokens, 0.6), expected)):
-        (gradient,) = torch.autograd.grad((weights * topk_logp).sum() - 2 * logp.sum(), leaf)
-        gradients.append(gradient)
-    torch.testing.assert_close(*gradients, **tolerance)
-    assert not logp_and_divergence(leaf, *c[1:], measure="tv", **way).topk_logp.requires_grad
 
 
 @pytest.mark.parametrize("way", [{}, {"chunk": 4}, FUSED], ids=str)
@@ -211,7 +203,7 @@ def test_only_the_gradient_is_as_large_as_the_logits(dtype: torch.dtype, tempera
         assert (forward.found, backward.found) == ([], allowed)
         assert (gradient.data_ptr() == logits.data_ptr()) == overwrite
     with LargeAllocations(limit) as plain:
-        plain_logp(c.logits, c.tokens)
+        c.logits.log_softmax(-1)
     assert plain.found, "the check must see the plain version's log-probabilities"
 
 
@@ -238,21 +230,23 @@ def blocks_of(symbols: int) -> Iterator[None]:
         yield
 
 
-def both_ways(logits: Tensor, tokens: Tensor, ids: Tensor | None, **options: Any) -> list[list[Tensor]]:
-    """Log pi, divergence, entropy and gradient, by the eager code in float64 and by the kernels."""
+def assert_both_ways_agree(
+    logits: Tensor, tokens: Tensor, ids: Tensor | None, temperature: float = 1.0
+) -> None:
+    """The kernels give log pi, divergence, entropy and gradient of the eager code in float64."""
     TRITON.demand()
-    rows = len(logits)
+    rows, options = len(logits), {"measure": "tv", "entropy": True, "temperature": temperature}
     top = None if ids is None else torch.linspace(-6, -4, ids.numel()).view(ids.shape)
     weights, answers = torch.linspace(-1, 2, rows), []
     for given, way in ((logits.double(), {}), (logits, FUSED)):
         leaf = given.detach().requires_grad_()
         view = leaf.as_strided(given.shape, given.stride())
-        result = logp_and_divergence(
-            view, tokens, ids, top, torch.full((rows,), -3.0), measure="tv", entropy=True, **options, **way
-        )
+        result = logp_and_divergence(view, tokens, ids, top, torch.full((rows,), -3.0), **options, **way)
         (gradient,) = torch.autograd.grad((result.logp * weights).sum(), view)
         answers.append([*(value.detach().float() for value in result[:3]), gradient.float()])
-    return answers
+    (*expected, gradient), (*actual, of_kernel) = answers
+    torch.testing.assert_close(actual, expected, rtol=2e-6, atol=2e-6)
+    torch.testing.assert_close(of_kernel, gradient, rtol=CUT_OFF[logits.dtype], atol=2e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
@@ -271,10 +265,7 @@ def test_the_kernels_are_the_eager_code_in_double_precision(
     drawn = [torch.randperm(vocabulary, generator=generator)[:k].int() for _ in range(4)]
     ids = None if k is None else torch.stack(drawn)
     with blocks_of(block):
-        eager, kernel = both_ways(logits, tokens, ids, temperature=0.8)
-    for expected, actual in zip(eager[:3], kernel[:3], strict=True):
-        torch.testing.assert_close(actual, expected, rtol=2e-6, atol=2e-6)
-    torch.testing.assert_close(kernel[3], eager[3], rtol=CUT_OFF[dtype], atol=2e-6)
+        assert_both_ways_agree(logits, tokens, ids, temperature=0.8)
 
 
 def test_the_kernels_take_any_strides() -> None:
@@ -283,9 +274,7 @@ def test_the_kernels_take_any_strides() -> None:
     wide = torch.randn(2 * ROWS, 2 * VOCABULARY, generator=torch.Generator().manual_seed(0))
     for logits in (wide[::2, :VOCABULARY], wide[:ROWS, ::2], wide[:VOCABULARY].T[:ROWS, : ROWS * 2]):
         tokens = c.tokens % logits.shape[1]
-        eager, kernel = both_ways(logits, tokens, c.rollout_topk_ids[:, 1:3] % logits.shape[1])
-        for expected, actual in zip(eager, kernel, strict=True):
-            torch.testing.assert_close(actual, expected, rtol=2e-6, atol=2e-6)
+        assert_both_ways_agree(logits, tokens, c.rollout_topk_ids[:, 1:3] % logits.shape[1])
         layer = (wide * 1).requires_grad_() * 1
         view = layer.as_strided(logits.shape, logits.stride())
         before = layer.detach().clone()

@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +19,12 @@ LOGP = torch.full((2, 3), 1 / 3).log()
 TOPK = {"rollout_topk_ids": torch.zeros(2, 1, dtype=torch.int64), "rollout_topk_logp": LOGP[:, :1]}
 NO_TOPK = {name: values[:, :0] for name, values in TOPK.items()}
 TOPK |= {"pi_logits_or_logp": LOGP, "tokens": torch.zeros(2, dtype=torch.int64), "rollout_logp": LOGP[:, 0]}
+
+
+def topk(**changes: Any) -> Callable[[], object]:
+    return partial(divergences.topk, **{**TOPK, "measure": "tv", **changes})
+
+
 REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: aggregate(ONES, ONES, "mean"), r"mode='mean' is unknown: choose one of \['token-mean'"),
     (
@@ -50,29 +58,14 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
     (lambda: divergences.exact(LOGP, LOGP[:, :2]), r"pi_logp has shape \[2, 2\], expected \[2, 3\]"),
     (lambda: divergences.binary(LOGP, LOGP[0], "tv"), r"rollout_logp has shape \[3\]"),
     (lambda: divergences.k2(LOGP, LOGP[0]), r"rollout_logp has shape \[3\]"),
-    (lambda: divergences.k3(LOGP, LOGP[0]), r"rollout_logp has shape \[3\]"),
-    *(
-        (lambda change=change: divergences.topk(**{**TOPK, "measure": "tv", **change}), message)
-        for change, message in (
-            (
-                {"convention": "replace"},
-                r"convention='replace' is unknown: choose one of \['union', 'replace_kth'\]",
-            ),
-            ({"rollout_topk_logp": LOGP}, r"rollout_topk_logp has shape \[2, 3\], expected \[2, 1\]"),
-            ({"tokens": TOPK["tokens"][:1]}, r"tokens has shape \[1\], expected \[2\]"),
-            ({"pi_logits_or_logp": LOGP[:1]}, r"pi_logits_or_logp has shape \[1, 3\], expected \[2, 3\]"),
-            (
-                {**NO_TOPK, "convention": "replace_kth"},
-                r"holds no token \(K = 0\), and convention='replace_kth'",
-            ),
-        )
-    ),
     (
-        lambda: divergences.logp_and_divergence(
-            LOGP, TOPK["tokens"], **NO_TOPK, rollout_logp=LOGP[:, 0], measure="tv", convention="replace_kth"
-        ),
-        r"and convention='replace_kth' replaces one",
+        topk(convention="replace"),
+        r"convention='replace' is unknown: choose one of \['union', 'replace_kth'\]",
     ),
+    (topk(rollout_topk_logp=LOGP), r"rollout_topk_logp has shape \[2, 3\], expected \[2, 1\]"),
+    (topk(tokens=TOPK["tokens"][:1]), r"tokens has shape \[1\], expected \[2\]"),
+    (topk(pi_logits_or_logp=LOGP[:1]), r"pi_logits_or_logp has shape \[1, 3\], expected \[2, 3\]"),
+    (topk(**NO_TOPK, convention="replace_kth"), r"holds no token \(K = 0\), and convention='replace_kth'"),
     (lambda: bounds.dppo_constant(0, 0.1), r"horizon=0 must be an integer in 1\.\.1000000000: pass the resp"),
     (lambda: bounds.dppo_constant(True, 0.1), r"horizon=True must be an integer"),
     (lambda: bounds.dppo_constant(4, 0.0), r"delta=0.0 must lie in \(0, 1\]: a total variation never"),

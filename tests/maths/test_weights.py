@@ -14,17 +14,13 @@ from tests.maths.maths_batches import random_batch
 from tests.oracles.authors import quantile
 
 
-@pytest.mark.parametrize(
-    "length, w_min, padding", [*product((1, 2, 7, 60), (0.01, 0.8, 1.0), (0, 5)), (25, 0.8, 72)]
-)
+@pytest.mark.parametrize("length, w_min, padding", list(product((1, 2, 7, 60), (0.01, 0.8, 1.0), (0, 5))))
 def test_the_weights_are_those_of_the_formula_without_torch(length: int, w_min: float, padding: int) -> None:
     """`cppo_lab.rules` has it for bounds and figures: T the own length, or the padded width."""
     valid, width = torch.ones(1, length), length + padding
     for span, horizon in ((None, length), (width, width)):
         weights = position_weights(valid, w_min, span, dtype=torch.float64)[0].tolist()
         assert weights == pytest.approx([position_weight(t, horizon, w_min) for t in range(1, length + 1)])
-    if width == 97:  # of a quarter of the width: from 1 to 0.95 alone
-        assert weights[-1] == pytest.approx(0.95)
 
 
 @pytest.mark.parametrize("cap, scale", list(product([1.0, 2.0, 5.0, math.inf], [0.0, 0.5, 1.0, 3.0])))

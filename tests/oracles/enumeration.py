@@ -124,15 +124,6 @@ def feasible_policy(
     return pi
 
 
-def largest_prefix_sums(mu: Policy, pi: Policy, length: int, w_min: float) -> list[float]:
-    """max over the paths of S_t, for every t."""
-    w, largest = weights(length, w_min), [0.0] * length
-    for state in mu:
-        total = sum(w[t] * tv(mu[state[:t]], pi[state[:t]]) for t in range(len(state) + 1))
-        largest[len(state)] = max(largest[len(state)], total)
-    return largest
-
-
 def worst_reward(mu: Policy, pi: Policy, vocabulary: int, length: int) -> Reward:
     """The reward in {-1, 1} with the largest Delta: Delta is linear in it, so each sequence takes its sign."""
     reward = {}
