@@ -102,10 +102,11 @@ def test_a_tiny_run_can_start_where_everything_is(here: Here, cppo: Command) -> 
     text = cppo("doctor").out  # the embedded core needs little
     assert "A run of model=mini_base with core=mini can start here." in text and "verl" not in text
     assert list(here.folder.iterdir()) == []
-    del here.versions["TransferQueue"]
+    del here.versions["TransferQueue"], here.versions["submitit"]
     text = cppo("doctor --core verl model=tiny_qwen3", code=1).out
     assert "A run of model=tiny_qwen3 with core=verl cannot start here" in text
-    assert here.named(TINY, "missing") == {"TransferQueue"}
+    assert here.named(f"{TINY} launcher=local", "missing") == {"TransferQueue", "submitit"}
+    assert here.named(f"{TINY} launcher=inline", "missing") == {"TransferQueue"}
     here.says(TINY, "missing TransferQueue: not installed, needed by core=verl: pip install 'TransferQueue>=")
 
 
@@ -352,7 +353,7 @@ def test_libraries_that_are_missed_in_silence(here: Here) -> None:
 
     here.patch.setattr(verl.ctypes, "CDLL", load)
     here.patch.setattr(verl, "INFINIBAND", here.folder / "infiniband")
-    assert verl.RDMA not in here.named(PAPER)
+    assert {verl.RDMA, "libnuma.so"} & here.named(PAPER) == {"libnuma.so"}
     (here.folder / "infiniband" / "mlx5_0").mkdir(parents=True)
     otherwise = "not found, and NCCL takes TCP in place of InfiniBand: apt-get install libibverbs-dev ibverbs-providers"
     here.says(PAPER, f"warning libibverbs.so.1: {otherwise}", "warning libnuma.so: ")

@@ -153,7 +153,7 @@ def test_exclusions() -> None:
 
 
 RESOURCES = """resources:
-  - {hours: 24, cpus: 8, partition: small}
+  - {hours: 24, cpus: 8, partition: small, nodes: 2}  # of a layout that an entry below replaces
   - {for: {model: qwen3_8b_base}, layout: four_nodes, hours: 72.5, partition: null, constraint: "[h100|h200]"}
   - {for: {model: qwen3_8b_base, rule: dppo}, nodes: 1}
 """
