@@ -263,6 +263,11 @@ def test_every_step_logs_the_identity_and_known_names(length: int) -> None:
     )
 
 
+def test_a_drawn_order_of_weights_is_not_the_order_of_positions() -> None:
+    in_order = {**SHUFFLED, "name": "cppo_no_prefix_budget"}
+    assert history(exact_run(rule=SHUFFLED)) != history(exact_run(rule=in_order))
+
+
 @pytest.mark.parametrize(
     "rule",
     [CPPO, DPPO, SHUFFLED, REVERSED, {**CPPO, "name": "cppo_random_mask"}],
