@@ -2,11 +2,13 @@
 
 import contextlib
 import copy
+import io
 import json
 import os
 import signal
 import stat
-from collections.abc import Callable, Iterator
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -159,24 +161,43 @@ def as_json(tree: Any) -> bytes:
     return json.dumps(tree).encode()
 
 
+def zipped(members: Mapping[str, bytes]) -> bytes:
+    """A zip of these files."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, content in members.items():
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+def members(data: bytes) -> dict[str, bytes]:
+    """The files of a zip."""
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
 class Hangs(BaseException):
     """Nothing of ours catches it."""
 
 
 @contextlib.contextmanager
-def within(seconds: int = SECONDS) -> Iterator[None]:
-    """Raises Hangs in whoever waits longer: for a pipe that nobody writes to, for a lock, in a loop."""
+def within(seconds: int = SECONDS, timer: int = signal.ITIMER_REAL) -> Iterator[None]:
+    """Raises Hangs in whoever waits longer: for a pipe that nobody writes to, for a lock, in a loop.
+
+    `timer`: ITIMER_VIRTUAL for this process's own processor time, whatever else the machine does.
+    """
 
     def ring(number: int, frame: FrameType | None) -> None:
         raise Hangs(f"no answer within {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(seconds)
+    rings = signal.SIGALRM if timer == signal.ITIMER_REAL else signal.SIGVTALRM
+    before = signal.signal(rings, ring)
+    signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(timer, 0)
+        signal.signal(rings, before)
 
 
 def refused(call: Callable[[], object], *named: str) -> str:

@@ -18,7 +18,6 @@ INFO = {
     "lifecycle_stage": "active",
     "start_time": 1,
 }
-ENDPOINTS = ("experiments/search", "experiments/get-by-name", "runs/search", "runs/get")
 
 
 class FakeServer(ThreadingHTTPServer):
@@ -58,13 +57,13 @@ class FakeServer(ThreadingHTTPServer):
         tags = [{"key": schema.TAG_STATUS, "value": schema.DONE}]
         metrics = [{"key": "m", "value": 1.0, "timestamp": 1, "step": 1}]
         run = {"info": INFO | {"artifact_uri": self.artifact_uri}, "data": {"tags": tags, "metrics": metrics}}
-        bodies: list[Any] = [
-            {"experiments": [EXPERIMENT]},
-            {"experiment": EXPERIMENT},
-            {"runs": [run]},
-            {"run": run},
-        ]
-        right = (body for end, body in zip(ENDPOINTS, bodies, strict=True) if f"/{end}" in path)
+        bodies: dict[str, dict[str, Any]] = {
+            "/experiments/search": {"experiments": [EXPERIMENT]},
+            "/experiments/get-by-name": {"experiment": EXPERIMENT},
+            "/runs/search": {"runs": [run]},
+            "/runs/get": {"run": run},
+        }
+        right = (body for end, body in bodies.items() if end in path)
         return 200, {"Content-Type": "application/json"}, json.dumps(next(right, {})).encode()
 
 

@@ -1,7 +1,7 @@
 """Where the artifacts of a run are; who waits for a lock."""
 
+import contextlib
 import errno
-import os
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -18,18 +18,16 @@ from tests.conftest import user_error
         ("file:///a%20b/artifacts", "/a b/artifacts"),
         ("file://localhost/a", "/a"),
         ("/a%20b", "/a%20b"),
-        *(
-            (uri, None)
-            for uri in (
-                *("file://elsewhere/a", "file://[a", "mlflow-artifacts:/1/2", "s3://b/a", ""),
-                *("file:///a%00b", "/a\0b"),
-            )
-        ),
+        ("file://elsewhere/a", None),
+        ("file://[a", None),
+        ("s3://b/a", None),
+        ("", None),
+        ("file:///a%00b", None),
     ],
 )
 def test_which_artifacts_are_files_of_this_machine(artifact_uri: str, path: str | None) -> None:
     for uri in ("http://host:5000", "sqlite:////nowhere/mlflow.db"):
-        assert artifact_folder(artifact_uri, uri) == (None if path is None else Path(path))
+        assert artifact_folder(artifact_uri, uri) == (path and Path(path))
 
 
 @pytest.mark.parametrize(
@@ -54,43 +52,36 @@ def test_artifacts_of_a_moved_store(tmp_path: Path, folders: str, noted: str, pl
 
 
 def test_a_working_folder_whose_name_would_end_the_path_of_the_store_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "why?").mkdir()
-    monkeypatch.chdir(tmp_path / "why?")
-    monkeypatch.delenv(address.VARIABLE, raising=False)
+    (workspace / "why?").mkdir()
+    monkeypatch.chdir("why?")
     with user_error("why[?]/mlflow.db: the `[?]` in its path would end it: work in another folder"):
         address.tracking_uri()
 
 
-def test_a_store_behind_a_circular_link_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(address.VARIABLE, raising=False)
+def test_a_store_behind_a_circular_link_is_named(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "resolve", Mock(side_effect=RuntimeError("Symlink loop")))  # before Python 3.13
     with user_error("ring/x.db: a circular link: name a file"):
         address.tracking_uri("sqlite:///ring/x.db")
 
 
 @pytest.mark.parametrize(
-    "number, writable, entered",
+    "number, writable, enters",
     [
-        (errno.EACCES, False, [True]),
-        (errno.EROFS, False, [True]),
-        (errno.ENOSPC, False, []),
-        (errno.EACCES, True, []),
+        (errno.EACCES, False, True),
+        (errno.EROFS, False, True),
+        (errno.ENOSPC, False, False),
+        (errno.EACCES, True, False),
     ],
 )
 def test_who_cannot_write_there_goes_on_without_a_lock_and_any_other_failure_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, writable: bool, entered: list[bool]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, writable: bool, enters: bool
 ) -> None:
-    def refuse(path: Path) -> None:
-        raise OSError(number, os.strerror(number), str(path))
-
-    monkeypatch.setattr(address, "open_lock", refuse)
+    monkeypatch.setattr(address, "open_lock", Mock(side_effect=OSError(number, "refused")))
     monkeypatch.setattr(address.os, "access", lambda path, mode: writable)
-    inside = []
-    try:
-        with address.locked(tmp_path / "mlflow.db"):
-            inside.append(True)
-    except OSError as error:
-        assert error.errno == number
-    assert inside == entered and list(tmp_path.iterdir()) == []
+    inside = Mock()
+    refused = contextlib.nullcontext() if enters else pytest.raises(OSError, match="refused")
+    with refused, address.locked(tmp_path / "mlflow.db"):
+        inside()
+    assert inside.called == enters and list(tmp_path.iterdir()) == []

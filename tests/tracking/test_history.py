@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cppo_lab.tracking import history
-from cppo_lab.tracking.history import HISTORY, History, from_rows, pack, unpack
+from cppo_lab.tracking.history import HISTORY, History, columns_of, from_rows, pack, unpack
 from tests.conftest import user_error
+from tests.fuzz.mangling import members, zipped
 
 NAMES = st.sampled_from(["train/loss", "val/a/avg_at_16", "perf/step_seconds", "x", "é"])
 INT64 = st.integers(-(2**63), 2**63 - 1)
@@ -24,12 +25,10 @@ ROWS = st.lists(
 
 def plain(history: History) -> dict[tuple[str, int], tuple[bytes, int]]:
     """(metric, step) -> (the value's bits, time)."""
-    columns = (history.step.tolist(), history.value.tolist(), history.time_ms.tolist())
-    points = list(zip(*columns, strict=True))
     return {
         (name, step): (struct.pack("<d", value), time_ms)
-        for name, place in history.points()
-        for step, value, time_ms in points[place]
+        for name, columns in columns_of(history).items()
+        for step, value, time_ms in zip(*(column.tolist() for column in columns), strict=True)
     }
 
 
@@ -54,22 +53,12 @@ def saved(**replaced: Any) -> bytes:
     return buffer.getvalue()
 
 
-def zipped(members: dict[str, bytes]) -> bytes:
-    """A zip of these files."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w") as archive:
-        for name, content in members.items():
-            archive.writestr(name, content)
-    return buffer.getvalue()
-
-
 def headed(shape: tuple[int, ...], kind: str = "<f8") -> bytes:
     """A right file, but for the header of the values, which says `shape`."""
-    with zipfile.ZipFile(io.BytesIO(saved())) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    files = members(saved())
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(header, {"descr": kind, "fortran_order": False, "shape": shape})
-    return zipped(members | {"value.npy": header.getvalue() + members["value.npy"][128:]})
+    return zipped(files | {"value.npy": header.getvalue() + files["value.npy"][128:]})
 
 
 @given(ROWS)

@@ -27,9 +27,6 @@ from tests.conftest import TINY, Command
 from tests.tracking.conftest import LOSS, Attempt
 from tests.waiting import CEILING_SECONDS, until
 
-FAILING = "def init(**_):\n    raise RuntimeError('no room in the mirror')\n"
-EXITS = "def init(**_):\n    raise SystemExit('no room in the mirror')\n"
-CANNOT_BE_IMPORTED = "raise ImportError('no room in the mirror')\n"
 # In a process, with which W&B's own ends. Two mirrors of it send each point once.
 SEND = (
     "import signal, sys; from pathlib import Path; from cppo_lab.tracking.services import Mirror\n"
@@ -137,28 +134,30 @@ def test_a_launch_mirrors_every_point(name: str, cppo: Command) -> None:
 
 
 @pytest.fixture
-def failing(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A package in Trackio's place that takes no run."""
-    (workspace / "site").mkdir()
-    (workspace / "site" / "trackio.py").write_text(FAILING)
-    monkeypatch.syspath_prepend(workspace / "site")
-    monkeypatch.setenv("PYTHONPATH", str(workspace / "site"))
-    return "trackio"
+def trackio(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The file of a package in Trackio's place, which is the mirror."""
+    site = workspace / "site"
+    site.mkdir()
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    monkeypatch.setenv(services.MIRROR_VARIABLE, "trackio")
+    return site / "trackio.py"
 
 
-@pytest.mark.parametrize("code", [FAILING, EXITS, CANNOT_BE_IMPORTED])
+@pytest.mark.parametrize(
+    "code", ["def init(**_): raise RuntimeError", "def init(**_): raise SystemExit", "raise ImportError"]
+)
 def test_a_mirror_that_fails_is_one_line(
     code: str,
-    failing: str,
+    trackio: Path,
     attempt: Attempt,
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    Path("site/trackio.py").write_text(code)
+    trackio.write_text(f"{code}('no room in the mirror')")
     monkeypatch.setitem(sys.modules, "trackio", None)
     del sys.modules["trackio"]  # and again after the test
-    monkeypatch.setenv(services.MIRROR_VARIABLE, failing)
     monkeypatch.setattr(services, "MIRROR_LAST_SECONDS", 20.0)
     attempt(1, 2).finish(Outcome("done", 2))
     with mirroring([folder]):
@@ -167,15 +166,14 @@ def test_a_mirror_that_fails_is_one_line(
         "mirror trackio fails: no room in the mirror: `CPPO_MIRROR=trackio cppo sync` sends the rest later; training "
         "and the tracking store go on"
     ]
-    assert unsent(folder, failing)
+    assert unsent(folder, "trackio")
     assert main(["sync"]) == 2
     assert "mirror trackio fails: no room in the mirror" in capfd.readouterr().err
 
 
 def test_sync_watch_goes_on_while_the_mirror_is_away(
-    failing: str,
+    trackio: Path,
     attempt: Attempt,
-    folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
@@ -200,8 +198,7 @@ def test_sync_watch_goes_on_while_the_mirror_is_away(
         return Sent()
 
     package = SimpleNamespace(init=lambda **_: Run(), __spec__=SimpleNamespace())
-    monkeypatch.setitem(sys.modules, "trackio", package)  # type: ignore[arg-type]
-    monkeypatch.setenv(services.MIRROR_VARIABLE, failing)
+    monkeypatch.setitem(sys.modules, "trackio", package)
     monkeypatch.setattr("cppo_lab.tracking.upload.upload", upload)
     monkeypatch.setattr("time.sleep", lambda _: None)
     attempt(1, 2)
@@ -211,29 +208,28 @@ def test_sync_watch_goes_on_while_the_mirror_is_away(
 
 
 def test_the_mirror_outlives_a_killed_launcher_until_its_runs_have_ended(
-    failing: str, folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch
+    trackio: Path, folder: Path, attempt: Attempt
 ) -> None:
     """The package notes each call, so that the end of the run can be told from that of the launcher."""
     calls = Path("calls")
-    code = (
+    trackio.write_text(
+        "from cppo_lab.tracking import services\nservices.EVERY_SECONDS = 0.1  # from its first use on\n"
         "class Run:\n    _next_step = 0\n"
         "    def log(self, metrics, step): open('calls', 'a').write(f'{step} ')\n"
         "    def finish(self): open('calls', 'a').write('end')\n"
         "def init(**_): return Run()\n"
     )
-    Path("site/trackio.py").write_text(code)
     owner = (
         "import os, sys; from pathlib import Path; from cppo_lab.tracking import services\n"
         "with services.mirroring([Path(sys.argv[1])]): os._exit(9)\n"
     )
-    monkeypatch.setenv(services.MIRROR_VARIABLE, failing)
     with held(folder):
         run = attempt(1, 2)
         subprocess.run([sys.executable, "-c", owner, str(folder)], check=False, timeout=CEILING_SECONDS)
         until("both steps", lambda: calls.exists() and calls.read_text() == "1 2 ")
         run.finish(Outcome("done", 2))
     until("the end", lambda: calls.read_text() == "1 2 end")
-    until("its progress is noted", lambda: not unsent(folder, failing))  # the last that it does
+    until("its progress is noted", lambda: not unsent(folder, "trackio"))  # the last that it does
 
 
 def test_what_cannot_be_a_mirror_is_refused_before_anything_starts(

@@ -4,7 +4,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -35,13 +35,13 @@ from cppo_lab.tracking.page import (
     verdict_markdown,
 )
 from tests.conftest import Command, user_error
-from tests.recorded import mlflow_runs
+from tests.recorded import mlflow_client, mlflow_runs
 
 TEXT = SweepText("quickstart", "A title", "A question? <b>", ("Table 1",))
 SERVER = "http://host:5000"  # whose stores know no lock
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def uri(workspace: Path, no_training: None) -> str:
     """A store."""
     return tracking_uri()
@@ -54,10 +54,14 @@ def made(uri: str) -> tuple[MlflowClient, str]:
     return client, str(client.create_experiment("cppo-mini"))
 
 
-def launch_sweep(uri: str, name: str, *overrides: str) -> Plan:
+def launch_sweep(name: str, *overrides: str) -> Plan:
     plan = make_plan(load_sweep(name), ["launcher=inline", *overrides])
-    launch(plan, uri)
+    launch(plan, tracking_uri())
     return plan
+
+
+def launch_quickstart(seed: int = 0) -> None:
+    launch_sweep("quickstart", "variant=cppo", f"seed={seed}")
 
 
 def parent_of(sweep: str = "quickstart") -> Run:
@@ -73,40 +77,37 @@ def note_of(sweep: str = "quickstart") -> str:
     return str(parent_of(sweep).data.tags[schema.TAG_NOTE])
 
 
-def test_a_launch_nests_its_runs_and_describes_the_sweep_and_a_wider_one_adds(uri: str) -> None:
+def test_a_launch_nests_its_runs_and_describes_the_sweep_and_a_wider_one_adds() -> None:
     before: dict[str, dict[str, str]] = {}
     for _ in range(2):  # the second changes nothing
-        launch_sweep(uri, "quickstart", "variant=cppo", "seed=0")
+        launch_quickstart()
         tags = {run.info.run_id: run.data.tags for run in mlflow_runs(tag="mlflow.runName")}
         assert before in ({}, tags)
         before = tags
-    launch_sweep(
-        uri, "quickstart", "variant=cppo", "seed=1"
-    )  # the description keeps what this launch has not
+    launch_quickstart(seed=1)  # the description keeps what this launch has not
     parent, children = parent_of(), mlflow_runs()
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "sweep quickstart")
     assert [run.data.tags[schema.TAG_PARENT] for run in children] == [parent.info.run_id] * 2
     assert {run.data.tags[schema.TAG_COLOUR] for run in children} == {"#0052D9"}
     assert note_of().startswith("## Quickstart\n") and "runs: 2 (2 done)" in note_of()
-    experiment = MlflowClient(uri).get_experiment_by_name("cppo-mini")
+    experiment = mlflow_client().get_experiment_by_name("cppo-mini")
     assert experiment.tags[schema.TAG_NOTE] == core_of("mini").note
     [model] = {run.data.tags[schema.TAG_MODEL] for run in children}
     mean = fmean(value for run in children for name, value in run.data.metrics.items() if "/mean/" in name)
     assert parent.data.metrics == {f"variant_mean/{model}/cppo": pytest.approx(mean)}
 
 
-def test_a_run_of_two_sweeps_stays_with_the_first_and_an_orphan_finds_a_parent(uri: str) -> None:
-    quickstart = ("quickstart", "variant=cppo", "seed=0")
-    launch_sweep(uri, *quickstart)
+def test_a_run_of_two_sweeps_stays_with_the_first_and_an_orphan_finds_a_parent() -> None:
+    launch_quickstart()
     Path("other.yaml").write_text(
         "title: Other\nquestion: Why?\nmodels: [mini_quick]\nvariants:\n  ours: {rule: cppo}\naxes:\n  seed: [0]\n"
     )
-    launch_sweep(uri, "./other.yaml")
+    launch_sweep("./other.yaml")
     [child], first = mlflow_runs(), parent_of().info.run_id
     assert child.data.tags[schema.TAG_PARENT] == first
     assert child.data.tags[schema.sweep_tag("other")] == "ours"
-    MlflowClient(uri).delete_run(first)
-    launch_sweep(uri, *quickstart)
+    mlflow_client().delete_run(first)
+    launch_quickstart()
     [child] = mlflow_runs()
     assert child.data.tags[schema.TAG_PARENT] == parent_of().info.run_id != first
 
@@ -146,25 +147,19 @@ def test_a_parent_that_another_launcher_removes_at_once_is_no_fault(
     ],
 )
 def test_a_store_that_is_away_for_the_parents_costs_a_line(
-    uri: str,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     name: str,
     times: int,
     says: str,
 ) -> None:
-    calls, real = [], getattr(sweep_launch, name)
-
-    def refused(*arguments: Any) -> Any:
-        calls.append(1)
-        if len(calls) <= times:
-            raise MlflowException("no answer")
-        return real(*arguments)
-
-    monkeypatch.setattr(sweep_launch, name, refused)
-    launch_sweep(uri, "quickstart", "variant=cppo", "seed=0")
+    answers = [MlflowException("no answer")] * times + [DEFAULT] * 9
+    monkeypatch.setattr(
+        sweep_launch, name, refused := Mock(wraps=getattr(sweep_launch, name), side_effect=answers)
+    )
+    launch_quickstart()
     printed = capsys.readouterr().err
-    assert calls and (says in printed if says else "did not accept" not in printed)
+    assert refused.called and (says in printed if says else "did not accept" not in printed)
     assert [run.data.tags[schema.TAG_STATUS] for run in mlflow_runs()] == [schema.DONE]
 
 
@@ -211,7 +206,7 @@ def test_a_note_says_what_is_compared_and_is_no_longer_than_mlflow_keeps(tmp_pat
         "- to see only these runs, filter by ``tags.`cppo.sweep.quickstart` LIKE '%'``\n"
     )
     long = SweepText("s", "T|" * 1000, "Q<" * 1000, ("F",))
-    assert len(sweep_note(long, ["done"], "V" * 3000)) < MOST
+    assert len(sweep_note(long, ["done"], "V" * MOST)) < MOST
     many = [("undecided", f"Claim {number}", "word " * 40) for number in range(50)]
     text = verdict_markdown(replace(log_of(tmp_path), verdicts=many), "f" * 32)
     assert len(text) < 1900 and "more, on the page" in text and text.endswith(f"run_uuid={'f' * 32})")
@@ -229,7 +224,7 @@ def log_of(folder: Path) -> ReportLog:
 
 
 def test_page_figures_and_verdicts_are_with_the_sweep(uri: str, tmp_path: Path) -> None:
-    launch_sweep(uri, "quickstart", "variant=cppo", "seed=0")
+    launch_quickstart()
     keep_report(uri, "cppo-mini", log_of(tmp_path))
     parent = parent_of().info.run_id
     listed = MlflowClient(uri).list_artifacts(parent, "report")
@@ -243,7 +238,7 @@ def test_page_figures_and_verdicts_are_with_the_sweep(uri: str, tmp_path: Path) 
         f"![A title](get-artifact?path=report%2Ffigure_curves.png&run_uuid={parent})\n"
     )
     keep_report(uri, "cppo-mini", replace(log_of(tmp_path), verdicts=[("open", "CPPO", "It **loses**.")]))
-    launch_sweep(uri, "quickstart", "variant=cppo", "seed=1")  # a verdict stays when the note is written anew
+    launch_quickstart(seed=1)  # a verdict stays when the note is written anew
     note = note_of()
     assert note.startswith("## Quickstart\n") and "runs: 2 (2 done)" in note
     assert "CPPO. It &#42;&#42;loses&#42;&#42;." in note
@@ -291,9 +286,9 @@ AXES = "axes: {rule.w_min: [0.7, 0.9]}\n"
 
 
 @pytest.mark.parametrize("more, overrides", [("", ()), ("", ("variant=loose,cppo_kl",)), (AXES, ())])
-def test_colours_are_those_of_the_report(uri: str, more: str, overrides: tuple[str, ...]) -> None:
-    Path("own.yaml").write_text(OWN_SWEEP + more, encoding="utf-8")
-    planned = dict.fromkeys(run.variant for run in launch_sweep(uri, "./own.yaml", *overrides).runs)
+def test_colours_are_those_of_the_report(more: str, overrides: tuple[str, ...]) -> None:
+    Path("own.yaml").write_text(OWN_SWEEP + more)
+    planned = dict.fromkeys(run.variant for run in launch_sweep("./own.yaml", *overrides).runs)
     tag, names = schema.sweep_tag("own"), planned if more else ("tight", "cppo_kl", "cppo", "loose")
     colours = {run.data.tags[tag]: run.data.tags[schema.TAG_COLOUR] for run in mlflow_runs(tag=tag)}
     report = PAPER.strokes(in_order(names))
@@ -301,8 +296,8 @@ def test_colours_are_those_of_the_report(uri: str, more: str, overrides: tuple[s
     assert len(set(colours.values())) == len(planned)
 
 
-def test_a_run_that_is_trained_again_keeps_its_colour(cppo: Command, no_training: None) -> None:
-    Path("own.yaml").write_text(OWN_SWEEP + AXES, encoding="utf-8")
+def test_a_run_that_is_trained_again_keeps_its_colour(cppo: Command) -> None:
+    Path("own.yaml").write_text(OWN_SWEEP + AXES)
     cppo("launch ./own.yaml launcher=inline")
     before = {run.data.tags[schema.TAG_RUN_ID]: run.data.tags[schema.TAG_COLOUR] for run in mlflow_runs()}
     run_id = sorted(before, key=before.get)[-1]

@@ -18,7 +18,7 @@ from cppo_lab.analysis.search import read_search_file
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.tracking import read
 from cppo_lab.tracking.client import StoreClient, ensure_experiment, open_client
-from cppo_lab.tracking.history import HISTORY, Row, columns_of, from_rows, pack
+from cppo_lab.tracking.history import HISTORY, Row, columns_of, from_columns, from_rows, pack
 from cppo_lab.tracking.page import noted_runs
 from cppo_lab.tracking.read import (
     histories,
@@ -130,15 +130,10 @@ def expected(rows: list[Row] = ROWS) -> Points:
     return [(name, step, repr(values[name])) for name in names for step, _, values in rows if name in values]
 
 
-def with_values(**values: float | None) -> bytes:
-    """The file with other values of some metrics, or without them (None)."""
-    changed = {name.replace("__", "/"): value for name, value in values.items()}
-    return pack(
-        from_rows(
-            (step, time, {name: value for name, value in (row | changed).items() if value is not None})
-            for step, time, row in ROWS
-        )
-    )
+def changed(name: str, *values: float) -> bytes:
+    """The file with these values of a metric, or without it."""
+    column = (range(1, len(values) + 1), values, [0] * len(values))
+    return pack(from_columns({**columns_of(from_rows(ROWS)), name: column}))
 
 
 @pytest.mark.parametrize(
@@ -148,9 +143,13 @@ def with_values(**values: float | None) -> bytes:
         (WHOLE, schema.FAILED, set()),
         (None, schema.DONE, NAMES),
         (WHOLE, schema.RUNNING, NAMES),  # it goes on, whatever lies beside it
-        (with_values(val__a__avg_at_16=None), schema.DONE, {"val/a/avg_at_16"}),
-        (with_values(train__reward=0.125), schema.DONE, {"train/reward"}),  # another value at the same step
-        (with_values(train__entropy=1.0), schema.DONE, set()),  # which the store does not know
+        (changed("val/a/avg_at_16"), schema.DONE, {"val/a/avg_at_16"}),
+        (
+            changed("train/reward", 0.5, 0.25, 0.125),
+            schema.DONE,
+            {"train/reward"},
+        ),  # another value at the same step
+        (changed("train/entropy", 1.0), schema.DONE, set()),  # which the store does not know
     ],
 )
 def test_a_history_is_one_file_or_what_the_store_says(

@@ -26,7 +26,7 @@ from mlflow.protos.databricks_pb2 import BAD_REQUEST
 from cppo_lab import files as safe_open
 from cppo_lab import schema
 from cppo_lab.runs import recorder as recorder_module
-from cppo_lab.runs.folder import folder_tag, read_status
+from cppo_lab.runs.folder import folder_tag, read_status, write_status
 from cppo_lab.runs.recorder import Recorder, record_end
 from cppo_lab.runs.spool import (
     SPOOL_FOLDER,
@@ -63,19 +63,26 @@ def steps(folder: Path) -> list[int]:
     return rewards
 
 
+def forget_progress(folder: Path) -> None:
+    (folder / SPOOL_FOLDER / "shipped.json").unlink(missing_ok=True)
+
+
 def artifacts(run: Run) -> set[str]:
     return {file.path for file in mlflow_client().list_artifacts(run.info.run_id)}
 
 
+def stored(folder: Path, name: str) -> bytes:
+    """A file of the run, as the store has it."""
+    client, run = mlflow_client(), mlflow_run(folder)
+    return Path(client.download_artifacts(run.info.run_id, name)).read_bytes()
+
+
 def packed_history(folder: Path) -> dict[str, list[tuple[int, float, int]]]:
     """The points in the artifact that the store has."""
-    run = mlflow_run(folder)
-    path = Path(mlflow_client().download_artifacts(run.info.run_id, history.HISTORY))
-    packed = history.unpack(path.read_bytes(), "it")
-    columns = (packed.step, packed.value, packed.time_ms)
+    packed = history.unpack(stored(folder, history.HISTORY), "it")
     return {
-        name: list(zip(*(column[place].tolist() for column in columns), strict=True))
-        for name, place in packed.points()
+        name: list(zip(*(column.tolist() for column in columns), strict=True))
+        for name, columns in history.columns_of(packed).items()
     }
 
 
@@ -145,7 +152,7 @@ def test_notes_at_the_same_time_are_all_kept_and_wait_for_the_beginning_of_a_rec
         [*pool.map(lambda number: add_notes(folder, {}, f"note {number}"), range(10))]
     assert len(given := notes(folder)) == 41
     assert sorted(given[schema.TAG_NOTE].split("\n\n")) == sorted(f"note {number}" for number in range(10))
-    shipment = upload_module._Shipment(folder, tracking_uri(), open_client(tracking_uri()), ())
+    shipment = upload_module._Shipment(folder, tracking_uri(), mlflow_client(), ())
     shipment._send_notes()  # the record has begun, and nothing of it is sent yet
     assert mlflow_run(folder).data.tags.items() >= {f"t{number}": "yes" for number in range(40)}.items()
 
@@ -154,33 +161,32 @@ def test_a_run_that_has_ended_and_is_sent_is_looked_at_no_more_unless_its_end_is
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A store that is away at the first look has taken them all the same."""
-    folders = [workspace / "runs" / name for name in ("trains", "ended", "retried", "unsent")]
-    for folder, (status, updated) in zip(
-        folders, (("running", 1e12), ("done", 1e12), ("done", 1.0), ("done", 1e12)), strict=True
-    ):
-        folder.mkdir(parents=True)
-        (folder / "status.json").write_text(json.dumps({"status": status, "updated": updated}))
-    looks = list[list[Path]]()
+    ends = {
+        "trains": ("running", 1e12),
+        "ended": ("done", 1e12),
+        "retried": ("done", 1.0),
+        "unsent": ("done", 1e12),
+    }
+    folders, looks = [workspace / name for name in ends], list[list[str]]()
+    for folder, (status, updated) in zip(folders, ends.values(), strict=True):
+        folder.mkdir()
+        write_status(folder, {"status": status, "updated": updated})
 
     def upload_once(waiting: list[Path], uri: str, sent: Callable[[Path], None]) -> str:
-        looks.append(waiting)
+        looks.append([folder.name for folder in waiting])
         for folder in waiting:
             sent(folder)
-        return "no route" if len(looks) == 1 else ""
+        return "no route" if len(looks) % 2 else ""
 
-    system = Mock(getppid=Mock(side_effect=[7, 7, 7, 7, 8]))
+    system = Mock(getppid=Mock(side_effect=[7] * 8 + [8]))
     for name in ("os", "signal", "_wait"):
         monkeypatch.setattr(uploader, name, system)
     monkeypatch.setattr(uploader, "upload_once", upload_once)
     monkeypatch.setattr(uploader, "unsent", lambda folder, _: folder.name == "unsent")
     uploader.work(folders, tracking_uri(), 7, 0.0)
-    assert [[folder.name for folder in look] for look in looks] == [
-        ["trains", "ended", "retried", "unsent"],
-        ["trains", "retried", "unsent"],
-    ]
-    away, back = capsys.readouterr().err.splitlines()
-    assert away == "tracking store does not answer, training continues: no route"
-    assert back == "tracking store is back after 0 s"
+    assert looks == [[*ends], *[["trains", "retried", "unsent"]] * 3]
+    silent, back = "does not answer, training continues: no route", "is back after 0 s"
+    assert capsys.readouterr().err.splitlines() == [f"tracking store {silent}", f"tracking store {back}"] * 2
 
 
 def whole_life(attempt: Attempt) -> None:
@@ -219,7 +225,7 @@ def test_killed_at_any_request_the_next_one_brings_the_rest(
         else:
             break
         if forgets:
-            (folder / SPOOL_FOLDER / "shipped.json").unlink(missing_ok=True)
+            forget_progress(folder)
         assert [point[:2] for point in points(folder, REWARD)] == [(n, n / 10) for n in range(5)], survived
         [run] = mlflow_runs(view=ViewType.ALL)
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
@@ -299,12 +305,9 @@ def test_a_result_that_a_user_deleted_is_on_disk_and_comes_back(
     """Also if the progress is lost, and if it was deleted before its files had come."""
     whole_life(attempt)
     with monkeypatch.context() as patch, contextlib.suppress(MlflowException):
-
-        def away(*_: object) -> None:
-            raise MlflowException("the store of files is away")
-
         if lost == "files":
-            patch.setattr("cppo_lab.tracking.upload._Shipment._send_artifact", away)
+            fails = Mock(side_effect=MlflowException("the store of files is away"))
+            patch.setattr(upload_module._Shipment, "_send_artifact", fails)
         sent(folder)
     [before] = mlflow_runs(view=ViewType.ALL)
     assert unsent(folder, tracking_uri()) is (lost == "files")
@@ -312,7 +315,7 @@ def test_a_result_that_a_user_deleted_is_on_disk_and_comes_back(
     if lost == "noticed":
         assert forget_lost([folder], tracking_uri()) == [folder]
     elif lost == "progress":
-        (folder / SPOOL_FOLDER / "shipped.json").unlink()
+        forget_progress(folder)
     sent(folder)
     [after] = mlflow_runs()
     assert (after.info.status, after.data.metrics) == ("FINISHED", before.data.metrics)
@@ -370,14 +373,14 @@ def test_a_step_of_a_damaged_line_that_is_trained_again_is_recorded_once(
     for _ in range(2):
         assert points(folder, REWARD)[:5] == before
         assert steps(folder) == [0, 1, 2, 3, 4, 5]
-        (folder / SPOOL_FOLDER / "shipped.json").unlink()  # it may be lost
+        forget_progress(folder)  # it may be lost
     assert len(mlflow_runs(view=ViewType.ALL)) == 1
 
 
-@pytest.mark.parametrize("lost", [(), ("shipped.json",)])
+@pytest.mark.parametrize("forgets", [False, True])
 @pytest.mark.parametrize("attempts", [0, 1, 2])
 def test_a_restored_folder_doubles_no_step(
-    folder: Path, attempt: Attempt, attempts: int, lost: tuple[str, ...]
+    folder: Path, attempt: Attempt, attempts: int, forgets: bool
 ) -> None:
     """Of a copy made after so many further attempts; the store has the steps that were trained since."""
     copy = folder.with_name("copy")
@@ -390,8 +393,8 @@ def test_a_restored_folder_doubles_no_step(
     before = points(folder, REWARD)
     shutil.rmtree(folder)
     copy.rename(folder)
-    for name in lost:
-        (folder / SPOOL_FOLDER / name).unlink()
+    if forgets:
+        forget_progress(folder)
     again = attempt(after=0)
     for step in range(1, 6):
         log(again, step)
@@ -530,7 +533,7 @@ def test_datasets_are_inputs_once_and_tell_no_password(
     monkeypatch.setattr(MlflowClient, "log_inputs", log_inputs)
     Recorder(tiny_spec, {}, folder, datasets=DATASETS)
     mlflow_run(folder)
-    (folder / SPOOL_FOLDER / "shipped.json").unlink()
+    forget_progress(folder)
     inputs = {stored.dataset.name: stored for stored in mlflow_run(folder).inputs.dataset_inputs}
     assert len(mlflow_run(folder).inputs.dataset_inputs) == 3 and refused
     for ours in DATASETS[:2]:
@@ -561,7 +564,7 @@ def test_an_evaluation_after_the_end_is_a_point_and_in_the_history_once(
     for _ in range(2):
         sent(folder)
         if again == "progress lost":
-            (folder / SPOOL_FOLDER / "shipped.json").unlink()
+            forget_progress(folder)
     after = mlflow_run(folder)
     assert [(step, value) for step, value, _ in points(folder, metric)] == [(1, 0.5)]
     assert packed_history(folder)[metric] == points(folder, metric)
@@ -583,20 +586,11 @@ def test_only_a_finished_run_with_all_of_its_steps_is_evaluated(folder: Path, at
 OUTCOMES, POSITIONS = "answers/outcomes.npz", "diagnostics/positions.json"
 
 
-class Away:
-    """A store that does not answer until it is told to."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.away, self.asked = True, 0
-        real = MlflowClient.get_experiment_by_name
-
-        def ask(client: MlflowClient, name: str) -> Any:
-            self.asked += 1
-            if self.away:
-                raise MlflowException("the server is away")
-            return real(client, name)
-
-        monkeypatch.setattr(MlflowClient, "get_experiment_by_name", ask)
+def away(monkeypatch: pytest.MonkeyPatch) -> Mock:
+    """The store does not answer what it is asked."""
+    asked = Mock(side_effect=MlflowException("the server is away"))
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", asked)
+    return asked
 
 
 def job_ends(recorder: Recorder) -> None:
@@ -625,40 +619,24 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, folder: Path, spool: bool) -> Non
         monkeypatch.setattr("cppo_lab.runs.spool.os.write", full)
 
 
-def stored(folder: Path, name: str) -> bytes:
-    """A file of the run, as the store has it."""
-    client, run = mlflow_client(), mlflow_run(folder)
-    return Path(client.download_artifacts(run.info.run_id, name)).read_bytes()
-
-
 def test_a_store_that_is_away_at_the_end_loses_nothing(
     folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(uploader, "LOOK_SECONDS", 0.01)
-    store = Away(monkeypatch)
-
-    class Impatient(uploader._LastUpload):
-        """Its time is over once the store was asked a second time."""
-
-        @property
-        def deadline(self) -> float:
-            return 0.0 if store.asked > 1 else math.inf
-
-        @deadline.setter
-        def deadline(self, value: float) -> None:
-            pass
-
-    monkeypatch.setattr(uploader, "_LastUpload", Impatient)
     recorder = attempt(0, 1, 2)
     recorder.finish(FINISHED)
-    job_ends(recorder)
-    assert store.asked > 1 and read_status(folder)["status"] == schema.DONE
-    printed = capsys.readouterr().err
-    assert printed.count("tracking store does not answer") == 1 and "`cppo sync` uploads it" in printed
-    with user_error("nothing is lost, `cppo sync` uploads the rest"):
-        upload([folder], tracking_uri())
-    upload_ended()
-    store.away = False
+    with monkeypatch.context() as patch:
+        asked = away(patch)
+        # Its time is over once the store was asked a second time.
+        deadline = property(lambda _: 0.0 if asked.call_count > 1 else math.inf, lambda *_: None)
+        patch.setattr(uploader._LastUpload, "deadline", deadline, raising=False)
+        job_ends(recorder)
+        assert asked.call_count > 1 and read_status(folder)["status"] == schema.DONE
+        printed = capsys.readouterr().err
+        assert printed.count("tracking store does not answer") == 1 and "`cppo sync` uploads it" in printed
+        with user_error("nothing is lost, `cppo sync` uploads the rest"):
+            upload([folder], tracking_uri())
+        upload_ended()
     assert upload([folder], tracking_uri()).points == 6
     assert steps(folder) == [0, 1, 2]
 
@@ -693,7 +671,7 @@ def test_a_store_that_is_away_and_a_full_disk(
 ) -> None:
     """Nothing has the end of the run: it is not called safe."""
     monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.2)
-    Away(monkeypatch)
+    away(monkeypatch)
     recorder = attempt(0)
     with monkeypatch.context() as disk:
         fill_disk(disk, folder, True)
@@ -722,7 +700,7 @@ def test_steps_that_a_full_disk_keeps_from_the_spool_are_sent_at_the_end(
         ended = mlflow_run(folder)
         assert (ended.info.status, ended.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
         assert steps(folder) == [0, 1, 2]
-        (folder / SPOOL_FOLDER / "shipped.json").unlink()
+        forget_progress(folder)
     assert record_end(folder, schema.DONE, "")  # once there is room
     assert [step for step, _, _ in packed_history(folder)["train/reward"]] == steps(folder) == [0, 1, 2]
 
@@ -754,6 +732,6 @@ def test_files_that_a_full_disk_does_not_take_are_sent_all_the_same(
     for _ in range(2):  # also when the lines that name the older file are sent again
         assert stored(folder, OUTCOMES) == b"of steps 0 and 1"
         assert stored(folder, POSITIONS) == b'{"position": [1, 2]}'
-        (folder / SPOOL_FOLDER / "shipped.json").unlink(missing_ok=True)
+        forget_progress(folder)
     run = mlflow_run(folder)
     assert (run.info.status, run.data.tags[schema.TAG_FILES]) == ("FINISHED", "complete")
