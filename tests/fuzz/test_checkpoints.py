@@ -2,7 +2,6 @@
 
 import io
 import pickle
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from cppo_lab.cores.mini.warm_start import warm_start_file
 from cppo_lab.spec import MiniRun
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
-from tests.fuzz.mangling import damaged, fuzz, within
+from tests.fuzz.mangling import damaged, fuzz, members, within, zipped
 
 MAKER = f"torch {torch.__version__} on cpu"
 SMALL: dict[str, Any] = {"model": torch.arange(6.0), "names": ["a", "b"], "steps": 3}
@@ -73,23 +72,10 @@ def test_a_flipped_bit_anywhere(tmp_path: Path, capsys: pytest.CaptureFixture[st
         assert "does not match its checksum" in capsys.readouterr().err
 
 
-def packed(members: Mapping[str, bytes], how: int) -> bytes:
-    file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", how) as archive:
-        for name, data in members.items():
-            archive.writestr(name, data)
-    return file.getvalue()
-
-
-def members(data: bytes) -> dict[str, bytes]:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
-
-
 def test_foreign_pickles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path, mark = tmp_path / CHECKPOINT, tmp_path / "mark"
     inside = {**members(GOOD), "archive/data.pkl": pickle.dumps(Bomb(mark))}
-    for data in (pickle.dumps(Bomb(mark)), packed(inside, zipfile.ZIP_STORED)):
+    for data in (pickle.dumps(Bomb(mark)), zipped(inside)):
         path.write_bytes(data)
         assert load_checkpoint(path, "a", MAKER) is None
         assert f"{path} is ignored" in capsys.readouterr().err

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -37,7 +36,8 @@ STATUS = {
 }  # fmt: skip
 
 Sabotage = tuple[str, str, bytes]
-KINDS = ("remove", "write", "cut", "folder", "fifo", "dangling", "loop", "device", "elsewhere")
+LINKS = {"dangling": "nowhere", "device": "/dev/zero", "elsewhere": "/etc"}
+KINDS = ("remove", "write", "cut", "folder", "fifo", "loop", *LINKS)
 SABOTAGE = st.lists(
     st.tuples(
         st.sampled_from((*FILES, *(f"../{name}" for name in BESIDE))),
@@ -59,18 +59,19 @@ def sabotage(folder: Path, name: str, kind: str, content: bytes) -> None:
         shutil.rmtree(path)
     elif path.is_symlink() or path.exists():
         path.unlink()
-    makers: dict[str, Callable[[], object]] = {
-        "write": lambda: path.write_bytes(content),
-        "cut": lambda: path.write_bytes(before[: len(content)]),
-        "folder": path.mkdir,
-        "fifo": lambda: os.mkfifo(path),
-        "dangling": lambda: path.symlink_to("nowhere"),
-        "loop": lambda: path.symlink_to(path.name),
-        "device": lambda: path.symlink_to("/dev/zero"),
-        "elsewhere": lambda: path.symlink_to("/etc"),
-    }
-    if kind in makers:
-        makers[kind]()
+    match kind:
+        case "write":
+            path.write_bytes(content)
+        case "cut":
+            path.write_bytes(before[: len(content)])
+        case "folder":
+            path.mkdir()
+        case "fifo":
+            os.mkfifo(path)
+        case "loop":
+            path.symlink_to(path.name)
+        case _ if kind in LINKS:
+            path.symlink_to(LINKS[kind])
 
 
 def asked(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

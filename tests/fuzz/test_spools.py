@@ -1,9 +1,10 @@
 """A spool of any content is read as far as it is whole, shipped as far as it is read, and never blocks a run."""
 
 import json
+import math
 import shutil
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from hypothesis import example, given
 
@@ -12,7 +13,13 @@ from cppo_lab.runs.recorder import Recorder, record_end
 from cppo_lab.runs.spool import (
     SHIPPED,
     SPOOL_FOLDER,
+    Artifact,
+    Begin,
+    End,
+    Line,
     Shipped,
+    StepEvent,
+    encoded,
     newest_record,
     open_spool,
     read_lines,
@@ -26,34 +33,10 @@ from cppo_lab.tracking.upload import upload
 from tests.fuzz.conftest import fresh
 from tests.fuzz.mangling import SCALARS, as_json, damaged, fuzz, refused, within
 from tests.recorded import history, mlflow_runs
+from tests.runs.test_spool import ALL, BEGIN, END, ROWS
 
 NAME = "0001.jsonl"
-DATASET = {
-    "name": "d",
-    "digest": "0",
-    "source": "s",
-    "source_type": "code",
-    "context": "training",
-    "profile": {"n": 1},
-}
-LINES: list[dict[str, Any]] = [
-    {
-        "kind": "begin",
-        "record": "ab" * 16,
-        "experiment": "cppo-mini",
-        "name": "a run",
-        "time_ms": 1000,
-        "tags": {"cppo.seed": "0", "cppo.run_id": "0123456789ab"},
-        "params": {"rule.name": "cppo"},
-        "datasets": [DATASET],
-    },
-    {"kind": "artifact", "path": "config.json"},
-    {"kind": "tags", "tags": {"cppo.warm_start": "0123456789ab"}},
-    {"step": 0, "time_ms": 1001, "metrics": {"train/reward": 0.25}},
-    {"step": 1, "time_ms": 1002, "metrics": {"train/reward": 0.5, "train/loss": float("nan")}},
-    {"kind": "end", "record": "ab" * 16, "status": "failed", "step": 1, "time_ms": 1003, "reason": "r"},
-]
-WHOLE = b"".join(as_json(line) + b"\n" for line in LINES)
+WHOLE = b"".join(map(encoded, [*ALL[:-1], StepEvent(3, 1003, {"train/loss": math.nan}), END]))
 
 
 def written(folder: Path, content: bytes) -> Path:
@@ -85,14 +68,10 @@ def test_bytes(desk: Path, content: bytes) -> None:
     assert path.read_bytes() == content  # what another attempt wrote stays
 
 
-def lines_of(values: list[Any]) -> bytes:
-    return b"".join(as_json(line) + b"\n" for line in values)
-
-
 PATHS = ("x" * 5000, "/etc/passwd", "../../../../../../etc/passwd", "", "ring")
-BAD: list[list[Any]] = [
-    *([LINES[0], {"kind": "artifact", "path": path}, LINES[4]] for path in PATHS),
-    [{**LINES[0], "experiment": ""}, *LINES[1:]],
+BAD: list[list[Line]] = [
+    *([BEGIN, Artifact(path), ROWS[0]] for path in PATHS),
+    [replace(BEGIN, experiment=""), *ALL[1:]],
 ]
 
 
@@ -100,16 +79,16 @@ def test_shipping_beside_broken_ones(desk: Path, whole: Path, run: RunSpec) -> N
     """What is broken is sent as far as it goes, or named; the whole run among them arrives."""
     runs = fresh(whole, desk)
     folders = []
-    for number, values in enumerate(BAD):
-        token = f"{number:032x}"
-        content = lines_of([line | ({"record": token} if "record" in line else {}) for line in values])
-        folders.append(written(runs / f"0123456789{number:02x}", content))
+    for number, lines in enumerate(BAD):
+        record = f"{number:032x}"
+        lines = [replace(line, record=record) if isinstance(line, Begin | End) else line for line in lines]
+        folders.append(written(runs / f"0123456789{number:02x}", b"".join(map(encoded, lines))))
         (folders[-1] / "ring").symlink_to("ring")
     whole_one = runs / run.run_id
     said = refused(lambda: upload([*folders[:2], whole_one, *folders[2:]], tracking_uri()))
-    assert said.startswith("run 0123456789")
-    assert not unsent(whole_one, tracking_uri())
-    [found] = [one for one in mlflow_runs() if one.data.tags[schema.TAG_RUN_ID] == run.run_id]
+    assert said.startswith(f"run {folders[-1].name} could not be uploaded") and " more: " not in said
+    assert [folder for folder in (*folders, whole_one) if unsent(folder, tracking_uri())] == folders[-1:]
+    [found] = [one for one in mlflow_runs() if one.data.tags.get(schema.TAG_RUN_ID) == run.run_id]
     assert history(found, "train/reward") == {step: step / 8 for step in range(5)}
 
 

@@ -52,14 +52,10 @@ def test_bytes(file: Path, text: bytes) -> None:
     refused(lambda: load(file), file.name)
 
 
-def as_yaml(values: Any) -> str:
-    return yaml.dump(values, allow_unicode=False)
-
-
 @fuzz(120)
 @given(values=altered(STUDY) | altered(SEARCH))
 def test_structure(file: Path, values: Any) -> None:
-    file.write_text(as_yaml(values), encoding="utf-8", errors="surrogatepass")
+    file.write_text(yaml.dump(values))
     refused(lambda: load(file), file.name)
 
 
@@ -68,7 +64,7 @@ def test_structure(file: Path, values: Any) -> None:
 @example(values={**SMALL, "axes": {"\r": [None]}})
 @example(values={**SMALL, "axes": {"\x1b[2J": None}})
 def test_plan(file: Path, values: Any) -> None:
-    file.write_text(as_yaml(values), encoding="utf-8", errors="surrogatepass")
+    file.write_text(yaml.dump(values))
 
     def plan() -> None:
         made = make_plan(load_sweep(str(file)), ["core=mini"])

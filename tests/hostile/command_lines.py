@@ -131,6 +131,8 @@ LINES = {
     "tune tune_cppo model=a,b": "override 'model=a,b': a search tunes for one model; name one of them",
     "tune tune_cppo rule.w_min=0.5": "search tune_cppo tunes 'rule.w_min' itself; remove the override",
     "tune tune_cppo core=tpu": "has no bounds for core=tpu (valid: mini, verl): add tpu: {...}",
+    "tune tune_cppo core=verl model=tiny_qwen3 layout=cpu_two_nodes":
+        "layout=cpu_two_nodes of model tiny_qwen3 takes 2 nodes, and …choose a layout of one node (layout=one_node",
     "tune tune_cppo training.t_stop=7":
         "training.t_stop=7 must lie on the validation grid: make it a multiple",
     "tune tune_cppo --storage sqlite:///:memory:":

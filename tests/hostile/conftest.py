@@ -39,10 +39,9 @@ def nothing_trains(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def folder_of_a_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder_of_a_stranger(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working folder whose name a shell would read as commands."""
-    folder = tmp_path / "a b'c$(touch canary)\"`touch canary`;touch canary;#&"
+    folder = workspace / "a b'c$(touch canary)\"`touch canary`;touch canary;#&"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return folder

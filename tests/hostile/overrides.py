@@ -185,7 +185,7 @@ SLURM = {
     "+launcher.sbatch.licenses='a\rb'": "sbatch.licenses='a\\rb': must be text on one line or",
     "+launcher.sbatch.Reservation=x": "sbatch.Reservation='Reservation': must match ^[a-z][a-z0-9-]*$",
     "+launcher.sbatch.exclusive=[1]": "sbatch.exclusive=[1]: must be text on one line or a whole number",
-    "launcher.sbatch=[1]": "launcher.sbatch=[1]",
+    "launcher.sbatch=[1]": "Cannot merge DictConfig with ListConfig: `cppo show SWEEP` prints the valid keys",
     "launcher.setup=['a\nb']": f"launcher: setup.0='a\\nb': {LINE}",
     "launcher.srun=['--export=A\nB']": f"launcher: srun.0='--export=A\\nB': {LINE}",
     "launcher.srun=--mpi": "launcher: srun='--mpi': must be a list: \"launcher.srun=['--mpi']\"",

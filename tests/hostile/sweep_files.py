@@ -383,7 +383,6 @@ TURNED = {
     "[rule.w_min]": f"search.parameters=['rule.w_min']: {A_PARAMETER}",
 }
 BOUNDED = {
-    "{low: 1.0, high: 0.4}": ": low=1.0 must be less than high=0.4: exchange them",
     "{low: 0.4}": ": high is missing: add it",
     "{low: 0.4, high: .inf}": " at inf: configuration: rule.w_min=inf: must be in (0, 1]",
     "{low: 0.4, high: 2.0}": " at 2.0: configuration: rule.w_min=2.0: must be in (0, 1]",
@@ -418,16 +417,9 @@ BOUNDED = {
 }  # fmt: skip
 
 IN_A_SEARCH = [
-    ("trials: 4", "trials: 0", "search.trials=0: must be in [1, 100000]"),
     ("low: 0.4", "low: 010", "'010' is a number that programs read differently"),
     ("low: 0.4", "low: .nan", "configuration: rule.w_min=nan: must be in (0, 1]"),
-    ("rule.w_min:", "rule.w_mim:", "unknown key 'rule.w_mim': did you mean 'rule.w_min'?"),
     (PARAMETER, "seed: {choices: [0, 1]}", "search.parameters.seed: this key cannot be tuned; remove it"),
-    (
-        PARAMETER,
-        "launcher.workers: {choices: [1, 2]}",
-        "launcher.workers: this key cannot be tuned; remove it",
-    ),
     (PARAMETER, "training.t_stop: {choices: [40, 60]}", "could not be compared; remove 'training.t_stop'"),
     (PARAMETER, "'a=b': {low: 0.1, high: 0.2}", "override 'a=b=0.1' is not key=value as Hydra reads it"),
     ("[final_score]", "[]", "search.objectives=[]: must not be empty"),
@@ -447,15 +439,9 @@ IN_A_SEARCH = [
     ),
     (
         "{rule: cppo}",
-        "{rule: cppo, seed: 0}",
-        "settings.seed=0: use models and seeds, or seed= on the command",
-    ),
-    (
-        "{rule: cppo}",
         "{rule: cppo, rule.w_min: 0.5}",
         "settings.rule.w_min=0.5 is tuned by …: keep one of them",
     ),
-    ("{rule: cppo}", "{rule: cppo, tracking.uri: x}", "settings.tracking.uri belongs on the command line"),
     ("{rule: cppo}", "{rule: nope}", "unknown rule 'nope': valid: cfpo, cispo"),
     ("search:\n", "search: 5\nx:\n", "unknown key 'x': valid: feeds, models, name"),
     (
@@ -482,7 +468,6 @@ IN_A_SEARCH = [
     ("[mini_small_base]", "{verl: [tiny_qwen3]}", "has no models for core=mini (valid: verl)"),
 ]
 AFTER_A_SEARCH = {
-    "  sampler: {name: grid}\n": "search.sampler.name='grid': must be 'tpe', 'nsga2' or 'random'",
     "  sampler: {startup: 1}\n": "search.sampler.startup=1: must be in [2, inf)",
     "seeds: []\n": "seeds=[]: must not be empty",
     "seeds: [0, 0]\n": "seeds=[0, 0]: one appears twice; remove it",

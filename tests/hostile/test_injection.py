@@ -107,14 +107,13 @@ def test_options_of_sbatch_and_srun_arrive_as_they_are(folder_of_a_stranger: Pat
 @pytest.mark.parametrize("name", ["new\nline", "100%a", "back\\slash"])
 def test_folders_that_slurm_would_read_differently(
     name: str,
-    tmp_path: Path,
+    workspace: Path,
     record: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (tmp_path / name).mkdir()
-    monkeypatch.chdir(tmp_path / name)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    (workspace / name).mkdir()
+    monkeypatch.chdir(name)
     assert main(["launch", *RUN, "launcher=slurm"]) == 2
     line = capsys.readouterr().err.splitlines()[-1]
     assert line.startswith("cppo: error: launcher=slurm: the folder ")

@@ -9,7 +9,7 @@ import pytest
 from cppo_lab.cores.checkpoint import save_if_possible
 from cppo_lab.errors import UserError
 from cppo_lab.files import open_append, open_lock
-from cppo_lab.runs.folder import cancel
+from cppo_lab.runs.folder import cancel, read_status
 from cppo_lab.spec import RunSpec
 from tests.conftest import user_error
 from tests.jobs import job
@@ -40,6 +40,7 @@ def test_a_run_in_a_folder_of_links_overwrites_nothing(tmp_path: Path, tiny_spec
     assert [path.name for path in elsewhere.iterdir() if path.read_text() != PRECIOUS] == []
     for name in ("config.json", "status.json", "requirements.txt"):
         assert not (folder / name).is_symlink() and (folder / name).stat().st_size > 10
+    assert read_status(folder)["status"] == "done"
 
 
 def test_a_lock_that_is_a_link_is_refused(tmp_path: Path, tiny_spec: RunSpec) -> None:
