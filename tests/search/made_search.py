@@ -4,8 +4,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import optuna
 import yaml
+from optuna.trial import FrozenTrial
 
+from cppo_lab.runs.folder import is_held
+from cppo_lab.runs.spool import read_rows
 from cppo_lab.search import worker
 from cppo_lab.search.space import Tuning, resolve
 from cppo_lab.spec import RunSpec
@@ -42,7 +46,7 @@ def search_values(**changes: Any) -> dict[str, Any]:
 
 def write_search(values: dict[str, Any], path: str = "tune.yaml") -> str:
     """Write a search file into the working folder; its path."""
-    Path(path).write_text(yaml.safe_dump(values, sort_keys=False), encoding="utf-8")
+    Path(path).write_text(yaml.safe_dump(values, sort_keys=False))
     return path
 
 
@@ -50,6 +54,20 @@ def made_tuning(values: dict[str, Any] | None = None, *overrides: str, **options
     """A validated search. It writes `tune.yaml` into the working folder."""
     search = load_sweep("./" + write_search(values or search_values()))
     return resolve(search, overrides, **options)
+
+
+def optunas(study: str = "tune-mini_base") -> list[FrozenTrial]:
+    """The trials of a study as Optuna counts them."""
+    return optuna.load_study(study_name=study, storage="sqlite:///optuna.db").get_trials()
+
+
+def waiting_behind(step: int) -> set[Path]:
+    """The folders of runs that have recorded a step and wait behind it."""
+    return {
+        lock.parent
+        for lock in Path("runs").glob("*/lock")
+        if is_held(lock.parent) and [row.step for row in read_rows(lock.parent)][-1:] == [step]
+    }
 
 
 Score = Callable[[RunSpec, int], float]

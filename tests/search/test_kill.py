@@ -7,17 +7,16 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import optuna
 import pytest
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 
 from cppo_lab import schema
 from cppo_lab.core_records import CHECKPOINT
 from cppo_lab.runs.folder import holder, is_held
-from cppo_lab.runs.spool import files, read_rows
+from cppo_lab.runs.spool import files
 from cppo_lab.search.study import numbered
 from tests.recorded import history, mlflow_client, mlflow_runs
-from tests.search.made_search import search_values, write_search
+from tests.search.made_search import optunas, search_values, waiting_behind, write_search
 from tests.search.terminals import LOG, Terminals, searching
 from tests.servers.forked import Forked, Gate
 from tests.waiting import until
@@ -31,18 +30,12 @@ def search(workspace: Path) -> Iterator[Terminals]:
         yield opened
 
 
-def optunas() -> list[FrozenTrial]:
-    """The trials as Optuna counts them."""
-    return optuna.load_study(study_name="tune-mini_base", storage="sqlite:///optuna.db").get_trials()
-
-
-def wait_at(step: int, count: int, runs: Path, worker: Forked) -> set[Path]:
-    """The runs that have recorded a step and wait behind it, once there are so many."""
+def wait_behind(step: int, count: int, worker: Forked) -> set[Path]:
+    """The runs that wait behind a step, once there are so many."""
 
     def waiting() -> set[Path] | None:
         assert worker.alive(), LOG.read_text()
-        folders = {path.parent for path in runs.glob("*/lock") if is_held(path.parent)}
-        folders = {folder for folder in folders if (rows := read_rows(folder)) and rows[-1].step == step}
+        folders = waiting_behind(step)
         return folders if len(folders) == count else None
 
     return until(f"{count} runs wait behind step {step}", waiting)
@@ -82,13 +75,13 @@ def test_workers_are_killed_at_any_statement(search: Terminals) -> None:
 def test_workers_are_killed_while_they_train(workspace: Path, search: Terminals) -> None:
     """One alone: its run lives on, and who takes the trial up waits for that. One with its run, which is continued."""
     write_search(search_values())
-    runs, gates = workspace / "runs", [Gate(workspace / name) for name in ("one", "other")]
+    gates = [Gate(workspace / name) for name in ("one", "other")]
     for gate in gates:
         gate.let(3)
     first = search.tune(INLINE, gate=gates[0])
-    [broken] = wait_at(3, 1, runs, first)
+    [broken] = wait_behind(3, 1, first)
     second = search.tune(INLINE, gate=gates[1])
-    [orphaned] = wait_at(3, 2, runs, second) - {broken}
+    [orphaned] = wait_behind(3, 2, second) - {broken}
 
     second.kill()
     third = search.tune(INLINE)

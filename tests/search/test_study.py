@@ -13,6 +13,8 @@ from unittest.mock import Mock
 import optuna
 import pytest
 from mlflow.exceptions import MlflowException
+from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
+from optuna.samplers import NSGAIISampler, RandomSampler, TPESampler
 from optuna.storages import RDBStorage
 from optuna.trial import Trial, TrialState, create_trial
 from sqlalchemy.exc import OperationalError
@@ -45,6 +47,18 @@ def claimed(study: SearchStudy) -> Iterator[TrialClaim]:
     with study.claim() as claim:
         assert claim
         yield claim
+
+
+def worked(study: SearchStudy) -> list[int]:
+    """The numbers of the trials that a worker takes up to the last."""
+    numbers = []
+    while True:
+        with study.claim() as claim:
+            if claim is None:
+                return numbers
+            numbers.append(claim.number)
+            study.draw(claim.trial)
+            study.end(claim.trial, DONE, [0.1])
 
 
 def note(study: SearchStudy, trial: Trial, key: str, value: object) -> None:
@@ -185,6 +199,22 @@ def test_an_interrupted_study_leaves_its_file_free(workspace: Path) -> None:
             assert interrupted_everywhere(workspace / "optuna.db", action) > 0
 
 
+@pytest.mark.parametrize(
+    "name, sampler, pruner, made",
+    [
+        ("tpe", TPESampler, "median", MedianPruner),
+        ("nsga2", NSGAIISampler, "hyperband", HyperbandPruner),
+        ("random", RandomSampler, "none", NopPruner),
+    ],
+)
+def test_sampler_and_pruner_are_those_that_are_declared(
+    workspace: Path, name: str, sampler: type, pruner: str, made: type
+) -> None:
+    study = opened(made_tuning(search_values(sampler={"name": name}, pruner={"name": pruner})), storage_url())
+    with claimed(study):
+        assert (type(study.study.sampler), type(study.study.pruner)) == (sampler, made)
+
+
 def test_values_are_drawn_as_they_were_declared(workspace: Path) -> None:
     parameters = {
         "rollout.staleness": {"low": 0, "high": 2},
@@ -206,41 +236,25 @@ def test_values_are_drawn_as_they_were_declared(workspace: Path) -> None:
 
 def test_many_workers_that_begin_at_once_take_each_trial_once(url: str) -> None:
     tuning = made_tuning(search_values(trials=12))
-
-    def work(_: int) -> list[int]:
-        numbers, study = [], opened(tuning, url)
-        while True:
-            with study.claim() as claim:
-                if claim is None:
-                    return numbers
-                numbers.append(claim.number)
-                study.draw(claim.trial)
-                study.end(claim.trial, DONE, [0.1])
-
     with ThreadPoolExecutor(4) as pool:
-        assert sorted(itertools.chain(*pool.map(work, range(4)))) == list(range(12))
+        taken = pool.map(lambda _: worked(opened(tuning, url)), range(4))
+        assert sorted(itertools.chain(*taken)) == list(range(12))
     assert [trial.state for trial in opened(tuning, url).study.get_trials()] == [DONE] * 12
     assert len(optuna.get_all_study_names(opened(tuning, url).storage)) == 1
 
 
 def test_the_budget_can_be_raised_and_lowered(url: str, silence: None) -> None:
-    def work(trials: int) -> Iterator[int]:
-        study = opened(made_tuning(trials=trials), url)
-        while True:
-            with study.claim() as claim:
-                if claim is None:
-                    return
-                study.end(claim.trial, FAILED, reason="a failure counts")
-                yield claim.number
+    def work(trials: int) -> list[int]:
+        return worked(opened(made_tuning(trials=trials), url))
 
     with claimed(opened(made_tuning(trials=2), url)):
         pass  # its repetition is the third trial for Optuna
-    assert list(work(2)) == [0, 1]
+    assert work(2) == [0, 1]
     with claimed(opened(made_tuning(trials=5), url)) as claim:
         assert claim.number == 2
-    assert list(work(3)) == [2]  # and not the fourth, which waits before it
-    assert list(work(5)) == [3, 4]
-    assert list(work(3)) == []
+    assert work(3) == [2]  # and not the fourth, which waits before it
+    assert work(5) == [3, 4]
+    assert work(3) == []
     assert len(find_trials(made_tuning(trials=3), url)) == 3
 
 
