@@ -101,6 +101,8 @@ def test_each_end_that_matters_is_one_message(cppo: Command, receiver: FakeServe
 def test_early_signs_are_told_once_a_run_and_then_its_end(folder: Path, receiver: FakeServer) -> None:
     status = {"run_id": folder.name, "status": "running", "updated": 9.0, "step": 5, "best": 0.5}
     messages = services._Messages(url(receiver), [folder], 1.0)
+    write_status(folder, {**status, "status": "failed", "updated": 0.5})  # of an earlier launch
+    assert messages.of_runs() and not receiver.received
     for score in (0.5, 0.02, 0.01, 0.5):
         write_status(folder, {**status, "score": score})
         assert messages.of_runs()
