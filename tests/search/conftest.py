@@ -1,13 +1,5 @@
 """What the tests of searches fork their processes from ends with the session."""
 
-from collections.abc import Iterator
+from tests.servers.conftest import fork_server_ends
 
-import pytest
-
-from tests.servers import forked
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _fork_server_ends() -> Iterator[None]:
-    yield
-    forked.stop()
+__all__ = ["fork_server_ends"]

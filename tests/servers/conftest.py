@@ -23,9 +23,21 @@ TEMPLATE = "mlflow_tables"
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _fork_server_ends() -> Iterator[None]:
+def fork_server_ends() -> Iterator[None]:
+    """What tests fork their processes from ends with the session."""
     yield
     forked.stop()
+
+
+def found_in(secret: str, *folders: Path) -> list[Path]:
+    """The files below the folders that have a secret in their name or content."""
+    return [
+        path
+        for folder in folders
+        for path in folder.rglob("*")
+        if secret.lower() in path.name.lower()
+        or (path.is_file() and not path.is_symlink() and secret.lower().encode() in path.read_bytes().lower())
+    ]
 
 
 @pytest.fixture(scope="session")

@@ -18,6 +18,7 @@ from cppo_lab.tracking import address
 from dev.servers.mlflow_server import MlflowServer
 from tests.conftest import TINY
 from tests.launch.slurm.jobs import Noted, slurm_spec
+from tests.servers.conftest import found_in
 
 SWEEP = """
 title: One run
@@ -44,17 +45,6 @@ SECRETS = {
 def with_canary(uri: str) -> str:
     """The address of a server, with a user's name and a password that nothing may write."""
     return uri.replace("http://", "http://admin:canary7f3-in-the-address@")
-
-
-def found_in(*folders: Path) -> list[Path]:
-    """The files below the folders that have a canary in their name or content."""
-    return [
-        path
-        for folder in folders
-        for path in folder.rglob("*")
-        if CANARY in path.name.lower()
-        or (path.is_file() and not path.is_symlink() and CANARY.encode() in path.read_bytes().lower())
-    ]
 
 
 @contextlib.contextmanager
@@ -100,7 +90,7 @@ def test_what_a_job_prints_and_how_it_fails_is_masked_as_it_is_written(
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of this file
     job = Careless(tmp_path, "careless")
     launch_local([job], slurm_spec(), lambda event: None)
-    assert found_in(tmp_path) == []
+    assert found_in(CANARY, tmp_path) == []
     [out], [err] = (list(job.folder.glob(f"attempts/*_log.{kind}")) for kind in ("out", "err"))
     printed = out.read_text()
     assert "logging to http://admin:***@127.0.0.1:1\n" in printed
@@ -134,5 +124,5 @@ def test_nothing_that_a_launch_writes_or_shows_has_a_secret(
     for command in (["status"], ["logs", run, "--all"], ["sync"], ["report", "one.yaml", *TINY]):
         assert main(command) == 0
     (tmp_path / "shown.txt").write_text("".join(capfd.readouterr()))
-    assert found_in(tmp_path, server.folder) == []  # the server's folder has its database
+    assert found_in(CANARY, tmp_path, server.folder) == []  # the server's folder has its database
     assert list(work.glob("runs/*/attempts/*_log.out"))  # the search has seen what jobs print

@@ -6,7 +6,6 @@ import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -26,36 +25,31 @@ from tests.jobs import job
 from tests.launch.gate import Gate
 from tests.launch.test_launch import started
 from tests.recorded import history, mlflow_runs
+from tests.requirement import Requirement
 from tests.servers.forked import Forked
 
 SIZE = 1_000_000  # bytes
 
 
-def give_up(reason: str) -> NoReturn:
-    """Skips the test, or fails it where CPPO_REQUIRE_SMALL_DISK says that it has to run.
-
-    CI alone does not say so, as it does of a `Requirement`: root in a container may often not mount.
-    """
-    if os.environ.get("CPPO_REQUIRE_SMALL_DISK", "") not in ("", "0", "false"):
-        pytest.fail(f"CPPO_REQUIRE_SMALL_DISK is set, but: {reason}")
-    pytest.skip(f"a disk to be filled: {reason}")
+# Not of CI: root in a container may often not mount.
+DISK = Requirement(
+    "a disk to be filled", "CPPO_REQUIRE_SMALL_DISK", lambda: "needs root" if os.getuid() else "", of_ci=False
+)
 
 
 @pytest.fixture
 def small_disk(workspace: Path) -> Iterator[Path]:
     """The folder of all runs, on a disk of its own."""
-    if os.getuid() != 0:
-        give_up("needs root")
+    DISK.demand()
     runs = workspace / "runs"
     runs.mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", f"size={SIZE},mode=755", "cppo-test", os.fspath(runs)],
-        check=False,
         capture_output=True,
         text=True,
     )
     if mounted.returncode:
-        give_up(mounted.stderr.strip())
+        DISK.lack(mounted.stderr.strip())
     try:
         yield runs
     finally:

@@ -20,7 +20,7 @@ from cppo_lab.tracking.uploader import upload_last
 from tests.conftest import user_error
 from tests.jobs import job
 from tests.recorded import upload_ended
-from tests.servers.test_postgres_search import files_with
+from tests.servers.conftest import found_in
 
 SECRET = "s3cret"
 AWAY = [
@@ -61,7 +61,7 @@ def test_a_store_that_is_away_is_named_without_its_password_after_one_more_try_a
     assert printed.err.count("tracking store does not answer") == 1
     assert "`cppo sync` uploads it" in printed.err
     assert SECRET not in printed.out + printed.err + "".join(str(error.value) for error in errors)
-    assert files_with(SECRET, workspace) == []
+    assert found_in(SECRET, workspace) == []
 
 
 @pytest.mark.parametrize("uri", [*AWAY, "sqlite:////tmp/x.db"])
