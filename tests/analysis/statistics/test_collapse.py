@@ -204,5 +204,5 @@ def test_the_page_says_what_the_early_warning_was_worth() -> None:
     )
     unwarned = collapse_section(Scored("main", "Main", scored([at_once, *steady], "main"), ""))
     assert unwarned is not None
-    assert unwarned.view["table"].notes[1].endswith("None for the baseline, and without a collapse.")
+    assert unwarned.view["table"].notes[1].endswith("A dash for the baseline, and without a collapse.")
     assert unwarned.view["summary"].endswith("The early warning came before 0 of 1 collapse.")
