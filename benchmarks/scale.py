@@ -15,7 +15,7 @@ report   `cppo report --partial`: all histories, statistics, tables, figures and
 machine does not change them much; `seconds` are wall seconds, `mebibytes` the peak resident memory. `growth` is how
 many times the processor seconds beyond those of the smallest sweep rise with ten times the runs: 10 is linear.
 
-    python benchmarks/scale.py [--quick]
+    python benchmarks/scale.py [--quick]    without --quick over an hour, nearly all of it for the making of 10,000 runs
 
 `hydra` is Hydra's own --multirun: a task that does nothing on the same configuration, its basic sweeper and launcher,
 jobs that differ in a rule and a constant; the time per job is that of many jobs less that of one, so its start-up does
