@@ -29,8 +29,6 @@ def __getattr__(name: str) -> Any:
         try:
             return getattr(importlib.import_module("cppo_lab.sweep.results"), name)  # noqa: TID251  a literal name
         except ModuleNotFoundError as error:
-            from cppo_lab.plugins import remedy
-
-            error.msg += f" (cppo_lab.{name} needs it): {remedy(error.name or '')}"
+            error.msg += f" (cppo_lab.{name} needs it): pip install {error.name}"
             raise
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
