@@ -26,9 +26,5 @@ if not all((PACKAGE_FOLDER / name).is_dir() for name in PARTS):
 def __getattr__(name: str) -> Any:
     """`load` and `Results`, imported when they are first asked for: every command imports this package."""
     if name in ("load", "Results"):
-        try:
-            return getattr(importlib.import_module("cppo_lab.sweep.results"), name)  # noqa: TID251  a literal name
-        except ModuleNotFoundError as error:
-            error.msg += f" (cppo_lab.{name} needs it): pip install {error.name}"
-            raise
+        return getattr(importlib.import_module("cppo_lab.sweep.results"), name)  # noqa: TID251  a literal name
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -110,9 +110,8 @@ def stage(root: Path, source: Path) -> None:
             shutil.copyfile(path, place)
     with (source / "README.md").open("a", encoding="utf-8") as readme:
         groups = navigation(root)
-        for heading, names in (
-            groups | {"Reference": [*groups.get("Reference", ()), "api", "metrics"]}
-        ).items():
+        groups["Reference"] = [*groups.get("Reference", ()), "api", "metrics"]
+        for heading, names in groups.items():
             listed = "\n".join(name.removesuffix(".md") for name in names)
             readme.write(f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{listed}\n```\n")
     (source / "api.rst").write_text(api(), encoding="utf-8")

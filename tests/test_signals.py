@@ -28,8 +28,8 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize(("before", "says"), [(signal.SIG_DFL, "ends in order"), (signal.SIG_IGN, "goes on")])
 def test_a_terminal_that_closes(before: signal.Handlers, says: str) -> None:
-    told = python("-c", TOLD, preexec_fn=lambda: signal.signal(signal.SIGHUP, before))
-    assert told.stdout.strip() == says
+    done = python("-c", TOLD, preexec_fn=lambda: signal.signal(signal.SIGHUP, before))
+    assert done.stdout.strip() == says
 
 
 INLINE = """

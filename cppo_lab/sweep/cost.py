@@ -296,7 +296,7 @@ class Limits:
             used = float(status.get("gpus") or 0) * machine_seconds(status) / 3600
             lives = run_id in ids or state == schema.RUNNING
             estimated = cost.gpu_hours or 0.0 if cost and lives else 0.0
-            # A run that goes on has spent a part of its estimate; one whose result is replaced begins anew.
+            # A run that goes on has spent a part of its estimate; one whose result is replaced starts over.
             again = run_id in ids and status.get("status") in schema.FINISHED
             hours += used + estimated if again else max(used, estimated)
             if disk and run_id in ids:

@@ -17,8 +17,14 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
-import pandas as pd
+from cppo_lab.plugins import remedy
+
+try:
+    import numpy as np
+    import pandas as pd
+except ModuleNotFoundError as error:
+    error.msg += f" (cppo_lab.load needs it): {remedy(error.name or '')}"
+    raise
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import points_frame, run_id_of

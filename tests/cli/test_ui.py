@@ -82,15 +82,15 @@ def test_a_report_is_opened_with_the_address_of_mlflow(tmp_path: Path) -> None:
 
 @pytest.fixture
 def tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
-    """In place of MLflow's server there is one that ends, with a reason, once it is told to."""
-    os.mkfifo(told := tmp_path / "told")
-    code = f"print('INFO'); open({str(told)!r}).read(); print('address in use')"
+    """In place of MLflow's server there is one that ends, with a reason, when asked."""
+    os.mkfifo(ending := tmp_path / "ending")
+    code = f"print('INFO'); open({str(ending)!r}).read(); print('address in use')"
     monkeypatch.setattr(
         subprocess,
         "Popen",
         lambda _, real=subprocess.Popen, **options: real([sys.executable, "-c", code], **options),
     )
-    return lambda: told.write_text("x")
+    return lambda: ending.write_text("x")
 
 
 STORE, HOST = "sqlite:///x.db", "127.0.0.1"

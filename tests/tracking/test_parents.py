@@ -84,7 +84,7 @@ def test_a_launch_nests_its_runs_and_describes_the_sweep_and_a_wider_one_adds() 
         tags = {run.info.run_id: run.data.tags for run in mlflow_runs(tag="mlflow.runName")}
         assert before in ({}, tags)
         before = tags
-    launch_quickstart(seed=1)  # the description keeps what this launch has not
+    launch_quickstart(seed=1)  # the description keeps the runs of the first launch
     parent, children = parent_of(), mlflow_runs()
     assert (parent.info.status, parent.info.run_name) == ("FINISHED", "sweep quickstart")
     assert [run.data.tags[schema.TAG_PARENT] for run in children] == [parent.info.run_id] * 2
@@ -238,7 +238,7 @@ def test_page_figures_and_verdicts_are_with_the_sweep(uri: str, tmp_path: Path) 
         f"![A title](get-artifact?path=report%2Ffigure_curves.png&run_uuid={parent})\n"
     )
     keep_report(uri, "cppo-mini", replace(log_of(tmp_path), verdicts=[("open", "CPPO", "It **loses**.")]))
-    launch_quickstart(seed=1)  # a verdict stays when the note is written anew
+    launch_quickstart(seed=1)  # a verdict stays when the note is rewritten
     note = note_of()
     assert note.startswith("## Quickstart\n") and "runs: 2 (2 done)" in note
     assert "CPPO. It &#42;&#42;loses&#42;&#42;." in note
