@@ -1,10 +1,10 @@
 """`cppo data` and `cppo doctor`: what runs need around them."""
 
 import argparse
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cppo_lab import schema
 from cppo_lab.cli.command import CommandParser, Exit, answer
 from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
 from cppo_lab.errors import UserError, say
@@ -19,25 +19,27 @@ if TYPE_CHECKING:
 def data_prepare(options: argparse.Namespace) -> int:
     """Write training and validation sets."""
     from cppo_lab.data.prepare import prepare, summary
+    from cppo_lab.spec.run import TRAIN
+    from cppo_lab.sweep.overrides import shell_form
 
     validation: dict[str, Path] = {}
     for text in options.validation:
         name, equals, path = text.partition("=")
-        if (
-            not equals
-            or not NAME.fullmatch(name)
-            or name in ("train", *validation)
-            or not Path(path).is_file()
-        ):
-            raise UserError(f"--validation {text!r}: give NAME=FILE, an existing file, and each name once")
+        is_new = NAME.fullmatch(name) and name not in (TRAIN, schema.MEAN, *validation)
+        if not equals or not is_new or "." in name or not name[0].isalpha() or not Path(path).is_file():
+            raise UserError(
+                f"--validation {text!r}: give NAME=FILE, an existing file, and each name once; a name begins with a "
+                f"letter, has no dot, and is neither {TRAIN!r} nor {schema.MEAN!r}"
+            )
         validation[name] = Path(path)
     records = prepare(options.source, options.out, say, validation, options.skip)
     text = summary(records)
     if options.source not in ("sample", "hub"):
         train, *others = records
-        keys = [f"data.train={options.out / train}"]
-        keys += [f"data.validation.{Path(file).stem}={options.out / file}" for file in others]
-        text += f"\nto train on it: core=verl data=files {shlex.join(keys)}"
+        keys = [shell_form("data.train", str(options.out / train))]
+        keys += [shell_form(f"data.validation.{Path(file).stem}", str(options.out / file)) for file in others]
+        if all(keys):
+            text += f"\nto train on it: core=verl data=files {' '.join(keys)}"
     answer(options, _file_values(options.out, records), text)
     return Exit.DONE
 

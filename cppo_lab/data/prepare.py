@@ -67,7 +67,8 @@ def _row_of(problem: Problem, index: int, split: str) -> dict[str, Any]:
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows in verl's layout. Equal rows and an equal pyarrow give equal bytes."""
     table = pyarrow.Table.from_pylist(rows, schema=SCHEMA)
-    pyarrow.parquet.write_table(table, path, compression="zstd", row_group_size=ROW_GROUP)
+    with path.open("wb") as file:  # pyarrow takes some paths for addresses
+        pyarrow.parquet.write_table(table, file, compression="zstd", row_group_size=ROW_GROUP)
 
 
 def content_sha256(rows: Iterable[dict[str, Any]]) -> str:
@@ -274,7 +275,7 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     number = 0
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
+        with path.open("rb") as data, pyarrow.parquet.ParquetFile(data) as file:
             known = [name for name in file.schema_arrow.names if name in COLUMNS]
             if not known:
                 raise UserError(

@@ -130,6 +130,8 @@ def _explain(kind: type[Spec], fault: Any, where: str) -> str:
     text = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "missing":
         return f"{where}: {key} is missing: add it"
+    if not key and fault["type"] in MUST_BE:
+        return f"{where}: must be {MUST_BE[fault['type']]}"
     if not key or (fault["type"] == "value_error" and isinstance(fault["input"], dict)):
         return f"{where}: {f'{key}: ' if key else ''}{text}"
     if fault["type"] == "string_pattern_mismatch":

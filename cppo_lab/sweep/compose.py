@@ -41,7 +41,7 @@ from cppo_lab.spec import (
     RunSpec,
     Spec,
 )
-from cppo_lab.spec.parse import parse, parse_run, run_kind
+from cppo_lab.spec.parse import MUST_BE, parse, parse_run, run_kind
 from cppo_lab.spec.run import PAPER
 from cppo_lab.sweep.file import REWARD, REWARD_REMEDY, REWARDS
 from cppo_lab.sweep.groups import CONF, added_rules, groups, shipped
@@ -339,6 +339,10 @@ def _set(config: DictConfig, override: Override) -> None:
                 del (OmegaConf.select(config, section) if section else config)[last]
         elif override.sign == "+" and present is not None and not isinstance(value, list | dict):
             raise UserError(f"override {override.text!r}: {key} is there already: write {override.text[1:]}")
+        elif isinstance(value, list) and OmegaConf.is_dict(OmegaConf.select(config, key)):
+            raise UserError(f"override {override.text!r}: {key} must be {MUST_BE['dict_type']}")
+        elif isinstance(value, dict) and OmegaConf.is_list(OmegaConf.select(config, key)):
+            raise UserError(f"override {override.text!r}: {key} must be {MUST_BE['list_type']}")
         else:
             OmegaConf.update(config, key, value, force_add=override.sign != "" or key.startswith(VALIDATION))
     except (ConfigAttributeError, ConfigKeyError) as error:

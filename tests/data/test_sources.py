@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from cppo_lab.cli import main
 from cppo_lab.data import prepare as read
 from cppo_lab.data import sources
 from cppo_lab.data.prepare import prepare
+from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error
 from tests.data.made_files import dapo_row, read_parquet, shipped, write_jsonl, write_parquet
 
@@ -229,3 +231,20 @@ def test_the_commands(workspace: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert main(["data", "prepare", "--from", "train.jsonl", "--out", "other"]) == 0
     out = capsys.readouterr().out
     assert "1 rows (6 read, 1 repeats dropped, 4 rows of 1 prompts with several answers dropped) from" in out
+
+
+@pytest.mark.parametrize("name", ["data", "my data", "it's", "s3:", "a\udcff", "a=b,c"])
+def test_the_words_to_train_on_it_are_read_as_printed(
+    name: str, workspace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever the folder is called, which pyarrow could take for an address."""
+    file = write_jsonl(workspace / "mine.jsonl", [dapo_row("p", "1")])
+    out = workspace / name
+    assert (
+        main(["data", "prepare", "--from", str(file), "--validation", f"held={file}", "--out", str(out)]) == 0
+    )
+    _, _, words = capsys.readouterr().out.partition("to train on it: ")
+    if name.isascii():  # else it is printed in escapes
+        composed = compose(["model=qwen3_1_7b_base", "rule=cppo", "seed=0", *shlex.split(words)])
+        assert composed.run.data.files is not None and set(composed.run.data.files) == {"train", "held"}
+    assert main(["data", "check", str(out)]) == 0

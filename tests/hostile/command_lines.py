@@ -40,6 +40,12 @@ LINES = {
     "sync --json --watch": "--json with --watch: the object is printed at once; omit one",
     "evaluate quickstart --benchmark chain": "quickstart: none of its runs is finished here: see",
     "data prepare --out x --validation a=gone": "--validation 'a=gone': give NAME=FILE, an existing file",
+    **{
+        f"data prepare --out x --validation {name}=/dev/null": (
+            "a name begins with a letter, has no dot, and is neither 'train' nor 'mean'"
+        )
+        for name in ("2024_held", "mean", "train", "a.b")
+    },
     "export metrics 0123456789ab --out x": "'0123456789ab' is the id of a run: name its sweep, which `cppo show",
     "archive quickstart --out /etc": "--out /etc exists: name another file, or remove it yourself",
     "archive quickstart --out x.zip": "no run of quickstart has ended here: launch it",
