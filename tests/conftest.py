@@ -121,7 +121,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 # Rooms whose tests share a server, a cluster or files made once: one process runs them all; and the files that take
 # longest. The longest come first.
 # Slurm's take a cluster for each of three groups: on one, they would still wait for it when all others are done. Ray's
-# are three groups, and verl's that need no Ray are apart, for the same reason. The longest path decides.
+# are four groups, and verl's that need no Ray are apart, for the same reason. The longest path decides.
 _WITHOUT_RAY = (
     "test_activation_memory",
     "test_engine",
@@ -139,6 +139,7 @@ _TOGETHER = (
         "more of ray",
         tuple(f"tests/cores/verl/test_{name}.py" for name in ("check_api", "config", "preflight_run")),
     ),
+    ("vllm", ("tests/cores/verl/vllm/", "tests/cores/verl/test_staleness.py")),
     ("containers", ("tests/launch/slurm/test_containers.py", "tests/launch/slurm/test_two_accounts.py")),
     ("slurm", ("tests/launch/slurm/",)),
     ("verl", tuple(f"tests/cores/verl/{name}.py" for name in _WITHOUT_RAY)),

@@ -5,7 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ CHECKPOINT_EVERY = 3  # besides those of validations
 KILLED_AFTER = 5  # a step with two checkpoints before it, and none of its own
 DAMAGED, RESUMED = 4, 3  # the step of the newest checkpoint, and of that before it, which was not validated
 RULE = "cppo"
+LOG = "launch.log"
 SWEEP = f"""
 title: One rule
 question: Does a run train, die and go on?
@@ -41,12 +43,10 @@ OVERRIDES = [
 
 
 @dataclass(frozen=True)
-class Story:
-    """What happened to the run."""
+class Trained:
+    """The run, as MLflow has it, and what its last launch said."""
 
     folder: Path
-    killed: list[int]  # the steps that were recorded when the run was killed
-    first: Run  # as MLflow had it after the first launch
     run: Run
     output: str
 
@@ -59,6 +59,14 @@ class Story:
         return [(point.step, point.value) for point in points]
 
 
+@dataclass(frozen=True)
+class Story(Trained):
+    """What happened to the run."""
+
+    killed: list[int]  # the steps that were recorded when the run was killed
+    first: Run  # as MLflow had it after the first launch
+
+
 def client(folder: Path) -> MlflowClient:
     return MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
 
@@ -68,16 +76,6 @@ def cppo(folder: Path, *words: str, python: str = sys.executable, **more: str) -
     environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
     environment |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **more}
     return {"args": [python, "-m", "cppo_lab.cli", *words], "cwd": folder, "env": environment}
-
-
-def launch(
-    folder: Path, log: Path, python: str, overrides: Sequence[str], **more: str
-) -> "subprocess.Popen[bytes]":
-    command = cppo(
-        folder, "launch", "one.yaml", *OVERRIDES, *overrides, "launcher.workers=1", python=python, **more
-    )
-    with log.open("wb") as output:
-        return subprocess.Popen(**command, stdout=output, stderr=subprocess.STDOUT)
 
 
 def recorded(run: Path) -> list[int]:
@@ -97,7 +95,7 @@ def kill_when_held(folder: Path, process: "subprocess.Popen[bytes]") -> list[int
     """SIGKILL for the run when its trainer has recorded KILLED_AFTER; returns what it had recorded."""
 
     def seen(name: str) -> list[Path]:
-        assert process.poll() is None, (folder / "first.log").read_text()[-5000:]
+        assert process.poll() is None, (folder / LOG).read_text()[-5000:]
         return list((folder / "runs").glob(f"*/{name}"))
 
     # By itself each: there are some twenty processes to start.
@@ -115,19 +113,38 @@ def cut_the_newest_checkpoint(folder: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def tell(folder: Path, *overrides: str, python: str = sys.executable) -> Story:
-    """Launch the run, kill it, damage its newest checkpoint, and launch it again to its end."""
+@contextmanager
+def launched(
+    folder: Path, overrides: Sequence[str] = (), python: str = sys.executable, **more: str
+) -> "Iterator[subprocess.Popen[bytes]]":
+    """`cppo launch` of the run, whose output is added to LOG; it has ended behind the block."""
     (folder / "one.yaml").write_text(SWEEP)
-    hold = {"HOLD_AFTER_STEP": str(KILLED_AFTER), "PYTHONPATH": os.pathsep.join([str(HOLD), str(ROOT)])}
-    process = launch(folder, folder / "first.log", python, overrides, **hold)
+    command = cppo(
+        folder, "launch", "one.yaml", *OVERRIDES, *overrides, "launcher.workers=1", python=python, **more
+    )
+    with (folder / LOG).open("ab") as output:
+        process = subprocess.Popen(**command, stdout=output, stderr=subprocess.STDOUT)
     try:
-        killed = kill_when_held(folder, process)
-        assert process.wait() == 1, (folder / "first.log").read_text()[-5000:]
-        first = only_run(folder)
-        cut_the_newest_checkpoint(folder)
-        process = launch(folder, folder / "second.log", python, overrides)
-        process.wait()
+        yield process
     finally:
         process.kill()
         process.wait()
-    return Story(folder, killed, first, only_run(folder), (folder / "second.log").read_text())
+
+
+def train(folder: Path, *overrides: str, python: str = sys.executable) -> Trained:
+    """Launch the run to its end."""
+    with launched(folder, overrides, python) as process:
+        process.wait()
+    return Trained(folder, only_run(folder), (folder / LOG).read_text())
+
+
+def tell(folder: Path) -> Story:
+    """Launch the run, kill it, damage its newest checkpoint, and launch it again to its end."""
+    hold = {"HOLD_AFTER_STEP": str(KILLED_AFTER), "PYTHONPATH": os.pathsep.join([str(HOLD), str(ROOT)])}
+    with launched(folder, **hold) as process:
+        killed = kill_when_held(folder, process)
+        assert process.wait() == 1, (folder / LOG).read_text()[-5000:]
+    first = only_run(folder)
+    cut_the_newest_checkpoint(folder)
+    last = train(folder)
+    return Story(folder, last.run, last.output, killed, first)
