@@ -404,18 +404,22 @@ def _notes(
     notes = [f"Figures and tables are {which}: {counted(len(seeds), 'seed')}, {span}."]
     if before:
         notes.append(
-            f"Mismatch and staleness of the sampler cause {min(before):.0f} to {max(before):.0f} % of the movement "
-            "(exact/movement_before)."
+            f"By mismatch and staleness, mu is {_span(before, '.0f')} % as far from the policy before a step's updates "
+            "as after them (exact/movement_before over exact/movement)."
         )
     ratios = [
         ratio for condition in summaries if (ratio := _over_reference(summaries, condition)) is not None
     ]
     if ratios:
         notes.append(
-            f"Mean movement of the rules over that of DPPO: {min(ratios):.2f} to {max(ratios):.2f} (table of "
-            "conditions)."
+            f"Mean movement of the rules over that of DPPO: {_span(ratios, '.2f')} (table of conditions)."
         )
     return notes
+
+
+def _span(values: Sequence[float], form: str) -> str:
+    """`4 to 8`; `4` if both ends read so."""
+    return " to ".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values))))
 
 
 def _over_reference(summaries: Mapping[Condition, ConditionSummary], condition: Condition) -> float | None:

@@ -109,7 +109,8 @@ def _scores(summary: Statistics) -> TextTable:
         "all benchmarks but one and scored on that one. final mean: over the last 30 % of the window. area "
         "under the curve: its mean height.",
         "selection bias: best step minus corrected. one evaluation: its standard error from the answers drawn to "
-        f"these problems{bound}.{edge} In final mean and area a collapsed run counts with the score it ended at.",
+        f"these problems{bound}.{edge} In final mean and area a collapsed run counts to the end with its "
+        "last score, or with its first if that is lower.",
         "In brackets: the 95 % interval of the mean over seeds (Student's t). There is none for a single run, "
         f"or if all runs have the same score.{_range_note(summary.cells)}",
     )

@@ -39,7 +39,6 @@ from cppo_lab.errors import counted
 from cppo_lab.reports.names import ABSENT, display_name, estimate_text, p_text, points
 from cppo_lab.reports.tables import TWO_SIDED_LEVEL, TextRow, TextTable, cell_row
 
-_OVER_MODELS = "mean over models"
 _SCORES: Mapping[Score, str] = {
     Score.BEST: "best step",
     Score.CORRECTED: "best step, corrected",
@@ -152,7 +151,9 @@ def _method(claims: Sequence[Verdict]) -> tuple[str, str, str, str]:
     if any(verdict.claim.margin not in (None, MARGIN) for verdict in claims):
         margin = "the margin that the claim names"
     differences = (comparison.difference for verdict in claims for comparison in verdict.comparisons)
-    paired = any(pair is not None and pair.paired and pair.estimate.n > 1 for pair in differences)
+    paired = any(
+        pair is not None and pair.paired and pair.estimate.unknown != ONE_RUN for pair in differences
+    )
     rule = (
         f"A method is better where the 95 % interval of the difference lies above 0; an advantage below {smallest} "
         f"counts as none. Two methods are equivalent if it lies within {margin}. p is one-sided; a claim is supported "
@@ -244,7 +245,8 @@ def _single_runs(verdict: Verdict) -> bool:
 def _one_run(verdict: Verdict, alone: bool) -> str:
     assert verdict.deciding is not None, "there is a comparison"
     least = "The" if alone else "With one run on each side nothing is decided; the"
-    return f"{least} least clear is {_pair(verdict.deciding)}.{_missing(verdict)}{_exploratory(verdict)}"
+    pair = _pair(verdict.deciding, verdict.claim.kind is Kind.TREND)
+    return f"{least} least clear is {pair}.{_missing(verdict)}{_exploratory(verdict)}"
 
 
 def _estimate(claim: Claim, deciding: Comparison | None) -> str:
@@ -332,6 +334,7 @@ _OF_ERRORS = (
 
 def _comparisons(verdict: Verdict) -> TextTable:
     claim, rows = verdict.claim, []
+    over = "over models" if claim.kind is Kind.TREND else "mean over models"
     for comparison in verdict.comparisons:
         word = word_of_comparison(claim, comparison).value
         if claim.of_errors:
@@ -342,10 +345,10 @@ def _comparisons(verdict: Verdict) -> TextTable:
         if difference is not None:
             counts = [difference.ours, difference.theirs][: 2 if difference.against else 1]
             runs = " and ".join(map(str, counts))
-            # Not of two single runs, where it would be 0 or 1, nor of shares and slopes.
-            if difference.improvement is not None and min(difference.ours, difference.theirs) > 1:
+            # Not of single runs, where it would be 0 or 1 on a model, nor of shares and slopes.
+            if difference.improvement is not None and difference.improvement.low is not None:
                 share = f"{difference.improvement.value:.2f}"
-        against, model = display_name(comparison.against) or "0", comparison.model or _OVER_MODELS
+        against, model = display_name(comparison.against) or "0", comparison.model or over
         number = _written(claim, comparison.estimate)
         texts = (against, model, runs, *number, p_text(comparison.p_adjusted), share, word)
         rows.append(cell_row(comparison.model, comparison.variant, texts))
@@ -410,8 +413,8 @@ def claims_table(
 
 def short_answers(hypotheses: Sequence[VerdictLine], statistics: Statistics) -> list[tuple[Word, str]]:
     """What each comparison shows, and a sentence with its difference, 95 % interval and runs: those of the sweep's own
-    `hypotheses`, then those about errors with what controls show; without any, those with the baseline, whose p-values
-    have Holm's adjustment.
+    `hypotheses`, then those about trends and errors, with what controls show; without any, those with the baseline,
+    whose p-values have Holm's adjustment.
     """
     if not hypotheses:
         # The final means minus that of the baseline: over the models if there are several, else on the only model.
@@ -423,20 +426,20 @@ def short_answers(hypotheses: Sequence[VerdictLine], statistics: Statistics) -> 
         return [
             _answer(difference, SMALLEST, p is not None and p < TWO_SIDED_LEVEL) for difference, p in tested
         ]
-    of_scores, of_errors = [], []
+    of_scores, others = [], []
     for line in hypotheses:
         claim, deciding = line.verdict.claim, line.verdict.deciding
-        if claim.of_errors:
+        if claim.of_errors or claim.kind is Kind.TREND:
             word = Word.OPEN if deciding is None else word_of_comparison(claim, deciding)
             shows = ", ".join(filter(None, (line.outcome, line.estimate)))
-            of_errors.append((word, f"{claim.text}: {shows}.{line.beside}"))
+            others.append((word, f"{claim.text}: {shows}.{line.beside}"))
         elif claim.compares_scores:
             of_scores += [
                 _answer(comparison.difference, claim.margin or claim.smallest, None)
                 for comparison in line.verdict.comparisons
                 if comparison.difference is not None and comparison.against
             ]
-    return of_scores + of_errors
+    return of_scores + others
 
 
 def _answer(difference: Difference, smallest: float, decided: bool | None) -> tuple[Word, str]:

@@ -187,7 +187,8 @@ def _errors(claim: Claim, board: Scoreboard) -> list[Comparison]:
     curves = of_seeds(read, claim.seeds or ())
     cells = {(condition.model, condition.variant) for condition in curves}
     models = claim.models or tuple(dict.fromkeys(condition.model for condition in curves))
-    groups = [("", models)] if claim.over_models else [(model, (model,)) for model in models]
+    together = claim.over_models and len(models) > 1
+    groups = [("", models)] if together else [(model, (model,)) for model in models]
     slope, comparisons = claim.score is Quantity.ERROR_SLOPE, []
     for pair in pairs(claim, ()):
         for model, of_group in groups:

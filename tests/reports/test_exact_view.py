@@ -153,6 +153,7 @@ def section(monkeypatch: pytest.MonkeyPatch, curves: Made, *claims: Claim, along
     "law, of_claim, meaning",
     [
         (0.7, {}, ("It holds: ", "an advantage below 10 % counts as none")),
+        (0.7, {"over_models": True}, ("It holds: ", "30 seeds")),  # of a single process, it is named
         (0.85, {"smallest": log_size(0.4)}, ("It holds, but the effect is below the smallest", "below 40 %")),
         (1.0, {"margin": log_size(0.15)}, ("It holds: ", "margin 15 %")),
     ],
@@ -162,6 +163,9 @@ def test_an_outcome_is_said_in_words(
 ) -> None:
     result = section(monkeypatch, with_laws(cppo=law, dppo=1.0), claim(**of_claim))
     assert result.view["notes"][0].startswith("There is no control among these runs")
+    assert re.match(
+        r"By mismatch and staleness, mu is \d+ % as far ", result.view["notes"][2]
+    )  # in each alike
     [line] = result.lines
     assert line.sentence.startswith(meaning[0]) and meaning[1] in line.sentence
     assert "CPPO against DPPO on early, ratio of errors " in line.sentence and "30 seeds" in line.sentence

@@ -78,6 +78,17 @@ def test_the_smallest_effect_has_the_unit_of_its_claim() -> None:
     assert "an advantage below 0.5 points for each doubling of the length counts as none" in view.method
 
 
+def test_a_slope_is_no_difference_of_scores(paper_board: Scoreboard) -> None:
+    own = replace(
+        next(claim for claim in CLAIMS if claim.kind is Kind.TREND), text="The lead grows", after=None
+    )
+    lines = [verdict_line(verdict, paper_board, None) for verdict in verdicts({"main": paper_board}, [own])]
+    [(word, sentence)] = short_answers(lines, sweep_statistics(paper_board))
+    assert word is Word.OPEN and sentence == (
+        "The lead grows: undecided, +2.59 points for each doubling of the length, no interval (4 runs each)."
+    )
+
+
 def test_only_the_runs_of_the_estimate_are_counted() -> None:
     cells = {"cppo": [*moved(0.05), 0.36, 0.35], "dppo": BASE}
     assert ", 4 runs each." in answers(cells)[0][1]
@@ -133,11 +144,15 @@ def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Sc
     ):
         assert line.estimate.startswith(estimate)
     assert "points for each doubling of the length" in horizon.estimate
+    assert [row.cells[1] for row in horizon.comparisons.rows] == ["over models"]  # a slope is no mean
+    assert horizon.sentence.startswith("The least clear is CPPO against DPPO over the models.")
+    assert "compared in pairs" not in view.method  # single runs without seeds
     assert prefix.comparisons.rows[0].cells[2] == "3"
     assert mean.power.startswith("power at 2 points: none: a single run does not show")
     table = best.comparisons
     for heading in ("95 % interval", "adjusted p", "P(improvement)"):
-        assert {row.cells[table.headings.index(heading)] for row in table.rows} == {"–"}
+        place = table.headings.index(heading)
+        assert {row.cells[place] for line in (best, mean, widens) for row in line.comparisons.rows} == {"–"}
     assert {row.cells[-1] for row in table.rows} == {"not decided"}
     assert {row.pair for row in table.rows} == {(model, "cppo") for model in paper_board.models}
 
