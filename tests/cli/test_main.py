@@ -36,7 +36,7 @@ def note(frame, event, argument):
         files.add(frame.f_code.co_filename)
 for line in json.loads(sys.argv[1]):
     files.clear()
-    sys.setprofile(note)
+    sys.setprofile(note if {trace} else None)
     try: code = main(line.split())
     except SystemExit as end: code = end.code
     sys.setprofile(None)
@@ -48,9 +48,11 @@ TRAINING = {"torch", "submitit", "psutil", "optuna", "verl", "ray", "transformer
 SMALL = " ".join(["quickstart", *TINY, "seed=0", "variant=cppo,grpo"])
 
 
-def without(names: set[str], *lines: str) -> tuple[list[int], list[list[str]], str, str]:
-    """Of commands in one process that cannot import `names`: exit codes, files executed, output and errors."""
-    done = python("-c", WITHOUT.format(names=names), json.dumps(lines))
+def without(names: set[str], *lines: str, trace: bool = False) -> tuple[list[int], list[list[str]], str, str]:
+    """Of commands in one process that cannot import `names`: exit codes, files executed (with `trace`, which makes
+    them slow), output and errors.
+    """
+    done = python("-c", WITHOUT.format(names=names, trace=trace), json.dumps(lines))
     ended = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("ended: ")]
     return [int(code) for code, *_ in ended], [files for _, *files in ended], done.stdout, done.stderr
 
@@ -74,14 +76,15 @@ def test_commands_that_look_start_without_heavy_libraries_and_ask_no_store(
     lines += [f"logs {one}", f"watch {SMALL}", f"cancel {SMALL}", "compare no_report no_report", "status"]
     for store in ("sqlite:///mlflow.db", "http://127.0.0.1:9"):
         monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-        codes, executed, said, errors = without(READING, *lines)
+        codes, _, said, errors = without(READING, *lines)
         assert codes == [0] * 8 + [2, 0], errors
         assert "is not installed" not in errors
         assert said.count(" done") >= 4
-        # `status` builds the parser of no other command, and knows Slurm only where jobs were submitted to it.
-        assert len(executed[-1]) <= 15, executed[-1]
-        assert not any("slurm" in name or "training" in name for name in executed[-1])
-        assert len(executed[0]) <= 36
+    _, [of_plan, of_status], _, _ = without(READING, f"plan {SMALL}", "status", trace=True)
+    # `status` builds the parser of no other command, and knows Slurm only where jobs were submitted to it.
+    assert len(of_status) <= 15, of_status
+    assert not any("slurm" in name or "training" in name for name in of_status)
+    assert len(of_plan) <= 36
 
 
 def test_reports_need_no_trainer(cppo: Command, no_training: None) -> None:
