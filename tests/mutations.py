@@ -224,8 +224,8 @@ LAUNCH = (
     Fault(
         "a run is ended as dead while its job has machines",
         "cppo_lab/launch/queues.py",
-        "if run.held or queued.place(run_id).active:",
-        "if run.held:",
+        "if run.locked or queued.place(run_id).active:",
+        "if run.locked:",
         "tests/launch/test_queues.py",
     ),
     Fault(

@@ -147,7 +147,7 @@ def archive(options: argparse.Namespace) -> int:
     """Write what a sweep's runs have recorded, and its report, into a file."""
     from cppo_lab.files import replacing
     from cppo_lab.runs.export import archive as write
-    from cppo_lab.runs.folder import is_held
+    from cppo_lab.runs.folder import is_locked
     from cppo_lab.runs.machine import code_version
     from cppo_lab.runs.state import RunFolder
     from cppo_lab.sweep.file import files_of
@@ -156,7 +156,7 @@ def archive(options: argparse.Namespace) -> int:
     if options.out.exists():
         raise UserError(f"--out {options.out} exists: name another file, or remove it yourself")
     folders = {run.run_id: runs_folder() / run.run_id for run in plan.runs}
-    ended = {i: path for i, path in folders.items() if not is_held(path) and not RunFolder(path).is_empty}
+    ended = {i: path for i, path in folders.items() if not is_locked(path) and not RunFolder(path).is_empty}
     if not ended:
         raise UserError(f"no run of {plan.name} has ended here: launch it, or work where its runs are")
     roots = {f"runs/{i}": path for i, path in ended.items()} | {"report": Path("reports/build") / plan.name}

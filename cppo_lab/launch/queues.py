@@ -15,10 +15,10 @@ from cppo_lab.runs.folder import (
     AlreadyRunning,
     end_process,
     forget_cancelled,
-    held,
     is_cancelled,
-    is_held,
+    is_locked,
     read_status,
+    run_lock,
     write_status,
 )
 from cppo_lab.runs.folder import cancel as mark_cancelled
@@ -121,7 +121,7 @@ def record_dead_ends(runs: Path, run_ids: Sequence[str], queued: Queued) -> dict
     ended = {}
     for run_id in run_ids:
         run = RunFolder(runs / run_id)
-        if run.held or queued.place(run_id).active:  # an active run is starting or ending
+        if run.locked or queued.place(run_id).active:  # an active run is starting or ending
             continue
         tidy(run.path)
         ended[run.path] = _end(run)
@@ -135,7 +135,7 @@ def _end(run: RunFolder) -> str:
         return ""
     from cppo_lab.runs.recorder import record_end
 
-    with contextlib.suppress(AlreadyRunning), held(run.path):
+    with contextlib.suppress(AlreadyRunning), run_lock(run.path):
         state = state_of(run, Queued(), replacing=True)  # read now: it may have ended meanwhile
         if state.state not in _ENDED or run.status.get("status") == state.state:
             return ""
@@ -190,7 +190,7 @@ def cancel(runs: Path, run_ids: Sequence[str], queued_only: bool) -> list[Cancel
     ending: dict[str, str] = {}
     for run_id in run_ids:
         job, folder = jobs.get(run_id), runs / run_id
-        started = is_held(folder) if job is None else job.active
+        started = is_locked(folder) if job is None else job.active
         what = "" if job is None else f"Slurm job {job.job}"
         if job is not None and job.owner != os.getuid():  # Slurm does not let us end it
             from cppo_lab.runs.machine import user_name
@@ -271,6 +271,8 @@ def _cancel_jobs(
 def _wait(runs: Path, run_ids: Iterable[str]) -> list[str]:
     """Wait until the runs have released the locks of their folders; those that have not in time."""
     deadline = time.monotonic() + PATIENCE_SECONDS
-    while (alive := [run_id for run_id in run_ids if is_held(runs / run_id)]) and time.monotonic() < deadline:
+    while (
+        alive := [run_id for run_id in run_ids if is_locked(runs / run_id)]
+    ) and time.monotonic() < deadline:
         time.sleep(POLL_SECONDS)
     return alive

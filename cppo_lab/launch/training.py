@@ -17,7 +17,7 @@ from cppo_lab.runs.attempt import (
     shared_process,
     train,
 )
-from cppo_lab.runs.folder import AlreadyRunning, held, new_batch, write_run_list
+from cppo_lab.runs.folder import AlreadyRunning, new_batch, run_lock, write_run_list
 from cppo_lab.runs.spool import Line
 from cppo_lab.runs.tags import variants_in
 from cppo_lab.spec import ResourcesSpec
@@ -136,7 +136,7 @@ class TrainingJob:
             return
         with contextlib.ExitStack() as stack:
             if self.batch:
-                stack.enter_context(held(self.folder))
+                stack.enter_context(run_lock(self.folder))
             if self.uploads:
                 folders = [attempt.folder for attempt in self.attempts]
                 launch = [first.runs / run_id for run_id in self.launch]

@@ -45,10 +45,10 @@ from cppo_lab.runs.folder import (
     Cause,
     clear_status,
     forget_cancelled,
-    held,
     is_cancelled,
     note_withheld,
     read_status,
+    run_lock,
     set_aside,
     why_stopped,
     write_status,
@@ -208,7 +208,7 @@ def _lock_for_training(attempt: Attempt, locks: contextlib.ExitStack, alone: boo
     another process trains it or it was cancelled; these are raised instead if it is `alone`.
     """
     try:
-        locks.enter_context(held(attempt.folder))
+        locks.enter_context(run_lock(attempt.folder))
     except AlreadyRunning as error:
         if alone:
             raise
@@ -393,7 +393,7 @@ def abandon(attempt: Attempt, why: str) -> None:
 
     Raises AlreadyRunning if another process trains it.
     """
-    with held(attempt.folder):
+    with run_lock(attempt.folder):
         record = newest_record(attempt.folder)
         if record is None or (record.end is not None and record.end.status != schema.PARTIAL):
             return
@@ -423,7 +423,7 @@ def tidy(folder: Path) -> None:
     checkpoints = folder / CHECKPOINT, folder / CHECKPOINTS
     if any(path.exists() for path in checkpoints) and has_finished(newest_record(folder)):
         # Another process trains it again, or the disk is full: a later launch removes them.
-        with contextlib.suppress(AlreadyRunning, OSError), held(folder):
+        with contextlib.suppress(AlreadyRunning, OSError), run_lock(folder):
             if has_finished(newest_record(folder)):
                 remove_checkpoints(folder)
 

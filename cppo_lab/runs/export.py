@@ -37,7 +37,7 @@ from cppo_lab.core_records import (
 )
 from cppo_lab.errors import UserError, first_fault, printable
 from cppo_lab.files import appearing, names_below, open_below, require_free
-from cppo_lab.runs.folder import ASIDE, CONFIG, AlreadyRunning, held, is_held, read_config, read_status
+from cppo_lab.runs.folder import ASIDE, CONFIG, AlreadyRunning, is_locked, read_config, read_status, run_lock
 from cppo_lab.runs.machine import code_version, versions_in
 from cppo_lab.runs.spool import SPOOL_FOLDER, StepEvent, add_evaluation, evaluations, lines, newest_record
 from cppo_lab.runs.tags import as_yaml, code, resolved_yaml, run_name, variants_in
@@ -58,7 +58,7 @@ def export(runs: Path, run_id: str, out: Path, say: Callable[[str], None]) -> Pa
     empty.
     """
     place = require_free(out)
-    if is_held(runs / run_id):
+    if is_locked(runs / run_id):
         raise being_trained(run_id)
     subject = read_subject(runs, run_id)
     with appearing(place) as folder:
@@ -145,10 +145,10 @@ def evaluate(subject: Subject, other: RunSpec, resources: Resources) -> tuple[in
     and if the run is being trained or is not finished.
     """
     spec, folder, samples = subject.spec, resources.folder, subject.spec.validation.samples
-    if is_held(folder):
+    if is_locked(folder):
         raise being_trained(spec.run_id)
     metrics = {name: schema.evaluation_metric(name, samples) for name in other.data.benchmarks}
-    with held(folder):
+    with run_lock(folder):
         if not {*metrics.values()} <= evaluations(folder).keys():
             step, scores = load_part(spec.core, "evaluator")(spec, other, resources)
             add_evaluation(folder, step, {metrics[name]: score for name, score in scores.items()})
@@ -362,7 +362,7 @@ def usage(folder: Path) -> Counter[str]:
 def remove(folder: Path, parts: Collection[str]) -> int:
     """Free PARTS of a run unless it has not finished or a process trains it; returns the bytes. Follows no link."""
     removed = 0
-    with contextlib.suppress(AlreadyRunning), held(folder):
+    with contextlib.suppress(AlreadyRunning), run_lock(folder):
         for path in _paths(folder, parts):
             size = size_of(path)
             with contextlib.suppress(OSError):  # another account's

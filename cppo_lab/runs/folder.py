@@ -40,7 +40,7 @@ LIST = "runs.txt"  # in the folder of a batch: the ids of its runs, a line each
 
 LARGEST = 1_000_000  # bytes of any of these files; they usually have two thousand
 LOCK_TRIES = 50
-LOCK_SECONDS = 1.0  # `is_held` holds a lock for an instant; a run holds it for its lifetime
+LOCK_SECONDS = 1.0  # `is_locked` holds a lock for an instant; a run holds it for its lifetime
 NAMES = ("core", "rule", "model", "seed", "t_stop", "variants")  # of a status: what the run is
 # What a status holds, of those that others reckon with.
 _TEXTS = (
@@ -210,7 +210,7 @@ def _write_once(path: Path, text: str) -> None:
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
+def run_lock(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder. The kernel releases it when the process ends, however it ends.
 
     The lock file names the holder. Raises AlreadyRunning if another process holds it, UserError if the lock is a link.
@@ -229,7 +229,7 @@ def held(folder: Path) -> Iterator[None]:
         yield
 
 
-def is_held(folder: Path) -> bool:
+def is_locked(folder: Path) -> bool:
     """Whether a living process is training the run of `folder`. Writes nothing."""
     lock = open_plain(folder / LOCK)
     if lock is None:
@@ -240,7 +240,7 @@ def is_held(folder: Path) -> bool:
 
 def holder(folder: Path) -> tuple[str, int] | None:
     """Host and process id of the process that trains the run of `folder`; None if none does or it is unknown."""
-    if not is_held(folder):
+    if not is_locked(folder):
         return None
     text = (read_plain(folder / LOCK, LARGEST) or b"").decode(errors="replace")
     process = re.fullmatch(r"(.+):(\d{1,9})\n", text)
@@ -319,7 +319,7 @@ def end_process(folder: Path) -> str:
         return ""
     where = holder(folder)
     if where is None:
-        return "the process that trains it is not known: wait for it to end" if is_held(folder) else ""
+        return "the process that trains it is not known: wait for it to end" if is_locked(folder) else ""
     host, pid = where
     if host != socket.gethostname():
         return f"is trained on {host} (process {pid}): cancel it there"

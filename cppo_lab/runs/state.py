@@ -27,7 +27,7 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.errors import one_line
-from cppo_lab.runs.folder import ASIDE, Cause, is_cancelled, is_held, read_status
+from cppo_lab.runs.folder import ASIDE, Cause, is_cancelled, is_locked, read_status
 from cppo_lab.runs.spool import Begin, Record, files, newest_record, read_lines
 
 STARTING = "starting"
@@ -69,9 +69,9 @@ class RunFolder:
         self.path = path
 
     @cached_property
-    def held(self) -> bool:
+    def locked(self) -> bool:
         """Whether a living process trains the run."""
-        return is_held(self.path)
+        return is_locked(self.path)
 
     @cached_property
     def cancelled(self) -> bool:
@@ -185,7 +185,7 @@ def _state_in_folder(run: RunFolder, place: QueueEntry, listed: bool) -> RunStat
     version, step, t_stop = status.get("code_version") or "", status.get("step"), status.get("t_stop")
     at = (None, None) if step is None or t_stop is None else (step, t_stop)
     # A cancelled run is over even while its job has machines; any other may be requeued.
-    if run.held or (place.active and not (stopped and run.cancelled)):
+    if run.locked or (place.active and not (stopped and run.cancelled)):
         return RunState(schema.RUNNING, _activity(status, place), version, *at)
     if place.waits is not None or (listed and not run.cancelled):
         return RunState(schema.QUEUED, place.waits or "", version, *at)

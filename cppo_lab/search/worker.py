@@ -33,7 +33,7 @@ from cppo_lab.launch.launchers import (
 from cppo_lab.launch.local import default_workers
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
-from cppo_lab.runs.folder import AlreadyRunning, is_cancelled, is_held, read_status
+from cppo_lab.runs.folder import AlreadyRunning, is_cancelled, is_locked, read_status
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.runs.tags import figure_tag
@@ -147,14 +147,14 @@ def train(run: Run, see: See) -> list[Point]:
     """
     died, refused, folder = 0, 0, run.attempt.folder
     while (curve := run.finished()) is None:
-        if is_held(folder):
-            while is_held(folder):
+        if is_locked(folder):
+            while is_locked(folder):
                 see(run.live(), False)
                 time.sleep(POLL_SECONDS)
             continue
         see(run.live(), True)
         if (reason := _train_here(run, see)) is None:
-            refused += not is_held(folder)  # by another process, which trains it
+            refused += not is_locked(folder)  # by another process, which trains it
             if refused > TRIES:
                 raise UserError(
                     f"run {run.attempt.run_id} is trained, but the tracking store does not have it, see "

@@ -43,11 +43,11 @@ from cppo_lab.runs.folder import (
     AlreadyRunning,
     announce,
     forget_cancelled,
-    held,
     note_withheld,
     parse_variants,
     queueing,
     read_status,
+    run_lock,
     variants_text,
     write_status,
 )
@@ -238,7 +238,7 @@ def _forget(runs: Path, run_ids: Iterable[str], queued: Queued) -> None:
 def _note_withheld(folder: Path, why: str) -> None:
     """Note why the run of a folder is held, or with an empty `why` that it is not, unless it is being trained."""
     if why or read_status(folder).get("reason"):
-        with contextlib.suppress(AlreadyRunning), held(folder):
+        with contextlib.suppress(AlreadyRunning), run_lock(folder):
             note_withheld(folder, why)
 
 
@@ -336,7 +336,7 @@ def write_stubs(plan: Plan, uri: str, ahead: Ahead) -> None:
         folder, stored = ahead.folders[run.run_id].path, ahead.elsewhere.get(run.run_id)
         if stored is None and run.run_id not in ahead.gone:
             continue
-        with contextlib.suppress(AlreadyRunning), held(folder):
+        with contextlib.suppress(AlreadyRunning), run_lock(folder):
             before = read_status(folder)
             if before.get("record") and not before.get("origin"):
                 continue  # it has been begun here meanwhile
@@ -651,7 +651,7 @@ def adopt(
             for key, value in tags.items():
                 if had.get(key) != value:
                     client.set_tag(shipped.mlflow_id, key, value)
-            with contextlib.suppress(AlreadyRunning, OSError), held(path):
+            with contextlib.suppress(AlreadyRunning, OSError), run_lock(path):
                 write_status(path, {**read_status(path), "variants": variants_text(variants_in(tags))})
 
 

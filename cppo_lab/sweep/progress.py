@@ -17,7 +17,7 @@ from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import launcher_of
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
-from cppo_lab.runs.folder import Cause, cancel, end_process, is_held, read_status
+from cppo_lab.runs.folder import Cause, cancel, end_process, is_locked, read_status
 from cppo_lab.runs.spool import RunRows, score_of, score_text, summarise
 from cppo_lab.runs.state import CAUSE_TEXTS, STARTING, RunState
 from cppo_lab.sweep.plan import Plan
@@ -177,7 +177,7 @@ class Progress:
         done = 0
         for attempt in job.attempts:
             # The status is read after the lock: an attempt that ended meanwhile has recorded it.
-            held, status = is_held(attempt.folder), read_status(attempt.folder)
+            held, status = is_locked(attempt.folder), read_status(attempt.folder)
             if job.batch and not held and status.get("status") == schema.DONE:
                 done += 1
                 continue

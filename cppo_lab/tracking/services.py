@@ -38,7 +38,7 @@ from urllib.parse import urlsplit
 from cppo_lab import schema
 from cppo_lab.errors import UserError, one_line, say
 from cppo_lab.files import open_lock, redacted
-from cppo_lab.runs.folder import Cause, is_held
+from cppo_lab.runs.folder import Cause, is_locked
 from cppo_lab.runs.spool import (
     NOTES,
     SPOOL_FOLDER,
@@ -138,7 +138,7 @@ def mirror_main() -> None:
             owned = not select.select([sys.stdin], [], [], pause)[0]
         else:
             time.sleep(pause)
-        trains = owned or any(map(is_held, folders))
+        trains = owned or any(map(is_locked, folders))
         if not trains:
             signal.alarm(round(MIRROR_LAST_SECONDS))  # ends this process: a server may never answer
         try:
@@ -335,7 +335,7 @@ class _Messages:
         while not select.select([sys.stdin], [], [], pause)[0]:
             pause = EVERY_SECONDS if self.of_runs() else min(2 * pause, LONGEST_PAUSE_SECONDS)
         ended = bool(sys.stdin.readline())
-        while any(map(is_held, self.folders)):
+        while any(map(is_locked, self.folders)):
             time.sleep(1.0)
         states = [_state(folder) for folder in launch] if self.of_runs() and ended else []
         if states and (waits or None not in states):

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.errors import UserError, deferred, few, say
-from cppo_lab.runs.folder import is_held, read_status
+from cppo_lab.runs.folder import is_locked, read_status
 from cppo_lab.runs.spool import Line, unsent
 from cppo_lab.schema import FINISHED
 
@@ -174,7 +174,7 @@ def work(folders: Sequence[Path], uri: str, owner: int, first: float) -> None:
 
     while True:
         time.sleep(pause) if orphaned else _wait(pause, owner)
-        trains = os.getppid() == owner or any(map(is_held, folders))
+        trains = os.getppid() == owner or any(map(is_locked, folders))
         if not trains and not orphaned:
             return  # the next launch sends the rest
         orphaned = os.getppid() != owner

@@ -20,7 +20,7 @@ from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.cli import reporting
 from cppo_lab.errors import UserError
 from cppo_lab.reports.sweep import ReportRequest
-from cppo_lab.runs.folder import held
+from cppo_lab.runs.folder import run_lock
 from cppo_lab.runs.spool import add_evaluation
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
@@ -148,7 +148,7 @@ def test_a_store_that_does_not_take_it_costs_a_line(
 
 def test_notes_are_in_mlflow_and_on_the_page(trained: Path, cppo: Command) -> None:
     [folder] = (path.parent for path in (trained / "runs").glob("*/status.json"))
-    with held(folder):  # as while it trains
+    with run_lock(folder):  # as while it trains
         add_evaluation(folder, 28, {schema.evaluation_metric("chain_far", 16): 0.4525})
         # As from a shell whose locale has no encoding.
         asked = "é".encode().decode("ascii", errors="surrogateescape")

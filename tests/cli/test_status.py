@@ -22,7 +22,7 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch.queues import read_queues
 from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs import folder as run_folder
-from cppo_lab.runs.folder import Cause, held, queueing, read_status, write_status
+from cppo_lab.runs.folder import Cause, queueing, read_status, run_lock, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import CAUSE_TEXTS, states
 from cppo_lab.schema import Outcome
@@ -99,7 +99,7 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
     (made(runs, 9, "") / "status.json").unlink()
     (runs / run_id(9) / "config.json").write_text('{"model": 5, "a": {}}')  # another program's
     (runs / "warm_starts").mkdir()
-    with held(running), queueing(runs, [run_id(8)]):
+    with run_lock(running), queueing(runs, [run_id(8)]):
         seen = rows(cppo)
         text = cppo("status --state running,failed").out
     assert {key: (row["state"], row["reason"]) for key, row in seen.items()} == {

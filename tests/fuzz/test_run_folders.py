@@ -14,7 +14,7 @@ from cppo_lab.runs.folder import (
     announce,
     clear_status,
     is_cancelled,
-    is_held,
+    is_locked,
     queued,
     read_config,
     read_status,
@@ -154,7 +154,7 @@ def test_small_files(whole: Path, desk: Path, run: RunSpec, content: bytes) -> N
         assert isinstance(read_status(folder), dict)
         read_config(folder / "config.json")
         assert unsent(folder, "sqlite:///nowhere.db")
-        assert not is_held(folder)
+        assert not is_locked(folder)
         assert queued(runs) == frozenset()
         refused(lambda: is_cancelled(folder))
         clear_status(folder)

@@ -21,7 +21,7 @@ from cppo_lab.errors import Interrupted
 from cppo_lab.launch.training import training_jobs
 from cppo_lab.runs import attempt as attempts_module
 from cppo_lab.runs.attempt import Attempt, groups
-from cppo_lab.runs.folder import cancel, end_process, held, in_living_batch, read_status, write_run_list
+from cppo_lab.runs.folder import cancel, end_process, in_living_batch, read_status, run_lock, write_run_list
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import ExactRun, MiniRun
 from cppo_lab.sweep.compose import compose
@@ -162,7 +162,7 @@ def test_what_becomes_of_one_run_is_its_own(cppo: Command, monkeypatch: pytest.M
     def states() -> list[str]:
         return [read_status(folder).get("status", "") for folder in folders]
 
-    with monkeypatch.context() as patch, held(folders[2]):
+    with monkeypatch.context() as patch, run_lock(folders[2]):
         patch.setattr(Learner, "update", disturbed)
         cppo(f"launch {sweep}", code=Exit.RUNS_FAILED)
     assert states() == ["failed", "partial", "", "done"]
@@ -184,9 +184,9 @@ def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(cppo: Command) ->
     runs = Path("runs")
     run, batch = runs / "0123456789ab", runs / "batch-0123456789abcdef"
     write_run_list(batch, [run.name])
-    with held(run):
+    with run_lock(run):
         assert not in_living_batch(runs, run.name)  # trained alone since
-        with held(batch):
+        with run_lock(batch):
             assert in_living_batch(runs, run.name)
             assert not in_living_batch(runs, "ba9876543210")
             assert end_process(run) == ""

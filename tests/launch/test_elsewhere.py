@@ -10,7 +10,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.errors import StoreAway
-from cppo_lab.runs.folder import announce, cancel, is_held, read_status
+from cppo_lab.runs.folder import announce, cancel, is_locked, read_status
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.sweep import launch as launch_module
@@ -206,7 +206,7 @@ def test_what_is_trained_here_is_no_stub(
     json_answer(f"pull {EIGHT}")
     status = read_status(Path("runs") / planned["stub"].run_id)
     assert (status["status"], "origin" in status) == (schema.RUNNING, False)
-    assert not is_held(Path("runs") / planned["gone"].run_id)
+    assert not is_locked(Path("runs") / planned["gone"].run_id)
 
 
 def test_a_stub_of_another_store_stays(

@@ -13,7 +13,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.core_records import CHECKPOINT
 from cppo_lab.errors import Interrupted
-from cppo_lab.runs.folder import CANCELLED, Cause, cancel, is_held, read_status
+from cppo_lab.runs.folder import CANCELLED, Cause, cancel, is_locked, read_status
 from cppo_lab.runs.state import CAUSE_TEXTS
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
@@ -158,7 +158,7 @@ def test_killed_launcher_leaves_nothing_running_for_ever(workspace: Path, cppo: 
     until("the store knows it", lambda: bool(mlflow_runs()))
     os.kill(trainer, signal.SIGKILL)
     [folder] = [path.parent for path in workspace.glob("runs/*/spool")]
-    until("its lock is free", lambda: not is_held(folder))
+    until("its lock is free", lambda: not is_locked(folder))
     assert "2 runs: 1 partial, 1 missing" in cppo(f"plan {TWO}").out
     assert [run.info.status for run in mlflow_runs()] == ["RUNNING"]  # planning writes nothing
     (folder / "status.json").unlink()

@@ -25,7 +25,7 @@ from cppo_lab.launch.queues import Cancelled, read_queues, repair
 from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs import attempt as attempt_module
 from cppo_lab.runs import folder as run_folder
-from cppo_lab.runs.folder import AlreadyRunning, Cause, held, is_held, read_status, write_status
+from cppo_lab.runs.folder import AlreadyRunning, Cause, is_locked, read_status, run_lock, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import CAUSE_TEXTS, Queued, QueueEntry, RunState, states
 from cppo_lab.schema import Outcome
@@ -99,12 +99,12 @@ def test_a_status_is_told_what_its_spool_says(
 
 def test_a_run_that_lives_is_not_ended(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody holds its lock, its job has nodes, or it is started between the look and the lock."""
-    with held(recorder.folder):
+    with run_lock(recorder.folder):
         assert repaired(recorder) == []
     place = QueueEntry("17", active=True, ending=True)
     for name, stand_in in {
         "read_queues": lambda runs: Queued(places={recorder.spec.run_id: place}),
-        "held": Mock(side_effect=AlreadyRunning("run is being trained")),
+        "run_lock": Mock(side_effect=AlreadyRunning("run is being trained")),
     }.items():
         with monkeypatch.context() as patch:
             patch.setattr(queues, name, stand_in)
@@ -117,9 +117,9 @@ def test_a_run_that_ends_meanwhile_keeps_its_own_end(
 ) -> None:
     def late(folder: Path) -> AbstractContextManager[None]:
         recorder.fail("ValueError: bad", "")
-        return held(folder)
+        return run_lock(folder)
 
-    monkeypatch.setattr(queues, "held", late)
+    monkeypatch.setattr(queues, "run_lock", late)
     assert repaired(recorder) == []
     assert in_store() == ("FAILED", schema.FAILED, "ValueError: bad")
     assert read_status(recorder.folder)["status"] == schema.FAILED
@@ -136,10 +136,12 @@ def test_checkpoints_of_a_run_killed_after_its_end_are_removed(
     (recorder.folder / CHECKPOINTS / "global_step_2").mkdir(parents=True)
     assert checkpoints() == 2  # it goes on from there
     Recorder(recorder.spec, {}, recorder.folder).finish(FINISHED)
-    with held(recorder.folder):
+    with run_lock(recorder.folder):
         assert checkpoints() == 2  # it is about to do so itself
     with monkeypatch.context() as full_disk:
-        full_disk.setattr(attempt_module, "held", Mock(side_effect=OSError(28, "No space left on device")))
+        full_disk.setattr(
+            attempt_module, "run_lock", Mock(side_effect=OSError(28, "No space left on device"))
+        )
         assert checkpoints() == 2
     assert checkpoints() == 0
 
@@ -195,12 +197,12 @@ def test_who_looks_at_a_lock_does_not_train(tmp_path: Path, monkeypatch: pytest.
     """And stops nobody who begins to."""
     with (tmp_path / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)  # as another that looks at this moment
-        assert not is_held(tmp_path)
+        assert not is_locked(tmp_path)
         moment = SimpleNamespace(sleep=lambda seconds: fcntl.flock(lock, fcntl.LOCK_UN))
         monkeypatch.setattr(run_folder, "time", moment)
-        with held(tmp_path):
-            assert is_held(tmp_path)
-    assert not is_held(tmp_path)
+        with run_lock(tmp_path):
+            assert is_locked(tmp_path)
+    assert not is_locked(tmp_path)
 
 
 ENDS: dict[str, tuple[Callable[[Recorder], None], str, str]] = {
@@ -277,7 +279,7 @@ def test_what_is_said_of_a_process(
     monkeypatch.setattr(queues, "PATIENCE_SECONDS", 0.0)
     monkeypatch.setattr(run_folder, "holder", Mock(side_effect=holders))
     monkeypatch.setattr(run_folder, "in_living_batch", lambda *_: False)
-    with held(tmp_path / RUN):
+    with run_lock(tmp_path / RUN):
         cancelled = queues.cancel(tmp_path, [RUN], queued_only)
     assert cancelled == [Cancelled(RUN, text, text == ASKED)]
     assert [call.args[1] for call in send.call_args_list] == signals

@@ -12,7 +12,7 @@ from cppo_lab import schema
 from cppo_lab.core_records import BEST_CHECKPOINT, BEST_MODEL, CHECKPOINT, CHECKPOINTS, Exported
 from cppo_lab.runs import export
 from cppo_lab.runs.export import Subject, front_matter, model_card
-from cppo_lab.runs.folder import held, write_status
+from cppo_lab.runs.folder import run_lock, write_status
 from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error
 
@@ -55,7 +55,7 @@ def test_of_a_finished_run_only_what_is_asked_for_is_freed_and_of_others_nothing
 
 def test_nothing_of_a_run_that_is_trained_again_and_no_link_is_freed(tmp_path: Path) -> None:
     folder = a_run(tmp_path / "a", "done")
-    with held(folder):  # flock: another descriptor of this process counts as another process
+    with run_lock(folder):  # flock: another descriptor of this process counts as another process
         assert export.remove(folder, [*export.PARTS]) == 0
     elsewhere = tmp_path / "elsewhere"
     (folder / BEST_MODEL).rename(elsewhere)

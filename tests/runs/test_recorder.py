@@ -19,8 +19,8 @@ from cppo_lab.runs.folder import (
     TRACEBACK,
     AlreadyRunning,
     Cause,
-    held,
     read_status,
+    run_lock,
     set_aside,
     write_status,
 )
@@ -312,11 +312,11 @@ def test_a_trainer_whose_lock_was_removed_records_nothing_more(
 ) -> None:
     """Whoever takes the new lock goes on with the record."""
     folder = workspace / "runs" / tiny_spec.run_id
-    with held(folder):
+    with run_lock(folder):
         recorder = Recorder(tiny_spec, {}, folder)
         recorder.log(0, {"train/reward": 0.0})
         (folder / "lock").unlink()
-        with held(folder) if taken else contextlib.nullcontext():
+        with run_lock(folder) if taken else contextlib.nullcontext():
             before = read_status(folder), recorder.spool.path.read_bytes()
             with pytest.raises(AlreadyRunning, match=r"the lock of run .* was removed"):
                 recorder.log(1, {"train/reward": 0.1})

@@ -14,7 +14,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.launch.slurm.queue import LedgerTask, QueuedJob, SlurmView
-from cppo_lab.runs.folder import Cause, held, write_status
+from cppo_lab.runs.folder import Cause, run_lock, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import End
 from cppo_lab.runs.state import CAUSE_TEXTS, Queued, RunFolder, RunState, explained, state_of
@@ -43,11 +43,12 @@ def text(state: RunState) -> str:
 
 
 def row(expected: str, status: str | None = None, **more: Any) -> tuple[RunFolder, Queued, str]:
-    """A run in `expected` state: `listed` and `slurm` are its place, `held`, `cancelled` and `end`, which is empty in a
-    record without one, are of its folder, anything else is in its status."""
+    """A run in `expected` state: `listed` and `slurm` are its place, `locked`, `cancelled` and `end`, which is empty in
+    a record without one, are of its folder, anything else is in its status.
+    """
     queued = Queued([RUN] if more.pop("listed", False) else [], more.pop("slurm", SlurmView()).places())
     run = RunFolder(Path("/nowhere/runs") / RUN)
-    run.held, run.cancelled = more.pop("held", False), more.pop("cancelled", False)
+    run.locked, run.cancelled = more.pop("locked", False), more.pop("cancelled", False)
     run.record = None
     if (end := more.pop("end", None)) is not None:
         ended = End("r", end[0], 20, 0, *end[1:]) if end else None
@@ -66,7 +67,7 @@ TABLE = [
     row("missing; held", "", step=None, reason="held"),
     row("failed; bad", "", step=None, seconds=9.0, end=("failed", "bad")),
     row("done; v", "done", code_version="v"),
-    row("done", "done", held=True, listed=True, slurm=slurm("RUNNING")),
+    row("done", "done", locked=True, listed=True, slurm=slurm("RUNNING")),
     row("collapsed; score fell", "collapsed", reason="score fell"),
     row("failed; bad; error", "failed", reason="bad", cause="error"),
     row("partial; step 20/40; why", "partial", reason="why", cause=""),
@@ -84,11 +85,11 @@ TABLE = [
     row("collapsed; score fell", end=FELL),  # its status is damaged
     row(f"partial; step 20/40; {DIED}; died", end=()),
     row(f"partial; step 20/?; {DIED}; died", end=(), last=""),  # its record's begin is damaged, too
-    row("running; step 20/40", "running", held=True),
-    row("running; step 20/40; warm start", "running", held=True, activity="warm start", first_step=None),
-    row("running; step 20/40", "running", held=True, activity="warm start", first_step=3),
-    row("running; starting", held=True, listed=True),
-    row("running; step 20/40; starting", "partial", held=True),
+    row("running; step 20/40", "running", locked=True),
+    row("running; step 20/40; warm start", "running", locked=True, activity="warm start", first_step=None),
+    row("running; step 20/40", "running", locked=True, activity="warm start", first_step=3),
+    row("running; starting", locked=True, listed=True),
+    row("running; step 20/40; starting", "partial", locked=True),
     row("running; step 20/40", "running", slurm=slurm("RUNNING")),
     row("running; step 20/40", "running", cancelled=True, slurm=slurm("RUNNING")),
     row("running; starting", slurm=slurm("CONFIGURING")),
@@ -132,7 +133,7 @@ def test_a_result_stands_unless_its_replacement_is_running(
         write_status(run / "replaced" / name, {"status": state, "reason": "fell", "code_version": "old"})
     if status:
         write_status(run, status)
-    with held(run) if trained else nullcontext():
+    with run_lock(run) if trained else nullcontext():
         assert text(state_of(RunFolder(run), Queued())) == expected
         replacing = state_of(RunFolder(run), Queued(), replacing=True).state
         assert replacing == status.get("status", "missing")

@@ -8,7 +8,7 @@ import optuna
 import yaml
 from optuna.trial import FrozenTrial
 
-from cppo_lab.runs.folder import is_held
+from cppo_lab.runs.folder import is_locked
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.search import worker
 from cppo_lab.search.space import Tuning, resolve
@@ -66,7 +66,7 @@ def waiting_behind(step: int) -> set[Path]:
     return {
         lock.parent
         for lock in Path("runs").glob("*/lock")
-        if is_held(lock.parent) and [row.step for row in read_rows(lock.parent)][-1:] == [step]
+        if is_locked(lock.parent) and [row.step for row in read_rows(lock.parent)][-1:] == [step]
     }
 
 

@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from cppo_lab import schema
 from cppo_lab.core_records import CHECKPOINT
-from cppo_lab.runs.folder import holder, is_held
+from cppo_lab.runs.folder import holder, is_locked
 from cppo_lab.runs.spool import files
 from cppo_lab.search.study import numbered
 from tests.recorded import history, mlflow_client, mlflow_runs
@@ -91,14 +91,14 @@ def test_workers_are_killed_while_they_train(workspace: Path, search: Terminals)
         return sum(orphaned.name in trial.user_attrs.get("run_ids", []) for trial in begun) == 2
 
     until("another worker has the trial", is_repeated)
-    assert is_held(orphaned) and third.alive()
+    assert is_locked(orphaned) and third.alive()
     gates[1].open()
-    until("its run has come to its end", lambda: not is_held(orphaned))
+    until("its run has come to its end", lambda: not is_locked(orphaned))
 
     held = holder(broken)
     first.kill()
     os.kill(held[1], signal.SIGKILL)
-    until("the run is nobody's", lambda: not is_held(broken))
+    until("the run is nobody's", lambda: not is_locked(broken))
     assert (broken / CHECKPOINT).exists()
     for worker in (third, search.tune(INLINE)):  # one of them may leave while the other still trains
         worker.end()

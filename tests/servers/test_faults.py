@@ -13,7 +13,7 @@ from mlflow.entities import ViewType
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
-from cppo_lab.runs.folder import held
+from cppo_lab.runs.folder import run_lock
 from cppo_lab.runs.spool import unsent
 from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import VARIABLE, tracking_uri
@@ -147,7 +147,7 @@ def test_it_may_die_and_is_not_waited_for_when_its_store_hangs(
         assert not [word for word in process.cmdline() if proxy.uri in word]
         return process
 
-    with held(folder):
+    with run_lock(folder):
         with pytest.raises(KeyboardInterrupt), uploader.uploading([folder], proxy.uri) as beside:
             process = launch()
             proxy.answer(hang)
@@ -193,7 +193,7 @@ def launched(*words: str, first: float) -> tuple["subprocess.Popen[str]", psutil
 
 def test_it_outlives_a_killed_launcher_while_a_run_goes_on(folder: Path, attempt: Attempt) -> None:
     uri = f"sqlite:///{folder.parent.parent}/mlflow.db"
-    with held(folder):
+    with run_lock(folder):
         recorder = attempt(0)
         launcher, process = launched(str(folder), uri, first=0.0)
         until("the first step is sent", lambda: not unsent(folder, uri))

@@ -16,7 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.runs.folder import held
+from cppo_lab.runs.folder import run_lock
 from cppo_lab.runs.spool import read_rows, unsent
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
@@ -223,7 +223,7 @@ def test_the_mirror_outlives_a_killed_launcher_until_its_runs_have_ended(
         "import os, sys; from pathlib import Path; from cppo_lab.tracking import services\n"
         "with services.mirroring([Path(sys.argv[1])]): os._exit(9)\n"
     )
-    with held(folder):
+    with run_lock(folder):
         run = attempt(1, 2)
         subprocess.run([sys.executable, "-c", owner, str(folder)], check=False, timeout=CEILING_SECONDS)
         until("both steps", lambda: calls.exists() and calls.read_text() == "1 2 ")

@@ -15,7 +15,7 @@ import pytest
 from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.runs import attempt as attempts
-from cppo_lab.runs.folder import held, write_status
+from cppo_lab.runs.folder import run_lock, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
@@ -180,7 +180,7 @@ def test_messages_go_on_when_the_launcher_is_killed(folder: Path, receiver: Fake
         "    print(flush=True); time.sleep(600)\n"
     )
     environment = {**os.environ, services.NOTIFY_VARIABLE: url(receiver)}
-    with held(folder):
+    with run_lock(folder):
         owner = subprocess.Popen(
             [sys.executable, "-c", program, str(folder)], env=environment, stdout=subprocess.PIPE
         )

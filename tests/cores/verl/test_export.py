@@ -25,7 +25,7 @@ from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.mini.trainer import train
 from cppo_lab.cores.verl import export as export_module
 from cppo_lab.files import appearing, require_free
-from cppo_lab.runs.folder import held
+from cppo_lab.runs.folder import run_lock
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import read_rows, score_of
 from cppo_lab.schema import Outcome
@@ -279,7 +279,7 @@ def test_runs_that_are_not_known_and_places_that_are_taken(
     (run / "ring").symlink_to("ring")
     assert "has not started" in refused(capsys, f"{RUN[:8]}0000", "--out", "model")
     assert "--out ring is a circular link" in refused(capsys, RUN, "--out", "ring")
-    with held(run / "runs" / RUN):
+    with run_lock(run / "runs" / RUN):
         assert refused(capsys).startswith(f"run {RUN} is being trained")
 
 
