@@ -358,10 +358,14 @@ def _space_table(result: SearchResult, shipped: Mapping[str, Value]) -> TextTabl
         TextRow(name, False, tuple(column.get(name, ABSENT) for column in columns.values()))
         for name in result.spaces
     ]
-    notes = [f"Sampler {result.sampler}, pruner {result.pruner}, seeds {', '.join(map(str, result.seeds))}."]
+    notes = [
+        f"Sampler {result.sampler}, pruner {result.pruner}, seed{'s' * (len(result.seeds) > 1)} "
+        f"{', '.join(map(str, result.seeds))}."
+    ]
     if edges:
         notes.append(
-            "at the edge: the best value lies at an end of the interval; a better one may lie beyond it."
+            f"at the edge: the best value is within {100 * _EDGE:g} % of an end of the interval, on its scale; a "
+            "better one may lie beyond it."
         )
     return TextTable("Space searched", "parameter", (*columns,), rows, notes, result.core)
 

@@ -451,14 +451,14 @@ def _answer(difference: Difference, smallest: float, decided: bool | None) -> tu
     first, second = map(display_name, names)
     where = f" on {difference.model}" if difference.model else " over the models"
     numbers, runs = f"{estimate_text(estimate, signed=True)} points", _runs(difference)
+    # Tables beside it may show another score, which may differ the other way round.
+    numbers += f" of the {_OF_SCORE[difference.score]}" if isinstance(difference.score, Score) else ""
     if estimate.unknown:
         why = "" if estimate.unknown == ONE_RUN else f"; {estimate.unknown}"
         return (
             word,
             f"{runs[0].upper()}{runs[1:]} cannot decide between {first} and {second}{where}: {numbers}{why}.",
         )
-    # Tables beside it may show another score, which may differ the other way round.
-    numbers += f" of the {_OF_SCORE[difference.score]}" if isinstance(difference.score, Score) else ""
     if word is Word.SAME:
         within = f"{100 * smallest:g} point" + ("s" if smallest != SMALLEST else "")
         return word, f"{first} and {second} are within {within}{where}: {numbers}, {runs}."
@@ -520,8 +520,11 @@ def _outcome_clause(verdict: Verdict) -> str:
     if verdict.outcome is VerdictOutcome.NOT_SUPPORTED:
         worse = sum(word_of_comparison(claim, comparison) is Word.WORSE for comparison in comparisons)
         if worse or claim.margin is not None:  # a tie is no contradiction
-            return f"{worse or alike} of {count} comparisons contradict it; the strongest:"
-        return f"{alike} of {count} comparisons show no relevant advantage; the clearest:"
+            alike = worse or alike
+            many = f"{alike} of {count} comparisons contradict{'s' * (alike == 1)} it; the strongest:"
+            return "It is contradicted:" if count == 1 else many
+        many = f"{alike} of {count} comparisons show{'s' * (alike == 1)} no relevant advantage; the clearest:"
+        return "There is no relevant advantage:" if count == 1 else many
     if verdict.outcome is VerdictOutcome.SUPPORTED:
         return "It holds:" if count == 1 else f"All {count} comparisons hold; the closest:"
     if verdict.outcome is VerdictOutcome.SMALL:
@@ -529,7 +532,8 @@ def _outcome_clause(verdict: Verdict) -> str:
         if count == 1:
             return f"It holds, but the effect is {below}:"
         return f"All {count} comparisons hold, but in {alike} the effect is {below}; the smallest:"
-    return "Open:" if count == 1 else f"{alike} of {count} comparisons are open; the weakest:"
+    are = "is" if alike == 1 else "are"
+    return "Open:" if count == 1 else f"{alike} of {count} comparisons {are} open; the weakest:"
 
 
 def _numbers(claim: Claim, comparison: Comparison) -> str:

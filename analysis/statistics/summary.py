@@ -113,13 +113,15 @@ def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None
 
 def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> SamplingError | None:
     """The sampling error of an evaluation of a typical run of a cell (root mean square); None if it is unknown for any
-    run.
+    run, or if some have only right answers and all others only wrong ones.
     """
     errors = [error for run in runs if (error := run_sampling_error(board, run)) is not None]
     if not errors or len(errors) < len(runs):
         return None
     edges = [error.edge for error in errors if error.edge is not None]
     alike = len(edges) == len(errors) and len({edge.value for edge in edges}) == 1
+    if len(edges) == len(errors) and not alike:
+        return None
     return SamplingError(
         math.sqrt(math.fsum(error.answers**2 for error in errors) / len(errors)),
         all(error.known for error in errors),

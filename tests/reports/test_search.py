@@ -298,6 +298,7 @@ def test_words_on_ties_and_edges(made: SearchRequest) -> None:
     files = built(replace(made, chosen=None), content)
     assert "0.05 (at the edge)" in files["table_space.csv"].decode()
     html = files["index.html"].decode()
+    assert "pruner median, seed 4." in html and "is within 2 % of an end of the interval" in html
     assert "cppo launch main" not in html
     assert "The main sweep has no variant of this search's rule." in html
     line = "cppo launch main rule.delta_b=0.05 rule.w_min=0.7 seed=5,6"

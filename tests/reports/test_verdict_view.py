@@ -99,8 +99,8 @@ def test_only_the_runs_of_the_estimate_are_counted() -> None:
 def test_no_spread_is_no_missing_difference() -> None:
     [(word, sentence)] = answers({"cppo": [0.55, 0.45, 0.35], "dppo": [0.5, 0.4, 0.3]})
     assert word is Word.OPEN and sentence == (
-        "3 runs each cannot decide between CPPO and DPPO on m: +5.00 points; without any spread between runs there is "
-        "no standard error."
+        "3 runs each cannot decide between CPPO and DPPO on m: +5.00 points of the final mean; without any spread "
+        "between runs there is no standard error."
     )
 
 

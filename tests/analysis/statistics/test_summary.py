@@ -95,6 +95,8 @@ def test_one_evaluation_of_one_benchmark() -> None:
     assert statistics.cells[0].sampling.answers == pytest.approx(math.sqrt((0.25 + 0.09) / 2 / 480))
     for entries in (statistics.rankings, statistics.aggregates):
         assert {entry.score for entry in entries} == set(Score) - {Score.CORRECTED}
+    ends = [MadeRun("dppo", "m", seed, {"aime24": {10: share}}) for seed, share in enumerate((0.0, 1.0))]
+    assert sweep_statistics(scored(ends)).cells[0].sampling is None  # not 0, and no limit holds for both
 
 
 def test_baseline() -> None:

@@ -48,13 +48,13 @@ SUPPORTED, SMALL, NOT_SUPPORTED, UNDECIDED = VerdictOutcome
     "claim, shift, outcome, word, said",
     [
         (ABOVE, 0.05, SUPPORTED, "better", "It holds: a against b"),
-        (ABOVE, -0.05, NOT_SUPPORTED, "worse", "1 of 1 comparisons contradict it; the strongest:"),
+        (ABOVE, -0.05, NOT_SUPPORTED, "worse", "It is contradicted:"),
         # A tie is no contradiction.
-        (ABOVE, 0.0, NOT_SUPPORTED, "no relevant difference", "1 of 1 comparisons show no relevant advantage;"),
+        (ABOVE, 0.0, NOT_SUPPORTED, "no relevant difference", "There is no relevant advantage:"),
         (ABOVE, 0.007, SMALL, "no relevant difference", "It holds, but the effect is below the smallest relevant"),
         (ABOUT, -0.012, SUPPORTED, "no relevant difference", "It holds:"),
-        (ABOUT, 0.05, NOT_SUPPORTED, "better", "1 of 1 comparisons contradict it;"),
-        (ABOUT, -0.05, NOT_SUPPORTED, "worse", "1 of 1 comparisons contradict it;"),
+        (ABOUT, 0.05, NOT_SUPPORTED, "better", "It is contradicted:"),
+        (ABOUT, -0.05, NOT_SUPPORTED, "worse", "It is contradicted:"),
         (ABOUT, 0.02, UNDECIDED, "better", "Open:"),
     ],
 )  # fmt: skip
@@ -94,7 +94,7 @@ def test_best_of_all_takes_every_comparison_on_every_model() -> None:
     assert [each.outcome for each in verdict.comparisons] == [SUPPORTED, SUPPORTED, NOT_SUPPORTED]
     assert verdict.outcome is NOT_SUPPORTED
     assert (verdict.deciding.model, verdict.deciding.against) == ("n", "b")
-    assert "1 of 3 comparisons contradict it" in reason(verdict) and "on n" in reason(verdict)
+    assert "1 of 3 comparisons contradicts it" in reason(verdict) and "on n" in reason(verdict)
 
 
 def test_no_adjustment_to_support_all_and_holms_to_refute_any() -> None:
