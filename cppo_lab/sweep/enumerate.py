@@ -5,6 +5,7 @@ An error in composing a run is located in the sweep file, or on the command line
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.errors import ALSO, MOST_FAULTS, UserError, together, unknown
@@ -121,11 +122,13 @@ RunPlace = tuple[str, str, int]  # model, variant as in the plan, seed
 class DeclaredRuns:
     """All runs of the file, with those overrides that change them, whatever else the command line selects.
 
-    `settings`: digest of the settings of all runs, also of those in conf/, apart from the seed.
+    `settings`: digest of the settings of all runs, also of those in conf/, apart from the seed. `starts`: the warm
+    start of a run's model, None if it has none, and the seed of the run.
     """
 
     places: frozenset[RunPlace]
     settings: str
+    starts: frozenset[tuple[Any, int]]
 
 
 @dataclass(frozen=True)
@@ -202,17 +205,20 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
 def _declared_runs(grid: Grid) -> DeclaredRuns:
     """What hypotheses are registered about. Composes one run of each model and variant."""
     places: set[RunPlace] = set()
-    settings: dict[tuple[str, str], str] = {}
+    starts: set[tuple[Any, int]] = set()
+    cells: dict[tuple[str, str], tuple[str, Any]] = {}
     models: dict[str, str] = {}  # file in conf/model -> name of the model
     for point in included(grid):
         seed, cell = point.values.get("seed"), (point.model, point.label)
-        if type(seed) is not int or cell not in settings:
+        if type(seed) is not int or cell not in cells:
             run = _composed(grid, point).run
             seed, models[point.model] = run.seed, run.model.name
-            settings.setdefault(cell, run.model_copy(update={"seed": 0}).run_id)
+            start = getattr(run.model, "warm_start", None)
+            cells.setdefault(cell, (run.model_copy(update={"seed": 0}).run_id, start))
         places.add((models[point.model], point.label, seed))
-    lines = sorted(f"{model} {variant} {run_id}" for (model, variant), run_id in settings.items())
-    return DeclaredRuns(frozenset(places), schema.digest("\n".join(lines)))
+        starts.add((cells[cell][1], seed))
+    lines = sorted(f"{model} {variant} {run_id}" for (model, variant), (run_id, _) in cells.items())
+    return DeclaredRuns(frozenset(places), schema.digest("\n".join(lines)), frozenset(starts))
 
 
 def _composed(grid: Grid, point: GridPoint) -> Composed:

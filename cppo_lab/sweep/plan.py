@@ -62,12 +62,15 @@ class Plan:
         return sweep.statement(self.changes.get(sweep.name, ()))
 
     def is_paired(self, sweep: str) -> bool:
-        """Whether a report compares the runs of a sweep seed by seed (`analysis.statistics.values.is_paired`)."""
+        """Whether a report compares the runs of a sweep seed by seed (`analysis.statistics.values.is_paired`); with
+        hypotheses whichever runs are selected.
+        """
         [declared] = [candidate for candidate in self.sweeps if candidate.name == sweep]
         if declared.paired is not None:
             return declared.paired
         specs = [run.spec for run in self.runs if sweep in run.variants]
-        starts = [(getattr(spec.model, "warm_start", None), spec.seed) for spec in specs]
+        planned = {(getattr(spec.model, "warm_start", None), spec.seed) for spec in specs}
+        starts = self.declared[sweep].starts if sweep in self.declared else planned
         drawn = core_record(self.core).seed_fixes_start
         return all(drawn if start is None else start.seed in (None, seed) for start, seed in starts)
 

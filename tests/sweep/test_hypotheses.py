@@ -215,6 +215,14 @@ def test_another_comparison_than_the_registered_one_is_a_deviation(
         assert (said in page) is (said in (PAGES / "two/verdicts.md").read_text()) is deviates
 
 
+def test_the_registered_comparison_is_that_of_all_runs_whichever_are_launched(cppo: Command) -> None:
+    fixed = ["model.warm_start.seed=0"]  # the same weights for all seeds: their runs are no pairs
+    assert not make_plan(loaded(STATED), fixed).is_paired("two")
+    assert not make_plan(loaded(STATED), [*fixed, "seed=0"]).is_paired("two")
+    cppo(f"{LAUNCH} seed=0 {fixed[0]}")
+    assert [registered.pairing for registered in registrations()] == ["none"]
+
+
 def test_a_report_on_some_of_the_runs_confirms_nothing(cppo: Command, words: Words) -> None:
     loaded(STATED)
     cppo(LAUNCH)
