@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.command import RUN, SOME_RUN, SWEEP, CommandParser, Exit, add_sweep, answer
+from cppo_lab.cli.command import RUN, SOME_RUN, SWEEP, CommandParser, Exit, add_sweep, answer, typed
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError, counted, printable, say
 from cppo_lab.files import appearing, require_free, runs_folder
@@ -156,7 +156,7 @@ def archive(options: argparse.Namespace) -> int:
     if options.out.exists():
         raise UserError(f"--out {options.out} exists: name another file, or remove it yourself")
     folders = {run.run_id: runs_folder() / run.run_id for run in plan.runs}
-    ended = {i: path for i, path in folders.items() if not is_locked(path) and not RunFolder(path).is_empty}
+    ended = {i: path for i, path in folders.items() if not is_locked(path) and RunFolder(path).record}
     if not ended:
         raise UserError(f"no run of {plan.name} has ended here: launch it, or work where its runs are")
     roots = {f"runs/{i}": path for i, path in ended.items()} | {"report": Path("reports/build") / plan.name}
@@ -204,7 +204,7 @@ def evaluate(options: argparse.Namespace) -> int:
         ]
     if not run_ids:
         raise UserError(
-            f"{options.sweep}: none of its runs is finished here: see `cppo status {options.sweep}`"
+            f"{options.sweep}: none of its runs is finished here: see `cppo status {typed(options)}`"
         )
     for row in evaluate_runs(runs, run_ids, options.benchmark, overrides, _say):
         rows.append(row)

@@ -265,7 +265,7 @@ def look_ahead(
     """
     folders = {run.run_id: RunFolder(runs_folder() / run.run_id) for run in plan.runs}
     states = {run_id: state_of(run, queued) for run_id, run in folders.items()}
-    stubs = [run_id for run_id, run in folders.items() if run.status.get("origin") == redacted(uri)]
+    stubs = {i: str(run.status["origin"]) for i, run in folders.items() if run.status.get("origin")}
     waits = {schema.MISSING, schema.QUEUED}
     unknown = tuple(i for i, run in folders.items() if states[i].state in waits and run.is_empty)
     database, silence = address.sqlite_file(uri), ""
@@ -278,7 +278,14 @@ def look_ahead(
             raise
         except StoreAway as error:
             silence = str(error)
-    gone = tuple(run_id for run_id in stubs if asked and not silence and run_id not in elsewhere)
+    lacking = [run_id for run_id in stubs if not silence and run_id not in elsewhere]
+    gone = tuple(run_id for run_id in lacking if asked and stubs[run_id] == redacted(uri))
+    if absent := [run_id for run_id in lacking if run_id not in (*gone, *finished)]:
+        stores = printable(few(sorted({stubs[run_id] for run_id in absent})))
+        say(
+            f"cppo: {counted(len(absent), 'run')} finished elsewhere ({few(absent)}), not in this tracking store: a "
+            f"report needs the one that has them ({stores}), or `cppo retry SWEEP --run ID --finished`"
+        )
     if asked and unknown and not silence:
         runs = f"{counted(len(unknown), 'run')} {'has' if len(unknown) == 1 else 'have'}"
         count = len(elsewhere.keys() & {*unknown})

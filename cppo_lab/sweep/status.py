@@ -465,7 +465,8 @@ def print_logs(runs: Path, run_id: str, every: bool, out: TextIO) -> None:
     training = list(_training_news(RunRows(runs / run_id)))
     files = _files(runs, run_id, every)
     if not files and not training:
-        raise UserError(f"run {run_id}: it has no output and no training step: it has not started")
+        why = "was finished elsewhere" if read_status(runs / run_id).get("origin") else "has not started"
+        raise UserError(f"run {run_id}: it has no output and no training step: it {why}")
     out.writelines(training)
     files = [file for file in files if file.size or not training]
     for file in files:

@@ -210,14 +210,27 @@ def test_what_is_trained_here_is_no_stub(
 
 
 def test_a_stub_of_another_store_stays(
-    planned: dict[str, PlannedRun], json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
+    planned: dict[str, PlannedRun], json_answer: JsonAnswer, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pulled(json_answer, planned, gone=False)
+    here = tracking_uri()
     for store, code in (("sqlite:///new.db", 0), (LOST, 3)):  # a new one, and one that is silent
         monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
-        json_answer(f"pull {EIGHT}", code=code)
+        said = str(json_answer(f"pull {EIGHT}", code=code))
         assert read_status(Path("runs") / planned["stub"].run_id)["status"] == schema.DONE
+        # It is done for every command, and a report from the new store lacks it.
+        assert ("2 runs finished elsewhere (" in said and f"the one that has them ({here})" in said) == (
+            not code
+        )
     assert not Path("new.db").exists()
+    shutil.copy("mlflow.db", "moved.db")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///moved.db")
+    assert "finished elsewhere (" not in json_answer(f"pull {EIGHT}")["said"]
+    assert read_status(Path("runs") / planned["stub"].run_id)["origin"] == tracking_uri()
+    said = cppo(f"archive {EIGHT} --out a.zip", code=1).out
+    assert said == "a.zip: 3 of 8 runs\n"  # stubs have nothing to archive
+    said = cppo(f"logs {planned['stub'].run_id}", code=2).err
+    assert "it was finished elsewhere" in said
 
 
 def test_hypotheses_that_no_store_registers_are_not_tested(
