@@ -22,6 +22,7 @@ from cppo_lab.cli.command import (
     coloured,
     counter,
     parse_states,
+    typed,
     width,
 )
 from cppo_lab.errors import UserError, counted, say
@@ -317,9 +318,12 @@ def retry(options: argparse.Namespace) -> int:
         if options.json:
             answer_launch(plan, Launched(states), options)
         else:
-            print(f"no run of {plan.name} has failed")
+            left = any(state.state not in schema.FINISHED for state in states.values())
+            how = f"; `cppo launch {typed(options)}` trains those that are not done" * left
+            print(f"no run of {plan.name} has failed{how}")
         return Exit.DONE
     runs = tuple(run for run in plan.runs if run.run_id in chosen)
+    options.partial = any(states[i].state not in schema.FINISHED for i in states.keys() - chosen)
     return train(replace(plan, runs=runs), uri, options, chosen, chosen if options.finished else ())
 
 

@@ -385,7 +385,7 @@ def train(
         print()
         if scores:
             gaps = any(state.state not in schema.FINISHED for state in done.states.values())
-            partial = " --partial" if gaps else ""
+            partial = " --partial" if gaps or options.partial else ""
             print(f"Report:\n  cppo report {typed(options)}{partial}")
         with contextlib.suppress(StoreAway, *STORE_FAULTS):
             print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(plan.core))}")
@@ -547,6 +547,7 @@ def diff_arguments(command: CommandParser) -> None:
 
 
 def launch_arguments(command: CommandParser) -> None:
+    command.set_defaults(partial=False)  # with `cppo retry`, whether other runs are not done
     add_sweep(command)
     command.add_flag("--dry-run", help="only list what would be trained; write nothing")
     command.add_flag(
@@ -604,7 +605,7 @@ def tune(options: argparse.Namespace) -> int:
     declared = load_any(options)
     if not isinstance(declared, Search):
         raise UserError(
-            f"{options.sweep} has no key `search`: it is not a search: cppo launch {options.sweep}"
+            f"{options.sweep} has no key `search`: it is not a search: cppo launch {typed(options)}"
         )
     tuning = resolve(declared, options.overrides, options.study, options.trials)
     url = storage_url(options.storage)

@@ -13,6 +13,7 @@ import contextlib
 import filecmp
 import hashlib
 import json
+import shlex
 import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -167,7 +168,8 @@ def read_manifest(folder: Path) -> dict[str, FileRecord]:
     """
     path = folder / MANIFEST
     if not path.is_file():
-        raise UserError(f"{folder} holds no {MANIFEST}: prepare data with `cppo data prepare --out {folder}`")
+        command = f"cppo data prepare --out {shlex.quote(str(folder))}"
+        raise UserError(f"{folder} holds no {MANIFEST}: prepare data with `{command}`")
     try:
         text = path.read_text(encoding="utf-8")
         body = json.loads(text)

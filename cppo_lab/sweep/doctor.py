@@ -7,6 +7,7 @@ package is a finding, not an error. What a core or a launcher needs is checked b
 
 import os
 import platform
+import shlex
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
@@ -163,7 +164,7 @@ def check_data(run: RunSpec, paths: PathsSpec) -> Check:
         return Check("data", MISSING, f"{folder} has no {', '.join(missing)}", remedy)
     rows = records[TRAINING].rows
     if rows < run.batch.prompts:
-        remedy = f"cppo data prepare --from hub --out {folder}"
+        remedy = f"cppo data prepare --from hub --out {shlex.quote(str(folder))}"
         return Check(
             "data",
             MISSING,

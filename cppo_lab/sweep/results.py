@@ -441,8 +441,8 @@ def load(
     declared = load_sweep(name)
     if isinstance(declared, Search):
         raise UserError(
-            f"{declared.name} is a search, whose trials are no grid: see `cppo report {declared.name}`, or load "
-            "a sweep"
+            f"{declared.name} is a search, whose trials are no grid: see `{shlex.join(['cppo', 'report', name])}`, "
+            "or load a sweep"
         )
     plan = make_plan(declared, texts)
     store = _store(uri, plan.tracking.uri)

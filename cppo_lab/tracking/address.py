@@ -47,10 +47,9 @@ def tracking_uri(configured: str | None = None) -> str:
         raise UserError(f"tracking database {database}: {why}: {remedy}") from None
     if not _SQLITE_QUERY.fullmatch(named.partition("?")[2]):
         raise UserError(f"tracking URI {uri}: of a query only timeout=SECONDS is known: {remedy}")
-    if "?" in str(database.resolve()):
-        raise UserError(
-            f"tracking database {database}: the `?` in its path would end it: work in another folder"
-        )
+    if sign := re.search("[?\ud800-\udfff]", str(database.resolve())):
+        why = "the `?` in its path would end it" if sign[0] == "?" else "its path is not UTF-8"
+        raise UserError(f"tracking database {database}: {why}: work in another folder")
     if is_folder:
         raise UserError(f"tracking database {database} is a folder: {remedy}")
     return uri

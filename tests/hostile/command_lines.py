@@ -127,6 +127,7 @@ LINES = {
     "data check gone": "gone holds no manifest.json: prepare data with `cppo data prepare --out gone`",
     "data prepare --from gone": "--from gone: no such file or folder; valid: hub, sample, or",
     "tune quickstart": "quickstart has no key `search`: it is not a search: cppo launch quickstart",
+    "tune quickstart 'variant=a b'": "it is not a search: cppo launch quickstart 'variant=a b'",
     "launch tune_cppo": "tune_cppo is a search, which chooses its runs as it goes: use `cppo tune` for it",
     "tune tune_cppo --trials 0": "--trials 0: must be in [1, 100000]",
     "tune tune_cppo --study ../x": f"--study '../x': {STUDY_NAME}",

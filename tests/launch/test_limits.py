@@ -67,7 +67,19 @@ def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
     assert "held" not in cppo(f"launch {INLINE}", code=4).err  # the failed ones are left
     assert states() == ["failed"] * 3 + ["done"] * 2
     cppo(f"retry {INLINE} --failed")
-    assert "no run of quickstart has failed" in cppo(f"retry {INLINE} --failed").out
+    assert cppo(f"retry {INLINE} --failed").out == "no run of quickstart has failed\n"
+
+
+def test_a_retry_names_commands_that_work_while_other_runs_are_not_done(
+    cppo: Command, workspace: Path, no_training: None
+) -> None:
+    cppo(f"launch {INLINE.replace(',1,2,3,4', '')}")
+    said = cppo(f"retry {INLINE} --run {ids()[0]} --finished").out
+    assert f"  cppo report {INLINE} --partial\n" in said
+    said = cppo(f"retry {INLINE} --failed").out
+    assert said == (
+        f"no run of quickstart has failed; `cppo launch {INLINE}` trains those that are not done\n"
+    )
 
 
 @pytest.mark.parametrize(

@@ -51,12 +51,15 @@ def test_artifacts_of_a_moved_store(tmp_path: Path, folders: str, noted: str, pl
     assert artifact_folder((tmp_path / noted).as_uri(), "http://host:5000") == tmp_path / noted
 
 
-def test_a_working_folder_whose_name_would_end_the_path_of_the_store_is_named(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "name, why", [("why?", "the `[?]` in its path would end it"), ("d\udce9", "its path is not UTF-8")]
+)
+def test_a_working_folder_whose_name_no_store_can_have_is_named(
+    workspace: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
 ) -> None:
-    (workspace / "why?").mkdir()
-    monkeypatch.chdir("why?")
-    with user_error("why[?]/mlflow.db: the `[?]` in its path would end it: work in another folder"):
+    (workspace / name).mkdir()
+    monkeypatch.chdir(name)
+    with user_error(f"/mlflow.db: {why}: work in another folder"):
         address.tracking_uri()
 
 

@@ -5,6 +5,7 @@ The datasets of a verl run, from the manifest of the prepared data. Imports no t
 
 import hashlib
 import os
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -171,9 +172,8 @@ def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
     _require_own(data, files.train.parent)
     for path in (files.train, *files.validation):
         if not path.is_file():
-            raise UserError(
-                f"{path} does not exist: run `cppo data prepare --out {path.parent}`, or set paths.data"
-            )
+            command = f"cppo data prepare --out {shlex.quote(str(path.parent))}"
+            raise UserError(f"{path} does not exist: run `{command}`, or set paths.data")
     prepared = _prepared(files.train)
     if prepared and int(prepared[1]["problems"]) < spec.batch.prompts:
         raise UserError(
