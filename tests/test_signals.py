@@ -32,20 +32,25 @@ def test_a_terminal_that_closes(before: signal.Handlers, says: str) -> None:
     assert done.stdout.strip() == says
 
 
-INLINE = """
+LAUNCHER = """
 import sys
 from pathlib import Path
 from cppo_lab.errors import interrupt_on_termination
-from cppo_lab.launch.launchers import launch_inline
+from cppo_lab.launch.launchers import load_launcher
 from tests.launch.slurm.jobs import Long, slurm_spec
 interrupt_on_termination()
-launch_inline([Long(Path(sys.argv[1]), "job", fresh_process=True)], slurm_spec(), lambda event: None)
+jobs = [Long(Path(sys.argv[1]), "job", fresh_process=True)]
+load_launcher(sys.argv[2])(jobs, slurm_spec(), lambda event: None)
 """
 
 
-def test_a_job_in_a_process_of_its_own_outlives_the_terminal_by_its_last_words(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["inline", "local"])
+def test_a_job_in_a_process_of_its_own_outlives_the_terminal_by_its_last_words(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # the job is one of the tests'
     launcher = subprocess.Popen(
-        [sys.executable, "-c", INLINE, str(tmp_path)],
+        [sys.executable, "-c", LAUNCHER, str(tmp_path), name],
         stderr=subprocess.DEVNULL,
         start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -17,7 +16,7 @@ from cppo_lab.launch.local import launch_local
 from cppo_lab.tracking import address
 from dev.servers.mlflow_server import MlflowServer
 from tests.conftest import TINY
-from tests.launch.slurm.jobs import Noted, slurm_spec
+from tests.launch.slurm.jobs import Careless, slurm_spec
 from tests.servers.conftest import found_in
 
 SWEEP = """
@@ -53,7 +52,7 @@ def processes() -> Iterator[set[str]]:
     seen, ended = set[str](), threading.Event()
 
     def look() -> None:
-        while not ended.wait(0.05):
+        while not ended.wait(0.5):
             for process in psutil.process_iter(["pid", "cmdline"]):
                 if process.info["pid"] != os.getpid():
                     seen.add(" ".join(process.info["cmdline"] or ()))
@@ -67,27 +66,12 @@ def processes() -> Iterator[set[str]]:
         thread.join()
 
 
-@dataclass(frozen=True)
-class Careless(Noted):
-    """A job that prints its address, as libraries do, whole and in pieces, and fails with it."""
-
-    def run(self) -> None:
-        """Print and fail."""
-        uri = os.environ[address.VARIABLE]
-        print("logging to", uri)
-        print("HF_TOKEN=" + os.environ["HF_TOKEN"], "then", uri[:20], end="")
-        print(uri[20:] + "/")
-        print("a warning:", uri, file=sys.stderr, flush=True)
-        sys.stdout.write("an end without a line's end: " + uri)
-        raise OSError(f"cannot reach {uri}")
-
-
 def test_what_a_job_prints_and_how_it_fails_is_masked_as_it_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in (SECRETS | {address.VARIABLE: with_canary("http://127.0.0.1:1")}).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of this file
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of the tests'
     job = Careless(tmp_path, "careless")
     launch_local([job], slurm_spec(), lambda event: None)
     assert found_in(CANARY, tmp_path) == []

@@ -23,9 +23,11 @@ from tests.cores.verl.in_process import configured, queued, seen_worker, train_h
 STALENESS = (0, 2)
 STEPS, EVERY = 4, 2
 RANKS = 2
+# The steps behind which the stale run is killed: before it has all of its copies, and with them.
+KILLED = (1, 3)
 SETTINGS = [
     "model=tiny_qwen3", "rule=cppo", "seed=3", f"training.t_stop={STEPS}", f"validation.every={EVERY}",
-    "validation.samples=1", "batch.responses=8",
+    "validation.samples=1", "batch.prompts=4", "batch.minibatch_prompts=2", "batch.responses=8",
 ]  # fmt: skip
 COLUMNS = ("prompts", "responses", "rollout_log_probs", "rollout_topk_ids", "rollout_topk_logp", "rm_scores")
 
@@ -68,7 +70,7 @@ def trainer_class(folder: Path, specs: dict[int, Composed]) -> Any:
             for staleness in STALENESS:
                 name = f"{staleness}"
                 self._train(name, staleness, start, loops)
-                for step in range(1, STEPS) if staleness else ():
+                for step in KILLED if staleness else ():
                     whole = checkpoints.checkpoint_folder(folder / name, step)
                     self._train(f"{name} from {step}", staleness, whole, loops)
 

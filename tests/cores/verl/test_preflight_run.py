@@ -12,7 +12,8 @@ from tests.conftest import Command
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[3]
-COMMAND = ["quickstart", "core=verl", "launcher=local", "validation.samples=4"]
+SMALL = ["validation.samples=1", "data.validation_problems=4", "model.warm_start.steps=20"]
+COMMAND = ["quickstart", "core=verl", "launcher=local", *SMALL]
 
 
 @pytest.fixture(autouse=True)

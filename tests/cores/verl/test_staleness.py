@@ -25,7 +25,7 @@ from tests.conftest import user_error
 from tests.cores.test_diagnostics import watched
 from tests.cores.test_mini import without_times
 from tests.cores.verl.conftest import LOG, ran
-from tests.cores.verl.stale import EVERY, RANKS, SETTINGS, STALENESS, STEPS, composed
+from tests.cores.verl.stale import EVERY, KILLED, RANKS, SETTINGS, STALENESS, STEPS, composed
 
 slow = pytest.mark.slow
 STALE = STALENESS[-1]
@@ -165,7 +165,7 @@ def test_servers_sample_from_the_policy_of_k_batches_ago_and_validate_the_curren
 
 
 @slow
-@pytest.mark.parametrize("step", range(1, STEPS))
+@pytest.mark.parametrize("step", KILLED)
 def test_a_run_that_is_killed_behind_a_step_goes_on_with_the_same_numbers(runs: Runs, step: int) -> None:
     """Bit for bit, whatever the trainer has in memory; at the first steps from the start's policy."""
     whole, resumed, later = runs[f"{STALE}"], runs[f"{STALE} from {step}"], [*range(step + 1, STEPS + 1)]

@@ -1,6 +1,15 @@
-"""Jobs that are cheaper than training, and write down what happens to them."""
+"""Jobs that are cheaper than training, and write down what happens to them.
 
+A job's process imports the module of its class: none that tests need is imported here.
+"""
+
+import json
+import os
+import re
+import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -98,6 +107,59 @@ class Long(Noted):
         except Interrupted as error:
             self.note(f"interrupted {error.number}")
             raise
+
+
+@dataclass(frozen=True)
+class Sized(Noted):
+    """A job that notes the CPUs that it was given."""
+
+    def run(self) -> None:
+        """What Slurm says of the job, and of the step that this process is."""
+        job = os.environ["SLURM_JOB_ID"]
+        for what in (("job", job), ("step", f"{job}.{os.environ['SLURM_STEP_ID']}")):
+            text = subprocess.check_output(["scontrol", "show", "--oneliner", *what], text=True)
+            [number] = re.findall(r"\b(?:NumCPUs|CPUs)=(\d+)", text)
+            self.note(number)
+        self.note(os.environ.get("SLURM_CPUS_PER_TASK", "none"))
+        self.note(os.environ["CUDA_VISIBLE_DEVICES"].replace(",", " "))
+
+
+@dataclass(frozen=True)
+class Looks(Noted):
+    """Writes down what it sees of the machine, of each node it is on."""
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        return (self.runs,)
+
+    def run(self) -> None:
+        import cppo_lab
+
+        seen = {
+            "environment": dict(os.environ),
+            "folder": str(Path.cwd()),
+            "project": str(Path(cppo_lab.__file__).parent.parent),
+            "commands": [name for name in ("scontrol", "squeue", "srun") if shutil.which(name)],
+            "models": [str(path) for path in Path("/models").rglob("*")],
+            "beside": sorted(str(path) for path in self.runs.parent.iterdir()),
+        }
+        rank = os.environ["SLURM_PROCID"]
+        (self.runs / f"{self.name}-{rank}.json").write_text(json.dumps(seen))
+
+
+@dataclass(frozen=True)
+class Careless(Noted):
+    """A job that prints its address, as libraries do, whole and in pieces, and fails with it."""
+
+    def run(self) -> None:
+        """Print and fail."""
+        uri = os.environ["MLFLOW_TRACKING_URI"]
+        print("logging to", uri)
+        print("HF_TOKEN=" + os.environ["HF_TOKEN"], "then", uri[:20], end="")
+        print(uri[20:] + "/")
+        print("a warning:", uri, file=sys.stderr, flush=True)
+        sys.stdout.write("an end without a line's end: " + uri)
+        raise OSError(f"cannot reach {uri}")
 
 
 def notes(runs: Path, name: str | None = None) -> list[tuple[str, str]]:

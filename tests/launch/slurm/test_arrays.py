@@ -2,12 +2,9 @@
 and what Slurm's accounts add.
 """
 
-import os
-import re
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -28,6 +25,7 @@ from tests.launch.slurm.conftest import ROOT
 from tests.launch.slurm.jobs import (
     Long,
     Noted,
+    Sized,
     begun,
     ended,
     most_at_once,
@@ -40,21 +38,6 @@ from tests.launch.test_batches import SHORT, recorded
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-
-
-@dataclass(frozen=True)
-class Sized(Noted):
-    """A job that notes the CPUs that it was given."""
-
-    def run(self) -> None:
-        """What Slurm says of the job, and of the step that this process is."""
-        job = os.environ["SLURM_JOB_ID"]
-        for what in (("job", job), ("step", f"{job}.{os.environ['SLURM_STEP_ID']}")):
-            text = subprocess.check_output(["scontrol", "show", "--oneliner", *what], text=True)
-            [number] = re.findall(r"\b(?:NumCPUs|CPUs)=(\d+)", text)
-            self.note(number)
-        self.note(os.environ.get("SLURM_CPUS_PER_TASK", "none"))
-        self.note(os.environ["CUDA_VISIBLE_DEVICES"].replace(",", " "))
 
 
 def test_a_job_on_gpus_and_its_step_have_the_cpus_of_its_layout(bare_slurm: Cluster, tmp_path: Path) -> None:

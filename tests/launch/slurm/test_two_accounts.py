@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from cppo_lab.runs.folder import read_status
 from dev.slurm.accounts import Account, two_accounts
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
@@ -122,8 +123,8 @@ def test_one_goes_on_with_what_the_other_began(bare_slurm: Cluster, people: Peop
     assert f"of {ada.name} trains it: ask them" in bob.cppo(folder, "cancel", *SWEEP, code=1)
     ada.cppo(folder, "cancel", *SWEEP)
     empty(bare_slurm)
-    (before,) = json.loads(bob.cppo(folder, "status", *SWEEP, "variant=cppo", "--json"))["runs"]
-    assert (before["state"], before["step"]) == ("partial", holding.STEP)
+    ended = read_status(run)
+    assert (ended["status"], ended["step"]) == ("partial", holding.STEP)
     bob.cppo(folder, "launch", *one)
     assert jobs(bare_slurm) in ([bob.name], [])
     empty(bare_slurm)
