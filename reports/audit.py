@@ -332,9 +332,8 @@ def _noise(audit: Audit, board: Scoreboard) -> Discrepancy:
     noise = sorted(run.noise for run in audit.runs if run.noise is not None)
     margins = []
     for model in board.models:
-        scores = sorted(
-            (r.score.choice.score or 0.0 for r in audit.runs if r.score.model == model), reverse=True
-        )
+        printed = (r for r in audit.runs if r.score.model == model and r.score.state is SelectionState.SCORED)
+        scores = sorted((r.score.choice.score or 0.0 for r in printed), reverse=True)
         margins += [100 * (high - low) for high, low in itertools.pairwise(scores)]
     middle = statistics.median(noise)
     smaller = sum(margin < middle for margin in margins)

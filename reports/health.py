@@ -82,12 +82,13 @@ def _early(board: Scoreboard) -> str:
     sentences = []
     if leads:
         warned = [lead for lead in leads if lead]
-        ahead = f", {median(warned):g} steps ahead in the median" if warned else ""
+        lead = median(warned) if warned else 0
+        ahead = f", {lead:g} step{'s' * (lead != 1)} ahead in the median" if warned else ""
         sentences.append(
             f"The early warning came before {len(warned)} of {counted(len(leads), 'collapse')}{ahead}."
         )
     if false:
-        sentences.append(f"It also came in {false} of {others} runs without a collapse.")
+        sentences.append(f"It also came in {false} of {counted(others, 'run')} without a collapse.")
     if now:
         sentences.append(f"Early signs of a collapse: {'; '.join(now)}.")
     return " ".join(sentences)

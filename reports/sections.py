@@ -20,6 +20,7 @@ from cppo_lab.analysis.scoring import RunScore, Scoreboard
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Claim, Hypotheses, Standing, standing
 from cppo_lab.analysis.statistics.summary import Statistics, sweep_statistics
 from cppo_lab.analysis.statistics.values import run_values
+from cppo_lab.errors import counted
 from cppo_lab.reports.figures.drawing import PAPER, Palette, Picture
 from cppo_lab.reports.names import ABSENT, csv_text, display_name, number, percent, points
 from cppo_lab.reports.tables import Table
@@ -161,7 +162,7 @@ def run_section(scored: Mapping[str, Scored], count: int, unused: list[str]) -> 
     lists = [(sweep.name, run_groups(sweep)) for sweep in sweeps]
     served = all(sweep.uri.startswith("http") for sweep in sweeps)
     view = {"lists": lists, "served": served, "unused": unused}
-    return Section("runs", "Runs", view, f"{count} runs: state, step, score, MLflow run")
+    return Section("runs", "Runs", view, f"{counted(count, 'run')}: state, step, score, MLflow run")
 
 
 _NOT_SHOWN = ("seed", "core", "rule.name")  # shown in other columns, or by the method's name

@@ -364,7 +364,8 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
     absent = frozenset() if claim.sequential else claim.tests - board.results
     if absent:
         total = counted(len(claim.tests), "run")
-        text += f" Of the {total} that test it, {len(absent)} have no result in this report: exploratory."
+        have = "has" if len(absent) == 1 else "have"
+        text += f" Of the {total} that test it, {len(absent)} {have} no result in this report: exploratory."
     if now.code not in ("", stated.code):
         text += f" Registered with version {now.code}, analysed with {stated.code}."
     return Standing(text + _versions(others), not absent)

@@ -90,6 +90,7 @@ def test_known_discrepancies_have_the_verdict_of_the_curves(paper_board: Scorebo
     for number, words in (
         (0, ("37 are truncated, 30 are rounded, 0 are neither", "CPPO rows 9 of 9")),
         (3, ("49.51 at step 145", "step 215, at 0.00")),
+        (4, ("9 of the 23 margins",)),  # between printed numbers, by hand
         (5, ("CPPO 28.88 and DPPO 26.05 (rank differs from print for DPPO, CISPO)", "51.57 and DPPO 46.50.")),
         (8, ("161 of 339", "99 of 204")),
         (9, ("steps 150, 160, 310",)),

@@ -202,6 +202,12 @@ def test_the_page_says_what_the_early_warning_was_worth() -> None:
         "2 of 6 finished runs collapsed. The early warning came before 1 of 2 collapses, 10 steps ahead in the median. "
         "It also came in 1 of 4 runs without a collapse. Early signs of a collapse: b on m, seed 3 (running)."
     )
+    curve = both({0: 0.1, 30: 0.8, 40: 0.0, 41: 0.0})
+    after_one = MadeRun("a", "m", 1, curve, status=schema.COLLAPSED)
+    one_each = collapse_section(Scored("main", "Main", scored([after_one, back], "main"), ""))
+    assert one_each is not None and one_each.view["summary"].endswith(
+        "1 of 1 collapse, 1 step ahead in the median. It also came in 1 of 1 run without a collapse."
+    )
     unwarned = collapse_section(Scored("main", "Main", scored([at_once, *steady], "main"), ""))
     assert unwarned is not None
     assert unwarned.view["table"].notes[1].endswith("A dash for the baseline, and without a collapse.")
