@@ -149,6 +149,7 @@ def archive(options: argparse.Namespace) -> int:
     from cppo_lab.runs.export import archive as write
     from cppo_lab.runs.folder import is_locked
     from cppo_lab.runs.machine import code_version
+    from cppo_lab.runs.spool import newest_record
     from cppo_lab.runs.state import RunFolder
     from cppo_lab.sweep.file import files_of
 
@@ -156,7 +157,8 @@ def archive(options: argparse.Namespace) -> int:
     if options.out.exists():
         raise UserError(f"--out {options.out} exists: name another file, or remove it yourself")
     folders = {run.run_id: runs_folder() / run.run_id for run in plan.runs}
-    ended = {i: path for i, path in folders.items() if not is_locked(path) and RunFolder(path).record}
+    places = {i: RunFolder(path).result or path for i, path in folders.items() if not is_locked(path)}
+    ended = {i: place for i, place in places.items() if newest_record(place) is not None}
     if not ended:
         raise UserError(f"no run of {plan.name} has ended here: launch it, or work where its runs are")
     roots = {f"runs/{i}": path for i, path in ended.items()} | {"report": Path("reports/build") / plan.name}

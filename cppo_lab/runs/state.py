@@ -102,15 +102,19 @@ class RunFolder:
         """Whether no attempt at the run has left a record here."""
         return not self.status.get("record") and self.record is None
 
-    def result_set_aside(self) -> RunState | None:
-        """The newest result that was moved aside to be replaced; None if there is none."""
+    @property
+    def result(self) -> Path | None:
+        """The folder of its result: this one, or of the newest that was moved aside to be replaced; None if there is
+        none.
+        """
+        if self.status.get("status") in schema.FINISHED:
+            return self.path
         results = [
-            (path.joinpath("status.json").stat().st_mtime_ns, status)
+            path
             for path in self.path.glob(f"{ASIDE}/*")
-            if not path.name.startswith(OF_OTHERS)
-            and (status := read_status(path)).get("status") in schema.FINISHED
+            if not path.name.startswith(OF_OTHERS) and read_status(path).get("status") in schema.FINISHED
         ]
-        return _result(max(results, key=lambda result: result[0])[1]) if results else None
+        return max(results, key=lambda path: path.joinpath("status.json").stat().st_mtime_ns, default=None)
 
 
 @dataclass(frozen=True)
@@ -166,12 +170,9 @@ def explained(before: dict[str, RunState], queued: Queued) -> dict[str, RunState
 def state_of(run: RunFolder, queued: Queued, replacing: bool = False) -> RunState:
     """The state of a run. `replacing`: a result that was moved aside does not count, since it is to be replaced."""
     state = _state_in_folder(run, queued.place(run.path.name), run.path.name in queued.listed)
-    if (
-        replacing
-        or state.state in {schema.RUNNING, *schema.FINISHED}
-        or (result := run.result_set_aside()) is None
-    ):
+    if replacing or state.state in {schema.RUNNING, *schema.FINISHED} or (place := run.result) is None:
         return state
+    result = _result(read_status(place))
     stopped = f"{result.reason}; " if result.reason else ""
     return replace(result, reason=f"{stopped}its replacement is {state.state} ({state.note})")
 

@@ -13,7 +13,7 @@ import pytest
 from cppo_lab.core_records import BEST_MODEL
 from cppo_lab.launch import queues
 from cppo_lab.launch.slurm.queue import Ledger
-from cppo_lab.runs.folder import read_status
+from cppo_lab.runs.folder import read_status, set_aside
 from cppo_lab.runs.spool import Begin
 from tests.conftest import Command
 
@@ -66,6 +66,7 @@ def test_an_archive_unpacked_elsewhere_gives_the_report_again(
     cppo: Command, runs: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cppo(f"report {SWEEP} --no-log")
+    set_aside(runs[0], "old")  # a launch with --replace was killed
     assert cppo(f"archive {SWEEP} --out a.zip").out == "a.zip: 2 of 2 runs\n"
     with zipfile.ZipFile("a.zip") as archive:
         names = archive.namelist()
