@@ -39,7 +39,7 @@ def test_what_a_comparison_shows(
 ) -> None:
     [(shown, sentence)] = answers({"cppo": ours, "dppo": BASE}, *own)
     assert shown is word and sentence.startswith(beginning)
-    assert "4 runs each" in sentence
+    assert "4 runs each" in sentence and "Holm" not in sentence
     if beginning.startswith("DPPO") and not own:  # the better one comes first, with a positive difference
         assert ": +5.00 (+4.71 to +5.29) points of the final mean, 4 runs each." in sentence
 
@@ -108,7 +108,9 @@ def test_no_spread_is_no_missing_difference() -> None:
 def test_many_comparisons_are_corrected(others: int, word: Word) -> None:
     """A just significant difference among many is none."""
     crowd = {f"same_{number}": moved(0.02, *WIDE) for number in range(others)}
-    assert [shown for shown, _ in answers({**crowd, "dppo": BASE})] == [word] * others
+    said = answers({**crowd, "dppo": BASE})
+    assert [shown for shown, _ in said] == [word] * others
+    assert {"Holm's adjustment" in sentence for _, sentence in said} == {word is Word.OPEN}
 
 
 def view_of(*gaps: MadeRun, cppo: str = "cppo") -> VerdictView:
