@@ -320,8 +320,9 @@ def _train_runs(open_runs: Sequence[_OpenRun], alone: bool) -> None:
 def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorder | None:
     """Begin the record of an attempt; None if the run is done.
 
-    The attempt continues the record in its folder, unless that is of a result it is to replace: the files of that are
-    moved aside. An OSError while writing is recorded as a failure of the run and re-raised.
+    The attempt continues the record in its folder, with its sweeps and parent, unless that is of a result it is to
+    replace: the files of that are moved aside. An OSError while writing is recorded as a failure of the run and
+    re-raised.
     """
     spec, folder = attempt.spec, attempt.folder
     record, status = _newest_record(attempt), read_status(folder)
@@ -336,7 +337,11 @@ def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorde
     if attempt.replaces and not continues:  # an earlier attempt at the same replacement has moved them
         set_aside(folder, attempt.replaces[0])
     clear_status(folder)
-    tags = _tags(attempt)
+    before = record.begin.tags if record and continues else {}
+    kept = {
+        key: before[key] for key in before if key.startswith((schema.TAG_SWEEP_PREFIX, schema.TAG_PARENT))
+    }
+    tags = kept | _tags(attempt)
     try:
         return Recorder(
             spec,

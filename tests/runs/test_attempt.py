@@ -19,6 +19,7 @@ from cppo_lab.runs.attempt import prepare_process
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import Environment
 from cppo_lab.runs.recorder import Recorder
+from cppo_lab.runs.spool import newest_record
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import uploader
@@ -101,6 +102,19 @@ def test_a_signal_while_a_checkpoint_is_written_is_an_interruption_too(
     status, reason = how_it_ended(training)
     assert status == schema.PARTIAL
     assert reason.startswith(f"interrupted: terminated by {number.name}")
+
+
+def test_a_continued_run_keeps_its_sweeps_and_its_parent(
+    training: TrainingJob, tiny_spec: RunSpec, no_training: None
+) -> None:
+    """Also where the launcher gives it none of them again, as `cppo tune` does, or is of another sweep."""
+    [attempt] = training.attempts
+    begun = {schema.sweep_tag("first"): "a", schema.sweep_tag("second"): "b", schema.TAG_PARENT: "trial"}
+    Recorder(tiny_spec, begun, attempt.folder).interrupt("killed")
+    replace(training, attempts=(replace(attempt, tags={schema.sweep_tag("second"): "c"}),)).run()
+    assert read_status(attempt.folder)["variants"] == "first=a;second=c"
+    record = newest_record(attempt.folder)
+    assert record and record.begin.tags[schema.TAG_PARENT] == "trial"
 
 
 def test_a_signal_while_the_record_begins_is_recorded(
