@@ -435,9 +435,11 @@ def short_answers(hypotheses: Sequence[VerdictLine], statistics: Statistics) -> 
             others.append((word, f"{claim.text}: {shows}.{line.beside}"))
         elif claim.compares_scores:
             of_scores += [
-                _answer(comparison.difference, claim.margin or claim.smallest, None)
+                (Word.OPEN, f"{_pair(comparison)} is not known: {comparison.why}.")
+                if comparison.difference is None
+                else _answer(comparison.difference, claim.margin or claim.smallest, None)
                 for comparison in line.verdict.comparisons
-                if comparison.difference is not None and comparison.against
+                if comparison.against
             ]
     return of_scores + others
 

@@ -179,3 +179,7 @@ def test_missing_runs_are_said() -> None:
     assert "no finished run" in line.sentence and "may change" in line.sentence
     place = line.comparisons.headings.index("difference")
     assert [row.cells[place] for row in line.comparisons.rows] == ["+17.00", "–"]
+    board = scored(flat({"dppo": BASE}), gaps=[MadeRun("cppo", "m")])
+    lines = [verdict_line(verdict, board, None) for verdict in verdicts({"main": board}, [ABOVE])]
+    said = "CPPO against DPPO on m is not known: one side has no finished run."
+    assert short_answers(lines, sweep_statistics(board)) == [(Word.OPEN, said)]
