@@ -54,7 +54,7 @@ def test_a_store_that_is_away_is_named_without_its_password_after_one_more_try_a
     upload_last([folder], uri)
     upload_ended()
     for ask in (lambda: find(uri, "mini", [tiny_spec.run_id]), lambda: upload([folder], uri)):
-        with user_error("") as caught:
+        with user_error(r"\*\*\*") as caught:
             ask()
         errors.append(caught)
     printed = capfd.readouterr()

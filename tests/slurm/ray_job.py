@@ -25,9 +25,9 @@ MACHINES = 2
 
 @dataclass(frozen=True)
 class RayJob:
-    """`kind` `hold`: once Ray is there the first machine waits for an end from outside, and fails in its second life.
+    """Once Ray is there the first machine waits for an end from outside, and fails in its second life.
 
-    `alone`: in the first life the other machine does not join.
+    `kind` `fail`: it fails in its first. `alone`: there the other machine does not join.
     """
 
     name: str
@@ -73,7 +73,7 @@ class RayJob:
         try:
             with own_ray(self.layout, resources.memory_gb, self.allocation) as ray_init:
                 self._note("up", **look_around(ray_init))
-                if os.environ.get("SLURM_RESTART_COUNT"):
+                if self.kind == "fail" or os.environ.get("SLURM_RESTART_COUNT"):
                     raise RuntimeError("the trainer fails")
                 while True:
                     signal.pause()
