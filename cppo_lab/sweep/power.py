@@ -299,7 +299,7 @@ def power_text(
     note = "Power: the probability that the planned seeds support the claim."
     if scores := [planned for planned in powers if not planned.claim.of_errors]:
         effect = (
-            f"a lead of {question.effect:g} points"
+            f"a lead of {question.effect:g} point{'s' * (question.effect != 1)}"
             if question.effect is not None
             else _default_effects(scores, question.best_steps)
         )
@@ -310,8 +310,9 @@ def power_text(
         )
     if len(scores) < len(powers):
         note += (
-            " For claims about the surrogate's error, if the true advantage is twice the smallest that counts and the "
-            "log ratio of errors has the given standard deviation over seeds; by Student's t."
+            " For claims about the surrogate's error, if the true advantage is twice the smallest that counts (none "
+            "for an equivalence) and the log ratio of errors has the given standard deviation over seeds; by "
+            "Student's t."
         )
     if any(planned.expected is not None for planned in powers):
         note += (

@@ -112,6 +112,7 @@ def test_power_of_the_papers_claims(cppo: Command) -> None:
     assert claims["cppo_best", 2.0]["seeds_needed"] > claims["cppo_best", 1.0]["seeds_needed"] > 10
     said = cppo("plan drift_strong --power --effect=5 --deviation=2").out
     assert "if the truth is a lead of 5 points" in said
+    assert "a lead of 1 point (none" in cppo("plan drift_strong --power --effect=1 --deviation=2").out
 
 
 TREND = """
@@ -301,7 +302,8 @@ def test_the_cost_of_a_claim_about_the_error_is_that_of_its_own_process(cppo: Co
     of_a_seed = runs[0]["hours"] + 2 * runs[0]["hours"]
     assert unit == "machine"
     assert claim["hours_needed"] == pytest.approx(2 * of_a_seed * claim["seeds_needed"], rel=1e-3)
-    assert "  hours for it" in cppo("plan tiny.yaml --power --error-deviation=30").out
+    said = cppo("plan tiny.yaml --power --error-deviation=30").out
+    assert "  hours for it" in said and "counts (none for an equivalence) and the log ratio" in said
 
 
 def shown(cppo: Command, line: str) -> list[dict[str, Any]]:
