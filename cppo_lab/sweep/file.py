@@ -50,7 +50,8 @@ def _feed(value: str) -> str:
 
 
 Feed = Annotated[str, AfterValidator(_feed)]
-Identifier = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]*$"
+Identifier = Annotated[str, Field(pattern=_NAME)]
 
 
 class Declared(Spec):
@@ -574,7 +575,9 @@ def _one(value: Any) -> Any:
 
 
 def _variant_name(value: str) -> str:
-    if not value.strip() or value != value.strip() or "," in value:
+    if not value or value != value.strip():
+        raise ValueError("must be a name, without blanks at its ends")
+    if "," in value:
         raise ValueError("must be a name without commas: the command line lists names (variant=a,b)")
     if ";" in value:
         raise ValueError("must be a name without semicolons: records list the variants of a run with them")
@@ -820,6 +823,10 @@ def load_sweep(name: str) -> Sweep | Study | Search:
         raise UserError(
             f"{name} is no sweep file: it has the keys {keys}, and none of title, question, models, variants, axes, "
             "sweeps, search: see docs/sweeps.md"
+        )
+    if values["name"] == stem and not re.match(_NAME, stem):
+        raise UserError(
+            f"sweep file {name}: its name is the sweep's, and must match {_NAME}: rename it, or give it a key `name`"
         )
     if folder is not None:
         read_rules(Path(name))

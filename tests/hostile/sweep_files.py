@@ -232,7 +232,8 @@ VARIANTS = {
     "{'a,b': {rule: cppo}}":
         "variants.a,b='a,b': must be a name without commas: the command line lists names (variant=a,b)",
     "{'a; x=1': {rule: cppo}}": "variants.a; x=1='a; x=1': must be a name without semicolons",
-    "{'': {rule: cppo}}": "variants.='': must be a name without commas",
+    "{'': {rule: cppo}}": "variants.='': must be a name, without blanks at its ends",
+    "{' a': {rule: cppo}}": "variants. a=' a': must be a name, without blanks at its ends",
     '{"a\\nb": {rule: cppo}}': "variants.a\\nb='a\\nb': must consist of printable characters",
     "{a: {rule: cpo}}": f"variants.a.rule='cpo': unknown rule 'cpo': did you mean 'cfpo' or 'cppo'? valid: {RULES}",
     "{a: {rule: [cppo, dppo]}}":
@@ -507,6 +508,11 @@ def _at(make: Callable[[Path], object]) -> Callable[[Path], object]:
 
 CASES = [
     *(Case(f"plan {NAME}", says, make=_at(make)) for says, make in NOT_READ.items()),
+    Case(
+        "plan './my x.yaml'",
+        f"sweep file ./my x.yaml: its name is the sweep's, and {WORD}…: rename it, or give it a key `name`",
+        {"my x.yaml": SWEEP},
+    ),
     Case("plan a.txt/x.yaml", "sweep file a.txt/x.yaml cannot be read: Not a directory", {"a.txt": ""}),
     *(read(text, says) for text, says in FILES.items()),
     *(
