@@ -111,6 +111,9 @@ def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTab
         if test is not None:
             p = ("p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}") + " (normal)" * (not test.exact)
         rows.append(_row(cell, (*counts, estimate_text(cell.surviving), mean, p), several))
+    normal = any(cell.test is not None and not cell.test.exact for cell in cells)
+    ways = "over all ways to assign the runs to the two methods"
+    ways += ", or, where marked, by the normal approximation" * normal
     headings = (
         *("runs", "collapsed", "probability", "final mean of the others", "final mean of all"),
         f"against {base}",
@@ -119,9 +122,8 @@ def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTab
         "Percent. probability: that a run collapses, with Wilson's 95 % interval. final mean of the others: of the "
         "runs that did not collapse, with the 95 % interval (Student's t). final mean of all: with a 95 % interval "
         "that allows for unseen collapses, too; a collapse counts as score 0 if none was seen.",
-        f"against {base}: two-sided p of the log-rank test of the steps at which runs collapse, over all ways to "
-        "assign the runs to the two methods; over all models it is stratified by model. A dash for the baseline, and "
-        "without a collapse.",
+        f"against {base}: two-sided p of the log-rank test of the steps at which runs collapse, {ways}; over all "
+        "models it is stratified by model. A dash for the baseline, and without a collapse.",
     )
     return TextTable("Collapses", "method", headings, rows, notes)
 

@@ -211,4 +211,13 @@ def test_the_page_says_what_the_early_warning_was_worth() -> None:
     unwarned = collapse_section(Scored("main", "Main", scored([at_once, *steady], "main"), ""))
     assert unwarned is not None
     assert unwarned.view["table"].notes[1].endswith("A dash for the baseline, and without a collapse.")
+    assert "marked" not in unwarned.view["table"].notes[1]
+    many = [
+        MadeRun(name, "m", seed, both({0: 0.1, 30: 0.8, first + 2 * seed: 0.0}), status=schema.COLLAPSED)
+        for name, first in (("a", 31), ("b", 32))
+        for seed in range(20)
+    ]
+    marked = collapse_section(Scored("main", "Main", scored(many, "main"), ""))
+    assert marked is not None and marked.view["table"].rows[1].cells[-1].endswith(" (normal)")
+    assert "or, where marked, by the normal approximation;" in marked.view["table"].notes[1]
     assert unwarned.view["summary"].endswith("The early warning came before 0 of 1 collapse.")
