@@ -31,7 +31,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "launch/slurm": (FULL, "Slurm and root"),
     "launch/slurm/test_containers.py::test_a_run_in_a_container_goes_on_after_whatever_slurm_does_to_it[pyxis]": (
         SOAK,
-        "two minutes; with Apptainer it is in the full tier",
+        "a minute; with Apptainer it is in the full tier",
     ),
     "launch/slurm/test_several_nodes.py": (FAST, "needs no Slurm"),
     "launch/slurm/test_two_accounts.py::test_both_launch_a_new_folder_at_once": (SOAK, "two minutes"),
