@@ -79,6 +79,8 @@ def test_a_report_of_our_own_sweep(built: ReportRequest) -> None:
         "51.00 ± 1.41",
         "Avg@8",
         "cppo report demo",
+        "Step: where each run was selected; of a collapse, its last validation.",
+        "Means over neighbouring steps and over the runs that reach them; bands are 95 % intervals",
     ):
         assert text in html
     assert "Audit" not in html

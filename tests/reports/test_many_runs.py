@@ -101,6 +101,7 @@ def test_gaps_that_differ_in_seeds_are_one_and_a_long_list_is_cut_and_counted() 
         main_table(board, "Main").notes
     )
     assert "of which 1 has no result yet" in page_of(scored(runs[:1], gaps=runs[1:2]))[1]
+    assert "and are not ranked; other tables are of the runs with a result." in html
     one_cell = scored(runs[:1], gaps=runs[1:4])
     assert "result yet: v0000 on chain, seeds 1 to 3 (missing)." in " ".join(
         main_table(one_cell, "Main").notes
