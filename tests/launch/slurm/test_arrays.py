@@ -57,7 +57,7 @@ def test_a_job_on_gpus_and_its_step_have_the_cpus_of_its_layout(bare_slurm: Clus
 
 
 def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
-    bare_slurm: Cluster, tmp_path: Path
+    bare_slurm: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs = [Noted(tmp_path, f"job{number}", "gate") for number in range(12)]
     events: list[Event[Noted]] = []
@@ -70,7 +70,11 @@ def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
     assert reasons == {"JobArrayTaskLimit"}
     bare_slurm.end("slurmctld")  # while four run: a job that ends now would try for a minute to report it
     late = Noted(tmp_path, "late")
-    with user_error("controller"):
+    (impatient := tmp_path / "slurm.conf").write_text(
+        bare_slurm.conf.read_text().replace("MessageTimeout=60", "MessageTimeout=2")
+    )
+    with monkeypatch.context() as patch, user_error("controller"):
+        patch.setenv("SLURM_CONF", str(impatient))
         launch_slurm([late], slurm_spec(), events.append)
     bare_slurm.start_controller()
     launch_slurm([*jobs, late], slurm_spec(), events.append)
