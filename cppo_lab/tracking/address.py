@@ -47,9 +47,6 @@ def tracking_uri(configured: str | None = None) -> str:
         raise UserError(f"tracking database {database}: {why}: {remedy}") from None
     if not _SQLITE_QUERY.fullmatch(named.partition("?")[2]):
         raise UserError(f"tracking URI {uri}: of a query only timeout=SECONDS is known: {remedy}")
-    if sign := re.search("[?\ud800-\udfff]", str(database.resolve())):
-        why = "the `?` in its path would end it" if sign[0] == "?" else "its path is not UTF-8"
-        raise UserError(f"tracking database {database}: {why}: work in another folder")
     if is_folder:
         raise UserError(f"tracking database {database} is a folder: {remedy}")
     return uri
@@ -79,10 +76,18 @@ def absolute_uri(uri: str) -> str:
     """The store's URI, independent of the working folder and of SQLAlchemy's version.
 
     `postgresql://` selects different drivers in SQLAlchemy 2.0 and 2.1; here the installed driver is named. Raises
-    UserError if the store's driver is not installed.
+    UserError if the store's driver is not installed, or no URI can have the path of a SQLite file.
     """
     if (path := sqlite_file(uri)) is not None:
         _, question, query = uri.partition("?")
+        if sign := re.search("[?\ud800-\udfff]|%[0-9A-Fa-f]{2}", str(path.resolve())):
+            ends = "end it" if sign[0] == "?" else "be read as another sign"  # by SQLAlchemy 2.1
+            why = (
+                f"the `{sign[0]}` in its path would {ends}"
+                if sign[0].isprintable()
+                else "its path is not UTF-8"
+            )
+            raise UserError(f"database {path}: {why}: work in another folder, or name another file")
         return f"sqlite:///{path.resolve()}{question}{query}"
     if uri.startswith("http"):
         return uri

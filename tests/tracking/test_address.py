@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from cppo_lab.search.study import storage_url
 from cppo_lab.tracking import address
 from cppo_lab.tracking.address import artifact_folder
 from tests.conftest import user_error
@@ -52,7 +53,12 @@ def test_artifacts_of_a_moved_store(tmp_path: Path, folders: str, noted: str, pl
 
 
 @pytest.mark.parametrize(
-    "name, why", [("why?", "the `[?]` in its path would end it"), ("d\udce9", "its path is not UTF-8")]
+    "name, why",
+    [
+        ("why?", "the `[?]` in its path would end it"),
+        ("50%25", "the `%25` in its path would be read as another sign"),
+        ("d\udce9", "its path is not UTF-8"),
+    ],
 )
 def test_a_working_folder_whose_name_no_store_can_have_is_named(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, name: str, why: str
@@ -61,6 +67,8 @@ def test_a_working_folder_whose_name_no_store_can_have_is_named(
     monkeypatch.chdir(name)
     with user_error(f"/mlflow.db: {why}: work in another folder"):
         address.tracking_uri()
+    with user_error(f"/optuna.db: {why}: work in another folder"):
+        storage_url()
 
 
 def test_a_store_behind_a_circular_link_is_named(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
