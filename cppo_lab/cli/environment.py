@@ -19,17 +19,16 @@ if TYPE_CHECKING:
 def data_prepare(options: argparse.Namespace) -> int:
     """Write training and validation sets."""
     from cppo_lab.data.prepare import prepare, summary
-    from cppo_lab.spec.run import TRAIN
     from cppo_lab.sweep.overrides import shell_form
 
     validation: dict[str, Path] = {}
     for text in options.validation:
         name, equals, path = text.partition("=")
-        is_new = NAME.fullmatch(name) and name not in (TRAIN, schema.MEAN, *validation)
+        is_new = NAME.fullmatch(name) and name not in ("train", schema.MEAN, *validation)
         if not equals or not is_new or "." in name or not name[0].isalpha() or not Path(path).is_file():
             raise UserError(
                 f"--validation {text!r}: give NAME=FILE, an existing file, and each name once; a name begins with a "
-                f"letter, has no dot, and is neither {TRAIN!r} nor {schema.MEAN!r}"
+                f"letter, has no dot, and is neither 'train' nor {schema.MEAN!r}"
             )
         validation[name] = Path(path)
     records = prepare(options.source, options.out, say, validation, options.skip)
