@@ -94,7 +94,7 @@ def test_a_run_in_a_container_goes_on_after_whatever_slurm_does_to_it(
 ) -> None:
     go_on = ("warned", "preempted")
     expected = unbroken(tmp_path_factory.mktemp("local"), go_on)
-    ids = {fate: run_id(sweep_of(fate)) for fate in (*go_on, "cancelled")}
+    ids = {fate: run_id(sweep_of(fate)) for fate in (*go_on, "terminated")}
     inside = [*overrides(runtime, site / "the image.sqsh"), f"launcher.python='python -m {holding.__name__}'"]
     for fate in ids:
         assert main(["launch", *sweep_of(fate), SLURM, *FATES[fate], *inside]) == 0
@@ -106,8 +106,8 @@ def test_a_run_in_a_container_goes_on_after_whatever_slurm_does_to_it(
         assert found[fate].state == "done", found[fate]
         assert len(attempts()[ids[fate]]) == 1
         assert recorded[ids[fate]] == expected[ids[fate]]
-    assert found["cancelled"].state == "partial"  # as it was not preempted, the batch script lets it end
-    assert found["cancelled"].reason.startswith("interrupted: terminated by SIGTERM at step")
+    assert found["terminated"].state == "partial"  # as it was not preempted, the batch script lets it end
+    assert found["terminated"].reason.startswith("interrupted: terminated by SIGTERM at step")
 
 
 def test_the_doctor_asks_a_node(

@@ -72,7 +72,7 @@ FATES = {  # and where each run gets to meet it
     "its node failed": ["+launcher.sbatch.nodelist=n2"],
     "preempted": ["+launcher.sbatch.nodelist=n3", "resources.partition=low_grace", "resources.cpus=2"],
     "used up": ["+launcher.sbatch.nodelist=n4", "launcher.requeues=0"],
-    "cancelled": ["+launcher.sbatch.nodelist=n4"],
+    "terminated": ["+launcher.sbatch.nodelist=n4"],
 }
 
 
@@ -134,8 +134,8 @@ def strike(slurm: Cluster, fate: str, job: str) -> None:
         slurm.fail_node("n2")
     elif fate == "preempted":
         slurm.call("sbatch", "-p", "high", "-w", "n3", "-c", "2", "-o", "/dev/null", "--wrap", "true")
-    elif fate == "cancelled":
-        slurm.call("scancel", job)
+    elif fate == "terminated":
+        slurm.call("scancel", "--signal=TERM", job)  # not as it is preempted: it does not go on
 
 
 def meet_fates(slurm: Cluster, ids: dict[str, str]) -> dict[str, QueuedJob]:
@@ -166,13 +166,13 @@ def test_a_run_that_does_not_go_on_says_why(aftermath: Aftermath) -> None:
     """One that fails: test_waiting."""
     for fate, words in (
         ("used up", "SIGUSR2 (time limit or preemption) at step"),
-        ("cancelled", "SIGTERM at step"),
+        ("terminated", "SIGTERM at step"),
     ):
         state, why = aftermath.states[fate], f"interrupted: terminated by {words}"
         assert (state.state, state.reason[: len(why)]) == ("partial", why)
     reason = "requeued 0 times, the most allowed (launcher.requeues=0)"
     assert reason in aftermath.states["used up"].reason
-    assert aftermath.states["cancelled"].step == holding.STEP
+    assert aftermath.states["terminated"].step == holding.STEP
 
 
 def test_jobs_that_end_before_training_are_named_at_the_next_launch(
