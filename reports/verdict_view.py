@@ -465,10 +465,9 @@ def _answer(difference: Difference, smallest: float, decided: bool | None) -> tu
         within = f"{100 * smallest:g} point" + ("s" if smallest != SMALLEST else "")
         return word, f"{first} and {second} are within {within}{where}: {numbers}, {runs}."
     if word is Word.OPEN:
-        alone = (
-            word_of(estimate, smallest) is not Word.OPEN
-        )  # its interval, which is not adjusted, excludes 0
-        show = "show after Holm's adjustment for all comparisons" if alone else "show"
+        # Its interval, which is not adjusted, may exclude 0.
+        adjusted = word_of(estimate, smallest) is not Word.OPEN
+        show = "show after Holm's adjustment for all comparisons" if adjusted else "show"
         return word, f"No difference between {first} and {second}{where} that {runs} can {show}: {numbers}."
     verb = "learns faster" if difference.score is Score.AREA else "scores higher"
     return Word.BETTER, f"{first} {verb} than {second}{where}: {numbers}, {runs}."

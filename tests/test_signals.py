@@ -13,7 +13,7 @@ from tests.conftest import python
 from tests.launch.slurm.jobs import notes
 from tests.waiting import CEILING_SECONDS, until
 
-TOLD = """
+HANG_UP = """
 import os, signal
 from cppo_lab.errors import interrupt_on_termination
 interrupt_on_termination()
@@ -28,7 +28,7 @@ except KeyboardInterrupt:
 
 @pytest.mark.parametrize(("before", "says"), [(signal.SIG_DFL, "ends in order"), (signal.SIG_IGN, "goes on")])
 def test_a_terminal_that_closes(before: signal.Handlers, says: str) -> None:
-    done = python("-c", TOLD, preexec_fn=lambda: signal.signal(signal.SIGHUP, before))
+    done = python("-c", HANG_UP, preexec_fn=lambda: signal.signal(signal.SIGHUP, before))
     assert done.stdout.strip() == says
 
 

@@ -318,13 +318,14 @@ def retry(options: argparse.Namespace) -> int:
         if options.json:
             answer_launch(plan, Launched(states), options)
         else:
-            left = any(state.state not in schema.FINISHED for state in states.values())
-            how = f"; `cppo launch {typed(options)}` trains those that are not done" * left
+            unfinished = any(state.state not in schema.FINISHED for state in states.values())
+            how = f"; `cppo launch {typed(options)}` trains those that are not done" * unfinished
             print(f"no run of {plan.name} has failed{how}")
         return Exit.DONE
     runs = tuple(run for run in plan.runs if run.run_id in chosen)
-    options.partial = any(states[i].state not in schema.FINISHED for i in states.keys() - chosen)
-    return train(replace(plan, runs=runs), uri, options, chosen, chosen if options.finished else ())
+    unfinished = any(states[i].state not in schema.FINISHED for i in states.keys() - chosen)
+    finished = chosen if options.finished else ()
+    return train(replace(plan, runs=runs), uri, options, chosen, finished, others_unfinished=unfinished)
 
 
 def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":

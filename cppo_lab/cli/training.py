@@ -335,9 +335,10 @@ def train(
     retry: "Collection[str]" = (),
     finished: "Collection[str]" = (),
     quiet: bool = False,
+    others_unfinished: bool = False,
 ) -> int:
     """Train the runs of a plan, failed and finished ones only if `retry` or `finished` names them, and say what came
-    of it; if `quiet`, only of what is not done.
+    of it; if `quiet`, only of what is not done. `others_unfinished`: the sweep has unfinished runs beside the plan's.
     """
     from cppo_lab.errors import interrupt_on_termination
     from cppo_lab.runs.folder import read_status
@@ -385,7 +386,7 @@ def train(
         print()
         if scores:
             gaps = any(state.state not in schema.FINISHED for state in done.states.values())
-            partial = " --partial" if gaps or options.partial else ""
+            partial = " --partial" if gaps or others_unfinished else ""
             print(f"Report:\n  cppo report {typed(options)}{partial}")
         with contextlib.suppress(StoreAway, *STORE_FAULTS):
             print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(plan.core))}")
@@ -547,7 +548,6 @@ def diff_arguments(command: CommandParser) -> None:
 
 
 def launch_arguments(command: CommandParser) -> None:
-    command.set_defaults(partial=False)  # with `cppo retry`, whether other runs are not done
     add_sweep(command)
     command.add_flag("--dry-run", help="only list what would be trained; write nothing")
     command.add_flag(

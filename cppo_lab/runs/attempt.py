@@ -338,10 +338,8 @@ def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorde
         set_aside(folder, attempt.replaces[0])
     clear_status(folder)
     before = record.begin.tags if record and continues else {}
-    kept = {
-        key: before[key] for key in before if key.startswith((schema.TAG_SWEEP_PREFIX, schema.TAG_PARENT))
-    }
-    tags = kept | _tags(attempt)
+    membership = (schema.TAG_SWEEP_PREFIX, schema.TAG_PARENT)
+    tags = {key: before[key] for key in before if key.startswith(membership)} | _tags(attempt)
     try:
         return Recorder(
             spec,

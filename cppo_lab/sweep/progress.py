@@ -177,14 +177,16 @@ class Progress:
         done = 0
         for attempt in job.attempts:
             # The status is read after the lock: an attempt that ended meanwhile has recorded it.
-            held, status = is_locked(attempt.folder), read_status(attempt.folder)
-            if job.batch and not held and status.get("status") == schema.DONE:
+            locked, status = is_locked(attempt.folder), read_status(attempt.folder)
+            if job.batch and not locked and status.get("status") == schema.DONE:
                 done += 1
                 continue
             self.ended += 1
-            if not held and self._holds(attempt.withheld_because()):
+            if not locked and self._holds(attempt.withheld_because()):
                 continue
-            self.say(f"{self.name(attempt)}: {_end_text(attempt, held, status)}  [{self.ended}/{self.todo}]")
+            self.say(
+                f"{self.name(attempt)}: {_end_text(attempt, locked, status)}  [{self.ended}/{self.todo}]"
+            )
         if job.batch:
             self.ended += done
             self.say(f"{name}: {done} done  [{self.ended}/{self.todo}]")
@@ -375,10 +377,10 @@ class Progress:
             print(f"{_CLEAR}{shown}", end="", file=sys.stderr, flush=True)
 
 
-def _end_text(attempt: Attempt, held: bool, status: Mapping[str, object]) -> str:
+def _end_text(attempt: Attempt, locked: bool, status: Mapping[str, object]) -> str:
     """How an attempt ended, by the status of its run."""
     state, reason = status.get("status"), status.get("reason")
-    if held:
+    if locked:
         return "another launcher is training it"
     if state == schema.DONE:
         return f"done{_scores(status)}"

@@ -81,7 +81,7 @@ def absolute_uri(uri: str) -> str:
     if (path := sqlite_file(uri)) is not None:
         _, question, query = uri.partition("?")
         if sign := re.search("[?\ud800-\udfff]|%[0-9A-Fa-f]{2}", str(path.resolve())):
-            ends = "end it" if sign[0] == "?" else "be read as another sign"  # by SQLAlchemy 2.1
+            ends = "end it" if sign[0] == "?" else "be read as another character"  # by SQLAlchemy 2.1
             why = (
                 f"the `{sign[0]}` in its path would {ends}"
                 if sign[0].isprintable()

@@ -52,9 +52,7 @@ from cppo_lab.tracking.history import (
 PAGE = 1000  # runs per request
 SERVER_PAGE = 200  # to a server, which takes seconds for a page
 FEW = 10  # runs that take a request each
-REQUESTS = (
-    8  # at once, to a server: two for each worker that `mlflow server` starts, so that none waits for us
-)
+REQUESTS = 8  # at once, to a server: two for each worker that `mlflow server` starts; none then waits for us
 # Histories come through the tracking server alone: other places need other clients and raise other errors.
 _SERVED = ("mlflow-artifacts:", "http:", "https:")
 SILENCE_SECONDS = 10.0  # without an answer, after which a server or a database counts as away

@@ -147,7 +147,7 @@ LINES = {
     "tune tune_cppo --storage mysql://u:secret@h/d":
         f"storage 'mysql://u:***@h/d' is not supported: {FILE_OR_SERVER}",
     "tune tune_cppo --storage sqlite:///a%20b.db":
-        "/a%20b.db: the `%20` in its path would be read as another sign: work in another folder, or name another file",
+        "/a%20b.db: the `%20` in its path would be read as another character: work in another folder, or name another",
     "tune tune_cppo --storage sqlite:///gone/x.db": "/gone does not exist: make it, or name another place",
     "compare '' ''": f". is not a report, it has no report.json: {AGAIN}",
     "plan quickstart variant=grpo seed=0 tracking.uri=./runs.db": f"tracking URI './runs.db' {FORMS}",

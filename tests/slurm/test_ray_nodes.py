@@ -198,9 +198,9 @@ def test_verl_trains_one_run_on_two_machines(machines: Cluster, tmp_path: Path) 
     assert "Slurm has them" in launched.stdout, launched.stderr  # queued or already running
     until("it ends", lambda: not machines.call("squeue", "-h"))
     run = next((tmp_path / "runs").glob("*/status.json")).parent
-    told = json.loads((run / "status.json").read_text())
+    status = json.loads((run / "status.json").read_text())
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "slurm").glob("*/*_0_log.out"))
-    assert (told["status"], told["step"]) == ("done", 1), log[-5000:]
+    assert (status["status"], status["step"]) == ("done", 1), log[-5000:]
     assert "ip=127.0.0.3" in log  # a rank worked on the second machine
     # Both tasks: the other machine left in order.
     assert Submitted(machines, tmp_path / "runs", run.name).state() == "COMPLETED"

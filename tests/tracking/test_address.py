@@ -56,7 +56,7 @@ def test_artifacts_of_a_moved_store(tmp_path: Path, folders: str, noted: str, pl
     "name, why",
     [
         ("why?", "the `[?]` in its path would end it"),
-        ("50%25", "the `%25` in its path would be read as another sign"),
+        ("50%25", "the `%25` in its path would be read as another character"),
         ("d\udce9", "its path is not UTF-8"),
     ],
 )
