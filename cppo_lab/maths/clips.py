@@ -1,11 +1,6 @@
-"""Rules that clip or bend the ratio: PPO, GRPO, Dr. GRPO, ESTR, PSPO, SAPO, CISPO, MinPRO, DRPO, CFPO. Shapes: [B, T].
+"""Rules that clip or bend the ratio: PPO, GRPO, Dr. GRPO, ESTR, PSPO, SAPO, CISPO, MinPRO, DRPO and CFPO.
 
-Ratio-clipping rules: rho_t = pi(y_t) / mu(y_t), mu the rollout engine's own probabilities.
-
-A divergence is not needed; if passed, it only enters the statistics.
-
-Source: PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300, with the Clip-Higher of DAPO, arXiv 2503.14476; Dr. GRPO, arXiv
-2503.20783.
+Shapes: [B, T].
 """
 
 import math
@@ -24,6 +19,13 @@ from cppo_lab.maths.tokens import (
     rule_output,
     weight_of,
 )
+
+# Ratio-clipping rules: rho_t = pi(y_t) / mu(y_t), mu the rollout engine's own probabilities.
+#
+# A divergence is not needed; if passed, it only enters the statistics.
+#
+# Source: PPO, arXiv 1707.06347; GRPO, arXiv 2402.03300, with the Clip-Higher of DAPO, arXiv 2503.14476; Dr. GRPO, arXiv
+# 2503.20783.
 
 
 def grpo(

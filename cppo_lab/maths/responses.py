@@ -1,17 +1,4 @@
-"""Rules that decide or weigh by the whole response: TRM, GSPO, GMPO, Seq-TIS and others. Shapes: [B, T].
-
-Trust-region masking of whole responses (TRM):
-
-    trm_max:      response kept iff max_t D_t <= delta_max
-    trm_avg:      response kept iff mean_t D_t <= delta_avg
-    trm_max_avg:  both
-
-D is a KL divergence or its sample estimate (`divergence.k2`, `k3`). Objective M rho A, or its truncated form
-(`ratio_cap`, `log_ratio_clamp`: see `masks`); a rejected response has objective 0 and stays in the denominators
-of `aggregate`. A tie keeps the response.
-
-Source: TRM, arXiv 2512.23075.
-"""
+"""Rules that decide or weigh by the whole response: TRM, GSPO, GMPO, Seq-TIS and others. Shapes: [B, T]."""
 
 import math
 
@@ -32,6 +19,18 @@ from cppo_lab.maths.tokens import (
     rule_output,
     weight_of,
 )
+
+# Trust-region masking of whole responses (TRM):
+#
+#     trm_max:      response kept iff max_t D_t <= delta_max
+#     trm_avg:      response kept iff mean_t D_t <= delta_avg
+#     trm_max_avg:  both
+#
+# D is a KL divergence or its sample estimate (`divergence.k2`, `k3`). Objective M rho A, or its truncated form
+# (`ratio_cap`, `log_ratio_clamp`: see `masks`); a rejected response has objective 0 and stays in the denominators
+# of `aggregate`. A tie keeps the response.
+#
+# Source: TRM, arXiv 2512.23075.
 
 
 def trm(

@@ -1,10 +1,4 @@
-"""Ray for a run: on this machine alone, or on the machines of an allocation.
-
-Folders for Ray's sessions and tokens: private, with short paths, and removed by their owner or the next run.
-
-Ray makes its folder accessible to everybody (mode 777), so it is put inside a folder of mode 700. Slurm may kill all
-processes of a job at once; the released lock of the folder then shows that its owner is gone.
-"""
+"""Ray for a run: its private folder, Ray on this machine alone, and Ray on the machines of an allocation."""
 
 import fcntl
 import json
@@ -30,6 +24,11 @@ from cppo_lab.cores.verl.ray_supervisor import ray_process
 from cppo_lab.errors import Interrupted, UserError
 from cppo_lab.files import remove_unlocked, replace_file
 from cppo_lab.spec import LayoutSpec
+
+# Folders for Ray's sessions and tokens: private, with short paths, and removed by their owner or the next run.
+#
+# Ray makes its folder accessible to everybody (mode 777), so it is put inside a folder of mode 700. Slurm may kill all
+# processes of a job at once; the released lock of the folder then shows that its owner is gone.
 
 PLACE, PREFIX = Path("/tmp"), "cppo-ray-"  # short: Ray's sockets have at most 107 bytes for their path
 

@@ -1,6 +1,5 @@
-"""The configuration of verl's trainer for a run: settings, and checks before anything starts.
-
-The values that a run sets in verl's tree: everything that determines its numbers, and its parallelism.
+"""The configuration of verl's trainer for a run: the values that the run sets, and verl's tree with them, checked
+before anything starts.
 """
 
 import copy
@@ -25,6 +24,8 @@ from cppo_lab.errors import UserError, unknown
 from cppo_lab.spec import AnswersSpec, LayoutSpec, MathData, PathsSpec, TaskData, VerlRun
 from cppo_lab.spec.job import KEPT_CHECKPOINTS, estimate
 from cppo_lab.spec.parse import parse_run
+
+# The values that a run sets in verl's tree: everything that determines its numbers, and its parallelism.
 
 EPOCHS = 1_000_000  # only the number of steps ends a run
 

@@ -1,6 +1,5 @@
-"""The files of a verl run: its datasets, and models that are made.
-
-The datasets of a verl run, from the manifest of the prepared data. Imports no trainer.
+"""The files of a verl run: its datasets, as the manifest of the prepared data has them, and where it reads data and
+model. Imports no trainer.
 """
 
 import hashlib

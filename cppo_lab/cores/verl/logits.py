@@ -1,15 +1,4 @@
-"""Log-probabilities, entropy and divergences from verl's logits, sharded or not.
-
-Log-probabilities and entropy from logits whose vocabulary is sharded over the ranks of a process group.
-
-Rank r of p holds the logits of ids r V/p ... (r + 1) V/p - 1, as in Megatron's output layer. With m the largest
-logit and s = sum_v exp(x_v - m) over all ranks:
-
-    log pi(v) = x_v - m - log s,      H(pi) = log s - sum_v exp(x_v - m) (x_v - m) / s
-
-Two collectives whatever the number of rows: the maximum, and the sum of s, of the entropy's numerator and of the
-wanted logits, each of which exactly one rank holds.
-"""
+"""Log-probabilities, entropy and divergences from verl's logits, sharded or not."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,6 +11,16 @@ from verl.utils.ulysses import get_ulysses_sequence_parallel_world_size, slice_i
 
 from cppo_lab.errors import UserError, say
 from cppo_lab.maths.divergence import drift, logp_and_divergence, topk_from_logp
+
+# Log-probabilities and entropy from logits whose vocabulary is sharded over the ranks of a process group.
+#
+# Rank r of p holds the logits of ids r V/p ... (r + 1) V/p - 1, as in Megatron's output layer. With m the largest
+# logit and s = sum_v exp(x_v - m) over all ranks:
+#
+#     log pi(v) = x_v - m - log s,      H(pi) = log s - sum_v exp(x_v - m) (x_v - m) / s
+#
+# Two collectives whatever the number of rows: the maximum, and the sum of s, of the entropy's numerator and of the
+# wanted logits, each of which exactly one rank holds.
 
 _ELEMENTS = 2**24  # of a chunk's float32 copy
 
@@ -72,7 +71,6 @@ def logp_and_entropy(logits: Tensor, ids: Tensor, group: dist.ProcessGroup) -> t
 # process groups; Megatron itself was not run.
 #
 # N = packed rows of this rank, K = tokens kept of mu, V = vocabulary.
-
 
 # Keys of the model's output. Not "entropy", which verl's loss would use for its entropy bonus.
 LOGP, DIVERGENCE, ENTROPY = "log_probs", "divergence", "policy_entropy"

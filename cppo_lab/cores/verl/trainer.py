@@ -1,11 +1,5 @@
-"""verl's trainer with our advantages, minibatches, metrics and answers.
-
-Assigns responses to minibatches and ranks: whole groups, in the order of the data.
-
-verl sorts a batch by length, cuts it anywhere, and cannot drop a group. Here, as in the embedded core, minibatch m
-holds the groups of its prompts; a group without reward variance is dropped and not replaced, so that its minibatch
-is smaller; an empty minibatch makes no update. verl requires minibatches of equal size, so they are filled up with
-padding rows (`None`).
+"""verl's trainer with our advantages, minibatches, metrics and answers: where each response is trained, `LabTrainer`
+for synchronous runs, and `AsyncLabTrainer`.
 """
 
 import asyncio
@@ -55,6 +49,13 @@ from cppo_lab.files import replace_file
 from cppo_lab.maths.rules import group_advantages
 from cppo_lab.rules import PERMUTATION, rule_of
 from cppo_lab.schema import Outcome
+
+# Where each response is trained: whole groups, in the order of the data.
+#
+# verl sorts a batch by length, cuts it anywhere, and cannot drop a group. Here, as in the embedded core, minibatch m
+# holds the groups of its prompts; a group without reward variance is dropped and not replaced, so that its minibatch
+# is smaller; an empty minibatch makes no update. verl requires minibatches of equal size, so they are filled up with
+# padding rows (`None`).
 
 Arrangement = list[list[list[int | None]]]  # [minibatch][rank][row]: index of a response, or None for padding
 
@@ -127,7 +128,6 @@ def padding_rows(
 # verl's synchronous trainer for the paper's runs, with dropped groups, whole minibatches, our metrics and stopping.
 #
 # Everything else is verl's. The overridden methods are listed in `check_api`.
-
 
 TRACES = "verl_traces.pt"
 # verl checks for a complete batch every 2 s, which reads every key of the queue. Here it takes a share of the time that

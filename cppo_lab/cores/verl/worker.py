@@ -1,11 +1,4 @@
-"""The worker that trains: verl's, with our loss, and with mu's Top-K fetched once.
-
-Fetches mu's Top-K once for all ranks that train the same rows, instead of once per rank.
-
-verl sends a part of the batch to every data-parallel rank. With sequence, context, tensor or pipeline parallelism such
-a rank is a group of processes, each of which fetches all columns of the part from TransferQueue. The Top-K is by far
-the largest of them: 2 K numbers per token. Here the first process of a group fetches it and sends it to the others.
-"""
+"""The worker that trains: verl's, with our loss, per-token traces, earlier policies, and mu's Top-K fetched once."""
 
 import time
 from collections.abc import Callable
@@ -33,6 +26,13 @@ from cppo_lab.cores.verl.loss import summarise_mismatch, trust_region_loss
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP, socket_of_this_run
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RuleSpec
+
+# mu's Top-K is fetched once for all ranks that train the same rows, instead of once per rank.
+#
+# verl sends a part of the batch to every data-parallel rank. With sequence, context, tensor or pipeline parallelism
+# such a rank is a group of processes, each of which fetches all columns of the part from TransferQueue. The Top-K is by
+# far the largest of them: 2 K numbers per token. Here the first process of a group fetches it and sends it to the
+# others.
 
 _COLUMNS = (TOPK_IDS, TOPK_LOGP)
 _BYTES = 2**28  # of a message
@@ -100,7 +100,6 @@ def share_topk(data: TensorDict, group: dist.ProcessGroup | None) -> None:
 
 
 # verl's training worker with our loss, and with per-token traces of the watched steps.
-
 
 WATCHED_STEP = "watched_step"  # in a batch: the training step whose tokens are traced; 0: none
 

@@ -1,7 +1,4 @@
-"""Rollouts on CPUs: a decoding step, batched decoding, the server, and the replica that starts it.
-
-A decoding step on logits: log mu, mu's Top-K, and a draw by inversion of the cumulative distribution.
-"""
+"""Rollouts on CPUs: a decoding step, batched decoding, the server, and the replica that starts it."""
 
 import asyncio
 import os
@@ -31,6 +28,8 @@ from cppo_lab.cores.verl.rollout import (
     TOPK_REQUEST,
 )
 from cppo_lab.errors import UserError
+
+# A decoding step on logits: log mu, mu's Top-K, and a draw by inversion of the cumulative distribution.
 
 _NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
