@@ -92,7 +92,6 @@ NO_AXES = Axes()
 
 # The tidy frames of a sweep, as `reader` returns them.
 
-
 RUN_COLUMNS = (
     "mlflow_id",
     "run_id",
@@ -142,7 +141,6 @@ class SweepData:
 
 
 # Many metric points in a compact tidy frame: 15 bytes per point for 1,000 runs.
-
 
 METRIC_COLUMNS = ("mlflow_id", "metric", "step", "value")
 

@@ -157,7 +157,6 @@ def parse_diagnostics(kind: type[Diagnostics], content: str | bytes, what: str) 
 
 # The gaps over several seeds, and the threshold that position weights induce.
 
-
 _BINS = 60  # points per line at most
 _FEWEST = 20  # tokens per point at least; with fewer, a point would show the few longest responses, not the position
 

@@ -171,7 +171,6 @@ class Plugin:
 
 # How to install what is missing, from where this package was installed: no package index has it under its name.
 
-
 DISTRIBUTION = "cppo-lab"
 _NAME = re.compile(r"[A-Za-z0-9._-]+")
 _EXTRA = re.compile(r"""extra\s*==\s*['"]([^'"]+)['"]""")
@@ -263,7 +262,6 @@ def _requirements() -> list[tuple[str, str]]:
 
 # What a machine has of what a run needs.
 
-
 OK, WARNING, MISSING, UNNEEDED = "ok", "warning", "missing", "not needed"
 
 
@@ -332,7 +330,6 @@ class Requirement:
 
 
 # Where downloaded models are. Imports nothing of the hub's library, so that a launcher can ask.
-
 
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
 

@@ -44,7 +44,6 @@ def position_weight(t: int, length: int, w_min: float) -> float:
 #
 # Okabe and Ito's colours (2008) without the yellow, which is too light for a line on white.
 
-
 BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
 LONG, SHORT, DOTS, DASH_DOT = (6.0, 2.0), (3.0, 1.5), (1.0, 1.5), (6.0, 1.5, 1.0, 1.5)
@@ -260,7 +259,6 @@ _GIVEN = {
 
 
 # The records of the built-in rules, and of named settings of these rules.
-
 
 CPPO_PAPER, TRM_PAPER = "2606.10968", "2512.23075"
 _MASKS, _CLIPS, _RESPONSES = "cppo_lab.maths.masks", "cppo_lab.maths.clips", "cppo_lab.maths.responses"
@@ -604,7 +602,6 @@ SETTINGS = (
 
 
 # Looking up a rule by its name.
-
 
 GROUP = "cppo_lab.rules"  # of entry points
 VARIABLE = "CPPO_RULES"  # comma-separated import paths

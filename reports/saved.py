@@ -148,7 +148,6 @@ def read_record(folder: Path) -> SavedReport:
 
 # The differences between two reports, from their records, and as lines for a terminal.
 
-
 K = TypeVar("K")
 V = TypeVar("V")
 _POINT = 100.0  # percentage points in a fraction

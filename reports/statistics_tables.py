@@ -224,7 +224,6 @@ def _share(share: Interval | None) -> str:
 
 # By problem: methods, differences from the baseline, and the problems that separate two methods.
 
-
 _VOTED = "maj@k: the share of problems whose most frequent extracted answer is right, with ties counted fractionally."
 _REPEATED = (
     "Validations repeat their sampling seeds. Correlation of answers with the same draw between neighbouring "

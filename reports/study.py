@@ -282,7 +282,6 @@ def _run_count(report: StudyReport) -> int:
 
 # Tables 2 and 3: how the rules differ, and the configuration of each model.
 
-
 _RULE_HEADINGS = ("Bounds", "Decides per", "Position", "Prefix", "Beyond it", "In this study")
 _YES, _NO = "yes", "no"
 

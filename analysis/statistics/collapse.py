@@ -148,7 +148,6 @@ def _sums(scores: Sequence[float], size: int) -> dict[float, float] | None:
 # dedicated intervals. Student's t, which uses the observed scores alone, has far too low a coverage for the mean of
 # such scores (docs/statistics.md).
 
-
 CollapseCount = tuple[int, int]  # collapsed, runs
 _FARTHEST = 10.0  # standard errors beyond which a p-value is 0
 

@@ -171,7 +171,6 @@ def look_level(seeds: int) -> float:
 # are kept. If tasks have different numbers of runs, `iqm` gives every run the same weight, the other aggregates every
 # task.
 
-
 FloatArray: TypeAlias = NDArray[np.float64]
 Statistic: TypeAlias = Callable[[Sequence[FloatArray]], FloatArray]
 _TRIMMED = 0.25  # share cut off at each end for the interquartile mean
@@ -272,7 +271,6 @@ def holm(p_values: Sequence[float]) -> tuple[float, ...]:
 # and the interval uses Student's t with Satterthwaite's degrees of freedom. For the mean this is the Student or Welch
 # interval; `docs/statistics.md` has the coverage for the other statistics.
 
-
 RESAMPLES = 2000
 
 
@@ -304,7 +302,6 @@ def jackknife_error(without: FloatArray) -> float:
 
 
 # The band around a mean curve: the pointwise uncertainty of the mean over runs.
-
 
 INTERVAL = "interval"  # the 95 % interval of the mean (Student's t)
 RANGE = "range"  # from the lower to the higher of two runs

@@ -149,7 +149,6 @@ def _sum_of(parts: Sequence[Difference]) -> Difference:
 
 # Whether a lead grows with the response length: its slope over the models of a sweep.
 
-
 FEWEST_MODELS = 3  # models: two always lie on a line
 TOO_FEW = "two models do not show how much leads scatter around a line"
 _ALIKE = 1e-6  # lengths closer than this share of a doubling are equal
@@ -209,7 +208,6 @@ def _wider(seeds: Estimate, models: Estimate) -> SlopeEstimate:
 
 
 # The effects of a factorial sweep: contrasts of each seed's runs, with the interval of their mean over seeds.
-
 
 Cells = Mapping[tuple[Value, ...], Mapping[int | None, float]]  # values on the axes -> seed -> score
 Change = tuple[int, Value, Value]  # an axis by its place, the value before and the value after

@@ -172,7 +172,6 @@ def _share_power(theirs: Sequence[CollapseCount], lead: float, n: int) -> float:
 # judged as in `verdicts`: differences paired by seed or by Welch, every comparison of the claim at ONE_SIDED_LEVEL.
 # Only claims about scores have a planned power: collapses and other quantities cannot be assumed before training.
 
-
 Scores = Mapping[str, Mapping[str, float]]  # model -> variant -> true score, a fraction
 
 

@@ -325,7 +325,6 @@ def _degrees(quantile: float, *ends: float) -> float:
 # concerns the level of a score: more steps and more seeds remove only the share 1 - phi of the sampling error, and the
 # variance over seeds does not contain the rest.
 
-
 Graded = NDArray[np.bool_]
 Evaluations = Sequence[
     tuple[float, float]
@@ -405,7 +404,6 @@ def _together(evaluations: Evaluations) -> float:
 #
 # A model is left out if any of its finished runs recorded no outcomes, or if two runs were validated on different
 # problems or with different numbers of answers, since they could not be paired.
-
 
 THRESHOLDS = (0.25, 0.5, 0.75, 1.0)  # of the performance profile
 

@@ -271,7 +271,6 @@ def _noise(runs: Sequence[RunValues], score: Score) -> float | None:
 
 # All statistics of a scored sweep, for tables and pages.
 
-
 _SEED = 20260610  # of the bootstrap, so that the same runs give the same intervals
 
 

@@ -82,7 +82,6 @@ def mean_length(board: Scoreboard, model: str, variant: str) -> float | None:
 # The comparisons of a claim on the runs of a sweep: an estimate for each pair of variants and model, or over the
 # models.
 
-
 _NO_RUN, _NOT_LOGGED = "one side has no finished run", "its runs did not log it"
 
 

@@ -114,7 +114,6 @@ def clip(
 #
 # Source: arXiv 2607.22186, read in two independent notes, which agree. PAPER: tau was in neither; 1 is our choice.
 
-
 ENTROPY_FLOOR = 0.01
 
 

@@ -446,7 +446,6 @@ def _cells(logp: Tensor) -> tuple[Tensor, Tensor]:
 
 # A rule's decision on each token, and the test behind it. Shapes: [B, T] in, [N] out: the valid tokens row by row.
 
-
 OTHER_TEST = "rule"  # the reason if a rule does not name its tests
 
 

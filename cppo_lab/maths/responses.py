@@ -173,7 +173,6 @@ def _own_gradient(tokens: Tokens, log_ratio: Tensor) -> Tensor:
 # TRL `trainer/grpo_trainer.py` (`get_gamma_weights`): k 2, lambda 3 where A >= 0, else k 3, lambda 2; log rho is held
 # in [-20, 20], log w to [log 1e-8, 20]. A divergence is not needed; if passed, it only enters the statistics.
 
-
 LARGEST_LOG, LEAST_LOG_W = 20.0, math.log(1e-8)  # of VESPO
 
 

@@ -58,7 +58,6 @@ def get_rule(name: str) -> Callable[..., RuleOutput]:
 #
 # Shapes: K tokens in H, C = K + 1 cells.
 
-
 FLOOR = 1e-6
 
 
@@ -168,7 +167,6 @@ def corrected(
 # If a batch is split into micro-batches, pass the whole batch's N (or B') as `denominator`; the micro-batch values then
 # sum to the value of the whole batch. Masked tokens and rejected responses stay in every denominator.
 
-
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm")
 
 
@@ -226,7 +224,6 @@ def aggregate(
 #
 # std is the sample standard deviation (n - 1). A group whose rewards are all equal carries no signal: its
 # responses get A = 0 and keep = False (`mask_std_0`); nothing is resampled.
-
 
 EPS = 1e-6
 

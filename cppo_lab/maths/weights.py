@@ -131,7 +131,6 @@ def _exclusive_sum(terms: Tensor) -> Tensor:
 # q (n - 1), as numpy's default). An empty response gets delta_b. The paper has q = 0.9, scale 1 and cap 2; the authors'
 # released configuration has a cap of 5 (docs/paper_settings.md).
 
-
 MODES = ("fixed", "adaptive")
 # The paper's values; `spec.run.PAPER` repeats them for code that does not import torch.
 QUANTILE = 0.9

@@ -324,7 +324,6 @@ def _outcome_rows(run_id: str, outcomes: Outcomes) -> pd.DataFrame:
 
 # Where the runs come from.
 
-
 WHOLE = "study"  # all sweeps with curves in the paper
 
 

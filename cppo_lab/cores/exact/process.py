@@ -227,7 +227,6 @@ def returns_by_start(process: Process, policy: Array) -> Array:
 # for stretch k of the response, mode m, previous token v, slips so far e and token y. An update for a state moves
 # every other state that shares a term with it, as in a neural network. float64 throughout.
 
-
 FREEDOM = 3  # degrees of freedom of the Student-t noise: heavy tails, and still a variance
 
 

@@ -19,7 +19,6 @@ from cppo_lab.spec import TaskData
 # modulo `modulus`. A writer draws the spelling of each number from Zipf's law, as words follow it in text: with many
 # spellings the policy spreads its mass over more tokens than a Top-K partition holds.
 
-
 OPERATORS = ("+", "-", "*")
 
 

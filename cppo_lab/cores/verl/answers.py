@@ -140,7 +140,6 @@ class Wording:
 # Everything is read from the queue while it holds the rows of a step. Only the texts of the chosen validation problems
 # and the chosen groups of a training batch are fetched, so that little data moves between machines.
 
-
 Decode = Callable[[list[int]], str]
 
 

@@ -67,7 +67,6 @@ def validation_metrics(
 # step is lost if the store is down or either process ends. The file also shows which checkpoints are complete: that of
 # step n, if row n exists, since the trainer writes the row after the checkpoint.
 
-
 Row = tuple[int, dict[str, float]]
 ROWS_FILE, OUTCOME = "verl_steps.jsonl", "verl_outcome.json"
 PREFIX = "global_step_"
@@ -174,7 +173,6 @@ def read_outcome(folder: Path) -> Outcome | None:
 
 # verl's checkpoints: the last that can be read is located, the best by validation is kept, those of dead attempts are
 # deleted.
-
 
 STEP = "step"  # in the kept checkpoint: a file with its step
 SIZES = "sizes.json"  # in each checkpoint: the bytes of its files, by name
@@ -338,7 +336,6 @@ def _saved(folder: Path) -> list[int]:
 
 # A checkpoint out of turn, so that a job that is ended loses no step.
 
-
 REQUEST = "verl_save"  # in the run's folder: the trainer is to save the step that it is in
 SLACK = 1.3  # times the seconds of a step: what the next may take
 # To end Ray, record the end and requeue the job; and more than Slurm's warnings are early.
@@ -383,7 +380,6 @@ def _newest(folder: Path) -> int | None:
 # The trainer writes them to a separate folder before it writes the row of the step, outcomes last. The process that
 # reads the rows moves them to the run's files and then removes them. So the responses of a step are recorded once,
 # whichever of the two processes is killed, and the run's files have a single writer.
-
 
 STAGED = "verl_answers"  # in the run's folder
 TAGS_FILE = "verl_tags.json"  # of the run, known once its rollout servers run

@@ -238,7 +238,6 @@ def private_token(path: Path) -> Path:
 # free ports and a new folder for Ray's files, so that jobs on the same machine do not interfere. A machine leaves when
 # the head no longer answers, for whatever reason.
 
-
 HEAD = "ray_head.json"  # in the meeting folder: the address of Ray's head
 TOKEN = "ray_token"
 HEAD_SECONDS = 120.0  # until the head answers on its machine

@@ -310,7 +310,6 @@ def _check_types(layout: LayoutSpec, config: Any) -> None:
 
 # verl's configuration for a run: our values override verl's tree. A key that verl does not have is an error.
 
-
 SECTION = "cppo_lab"  # ours in verl's tree
 
 

@@ -99,7 +99,6 @@ class TrustRegionLossConfig(PolicyLossConfig):
 # exact. `loss` and `updates` are scaled by the number of ranks beforehand, so that `updates` becomes the share of
 # minibatches with a token, and `loss` the sum over all minibatches.
 
-
 PREFIX = "rule_sums/"
 GAP = f"{PREFIX}gap/"  # + place among the numbers of MismatchSums
 

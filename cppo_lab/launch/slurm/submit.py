@@ -535,7 +535,6 @@ def _on_a_node(script: str, resources: ResourcesSpec) -> tuple[list[str], str]:
 
 # Checks what launcher=slurm needs on the submitting machine: commands, controller, partitions, a shared folder.
 
-
 PATIENCE = 15.0  # seconds for the controller to answer
 MOUNTS = Path("/proc/mounts")
 SHARED = (
