@@ -16,7 +16,7 @@ export OMP_WAIT_POLICY ?= PASSIVE
 .PHONY: quickstart study test test-all test-rest soak lint docs release-check coverage bench gpu-kit lock lock-gpu locked audit mutations chaos chaos-short slurm-dev slurm-dev-stop vllm-cpu verl-newest clean help
 
 help:
-	@echo "make quickstart  install, train three rules on two small trainers, write a report page of each (4 minutes)"
+	@echo "make quickstart  install, train three rules on two small trainers, write a report page of each (2 to 4 minutes)"
 	@echo "make study       install, train the paper's seven sweeps in miniature, write all tables and figures (about 40 minutes)"
 	@echo "make test        install the development tools and run the fast tests (6 to 10 minutes; docs/tests.md)"
 	@echo "make test-all    run all tests, with Slurm, MLflow's server, PostgreSQL, Chromium, LaTeX, verl and Ray (23 to 35 minutes)"

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from types import FrameType
 from typing import Any, TextIO
+from unicodedata import normalize
 
 _JOINTS = re.compile(r"[\s/-]+")  # between the words of a name, where ours have `_`
 _SEPARATORS = re.compile(r"[._]+")
@@ -145,7 +146,7 @@ def nearest(value: object, names: Iterable[str]) -> list[str]:
 
 def _likeness(typed: str, name: str) -> float:
     """How much a name is like the typed name, from 0 to 1."""
-    typed, name = (_JOINTS.sub("_", text) for text in (typed, name))
+    typed, name = (_JOINTS.sub("_", normalize("NFC", text)) for text in (typed, name))
     letters = _SEPARATORS.sub("", typed)
     if letters == _SEPARATORS.sub("", name):
         return 1.0

@@ -36,10 +36,11 @@ KEYS = (
         ("qwen3_1.7b", ["qwen3_1_7b"]),
         ("30b", ["qwen3_30b_a3b_base"]),
         ("exact_erly", ["exact_early"]),
+        ("u\u0308", ["\u00fc"]),
     ],
 )
 def test_keys_and_models(wrong: str, near: list[str]) -> None:
-    assert nearest(wrong, (*KEYS, *shipped()["model"])) == near
+    assert nearest(wrong, (*KEYS, *shipped()["model"], "\u00fc")) == near
 
 
 def test_a_valid_name_is_offered_before_another_that_is_as_near() -> None:

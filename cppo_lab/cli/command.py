@@ -82,7 +82,7 @@ COMMANDS = {
     ),
 }
 SCHEMA = 1  # of the answers with --json: keys may be added; none is removed, or changes its meaning
-RUN = "run id, or a prefix of it (at least 4 digits), of a launched run or of a run in a shipped sweep"
+RUN = "run id, or a prefix of it (at least 4 digits), of a launched run or of a run in a sweep that `cppo list` names"
 SOME_RUN = "run id, or a prefix of it"
 SWEEP = "name of a shipped sweep or study, or path of a sweep file"
 _OVERRIDES = (

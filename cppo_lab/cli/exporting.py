@@ -147,7 +147,7 @@ def archive(options: argparse.Namespace) -> int:
     """Write what a sweep's runs have recorded, and its report, into a file."""
     from cppo_lab.files import replacing
     from cppo_lab.runs.export import archive as write
-    from cppo_lab.runs.folder import is_locked
+    from cppo_lab.runs.folder import is_locked, read_status
     from cppo_lab.runs.machine import code_version
     from cppo_lab.runs.spool import newest_record
     from cppo_lab.runs.state import RunFolder
@@ -177,14 +177,14 @@ def archive(options: argparse.Namespace) -> int:
             beside = os.path.relpath(part, Path(path).parent)
             text = re.sub(rf"(?<![\w./-]){re.escape(part)}(?![\w./-])", beside.replace("\\", r"\\"), text)
         files[os.path.relpath(path, root)] = text
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(options.out) as file:
         write(roots, {**values, "files": files}, file)
-    answer(
-        options,
-        {"file": str(options.out), **values},
-        f"{options.out}: {len(ended)} of {counted(len(folders), 'run')}",
-    )
-    return Exit.DONE if ended.keys() == folders.keys() else Exit.NO
+    partial = sum(read_status(place).get("status") not in schema.FINISHED for place in ended.values())
+    text = f"{options.out}: {len(ended)} of {counted(len(folders), 'run')}"
+    text += f", {partial} of them without a result" if partial else ""
+    answer(options, {"file": str(options.out), **values}, text)
+    return Exit.NO if partial or ended.keys() != folders.keys() else Exit.DONE
 
 
 def evaluate(options: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from cppo_lab import schema
 from cppo_lab.cli.command import SWEEP, CommandParser, Exit, add_sweep, answer, load_any, passing, typed
 from cppo_lab.cli.training import planned
-from cppo_lab.errors import UserError, counted, say
+from cppo_lab.errors import StoreAway, StoreBroken, UserError, counted, say
 from cppo_lab.files import redacted
 from cppo_lab.tracking import address
 
@@ -78,8 +78,8 @@ def require_every(options: argparse.Namespace) -> None:
 
 
 def watch_report(options: argparse.Namespace, patient: bool = False) -> "Iterator[Path]":
-    """Report until every run is a result; gives each page. A store that does not answer once costs a line. `patient`:
-    also the first time, and reports take at most a fifth of a core from the runs.
+    """Report until every run is a result; gives each page. A store that is not there or does not answer costs a line.
+    `patient`: any other mistake, too, and reports take at most a fifth of a core from the runs.
     """
     import time
 
@@ -102,7 +102,8 @@ def watch_report(options: argparse.Namespace, patient: bool = False) -> "Iterato
             if patient:
                 wait = max(wait, 4 * (time.monotonic() - began))
         except UserError as error:
-            if page is None and not patient and not isinstance(error, NothingScored):
+            may_come = isinstance(error, NothingScored | StoreAway) and not isinstance(error, StoreBroken)
+            if page is None and not patient and not may_come:
                 raise
             passing("")
             if last_line != (last_line := f"cppo: {error}"):

@@ -2,7 +2,7 @@
 
 Each line has a verdict and, if something is missing, the remedy. Nothing is written or downloaded, and a missing
 package is a finding, not an error. What a core or a launcher needs is checked by its list (core_records.py, its
-`CoreChecks`; cores/verl/checks.py, launch/slurm/submit.py). docs/verl.md shows an example.
+`CoreChecks`; cores/verl/checks.py, launch/slurm/submit.py).
 """
 
 import os

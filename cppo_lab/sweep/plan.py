@@ -1,5 +1,6 @@
 """The plan of a sweep or study: every run once, with its id and names; and a run by a prefix of its id."""
 
+import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,7 @@ from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, enume
 from cppo_lab.sweep.file import ANY_CORE, Study, Sweep, SweepFaults, load_sweep, shipped_sweeps
 from cppo_lab.sweep.grid import condition_faults, core_of, key_faults, refuse, with_core
 from cppo_lab.sweep.overrides import parse_override
+from cppo_lab.sweep.source import sweep_files
 
 if TYPE_CHECKING:
     from cppo_lab.answers.records import AnswerFiles
@@ -260,14 +262,14 @@ def is_run_id(text: str) -> bool:
 
 def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> FoundRun:
     """The run whose id begins with `beginning`: among those with a folder and those of `sweeps`, or else among those
-    of the shipped sweeps.
+    of the sweep files here, or else of the shipped sweeps.
 
     Raises UserError if no run or more than a single run has such an id.
     """
     require_beginning(beginning)
     declared = _in_folders(beginning, runs) | _of_sweeps(beginning, sweeps)
-    if not declared:
-        declared = _of_sweeps(beginning, [name for name in _search_order() if name not in sweeps])
+    for names in (_sweeps_here, _search_order):
+        declared = declared or _of_sweeps(beginning, [name for name in names() if name not in sweeps])
     if declared:
         return declared[only_id(beginning, declared)]
     raise UserError(
@@ -386,6 +388,16 @@ def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
     if fault is not None and not runs:
         raise fault
     return tuple(runs)
+
+
+def _sweeps_here() -> list[str]:
+    """The files that `cppo list` names whose runs can be planned: other mistakes are not asked about."""
+    names = []
+    for name in sweep_files().keys() - {*shipped_sweeps()}:
+        with contextlib.suppress(UserError):
+            _declared(name)
+            names.append(name)
+    return sorted(names)
 
 
 def _search_order() -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 from cppo_lab.core_records import BEST_MODEL
 from cppo_lab.launch import queues
 from cppo_lab.launch.slurm.queue import Ledger
-from cppo_lab.runs.folder import read_status, set_aside
+from cppo_lab.runs.folder import read_status, set_aside, write_status
 from cppo_lab.runs.spool import Begin
 from tests.conftest import Command
 
@@ -85,6 +85,12 @@ def test_an_archive_unpacked_elsewhere_gives_the_report_again(
     cppo("sync")
     cppo(f"report {SWEEP} --no-log")
     assert Path("reports/build/quickstart/numbers.tex").read_bytes() == numbers
+
+
+def test_an_archive_without_a_result_of_each_run_says_so(cppo: Command, runs: list[Path]) -> None:
+    write_status(runs[1], read_status(runs[1]) | {"status": "partial"})  # it was killed
+    said = cppo(f"archive {SWEEP} --out new/a.zip", code=1)
+    assert said.out == "new/a.zip: 2 of 2 runs, 1 of them without a result\n"
 
 
 def test_an_archive_has_the_files_of_its_sweep(cppo: Command, no_training: None) -> None:

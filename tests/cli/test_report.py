@@ -92,6 +92,18 @@ def test_it_is_watched_until_every_run_is_a_result(
     assert re.search(".*".join(lines), said, re.DOTALL)
 
 
+def test_a_store_that_is_not_there_yet_is_waited_for(
+    trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watch = f"{REPORT} seed=0 --no-log --watch --partial"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///later.db")
+    monkeypatch.setattr(reporting, "pause", lambda _: monkeypatch.delenv("MLFLOW_TRACKING_URI"))
+    assert re.search(r"later\.db does not exist: run .*1 of 1 runs have a result", cppo(watch).err, re.DOTALL)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///broken.db")
+    Path("broken.db").write_text("no database" * 99)
+    assert "cannot be read" in cppo(watch, code=3).err
+
+
 def test_ctrl_c_ends_the_watch_and_json_says_where_the_page_is(
     trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

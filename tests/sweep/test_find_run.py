@@ -63,9 +63,19 @@ def test_in_a_shipped_sweep_of_either_core(workspace: Path) -> None:
     assert list(workspace.iterdir()) == []
 
 
+def test_in_the_sweep_files_of_the_working_folder(workspace: Path) -> None:
+    run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run.run_id
+    for name in ("sweeps/mine.yaml", "mine.yaml"):  # the second is found first
+        Path("sweeps").mkdir(exist_ok=True)
+        Path(name).write_text(OURS)
+        Path("compose.yaml").write_text("services: {}\n")  # another program's
+        assert find(run_id[:8]).source == f"sweep {name}, core=mini"
+
+
 def test_in_sweeps_and_studies_that_are_named(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setattr(plan_module, "_sweeps_here", list)
     Path("mine.yaml").write_text(OURS)
     Path("all.yaml").write_text("title: t\nquestion: q\nsweeps: [./mine.yaml]\n")
     run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run.run_id
