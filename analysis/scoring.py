@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun, SweepData, remedy_of
-from cppo_lab.errors import UserError, counted
+from cppo_lab.errors import UserError, counted, has
 
 # PAPER: ties. TRM-Avg on Qwen3-8B-Base has the same mean at steps 150, 160 and 310, and the printed
 # components are those of step 150: the earliest step wins. Curves are given to 1e-6, hence the width of a
@@ -411,13 +411,13 @@ def score_sweep(
     gaps = [run for run in runs if not run.is_result]
     if gaps and not partial:
         raise UserError(
-            f"sweep {data.sweep!r} is incomplete, {len(gaps)} of {len(runs)} runs have no result yet: "
-            f"{'; '.join(describe_gaps(gaps))}. Run {remedy_of(data.experiment)}, or pass --partial to report "
-            "the others"
+            f"sweep {data.sweep!r} is incomplete, {len(gaps)} of {counted(len(runs), 'run')} {has(len(gaps))} no "
+            f"result yet: {'; '.join(describe_gaps(gaps))}. Run {remedy_of(data.experiment)}, or pass --partial to "
+            "report the others"
         )
     if all(run.choice.score is None for run in runs):
         raise NothingScored(
-            f"sweep {data.sweep!r} has no validation score yet: none of its {len(runs)} runs evaluated "
+            f"sweep {data.sweep!r} has no validation score yet: none of its {counted(len(runs), 'run')} evaluated "
             f"inside its window; wait for the first evaluation, or see `cppo status`"
         )
     cells = {pair: score_cell(of_cell, curves.benchmarks) for pair, of_cell in _by_cell(runs).items()}

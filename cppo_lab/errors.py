@@ -124,6 +124,11 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' * (number != 1)}"
 
 
+def has(number: int) -> str:
+    """The verb after a number of runs."""
+    return "has" if number == 1 else "have"
+
+
 def few(names: Sequence[str]) -> str:
     """The first three names, and a sign that there are more."""
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)

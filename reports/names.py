@@ -84,11 +84,6 @@ def joined(words: Iterable[str]) -> str:
     return f"{', '.join(first)} and {last}" if first else last
 
 
-def has(number: int) -> str:
-    """The verb after a number of runs."""
-    return "has" if number == 1 else "have"
-
-
 def objective_name(objective: str) -> str:
     """The display name of a search objective: `final_score` -> `final score`."""
     return objective.replace("_", " ")

@@ -13,13 +13,13 @@ from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, describe_gap
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.analysis.study import MAIN, StudyResults, read_study
-from cppo_lab.errors import counted
+from cppo_lab.errors import counted, has
 from cppo_lab.reports.answers import answers_section, kept_answers
 from cppo_lab.reports.build import About, Contents, GridRequest
 from cppo_lab.reports.figures.drawing import PALETTES, Picture
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.health import collapse_section
-from cppo_lab.reports.names import ABSENT, OURS, display_name, has
+from cppo_lab.reports.names import ABSENT, OURS, display_name
 from cppo_lab.reports.sections import (
     Scored,
     Section,

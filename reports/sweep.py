@@ -18,7 +18,7 @@ from cppo_lab.analysis.statistics.paired import Effect, effects
 from cppo_lab.analysis.statistics.values import Measure, Quantity, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import with_quantity
 from cppo_lab.analysis.study import MAIN, score_grid
-from cppo_lab.errors import counted
+from cppo_lab.errors import counted, has
 from cppo_lab.reports.answers import answers_section, kept_answers
 from cppo_lab.reports.audit import audit_section
 from cppo_lab.reports.build import About, Contents, GridRequest
@@ -26,7 +26,7 @@ from cppo_lab.reports.exact_view import exact_section, shown_ratio
 from cppo_lab.reports.figures import axes, training, validation
 from cppo_lab.reports.figures.drawing import PALETTES, Picture
 from cppo_lab.reports.health import SHOWN, collapse_section, mismatch_section
-from cppo_lab.reports.names import OURS, display_name, estimate_text, has, p_text, value_text
+from cppo_lab.reports.names import OURS, display_name, estimate_text, p_text, value_text
 from cppo_lab.reports.sections import (
     Scored,
     Section,

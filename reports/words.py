@@ -16,7 +16,7 @@ from cppo_lab.analysis.statistics.paired import Difference, with_holm
 from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import word_of
-from cppo_lab.errors import counted
+from cppo_lab.errors import counted, has
 from cppo_lab.reports.names import (
     ABSENT,
     baseline_name,
@@ -24,7 +24,6 @@ from cppo_lab.reports.names import (
     display_name,
     escape_latex,
     escape_markdown,
-    has,
     in_order,
     joined,
     origin,

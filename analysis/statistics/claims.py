@@ -12,7 +12,7 @@ from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.exact_study import without_horizon
 from cppo_lab.analysis.statistics.values import Measure, Quantity
-from cppo_lab.errors import counted
+from cppo_lab.errors import counted, has
 
 # The smallest advantage worth claiming: one point of Avg@16, the noise between successive evaluations in the paper's
 # curves (0.5 to 1.4 points). With such a bound a finite number of seeds can show "no advantage".
@@ -352,7 +352,7 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
     if not starts:
         text = f"Pre-registered {begun}; none of the runs that test it is in this report."
         return Standing(text + _versions(others), False)
-    tests = f"the {counted(len(starts), 'run')} that test it"
+    tests = f"the {counted(len(starts), 'run')} that test{'s' * (len(starts) == 1)} it"
     if early := sum(start < now.time_ms for start in starts.values()):
         text = f"Registered {begun}, when {early} of {tests} had begun. Exploratory."
         return Standing(text + _versions(others), False)
@@ -364,8 +364,7 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
     absent = frozenset() if claim.sequential else claim.tests - board.results
     if absent:
         total = counted(len(claim.tests), "run")
-        have = "has" if len(absent) == 1 else "have"
-        text += f" Of the {total} that test it, {len(absent)} {have} no result in this report: exploratory."
+        text += f" Of the {total} that test it, {len(absent)} {has(len(absent))} no result in this report: exploratory."
     if now.code not in ("", stated.code):
         text += f" Registered with version {now.code}, analysed with {stated.code}."
     return Standing(text + _versions(others), not absent)

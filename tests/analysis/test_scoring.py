@@ -50,6 +50,8 @@ def test_gaps_that_differ_in_seeds_are_named_together() -> None:
     expected = expect([DONE, *(MadeRun("cppo", seed=seed) for seed in range(1, 31))])
     with user_error(r"30 of 31 runs have no result yet: cppo on .*, seeds 1 to 30 \(missing\)\."):
         score_sweep(make_data([DONE]), expected)
+    with user_error("1 of 1 run has no result yet"):
+        score_sweep(make_data([DONE]), expected[1:2])
 
 
 @pytest.mark.parametrize("gaps", [[], [MadeRun("cppo", seed=2)]])
