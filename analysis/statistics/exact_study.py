@@ -76,7 +76,7 @@ class Condition:
 
 @dataclass(frozen=True, eq=False)
 class Curves:
-    """The runs of a condition, [seed, step] each, and movement and error by eighth of the response [seed, step, 8].
+    """The runs of a condition, [seed, logged step] each, and movement and error by eighth of the response [.., .., 8].
 
     `matched`: the movement at which steps of two rules are compared: that of the update where it goes along another
     training, else `movement`. `before`: movement before the step's first update, which comes from mismatch and
@@ -124,12 +124,12 @@ def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
         horizon = integer(board.data.params.get(next(iter(runs), ""), {}).get(schema.HORIZON, ""))
         if horizon is None or horizon < 1 or points[METRICS["error"]].empty:
             continue
-        steps = max(int(of_metric["step"].max()) for of_metric in points.values() if len(of_metric))
+        steps = np.unique(np.concatenate([of_metric["step"] for of_metric in points.values()]))
         tables = {}
         for name, of_metric in points.items():
-            tables[name] = table = np.full((len(runs), steps), np.nan)
+            tables[name] = table = np.full((len(runs), len(steps)), np.nan)
             rows = pd.Index([*runs]).get_indexer(of_metric["mlflow_id"].astype(str))
-            table[rows, of_metric["step"].to_numpy() - 1] = of_metric["value"].to_numpy()
+            table[rows, steps.searchsorted(of_metric["step"])] = of_metric["value"].to_numpy()
         condition = Condition(model, without_horizon(variant), horizon)
         curves[condition] = curves_of(tuple(runs.values()), tables)
     _CURVES_OF_BOARD[board] = curves

@@ -298,7 +298,7 @@ def _cost(cost: CostEstimate, layout: LayoutSpec) -> dict[str, Any]:
     return {
         "gpu": f"{layout.name if layout.device_tflops else 'H100'} {layout.device_memory_gb:g} GB",
         "good_to_a_factor_of": UNCERTAINTY,
-        "gpu_hours": round(time.gpu_hours),
+        "gpu_hours": round(time.gpu_hours, 2),
         "hours": round(time.hours, 1),
         "seconds_per_step": {
             "rollout": round(time.rollout),

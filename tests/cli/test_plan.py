@@ -334,6 +334,9 @@ def test_a_run_of_the_verl_core_is_shown_with_its_place_and_cost(
     assert parse(PathsSpec, document["paths"], "shown").data == "/data"
     assert document["estimate"]["memory"].startswith("fits in 80 GB")
     assert document["estimate"]["good_to_a_factor_of"] == 2
+    tiny = "training.t_stop=1 validation.every=1 rollout.max_response_length=256 layout=workstation"
+    [short] = shown(cppo, f"{LARGE.replace('8b_base', '1_7b')} {tiny}")
+    assert 0 < short["estimate"]["gpu_hours"] < 1
     assert cppo(f"show {LARGE}").out.startswith("# cppo / qwen3_8b_base / seed 0\nrun_id: ")
     [small] = shown(cppo, f"{VERL} variant=cppo seed=0")
     assert "estimate" not in small

@@ -127,9 +127,10 @@ def test_steps_behind_a_collapse_do_not_count() -> None:
 
 @pytest.mark.parametrize("horizon, horizons", [("16", [16]), ("0", []), ("9" * 5000, [])])
 def test_a_run_whose_horizon_is_no_number_of_tokens_has_no_curves(horizon: str, horizons: list[int]) -> None:
-    run = MadeRun("cppo", scores=both({1: 0.5}), logged={METRICS["error"]: {1: 0.1}})
+    run = MadeRun("cppo", scores=both({1: 0.5}), logged={METRICS["error"]: {1: 0.1, 10**9: 0.1}})
     found = read_curves(scored([run], params={f"{0:032x}": {schema.HORIZON: horizon}}))
     assert [condition.horizon for condition in found] == horizons
+    assert {curves.error.shape for curves in found.values()} <= {(1, 2)}  # whatever the steps are
 
 
 def study(laws: dict[str, dict[int, float]]) -> dict[Condition, Curves]:
