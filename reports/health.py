@@ -63,18 +63,20 @@ def collapse_section(scored: Scored) -> Section | None:
     )
 
 
+# Of the best score so far, the usual share of a collapse: a sign before a score of so much was of none.
+_RECOVERED = 0.4
+
+
 def _early(board: Scoreboard) -> str:
     """How early the warning came in the finished runs, and which other runs have early signs now, in words."""
     leads, false, others, now = list[int](), 0, 0, list[str]()
     for run in board.runs:
         curve = board.curves.of(run.mlflow_id)[schema.MEAN].dropna()
-        signs = [
-            step
-            for step, *pair in zip(curve.index, curve, curve.cummax(), strict=True)
-            if schema.early_signs(*pair)
-        ]
+        scores = [*zip(curve.index, curve, curve.cummax(), strict=True)]
+        signs = [step for step, score, best in scores if schema.early_signs(score, best)]
         if run.state is SelectionState.COLLAPSE:
-            leads.append(int(curve.index[-1]) - signs[0] if signs else 0)
+            recovered = max((step for step, score, best in scores if score >= _RECOVERED * best), default=0)
+            leads.append(max((int(curve.index[-1]) - step for step in signs if step > recovered), default=0))
         elif run.state is SelectionState.SCORED:
             false, others = false + bool(signs), others + 1
         elif signs and signs[-1] == curve.index[-1]:

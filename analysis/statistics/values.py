@@ -100,7 +100,8 @@ Measure = Score | Quantity  # what is compared
 
 @dataclass(frozen=True)
 class RunValues:
-    """A finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed.
+    """A finished run; fractions in [0, 1]. `corrected` is None where it cannot be computed, and `best` of a run that
+    collapsed before its first validation; its other scores are 0.
 
     `step_noise`: scatter of an evaluation (`scoring.step_noise`), None for fewer than 3 late ones. `evaluations` in the
     window, `late` of them in its last part. `ended`: step of the last validation of a collapsed run, else the end of
@@ -112,7 +113,7 @@ class RunValues:
     variant: str
     seed: int | None
     collapsed: bool
-    best: float
+    best: float | None
     corrected: float | None
     final: float
     area: float
@@ -148,13 +149,8 @@ _OF_BOARD: WeakKeyDictionary[Scoreboard, FinishedRuns] = WeakKeyDictionary()
 def run_values(board: Scoreboard) -> FinishedRuns:
     """Every run of the board that is a result, in the board's order."""
     if board not in _OF_BOARD:  # several parts of a report need them
-        _OF_BOARD[board] = FinishedRuns(_values(board, run) for run in finished_runs(board))
+        _OF_BOARD[board] = FinishedRuns(_values(board, run) for run in board.runs if run.is_result)
     return _OF_BOARD[board]
-
-
-def finished_runs(board: Scoreboard) -> tuple[RunScore, ...]:
-    """The runs that have values, in the board's order."""
-    return tuple(run for run in board.runs if run.is_result and run.choice.score is not None)
 
 
 def by_seed(runs: FinishedRuns, model: str, variant: str, score: Measure) -> dict[int | None, float]:
@@ -192,13 +188,14 @@ def _values(board: Scoreboard, run: RunScore) -> RunValues:
     curve = board.curves.of(run.mlflow_id)
     window, paired = in_window(curve, run.t_stop), is_paired(board, run)
     means, late = _to_the_end(window[schema.MEAN].dropna(), run), late_curve(curve, run.t_stop)
+    means = means if len(means) else pd.Series([0.0])
     collapsed, final = run.state is SelectionState.COLLAPSE, _late(means, run.t_stop)
     return RunValues(
         model=run.model,
         variant=run.variant,
         seed=run.seed,
         collapsed=collapsed,
-        best=run.choice.score or 0.0,
+        best=run.choice.score,
         corrected=corrected_score(window, board.benchmarks_of(run.model)),
         final=fmean(final),
         area=_area(means),

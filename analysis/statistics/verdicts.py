@@ -32,7 +32,6 @@ from cppo_lab.analysis.statistics.values import (
     Quantity,
     Score,
     cell_runs,
-    finished_runs,
     rise,
     run_values,
 )
@@ -50,7 +49,9 @@ def with_quantity(board: Scoreboard, runs: FinishedRuns, quantity: Quantity) -> 
         Quantity.LOG_ERROR: partial(_over_steps, metric=METRICS["error"]),
     }
     measure = measures[quantity]
-    measured = {(run.model, run.variant, run.seed): measure(board, run) for run in finished_runs(board)}
+    measured = {
+        (run.model, run.variant, run.seed): measure(board, run) for run in board.runs if run.is_result
+    }
     return FinishedRuns(replace(run, measured=measured[run.model, run.variant, run.seed]) for run in runs)
 
 

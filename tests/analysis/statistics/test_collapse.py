@@ -161,14 +161,15 @@ def test_with_few_runs_all_divisions_are_counted(
 
 
 def test_cells_and_their_tests() -> None:
-    runs = flat({"dppo": [0.3, 0.31, 0.32], "grpo": [0.3]}) + [broken("grpo", seed, 0.4) for seed in (1, 2)]
+    early = MadeRun("grpo", "m", 2, status=schema.COLLAPSED)  # before its first validation
+    runs = [*flat({"dppo": [0.3, 0.31, 0.32], "grpo": [0.3]}), broken("grpo", 1, 0.4), early]
     board = scored(runs + flat({"dppo": [0.3, 0.31]}, "n"))
     cells = cell_collapses(board, run_values(board), Baseline("dppo"))
     found = {(cell.model, cell.variant): cell for cell in cells}
     assert set(found) == {("m", "dppo"), ("m", "grpo"), ("n", "dppo"), ("", "dppo"), ("", "grpo")}
     cell = found["m", "grpo"]
     assert (cell.collapsed, cell.runs, cell.last_step) == (2, 3, 100)
-    assert [(point.step, point.at_risk, point.collapses) for point in cell.curve] == [(50, 3, 2)]
+    assert [(point.step, point.at_risk, point.collapses) for point in cell.curve] == [(0, 3, 1), (50, 2, 1)]
     assert cell.mean.value == pytest.approx(0.1)  # collapsed ones end at 0
     assert cell.test.p == pytest.approx(2 * 3 / 15)  # both in one half: 2 of 5 by 3 of 6
     assert found["m", "dppo"].test is None and found["n", "dppo"].curve == ()
@@ -208,6 +209,10 @@ def test_the_page_says_what_the_early_warning_was_worth() -> None:
     assert one_each is not None and one_each.view["summary"].endswith(
         "1 of 1 collapse, 1 step ahead in the median. It also came in 1 of 1 run without a collapse."
     )
+    recovered = both({0: 0.1, 30: 0.8, 40: 0.0, 50: 0.7, 80: 0.2, 82: 0.0, 84: 0.2, 86: 0.0})
+    again = MadeRun("a", "m", 1, recovered, status=schema.COLLAPSED)
+    twice = collapse_section(Scored("main", "Main", scored([again, back], "main"), ""))
+    assert twice is not None and "1 of 1 collapse, 4 steps ahead" in twice.view["summary"]
     unwarned = collapse_section(Scored("main", "Main", scored([at_once, *steady], "main"), ""))
     assert unwarned is not None
     assert unwarned.view["table"].notes[1].endswith("A dash for the baseline, and without a collapse.")
