@@ -75,6 +75,7 @@ class _Verdict(BaseModel, strict=True):
     outcome: str
     reason: str
     provisional: bool
+    exploratory: bool = False
     estimate: FiniteFloat | None = None
     low: FiniteFloat | None = None
     high: FiniteFloat | None = None
@@ -235,7 +236,7 @@ def _cells(before: SavedReport, after: SavedReport) -> Iterator[Values]:
 
 def _verdicts(before: SavedReport, after: SavedReport) -> Iterator[Values]:
     for (sweep, claim), old, new in _both(before.claims, after.claims, {}):
-        if any(old.get(key) != new.get(key) for key in ("outcome", "provisional")):
+        if any(old.get(key) != new.get(key) for key in ("outcome", "provisional", "exploratory")):
             yield {
                 "sweep": sweep,
                 "claim": claim,
@@ -268,7 +269,8 @@ def _change(old: float | None, new: float | None) -> float | None:
 
 
 def _state(side: Values, key: str) -> str:
-    return "" if not side else side[key] + (" (provisional)" if side["provisional"] else "")
+    doubts = ("provisional", "exploratory")
+    return side[key] + "".join(f" ({doubt})" for doubt in doubts if side.get(doubt)) if side else ""
 
 
 _SHOWN = 40  # lines of a kind; the others are counted

@@ -4,6 +4,7 @@ margins; and the same by problem.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.analysis.reader import RunAnswers
@@ -47,6 +48,11 @@ from cppo_lab.reports.names import (
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
 
+_STOPPED = (
+    "Seeds were added until sequential hypotheses were decided; intervals and p here do not allow for it, those of the "
+    "verdicts on these hypotheses do."
+)
+
 
 def statistics_section(scored: Scored) -> Section:
     """Intervals, differences and ranks."""
@@ -70,8 +76,10 @@ def statistics_tables(scored: Scored) -> dict[str, TextTable]:
     if several_runs and len(board.models) > 1 and summary.aggregates:
         tables["models"] = _over_models(summary, len(board.models))
     if any(len(ranking.places) > 1 for ranking in summary.rankings):
-        tables["order"] = _order(summary)
+        tables["order"] = _order(board, summary)
     tables |= _of_problems(board, summary, scored.answers)
+    if any(claim.sequential for claim in scored.stated.claims):
+        tables = {kind: replace(table, notes=(*table.notes, _STOPPED)) for kind, table in tables.items()}
     return {kind: completed(table, board, scored.title) for kind, table in tables.items()}
 
 
@@ -110,7 +118,7 @@ def _scores(summary: Statistics) -> TextTable:
         "under the curve: its mean height.",
         "selection bias: best step minus corrected. one evaluation: its standard error from the answers drawn to "
         f"these problems{bound}.{edge} In final mean and area a collapsed run counts to the end with its "
-        "last score, or with its first if that is lower.",
+        "last score, or with its first if that is lower; without any, with 0.",
         "In brackets: the 95 % interval of the mean over seeds (Student's t). There is none for a single run, "
         f"or if all runs have the same score.{_range_note(summary.cells)}",
     )
@@ -168,7 +176,7 @@ def _over_models(summary: Statistics, models: int) -> TextTable:
     return TextTable(f"Over all {models} models", "method", headings, rows, notes)
 
 
-def _order(summary: Statistics) -> TextTable:
+def _order(board: Scoreboard, summary: Statistics) -> TextTable:
     by_model: dict[str, dict[Score, Ranking]] = {}
     for ranking in summary.rankings:
         by_model.setdefault(ranking.model, {})[ranking.score] = ranking
@@ -189,9 +197,13 @@ def _order(summary: Statistics) -> TextTable:
                 *_place(ends.get(place.variant)),
                 *(number(rank, "d") for rank in ranks),
             )
-            rows.append(cell_row(model, place.variant, cells))
+            row, cell = cell_row(model, place.variant, cells), board.cells[model, place.variant]
+            fallen = f" ({cell.collapsed} of {cell.finished} collapsed)" * bool(cell.collapsed)
+            rows.append(replace(row, label=f"{row.label}{fallen}{'†' * cell.provisional}"))
     headings = ("best step", "margin", "noise", "final mean", "margin", "noise", "corrected", "area")
+    provisional = any(cell.provisional for cell in board.cells.values())
     notes = (
+        *["† provisional: some of its runs have no result yet."] * provisional,
         "Ranks on each model. margin: points above the next lower method. noise: standard error of the margin from the "
         "scatter of single evaluations alone, a lower bound; the spread over seeds comes on top.",
         f"Agreement of the order by best step with that by final mean (Kendall's tau-b; 1 is the same): "

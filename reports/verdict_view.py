@@ -104,6 +104,13 @@ def verdict_view(
     """
     claims = claims_about({name: board.variants for name, board in boards.items()}, whole)
     judged = verdicts(boards, [*standings, *claims])
+    stopped = {claim.sweep for claim in standings if claim.sequential}
+    unplanned = {
+        claim: _STOPPED if claim.sweep in stopped else _NOT_REGISTERED
+        for claim in claims
+        if claim.sweep in stopped or claim not in CLAIMS
+    }
+    standings = {**unplanned, **standings}
     of_scores = [
         verdict for verdict in judged if verdict.claim.kind is not Kind.COLLAPSE and verdict.comparisons
     ]
@@ -127,6 +134,12 @@ def verdict_view(
     )
 
 
+_NOT_REGISTERED = Standing("Not registered. Exploratory.", False)
+_STOPPED = Standing(
+    "Not registered, and seeds were added until sequential hypotheses were decided, which its interval does not allow "
+    "for. Exploratory.",
+    False,
+)
 _SCORE_WORDS: Mapping[Measure, str] = {
     Score.FINAL: "Judged by the mean of the last 30 % of the window: it has no selection bias, and collapses count.",
     Score.AREA: "Judged by the area under the validation curve.",
@@ -159,6 +172,11 @@ def _method(claims: Sequence[Verdict]) -> tuple[str, str, str, str]:
         f"counts as none. Two methods are equivalent if it lies within {margin}. p is one-sided; a claim is supported "
         "if each is at most 0.025 without adjustment, and tables show it after Holm's."
     )
+    if any(verdict.claim.sequential for verdict in claims):
+        rule += (
+            f" Sequential claims are judged after each seed from number {schema.FIRST_LOOK} on; their intervals and p "
+            "hold for all these looks together, and others do not allow for them."
+        )
     power = (
         "The power is a lower bound of the probability that the claim comes out supported with these runs and their "
         "spread, if the true difference is the one named; next to it is the number of runs of each method and model "
@@ -414,7 +432,7 @@ def claims_table(
 def short_answers(hypotheses: Sequence[VerdictLine], statistics: Statistics) -> list[tuple[Word, str]]:
     """What each comparison shows, and a sentence with its difference, 95 % interval and runs: those of the sweep's own
     `hypotheses`, then those about trends and errors, with what controls show; without any, those with the baseline,
-    whose p-values have Holm's adjustment.
+    whose p-values have Holm's adjustment. What is not confirmatory says so.
     """
     if not hypotheses:
         # The final means minus that of the baseline: over the models if there are several, else on the only model.
@@ -424,7 +442,8 @@ def short_answers(hypotheses: Sequence[VerdictLine], statistics: Statistics) -> 
             against = tuple(difference for difference in cells if difference is not None)
         tested = with_holm(against)
         return [
-            _answer(difference, SMALLEST, p is not None and p < TWO_SIDED_LEVEL) for difference, p in tested
+            _answer(difference, SMALLEST, True, p is not None and p < TWO_SIDED_LEVEL)
+            for difference, p in tested
         ]
     of_scores, others = [], []
     for line in hypotheses:
@@ -434,17 +453,28 @@ def short_answers(hypotheses: Sequence[VerdictLine], statistics: Statistics) -> 
             shows = ", ".join(filter(None, (line.outcome, line.estimate)))
             others.append((word, f"{claim.text}: {shows}.{line.beside}"))
         elif claim.compares_scores:
+            # A claim that holds needs all its comparisons; of another each may be found by chance.
+            compared = [comparison for comparison in line.verdict.comparisons if comparison.against]
+            known = [comparison.difference for comparison in compared if comparison.difference is not None]
+            decided = {
+                difference: line.verdict.outcome.holds or (p is not None and p < TWO_SIDED_LEVEL)
+                for difference, p in with_holm(known)
+            }
             of_scores += [
                 (Word.OPEN, f"{_pair(comparison)} is not known: {comparison.why}.")
                 if comparison.difference is None
-                else _answer(comparison.difference, claim.margin or claim.smallest, None)
-                for comparison in line.verdict.comparisons
-                if comparison.against
+                else _answer(
+                    comparison.difference,
+                    claim.margin or claim.smallest,
+                    line.exploratory,
+                    decided[comparison.difference],
+                )
+                for comparison in compared
             ]
     return of_scores + others
 
 
-def _answer(difference: Difference, smallest: float, decided: bool | None) -> tuple[Word, str]:
+def _answer(difference: Difference, smallest: float, exploratory: bool, decided: bool) -> tuple[Word, str]:
     estimate, names = difference.estimate, [difference.variant, difference.against]
     word = word_of(estimate, smallest, decided)
     if word is Word.WORSE:
@@ -453,6 +483,7 @@ def _answer(difference: Difference, smallest: float, decided: bool | None) -> tu
     first, second = map(display_name, names)
     where = f" on {difference.model}" if difference.model else " over the models"
     numbers, runs = f"{estimate_text(estimate, signed=True)} points", _runs(difference)
+    standing = " Exploratory." * exploratory
     # Tables beside it may show another score, which may differ the other way round.
     numbers += f" of the {_OF_SCORE[difference.score]}" if isinstance(difference.score, Score) else ""
     if estimate.unknown:
@@ -463,14 +494,14 @@ def _answer(difference: Difference, smallest: float, decided: bool | None) -> tu
         )
     if word is Word.SAME:
         within = f"{100 * smallest:g} point" + ("s" if smallest != SMALLEST else "")
-        return word, f"{first} and {second} are within {within}{where}: {numbers}, {runs}."
+        return word, f"{first} and {second} are within {within}{where}: {numbers}, {runs}.{standing}"
     if word is Word.OPEN:
         # Its interval, which is not adjusted, may exclude 0.
         adjusted = word_of(estimate, smallest) is not Word.OPEN
         show = "show after Holm's adjustment for all comparisons" if adjusted else "show"
         return word, f"No difference between {first} and {second}{where} that {runs} can {show}: {numbers}."
     verb = "learns faster" if difference.score is Score.AREA else "scores higher"
-    return Word.BETTER, f"{first} {verb} than {second}{where}: {numbers}, {runs}."
+    return Word.BETTER, f"{first} {verb} than {second}{where}: {numbers}, {runs}.{standing}"
 
 
 # A verdict in a sentence or two.

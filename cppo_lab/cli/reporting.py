@@ -176,7 +176,10 @@ def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:
         sweep=text,
         folder=request.out,
         files=[name for name in saved.files if name == page.name or name.startswith("figure_")],
-        verdicts=[(verdict.outcome, verdict.text, verdict.reason) for verdict in saved.verdicts],
+        verdicts=[
+            (verdict.outcome + " (exploratory)" * verdict.exploratory, verdict.text, verdict.reason)
+            for verdict in saved.verdicts
+        ],
         origin=origin(saved.core),
         shown=next((name for name in shown if name in saved.files), ""),
         whole_study=saved.kind == "study",

@@ -102,6 +102,10 @@ def test_another_verdict_is_a_difference(two: tuple[Path, Path]) -> None:
     (line,) = [line for line in lines if "CPPO is best" in line]
     assert line.startswith("  CPPO is best in every setting: undecided -> supported (+")
     assert line.endswith("-> +12.50 points)")
+    shutil.copytree(two[1], two[0], dirs_exist_ok=True)
+    spoil(two[1], lambda record: record["verdicts"][0].update(exploratory=True))
+    [verdict] = compared(*two)[0]["verdicts"]
+    assert verdict["after"] == f"{verdict['before']} (exploratory)"
 
 
 def test_a_ratio_of_errors_is_no_number_of_points(two: tuple[Path, Path]) -> None:

@@ -20,6 +20,8 @@ from cppo_lab.reports.names import (
     points,
     score_name,
 )
+from cppo_lab.reports.sections import Scored
+from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.tables import (
     ABOVE,
     BELOW,
@@ -249,6 +251,8 @@ def test_an_arrow_is_about_the_score_beside_it() -> None:
         str(table_of_collapse.rows[-1].cells[0]) == "collapse 1/5†"
     )  # of the finished runs, without an arrow
     assert "CPPO 1 of 5." in headlines(board)[1][1][-1]
+    order = statistics_tables(Scored("demo", "Demo", board, ""))["order"]
+    assert {row.label for row in order.rows} == {"CPPO (1 of 5 collapsed)†", "DPPO"}
     assert r"$\downarrow$" in tables.latex(table)
 
 

@@ -40,6 +40,7 @@ def test_what_a_comparison_shows(
     [(shown, sentence)] = answers({"cppo": ours, "dppo": BASE}, *own)
     assert shown is word and sentence.startswith(beginning)
     assert "4 runs each" in sentence and "Holm" not in sentence
+    assert ("Exploratory." in sentence) is (not own and word is not Word.OPEN)
     if beginning.startswith("DPPO") and not own:  # the better one comes first, with a positive difference
         assert ": +5.00 (+4.71 to +5.29) points of the final mean, 4 runs each." in sentence
 
@@ -167,11 +168,19 @@ def test_a_sweep_without_a_claim_is_asked_whether_cppo_is_best() -> None:
     )
     # Both differences are 0.20 * (0.8 + 0.9) / 2 (the steps after 28), the seeds' scatter cancels in the pairs.
     assert line.estimate.startswith("+17.00 points, ")
-    assert (line.outcome, view.cannot) == ("undecided", ())
+    assert (line.outcome, view.cannot) == ("undecided (exploratory)", ())
     assert "core=mini" in view.caution and "no evidence for or against the paper" in view.caution
     without = view_of(cppo="other")
     assert without.lines == ()
     assert without.summary == "The paper makes no claim about the variants of this sweep."
+
+
+def test_other_claims_about_seeds_that_were_added_until_a_look_decided_say_so() -> None:
+    for is_sequential in (True, False):
+        claim = replace(ABOVE, sweep="made", sequential=is_sequential, seeds=tuple(range(6)))
+        own, best = line_of(claim, {"cppo": moved(0.05), "dppo": BASE, "grpo": BASE})[0].lines
+        assert (best.exploratory, own.exploratory) == (True, False)
+        assert ("its interval does not allow for" in best.registered) is is_sequential
 
 
 def test_missing_runs_are_said() -> None:

@@ -155,7 +155,7 @@ def test_verdicts_on_single_runs_have_no_test() -> None:
     for own in ({}, LATE):
         view = verdict_view({"demo": board}, "mini", standings=own)
         said = texts(board, view)["methods.md"]
-        assert view.lines and "Claims of the paper that these runs can test: " in said
+        assert view.lines and "(the paper says it of its main grid). Not registered. Exploratory." in said
         assert not [word for word in ("one-sided", "in pairs", "interval", "power") if word in said]
     three = scored(grid())
     assert "p is one-sided" in texts(three, verdict_view({"demo": three}, "mini"))["methods.md"]
