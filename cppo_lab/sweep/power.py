@@ -330,7 +330,7 @@ def power_text(
 
 def _wrapped(row: tuple[str, ...], width: int) -> list[tuple[str, ...]]:
     """The row with its first cell in lines of at most `width` characters."""
-    first, *more = textwrap.wrap(row[0], width)
+    first, *more = textwrap.wrap(row[0], width) or [""]
     return [(first, *row[1:]), *((line, *([""] * (len(row) - 1))) for line in more)]
 
 

@@ -31,6 +31,12 @@ VERL = "quickstart core=verl"
 LARGE = "main core=verl model=qwen3_8b_base variant=cppo"
 
 
+@pytest.fixture(autouse=True)
+def few_studies(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What more of them say: tests/analysis/statistics/test_power.py."""
+    monkeypatch.setattr("cppo_lab.analysis.statistics.power.STUDIES", 400)
+
+
 def recorded(spec: RunSpec, seconds: float) -> Recorder:
     """A run of three steps that took so long."""
     folder = Path("runs").resolve() / spec.run_id
@@ -165,6 +171,8 @@ def test_power_of_a_sweeps_own_hypotheses(cppo: Command, monkeypatch: pytest.Mon
     narrow = cppo("plan position_order --power --deviation=8").out
     assert max(map(len, said.splitlines())) > max(map(len, narrow.splitlines())) <= 80
     assert " ".join(narrow.split()[-20:]) == " ".join(said.split()[-20:])
+    file.write_text(TREND.replace("It is above", "' '"))
+    assert cppo("plan longer.yaml --power").out.count(" 4 ") > 2  # a claim of blanks has its line
 
 
 SEQUENTIAL = """
