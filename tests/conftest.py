@@ -142,7 +142,7 @@ _TOGETHER = (
     ("vllm", ("tests/cores/verl/vllm/", "tests/cores/verl/test_staleness.py")),
     ("containers", ("tests/launch/slurm/test_containers.py", "tests/launch/slurm/test_two_accounts.py")),
     ("slurm", ("tests/launch/slurm/",)),
-    ("verl", tuple(f"tests/cores/verl/{name}.py" for name in _WITHOUT_RAY)),
+    ("verl", ("tests/data/test_verl.py", *(f"tests/cores/verl/{name}.py" for name in _WITHOUT_RAY))),
     ("queues", ("tests/slurm/",)),
     ("servers", ("tests/servers/", "tests/browser/", "tests/analysis/test_histories_of_server.py")),
     ("searches", ("tests/search/test_",)),

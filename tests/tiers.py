@@ -18,6 +18,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "cores/verl": (FULL, "Ray, and verl's imports take ten seconds a process"),
     "cores/verl/test_async_runs.py": (SOAK, "two trainings with Ray: minutes of one core"),
     "cores/verl/vllm/test_vllm_async.py": (SOAK, "the same with vLLM: six minutes"),
+    "data/test_verl.py": (FULL, "verl's imports take ten seconds a process"),
     "dev/test_gpu_lock.py::test_the_locks_are_solutions": (
         SOAK,
         "asks the package index, whose answer changes",
@@ -53,7 +54,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
         "two starts of Ray",
     ),
     "slurm/test_without_slurm.py": (FAST, "needs no Slurm"),
-    "sweep/test_authors_recipe.py": (FULL, "plans nearly every sweep under two recipes, for two cores: 50 s"),
+    "sweep/test_authors_recipe.py": (FULL, "plans nearly every sweep under two recipes, for two cores"),
     "cli/test_ui_server.py": (FULL, "MLflow servers"),
     "test_reaper.py": (FULL, "three sessions of pytest"),
     "test_wheel.py": (FULL, "builds and installs the package"),

@@ -2,7 +2,6 @@
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import urllib.request
@@ -25,16 +24,14 @@ def processes_of(text: str) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_it_serves_until_it_is_ended_and_leaves_nothing(workspace: Path, number: int) -> None:
+def test_it_serves_until_it_is_terminated_and_leaves_nothing(workspace: Path) -> None:
+    """Until Ctrl-C: tests/browser/conftest.py."""
     uri = empty_store()
     with subprocess.Popen(
         [sys.executable, "-m", "cppo_lab.cli", "ui"],
         env=os.environ | {"MLFLOW_TRACKING_URI": uri},
         stdout=subprocess.PIPE,
         text=True,
-        # Children inherit it: the tests may be in the background of a script, where SIGINT is ignored.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as served:
         title, link = served.stdout.readline(), served.stdout.readline().strip()
         assert title.startswith("cppo-mini")
@@ -43,6 +40,6 @@ def test_it_serves_until_it_is_ended_and_leaves_nothing(workspace: Path, number:
         with urllib.request.urlopen(found[1], timeout=CEILING_SECONDS) as answer:
             assert b"<title>MLflow</title>" in answer.read()
         assert len(processes_of(uri)) > 1
-        served.send_signal(number)
+        served.terminate()
         assert served.wait(CEILING_SECONDS) == 0
     assert processes_of(uri) == []

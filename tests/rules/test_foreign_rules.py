@@ -14,8 +14,9 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.testing import check_rule
-from tests.conftest import user_error
-from tests.cores.test_core_records import cppo, package
+from tests.conftest import Command, user_error
+from tests.cores.test_core_records import cppo as with_their_package
+from tests.cores.test_core_records import package
 
 ROOT = Path(__file__).parent.parent.parent
 MODULE = Path(__file__).parent / "acme_rules.py"
@@ -54,11 +55,6 @@ SMALL = (
 ENTRY = 'one_sided = "acme_records:ONE_SIDED"'
 
 
-def installed(folder: Path, entry_points: str) -> Path:
-    """Their package, in a folder for PYTHONPATH."""
-    return package(folder, entry_points, MODULE, RECORD)
-
-
 def sweep_file(folder: Path, text: str = SWEEP, rule: str = YAML) -> Path:
     (folder / "rule").mkdir()
     (folder / "rule" / "one_sided.yaml").write_text(rule)
@@ -80,30 +76,28 @@ def refused(folder: Path) -> str:
     return str(caught.value)
 
 
-def test_an_entry_point_trains_on_the_embedded_core(tmp_path: Path) -> None:
-    theirs = installed(tmp_path / "site", "[cppo_lab.rules]\n" + ENTRY.replace('"', ""))
-    sweep_file(tmp_path)
-    code, out, err = cppo(tmp_path, "launch", "./theirs.yaml", *SMALL, path=theirs)
+@pytest.mark.usefixtures("undrawn")
+def test_an_entry_point_trains_on_the_embedded_core(workspace: Path, cppo: Command) -> None:
+    theirs = package(workspace / "site", "[cppo_lab.rules]\n" + ENTRY.replace('"', ""), MODULE, RECORD)
+    sweep_file(workspace)
+    code, out, err = with_their_package(workspace, "launch", "./theirs.yaml", *SMALL, path=theirs)
     assert code == 0, out + err
     # Without their package the runs are still found, under the same ids.
-    code, out, err = cppo(tmp_path, "plan", "./theirs.yaml", *SMALL)
-    assert code == 0 and "2 done" in out, out + err
-    code, out, err = cppo(tmp_path, "report", "./theirs.yaml", *SMALL)
-    assert code == 0, out + err
+    assert "2 done" in cppo("plan ./theirs.yaml", *SMALL).out
+    cppo("report ./theirs.yaml", *SMALL)
 
 
-def test_an_import_path_on_the_command_line_trains(tmp_path: Path) -> None:
-    theirs = installed(tmp_path / "site", "")
-    sweep_file(tmp_path)
-    code, _, err = cppo(tmp_path, "launch", "./theirs.yaml", *SMALL, path=theirs)
-    assert code == 2 and "no installed one has an entry point 'one_sided'" in err
-    named = [*SMALL, "variant=theirs", "rule.path=acme_rules:one_sided"]
-    code, out, err = cppo(tmp_path, "launch", "./theirs.yaml", *named, path=theirs)
-    assert code == 0, out + err
-    code, out, err = cppo(
-        tmp_path, "plan", "./theirs.yaml", *SMALL, "variant=theirs", CPPO_RULES="acme_rules:one_sided"
-    )
-    assert "1 done" in out, out + err
+def test_a_rule_without_an_entry_point_has_its_import_path_from_the_command_line_or_the_environment(
+    tmp_path: Path,
+) -> None:
+    """Trained by the path alone: tests/test_working_folder.py."""
+    file, path = str(sweep_file(tmp_path)), "tests.rules.acme_rules:one_sided"
+    with user_error("no installed one has an entry point 'one_sided'"):
+        launch._require_code(make_plan(load_sweep(file)).runs)
+    runs = make_plan(load_sweep(file), [f"rule.path={path}"]).runs
+    launch._require_code(runs)
+    _, planned, _ = with_their_package(tmp_path, "plan", "./theirs.yaml", CPPO_RULES=path)
+    assert all(run.run_id in planned for run in runs)
 
 
 def test_the_id_says_which_rule_it_is(tmp_path: Path) -> None:

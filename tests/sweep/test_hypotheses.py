@@ -215,7 +215,9 @@ def test_another_comparison_than_the_registered_one_is_a_deviation(
         assert (said in page) is (said in (PAGES / "two/verdicts.md").read_text()) is deviates
 
 
-def test_the_registered_comparison_is_that_of_all_runs_whichever_are_launched(cppo: Command) -> None:
+def test_the_registered_comparison_is_that_of_all_runs_whichever_are_launched(
+    cppo: Command, no_training: None
+) -> None:
     fixed = ["model.warm_start.seed=0"]  # the same weights for all seeds: their runs are no pairs
     assert not make_plan(loaded(STATED), fixed).is_paired("two")
     assert not make_plan(loaded(STATED), [*fixed, "seed=0"]).is_paired("two")

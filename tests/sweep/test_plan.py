@@ -33,7 +33,7 @@ def test_the_quickstart_warms_up_one_model_in_which_topk_truncates() -> None:
 )
 def test_every_shipped_sweep_composes(name: str) -> None:
     """Those of the paper's study are below; searches: tests/search/test_space.py."""
-    assert make_plan(load_sweep(name), ["core=exact"] if name == "exact" else []).runs
+    assert make_plan(load_sweep(name), ["seed=0", *(["core=exact"] if name == "exact" else [])]).runs
 
 
 NEEDS = {  # how an override begins -> what goes with it
@@ -89,16 +89,12 @@ def test_quoted_text_arrives_as_it_is_or_is_refused(value: str) -> None:
         assert compose([f"tracking.uri={quote(value)}"]).tracking.uri == value
 
 
-def test_the_two_quickstarts_compare_the_same_rules_and_link_to_each_other() -> None:
+def test_the_two_quickstarts_compare_the_same_rules_and_the_claim_of_one_is_about_all_its_runs() -> None:
     exact, mini = load_sweep("quickstart_exact"), load_sweep("quickstart")
     assert exact.variants == mini.variants
     assert (exact.beside, mini.beside) == (("quickstart",), ("quickstart_exact",))
-
-
-def test_the_claim_of_the_exact_quickstart_is_about_all_its_runs() -> None:
-    sweep = load_sweep("quickstart_exact")
-    [claim] = sweep.hypotheses.values()
-    runs = make_plan(sweep).runs
+    [claim] = exact.hypotheses.values()
+    runs = make_plan(exact).runs
     assert len(runs) == 60
     assert {run.spec.core for run in runs} == {"exact"}
     assert {run.spec.seed for run in runs} == set(claim.test_seeds)
@@ -118,8 +114,9 @@ def study() -> Plan:
     return make_plan(load_sweep("study"))
 
 
-def test_the_study_is_the_papers_grid(study: Plan) -> None:
+def test_the_study_is_the_papers_grid_one_seed_before_the_next(study: Plan) -> None:
     assert study.is_study and study.places == 3 * 49
+    assert [run.spec.seed for run in study.runs] == sorted(run.spec.seed for run in study.runs)
     assert [sweep.name for sweep in study.sweeps] == list(GRID)
     for name, runs in GRID.items():
         assert sum(name in run.variants for run in study.runs) == 3 * runs
@@ -133,10 +130,6 @@ def test_a_shared_run_is_one_run_with_all_its_names(study: Plan) -> None:
     for run in full:
         assert run.variants == {"main": "cppo", "single_mechanism": "cppo", "mask_vs_soft": "cppo"}
         assert run.spec.model.name == "mini_strong"
-
-
-def test_one_seed_comes_before_the_next(study: Plan) -> None:
-    assert [run.spec.seed for run in study.runs] == sorted(run.spec.seed for run in study.runs)
 
 
 def test_base_models_differ_as_their_roles_do(study: Plan) -> None:
