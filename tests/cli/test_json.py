@@ -1,6 +1,5 @@
 """`--json` of every command: one object under one heading, with the keys that docs/commands.md lists."""
 
-import contextlib
 import json
 import re
 import subprocess
@@ -24,7 +23,7 @@ from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from tests import plausible
 from tests.answers import made
-from tests.conftest import ROOT, leave_undrawn
+from tests.conftest import ROOT, Command, leave_undrawn
 
 SWEEP = "quickstart variant=grpo seed=0"
 # What is typed for each command. {run} and {other} are ids of finished runs.
@@ -107,19 +106,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def made_runs(trained: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def made_runs(workspace: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ids of the two runs, in whose folder the commands are typed."""
     monkeypatch.chdir(trained)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     return [run.run_id for run in make_plan(load_sweep("quickstart"), ["variant=grpo"]).runs]
-
-
-def answered(line: str, capfd: pytest.CaptureFixture[str]) -> tuple[int, dict[str, Any]]:
-    """The exit code and the whole of standard output, which is one object."""
-    capfd.readouterr()
-    code = main([*line.split(), "--json"])
-    values: dict[str, Any] = json.loads(capfd.readouterr().out)
-    return code, values
 
 
 def keys_fit(name: str, answer: dict[str, Any]) -> bool:
@@ -143,15 +133,15 @@ def without_long_work(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_command_answers_with_its_keys(
-    name: str, made_runs: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    name: str, cppo: Command, made_runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_long_work(monkeypatch)
     if name == "ui":
         monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://localhost:1")
     run, other = made_runs
-    code, answer = answered(CASES[name].format(run=run, other=other), capfd)
-    expected = Exit.NO if name == "preflight" else Exit.DONE
-    assert (code, [answer[key] for key in HEADING]) == (expected, [1, name, expected, None])
+    code = Exit.NO if name == "preflight" else Exit.DONE
+    answer = cppo(f"{CASES[name].format(run=run, other=other)} --json", code=code).answer
+    assert [answer[key] for key in HEADING] == [1, name, code, None]
     assert keys_fit(name, answer)
     if name in ("plan", "launch", "retry", "status", "watch"):
         [row] = answer["runs"]
@@ -160,15 +150,14 @@ def test_a_command_answers_with_its_keys(
 
 
 def test_a_file_is_no_benchmark_of_a_core_that_makes_its_problems(
-    made_runs: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    cppo: Command, made_runs: list[str], tmp_path: Path
 ) -> None:
     (file := tmp_path / "mine.jsonl").write_text('{"problem": "1 + 1", "answer": "2"}\n')
     for benchmark, says in (
         (file, "data='files' has the keys of other cores: choose another option"),
         ("addition", "another task or vocabulary: choose one of its own"),
     ):
-        code, answer = answered(f"evaluate {made_runs[0]} --benchmark {benchmark}", capfd)
-        assert code == Exit.USAGE and says in answer["error"]
+        assert says in cppo(f"evaluate {made_runs[0]} --benchmark {benchmark}", code=Exit.USAGE).err
 
 
 @pytest.mark.parametrize(
@@ -179,28 +168,29 @@ def test_a_file_is_no_benchmark_of_a_core_that_makes_its_problems(
         ("sync --dry-run", "dry_run"),
     ],
 )
-def test_other_answers(line: str, key: str, workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, answer = answered(line, capfd)
-    assert code == 0 and key in answer and keys_fit(line.split()[0], answer)
+def test_other_answers(line: str, key: str, cppo: Command) -> None:
+    answer = cppo(f"{line} --json").answer
+    assert key in answer and keys_fit(line.split()[0], answer)
 
 
 def test_the_runs_of_a_sweep_are_evaluated_and_listed(
-    made_runs: list[str], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    cppo: Command, made_runs: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     without_long_work(monkeypatch)
-    assert main(["evaluate", "quickstart", "variant=grpo", "--benchmark", "chain_spelled"]) == 0
-    assert capfd.readouterr().out.count("step 10: chain24 50.0 %\n") == 2
+    said = cppo("evaluate quickstart variant=grpo --benchmark chain_spelled").out
+    assert said.count("step 10: chain24 50.0 %\n") == 2
 
 
 def test_what_is_printed_meanwhile_is_not_in_the_object(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(execute, "load_core", lambda name: train)
-    launch = CASES["launch"]
-    code, answer = answered(f"{launch} --dry-run", capfd)
-    assert (code, answer["dry_run"], len(answer["to_train"])) == (0, True, 1)
+    launch = [*CASES["launch"].split(), "--json"]
+    assert main([*launch, "--dry-run"]) == 0
+    answer = json.loads(capfd.readouterr().out)
+    assert (answer["dry_run"], len(answer["to_train"])) == (True, 1)
     assert list(workspace.iterdir()) == []
-    assert main([*launch.split(), "--json"]) == 0
+    assert main(launch) == 0
     output = capfd.readouterr()
     answer = json.loads(output.out)
     assert (answer["dry_run"], answer["to_train"]) == (False, [answer["runs"][0]["run_id"]])
@@ -215,16 +205,11 @@ def test_what_is_printed_meanwhile_is_not_in_the_object(
         ("report quickstart", Exit.STORE_AWAY, "does not exist"),
     ],
 )
-def test_a_mistake_is_an_object_too(
-    line: str, code: Exit, says: str, workspace: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    with pytest.raises(SystemExit) if "--bogus" in line else contextlib.nullcontext():
-        assert main([*line.split(), "--json"]) == code
-    output = capfd.readouterr()
-    answer = json.loads(output.out)
-    assert (answer["command"], answer["exit_code"]) == (line.split()[0], code)
-    assert says in answer["error"]
-    assert output.err.startswith(f"cppo: error: {answer['error']}\n")
+def test_a_mistake_is_an_object_too(line: str, code: Exit, says: str, cppo: Command) -> None:
+    said = cppo(f"{line} --json", code=code)
+    assert (said.answer["command"], said.answer["exit_code"]) == (line.split()[0], code)
+    assert says in said.answer["error"]
+    assert said.err.startswith(f"cppo: error: {said.answer['error']}\n")
 
 
 def test_numbers_that_json_lacks_are_null() -> None:

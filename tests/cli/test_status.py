@@ -153,11 +153,8 @@ def test_what_slurm_says(runs: Path, slurm: Slurm, cppo: Command, capsys: pytest
         run_id(1): ("partial", "Slurm job 70_1: OUT_OF_MEMORY", "70_1"),
         run_id(2): ("running", "its job is ending; interrupted: by SIGTERM", "70_2"),
         run_id(3): ("missing", "Slurm job 70_3: CANCELLED", "70_3"),
-        run_id(4): (
-            "partial",
-            "interrupted: terminated by SIGTERM at step 20",
-            "70_4",
-        ),  # it spoke for itself
+        # It spoke for itself.
+        run_id(4): ("partial", "interrupted: terminated by SIGTERM at step 20", "70_4"),
         run_id(9): ("queued", "is being submitted", ""),
     }
     assert slurm.logged("squeue_calls") == "asked\n"
@@ -211,11 +208,6 @@ def test_a_run_from_another_folder_and_runs_that_are_missing(
     assert not (workspace / "runs").exists()
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 LABEL = Label("cppo", "mini_base", 0)
 
 
@@ -244,7 +236,7 @@ def test_one_line_for_each_change_until_nothing_runs_or_waits() -> None:
 def test_a_terminal_is_drawn_anew_and_shows_what_matters(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.get_terminal_size", lambda *_, **__: os.terminal_size((40, 8)))
     looks = iter(stages(["done"] * 20 + ["running"], ["done"] * 21))
-    out = Terminal()
+    monkeypatch.setattr(out := io.StringIO(), "isatty", lambda: True)
     watch(lambda: next(looks), 0.01, out)
     first, second = out.getvalue().split("\x1b[H")[1:]
     assert "21 runs: 20 done, 1 running" in first

@@ -307,7 +307,7 @@ def test_what_cannot_be_written_is_an_error(info: object, said: str) -> None:
 
 
 def test_figures_leave_out_how_they_look_and_nothing_else() -> None:
-    modules = (axes, exact_view, gallery, search)
+    modules = (axes, exact_view, gallery, search, training, validation)
     left_out = {
         part.name
         for module in modules
