@@ -5,7 +5,7 @@ LaTeX macros, and a paragraph on the methods.
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import count, product
+from itertools import chain, count, product
 from string import ascii_uppercase
 
 from cppo_lab import __version__, schema
@@ -185,12 +185,15 @@ def _numbers(scored: Iterable[Scored], judged: Sequence[VerdictLine]) -> str:
         numbers.append((of_claim, "Verdict", escape_latex(line.outcome), claim.text))
         numbers.append((of_claim, "Estimate", estimate, "the comparison that decides it"))
     lines, taken = ["% Put \\input{numbers} before the first use of a number."], set[str]()
+    # Place -> its suffix, for all of its names: a baseline has no Diff, and another variant's is not to pass for it.
+    given: dict[tuple[str, ...], str] = {}
     for place, what, value, words in numbers:
         stem = "cppo" + "".join(map(letters, (*place, what)))
         # None, B, C, ... Z, BA, BB, ...
         suffixes = (suffix for length in count() for suffix in product(ascii_uppercase, repeat=length))
         names = (stem + "".join(suffix) for suffix in suffixes if suffix[:1] != ("A",))
-        name = next(name for name in names if name not in taken)
+        name = next(name for name in chain([stem + given.get(place, "")], names) if name not in taken)
+        given[place] = name.removeprefix(stem)
         taken.add(name)
         lines.append(f"\\newcommand{{\\{name}}}{{{value}}} % {escape_latex(words)}")
     return "\n".join(lines) + "\n"

@@ -171,7 +171,7 @@ def list_arguments(command: CommandParser) -> None:
         nargs="?",
         choices=list(_ROWS),
         default="sweeps",
-        metavar="WHAT",
+        metavar="KIND",
         help="sweeps (default; also those of the working folder and its folder `sweeps`), models, rules, or keys of "
         "the configuration with their defaults",
     )

@@ -139,8 +139,8 @@ def without_folders(plan: "Plan", options: argparse.Namespace) -> str:
     sweep = typed(options)
     if not count:
         return ""
-    have = "has" if count == 1 else "have"
-    asks = f"`cppo pull {sweep}` asks the tracking store whether they were finished elsewhere"
+    have, they_were = ("has", "it was") if count == 1 else ("have", "they were")
+    asks = f"`cppo pull {sweep}` asks the tracking store whether {they_were} finished elsewhere"
     return f"{counted(count, 'run')} {have} no folder here: {asks}"
 
 

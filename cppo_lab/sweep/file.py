@@ -532,12 +532,16 @@ def _is_scalar(value: object) -> bool:
     return value is None or isinstance(value, str | int | float)
 
 
+_VALUES = "plain values"
+_DOTS = "a key within a key is written with dots, as rule.w_min"
+
+
 def _by_core(value: Any, is_item: Callable[[object], bool], what: str) -> dict[str, Any]:
     """Normalise a list, or a list per core, to lists by core."""
     lists: dict[str, Any] = value if isinstance(value, dict) else {ANY_CORE: value}
     for core in lists:
         if core not in (ANY_CORE, *core_names()):
-            raise ValueError(str(unknown("core", core, core_names())))
+            raise ValueError(str(unknown("core", core, core_names())) + f"; {_DOTS}" * (what == _VALUES))
     for items in list(lists.values()) or [None]:
         if not (isinstance(items, list) and items and all(map(is_item, items))):
             raise ValueError(f"must be a list of one or more {what}, or such a list for each core")
@@ -552,7 +556,7 @@ def _names(value: Any) -> dict[str, Any]:
 
 
 def _values(value: Any) -> dict[str, Any]:
-    return _by_core(value, _is_scalar, "plain values")
+    return _by_core(value, _is_scalar, _VALUES)
 
 
 def same(value: Scalar, other: Scalar) -> bool:
@@ -570,7 +574,8 @@ def _condition_values(value: Any) -> Any:
 
 def _one(value: Any) -> Any:
     if not _is_scalar(value):
-        raise ValueError("must be a plain value: several are an axis")
+        how = _DOTS if isinstance(value, dict) else "several are an axis"
+        raise ValueError(f"must be a plain value: {how}")
     return value
 
 

@@ -329,7 +329,7 @@ def _answers(beginning: str, runs: Path, kind: str, step: int | None) -> "tuple[
     if not steps:
         raise UserError(
             f"run {run.run_id} has kept no {kind}: runs keep them from their first validation on if "
-            "tracking.answers.keep=true"
+            f"tracking.answers.keep=true and their core ({run.config.get('core')}) samples text"
         )
     if step is not None and step not in steps:
         raise UserError(

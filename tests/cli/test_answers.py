@@ -188,4 +188,6 @@ def test_a_run_without_answers_says_how_to_keep_them(
     recorder.begin(None)
     recorder.finish(FINISHED)
     for command, kind in (("samples", "texts"), ("replay", "tokens")):
-        assert f"has kept no {kind}: runs keep them" in cppo(f"{command} {folder.name}", code=2).err
+        said = cppo(f"{command} {folder.name}", code=2).err
+        assert f"has kept no {kind}: runs keep them" in said
+        assert "and their core (mini) samples text" in said

@@ -17,6 +17,7 @@ LINES = {
     "--nope": "the following arguments are required: COMMAND: see `cppo --help`",
     "show": "the following arguments are required: SWEEP|RUN: see `cppo show --help`",
     "reference export": "unknown action 'export': did you mean 'import'? valid: import",
+    "list model": "unknown kind 'model': did you mean 'models'? valid: keys, models, rules, sweeps: see",
     "data fetch": "unknown action 'fetch': valid: check, prepare: see `cppo data --help`",
     "data check": "the following arguments are required: DIR: see `cppo data check --help`",
     "doctor --core": "argument --core: expected one argument: see `cppo doctor --help`",

@@ -140,7 +140,8 @@ ADDED = {
     "axes: {seed: [[0]]}\n": f": axes.seed=[[0]]: {LIST_OF_VALUES}",
     "axes: {seed: [1, 1.0]}\n": ": axes.seed=[1, 1.0]: 1.0 appears twice: remove one",
     "axes: {seed: [0.5]}\n": ": axes.seed=0.5: must be a whole number in [0, 2147483648)",
-    "axes: {seed: {tpu: [0]}}\n": ": axes.seed: unknown core 'tpu': valid: exact, mini, verl",
+    "axes: {rule: {tpu: [0]}}\n":
+        ": axes.rule: unknown core 'tpu': valid: exact, mini, verl; a key within a key is written with dots",
     "axes: {seed: {verl: [0]}}\n": " has no axes.seed for core=mini (valid: verl)",
     "axes: {sead: [0]}\n":
         ": axes.sead=0: unknown key 'sead': did you mean 'seed'? valid: advantage, along, batch, core, data, "
@@ -238,6 +239,8 @@ VARIANTS = {
     "{a: {rule: cpo}}": f"variants.a.rule='cpo': unknown rule 'cpo': did you mean 'cfpo' or 'cppo'? valid: {RULES}",
     "{a: {rule: [cppo, dppo]}}":
         "variants.a.rule=['cppo', 'dppo']: must be a plain value: several are an axis",
+    "{a: {rule: cppo, optim: {learning_rate: 0.1}}}":
+        "variants.a.optim: must be a plain value: a key within a key is written with dots, as rule.w_min",
     "{a: {rule: '${oc.env:HOME}'}}": "variants.a.rule='${oc.env:HOME}': a sweep file holds plain values",
     "{a: {rule.w_min: '0.5'}}": "variants.a.rule.w_min='0.5': must be a number in (0, 1]",
     "{a: {rule.w_min: yes}}": "variants.a.rule.w_min='yes': must be a number in (0, 1]",

@@ -78,6 +78,8 @@ def test_names_are_letters_and_differ() -> None:
     variants = ("dppo", "a_b", "a-b", "a.b", "δ", "中", "a_b_final", "a_b_diff", "}%\\x\n")
     numbers = numbers_of(scored(grid(variants=variants, lead=0.01)))
     assert {"cppoDemoMABFinal", "cppoDemoMABFinalB", "cppoDemoMABFinalC"} <= set(numbers)
+    numbers = numbers_of(scored(grid(variants=("dppo", "dppo."))))  # dppo, the baseline, has no difference
+    assert numbers["cppoDemoMDppoDiffB"] == r"\ensuremath{+20.02}" and "cppoDemoMDppoDiff" not in numbers
 
 
 def test_a_collapse_is_a_word() -> None:
