@@ -1,7 +1,7 @@
 """--replace: killed at any point, the old result or the new one counts, and the next launch goes on."""
 
-import contextlib
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -125,35 +125,35 @@ def finished(workspace: Path, trained_once: Path) -> TrainingJob:
     return job(SPEC, workspace / "runs", tracking_uri(), tags, replaces=(old.data.tags[schema.TAG_RECORD],))
 
 
-PLACES: list[tuple[Any, str, int]] = [
-    (Path, "rename", 0),
-    (Path, "rename", 1),
-    (Recorder, "_start", 0),
-    (Recorder, "begin", 0),
-    (Recorder, "log", 1),
-    (loop, "save_checkpoint", 0),
-    (loop, "save_checkpoint", 1),
-    (Recorder, "finish", 0),
-    (run_module, "remove_checkpoints", 0),
-    (MlflowClient, "delete_run", 0),
+# Where it is killed: instead of a call of this number, or behind it where that is not just before the next.
+PLACES: list[tuple[Any, str, int, bool]] = [
+    (Path, "rename", 0, False),
+    (Path, "rename", 1, False),
+    (Recorder, "_start", 0, False),
+    (Recorder, "begin", 0, False),
+    (Recorder, "log", 1, False),
+    (loop, "save_checkpoint", 0, False),
+    (loop, "save_checkpoint", 0, True),
+    (loop, "save_checkpoint", 1, False),
+    (Recorder, "finish", 0, False),
+    (run_module, "remove_checkpoints", 0, False),
+    (MlflowClient, "delete_run", 0, False),
+    (MlflowClient, "delete_run", 0, True),
 ]
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[1]}-{place[2]}")
+@pytest.mark.parametrize("holder, name, survived, after", PLACES)
 def test_killed_at_any_point(
-    finished: TrainingJob, monkeypatch: pytest.MonkeyPatch, place: tuple[Any, str, int], after: bool
+    finished: TrainingJob, monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, survived: int, after: bool
 ) -> None:
     """One of the two results counts at every moment, whole and by itself; the next attempt ends with the new one."""
     [attempt] = finished.attempts
     [mark], [old] = attempt.replaces, mlflow_runs()
     with monkeypatch.context() as patch:
         patch.setattr(Recorder, "fail", lambda *_: None)  # a killed process records nothing
-        holder, name, survived = place
         patch.setattr(holder, name, dying(getattr(holder, name), iter(range(survived)), after))
-        with contextlib.suppress(Killed):  # it may fall into the thread that ships
-            finished.run()
+        with pytest.raises(Killed):
+            replace(finished, uploads=False).run()
             sent(finished.folder)
     data = read_sweep(finished.uri, "cppo-mini", "s")
     assert list(data.runs["status"]) == [schema.DONE]
