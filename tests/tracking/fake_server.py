@@ -94,7 +94,8 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def fake_server() -> Iterator[FakeServer]:
     with FakeServer() as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        # It notices its end at the next poll.
+        threading.Thread(target=server.serve_forever, args=[0.02], daemon=True).start()
         yield server
         server.ended.set()
         server.shutdown()

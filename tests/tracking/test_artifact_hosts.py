@@ -56,10 +56,13 @@ def do(act: str, uri: str, folder: Path) -> None:
     ACTS[act](open_store(uri) if act in ("list", "read") else open_client(uri), folder / "page.html")
 
 
-@pytest.mark.parametrize("act", ACTS)
 @pytest.mark.parametrize(
-    "address, header",
-    [*((address, BASIC) for address in ADDRESSES), (ADDRESSES[0], f"Bearer {PASSWORD}")],
+    "address, header, act",
+    [
+        *((ADDRESSES[0], BASIC, act) for act in ACTS),
+        *((address, BASIC, act) for address in ADDRESSES[1:] for act in ("download", "read")),
+        (ADDRESSES[0], f"Bearer {PASSWORD}", "download"),
+    ],
 )
 def test_another_server_is_refused_by_its_name_and_asked_nothing(
     servers: tuple[FakeServer, FakeServer],
