@@ -86,14 +86,12 @@ OCCUPIED: list[tuple[str, str, dict[str, Content] | Callable[[Path], None]]] = [
     (RUN, "l", _link("l", "gone")),
     (RUN, "l", _link("l", "l")),
     (RUN, "''", {}),
-    (RUN, "d", {"d/index.html": "x"}),
     (RUN, "d", _folder("d/.cppo-report")),
     ("tune_cppo", "d", {"d/mine.txt": "x"}),
     ("main --from paper", "d", {"d/mine.txt": "x"}),
     ("study --from paper", "d", {"d/mine.txt": "x"}),
 ]
 RECORDS: dict[Content, str] = {
-    "": "is invalid: Invalid JSON: …",
     "{": "is invalid: Invalid JSON: …",
     "[]": "is invalid: Input should be an object",
     "{}": "has format: Field required",
@@ -102,9 +100,7 @@ RECORDS: dict[Content, str] = {
     '{"format": "cppo-report-1", "sweeps": [], "verdicts": [], "figures": {}, "files": {}, "kind": 5}': (
         "has kind=5: Input should be a valid string"
     ),
-    b"\xff\xfe\x00": "is invalid: Invalid JSON: …",
     "[" * 100_000: "is invalid: Invalid JSON: …",
-    "9" * 5000: "is invalid: Invalid JSON: …",
 }
 NO_RECORD = f"a is not a report, it has no report.json: {AGAIN}"
 REPORTS = [
@@ -200,13 +196,10 @@ NAME_A_FILE = "name a file, sqlite:///FILE.db (MLFLOW_TRACKING_URI, or tracking.
 ANOTHER = "set MLFLOW_TRACKING_URI to another"
 UNSUPPORTED = (
     "./mlruns",
-    "databricks",
     "sqllite:///x.db",
     "sqlite://",
     "sqlite:///",
     "sqlite+pysqlite:///x.db",
-    "file:///tmp/x",
-    "$(touch x)",
     " sqlite:///x.db",
     "sqlite://x.db",
     "sqlite:///:memory:",
@@ -217,7 +210,6 @@ UNSUPPORTED = (
 # A name that is not shown as it was given: as it is shown instead.
 UNSUPPORTED_SHOWN = {
     "sqlite:///a\nb.db": "'sqlite:///a\\nb.db'",
-    "sqlite:///\x1b[2J.db": "'sqlite:///\\x1b[2J.db'",
     "http://h:port": "'http://h:***'",
     "http://[::1": "'http://[:***'",
     "https://u:secret@": "'https://u:***@'",
@@ -267,7 +259,7 @@ SEARCHES = _tables(
     "INSERT INTO alembic_version VALUES ('v3.2.0.a')",
 )
 NEWER = _tables("mlflow.db", "UPDATE alembic_version SET version_num = 'ffffffffffff'")
-OPENING = (f"launch {RUN} --dry-run", f"report {RUN}", f"launch {RUN}", "reference import")
+OPENING = (f"report {RUN}", f"launch {RUN}", "reference import")
 SHOP = {URI: "sqlite:///shop.db"}
 NOWHERE = {URI: "sqlite:///nowhere/x.db"}
 NO_EXPERIMENT = "experiment 'cppo-mini' does not exist in …run `cppo launch SWEEP` first"

@@ -34,10 +34,8 @@ PLAN = {
     "+paths={models: ['${oc.env:SECRET}']}": "${NAME:...} is not resolved: write the value itself",
     "a=": "unknown key 'a': valid: advantage, along, batch, core, data",
     "": "override '' is not of the form key=value",
-    "seed": "override 'seed' is not of the form key=value",
     "~rule": "override '~rule' is not of the form key=value",
     "+=1": "unknown key '': valid: along, core",
-    "seed==1": f"override 'seed==1' is not key=value as Hydra reads it (…): {QUOTE}",
     "seed=0,,1": f"override 'seed=0,,1' is not key=value as Hydra reads it (…): {QUOTE}",
     "seed=choice()":
         "override 'seed=choice()' is not key=value as Hydra reads it (…empty choice is not legal",
@@ -47,30 +45,21 @@ PLAN = {
     "seed=" + "9" * 5000: f"override 'seed=999…999' is not key=value …: {QUOTE}",
     "data.name=" + "[" * 1000: QUOTE,
     "data.name='a": f"""override "data.name='a" is not key=value as Hydra reads it (…): {QUOTE}""",
-    "data.name=$(touch x)":
-        f"override 'data.name=$(touch x)' is not key=value as Hydra reads it (…): {QUOTE}",
     "data.name=a\nb": f"override 'data.name=a\\nb' is not key=value as Hydra reads it (…): {QUOTE}",
     "data.name=\x00": f"override 'data.name=\\x00' is not key=value as Hydra reads it (…): {QUOTE}",
     "data.name='\udc80'": "configuration: a value is not UTF-8 text: …: type it again",
     "data.name='\x1b[2J'": f"configuration: data.name='\\x1b[2J': {NAME}",
-    "data.name='../up'": f"configuration: data.name='../up': {NAME}",
     "data.name=" + "x" * 100000: f"configuration: data.name='xxx…xxx': {NAME}",
     "rule.w_min=${oc.env:HOME}": f"override 'rule.w_min=${{oc.env:HOME}}': {RESOLVER}",
-    "data.name=${hydra:run.dir}": f"override 'data.name=${{hydra:run.dir}}': {RESOLVER}",
-    "data.name=${eval:1+1}": f"override 'data.name=${{eval:1+1}}': {RESOLVER}",
     "data.name=x${seed}${oc.env:HOME}": RESOLVER,
     "data.name=${": f"override 'data.name=${{' is not key=value as Hydra reads it (…): {QUOTE}",
     "training.t_stop=${nothing}":
         "Interpolation key 'nothing' not found: `cppo show SWEEP` prints the valid keys",
     "training.t_stop=${training.t_stop}": "Recursive interpolation detected",
-    "model=/etc/passwd": "unknown model '/etc/passwd': valid: exact_early",
     "model=../rule/cppo": "unknown model '../rule/cppo': valid: exact_early",
     "+rule@x=../../conf/config": "override '+rule@x=../../conf/config': rule takes one option (valid: cfpo, cispo",
-    "rule@x=cppo": "override 'rule@x=cppo': rule takes one option (valid: cfpo, cispo",
     "~rule=cppo": "override '~rule=cppo': rule takes one option (valid: cfpo, cispo",
-    "model@a=mini_base": "override 'model@a=mini_base': model takes one option (valid: exact_early",
     "hydra.run.dir=/tmp/x": "unknown key 'hydra.run.dir': valid: along, core",
-    "+hydra.run.dir=/tmp/x": "unknown key 'hydra.run.dir': valid: along, core",
     "+hydra/job_logging=none": "unknown key 'hydra/job_logging': valid: along, core",
     "rule=cpo": f"override 'rule=cpo': {VARIANTS}",
     "rule={a: b}": f"override 'rule={{a: b}}': {VARIANTS}",
@@ -79,7 +68,6 @@ PLAN = {
     "tracking=null": "unknown tracking 'None': valid: mlflow",
     "core=tpu": "unknown core 'tpu': valid: exact, mini, verl",
     "core=mini,verl": "unknown core 'mini,verl': did you mean 'mini' or 'verl'? valid: exact, mini, verl",
-    "model=": "unknown model '': valid: exact_early",
     "model=qwen3_8b_base":
         "model='qwen3_8b_base' is a published model, which core='mini' cannot train: add core=verl",
     "variant=CPPO":
@@ -88,12 +76,10 @@ PLAN = {
     "+nosuch.key=1": "configuration: unknown key 'nosuch': valid: advantage",
     "+rule.new=1": "configuration: unknown key 'rule.new': did you mean 'rule.name'?",
     "optim.lr=1": "unknown key 'optim.lr': …valid: optim.beta1",
-    "rule.gate=inverse": "unknown key 'rule.gate': did you mean 'rule.name'?",
     "rule.options.x=1": "unknown key 'rule.options.x': did you mean 'rule.options'? valid: advantage",
     "trust_region.nothing=1": "no run of this sweep depends on 'trust_region.nothing'; remove it",
     "tracking.url=x": "unknown key 'tracking.url': did you mean 'tracking.uri'?",
     "launcher.requeues=3": "unknown key 'launcher.requeues': …valid: launcher.name, launcher.threads",
-    "seed=": f"configuration: seed='': {SEED}",
     "seed=-1": "configuration: seed=-1: must be in [0, 2147483648)",
     "seed=1.5": f"configuration: seed=1.5: {SEED}",
     "seed=true": f"configuration: seed=True: {SEED}",
@@ -102,8 +88,8 @@ PLAN = {
     "seed=[0,1]": "override 'seed=[0,1]': seed takes plain values here, not lists: seed=1,2",
     "batch.prompts=-8": "configuration: batch.prompts=-8: must be in [1, 1000000000]",
     "batch.prompts=[8]": "configuration: batch.prompts=[8]: must be a whole number in [1, 1000000000]",
-    "batch.minibatch_prompts=7": "batch: minibatch_prompts=7 must divide prompts=16 (valid: [1, 2",
     "batch.responses=1": "configuration: batch.responses=1: must be in [2, 1000000000]",
+    "batch.minibatch_prompts=7": "batch: minibatch_prompts=7 must divide prompts=16 (valid: [1, 2",
     "optim.learning_rate=nan": "configuration: optim.learning_rate=nan: must be a finite number in (0, inf)",
     "optim.beta1=1": "configuration: optim.beta1=1: must be in [0, 1)",
     "training.t_stop=13":
@@ -130,9 +116,7 @@ PLAN = {
 
 LAUNCH = {
     "rule.name=cpo": "unknown rule 'cpo': did you mean 'cfpo' or 'cppo'?",
-    "rule.wmin=0.5": "unknown key 'rule.wmin': did you mean 'rule.w_min'?",
     "rule.w_min=0": "rule.w_min=0: must be in (0, 1]",
-    "rule.delta=0": "rule.delta=0: must be in (0, inf)",
 }
 
 VERL = {

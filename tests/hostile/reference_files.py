@@ -39,7 +39,9 @@ DAMAGED: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("validation_curves.csv", _first_value(b"abc"), "ValueError: could not convert string to float: 'abc'"),
     ("validation_curves.csv", _first_value(b"nan"), "ValueError: nan is not a score"),
     ("validation_curves.csv", lambda data: b"", "IndexError: "),
+    ("validation_curves.csv", lambda data: data.rpartition(b",")[0], "TypeError: "),
     ("training_diagnostics.csv.gz", lambda data: data[: len(data) // 2], "EOFError: "),
+    ("training_diagnostics.csv.gz", lambda data: b"x" + data, "BadGzipFile: "),
     ("training_diagnostics.csv.gz", lambda data: data[:200] + bytes(50) + data[250:], "error: "),
     ("ablation_curves.csv", lambda data: data.replace(b"Qwen", b"Quen", 1), "ValueError: model 'Quen"),
 ]

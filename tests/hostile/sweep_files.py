@@ -64,14 +64,12 @@ FILES = {
         "hypotheses.h: `exclude` leaves model 'mini_long', seed 0, with runs of 'a' and without 'b', so they are never "
         "compared: exclude all of them there, or none; also: hypotheses.g: `exclude` leaves model 'mini_quick'",
     "": NO_MAPPING,
-    "[1,2]": NO_MAPPING,
     "just text": NO_MAPPING,
     SWEEP.encode("utf-16-le"): "unacceptable character #x0000",
     "title: Größe\n".encode("latin-1"): f"sweep file ./{NAME} is not UTF-8 text: save it as UTF-8",
-    b"\xef\xbb\xbf" + SWEEP.encode() + b"modells: 1\n": "unknown key 'modells': did you mean 'models'?",
+    b"\xef\xbb\xbf" + SWEEP.encode() + b"modells: 1\n": f"unknown key 'modells': did you mean 'models'? {KEYS}",
     SWEEP.encode() + b"\x00": "not valid YAML: unacceptable character #x0000",
     "#" + "x" * 1000000: "has more than 1,000,000 bytes: no sweep needs as many",
-    "!!python/object/new:subprocess.Popen [[touch, x]]\n": " line 1, column 1: …Popen' is not read",
     "&r\ntitle: T\nquestion: *r\n": f": question.question.…: {DEEP}",
     "title: T\nquestion: &l [*l]\n": f": question.0.0.…: {DEEP}",
     "[" * 2000: f"sweep ./{NAME}: {DEEP}",
@@ -81,10 +79,7 @@ FILES = {
     f"1: x\n{SWEEP}": ": 1: the key 1 is not text: quote it",
     f"yes: x\n{SWEEP}": "unknown key 'yes'",
     "title: [unclosed\n": " line 2, column 1: not valid YAML: expected ',' or ']'",
-    "title: T\n\tquestion: Q\n": " line 2, column 1: not valid YAML: found character '\\t'",
-    f"%YAML 9.9\n---\n{SWEEP}": " line 1, column 1: not valid YAML: found incompatible YAML document",
     f"{SWEEP}---\n{SWEEP}": " line 6, column 1: not valid YAML: but found another document",
-    "a: b: c\n": " line 1, column 5: not valid YAML: mapping values are not allowed here",
     f"{MODELS}variants: {{a: {{rule: cppo, rule: dppo}}}}\n":
         "line 4, column 28: key 'variants.a.rule' appears twice: remove one",
     "question: Q\nmodels: [mini_base]\n": ": title is missing: add it",
@@ -96,7 +91,6 @@ FILES = {
     f"{HEAD}models: {{mimi: [mini_base]}}\n":
         ": models: unknown core 'mimi': did you mean 'mini'? valid: exact, mini, verl",
     f"{HEAD}models: {{verl: [qwen3_8b_base]}}\n": " has no models for core=mini (valid: verl)",
-    f"{HEAD}models: [../../etc/passwd]\n": ": models='../../etc/passwd': unknown model …valid: exact_early",
     f"name: ../../etc/x\n{SWEEP}": f": name='../../etc/x': {WORD}",
     f'name: "a\\nb"\n{SWEEP}': f": name='a\\nb': {WORD}",
     f"{HEAD}sweeps: []\n": ": sweeps=[]: must not be empty",
@@ -105,7 +99,6 @@ FILES = {
     f"{HEAD}sweeps: [main, main]\n": "sweeps=['main', 'main'] must have distinct names",
     f"{HEAD}sweeps: [../gone.yaml]\n": "sweeps.0: sweep file ../gone.yaml does not exist",
     f"{HEAD}sweeps: [main]\nmodels: [mini_base]\n": ": unknown key 'models': valid: axes, feeds, name",
-    f"{HEAD}sweeps: [main]\naxes: {{seed: [010]}}\n": f" line 4, column 15: not valid YAML: '010' {AMBIGUOUS}",
     f"{HEAD}sweeps: [quickstart]\naxes: {{sead: [1]}}\n":
         ": axes.sead=1: unknown key 'sead': did you mean 'seed'?",
 }  # fmt: skip
@@ -117,22 +110,16 @@ ADDED = {
         "vocabulary; set divergence.k=16 or less",
     "axes: {rule.wmin: [0.5]}\n":
         f": axes.rule.wmin: unknown key 'rule.wmin': did you mean 'rule.w_min'? {CPPO}",
-    "axes: {launcher.threads: [1]}\n":
-        ": axes.launcher.threads: 'launcher.threads' belongs on the command line, not in a sweep file",
     "axes: {seed: [0, 1]}\nexclude: [{seed: [1, 2]}]\n": ": exclude.0.seed=2: unknown seed '2': valid: 0, 1",
     "resources: [{for: {model: mini_bas}, hours: 3}]\n":
         ": resources.0.for.model='mini_bas': unknown model 'mini_bas': did you mean 'mini_base'? valid: mini_base",
     '"\\e[2J": 1\n': ": \\x1b[2J: '\\x1b[2J' has the character '\\x1b': remove it",
-    f"axes: {{seed: [{'1:' * 3000}1]}}\n": f" line 6, column 15: not valid YAML: '1:1:1…... {AMBIGUOUS}",
     "axes: {seed: [010]}\n": f" line 6, column 15: not valid YAML: '010' {AMBIGUOUS}",
-    "resources: [{hours: 1:30}]\n": f" line 6, column 21: not valid YAML: '1:30' {AMBIGUOUS}",
     "axes: {seed: [on]}\n": ": axes.seed='on': must be a whole number in",
     BILLION: f": {PLAIN}, 100,000 at most: the aliases here expand to more; write the values out",
     MERGES: " line …, column 10: not valid YAML: << merges more than 100,000 keys: write out",
-    "axes: &a {seed: *a}\n": f": axes.seed.seed.…: {DEEP}",
     "axes: {seed: *nowhere}\n": " line 6, column 14: not valid YAML: found undefined alias 'nowhere'",
     "axes: {seed: [0]}\naxes: {seed: [1]}\n": " line 7, column 1: key 'axes' appears twice: remove one",
-    "modells: [x]\n": f": unknown key 'modells': did you mean 'models'? {KEYS}",
     "'${oc.env:HOME}': x\n": f": unknown key '${{oc.env:HOME}}': {KEYS}",
     "feeds: [Table]\n": ": feeds.0='Table': must be a table or figure of the paper, such as Table 1",
     "axes: [seed]\n": ": axes=['seed']: must be a mapping: KEY: VALUE",
@@ -162,10 +149,9 @@ ADDED = {
     "exclude: [{varient: cppo}]\n":
         ": exclude.0.varient: unknown condition 'varient': did you mean 'variant'? valid: core, model, rule, "
         "variant",
-    "exclude: [{variant: ccpo}]\n":
-        ": exclude.0.variant='ccpo': unknown variant 'ccpo': did you mean 'cppo'? valid: cppo",
     "exclude: [{variant: ccpo, model: mini}]\n":
-        ": exclude.0.variant='ccpo': …; also: exclude.0.model='mini': unknown model 'mini'",
+        ": exclude.0.variant='ccpo': unknown variant 'ccpo': did you mean 'cppo'? valid: cppo; also: "
+        "exclude.0.model='mini': unknown model 'mini'",
     "exclude: [{variant: cppo}]\n": ": exclude removes every run: remove an entry of it",
     "exclude: [{core: tpu}]\n": ": exclude.0.core='tpu': unknown core 'tpu': valid: exact, mini, verl",
     "exclude: [{variant: {a: b}}]\n": ": exclude.0.variant: must be a plain value or a list of one or more",
@@ -188,13 +174,10 @@ ADDED = {
 }  # fmt: skip
 
 TITLES = {
-    '"\\u202e"': ": title: '\\u202e' has the character '\\u202e': remove it",
-    '"\\e[2J"': ": title: '\\x1b[2J' has the character '\\x1b': remove it",
     '"\\ud800"': ": title: '\\ud800' has the character '\\ud800': remove it",
     "!!python/object/apply:os.system ['touch x']": " line 1, column 8: …os.system' is not read …: remove it",
     "!custom x":
         " line 1, column 8: not valid YAML: the tag '!custom' is not read from a sweep file: remove it",
-    "!!binary aGVsbG8=": f": title=b'hello' is a bytes: {PLAIN}: quote it",
     "2026-01-01": f": title=datetime.date(2026, 1, 1) is a date: {PLAIN}: quote it",
     "2026-13-45": " line 1, column 8: not valid YAML: '2026-13-45' is no timestamp: quote it",
     "!!int x": " line 1, column 8: not valid YAML: 'x' is no int: quote it",
@@ -202,15 +185,12 @@ TITLES = {
     "9" * 4000: ": title: a whole number of 13,288 bits: no key takes one so large",
     "0x"
     + "f" * 5000: " line 1, column 8: not valid YAML: '0xfff…... is a number that programs read differently",
-    "`touch x`": " line 1, column 8: not valid YAML: found character '`'",
     "3": ": title=3: must be text: quote it",
     "${oc.env:HOME}": ": title='${oc.env:HOME}': a sweep file holds plain values",
 }  # fmt: skip
 
 VARIANTS = {
     "{a\u202eb: {rule: cppo}}": "variants.a\\u202eb: 'a\\u202eb' has the character '\\u202e': remove it",
-    "{a: {rule: cppo, rule.wmin: 0.5}}":
-        f"variants.a.rule.wmin=0.5: unknown key 'rule.wmin': did you mean 'rule.w_min'? {CPPO}",
     "{a: {rule: cppo, training.t_stop: abc}}":
         "variants.a.training.t_stop='abc': must be a whole number in [1, 1000000000]",
     "{a: {rule: cppo, batch.minibatch_prompts: 5}}":
@@ -221,15 +201,12 @@ VARIANTS = {
         "KL(mu to pi); choose divergence=topk_kl, binary_kl, exact_kl or sample_k3",
     "{a: {rule: grpo}}\naxes: {trust_region.delta: [0.5, 0.6]}":
         "axes.trust_region.delta: no run of the sweep depends on 'trust_region.delta': remove it",
-    "{a: {rule: cppo, seed: 3}}\naxes: {seed: [0]}":
-        "variants.a.seed: variant 'a' sets 'seed', which is an axis too: keep one of them",
     "{a: {rule: cppo}, b: {rule: dppo}}\naxes: {rule.w_min: [0.6, 0.8]}\nexclude: [{rule: dppo, rule.w_min: 0.6}]":
         "exclude.0={rule: dppo, rule.w_min: 0.6}: no run of the sweep has all of these: remove the entry, or "
         "a condition of it",
     "[cppo]": "variants=['cppo']: must be a mapping: KEY: VALUE",
     "{}": "variants={}: must not be empty",
     "{int: 5}": "variants.int=5: must be a mapping: KEY: VALUE",
-    "{cppo: cppo}": "variants.cppo='cppo': must be a mapping: KEY: VALUE",
     "{'a,b': {rule: cppo}}":
         "variants.a,b='a,b': must be a name without commas: the command line lists names (variant=a,b)",
     "{'a; x=1': {rule: cppo}}": "variants.a; x=1='a; x=1': must be a name without semicolons",
@@ -243,18 +220,14 @@ VARIANTS = {
         "variants.a.optim: must be a plain value: a key within a key is written with dots, as rule.w_min",
     "{a: {rule: '${oc.env:HOME}'}}": "variants.a.rule='${oc.env:HOME}': a sweep file holds plain values",
     "{a: {rule.w_min: '0.5'}}": "variants.a.rule.w_min='0.5': must be a number in (0, 1]",
-    "{a: {rule.w_min: yes}}": "variants.a.rule.w_min='yes': must be a number in (0, 1]",
     "{a: {rule.delta: .inf}}": "variants.a.rule.delta=inf: must be a finite number in (0, inf)",
-    "{a: {core: verl}}": "variants.a.core: choose it on the command line: core=verl",
     "{a: {model: mini_base}}": "variants.a.model: variant 'a' sets 'model', which is an axis too: keep one",
     "{a: {launcher.workers: 2}}":
         "variants.a.launcher.workers: 'launcher.workers' belongs on the command line",
-    "{a: {resources.hours: 2}}": "variants.a.resources.hours: use resources:",
     "{a: {rule: cppo}, b: {rule: cppo}}":
         "variants 'a' and 'b' compose to the same run de6dbad0155a: remove one, or the override that makes "
         "them equal",
     "{a: {+x.y: 1}}": "variants.a.+x.y=1: unknown key 'x': valid: advantage",
-    "{a: {hydra.run.dir: /x}}": "variants.a.hydra.run.dir='/x': unknown key 'hydra.run.dir'",
     "{a: {'b=c': 1}}": "variants.a.b=c=1: override 'b=c=1' is not key=value as Hydra reads it",
 }  # fmt: skip
 
@@ -354,17 +327,11 @@ SEVERAL = {
 }  # fmt: skip
 # The hypothesis `above` about `cppo` and `dppo` with seeds 0, 1 and 2.
 HYPOTHESES = {
-    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], after: other":
-        "after='other' is no hypothesis (valid: above)",
-    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], after: above": "leads back to it",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 7]":
         "test_seeds: no run has seed 7: name seeds of the sweep (0, 1, 2), or extend axes.seed",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], smallest: 0":
         "hypotheses.above.smallest=0: must be in (0, inf)",
     "claim: C, better: [cppo, cppo], than: [dppo], test_seeds: [1, 2]": "better: 'cppo' stands there twice",
-    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], smallest: 101": "at most 100",
-    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], models: trend":
-        "models=trend needs three models or more",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], models: trend, outcome: error":
         "outcome=error_slope is the trend of an error",
 }  # fmt: skip
@@ -421,7 +388,6 @@ BOUNDED = {
 }  # fmt: skip
 
 IN_A_SEARCH = [
-    ("low: 0.4", "low: 010", "'010' is a number that programs read differently"),
     ("low: 0.4", "low: .nan", "configuration: rule.w_min=nan: must be in (0, 1]"),
     (PARAMETER, "seed: {choices: [0, 1]}", "search.parameters.seed: this key cannot be tuned; remove it"),
     (PARAMETER, "training.t_stop: {choices: [40, 60]}", "could not be compared; remove 'training.t_stop'"),
