@@ -1,11 +1,19 @@
-"""Jobs of training runs, as a launch makes them."""
+"""Plans of sweeps and jobs of training runs, as a launch makes them."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.spec import RunSpec
+from cppo_lab.sweep.file import load_sweep
+from cppo_lab.sweep.plan import Plan, make_plan
+
+
+def planned(sweep: Sequence[str]) -> Plan:
+    """The plan of a sweep, which is the first word, with overrides."""
+    return make_plan(load_sweep(sweep[0]), sweep[1:])
 
 
 def job(

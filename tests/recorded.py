@@ -50,6 +50,17 @@ def history(run: Run, metric: str) -> dict[int, float]:
     return {point.step: point.value for point in points}
 
 
+def histories() -> dict[str, dict[str, dict[int, float]]]:
+    """Every metric of each finished run in the store of the working folder, but for those of the machine."""
+    return {
+        run.data.tags[schema.TAG_RUN_ID]: {
+            name: history(run, name) for name in run.data.metrics if not name.startswith(("perf/", "system/"))
+        }
+        for run in mlflow_runs()
+        if run.info.status == "FINISHED"
+    }
+
+
 def points(folder: Path, metric: str) -> list[tuple[int, float, int]]:
     """(step, value, time) of every point that the store has of a metric, once the folder is shipped."""
     history = mlflow_client().get_metric_history(mlflow_run(folder).info.run_id, metric)

@@ -74,6 +74,7 @@ def test_a_job_and_a_folder_that_the_user_names(
         "name: one_sided\ndelta: ${trust_region.delta}\noptions: {slack: 0.0}\n"
     )
     Path("sweep.yaml").write_text(SWEEP)
+    empty_store()  # else the command makes the store's tables, which takes seconds
     words = ["launch", "./sweep.yaml", "launcher=local", "rule.path=acme_rules:one_sided", *OVERRIDES]
     done = cppo(*words, PYTHONPATH=str(place))
     assert (executed(trapped), done.returncode) == ([], 0), done.stdout + done.stderr

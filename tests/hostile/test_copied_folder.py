@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
 from tests.conftest import TINY, Command
+from tests.jobs import planned
 from tests.recorded import history, mlflow_runs
 
 SWEEP = ["quickstart", *TINY, "variant=cppo"]
@@ -17,7 +16,7 @@ SWEEP = ["quickstart", *TINY, "variant=cppo"]
 
 def run_id(seed: int) -> str:
     """Of the sweep's run with that seed."""
-    (run,) = make_plan(load_sweep(SWEEP[0]), [*SWEEP[1:], f"seed={seed}"]).runs
+    [run] = planned([*SWEEP, f"seed={seed}"]).runs
     return run.run_id
 
 

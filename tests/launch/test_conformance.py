@@ -1,4 +1,6 @@
-"""The launchers pass the conformance tests; a launcher of another package, from its entry point to a finished run."""
+"""The launchers of this machine pass the conformance tests (Slurm's jobs: tests/launch/slurm); a launcher of another
+package, from its entry point to a finished run.
+"""
 
 import os
 import signal
@@ -19,7 +21,8 @@ from cppo_lab.launch.launchers import LAUNCHERS, LauncherRecord
 from cppo_lab.runs.folder import is_cancelled
 from cppo_lab.testing import LauncherTests
 from cppo_lab.testing.launchers import SmallJob
-from tests.conftest import TINY, Command
+from tests.conftest import TINY, Command, python
+from tests.recorded import mlflow_client
 
 ROOT = Path(__file__).parents[2]
 MODULE = """
@@ -39,7 +42,7 @@ def launch_row(jobs, spec, report):
         if is_cancelled(job.folder):
             report(Event("cancelled", job))
             continue
-        process = multiprocessing.get_context("spawn").Process(target=run_masked, args=(job,))
+        process = multiprocessing.get_context("fork").Process(target=run_masked, args=(job,))
         process.start()
         report(Event("started", job))
         process.join()
@@ -70,46 +73,25 @@ class TestLocal(LauncherTests):
     launcher = LAUNCHERS["local"]
 
 
-class TestSlurm(LauncherTests):
-    """Only what needs no Slurm: tests/launch/slurm has the jobs."""
-
-    launcher = LAUNCHERS["slurm"]
-    test_every_job_runs_once_in_its_own_process = None  # type: ignore[assignment]
-    test_no_more_jobs_than_workers_run_at_a_time = None  # type: ignore[assignment]
-    test_what_is_reported = None  # type: ignore[assignment]
-    test_a_job_cancelled_while_it_waits_does_not_begin = None  # type: ignore[assignment]
-
-
-@pytest.fixture
-def python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[int, str]]:
-    """Python in a separate process, with Acme's package on its path, as an installer leaves it; what it says."""
-    info = tmp_path / "site" / "acme-1.0.dist-info"
+def test_a_launcher_of_another_package_conforms_and_trains_a_sweep(
+    cppo: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package is on the path of other processes as an installer leaves it."""
+    info = workspace / "site" / "acme-1.0.dist-info"
     info.mkdir(parents=True)
     (info.parent / "acme_row.py").write_text(MODULE)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: acme\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[cppo_lab.launchers]\nrow = acme_row:ROW\n")
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(info.parent)]))
-
-    def call(*arguments: str) -> tuple[int, str]:
-        done = subprocess.run([sys.executable, *arguments], cwd=tmp_path, capture_output=True, text=True)
-        return done.returncode, done.stdout + done.stderr
-
-    return call
-
-
-def test_a_launcher_of_another_package_conforms_and_trains_a_sweep(
-    python: Callable[..., tuple[int, str]], cppo: Command
-) -> None:
     Path("check.py").write_text(CHECK)
-    code, said = python("check.py")
-    assert code == 0, said
+    python("check.py")
+    mlflow_client()  # makes the tables, which takes other processes seconds
     sweep = ["quickstart", "variant=cppo", "seed=0", *SMALL]
-    code, said = python("-m", "cppo_lab.cli", "launch", *sweep, "launcher=row")
-    assert code == 0 and "done" in said, said
+    python("-m", "cppo_lab.cli", "launch", *sweep, "launcher=row")
     assert "1 run: 1 done" in cppo("plan", *sweep).out  # the launcher is no part of a run's id
-    code, said = python("-m", "cppo_lab.cli", "plan", *sweep, "launcher=raw")
-    assert code == 2 and "did you mean 'row'? valid: inline, local, row, slurm" in said
+    refused = python("-m", "cppo_lab.cli", "plan", *sweep, "launcher=raw", check=False)
+    said = "did you mean 'row'? valid: inline, local, row, slurm"
+    assert refused.returncode == 2 and said in refused.stderr
 
 
 Report = Callable[[Event[SmallJob]], None]

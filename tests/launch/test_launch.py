@@ -20,7 +20,7 @@ from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import TINY, Command
 from tests.jobs import job
 from tests.launch.gate import Gate
-from tests.recorded import history, mlflow_client, mlflow_runs
+from tests.recorded import histories, history, mlflow_client, mlflow_runs
 from tests.waiting import CEILING_SECONDS, until
 
 QUICKSTART = " ".join(["quickstart", *TINY, "seed=0"])
@@ -38,6 +38,8 @@ def started(*arguments: str, gate: Gate | None = None, deaf: bool = False) -> "s
         signal.signal(signal.SIGINT, signal.SIG_IGN if deaf else signal.SIG_DFL)
         signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
+    if gate:
+        mlflow_client()  # else the command makes the store's tables, which takes seconds
     return subprocess.Popen(
         [sys.executable, "-m", "cppo_lab.cli", *" ".join(arguments).split()],
         env=gate.environment if gate else None,
@@ -111,17 +113,6 @@ def test_killed_and_terminated_trainers_are_partial_and_continue_with_the_number
         ended = {schema.TAG_STATUS: "partial", schema.TAG_STEP: "6"}
         ended[schema.TAG_REASON] = f"interrupted: {why} at step 6"
         assert run.info.status == "KILLED" and ended.items() <= run.data.tags.items()
-
-    def histories() -> dict[str, dict[str, dict[int, float]]]:
-        """Of each run every metric, but those of the machine."""
-        return {
-            run.data.tags[schema.TAG_RUN_ID]: {
-                name: history(run, name)
-                for name in run.data.metrics
-                if not name.startswith(("perf/", "system/"))
-            }
-            for run in mlflow_runs()
-        }
 
     cppo(f"launch {TWO} launcher=inline")
     assert not list(workspace.glob(f"runs/*/{CHECKPOINT}"))

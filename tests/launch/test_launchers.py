@@ -1,8 +1,8 @@
 """The records of the launchers and the files in conf/ are the same; in what environment jobs of this machine are."""
 
+import json
 import os
 import re
-from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from cppo_lab.launch.launchers import LAUNCHERS, launch_inline, launcher_kind, l
 from cppo_lab.launch.local import launch_local
 from cppo_lab.launch.slurm.submit import SlurmSpec
 from tests.conftest import user_error
-from tests.launch.slurm.jobs import Noted
+from tests.launch.slurm.jobs import Noted, Telling
 
 SPEC = LauncherSpec(name="local", workers=1, threads=1)
 
@@ -48,26 +48,17 @@ SHELL = {
 }
 
 
-@dataclass(frozen=True)
-class Telling(Noted):
-    """A job that writes down what it finds in its environment."""
-
-    def run(self) -> None:
-        """The variables that the shell has."""
-        self.folder.mkdir(exist_ok=True)
-        (self.folder / "environment").write_text(repr({name: os.environ.get(name) for name in SHELL}))
-
-
 @pytest.mark.parametrize("launch", [launch_local, launch_inline])
 def test_no_variable_of_the_shell_changes_what_launcher_and_job_agree_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: Launcher
 ) -> None:
     for name, value in SHELL.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of this file
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of the tests'
     job = Telling(tmp_path, "a", fresh_process=True)
     launch([job], SPEC, lambda event: None)
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # multiprocessing leaves it running
     job_finds = dict.fromkeys(SHELL) | JOB_VARIABLES | {"SLURM_JOB_ID": "7"}  # it is part of that job
-    assert (job.folder / "environment").read_text() == repr(job_finds)
+    found = json.loads((job.folder / "environment").read_text())
+    assert {name: found.get(name) for name in SHELL} == job_finds
     assert {name: os.environ[name] for name in SHELL} == SHELL

@@ -189,8 +189,8 @@ def _exit_codes(count: int, target: Callable[[Path, int], None], runs: Path, num
 
 
 def test_launchers_at_once_claim_each_run_once(tmp_path: Path) -> None:
-    assert _exit_codes(4, _claim_each_once, tmp_path, 40) == [0] * 4
-    assert sorted(jobs(Ledger(tmp_path))) == sorted(f"run{number}" for number in range(40))
+    assert _exit_codes(4, _claim_each_once, tmp_path, 12) == [0] * 4
+    assert sorted(jobs(Ledger(tmp_path))) == sorted(f"run{number}" for number in range(12))
 
 
 def test_a_launcher_killed_at_any_statement_leaves_a_whole_record(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """Runs that a launch does not begin: the first have failed alike, or they do not fit into its limits."""
 
-import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -16,20 +14,18 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import FAILED, Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.cost import Limits, past_costs
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY, Command
+from tests.jobs import planned
 
-WORDS = [*TINY, "variant=cppo", "seed=0,1,2,3,4", "model.warm_start.steps=2"]
-SWEEP = " ".join(["quickstart", *WORDS])
+SWEEP = " ".join(["quickstart", *TINY, "variant=cppo seed=0,1,2,3,4 model.warm_start.steps=2"])
 INLINE = f"{SWEEP} launcher=inline"
 Train = Callable[[RunSpec, Recorder, object], Outcome]
 
 
 def ids() -> list[str]:
     """Of the five runs, in the order of the plan."""
-    return [run.run_id for run in make_plan(load_sweep("quickstart"), WORDS).runs]
+    return [run.run_id for run in planned(SWEEP.split()).runs]
 
 
 def states() -> list[str]:
@@ -113,61 +109,30 @@ def test_a_retry_that_fails_again_holds_the_rest_of_it(
     assert states() == ["failed"] * 5
 
 
-def own_rule(workspace: Path, monkeypatch: pytest.MonkeyPatch, module: str, seeds: str = "0, 1, 2, 3") -> str:
-    """A sweep of a user's rule, the function `own` of a module, which jobs find in the folder `site`."""
-    site = str(workspace / "site")
-    for name, text in {
-        "site/acme_rule.py": module,
-        "rule/own.yaml": "name: own\ndelta: ${trust_region.delta}\n",
-        "mine.yaml": "title: Mine\nquestion: Why?\nmodels: {mini: [mini_base]}\nvariants: {a: {rule: own}}\n"
-        f"axes: {{seed: [{seeds}]}}\n",
-    }.items():
-        (workspace / name).parent.mkdir(exist_ok=True)
-        (workspace / name).write_text(text)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([site, str(Path(__file__).parents[2])]))
-    monkeypatch.syspath_prepend(site)
-    monkeypatch.delitem(sys.modules, "acme_rule", raising=False)
-    return " ".join(["./mine.yaml", *TINY[1:], "rule.path=acme_rule:own"])
-
-
-WRONG = "def own(tokens, *, delta):\n    raise RuntimeError('wrong')\n"
-
-
-@pytest.mark.slow
-def test_jobs_of_this_machine_are_held(
-    workspace: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sweep = own_rule(workspace, monkeypatch, WRONG)
-    said = cppo(f"launch {sweep} launcher.workers=1", code=4).err
-    assert "cppo: 1 run not started" in said and "failed alike: RuntimeError: wrong" in said
-    assert len(list(workspace.glob("runs/*/spool"))) == 3
-
-
 def test_a_job_in_a_queue_looks_before_it_begins(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Slurm's job, when its launcher is long gone; a run that has begun in this launch goes on when it is requeued."""
-    runs = make_plan(load_sweep("quickstart"), WORDS).runs
-    planned = [Attempt(run.spec, workspace / "runs", canaries=tuple(ids()[:3])) for run in runs]
-    late = planned[0].created + 1.0
+    runs = planned(SWEEP.split()).runs
+    attempts_at = [Attempt(run.spec, workspace / "runs", canaries=tuple(ids()[:3])) for run in runs]
+    late = attempts_at[0].created + 1.0
 
     def says(place: int, status: str, **values: object) -> None:
-        planned[place].folder.mkdir(parents=True, exist_ok=True)
-        write_status(planned[place].folder, {"status": status, **values})
+        attempts_at[place].folder.mkdir(parents=True, exist_ok=True)
+        write_status(attempts_at[place].folder, {"status": status, **values})
 
     for place in range(3):
         says(place, FAILED, reason="OSError: gone", updated=late)
     says(3, "", step=None)
-    SlurmTask(TrainingJob((planned[3],), tracking_uri()), 0)()
+    SlurmTask(TrainingJob((attempts_at[3],), tracking_uri()), 0)()
     assert f"run {runs[3].run_id} is held: the first 3 runs" in capsys.readouterr().out
-    assert states()[3] == "" and "OSError: gone" in read_status(planned[3].folder)["reason"]
+    assert states()[3] == "" and "OSError: gone" in read_status(attempts_at[3].folder)["reason"]
     says(4, "partial", updated=late)
-    assert planned[3].withheld_because() and not planned[4].withheld_because()
+    assert attempts_at[3].withheld_because() and not attempts_at[4].withheld_because()
     says(2, FAILED, reason="OSError: gone", updated=late - 9.0)  # before it
-    assert not planned[3].withheld_because()
+    assert not attempts_at[3].withheld_because()
 
 
 def test_what_does_not_fit_is_not_started_in_the_order_of_the_plan(workspace: Path) -> None:
-    words = ["core=verl", "model=qwen3_1_7b_base", "variant=cppo,dppo", "seed=0,1"]
-    runs = make_plan(load_sweep("main"), words).runs
+    runs = planned(["main", "core=verl", "model=qwen3_1_7b_base", "variant=cppo,dppo", "seed=0,1"]).runs
     [each] = {cost.gpu_hours for cost in past_costs(runs).values() if cost}
     ids = [run.run_id for run in runs]
 

@@ -36,7 +36,7 @@ def recorded() -> int:
     return len(list(Path("runs").glob("*/spool")))
 
 
-def test_a_clear_difference_ends_the_study_at_its_first_look(cppo: Command) -> None:
+def test_a_clear_difference_ends_the_study_at_its_first_look(cppo: Command, undrawn: None) -> None:
     assert "would train 8 of 8 runs" in cppo(LAUNCH, "--dry-run").out
     assert recorded() == 0
     said = "\n".join(cppo(LAUNCH))

@@ -89,10 +89,9 @@ class Forked:
         environment: Mapping[str, str],
     ) -> None:
         """It works in this process's folder; `environment` is what it has besides this process's."""
-        place = _Place(log, Path.cwd(), dict(environment))
         # No daemon in multiprocessing's sense: those may have no children.
         self.process: BaseProcess = context().Process(
-            target=_called, args=(Environment(), place, function, arguments)
+            target=_called, args=(Environment(), log, Path.cwd(), dict(environment), function, arguments)
         )
         self.process.start()
         self.pid = self.process.pid or 0
@@ -125,22 +124,20 @@ class Forked:
         self.kill()
 
 
-@dataclass(frozen=True)
-class _Place:
-    log: Path
-    folder: Path
-    environment: dict[str, str]
-
-
 def _called(
-    _: Environment, place: _Place, function: Callable[..., object], arguments: tuple[object, ...]
+    _: Environment,
+    log: Path,
+    folder: Path,
+    environment: dict[str, str],
+    function: Callable[..., object],
+    arguments: tuple[object, ...],
 ) -> None:
     os.setpgrp()
-    log = os.open(place.log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
-    os.chdir(place.folder)
-    os.environ |= place.environment
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.chdir(folder)
+    os.environ |= environment
     # A script that starts the tests in the background has them ignore it, and children inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     function(*arguments)

@@ -194,6 +194,7 @@ def launched(*words: str, first: float) -> tuple["subprocess.Popen[str]", psutil
 def test_it_outlives_a_killed_launcher_while_a_run_goes_on(folder: Path, attempt: Attempt) -> None:
     uri = f"sqlite:///{folder.parent.parent}/mlflow.db"
     with run_lock(folder):
+        mlflow_client()  # makes the tables, which takes other processes seconds
         recorder = attempt(0)
         launcher, process = launched(str(folder), uri, first=0.0)
         until("the first step is sent", lambda: not unsent(folder, uri))

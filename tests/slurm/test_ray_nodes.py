@@ -6,6 +6,7 @@ The cluster has a network of its own, since Ray does not stay on loopback by its
 import json
 import os
 import signal
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from dev.slurm import starting
 from dev.slurm.cluster import PATH, Cluster
 from dev.slurm.daemons import of_cluster
 from dev.slurm.settings import Settings
+from tests.launch.slurm.conftest import wait_until_empty
 from tests.launch.slurm.containers import RUNTIMES, asked, make_image, stand_ins
 from tests.requirement import SLURM
 from tests.slurm.conftest import PATIENT, cluster_folder
@@ -173,30 +175,43 @@ def test_machines_join_from_containers(runtime: str, machines: Cluster, tmp_path
     nothing_is_left(machines, up)
 
 
-def test_a_preflight_starts_and_resumes_on_two_machines(machines: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "two.yaml").write_text(SWEEP)
+def cppo(machines: Cluster, folder: Path, command: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """A command on a small sweep of that folder."""
+    (folder / "two.yaml").write_text(SWEEP)
     small = ["validation.samples=1", "data.validation_problems=4", "model.warm_start.steps=20"]
-    words = ["two.yaml", "core=verl", "layout=cpu_two_nodes", *small]
-    command = ["env", "-C", str(tmp_path), sys.executable, "-m", "cppo_lab.cli", "preflight", *words]
-    slurm = ["launcher=slurm", "resources.memory_gb=4", "resources.hours=0.5"]
-    asked = machines.run(*command, *slurm, seconds=CEILING_SECONDS)
+    small += ["core=verl", "layout=cpu_two_nodes"]
+    line = [
+        "env",
+        "-C",
+        str(folder),
+        sys.executable,
+        "-m",
+        "cppo_lab.cli",
+        command,
+        "two.yaml",
+        *small,
+        *words,
+    ]
+    return machines.run(*line, seconds=CEILING_SECONDS)
+
+
+BY_SLURM = ("launcher=slurm", "resources.memory_gb=4", "resources.hours=0.5")
+
+
+def test_a_preflight_starts_and_resumes_on_two_machines(machines: Cluster, tmp_path: Path) -> None:
+    asked = cppo(machines, tmp_path, "preflight", *BY_SLURM)
     assert asked.returncode == 0, asked.stderr
-    until("it ends", lambda: not machines.call("squeue", "-h"))
-    shown = machines.run(*command, "--show", seconds=CEILING_SECONDS)
+    wait_until_empty(machines)
+    shown = cppo(machines, tmp_path, "preflight", "--show")
     for line in ("start from a checkpoint", "step 1", "step 2", "all-reduce over 2 devices, GB/s"):
         assert line in shown.stdout, shown.stdout + shown.stderr
     nothing_is_left(machines)
 
 
 def test_verl_trains_one_run_on_two_machines(machines: Cluster, tmp_path: Path) -> None:
-    (tmp_path / "two.yaml").write_text(SWEEP)
-    overrides = ["core=verl", "layout=cpu_two_nodes", "training.t_stop=1", "validation.every=1"]
-    shorter = ["validation.samples=1", "data.validation_problems=4", "model.warm_start.steps=20"]
-    command = [sys.executable, "-m", "cppo_lab.cli", "launch", "two.yaml", *overrides, *shorter]
-    launcher = ["launcher=slurm", "resources.memory_gb=4", "resources.hours=0.5"]
-    launched = machines.run("env", "-C", str(tmp_path), *command, *launcher, seconds=CEILING_SECONDS)
+    launched = cppo(machines, tmp_path, "launch", "training.t_stop=1", "validation.every=1", *BY_SLURM)
     assert "Slurm has them" in launched.stdout, launched.stderr  # queued or already running
-    until("it ends", lambda: not machines.call("squeue", "-h"))
+    wait_until_empty(machines)
     run = next((tmp_path / "runs").glob("*/status.json")).parent
     status = json.loads((run / "status.json").read_text())
     log = "".join(path.read_text() for path in (tmp_path / "runs" / "slurm").glob("*/*_0_log.out"))

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from cppo_lab.errors import Interrupted
 from cppo_lab.launch.slurm.queue import view
-from cppo_lab.launch.slurm.submit import SlurmSpec
+from cppo_lab.launch.slurm.submit import SlurmSpec, launch_slurm
 from cppo_lab.spec import ResourcesSpec
 from tests.waiting import until
 
@@ -38,6 +38,11 @@ def slurm_spec(**changes: object) -> SlurmSpec:
         "sbatch": {},
     }
     return SlurmSpec.model_validate(values | changes)
+
+
+def submit(jobs: Sequence["Noted"], **settings: object) -> None:
+    """Launch jobs with these settings."""
+    launch_slurm(jobs, slurm_spec(**settings), lambda event: None)
 
 
 def takes(**values: object) -> ResourcesSpec:
@@ -125,6 +130,16 @@ class Sized(Noted):
 
 
 @dataclass(frozen=True)
+class Telling(Noted):
+    """A job that writes down its environment."""
+
+    def run(self) -> None:
+        """All of it."""
+        self.folder.mkdir(exist_ok=True)
+        (self.folder / "environment").write_text(json.dumps(dict(os.environ)))
+
+
+@dataclass(frozen=True)
 class Looks(Noted):
     """Writes down what it sees of the machine, of each node it is on."""
 
@@ -180,10 +195,9 @@ def begun(runs: Path) -> Counter[str]:
     return Counter(name for name, what in notes(runs) if what == "begin")
 
 
-def nothing_queued(runs: Path) -> bool:
-    """Whether Slurm says that none of the jobs is in its queue; a machine under load may not answer in time."""
-    seen = view(runs)
-    return not seen.silent and not seen.here
+def wait_until_gone(runs: Path) -> None:
+    """Until Slurm says that none of the jobs is in its queue; a machine under load may not answer in time."""
+    until("the queue is empty", lambda: not (seen := view(runs)).silent and not seen.here)
 
 
 def ended(runs: Path, jobs: Sequence[Noted]) -> bool:

@@ -17,11 +17,10 @@ from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.runs.attempt import Equipped
 from cppo_lab.runs.folder import read_status
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
 from dev.slurm.cluster import Cluster
 from tests.conftest import Command, user_error
-from tests.launch.slurm.conftest import ROOT
+from tests.jobs import planned
+from tests.launch.slurm.conftest import ROOT, wait_until_empty
 from tests.launch.slurm.jobs import (
     Long,
     Noted,
@@ -30,9 +29,10 @@ from tests.launch.slurm.jobs import (
     ended,
     most_at_once,
     notes,
-    nothing_queued,
     slurm_spec,
+    submit,
     takes,
+    wait_until_gone,
 )
 from tests.launch.test_batches import SHORT, recorded
 from tests.waiting import until
@@ -48,12 +48,12 @@ def test_a_job_on_gpus_and_its_step_have_the_cpus_of_its_layout(bare_slurm: Clus
     cpus = Equipped(composed.run, tmp_path, composed.layout).cpus
     jobs = [Sized(tmp_path, "layout", gpus=2, cpus=cpus), Sized(tmp_path, "cluster", gpus=2)]
     jobs.append(Sized(tmp_path, "user", gpus=2, cpus=2, resources=takes(cpus=1)))
-    launch_slurm(jobs, slurm_spec(), lambda event: None)
+    submit(jobs)
     until("they have noted it", lambda: len(notes(tmp_path)) == 12)
     for name, numbers in {"layout": ["2"] * 3, "cluster": ["1", "1", "none"], "user": ["1"] * 3}.items():
         *given, gpus = [what for _, what in notes(tmp_path, name)]
         assert (given, len(gpus.split())) == (numbers, 2), name
-    until("the queue is empty", lambda: nothing_queued(tmp_path))
+    wait_until_gone(tmp_path)
 
 
 def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
@@ -82,7 +82,7 @@ def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
     until("the late one has ended", lambda: ended(tmp_path, [late]))
     assert begun(tmp_path).total() == 4 + 1
     (tmp_path / "gate").touch()
-    until("the queue is empty", lambda: nothing_queued(tmp_path))
+    wait_until_gone(tmp_path)
     assert begun(tmp_path) == Counter([job.name for job in [*jobs, late]])
     assert most_at_once(tmp_path) <= 4 + 1
     with Ledger(tmp_path) as ledger:
@@ -97,10 +97,10 @@ def test_why_a_job_is_gone_that_the_queue_has_forgotten(
     cluster: Cluster = request.getfixturevalue("slurm" if accounts else "bare_slurm")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     expected = {"ends": "COMPLETED", "cancelled": "CANCELLED"}
-    launch_slurm([Noted(tmp_path, "ends"), Long(tmp_path, "cancelled")], slurm_spec(), lambda event: None)
+    submit([Noted(tmp_path, "ends"), Long(tmp_path, "cancelled")])
     until("one has ended", lambda: set(in_queue(tmp_path)) == {"cancelled"} and begun(tmp_path)["cancelled"])
     cluster.call("scancel", in_queue(tmp_path)["cancelled"].job)
-    until("both are gone", lambda: nothing_queued(tmp_path))
+    wait_until_gone(tmp_path)
     with Ledger(tmp_path) as ledger:
         tasks = [ledger.newest_tasks()[name].job for name in expected]
         if accounts:  # which lag behind the queue
@@ -117,7 +117,7 @@ SWEEP = ["quickstart", *SHORT, "variant=grpo,cppo", "seed=0,1,2,3"]
 
 
 def run_ids() -> list[str]:
-    return [run.run_id for run in make_plan(load_sweep(SWEEP[0]), SWEEP[1:]).runs]
+    return [run.run_id for run in planned(SWEEP).runs]
 
 
 def test_an_array_of_batches_with_two_launchers_at_once(bare_slurm: Cluster, cppo: Command) -> None:
@@ -128,7 +128,7 @@ def test_an_array_of_batches_with_two_launchers_at_once(bare_slurm: Cluster, cpp
         tasks = ledger.newest_tasks()
     assert set(tasks) == set(run_ids())
     assert [*Counter(task.job for task in tasks.values()).values()] == [4, 4]
-    until("the queue is empty", lambda: not bare_slurm.call("squeue", "-h"))
+    wait_until_empty(bare_slurm)
     runs = cppo("status", *SWEEP, "--json").answer["runs"]
     assert {run["state"] for run in runs} == {"done"}
     assert all(len(recorded(run_id)) == 7 for run_id in run_ids())
@@ -143,6 +143,6 @@ def test_a_run_is_taken_out_of_a_batch_that_waits(bare_slurm: Cluster, workspace
     assert set(waiting) == set(others)
     [job] = set(waiting.values())
     bare_slurm.call("scontrol", "release", job)
-    until("the queue is empty", lambda: not bare_slurm.call("squeue", "-h"))
+    wait_until_empty(bare_slurm)
     states = {run_id: read_status(Path("runs") / run_id)["status"] for run_id in run_ids()}
     assert states == {out: "", **dict.fromkeys(others, "done")}

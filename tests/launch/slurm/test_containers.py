@@ -8,24 +8,22 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import main
-from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from tests.conftest import Command
 from tests.launch.slurm import holding
 from tests.launch.slurm.containers import PROJECT, RUNTIMES, make_image, overrides, settings, stand_ins
-from tests.launch.slurm.jobs import Looks, nothing_queued, slurm_spec
+from tests.launch.slurm.jobs import Looks, submit, wait_until_gone
 from tests.launch.slurm.test_runs import (
     FATES,
     SLURM,
     attempts,
-    histories,
     meet_fates,
     run_id,
     states,
     sweep_of,
     unbroken,
 )
-from tests.waiting import until
+from tests.recorded import histories
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 
@@ -60,9 +58,8 @@ def test_inside_is_what_the_run_needs_and_nothing_else(
         environment=("BY_NAME", "IN_BOTH", "GIVEN=it's $(touch x)", "UNSET_OUTSIDE"),
     )
     jobs = [Looks(elsewhere, "one"), Looks(elsewhere, "two nodes", nodes=2)]
-    setup = ("set -e", "export OF_SETUP=1")
-    launch_slurm(jobs, slurm_spec(container=container, setup=setup), lambda event: None)
-    until("the queue is empty", lambda: nothing_queued(elsewhere))
+    submit(jobs, container=container, setup=("set -e", "export OF_SETUP=1"))
+    wait_until_gone(elsewhere)
     variables = {
         "PYTHONPATH": PROJECT,  # the image's, though the shell that submitted has one
         "BY_NAME": "a b'$(touch x)",
@@ -99,9 +96,9 @@ def test_a_run_in_a_container_goes_on_after_whatever_slurm_does_to_it(
     for fate in ids:
         assert main(["launch", *sweep_of(fate), SLURM, *FATES[fate], *inside]) == 0
     meet_fates(bare_slurm, ids)
-    until("the queue is empty", lambda: nothing_queued(workspace / "runs"))
+    wait_until_gone(workspace / "runs")
     found = {fate: states(sweep_of(fate))[ids[fate]] for fate in ids}
-    recorded = histories(workspace)
+    recorded = histories()
     for fate in go_on:
         assert found[fate].state == "done", found[fate]
         assert len(attempts()[ids[fate]]) == 1

@@ -4,6 +4,7 @@ The jobs are submitted held and let go at the end, so that none can end meanwhil
 """
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -22,14 +23,10 @@ from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
 from dev.slurm.daemons import everything
-from tests.launch.slurm.jobs import Noted, begun, ended, nothing_queued, slurm_spec
+from tests.launch.slurm.jobs import Noted, begun, ended, slurm_spec, wait_until_gone
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
-
-Die = Callable[[], None]
-Hook = Callable[[Die], None]
-
 
 HELD = slurm_spec(sbatch={"hold": True})
 
@@ -64,14 +61,14 @@ def wait_for_orphans(process: BaseProcess) -> None:
     until("nothing of the launcher runs", lambda: not left())
 
 
-def slow_sbatch(folder: Path, before: str = ":", after: str = ":") -> Callable[[], None]:
+def other_sbatch(folder: Path, before: str, after: str) -> Callable[[], None]:
     """Puts an sbatch into a launcher's way that does something before and after the real one."""
     folder.mkdir()
     script = folder / "sbatch"
     script.write_text(
         '#!/bin/bash\nhere=$(dirname "$0")\nexport PATH=${PATH#"$here":}\n'
         '[ "$1" = --test-only ] && exec sbatch "$@"\n'
-        f'touch "$here/asked"; {before}; sbatch "$@"; touch "$here/answered"; {after}\n'
+        f'{before}; sbatch "$@"; {after}\n'
     )
     script.chmod(0o755)
 
@@ -81,35 +78,25 @@ def slow_sbatch(folder: Path, before: str = ":", after: str = ":") -> Callable[[
     return install
 
 
-def release_and_wait(slurm: Cluster, runs: Path, jobs: Sequence[Noted]) -> None:
-    """Let the jobs run, and see that each of them does so once and that nothing else was in the queue."""
-    shown = slurm.call("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i").split()
-    assert len(shown) == len(jobs)
-    slurm.call("scontrol", "release", ",".join({job.partition("_")[0] for job in shown}))
-    until("all have ended", lambda: ended(runs, jobs))
-    until("the queue is empty", lambda: nothing_queued(runs))
-    assert begun(runs) == Counter(job.name for job in jobs)
-
-
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """No sbatch is on its way that a test does not know of."""
     monkeypatch.setattr(queue, "SETTLING_SECONDS", 0.0)
 
 
-def before(owner: object, name: str) -> Hook:
-    """Instead of calling a function."""
-
-    def install(die: Die) -> None:
-        setattr(owner, name, lambda *_, **__: die())
-
-    return install
+def die(*_: object, **__: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
-def behind(owner: object, name: str, *arguments: object) -> Hook:
+def before(owner: object, name: str) -> Callable[[], None]:
+    """Has a launcher die instead of calling a function."""
+    return lambda: setattr(owner, name, die)
+
+
+def behind(owner: object, name: str, *arguments: object) -> Callable[[], None]:
     """Behind the first call of a function, or the first with these among its arguments."""
 
-    def install(die: Die) -> None:
+    def install() -> None:
         real = getattr(owner, name)
 
         def call(*given: Any, **named: Any) -> None:
@@ -124,7 +111,7 @@ def behind(owner: object, name: str, *arguments: object) -> Hook:
 
 REPORTED = "its job is reported"
 # Where a launcher is killed -> how it gets there, in the order of a launch. Those from sbatch's end are below.
-POINTS: dict[str, Hook] = {
+POINTS = {
     "it has no lock yet": before(submit, "submitting"),
     "it has the lock": before(submit, "Ledger"),
     "it has looked at the queue": behind(submit, "refresh"),
@@ -148,28 +135,26 @@ COMPLETE = {
 
 
 def test_a_launcher_is_killed_at_every_point(bare_slurm: Cluster, tmp_path: Path) -> None:
-    """Each time with jobs to submit, alone and with its sbatch."""
+    """Each time with jobs to submit; while its sbatch runs, alone and with that."""
     runs = tmp_path / "runs"
     jobs = [Noted(runs, "job0"), Noted(runs, "job1")]
-    for point in [*POINTS, *AT_SBATCH, REPORTED]:
-        for group in (False, True):
-
-            def die(group: bool = group) -> None:
-                os.killpg(0, signal.SIGKILL) if group else os.kill(os.getpid(), signal.SIGKILL)
-
-            if point in AT_SBATCH:
-                who = f"who={'0' if group else '$PPID'}; "
-                asked, answered = AT_SBATCH[point]
-                folder = tmp_path / f"{point} {group}".replace(" ", "-")
-                process = launcher(jobs, slow_sbatch(folder, who + asked, who + answered))
-            elif point == REPORTED:
-                process = launcher(jobs, report=lambda event, die=die: die())  # type: ignore[misc]
-            else:
-                process = launcher(jobs, lambda point=point, die=die: POINTS[point](die))  # type: ignore[misc]
-            process.join()
-            wait_for_orphans(process)
-            assert process.exitcode == -signal.SIGKILL, point
-            if point in COMPLETE:
-                jobs += [Noted(runs, f"job{len(jobs) + number}") for number in range(2)]
+    for number, point in enumerate([*POINTS, *itertools.product(AT_SBATCH, ("$PPID", "0")), REPORTED]):
+        if isinstance(point, tuple):
+            asked, answered = (f"who={point[1]}; {act}" for act in AT_SBATCH[point[0]])
+            process = launcher(jobs, other_sbatch(tmp_path / str(number), asked, answered))
+        elif point == REPORTED:
+            process = launcher(jobs, report=die)
+        else:
+            process = launcher(jobs, POINTS[point])
+        process.join()
+        wait_for_orphans(process)
+        assert process.exitcode == -signal.SIGKILL, point
+        if point in COMPLETE:
+            jobs += [Noted(runs, f"job{len(jobs) + more}") for more in range(2)]
     launch_slurm(jobs, HELD, lambda event: None)
-    release_and_wait(bare_slurm, runs, jobs)
+    shown = bare_slurm.call("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i").split()
+    assert len(shown) == len(jobs)
+    bare_slurm.call("scontrol", "release", ",".join({job.partition("_")[0] for job in shown}))
+    until("all have ended", lambda: ended(runs, jobs))
+    wait_until_gone(runs)
+    assert begun(runs) == Counter(job.name for job in jobs)

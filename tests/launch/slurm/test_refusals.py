@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.launch.slurm.queue import Ledger, in_queue
-from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import PATH, Cluster
 from tests.conftest import TINY, Command, user_error
-from tests.launch.slurm.jobs import Noted, slurm_spec, takes
-from tests.waiting import until
+from tests.launch.slurm.conftest import wait_until_empty
+from tests.launch.slurm.jobs import Noted, submit, takes
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 LAUNCH = " ".join(["launch quickstart", *TINY, "launcher=slurm"])
@@ -66,14 +65,14 @@ def test_nodes_that_are_drained(bare_slurm: Cluster, tmp_path: Path) -> None:
     nodes = "NodeName=" + ",".join(bare_slurm.node_states())
     bare_slurm.call("scontrol", "update", nodes, "State=DRAIN", "Reason=maintenance")
     try:
-        launch_slurm([Noted(tmp_path, "one")], slurm_spec(), lambda event: None)
+        submit([Noted(tmp_path, "one")])
         [queued] = in_queue(tmp_path).values()
         assert queued.state == "PENDING"
         for name, resources in (("memory", takes(memory_gb=100_000)), ("cores", takes(cpus=4000))):
             with user_error("Slurm rejects these jobs"):
-                launch_slurm([Noted(tmp_path, name, resources=resources)], slurm_spec(), lambda event: None)
+                submit([Noted(tmp_path, name, resources=resources)])
         assert bare_slurm.call("squeue", "-h", "-r", "-o", "%i").split() == [queued.job]
     finally:
         bare_slurm.call("scontrol", "update", nodes, "State=RESUME")
-    until("it has run", lambda: not bare_slurm.call("squeue", "-h"))
+    wait_until_empty(bare_slurm)
     assert (tmp_path / "log").read_text().splitlines()[-1].endswith("end")

@@ -7,17 +7,18 @@ from pathlib import Path
 import pytest
 from mlflow.entities import Run
 
+from cppo_lab import schema
 from cppo_lab.cli import main
 from cppo_lab.cli.training import plan_states
 from cppo_lab.launch.slurm.queue import QueuedJob, in_queue
 from cppo_lab.runs.state import RunState
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
+from tests.jobs import planned
 from tests.launch.slurm import holding
-from tests.launch.slurm.jobs import nothing_queued
-from tests.recorded import mlflow_client, mlflow_runs
+from tests.launch.slurm.conftest import wait_until_empty
+from tests.launch.slurm.jobs import wait_until_gone
+from tests.recorded import histories, mlflow_runs
 from tests.waiting import until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -28,38 +29,21 @@ def attempts() -> dict[str, list[Run]]:
     """The MLflow runs of each run."""
     stored: dict[str, list[Run]] = {}
     for run in mlflow_runs():
-        stored.setdefault(run.data.tags["cppo.run_id"], []).append(run)
+        stored.setdefault(run.data.tags[schema.TAG_RUN_ID], []).append(run)
     return stored
 
 
-Points = dict[str, list[tuple[int, float]]]
-
-
-def histories(folder: Path) -> dict[str, Points]:
-    """Every metric of every finished run in the store of a working folder: its steps and values, as recorded."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        client = mlflow_client()
-        return {
-            run.data.tags["cppo.run_id"]: {
-                # Seconds and rates are the machine's.
-                name: sorted((p.step, p.value) for p in client.get_metric_history(run.info.run_id, name))
-                for name in run.data.metrics
-                if not name.startswith(("perf/", "system/"))
-            }
-            for run in mlflow_runs()
-            if run.info.status == "FINISHED"
-        }
+Histories = dict[str, dict[str, dict[int, float]]]
 
 
 def states(sweep: list[str]) -> dict[str, RunState]:
     """The states of the runs of a sweep of the working folder."""
-    return plan_states(make_plan(load_sweep(sweep[0]), sweep[1:]))
+    return plan_states(planned(sweep))
 
 
 def run_id(sweep: list[str]) -> str:
     """The id of a sweep's only run."""
-    (run,) = make_plan(load_sweep(sweep[0]), sweep[1:]).runs
+    [run] = planned(sweep).runs
     return run.run_id
 
 
@@ -80,10 +64,9 @@ FATES = {  # and where each run gets to meet it
 class Aftermath:
     """What came of the runs, by fate."""
 
-    workspace: Path
     states: dict[str, RunState]
     stored: dict[str, list[Run]]
-    expected: dict[str, Points]
+    expected: Histories
 
 
 def sweep_of(fate: str) -> list[str]:
@@ -91,13 +74,13 @@ def sweep_of(fate: str) -> list[str]:
     return [*LONG, f"seed={list(FATES).index(fate)}"]
 
 
-def unbroken(folder: Path, fates: Sequence[str]) -> dict[str, Points]:
+def unbroken(folder: Path, fates: Sequence[str]) -> Histories:
     """What the runs that meet these fates record where nothing happens to them: launched from another folder, here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         for fate in fates:
             assert main(["launch", *sweep_of(fate), "launcher=inline"]) == 0
-    return histories(folder)
+        return histories()
 
 
 @pytest.fixture(scope="module")
@@ -116,12 +99,12 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         failed = ids["its node failed"]
         until("it waits", lambda: in_queue(folder / "runs")[failed].state == "PENDING")
         bare_slurm.call("scontrol", "update", f"JobId={jobs[failed].job}", "ReqNodeList=n4")
-        until("the queue is empty", lambda: nothing_queued(folder / "runs"))
+        wait_until_gone(folder / "runs")
         bare_slurm.resume_node("n2")
         # Nothing is left to do, and ends are recorded.
         assert main(["launch", *sweep_of("warned"), SLURM]) == 0
         found = {fate: states(sweep_of(fate))[ids[fate]] for fate in FATES}
-        yield Aftermath(folder, found, attempts(), expected)
+        yield Aftermath(found, attempts(), expected)
 
 
 def strike(slurm: Cluster, fate: str, job: str) -> None:
@@ -154,7 +137,7 @@ def meet_fates(slurm: Cluster, ids: dict[str, str]) -> dict[str, QueuedJob]:
 
 
 def test_a_run_that_slurm_takes_away_ends_like_an_unbroken_one(aftermath: Aftermath) -> None:
-    recorded = histories(aftermath.workspace)
+    recorded = histories()
     for fate in GO_ON:
         run = run_id(sweep_of(fate))
         assert aftermath.states[fate].state == "done", fate
@@ -182,7 +165,7 @@ def test_jobs_that_end_before_training_are_named_at_the_next_launch(
     absent, sweep = workspace / "no_python", sweep_of("warned")
     for _ in range(2):
         assert main(["launch", *sweep, SLURM, f"launcher.python={absent}"]) == 0
-        until("the queue is empty", lambda: not bare_slurm.call("squeue", "-h"))
+        wait_until_empty(bare_slurm)
     [line] = [line for line in capfd.readouterr().err.splitlines() if "before training began" in line]
     assert "the last Slurm job of 1 run failed" in line and "launcher.python" in line
     assert f"`cppo logs {run_id(sweep)}`" in line

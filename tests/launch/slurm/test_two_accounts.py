@@ -15,6 +15,7 @@ from dev.slurm.accounts import Account, two_accounts
 from dev.slurm.cluster import Cluster
 from tests.conftest import TINY
 from tests.launch.slurm import holding
+from tests.launch.slurm.conftest import wait_until_empty
 from tests.waiting import CEILING_SECONDS, until
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
@@ -51,7 +52,7 @@ People = tuple[Person, Person, Path]
 
 @pytest.fixture(scope="module")
 def both(bare_slurm: Cluster) -> Iterator[People]:
-    """Two accounts and their project's folder; in it the first has trained one run of three."""
+    """Two accounts and their project's folder."""
     with two_accounts() as (ada, bob, project):
         yield Person(**vars(ada)), Person(**vars(bob)), project
         bare_slurm.end_jobs()  # while Slurm still knows whose they are
@@ -78,11 +79,6 @@ def states(account: Person, folder: Path) -> list[str]:
     return [row["state"] for row in json.loads(account.cppo(folder, "status", *SWEEP, "--json"))["runs"]]
 
 
-def empty(slurm: Cluster) -> None:
-    """Waits until no job is left."""
-    until("the queue is empty", lambda: not slurm.call("squeue", "-h"))
-
-
 def test_one_submits_and_the_other_sees_it(bare_slurm: Cluster, people: People) -> None:
     ada, bob, folder = people
     assert "3 runs are in Slurm's queue" in ada.cppo(
@@ -100,7 +96,7 @@ def test_one_submits_and_the_other_sees_it(bare_slurm: Cluster, people: People) 
     ada.cppo(folder, "launch", *ON_SLURM)  # she wants them again
     array = bare_slurm.call("squeue", "-h", "-o", "%F").split()[0]
     bare_slurm.call("scontrol", "release", array)
-    empty(bare_slurm)
+    wait_until_empty(bare_slurm)
     assert states(bob, folder) == ["done"] * 3
     assert "3 runs (3 done); 0 to train" in bob.cppo(folder, "launch", *ON_SLURM)
     closed = [
@@ -122,12 +118,12 @@ def test_one_goes_on_with_what_the_other_began(bare_slurm: Cluster, people: Peop
     assert jobs(bare_slurm) == [ada.name]
     assert f"of {ada.name} trains it: ask them" in bob.cppo(folder, "cancel", *SWEEP, code=1)
     ada.cppo(folder, "cancel", *SWEEP)
-    empty(bare_slurm)
+    wait_until_empty(bare_slurm)
     ended = read_status(run)
     assert (ended["status"], ended["step"]) == ("partial", holding.STEP)
     bob.cppo(folder, "launch", *one)
     assert jobs(bare_slurm) in ([bob.name], [])
-    empty(bare_slurm)
+    wait_until_empty(bare_slurm)
     (after,) = json.loads(ada.cppo(folder, "status", *SWEEP, "variant=cppo", "--json"))["runs"]
     assert after["state"] == "done", ada.cppo(folder, "logs", run.name)
 

@@ -1,5 +1,7 @@
 """Jobs that wait train with the code of their submission, and end as they start if the first of a launch fail alike."""
 
+import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,8 +9,8 @@ import pytest
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import code_state
 from dev.slurm.cluster import Cluster
-from tests.conftest import Command
-from tests.launch.test_limits import WRONG, own_rule
+from tests.conftest import TINY, Command
+from tests.launch.slurm.conftest import ROOT
 from tests.recorded import mlflow_runs
 from tests.tracking.fake_server import FakeServer
 from tests.tracking.test_notify import bodies, receiver, url
@@ -16,6 +18,24 @@ from tests.waiting import until
 
 __all__ = ["receiver"]  # a fixture
 pytestmark = [pytest.mark.slurm, pytest.mark.slow]
+
+
+def own_rule(workspace: Path, monkeypatch: pytest.MonkeyPatch, module: str, seeds: str) -> str:
+    """A sweep of a user's rule, the function `own` of a module, which jobs find in the folder `site`."""
+    site = str(workspace / "site")
+    for name, text in {
+        "site/acme_rule.py": module,
+        "rule/own.yaml": "name: own\ndelta: ${trust_region.delta}\n",
+        "mine.yaml": "title: Mine\nquestion: Why?\nmodels: {mini: [mini_base]}\nvariants: {a: {rule: own}}\n"
+        f"axes: {{seed: [{seeds}]}}\n",
+    }.items():
+        (workspace / name).parent.mkdir(exist_ok=True)
+        (workspace / name).write_text(text)
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([site, str(ROOT)]))
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.delitem(sys.modules, "acme_rule", raising=False)
+    return " ".join(["./mine.yaml", *TINY[1:], "rule.path=acme_rule:own"])
+
 
 RULE = """
 import pathlib
@@ -32,7 +52,7 @@ def own(tokens, *, delta):
 def test_an_edit_while_a_job_waits_changes_nothing(
     slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command
 ) -> None:
-    sweep = own_rule(workspace, monkeypatch, RULE.format(place=workspace), seeds="0")
+    sweep = own_rule(workspace, monkeypatch, RULE.format(place=workspace), "0")
     site = workspace / "site"
     (site / "acme_helper.py").write_text("NAME = 'old'\n")
     cppo(f"launch {sweep} launcher=slurm +launcher.sbatch.hold=true")
@@ -54,7 +74,8 @@ def test_an_edit_while_a_job_waits_changes_nothing(
 def test_three_equal_failures_hold_the_jobs_that_wait_and_a_webhook_hears_of_it(
     slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command, receiver: FakeServer
 ) -> None:
-    sweep = own_rule(workspace, monkeypatch, WRONG)
+    wrong = "def own(tokens, *, delta):\n    raise RuntimeError('wrong')\n"
+    sweep = own_rule(workspace, monkeypatch, wrong, "0, 1, 2, 3")
     monkeypatch.setenv("CPPO_NOTIFY_URL", url(receiver))
     cppo(f"launch {sweep} launcher=slurm launcher.workers=1")
     cppo(f"watch {sweep} --every 1", code=4)
