@@ -127,13 +127,17 @@ def test_accounts_that_lag_do_not_say_how_a_job_ended(
 
 
 def test_jobs_of_launchers_that_died_before_they_were_complete_are_cancelled(
-    slurm: Slurm, ledger: Ledger
+    slurm: Slurm, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also by a launcher after one that died as it cancelled them."""
     late, hollow = ledger.claim(["a", "b"]), ledger.claim(["d"])
     ledger.end(ledger.open_tasks(late), LEFT)
     submitted(ledger, ["c"], 70)
     array = (f"77_{task};PENDING;{late}" for task in (0, 1))  # in the queue after it was given up
     slurm.shows("70;PENDING;x", *array, f"88;PENDING;{hollow}")
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(queue, "cancel", Mock(side_effect=KeyboardInterrupt))
+        refresh(ledger)
     for _ in range(2):  # once
         assert list(refresh(ledger)) == ["c"]
         assert sorted(slurm.cancelled) == ["77", "88"]

@@ -19,7 +19,7 @@ import sqlite3
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cppo_lab.errors import UserError, say
@@ -490,15 +490,16 @@ def _adopt(ledger: Ledger, jobs: Sequence[QueuedJob]) -> None:
     by_token = {job.comment: job for job in jobs}
     for token in by_token.keys() & set(ledger.unanswered()):
         job_id = by_token[token].job.partition("_")[0]
-        ledger.submitted(token, int(job_id))
-        if by_token[token].owner != os.getuid():
-            continue
-        from submitit.core.utils import JobPaths  # read-only commands do not need submitit
+        if by_token[token].owner == os.getuid():
+            from submitit.core.utils import JobPaths  # read-only commands do not need submitit
 
-        tasks, folder = ledger.open_tasks(token), ledger.folder_of(token)
-        hollow = [task for task in tasks if not JobPaths(folder, task.job).submitted_pickle.exists()]
-        cancel([task.job for task in hollow] if tasks else [job_id])
-        ledger.end(hollow, "cancelled: its launcher was killed before it was complete")
+            folder = ledger.folder_of(token)
+            tasks = [replace(task, job_id=int(job_id)) for task in ledger.open_tasks(token)]
+            hollow = [task for task in tasks if not JobPaths(folder, task.job).submitted_pickle.exists()]
+            cancel([task.job for task in hollow] if tasks else [job_id])
+            ledger.end(hollow, "cancelled: its launcher was killed before it was complete")
+        # Last: if this launcher is killed before, the next one does all of it.
+        ledger.submitted(token, int(job_id))
 
 
 @dataclass(frozen=True)
