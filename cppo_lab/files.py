@@ -63,6 +63,13 @@ def read_plain(path: Path, largest: int) -> bytes | None:
     return content if len(content) <= largest else None
 
 
+def has_database(path: Path) -> bool:
+    """Whether there is a SQLite file with tables. One whose maker was killed is empty (or, for SQLite, a byte), and who
+    opens it would make them.
+    """
+    return path.is_file() and path.stat().st_size > 1
+
+
 def open_below(folder: Path, *names: str) -> BinaryIO | None:
     """The plain file at the path `names` below `folder`; None if there is none.
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.launch.slurm import has_ledger
+from cppo_lab.files import has_database
+from cppo_lab.launch.slurm import LEDGER
 from cppo_lab.runs.folder import (
     AlreadyRunning,
     end_process,
@@ -42,7 +43,7 @@ def read_queues(runs: Path, warn: bool = False) -> Queued:
     first raises UserError, and the second is in the reasons of the runs.
     """
     run_ids = listed(runs)
-    if not has_ledger(runs):
+    if not has_database(runs / LEDGER):
         return Queued(run_ids)
     from cppo_lab.launch.slurm.queue import view
 
@@ -56,7 +57,7 @@ def settle_jobs(runs: Path) -> list[str]:
 
     Raises UserError if Slurm's controller does not answer.
     """
-    if not has_ledger(runs):
+    if not has_database(runs / LEDGER):
         return []
     from cppo_lab.launch.slurm.queue import Ledger, refresh, submitting
 
@@ -81,7 +82,7 @@ def spare_code(runs: Path, remove: bool = False) -> int:
     settle_jobs(runs)
     with contextlib.ExitStack() as stack:
         scripts = ""
-        if has_ledger(runs):
+        if has_database(runs / LEDGER):
             from cppo_lab.launch.slurm.queue import Ledger, submitting
 
             stack.enter_context(submitting(runs))  # a launch would use a copy again
@@ -235,7 +236,7 @@ def _cancel_jobs(
     Returns the jobs that were in the queue, by run, and those that other runs share: these continue, and skip runs that
     are marked as cancelled.
     """
-    if not has_ledger(runs):
+    if not has_database(runs / LEDGER):
         return {}, set()
     from cppo_lab.launch.slurm.queue import Ledger, refresh, submitting
     from cppo_lab.launch.slurm.queue import cancel as cancel_jobs

@@ -19,9 +19,9 @@ from typing import Any, TextIO
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError, counted, harmless, one_line, printable, say
-from cppo_lab.files import RedactedLines, open_below
+from cppo_lab.files import RedactedLines, has_database, open_below
 from cppo_lab.launch.queues import read_queues
-from cppo_lab.launch.slurm import has_ledger
+from cppo_lab.launch.slurm import LEDGER
 from cppo_lab.runs.folder import (
     COMPLETE_ID,
     CONFIG,
@@ -434,7 +434,7 @@ def attempt_logs(runs: Path, run_id: str) -> list[list[LogFile]]:
             names = [f"attempts/{path.stem}.{kind}" for kind in ("out", "err")]
             if files := _log_files(folder, names):
                 outputs.append((files[0].changed, files))
-    if has_ledger(runs):
+    if has_database(runs / LEDGER):
         from cppo_lab.launch.slurm.queue import Ledger
 
         with Ledger(runs) as ledger:

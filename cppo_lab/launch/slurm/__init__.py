@@ -12,16 +12,4 @@ Begin with `submit.py` and the ledger in `queue.py`. `job.py` has what a contain
 users, docs/slurm_dev.md describes the Slurm of the tests.
 """
 
-from pathlib import Path
-
-LEDGER = "slurm.db"  # of submitted jobs, beside the runs
-
-
-def has_ledger(runs: Path) -> bool:
-    """Whether jobs were ever submitted for the runs in folder `runs`; else no other module of Slurm is imported.
-
-    A launcher that was killed as it made the file leaves an empty one (a byte is none for SQLite): looking would make
-    tables in it.
-    """
-    path = runs / LEDGER
-    return path.is_file() and path.stat().st_size > 1
+LEDGER = "slurm.db"  # of submitted jobs, beside the runs; where there is none, no other module of Slurm is imported

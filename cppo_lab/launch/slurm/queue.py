@@ -23,9 +23,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from cppo_lab.errors import UserError, say
-from cppo_lab.files import open_append, open_lock
+from cppo_lab.files import has_database, open_append, open_lock
 from cppo_lab.launch.base import slurm_environment
-from cppo_lab.launch.slurm import LEDGER, has_ledger
+from cppo_lab.launch.slurm import LEDGER
 from cppo_lab.runs.machine import user_name
 from cppo_lab.runs.state import QueueEntry
 
@@ -558,7 +558,7 @@ def view(runs: Path, warn: bool = False) -> SlurmView:
     `warn`: say on standard error if Slurm or the ledger does not answer. Otherwise UserError is raised for a ledger
     that cannot be read.
     """
-    if not has_ledger(runs):
+    if not has_database(runs / LEDGER):
         return SlurmView()
     tasks: dict[str, LedgerTask] = {}
     try:
