@@ -139,7 +139,7 @@ _TOGETHER = (
         "more of ray",
         tuple(f"tests/cores/verl/test_{name}.py" for name in ("check_api", "config", "preflight_run")),
     ),
-    ("vllm", ("tests/cores/verl/vllm/", "tests/cores/verl/test_staleness.py")),
+    ("vllm", ("tests/cores/verl/vllm/",)),
     ("containers", ("tests/launch/slurm/test_containers.py", "tests/launch/slurm/test_two_accounts.py")),
     ("slurm", ("tests/launch/slurm/",)),
     ("verl", ("tests/data/test_verl.py", *(f"tests/cores/verl/{name}.py" for name in _WITHOUT_RAY))),

@@ -5,9 +5,8 @@ from typing import ClassVar
 
 from cppo_lab.cores.exact import EXACT
 from cppo_lab.cores.mini import MINI
-from cppo_lab.testing import CoreTests
 from tests.conftest import TINY
-from tests.cores.test_core_records import SMALL, cppo, package
+from tests.cores.test_core_records import SMALL, InThisProcess, cppo, package
 
 SWEEP = """
 title: Theirs
@@ -19,15 +18,17 @@ variants:
 """
 
 
-class TestMini(CoreTests):
-    """The embedded core passes its own conformance tests."""
+class TestMini(InThisProcess):
+    """The embedded core passes its own conformance tests. Processes that are killed: `test_core_records`, and all of
+    tests/launch.
+    """
 
     core = MINI
     overrides = tuple(TINY)
     refused: ClassVar = {"rule=verl_sapo": "needs core=verl"}
 
 
-class TestExact(CoreTests):
+class TestExact(InThisProcess):
     """The exact core, on responses of eight tokens."""
 
     core = EXACT

@@ -3,10 +3,11 @@
 import contextlib
 import os
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -22,7 +23,7 @@ from cppo_lab.sweep.overrides import parse_override
 from cppo_lab.testing import CoreTests
 from cppo_lab.testing import cores as conformance
 from cppo_lab.testing.cores import Life
-from tests.conftest import user_error
+from tests.conftest import python, user_error
 from tests.cores.kills import Killed
 from tests.cores.test_mini import ListSink
 from tests.waiting import CEILING_SECONDS
@@ -71,45 +72,28 @@ def package(folder: Path, entry_points: str = ENTRY, module: Path = PATH, record
     return folder
 
 
-def python(folder: Path, *arguments: str, path: Path | None = None, **variables: str) -> tuple[int, str, str]:
+def ran(folder: Path, *arguments: str, path: Path | None = None, **variables: str) -> tuple[int, str, str]:
     """Python in a separate process, with their package on its path if `path` names it."""
     hidden = ("CPPO_RULES", "MLFLOW_TRACKING_URI")
     environment = {key: value for key, value in os.environ.items() if key not in hidden}
     environment["PYTHONPATH"] = os.pathsep.join(map(str, filter(None, (ROOT, path))))
-    done = subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env=environment | variables, capture_output=True, text=True,
-        timeout=CEILING_SECONDS,
-    )  # fmt: skip
+    done = python(*arguments, check=False, cwd=folder, env=environment | variables, timeout=CEILING_SECONDS)
     return done.returncode, done.stdout, done.stderr
 
 
-def cppo(folder: Path, *arguments: str, path: Path | None = None, **variables: str) -> tuple[int, str, str]:
-    return python(folder, "-m", "cppo_lab.cli", *arguments, path=path, **variables)
+def cppo(folder: Path, *arguments: str, **given: Any) -> tuple[int, str, str]:
+    return ran(folder, "-m", "cppo_lab.cli", *arguments, **given)
 
 
 def test_a_core_of_another_package_conforms(tmp_path: Path) -> None:
     theirs = package(tmp_path / "site")
     (tmp_path / "check.py").write_text(CHECK)
-    code, out, err = python(tmp_path, "check.py", path=theirs)
+    code, out, err = ran(tmp_path, "check.py", path=theirs)
     assert code == 0, out + err
 
 
-class FirstSink(ListSink):
-    """Knows what came first."""
-
-    first = ""
-
-    def begin(self, step: int | None) -> None:
-        self.first = self.first or "begin"
-        super().begin(step)
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        self.first = self.first or "row"
-        super().log(step, metrics)
-
-
 class InThisProcess(CoreTests):
-    """The tests with attempts in this process: one of Acme's core takes a millisecond."""
+    """The tests with attempts in this process: the import of torch takes longer than they."""
 
     def _train(
         self, composed: Sequence[Composed], folder: Path, kill_at: int | None = None
@@ -117,11 +101,15 @@ class InThisProcess(CoreTests):
         lives = []
         for run in (each.run for each in composed):
             (run_folder := folder / run.run_id).mkdir(exist_ok=True)
-            sink, end = FirstSink(kill_at), None
+            kept, end = ListSink(kill_at), None
+            sink = Mock(wraps=kept)
             with contextlib.suppress(Killed):
-                outcome = self.core.load("train")(run, sink, Resources(folder, run_folder))
+                resources = Resources(folder, run_folder, device="cpu")
+                outcome = self.core.load("train")(run, sink, resources)
                 end = outcome.status, outcome.step
-            lives.append(Life(tuple(sink.began), tuple(sink.rows), {}, end, sink.first))
+            lives.append(
+                Life(tuple(kept.began), tuple(kept.rows), kept.artifacts, end, sink.method_calls[0][0])
+            )
         return tuple(lives)
 
 

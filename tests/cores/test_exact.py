@@ -33,18 +33,18 @@ from cppo_lab.errors import NotFinite
 from cppo_lab.spec import ExactRun
 from tests.conftest import user_error
 from tests.cores.exact_specs import CPPO, DISTURBED, DPPO, NO_TRUST_REGION, SHUFFLED, exact_run
-from tests.cores.test_mini import ListSink, without_times
+from tests.cores.test_mini import ListSink, Rows, seeded, without_times
 from tests.oracles.fork_process import Rules
 
 REVERSED = {**SHUFFLED, "name": "cppo_no_prefix_budget_reversed"}
 
 
-def numbers(rows: list[tuple[int, dict[str, float]]]) -> list[tuple[int, dict[str, float]]]:
+def numbers(rows: Rows) -> Rows:
     """`rows` without times."""
     return [(step, without_times(row)) for step, row in rows]
 
 
-def history(spec: ExactRun) -> list[tuple[int, dict[str, float]]]:
+def history(spec: ExactRun) -> Rows:
     """A run of one, step by step, with the validations that it would log."""
     learners = [learner_of(spec)]
     rows = [(0, validate_together(learners)[0])]
@@ -95,9 +95,7 @@ def of_three_symbols(rollout: dict[str, Any] | None = None, **changes: Any) -> t
 
 def apart(learner: Learner, seed: int) -> None:
     """Move the policy of a learner."""
-    noise = torch.randn(
-        learner.parameters.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    )
+    noise = torch.randn(learner.parameters.shape, generator=seeded(seed), dtype=torch.float64)
     learner.parameters.data += 0.3 * noise
 
 
@@ -115,30 +113,33 @@ def test_centering_by_enumeration_of_every_response(rule: dict[str, Any]) -> Non
 
     With the whole ratio, sum mu rho s = 0, and every single gradient stays. A Top-K of V is the whole vocabulary.
     """
-    topk = {"estimator": "topk", "measure": "tv", "k": 3, "convention": "union"}
-    means, gradients = {}, {}
-    for kind, changes in {
-        "plain": {},
-        "centred": {"objective": {"centering": True}},
-        "topk": {"objective": {"centering": True}, "divergence": topk},
-    }.items():
+    worth = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
+
+    def gradients(**changes: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Of every response alone, [B, P], and their mean."""
         learner, log_mu = of_three_symbols(rule=rule, **changes)
         apart(learner, 5)
         rollout = enumerated(learner, log_mu)
         probability = rollout.logp.sum(1).exp() / 2  # two starts
         assert float(probability.sum()) == pytest.approx(1)
-
-        worth = torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64)
         baseline = (log_mu.exp() * worth).sum(-1).flatten()[rollout.places[:, -1] // 3]
         graded = replace(rollout, advantages=worth[rollout.tokens[:, -1]] - baseline)
         losses = [learner.objective(graded, torch.tensor([row]))[0] for row in range(len(baseline))]
-        each = [torch.autograd.grad(loss, learner.parameters)[0] for loss in losses]
-        gradients[kind] = torch.stack(each)  # of every response alone, [B, P]
-        means[kind] = probability @ gradients[kind]
-    assert float(means["plain"].norm()) > 0.01
-    torch.testing.assert_close(gradients["topk"], gradients["centred"], rtol=0, atol=1e-12)
-    torch.testing.assert_close(means["centred"], means["plain"], rtol=0, atol=1e-12)
-    gap = float((gradients["centred"] - gradients["plain"]).abs().max())
+        each = torch.stack([torch.autograd.grad(loss, learner.parameters)[0] for loss in losses])
+        return each, probability @ each
+
+    centering, topk = (
+        {"centering": True},
+        {"estimator": "topk", "measure": "tv", "k": 3, "convention": "union"},
+    )
+    plain, mean = gradients()
+    centred, same_mean = gradients(objective=centering)
+    assert float(mean.norm()) > 0.01
+    torch.testing.assert_close(
+        gradients(objective=centering, divergence=topk)[0], centred, rtol=0, atol=1e-12
+    )
+    torch.testing.assert_close(same_mean, mean, rtol=0, atol=1e-12)
+    gap = float((centred - plain).abs().max())
     assert gap < 1e-12 if rule is NO_TRUST_REGION else gap > 1e-3
 
 
@@ -208,12 +209,10 @@ def test_a_decoupled_run_measures_from_the_policy_before_its_updates() -> None:
     for _, row in same[1:]:
         assert (row.pop("rule/importance_weight_mean"), row.pop("rule/rejected_fraction")) == (1, 0)
     assert same == plain
-    measured = {"estimator": "exact", "measure": "tv", "origin": "old"}
-    one = {"batch": {"minibatch_prompts": 8}}  # the only update starts from pi_old
-    stale, own = (
-        history(exact_run(**one, rollout=weighed | {"staleness": 1}, **more))
-        for more in ({}, {"divergence": measured})
-    )
+    # The only update starts from pi_old.
+    late = {"batch": {"minibatch_prompts": 8}, "rollout": weighed | {"staleness": 1}}
+    stale = history(exact_run(**late))
+    own = history(exact_run(**late, divergence={"estimator": "exact", "measure": "tv", "origin": "old"}))
     assert [row["rule/divergence_mean"] for _, row in own[1:]] == [0.0] * (len(own) - 1)
     assert all(row["rule/divergence_mean"] > 1e-3 for _, row in stale[2:])
     assert "exact/premise_visits" in stale[-1][1]
@@ -240,18 +239,16 @@ def test_every_step_logs_the_identity_and_known_names(length: int) -> None:
     rollout = DISTURBED["rollout"] | {"max_response_length": length}
     rows = history(exact_run(**DISTURBED | {"rollout": rollout}))
     for _, row in rows:
-        assert all(schema.is_known_metric(name) for name in row)
+        assert all(map(schema.is_known_metric, row))
     for _, row in rows[1:]:
         gain = row["exact/return"] - row["exact/rollout_return"]
         assert row["exact/surrogate"] - row["exact/error"] == pytest.approx(gain, abs=1e-10)
         assert abs(row["exact/error"]) <= row["exact/product_bound"] <= row["exact/bound"]
         assert row["exact/bound"] <= row["exact/theorem_bound"]
         assert row["exact/bound_slack"] == pytest.approx(row["exact/bound"] - abs(row["exact/error"]))
-        parts = range(1, schema.POSITION_BINS + 1)
-        errors = sum(row[schema.position_metric("error", part)] for part in parts)
-        assert errors == pytest.approx(row["exact/error"], abs=1e-12)
-        movement = sum(row[schema.position_metric("movement", part)] for part in parts) / 8
-        assert movement == pytest.approx(row["exact/movement"], abs=1e-12)
+        for name, parts in (("error", 1), ("movement", schema.POSITION_BINS)):
+            of_parts = [row[schema.position_metric(name, n)] for n in range(1, schema.POSITION_BINS + 1)]
+            assert sum(of_parts) / parts == pytest.approx(row[f"exact/{name}"], abs=1e-12)
         assert row["exact/movement_before"] > 0
         assert row["exact/error_before"] != row["exact/error"]
         assert 0 < row["exact/premise_visits"] < row["exact/premise_positions"] <= 1
@@ -389,7 +386,6 @@ def test_the_start_forks_as_often_as_it_says(family: str) -> None:
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"rollout": {"top_p": 0.9}}, "rollout.top_p=0.9: core=exact evaluates the untruncated softmax"),
         ({"validation": {"top_p": 0.95}}, "validation.top_p=0.95"),
         ({"rollout": {"max_response_length": 5000}}, "set 4096 or less"),
         ({"rollout": {"max_response_length": 5}}, "model.stretches=8 of a response of 5 tokens"),
@@ -408,17 +404,19 @@ def test_what_it_cannot_train_is_refused(changes: dict[str, Any], said: str) -> 
 
 
 def test_datasets_are_named_by_what_decides_them() -> None:
-    resources = Resources(Path(), Path())
-    first, again, other = (
-        exact_datasets(exact_run(**changes), resources) for changes in ({}, {"rule": DPPO}, {"seed": 1})
+    """The training set by the seed as well."""
+    kinds = ({}, {"rule": DPPO}, {"seed": 1}, {"rollout": {"max_response_length": 32}})
+    first, rule, seed, longer = (
+        exact_datasets(exact_run(**kind), Resources(Path(), Path())) for kind in kinds
     )
-    assert first == again
-    assert first[0].digest != other[0].digest and first[1:] == other[1:]
-    assert [one.name for one in first] == ["early", "a", "b", "c"]
-    assert [one.profile["problems"] for one in first] == [48, 2, 2, 1]
-    assert len({one.digest for one in first}) == 4
-    longer = exact_datasets(exact_run(rollout={"max_response_length": 32}), resources)
-    assert all(a.digest != b.digest for a, b in zip(first, longer, strict=True))
+    assert [(one.name, one.profile["problems"]) for one in first] == [
+        ("early", 48),
+        ("a", 2),
+        ("b", 2),
+        ("c", 1),
+    ]
+    assert rule == first and seed[1:] == first[1:]
+    assert len({one.digest for sets in (first, seed[:1], longer) for one in sets}) == 4 + 1 + 4
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:

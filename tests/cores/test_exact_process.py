@@ -1,8 +1,6 @@
 """The exact core's returns, surrogate, error and bounds against enumeration and Monte Carlo."""
 
 import itertools
-import math
-from collections.abc import Iterator
 from statistics import fmean
 
 import numpy as np
@@ -36,34 +34,23 @@ def as_function(process: Process, policy: Array) -> Policy:
     return probabilities
 
 
-def tv_table(mu: Array, pi: Array) -> Array:
-    return 0.5 * np.abs(mu - pi).sum(-1)
-
-
-def cases() -> Iterator[tuple[str, int, int, int]]:
-    """Family, horizon, allowed slips, stretches."""
-    yield from itertools.product(FAMILIES, (2, 3, 5), (0, 1), (1, 2))
-
-
-@pytest.mark.parametrize("family, horizon, allowed, stretches", list(cases()))
+@pytest.mark.parametrize(
+    "family, horizon, allowed, stretches", [*itertools.product(FAMILIES, (2, 3, 5), (0, 1), (1, 2))]
+)
 def test_against_every_sequence(family: str, horizon: int, allowed: int, stretches: int) -> None:
     """J, L', Delta, movement and the bound, of three symbols, by enumeration from every start."""
     process = Process(family, 3, horizon, allowed, stretches)
     rules = Rules(family, 3, horizon, allowed)
     mu, pi = table(process, 1), table(process, 2)
-    found = compare(process, mu, pi, tv_table(mu, pi))
+    found = compare(process, mu, pi, 0.5 * np.abs(mu - pi).sum(-1))
     starts = (1, 2)
     before, after = (as_function(process, policy) for policy in (mu, pi))
     triples = [(rules.flatten(before, s), rules.flatten(after, s), rules.rewards(s)) for s in starts]
     values = [enumeration.value(p, r, ()) for _, p, r in triples]
-    moved, most = (
-        [each(m, p, horizon) for m, p, _ in triples] for each in (enumeration.mean_tv, enumeration.largest_tv)
-    )
-    movement, largest = [*map(fmean, zip(*moved, strict=True))], [*map(max, zip(*most, strict=True))]
-    rollout_return = fmean(enumeration.value(m, r, ()) for m, _, r in triples)
-    assert found.rollout_return[0] == pytest.approx(rollout_return, abs=1e-12)
-    assert found.returns[0] == pytest.approx(fmean(values), abs=1e-12)
     assert returns_by_start(process, pi)[0] == pytest.approx(values, abs=1e-12)
+    movement = np.mean([enumeration.mean_tv(m, p, horizon) for m, p, _ in triples], 0)
+    largest = np.max([enumeration.largest_tv(m, p, horizon) for m, p, _ in triples], 0)
+    rollout_return = fmean(enumeration.value(m, r, ()) for m, _, r in triples)
     surrogate = fmean(enumeration.surrogate(m, p, r) for m, p, r in triples)
     error = [0.0] * horizon  # Delta's term of each position, summed over the states there, by definition
     for m, p, r in triples:
@@ -72,19 +59,18 @@ def test_against_every_sequence(family: str, horizon: int, allowed: int, stretch
             gap = enumeration.value(m, r, behind) - enumeration.value(p, r, behind)
             change = p[state][token] - m[state][token]
             error[len(state)] += enumeration.probability(m, state) * change * gap / len(starts)
-    assert found.surrogate[0].sum() == pytest.approx(surrogate, abs=1e-12)
-    assert found.error[0] == pytest.approx(error, abs=1e-12)
-    assert found.movement[0] == pytest.approx(movement, abs=1e-12)
-    assert found.largest[0] == pytest.approx(largest, abs=1e-12)
-    expected = 4 * sum(u * sum(largest[t + 1 :]) for t, u in enumerate(movement))
-    assert bounds.residual_bound(movement, largest) == pytest.approx(expected, rel=1e-12)
-    product = 4 * sum(
-        u * (1 - math.prod(1 - most for most in largest[t + 1 :])) for t, u in enumerate(movement)
-    )
-    assert bounds.product_residual_bound(movement, largest) == pytest.approx(product, rel=1e-12)
+    sums = found.rollout_return[0], found.returns[0], found.surrogate[0].sum()
+    assert sums == pytest.approx((rollout_return, fmean(values), surrogate), abs=1e-12)
+    by_position = np.stack([found.error[0], found.movement[0], found.largest[0]])
+    assert by_position == pytest.approx(np.array([error, movement, largest]), abs=1e-12)
+    measured = movement.tolist(), largest.tolist()
+    bound = 4 * sum(u * sum(largest[t + 1 :]) for t, u in enumerate(movement))
+    assert bounds.residual_bound(*measured) == pytest.approx(bound, rel=1e-12)
+    product = 4 * sum(u * (1 - np.prod(1 - largest[t + 1 :])) for t, u in enumerate(movement))
+    assert bounds.product_residual_bound(*measured) == pytest.approx(product, rel=1e-12)
     rate = max(fmean(movement[:t]) for t in range(1, horizon))
     theorem = 2 * horizon * (horizon - 1) * rate * max(largest)
-    assert bounds.measured_constant(movement, largest) == pytest.approx(theorem, rel=1e-12)
+    assert bounds.measured_constant(*measured) == pytest.approx(theorem, rel=1e-12)
     assert bounds.measured_constant([0.0] * horizon, [0.0] * horizon) == 0
 
 

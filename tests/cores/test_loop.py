@@ -4,8 +4,6 @@ import itertools
 import json
 import math
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -27,13 +25,14 @@ from cppo_lab.errors import NotFinite
 from cppo_lab.schema import Outcome, collapse_reason
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY
+from tests.conftest import TINY, python
 from tests.cores.exact_specs import DISTURBED, DPPO, SHUFFLED, exact_run
 from tests.cores.kills import survives
-from tests.cores.test_mini import ListSink, trainer_of, without_times
+from tests.cores.test_mini import ListSink, seeded, tiny, trainer_of, without_times
 
+ROOT = Path(__file__).parents[2]
 MAKER = "torch on cpu"
-LONGER = [*TINY, "training.t_stop=8"]
+LONGER = "training.t_stop=8"
 
 
 def run(spec: RunSpec, shared: Path, folder: Path, sink: ListSink | None = None) -> tuple[ListSink, Outcome]:
@@ -58,9 +57,9 @@ class KeepingSink(ListSink):
 
 ALONG = {"rule": DPPO, "learning_rate": 0.05, "match": "scale"}
 RUNS: dict[str, Callable[[], RunSpec]] = {
-    "cppo": lambda: compose([*LONGER, "rule=cppo"]).run,
-    "shuffled, stale": lambda: compose([*LONGER, f"rule={SHUFFLED['name']}", "rollout.staleness=2"]).run,
-    "bfloat16": lambda: compose([*LONGER, "rule=grpo", "rollout.precision=bfloat16"]).run,
+    "cppo": lambda: tiny(LONGER, "rule=cppo"),
+    "shuffled, stale": lambda: tiny(LONGER, f"rule={SHUFFLED['name']}", "rollout.staleness=2"),
+    "bfloat16": lambda: tiny(LONGER, "rule=grpo", "rollout.precision=bfloat16"),
     "exact": lambda: exact_run(training={"t_stop": 8}),
     "exact, disturbed, shuffled": lambda: exact_run(**DISTURBED, rule=SHUFFLED, training={"t_stop": 8}),
     "exact, measured along another": lambda: exact_run(along=ALONG, training={"t_stop": 8}),
@@ -69,11 +68,9 @@ RUNS: dict[str, Callable[[], RunSpec]] = {
 
 def test_a_state_of_another_form_and_a_file_that_is_none(tmp_path: Path) -> None:
     like = {"a": [torch.zeros(2), 1.0]}
-    others = [{"b": []}, {"a": 5}, *({"a": [torch.zeros(n), x]} for n, x in ((3, 1.0), (2, "1")))]
-    assert [same_form(state, like) for state in ({"a": [torch.ones(2), 2.0]}, *others)] == [
-        True,
-        *[False] * 4,
-    ]
+    assert same_form({"a": [torch.ones(2), 2.0]}, like)
+    for other in ({"b": []}, {"a": 5}, {"a": [torch.zeros(3), 1.0]}, {"a": [torch.zeros(2), "1"]}):
+        assert not same_form(other, like)
     with pytest.raises(ValueError, match="damaged"):
         load_whole(tmp_path)
 
@@ -103,7 +100,7 @@ def test_killed_at_any_file_it_keeps_the_best_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed at each operation on files: what is kept is of the best step, to the bit."""
-    spec = compose(LONGER).run
+    spec = tiny(LONGER, "batch.prompts=4", "batch.responses=2")
     weights: dict[int, dict[str, torch.Tensor]] = {}
     validate = Trainer.validate
 
@@ -131,176 +128,174 @@ def test_killed_at_any_file_it_keeps_the_best_weights(
     assert moment >= 2 * (4 + 1)  # a checkpoint at each validation, and at least one best
 
 
-class TestCheckpoint:
-    def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        spec = compose(LONGER).run
-        unbroken, _ = run(spec, tmp_path, tmp_path / "unbroken")
-        full = OSError(28, "No space left on device")
-        monkeypatch.setattr("cppo_lab.files.os.fsync", Mock(side_effect=full))
-        sink, outcome = run(spec, tmp_path, tmp_path / "run")
-        assert (sink.numbers(), outcome.status) == (unbroken.numbers(), schema.DONE)
-        assert "could not be written: [Errno 28] No space left on device" in capsys.readouterr().err
-        assert list((tmp_path / "run").iterdir()) == []
-
-    @pytest.mark.parametrize(
-        "run_id, maker, said",
-        [
-            ("a", "torch on cuda", "made by torch on cuda, this is torch on cpu"),
-            ("b", MAKER, "not a checkpoint of run a"),
-        ],
-    )
-    def test_a_checkpoint_of_another_making_is_refused(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], run_id: str, maker: str, said: str
-    ) -> None:
-        path = tmp_path / CHECKPOINT
-        save_checkpoint(path, run_id, maker, [], {})
-        assert load_checkpoint(path, "a", MAKER) is None
-        assert said in capsys.readouterr().err
-
-    @pytest.mark.parametrize(
-        "change, said",
-        [
-            (lambda kept: kept.pop("history"), "KeyError: 'history'"),
-            (lambda kept: kept["history"].pop(), "its rows are not those of its steps"),
-            (lambda kept: kept["trainer"].pop("diagnostics"), "KeyError: 'diagnostics'"),
-            (
-                lambda kept: kept["trainer"].update(shuffling=torch.zeros(3, dtype=torch.uint8)),
-                "RuntimeError",
-            ),
-        ],
-        ids=["no rows", "fewer rows", "less state", "other state"],
-    )
-    @pytest.mark.parametrize("kind", ["cppo", "exact"])
-    def test_one_that_does_not_fit_starts_over(
-        self,
-        tmp_path: Path,
-        capsys: pytest.CaptureFixture[str],
-        kind: str,
-        change: Callable[[Any], object],
-        said: str,
-    ) -> None:
-        spec = RUNS[kind]()
-        unbroken, _ = run(spec, tmp_path, tmp_path / "run")
-        path = tmp_path / "run" / CHECKPOINT
-        kept = torch.load(path, weights_only=True)
-        change(kept)
-        torch.save(kept, path)
-        again, outcome = run(spec, tmp_path, tmp_path / "run")
-        assert (again.began, again.numbers()) == ([None], unbroken.numbers())
-        assert outcome == Outcome(schema.DONE, 8)
-        assert "is ignored, training starts over" in (err := capsys.readouterr().err) and said in err
+def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spec = tiny(LONGER)
+    unbroken, _ = run(spec, tmp_path, tmp_path / "unbroken")
+    full = OSError(28, "No space left on device")
+    monkeypatch.setattr("cppo_lab.files.os.fsync", Mock(side_effect=full))
+    sink, outcome = run(spec, tmp_path, tmp_path / "run")
+    assert (sink.numbers(), outcome.status) == (unbroken.numbers(), schema.DONE)
+    assert "could not be written: [Errno 28] No space left on device" in capsys.readouterr().err
+    assert list((tmp_path / "run").iterdir()) == []
 
 
-class TestCollapse:
-    @pytest.mark.parametrize(
-        "scores, collapsed",
-        [
-            ([0.2, 0.5, 0.9, 0.3, 0.3], True),
-            ([0.2, 0.5, 0.9, 0.3, 0.6], False),  # one bad validation
-            ([0.2, 0.5, 0.9, 0.37, 0.37], False),  # not far enough
-            ([0.2, 0.0, 0.0], True),
-            ([0.04, 0.0, 0.0, 0.0], False),  # nothing to lose
-            ([0.9, 0.3, 0.5, 0.3], False),  # not in a row
-            ([], False),
-        ],
-    )
-    def test_rule(self, scores: list[float], collapsed: bool) -> None:
-        assert bool(collapse_reason(scores, share=0.4, patience=2)) == collapsed
+@pytest.mark.parametrize(
+    "run_id, maker, said",
+    [
+        ("a", "torch on cuda", "made by torch on cuda, this is torch on cpu"),
+        ("b", MAKER, "not a checkpoint of run a"),
+    ],
+)
+def test_a_checkpoint_of_another_making_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], run_id: str, maker: str, said: str
+) -> None:
+    path = tmp_path / CHECKPOINT
+    save_checkpoint(path, run_id, maker, [], {})
+    assert load_checkpoint(path, "a", MAKER) is None
+    assert said in capsys.readouterr().err
 
-    def test_share_finds_the_papers_collapse_and_no_other(self) -> None:
-        """The paper's curve ends at its first low point: only patience 1 can find it."""
-        share = compose([]).run.training.collapse_share
-        curves = pd.read_csv(Path(__file__).parents[2] / "reports/paper/validation_curves.csv")
-        means = curves.groupby(["model", "method", "step"])["avg_at_16"].mean()
-        found = [
-            pair
-            for pair, scores in means.groupby(level=["model", "method"])
-            if collapse_reason(scores.tolist(), share, patience=1)
-        ]
-        assert found == [("Qwen3-30B-A3B-Base", "cispo")]
 
-    def test_a_collapsed_run_ends_early_and_says_why(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        scores = iter([0.5, 0.6, 0.1, 0.1, 0.1])
-        name = schema.validation_metric(schema.MEAN)
-        monkeypatch.setattr(trainer_module.Trainer, "validate", lambda self: {name: next(scores)})
-        sink, outcome = run(compose([*TINY, "training.t_stop=20"]).run, tmp_path, tmp_path / "run")
-        assert outcome.status == schema.COLLAPSED
-        assert [step for step, _ in sink.rows] == list(range(7))
-        assert outcome.step == 6
-        assert "10.0 % is below 0.4 x its best 60.0 %" in outcome.reason
-        # Killed before its end was recorded, it is collapsed still, without another step.
-        again, outcome = run(compose([*TINY, "training.t_stop=20"]).run, tmp_path, tmp_path / "run")
-        assert (outcome.status, again.numbers()) == (schema.COLLAPSED, sink.numbers())
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (lambda kept: kept.pop("history"), "KeyError: 'history'"),
+        (lambda kept: kept["history"].pop(), "its rows are not those of its steps"),
+        (lambda kept: kept["trainer"].pop("diagnostics"), "KeyError: 'diagnostics'"),
+        (
+            lambda kept: kept["trainer"].update(shuffling=torch.zeros(3, dtype=torch.uint8)),
+            "RuntimeError",
+        ),
+    ],
+    ids=["no rows", "fewer rows", "less state", "other state"],
+)
+@pytest.mark.parametrize("kind", ["cppo", "exact"])
+def test_one_that_does_not_fit_starts_over(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    kind: str,
+    change: Callable[[Any], object],
+    said: str,
+) -> None:
+    spec = RUNS[kind]()
+    unbroken, _ = run(spec, tmp_path, tmp_path / "run")
+    path = tmp_path / "run" / CHECKPOINT
+    kept = torch.load(path, weights_only=True)
+    change(kept)
+    torch.save(kept, path)
+    again, outcome = run(spec, tmp_path, tmp_path / "run")
+    assert (again.began, again.numbers()) == ([None], unbroken.numbers())
+    assert outcome == Outcome(schema.DONE, 8)
+    assert "is ignored, training starts over" in (err := capsys.readouterr().err) and said in err
 
-    @pytest.mark.parametrize(
-        "change, said",
-        [
-            (
-                lambda _, model: model.embedding.weight.register_hook(lambda g: g * math.nan),
-                "gradient norm is nan",
-            ),
-            (lambda _, model: [p.data.mul_(1e17) for p in model.parameters()], "log-probabilities are not"),
-            (lambda batch, _: batch.rollout.logp.sub_(200), "the probability ratio of kept token"),
-        ],
-        ids=["gradient", "policy", "ratio"],
-    )
-    def test_what_is_not_finite_is_a_collapse(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any, Any], object], said: str
-    ) -> None:
-        """In the third step of GRPO, which clips a token that is far off only where it is rewarded."""
-        spec = compose([*TINY, "training.t_stop=20", "rule=grpo"]).run
-        collect, steps = Trainer.collect, [0]
 
-        def broken(trainer: Trainer) -> Any:
-            batch, steps[0] = collect(trainer), steps[0] + 1
-            if steps[0] == 3:
-                batch.advantages.fill_(-1.0)
-                batch.keep.fill_(True)
-                change(batch, trainer.model)
-            return batch
+@pytest.mark.parametrize(
+    "scores, collapsed",
+    [
+        ([0.2, 0.5, 0.9, 0.3, 0.3], True),
+        ([0.2, 0.5, 0.9, 0.3, 0.6], False),  # one bad validation
+        ([0.2, 0.5, 0.9, 0.37, 0.37], False),  # not far enough
+        ([0.2, 0.0, 0.0], True),
+        ([0.04, 0.0, 0.0, 0.0], False),  # nothing to lose
+        ([0.9, 0.3, 0.5, 0.3], False),  # not in a row
+        ([], False),
+    ],
+)
+def test_scores_that_have_collapsed(scores: list[float], collapsed: bool) -> None:
+    assert bool(collapse_reason(scores, share=0.4, patience=2)) == collapsed
 
-        monkeypatch.setattr(Trainer, "collect", broken)
-        sink, outcome = run(spec, tmp_path, tmp_path / "run")
-        assert (outcome.status, sink.rows[-1][0]) == (schema.COLLAPSED, 2)
-        assert said in outcome.reason and outcome.reason.endswith("at step 3")
 
-    @pytest.mark.parametrize(
-        "make",
-        [
-            lambda: compose([*TINY, "batch.minibatch_prompts=8"]).run,
-            lambda: exact_run(batch={"minibatch_prompts": 8}),
-        ],
-        ids=["mini", "exact"],
-    )
-    def test_so_are_weights_that_the_last_update_destroyed(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], RunSpec]
-    ) -> None:
-        """They would be validated, and at the last step the run would be done."""
+def test_share_finds_the_papers_collapse_and_no_other() -> None:
+    """The paper's curve ends at its first low point: only patience 1 can find it."""
+    share = compose([]).run.training.collapse_share
+    curves = pd.read_csv(ROOT / "reports/paper/validation_curves.csv")
+    means = curves.groupby(["model", "method", "step"])["avg_at_16"].mean()
+    curves = means.groupby(level=["model", "method"]).agg(list)
+    collapsed = curves.map(lambda scores: bool(collapse_reason(scores, share, patience=1)))
+    assert [*curves[collapsed].index] == [("Qwen3-30B-A3B-Base", "cispo")]
 
-        def destroy(trainer: SteppedTrainer, loss: torch.Tensor) -> float:
-            trainer.trained[0].data.fill_(math.inf)
-            return 1.0
 
-        monkeypatch.setattr(SteppedTrainer, "_descend", destroy)
-        _, outcome = run(make(), tmp_path, tmp_path / "run")
-        assert outcome == Outcome(schema.COLLAPSED, 0, "weights are not finite at step 1")
+def test_a_collapsed_run_ends_early_and_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = iter([0.5, 0.6, 0.1, 0.1, 0.1])
+    name = schema.validation_metric(schema.MEAN)
+    monkeypatch.setattr(trainer_module.Trainer, "validate", lambda self: {name: next(scores)})
+    spec = tiny("training.t_stop=20")
+    sink, outcome = run(spec, tmp_path, tmp_path / "run")
+    assert (outcome.status, outcome.step) == (schema.COLLAPSED, 6)
+    assert [step for step, _ in sink.rows] == list(range(7))
+    assert "10.0 % is below 0.4 x its best 60.0 %" in outcome.reason
+    # Killed before its end was recorded, it is collapsed still, without another step.
+    again, same = run(spec, tmp_path, tmp_path / "run")
+    assert (same, again.numbers()) == (outcome, sink.numbers())
 
-    def test_so_is_a_policy_from_which_nothing_is_learned(self, tmp_path: Path) -> None:
-        """All of its responses are wrong: no loss finds out that its probabilities are not numbers."""
-        trainer = trainer_of(tmp_path)
-        trainer.model.embedding.weight.data.fill_(math.nan)
-        with pytest.raises(NotFinite, match="log-probabilities are not finite"):
-            trainer.step()
-        whole, broken = (Learner(exact_run(seed=seed)) for seed in (0, 1))
-        broken.parameters.data.fill_(math.nan)
-        metrics, error = step_together([whole, broken], 1)
-        assert isinstance(error, NotFinite)
-        [alone] = step_together([Learner(exact_run())], 1)
-        assert without_times(metrics) == without_times(alone)
+
+@pytest.mark.parametrize(
+    "change, said",
+    [
+        (
+            lambda _, model: model.embedding.weight.register_hook(lambda g: g * math.nan),
+            "gradient norm is nan",
+        ),
+        (lambda _, model: [p.data.mul_(1e17) for p in model.parameters()], "log-probabilities are not"),
+        (lambda batch, _: batch.rollout.logp.sub_(200), "the probability ratio of kept token"),
+    ],
+    ids=["gradient", "policy", "ratio"],
+)
+def test_what_is_not_finite_is_a_collapse(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any, Any], object], said: str
+) -> None:
+    """In the third step of GRPO, which clips a token that is far off only where it is rewarded."""
+    spec = tiny("training.t_stop=20", "rule=grpo")
+    collect, steps = Trainer.collect, [0]
+
+    def broken(trainer: Trainer) -> Any:
+        batch, steps[0] = collect(trainer), steps[0] + 1
+        if steps[0] == 3:
+            batch.advantages.fill_(-1.0)
+            batch.keep.fill_(True)
+            change(batch, trainer.model)
+        return batch
+
+    monkeypatch.setattr(Trainer, "collect", broken)
+    sink, outcome = run(spec, tmp_path, tmp_path / "run")
+    assert (outcome.status, sink.rows[-1][0]) == (schema.COLLAPSED, 2)
+    assert said in outcome.reason and outcome.reason.endswith("at step 3")
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: tiny("batch.minibatch_prompts=8"),
+        lambda: exact_run(batch={"minibatch_prompts": 8}),
+    ],
+    ids=["mini", "exact"],
+)
+def test_so_are_weights_that_the_last_update_destroyed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], RunSpec]
+) -> None:
+    """They would be validated, and at the last step the run would be done."""
+
+    def destroy(trainer: SteppedTrainer, loss: torch.Tensor) -> float:
+        trainer.trained[0].data.fill_(math.inf)
+        return 1.0
+
+    monkeypatch.setattr(SteppedTrainer, "_descend", destroy)
+    _, outcome = run(make(), tmp_path, tmp_path / "run")
+    assert outcome == Outcome(schema.COLLAPSED, 0, "weights are not finite at step 1")
+
+
+def test_so_is_a_policy_from_which_nothing_is_learned(tmp_path: Path) -> None:
+    """All of its responses are wrong: no loss finds out that its probabilities are not numbers."""
+    trainer = trainer_of(tmp_path)
+    trainer.model.embedding.weight.data.fill_(math.nan)
+    with pytest.raises(NotFinite, match="log-probabilities are not finite"):
+        trainer.step()
+    whole, broken = (Learner(exact_run(seed=seed)) for seed in (0, 1))
+    broken.parameters.data.fill_(math.nan)
+    metrics, error = step_together([whole, broken], 1)
+    [alone] = step_together([Learner(exact_run())], 1)
+    assert isinstance(error, NotFinite) and without_times(metrics) == without_times(alone)
 
 
 def test_staleness_is_counted_in_rollout_batches(tmp_path: Path) -> None:
@@ -323,14 +318,12 @@ def test_shuffled_weights_are_drawn_per_rollout_and_kept_over_its_minibatches(tm
 
 # -- AdamW -------------------------------------------------------------------------------------------------------------
 
-ROOT = Path(__file__).parents[2]
-
 
 def trained(
     kind: type[torch.optim.AdamW], start: dict[str, object] | None = None
 ) -> tuple[Tensor, torch.optim.AdamW]:
     """A cubic's parameters after 20 steps, clipped, under a schedule; `start`: the optimiser's state to begin from."""
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     parameter = torch.randn(50, generator=generator).requires_grad_()
     optimizer = kind([parameter], lr=1e-2, betas=(0.9, 0.98), weight_decay=0.1, fused=True)
     if start is not None:
@@ -351,10 +344,8 @@ def test_its_steps_and_its_state_are_those_of_torch() -> None:
     torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
     assert ours.requires_grad and ours.grad_fn is None
     assert str(optimizer.state_dict()) == str(other.state_dict())
-    continued = [
-        trained(kind, state.state_dict())[0]
-        for kind, state in ((AdamW, other), (torch.optim.AdamW, optimizer))
-    ]
+    of_ours, of_theirs = optimizer.state_dict(), other.state_dict()
+    continued = trained(AdamW, of_theirs)[0], trained(torch.optim.AdamW, of_ours)[0]
     torch.testing.assert_close(*continued, rtol=0, atol=0)
 
 
@@ -373,11 +364,5 @@ print({"torch", "torch._dynamo"} & sys.modules.keys())
 
 def test_no_run_of_an_embedded_core_loads_the_compiler(tmp_path: Path) -> None:
     runs = TINY, ["core=exact", "model=exact_early", "training.t_stop=5"]
-    done = subprocess.run(
-        [sys.executable, "-c", RUN, json.dumps(runs)],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.splitlines() == [schema.DONE, schema.DONE, "{'torch'}"], done.stderr
+    done = python("-c", RUN, json.dumps(runs), cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    assert done.stdout.splitlines() == [schema.DONE, schema.DONE, "{'torch'}"]

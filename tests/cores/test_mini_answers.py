@@ -12,7 +12,6 @@ from cppo_lab.analysis.replay import replay
 from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.texts import texts_name
-from cppo_lab.answers.tokens import tokens_name
 from cppo_lab.core_records import CHECKPOINT, Resources
 from cppo_lab.cores.checkpoint import load_checkpoint
 from cppo_lab.cores.mini.tasks import make_task, validation_sets
@@ -22,7 +21,7 @@ from cppo_lab.sweep.compose import compose
 from tests.answers.made import averages
 from tests.conftest import TINY
 from tests.cores.kills import Killed
-from tests.cores.test_mini import ListSink
+from tests.cores.test_mini import ListSink, tiny
 
 # With a mask that drops something in a few steps of a tiny model.
 WORDS = [*TINY, "rule.delta=0.01", "optim.learning_rate=0.01", "rollout.staleness=1", "training.t_stop=6"]
@@ -64,6 +63,12 @@ def trained(folder: Path, run: MiniRun, answers: AnswersSpec | None = DEFAULT, *
     return sink
 
 
+def tokens_in(folder: Path) -> list[tokens.RecordedTokens]:
+    """Of all steps."""
+    paths = sorted((folder / ANSWERS).glob("tokens-*"))
+    return [tokens.read(path.read_bytes(), path.name) for path in paths]
+
+
 def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((folder / ANSWERS).iterdir())}
 
@@ -100,19 +105,15 @@ def test_texts_show_numbers_in_whatever_spelling_and_tokens_name_it(tmp_path: Pa
     samples = read_texts(tmp_path / "run", 6).samples
     words = {word for sample in samples for word in f"{sample.prompt} {sample.response}".split()}
     assert words <= {*"0123456789+-*=", "<eos>", "<pad>"}
-    table = tokens.read((tmp_path / "run" / tokens_name(6)).read_bytes(), "the file")
+    table = tokens_in(tmp_path / "run")[-1]
     assert {piece.partition("_")[2] for piece in table.pieces} >= {"1", "2"}
 
 
 def test_samples_are_graded_as_their_outcomes_say(whole: Whole) -> None:
     folder, run, _ = whole
-    outcome = read_outcomes(folder)
-    problems = validation_sets(make_task(run.data))
-    prompts = {
-        " ".join(make_task(run.data).tokenizer.names(prompt.tolist()))
-        for part in problems.values()
-        for prompt in part.prompts
-    }
+    outcome, task, drawn_groups = read_outcomes(folder), make_task(run.data), []
+    sets = validation_sets(task).values()
+    prompts = {" ".join(task.tokenizer.names(ids)) for problems in sets for ids in problems.prompts.tolist()}
     for row, step in enumerate(outcome.steps.tolist()):
         file = read_texts(folder, step)
         validated = [sample for sample in file.samples if sample.kind == "validation"]
@@ -122,33 +123,33 @@ def test_samples_are_graded_as_their_outcomes_say(whole: Whole) -> None:
             place = outcome.problems.index(problem)
             k = [sample for sample in validated if sample.problem == problem]
             assert sorted(sample.draw for sample in k) == list(range(run.validation.samples))
-            assert sum(sample.right for sample in k) == outcome.right[row, place]
-            assert sum(sample.cut_off for sample in k) == outcome.cut_off[row, place]
-            mean = np.mean([sample.length for sample in k])
-            assert mean == pytest.approx(outcome.length[row, place], rel=1e-6)
+            sums = [sum(getattr(sample, name) for sample in k) for name in ("right", "cut_off", "length")]
+            assert sums[:2] == [outcome.right[row, place], outcome.cut_off[row, place]]
+            assert sums[2] / len(k) == pytest.approx(outcome.length[row, place], rel=1e-6)
         for sample in validated:
             assert sample.right == (sample.answer is not None and sample.answer == sample.truth)
             assert sample.prompt in prompts
             assert sample.response.endswith("<eos>") == (sample.stop == "end") == (not sample.cut_off)
             assert len(sample.response.split()) <= sample.length  # padding that was sampled has no text
         drawn = [sample for sample in file.samples if sample.kind == "training"]
-        assert len(drawn) == (2 * run.batch.responses if step else 0) or step
+        drawn_groups.append(len(drawn) / run.batch.responses)
         assert all(sample.right == (sample.reward == 1) and sample.advantage is not None for sample in drawn)
         assert not {sample.prompt for sample in drawn} & prompts
+    # Of groups with a signal: none before training, two at most.
+    assert drawn_groups[0] == 0 and {*drawn_groups} <= {0, 1, 2} and max(drawn_groups) > 0
 
 
 def test_tokens_are_those_of_the_training_samples(whole: Whole) -> None:
     folder, _, _ = whole
     seen: set[str] = set()
-    for path in sorted((folder / ANSWERS).glob("tokens-*")):
-        table = tokens.read(path.read_bytes(), path.name)
+    for table in tokens_in(folder):
         file = read_texts(folder, table.step)
         drawn = {(sample.group, sample.draw): sample for sample in file.samples if sample.kind == "training"}
         words, places = table.texts(), list(table.responses())
         assert len(places) == len(drawn) > 0
         for number, place in enumerate(places):
             sample = drawn[int(table.group[number]), int(table.draw[number])]
-            assert " ".join(words[place]) == sample.response or "" in words[place]
+            assert " ".join(words[place]) == sample.response
             assert (sample.length, sample.reward) == (place.stop - place.start, table.reward[number])
             assert sample.advantage == pytest.approx(float(table.advantage[number]))
         seen |= {table.reason_of(number) for number in range(len(table.token))}
@@ -157,9 +158,8 @@ def test_tokens_are_those_of_the_training_samples(whole: Whole) -> None:
 
 @pytest.mark.parametrize("rule", ["cppo", "cppo_no_prefix_budget_shuffled", "grpo"])
 def test_rules_are_replayed_as_they_were_trained(tmp_path: Path, rule: str) -> None:
-    trained(tmp_path / "run", compose([*TINY, "optim.learning_rate=0.01", f"rule={rule}"]).run)
-    for path in sorted((tmp_path / "run" / ANSWERS).glob("tokens-*")):
-        table = tokens.read(path.read_bytes(), path.name)
+    trained(tmp_path / "run", tiny("optim.learning_rate=0.01", f"rule={rule}"))
+    for table in tokens_in(tmp_path / "run"):
         again = replay(table)
         np.testing.assert_array_equal(again.keep, table.keep)
         np.testing.assert_array_equal(again.reason, table.reason)
@@ -180,7 +180,7 @@ def test_settings_decide_what_is_kept(tmp_path: Path) -> None:
     file = read_texts(tmp_path / "all", 2)
     problems = len(run.data.benchmarks) * run.data.validation_problems
     assert len(file.samples) == problems * run.validation.samples
-    assert not (tmp_path / "all" / tokens_name(2)).exists()
+    assert tokens_in(tmp_path / "all") == []
     little = AnswersSpec(keep=True, problems="all", groups=2, megabytes=0.004)
     trained(tmp_path / "little", run, little)
     files = {name: len(data) for name, data in files_of(tmp_path / "little").items()}

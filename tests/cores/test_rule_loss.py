@@ -11,9 +11,8 @@ from torch import Tensor
 from cppo_lab.cores.rule_loss import RuleLoss
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import Rule
-from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY, user_error
-from tests.cores.test_mini import trainer_of
+from tests.conftest import user_error
+from tests.cores.test_mini import seeded, tiny, trainer_of
 from tests.maths.maths_batches import random_batch
 from tests.oracles.authors import authors_loss
 
@@ -22,7 +21,7 @@ def test_norm_aggregation_divides_by_the_runs_horizon() -> None:
     """Trimming a minibatch to its longest response must not change the loss."""
     values, batch = {}, random_batch(0, width=7)
     for mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm"):
-        run = compose([*TINY, "rule=grpo", f"training.aggregation={mode}"]).run
+        run = tiny("rule=grpo", f"training.aggregation={mode}")
         values[mode] = float(RuleLoss(run)(Tokens(*batch), batch.rollout_logp)[0])
     assert values["seq-mean-token-sum-norm"] * 9 == pytest.approx(values["seq-mean-token-sum"])
 
@@ -36,9 +35,7 @@ RANGE = r"a keep with a value that is NaN or outside \[0, 1\]"
         (None, lambda out: None, "a NoneType"),
         (None, tuple, "a tuple"),
         ("keep", lambda keep: keep[:, :1], r"a keep of shape \[5, 1\] and torch.float64"),
-        ("keep", lambda keep: keep[0], r"a keep of shape \[12\]"),
         ("keep", Tensor.bool, r"a keep of shape \[5, 12\] and torch.bool"),
-        ("keep", Tensor.float, r"a keep .*torch.float32"),
         ("keep", lambda keep: keep * torch.nan, RANGE),
         ("keep", lambda keep: 2 * keep, RANGE),
         ("keep", Tensor.neg, RANGE),
@@ -55,7 +52,7 @@ def test_what_is_no_output_of_a_rule_is_named(
     part: str | None, change: Callable[[Any], Any], said: str
 ) -> None:
     """Else it would train on, with statistics that say nothing, or end in an error that names no rule."""
-    loss = RuleLoss(compose([*TINY, "rule=grpo"]).run)
+    loss = RuleLoss(tiny("rule=grpo"))
     plain, batch = loss.rule.apply, random_batch(0)
     tokens = Tokens(*batch._replace(logp=batch.logp.requires_grad_()))
     assert loss(tokens, tokens.rollout_logp)[1].keep.any()
@@ -69,13 +66,12 @@ def test_what_is_no_output_of_a_rule_is_named(
         loss(tokens, tokens.rollout_logp)
 
 
-@pytest.mark.parametrize("recipe", ["authors", "paper"])
-def test_the_loss_of_a_sampled_batch(tmp_path: Path, recipe: str) -> None:
-    """The second update of a batch, whose policy has left mu. recipe=paper is another loss."""
-    trainer = trainer_of(tmp_path, f"recipe={recipe}", "divergence=binary_tv", "optim.learning_rate=0.01")
+def test_the_authors_loss_of_a_sampled_batch(tmp_path: Path) -> None:
+    """The second update of a batch, whose policy has left mu."""
+    trainer = trainer_of(tmp_path, "recipe=authors", "divergence=binary_tv", "optim.learning_rate=0.01")
     run, batch = trainer.spec, trainer.collect()
     rows = torch.arange(len(batch.keep))
-    generator = torch.Generator().manual_seed(0)
+    generator = seeded(0)
     advantages = torch.randn(len(rows), generator=generator)
     trainer._descend(trainer.objective(batch.rollout.select(rows), advantages).loss)
     result = trainer.objective(batch.rollout.select(rows), advantages)
@@ -91,7 +87,7 @@ def test_the_loss_of_a_sampled_batch(tmp_path: Path, recipe: str) -> None:
         delta=rule.delta, delta_b=rule.delta_b, w_min=rule.w_min,
     )  # fmt: skip
     assert any(not keep for row in expected.mask for keep in row)
-    assert (float(result.loss.detach()) == pytest.approx(expected.loss, rel=1e-4)) == (recipe == "authors")
+    assert float(result.loss.detach()) == pytest.approx(expected.loss, rel=1e-4)
 
 
 def test_groups_are_centred_and_not_scaled(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import torch
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.core import own_ray
 from cppo_lab.sweep.compose import Composed, compose
-from tests.cores.verl.in_process import configured, queued, seen_worker, train_here, with_workers
+from tests.cores.verl.in_process import configured, queued, train_here, worker_class
 
 STEPS, EVERY, BOUND = 6, 3, 2
 SETTINGS = [
@@ -54,7 +54,7 @@ def trainer_class(folder: Path, killed: int) -> Any:
 
     from cppo_lab.cores.verl.trainer import AsyncLabTrainer
 
-    class Seen(with_workers(seen_worker), AsyncLabTrainer):  # type: ignore[misc]
+    class Seen(AsyncLabTrainer):
         def on_train_begin(self) -> None:
             restored = tq.kv_list("train") or {}
             self.seen: dict[str, Any] = {
@@ -90,7 +90,6 @@ def main(folder: Path, killed: int, *overrides: str) -> None:
     run = composed(*overrides)
     several = {"actor_rollout_ref.rollout.max_num_seqs": 4}  # others wait, and are aborted before they begin
     layout = run.layout.model_copy(update={"verl": run.layout.verl | several})
-    (folder / "runs").mkdir(exist_ok=True)
     with own_ray(layout) as ray_init:
         from cppo_lab.cores.verl import trainer
 
@@ -98,8 +97,8 @@ def main(folder: Path, killed: int, *overrides: str) -> None:
         checkpoints.drop_rows_after(folder, step)
         resume = None if step is None else checkpoints.checkpoint_folder(folder, step)
         config = configured(run, layout, ray_init, folder, folder, resume)
+        trainer.TrustRegionWorker = worker_class()  # type: ignore[misc]
         trainer.AsyncLabTrainer = trainer_class(folder, killed)  # type: ignore[misc]
-
         train_here(config)
 
 

@@ -4,7 +4,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from importlib.util import find_spec
@@ -30,49 +30,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("verl")
 
 
-# verl's tokenisation for Qwen3 wants "\n" to be one token, and <|im_end|> (verl/utils/tokenizer/continuous_token.py).
-WORDS = ["<pad>", "<|im_end|>", "<unk>", "user:", "assistant:", "\n", *"0123456789+-*/=?.,:;()[]{}<>_abcde"]
-PAD, EOS = 0, 1
-TEMPLATE = (
-    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }} {% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
-)
-
-
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Folder of a saved model with 2 layers, width 32 and one token per word of `WORDS`; nothing is downloaded."""
-    import torch
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+    """Folder of a saved Qwen3 with 2 layers and width 32, and its tokenizer; nothing is downloaded."""
+    from cppo_lab.cores.verl.hf_models import as_fast_tokenizer, as_qwen3
+    from tests.cores.test_mini import TOKENIZER, untrained
 
     folder = tmp_path_factory.mktemp("tiny")
-    tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "removed")
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<|im_end|>", unk_token="<unk>"
-    )
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(folder)
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=len(WORDS),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        max_position_embeddings=256,
-        tie_word_embeddings=True,
-        # Far from uniform: an untrained model of the usual scale gives every token the same probability, and a
-        # misplaced row would go unnoticed.
-        initializer_range=0.3,
-        bos_token_id=None,
-        eos_token_id=EOS,
-        pad_token_id=PAD,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    as_qwen3(untrained(256), TOKENIZER.eos).save_pretrained(folder)
+    as_fast_tokenizer(TOKENIZER).save_pretrained(folder)
     return folder
 
 
@@ -98,21 +64,21 @@ def with_experts(config: Any, experts: int) -> Any:
 RANKS = (1, 2)
 
 
-def on_ranks(work: Callable[..., None], folder: Path, *arguments: str) -> None:
-    """`work(rank, ranks, folder, *arguments)` with verl's engine, for each of RANKS in a group of so many processes."""
+def on_ranks(work: Callable[..., None], folder: Path, *arguments: str, groups: Sequence[int] = RANKS) -> None:
+    """`work(rank, ranks, folder, *arguments)` with verl's engine, for each of `groups` in so many processes."""
     import torch.multiprocessing as mp
 
-    mp.spawn(_groups, (work, folder, arguments))
+    mp.spawn(_groups, (groups, work, folder, arguments))
 
 
-def _groups(_: int, *given: Any) -> None:
+def _groups(_: int, groups: Sequence[int], *given: Any) -> None:
     """A process that loads verl once, and forks the others: neither torch nor gloo has begun."""
     import torch.multiprocessing as mp
 
     from tests.cores.verl import cpu_engine
 
     cpu_engine.load()
-    for ranks in RANKS:
+    for ranks in groups:
         mp.start_processes(_rank, (ranks, *given), nprocs=ranks, start_method="fork")
 
 
@@ -147,8 +113,16 @@ def ran(*given: str | Path, **named: str) -> int:
     return started(*given, **named).wait(CEILING_SECONDS)
 
 
+def running(place: Path) -> list[str]:
+    """The command lines of processes that name this place."""
+    import psutil
+
+    lines = [" ".join(process.info["cmdline"] or ()) for process in psutil.process_iter(["cmdline"])]
+    return [line for line in lines if str(place) in line]
+
+
 # In the order in which they come: each is waited for by itself.
-PARTS = ("up", "trained", "warned", "done", "cancelled")
+PARTS = ("up", "validated", "trained", "warned", "stale", "done", "cancelled")
 
 
 class OnRay:

@@ -3,6 +3,7 @@
 Import only what needs no Ray at the top: its environment must be set first.
 """
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,26 +34,10 @@ def configured(
     return config
 
 
-def with_workers(made: Callable[[], type]) -> type:
-    """A base for a trainer whose training workers are of the class that `made` returns."""
-
-    class Replaced:
-        role_worker_mapping: dict[Any, Any]
-
-        def _init_resource_pool_mgr(self) -> None:
-            import ray
-            from verl.workers.engine_workers import ActorRolloutRefWorker
-
-            super()._init_resource_pool_mgr()  # type: ignore[misc]
-            for role, actor in self.role_worker_mapping.items():
-                if issubclass(actor.__ray_metadata__.modified_class, ActorRolloutRefWorker):
-                    self.role_worker_mapping[role] = ray.remote(made())
-
-    return Replaced
-
-
-def seen_worker() -> type:
-    """Our training worker, which says what weights it has, and of which earlier steps it has copies."""
+def worker_class() -> type:
+    """Our training worker, which says what weights it has, and of which earlier steps it has copies; its rule can be
+    changed between steps.
+    """
     from verl.single_controller.base.decorator import Dispatch, register
 
     from cppo_lab.cores.verl.worker import TrustRegionWorker
@@ -62,6 +47,12 @@ def seen_worker() -> type:
         @register(dispatch_mode=Dispatch.ONE_TO_ALL)
         def policy(self) -> tuple[dict[str, Any], list[int]]:
             return weights(self.actor), sorted(self._policies)
+
+        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+        def use_rule(self, loss: Any) -> None:
+            config = copy.copy(self.actor_config)
+            object.__setattr__(config, "policy_loss", loss)
+            self.use_loss(config)
 
     return SeenWorker
 

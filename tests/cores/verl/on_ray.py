@@ -1,11 +1,11 @@
 """All that is tested in a Ray of the product's own on one machine, with one trainer: run by the fixture `on_ray`.
 
 Ray's environment must be set before it is imported, so this is a process of its own. Two training ranks with a
-rollout server each; each training step has another rule. What is seen goes to FOLDER/<part>.json, a file for a part.
+rollout server each. It validates as `cppo evaluate` lets it, each of its training steps has another rule, and then it
+trains the runs of `stale`. What is seen goes to FOLDER/<part>.json, a file for a part.
 """
 
 import contextlib
-import copy
 import json
 import os
 import signal
@@ -21,8 +21,9 @@ import psutil
 from cppo_lab.cores.verl.core import TaskRunner, _signals_after_ray, own_ray
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.groups import add_rules
-from tests.cores.verl.in_process import configured, train_here, with_workers
-from tests.cores.verl.story import OVERRIDES
+from tests.cores.verl import stale
+from tests.cores.verl.in_process import configured, train_here, worker_class
+from tests.cores.verl.story import OVERRIDES, RULE
 from tests.waiting import until
 
 FOREIGN = "one_sided"  # of another package (tests/rules), by its import path
@@ -32,33 +33,27 @@ RULES = (
     "dppo", "cppo", "grpo", "cispo", "minpro", "trm_max_avg", "cppo_soft", "cppo_no_prefix_budget_shuffled", "gspo",
     FOREIGN,
 )  # fmt: skip
-RANKS = 2
 # A step whose minibatches do not both have a signal shows nothing of the second one: the rule has the next step too.
 MOST_STEPS = 8 * len(RULES)
 
 
-def composed(rule: str) -> Composed:
+def composed(rule: str, *more: str) -> Composed:
     """The story's run under another rule, on this job's ranks."""
     if rule == FOREIGN:  # as its file beside a sweep, and `rule.path` on the command line
         constants = {"name": rule, "delta": "${trust_region.delta}", "options": {"slack": 0.0}}
         add_rules({rule: {"rule": {**constants, "path": f"tests.rules.acme_rules:{rule}"}}}, f"{rule}.yaml")
-    here = [f"layout.devices_per_node={RANKS}", "layout.topk_dtype=float16"]
-    return compose([*OVERRIDES, *here, "model=tiny_qwen3", "seed=0", f"rule={rule}"])
+    here = [f"layout.devices_per_node={stale.RANKS}", "layout.topk_dtype=float16"]
+    return compose([*OVERRIDES, *here, "model=tiny_qwen3", "seed=0", f"rule={rule}", *more])
 
 
 def listening(processes: list[psutil.Process]) -> list[str]:
-    """Listening TCP sockets of these processes as /proc has them (`ss` may not be installed)."""
-    targets = set()
+    """The addresses on which these processes listen."""
+    places = []
     for process in processes:
-        with contextlib.suppress(OSError):  # it has ended meanwhile
-            for link in Path(f"/proc/{process.pid}/fd").iterdir():
-                with contextlib.suppress(OSError):
-                    targets.add(str(link.readlink()))
-    lines = [
-        line for table in ("tcp", "tcp6") for line in Path(f"/proc/net/{table}").read_text().splitlines()
-    ]
-    rows = [line.split() for line in lines]
-    return [row[1] for row in rows if row[3] == "0A" and f"socket:[{row[9]}]" in targets]
+        with contextlib.suppress(psutil.NoSuchProcess):
+            sockets = process.net_connections("tcp")
+            places += [socket.laddr.ip for socket in sockets if socket.status == psutil.CONN_LISTEN]
+    return places
 
 
 def below() -> list[psutil.Process]:
@@ -96,28 +91,13 @@ def policy_loss(run: Composed, folder: Path) -> Any:
     )
 
 
-def worker_class() -> Any:
-    """Our training worker, whose rule can be changed between steps."""
-    from verl.single_controller.base.decorator import Dispatch, register
-
-    from cppo_lab.cores.verl.worker import TrustRegionWorker
-
-    class RuleByRule(TrustRegionWorker):
-        @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-        def use_rule(self, loss: Any) -> None:
-            config = copy.copy(self.actor_config)
-            object.__setattr__(config, "policy_loss", loss)
-            self.use_loss(config)
-
-    return RuleByRule
-
-
 def trainer_class(folder: Path, job: "Job") -> Any:
     """Our trainer, with another rule at each step; before the last one every process is warned."""
     from cppo_lab.answers.tokens import write as write_tokens
+    from cppo_lab.cores.verl import checkpoints
     from cppo_lab.cores.verl.trainer import LabTrainer
 
-    class EveryRule(with_workers(worker_class), LabTrainer):  # type: ignore[misc]
+    class EveryRule(LabTrainer):
         trained: list[tuple[str, int]]
 
         def fit(self, loops: Any) -> None:
@@ -125,17 +105,27 @@ def trainer_class(folder: Path, job: "Job") -> Any:
             # The run's own number of steps says which problems it has, and they are the story's. Checkpoints and
             # validations after the first are the story's too; here they would cost time.
             self.total_training_steps = MOST_STEPS
-            self.config.trainer.test_freq = self.config.trainer.save_freq = -1
+            self.config.trainer.update(test_freq=-1, save_freq=-1, val_only=True)
+            self._save_checkpoint()
+            super().fit(loops)
+            job.part("validated", lambda: [step for _, (step, _) in checkpoints.rows(folder)])
+            self.config.trainer.update(val_only=False, val_before_train=False)
             super().fit(loops)
             job.part("trained", lambda: self.trained)
             job.part("warned", job.warned)
+            self.use_rule(RULE)
+            run, start = composed(RULE, stale.SETTING).run, checkpoints.checkpoint_folder(folder, 0)
+            job.part("stale", lambda: stale.train_all(self, run, start, folder / "stale", loops))
+
+        def use_rule(self, rule: str) -> None:
+            self.actor_rollout_wg.use_rule(policy_loss(job.specs[rule], folder))
 
         def _submit_batch_to_rollout(self, batch: Any) -> int:
             rule = RULES[len(self.trained)]
             if rule == RULES[-1]:
                 job.warn()
             self.spec = job.specs[rule].run
-            self.actor_rollout_wg.use_rule(policy_loss(job.specs[rule], folder))
+            self.use_rule(rule)
             return int(super()._submit_batch_to_rollout(batch))
 
         def _validates(self, step: int) -> bool:
@@ -198,6 +188,7 @@ class Job:
         from cppo_lab.cores.verl import trainer
 
         self.part("up", self.up)
+        trainer.TrustRegionWorker = worker_class()  # type: ignore[misc]
         trainer.LabTrainer = trainer_class(self.folder, self)  # type: ignore[misc]
         self.part("done", lambda: TaskRunner().run(config))
         self.write("cancelled", {"failed": "not cancelled"})
@@ -207,15 +198,9 @@ class Job:
         """What listens before there is a process group, whose store listens on all interfaces."""
         import ray
 
-        @ray.remote(num_cpus=1)
-        class Worker:
-            def pid(self) -> int:
-                return os.getpid()
-
-        worker = Worker.remote()
-        pid = ray.get(worker.pid.remote())
+        worker = ray.get(ray.remote(lambda: os.getpid()).remote())
         processes = below()
-        assert pid in {process.pid for process in processes}
+        assert worker in {process.pid for process in processes}
         return {
             "listening": listening(processes),
             "address": ray.get_runtime_context().gcs_address,

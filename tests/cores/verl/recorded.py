@@ -83,13 +83,12 @@ def train(
     entropy: Tensor | None = None,
     marked: dict[int, int] | None = None,
     watch: Any = None,
-    responses: bool = True,
     of_mu: Tensor | None = None,
 ) -> Trained:
     """The loss on a minibatch that is cut into [rank][micro-batch] -> rows. Token t of row i has the id 100 i + t.
 
-    `measured`: the engine has measured D_t; `marked`: row -> its place among those that are kept; `responses`: whether
-    the batch counts its responses; `of_mu`: log mu [B, T] in a decoupled run, where `batch.rollout_logp` is pi_old's.
+    `measured`: the engine has measured D_t; `marked`: row -> its place among those that are kept; `of_mu`: log mu
+    [B, T] in a decoupled run, where `batch.rollout_logp` is pi_old's.
     """
     logp = batch.logp.clone().requires_grad_()
     tokens, rows, width = int(batch.valid.sum()), float(batch.valid.any(1).sum()), batch.valid.shape[1]
@@ -116,8 +115,7 @@ def train(
                 {name: column[index] for name, column in columns.items()}, batch.valid[index], prompts,
                 dp_size=len(cuts), batch_num_tokens=tokens, global_batch_size=len(logp),
             )  # fmt: skip
-            if responses:
-                data["minibatch_responses"] = torch.where(batch.valid.any(1), rows, 0.0)[index, None]
+            data["minibatch_responses"] = torch.where(batch.valid.any(1), rows, 0.0)[index, None]
             if marked:
                 data[PLACE] = nested([torch.tensor([marked.get(row, -1)]) for row in index])
             values = {"log_probs": logp}

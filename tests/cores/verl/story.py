@@ -5,26 +5,25 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cppo_lab import schema
+from cppo_lab.cores.verl import checkpoints
+from tests.cores.verl.conftest import LOG, ROOT
 from tests.waiting import until
 
-ROOT = Path(__file__).parents[3]
 HOLD = Path(__file__).parent / "hold"  # stops the trainer behind a step
 STEPS, EVERY, SAMPLES = 6, 2, 4
 CHECKPOINT_EVERY = 3  # besides those of validations
 KILLED_AFTER = 5  # a step with two checkpoints before it, and none of its own
 DAMAGED, RESUMED = 4, 3  # the step of the newest checkpoint, and of that before it, which was not validated
 RULE = "cppo"
-LOG = "launch.log"
 SWEEP = f"""
 title: One rule
 question: Does a run train, die and go on?
@@ -33,13 +32,9 @@ variants: {{{RULE}: {{rule: {RULE}}}}}
 axes:
   seed: [0]
 """
-OVERRIDES = [
-    "core=verl",
-    f"training.t_stop={STEPS}",
-    f"validation.every={EVERY}",
-    f"validation.samples={SAMPLES}",
-    f"layout.checkpoint_every={CHECKPOINT_EVERY}",
-]
+# Of every core.
+SETTINGS = [f"training.t_stop={STEPS}", f"validation.every={EVERY}", f"validation.samples={SAMPLES}"]
+OVERRIDES = ["core=verl", *SETTINGS, f"layout.checkpoint_every={CHECKPOINT_EVERY}"]
 
 
 @dataclass(frozen=True)
@@ -71,19 +66,6 @@ def client(folder: Path) -> MlflowClient:
     return MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
 
 
-def cppo(folder: Path, *words: str, python: str = sys.executable, **more: str) -> dict[str, Any]:
-    """What `subprocess` takes for a command in this folder, with its own store."""
-    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    environment |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **more}
-    return {"args": [python, "-m", "cppo_lab.cli", *words], "cwd": folder, "env": environment}
-
-
-def recorded(run: Path) -> list[int]:
-    """Steps of the trainer's record."""
-    lines = (run / "verl_steps.jsonl").read_text().splitlines(keepends=True)
-    return [json.loads(line)["step"] for line in lines if line.endswith("\n")]
-
-
 def only_run(folder: Path) -> Run:
     experiment = client(folder).get_experiment_by_name(schema.experiment_name("verl"))
     runs = client(folder).search_runs([experiment.experiment_id], f"tags.`{schema.TAG_RUN_ID}` LIKE '%'")
@@ -104,26 +86,31 @@ def kill_when_held(folder: Path, process: "subprocess.Popen[bytes]") -> list[int
     until("the first validation", lambda: [path for path in seen("verl_steps.jsonl") if path.stat().st_size])
     [mark] = until(f"step {KILLED_AFTER} is recorded", lambda: seen("held"))
     os.kill(json.loads((mark.parent / "status.json").read_text())["pid"], signal.SIGKILL)
-    return recorded(mark.parent)
-
-
-def cut_the_newest_checkpoint(folder: Path) -> None:
-    """As a power cut leaves its last file."""
-    [path] = folder.glob(f"runs/*/verl_checkpoints/global_step_{DAMAGED}/actor/optim_*.pt")
-    os.truncate(path, path.stat().st_size // 2)
+    return [step for _, (step, _) in checkpoints.rows(mark.parent)]
 
 
 @contextmanager
 def launched(
-    folder: Path, overrides: Sequence[str] = (), python: str = sys.executable, **more: str
+    folder: Path, *overrides: str, python: str = sys.executable, **more: str
 ) -> "Iterator[subprocess.Popen[bytes]]":
-    """`cppo launch` of the run, whose output is added to LOG; it has ended behind the block."""
+    """`cppo launch` of the run with a store of its own; output is added to LOG. It has ended behind the block."""
     (folder / "one.yaml").write_text(SWEEP)
-    command = cppo(
-        folder, "launch", "one.yaml", *OVERRIDES, *overrides, "launcher.workers=1", python=python, **more
-    )
+    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
+    environment |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **more}
+    command = [
+        python,
+        "-m",
+        "cppo_lab.cli",
+        "launch",
+        "one.yaml",
+        *OVERRIDES,
+        *overrides,
+        "launcher.workers=1",
+    ]
     with (folder / LOG).open("ab") as output:
-        process = subprocess.Popen(**command, stdout=output, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
     try:
         yield process
     finally:
@@ -133,7 +120,7 @@ def launched(
 
 def train(folder: Path, *overrides: str, python: str = sys.executable) -> Trained:
     """Launch the run to its end."""
-    with launched(folder, overrides, python) as process:
+    with launched(folder, *overrides, python=python) as process:
         process.wait()
     return Trained(folder, only_run(folder), (folder / LOG).read_text())
 
@@ -145,6 +132,8 @@ def tell(folder: Path) -> Story:
         killed = kill_when_held(folder, process)
         assert process.wait() == 1, (folder / LOG).read_text()[-5000:]
     first = only_run(folder)
-    cut_the_newest_checkpoint(folder)
+    # As a power cut leaves the last file of a checkpoint.
+    [path] = folder.glob(f"runs/*/verl_checkpoints/global_step_{DAMAGED}/actor/optim_*.pt")
+    os.truncate(path, path.stat().st_size // 2)
     last = train(folder)
     return Story(folder, last.run, last.output, killed, first)

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import itertools
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -109,15 +110,10 @@ def test_training_rows_carry_their_topk_as_columns(tiny_model: Path, n: int) -> 
 def test_seeds_name_step_problem_and_session(tiny_model: Path) -> None:
     server = Server(3)
     made = loop(tiny_model, server)
-    for changes in (
-        {},
-        {"global_steps": 10},
-        {"session_id": 2},
-        {"extra_info": {"index": 6}},
-        {"data_source": "other"},
-        {"uid": "a new one after resuming"},
-    ):
-        run(made, **changes)
+    other = {"global_steps": 10, "session_id": 2, "extra_info": {"index": 6}, "data_source": "other"}
+    run(made)
+    for name, value in (*other.items(), ("uid", "a new one after resuming")):
+        run(made, **{name: value})
     first, *others, last = (asked["seed"] for asked in server.asked)
     assert first == last and len({first, *others}) == 5
     # A recorded run must draw the same responses when it is resumed by a later version.
@@ -198,12 +194,10 @@ def test_each_piece_of_an_answer_has_mu_of_the_policy_that_sampled_it(
     server = CpuServer(copy.deepcopy(model), Limits(8, 64, 256, 64), {1})
     client, prompts = Client(server), [[3, 5, 15, 6], [4, 7], [3, 8, 9, 10, 11]]
     limits = [5, 8, 20]
-    reached, decoded, log_mu = threading.Event(), 0, cpu.log_policy
+    reached, decoded, log_mu = threading.Event(), itertools.count(1), cpu.log_policy
 
     def counted(logits: torch.Tensor, rule: cpu.SamplingRule) -> torch.Tensor:
-        nonlocal decoded
-        decoded += 1
-        if decoded % BETWEEN == 0 and decoded <= ABORTS * BETWEEN:
+        if next(decoded) in range(BETWEEN, ABORTS * BETWEEN + 1, BETWEEN):
             reached.set()
             until("the abort", lambda: not server._running.is_set())
         return log_mu(logits, rule)
@@ -236,8 +230,8 @@ def test_each_piece_of_an_answer_has_mu_of_the_policy_that_sampled_it(
             here = steps == step
             expected = recomputed(policies[step], prompts[number], output.token_ids, 0.8)
             taken, top = expected[range(len(here)), output.token_ids], expected.topk(K, -1)
-            np.testing.assert_allclose(np.array(output.log_probs)[here], taken[here], atol=1e-5)
-            np.testing.assert_allclose(logp[here], top.values[here], atol=1e-5)
+            np.testing.assert_allclose(np.array(output.log_probs)[here], taken[here], atol=5e-5)
+            np.testing.assert_allclose(logp[here], top.values[here], atol=5e-5)
             np.testing.assert_array_equal(ids[here], top.indices[here])
             assert np.abs(logp[~here] - top.values.numpy()[~here]).max() > 1e-2
     assert output.extra_fields["global_steps"] == 13

@@ -3,10 +3,8 @@
 They are those of `asynchronous`, a process each.
 """
 
-import json
 import signal
 import sys
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from cppo_lab import schema
 from cppo_lab.cores.verl import checkpoints
+from cppo_lab.schema import Outcome
 from tests.cores.verl.asynchronous import BOUND, STEPS, composed
 from tests.cores.verl.conftest import LOG, ROOT, ran
 from tests.cores.verl.story import HOLD
@@ -27,59 +26,41 @@ PROMPTS = composed().run.batch.prompts
 RESPONSES = composed().run.batch.responses
 
 
-class Runs:
-    """What the processes have seen."""
+def attempt(folder: Path, *overrides: str, killed: int = 0, python: str = sys.executable) -> None:
+    """Train a run, from its last checkpoint if it has one, to its end or to a kill before step `killed` is trained."""
+    slow = {"PYTHONPATH": f"{ROOT}:{HOLD}", "SLOW_ENGINE": "0.03"}
+    ended = ran(folder, "asynchronous", str(killed), *overrides, python=python, **slow)
+    assert ended == (-signal.SIGKILL if killed else 0), (folder / LOG).read_text()[-5000:]
 
-    def __init__(self, folder: Path, *overrides: str, python: str = sys.executable) -> None:
-        self.folder, self.overrides, self.python = folder, overrides, python
 
-    @cached_property
-    def killed(self) -> dict[int, dict[str, Any]]:
-        """By step, of both attempts."""
-        folder = self.folder / "killed"
-        assert self._train(folder, KILLED) == -signal.SIGKILL
-        assert [step for _, (step, _) in checkpoints.rows(folder)] == list(range(KILLED))
-        assert not self._train(folder)
-        return self._seen(folder)
-
-    @cached_property
-    def uninterrupted(self) -> dict[int, dict[str, Any]]:
-        folder = self.folder / "uninterrupted"
-        assert not self._train(folder)
-        return self._seen(folder)
-
-    def _train(self, folder: Path, killed: int = 0) -> int:
-        folder.mkdir(exist_ok=True)
-        slow = {"PYTHONPATH": f"{ROOT}:{HOLD}", "SLOW_ENGINE": "0.03"}
-        ended = ran(folder, "asynchronous", str(killed), *self.overrides, python=self.python, **slow)
-        assert ended in (0, -signal.SIGKILL), (folder / LOG).read_text()[-5000:]
-        return ended
-
-    def _seen(self, folder: Path) -> dict[int, dict[str, Any]]:
-        rows = dict(row for _, row in checkpoints.rows(folder))
-        assert list(rows) == list(range(STEPS + 1))
-        assert json.loads((folder / checkpoints.OUTCOME).read_text())["status"] == schema.DONE
-        return {
-            step: torch.load(folder / f"{step}.pt", weights_only=False) | {"row": rows[step]}
-            for step in range(1, STEPS + 1)
-        }
+def seen_in(folder: Path) -> dict[int, dict[str, Any]]:
+    """What the processes of a run that has ended have seen, by step."""
+    rows = dict(row for _, row in checkpoints.rows(folder))
+    assert list(rows) == list(range(STEPS + 1))
+    assert checkpoints.read_outcome(folder) == Outcome(schema.DONE, STEPS)
+    return {
+        step: torch.load(folder / f"{step}.pt", weights_only=False) | {"row": rows[step]}
+        for step in range(1, STEPS + 1)
+    }
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("async"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run that was killed and has gone on."""
+    made = tmp_path_factory.mktemp("async")
+    attempt(made, killed=KILLED)
+    assert [step for _, (step, _) in checkpoints.rows(made)] == list(range(KILLED))
+    attempt(made)
+    return made
 
 
-def shares(row: dict[str, float]) -> dict[int, float]:
-    return {age: row[schema.age_metric(age)] for age in range(BOUND + 1)}
+def test_log_mu_and_topk_are_those_of_the_policy_that_each_token_names(folder: Path) -> None:
+    check_pieces(folder)
 
 
-def test_log_mu_and_topk_are_those_of_the_policy_that_each_token_names(runs: Runs) -> None:
-    check_pieces(runs.killed, runs.folder / "killed")
-
-
-def check_pieces(run: dict[int, dict[str, Any]], folder: Path) -> None:
+def check_pieces(folder: Path) -> None:
     """Piece by piece, by a forward pass of transformers with the weights that the trainer had after that step."""
+    run = seen_in(folder)
     [path] = folder.glob("made_models/*/config.json")
     model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=torch.float32).eval()
     weights = {step: policy for seen in run.values() for step, policy in seen["weights"].items()}
@@ -103,27 +84,28 @@ def check_pieces(run: dict[int, dict[str, Any]], folder: Path) -> None:
     assert max(apart) > 1e-3  # and the policies of their other pieces are others
 
 
-def test_no_token_is_older_than_the_bound_and_the_metrics_are_the_tokens(runs: Runs) -> None:
-    for step, seen in runs.killed.items():
+def test_no_token_is_older_than_the_bound_and_the_metrics_are_the_tokens(folder: Path) -> None:
+    oldest = []
+    for step, seen in seen_in(folder).items():
         ages = step - 1 - torch.cat(seen["policy_step"])
-        assert int(ages.min()) >= 0 and int(ages.max()) <= BOUND
-        assert seen["row"]["train/staleness_max"] == int(ages.max())
-        assert seen["row"]["train/staleness_mean"] == pytest.approx(float(ages.double().mean()))
-        for age, share in shares(seen["row"]).items():
-            assert share == pytest.approx(float((ages == age).double().mean()))
-    assert max(seen["row"]["train/staleness_max"] for seen in runs.killed.values()) > 0
+        oldest.append(int(ages.max()))
+        expected = {"train/staleness_max": oldest[-1], "train/staleness_mean": float(ages.double().mean())}
+        expected |= {schema.age_metric(n): float((ages == n).double().mean()) for n in range(BOUND + 1)}
+        assert {name: seen["row"][name] for name in expected} == pytest.approx(expected)
+        assert int(ages.min()) >= 0
+    assert 0 < max(oldest) <= BOUND
 
 
-def test_each_prompt_is_trained_once_though_the_run_is_killed_with_prompts_in_flight(runs: Runs) -> None:
+def test_each_prompt_is_trained_once_though_the_run_is_killed_with_prompts_in_flight(folder: Path) -> None:
     """All that were submitted to the end, but for one batch that is left."""
-    last = runs.killed[STEPS]
-    before, after = runs.killed[KILLED - 1]["submitted"], last["submitted"]
+    run = seen_in(folder)
+    before, after = run[KILLED - 1]["submitted"], run[STEPS]["submitted"]
     assert len(before) == KILLED * PROMPTS and len(after) == (STEPS - KILLED + 1) * PROMPTS
     # The checkpoint has prompts that wait for their answers.
-    assert {"pending", "running"} & set(last["restored"])
+    assert {"pending", "running"} & set(run[STEPS]["restored"])
     submitted = before + after
     assert len(set(submitted)) == len(submitted)
-    trained = [uid for seen in runs.killed.values() for uid in seen["trained"]]
+    trained = [uid for seen in run.values() for uid in seen["trained"]]
     counted = {uid: trained.count(uid) for uid in set(trained)}
     assert set(counted.values()) == {RESPONSES} and len(counted) == STEPS * PROMPTS
     assert set(counted) < set(submitted) and len(submitted) - len(counted) == PROMPTS

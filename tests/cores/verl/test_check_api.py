@@ -2,8 +2,6 @@
 
 import ast
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -14,8 +12,9 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab.cores.verl import check_api
+from tests.conftest import python
+from tests.cores.verl.conftest import ROOT
 
-ROOT = Path(__file__).parents[3]
 # verl must be told its device before it is imported: a process per question.
 ENVIRONMENT = {"PYTHONPATH": str(ROOT), "PATH": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
 
@@ -108,9 +107,7 @@ CASES = {
 
 def test_the_plugin_chooses_the_cpu_when_asked(tmp_path: Path) -> None:
     """verl imported in a fresh process of each case. Without being asked the device is verl's own choice."""
-    command = [sys.executable, "-c", FORKS, str(tmp_path), json.dumps(CASES)]
-    done = subprocess.run(command, env=ENVIRONMENT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    python("-c", FORKS, tmp_path, json.dumps(CASES), env=ENVIRONMENT)
     printed = {name: (tmp_path / f"{name}.out").read_text().strip().splitlines() for name in CASES}
     errors = {name: (tmp_path / f"{name}.err").read_text() for name in CASES}
     status = {name: int((tmp_path / f"{name}.status").read_text()) for name in CASES}

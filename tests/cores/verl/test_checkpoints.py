@@ -1,5 +1,6 @@
 """The trainer's record and checkpoints: what a kill at any moment leaves of them can be continued."""
 
+import itertools
 import os
 import shutil
 import subprocess
@@ -7,14 +8,14 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import numpy as np
 import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.answers import ANSWERS, outcomes
+from cppo_lab.answers import outcomes
 from cppo_lab.answers.outcomes import OUTCOMES, no_outcomes
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import Sample, texts_name
@@ -36,12 +37,13 @@ from cppo_lab.cores.verl.checkpoints import (
     stage,
     unname_best_after,
 )
-from cppo_lab.files import replace_file
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error
-from tests.cores.kills import Killed
+from tests.cores.kills import survives
+from tests.cores.test_mini_answers import FileSink, files_of
+from tests.cores.verl.conftest import ROOT
 
 SCORE = "val/mean/avg_at_16"
 MODEL, OPTIMISER = "actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt"
@@ -148,7 +150,7 @@ def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         "import sys; from pathlib import Path; from cppo_lab.cores.verl import checkpoints\n"
         "with checkpoints.writing(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
     )
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", code, tmp_path], env=environment, **pipes) as process:
         process.stdout.readline()
@@ -346,25 +348,9 @@ KEPT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50)
 STEPS = (0, 2, 4)
 
 
-class Sink:
-    """Writes files as the recorder does; killed before or behind one of them."""
-
-    def __init__(self, folder: Path, kill_at: int | None = None, behind: bool = False) -> None:
-        self.folder, self.kill_at, self.behind, self.written = folder, kill_at, behind, list[str]()
-        self.tags: list[tuple[str, str]] = []
-
-    def tag(self, name: str, value: str) -> None:
-        self.tags.append((name, value))
-
-    def file(self, name: str, content: bytes) -> None:
-        if self.kill_at == len(self.written) and not self.behind:
-            raise Killed
-        path = self.folder / name
-        path.parent.mkdir(exist_ok=True)
-        replace_file(path, content)
-        self.written.append(name)
-        if self.kill_at == len(self.written) - 1 and self.behind:
-            raise Killed
+def recorder(folder: Path) -> Mock:
+    """A sink that writes files, and remembers its calls."""
+    return Mock(wraps=FileSink(folder))
 
 
 def answers_of(step: int) -> StepAnswers:
@@ -378,12 +364,12 @@ def answers_of(step: int) -> StepAnswers:
     return StepAnswers(none.append(step, *counts), (sample,))
 
 
-def hand_over(folder: Path, sink: Sink, settings: AnswersSpec | None = KEPT) -> HandOver:
+def hand_over(folder: Path, sink: Mock, settings: AnswersSpec | None = KEPT) -> HandOver:
     run = compose(["core=verl", "model=tiny_qwen3", "training.t_stop=4", "validation.every=2"]).run
-    return HandOver(run, Resources(folder.parent, folder, answers=settings), sink)  # type: ignore[arg-type]
+    return HandOver(run, Resources(folder.parent, folder, answers=settings), sink)
 
 
-def train(folder: Path, sink: Sink, resumed: int | None, steps: tuple[int, ...] = STEPS) -> None:
+def train(folder: Path, sink: Mock, resumed: int | None, steps: tuple[int, ...] = STEPS) -> None:
     """An attempt: rows up to `resumed` are on file already; the trainer validates the others."""
     answers = hand_over(folder, sink)
     answers.begin(resumed)
@@ -394,18 +380,14 @@ def train(folder: Path, sink: Sink, resumed: int | None, steps: tuple[int, ...] 
     answers.end()
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted((folder / ANSWERS).iterdir())}
-
-
 @pytest.fixture
 def unbroken(tmp_path: Path) -> dict[str, bytes]:
     """The files of a run that was not killed: every step is there once."""
     folder = tmp_path / "unbroken"
     folder.mkdir()
-    train(folder, Sink(folder), None)
+    train(folder, recorder(folder), None)
     assert not (folder / STAGED).exists()
-    files = contents(folder)
+    files = files_of(folder)
     assert set(files) == {Path(OUTCOMES).name, *(Path(texts_name(step)).name for step in STEPS)}
     read = outcomes.read(files["outcomes.npz"], "outcomes")
     assert read.steps.tolist() == list(STEPS)
@@ -415,22 +397,23 @@ def unbroken(tmp_path: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("resumed", [None, 0, 2, 4])
-@pytest.mark.parametrize("behind", [False, True])
 def test_whoever_is_killed_the_files_are_those_of_an_unbroken_run(
-    tmp_path: Path, unbroken: dict[str, bytes], behind: bool, resumed: int | None
+    tmp_path: Path, unbroken: dict[str, bytes], resumed: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At each file; the trainer was up to two validations ahead, and the run continues from any of its checkpoints."""
-    for kill_at in range(2 * len(STEPS)):
-        folder = tmp_path / f"{kill_at}"
-        folder.mkdir()
+    """At each operation on files; the trainer was up to two validations ahead, and the run continues from any of its
+    checkpoints.
+    """
+    for number in itertools.count():
+        (folder := tmp_path / f"{number}").mkdir()
         for step in STEPS:  # the trainer does not wait for the process that records
             stage(folder, answers_of(step))
-        answers = hand_over(folder, Sink(folder, kill_at, behind))
-        with pytest.raises(Killed):
-            for step in STEPS:
-                answers.add(step)
-        train(folder, Sink(folder), resumed)
-        assert contents(folder) == unbroken, kill_at
+        answers = hand_over(folder, sink := recorder(folder))
+        through = survives(monkeypatch, number, lambda answers=answers: [*map(answers.add, STEPS)])
+        train(folder, recorder(folder), resumed)
+        assert files_of(folder) == unbroken, number
+        if through:
+            break
+    assert number > sink.file.call_count == 2 * len(STEPS)
 
 
 @pytest.mark.parametrize("settings", [KEPT, None, KEPT.model_copy(update={"keep": False})])
@@ -441,22 +424,22 @@ def test_a_step_that_was_not_written_to_its_end_or_is_not_kept(
     stage(tmp_path, answers_of(2))
     if settings is KEPT:
         (tmp_path / STAGED / "000002-outcomes.npz").unlink()
-    sink = Sink(tmp_path)
+    sink = recorder(tmp_path)
     answers = hand_over(tmp_path, sink, settings)
     answers.begin(None)
     answers.add(2)
     answers.end()
-    assert sink.written == []
+    sink.file.assert_not_called()
     assert not (tmp_path / STAGED).exists()
 
 
 @pytest.mark.parametrize("settings", [KEPT, None])
 def test_tags_of_a_start_are_passed_on_once(tmp_path: Path, settings: AnswersSpec | None) -> None:
     """Whether or not the run keeps answers, and those of a later start again."""
-    sink = Sink(tmp_path)
+    sink = recorder(tmp_path)
     moved = hand_over(tmp_path, sink, settings)
     for text in ('{"cppo.env.rollout": "a"}', '{"cppo.env.rollout": "b"}'):
         (tmp_path / TAGS_FILE).write_text(text)
         moved.add(1)
         moved.add(2)
-    assert sink.tags == [("cppo.env.rollout", "a"), ("cppo.env.rollout", "b")]
+    assert sink.tag.mock_calls == [call("cppo.env.rollout", value) for value in "ab"]

@@ -29,10 +29,10 @@ from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.preflight import shortened
 from tests.conftest import user_error
+from tests.cores.verl.conftest import ROOT
 
 pytestmark = pytest.mark.filterwarnings("ignore:Disabled critic")
 
-ROOT = Path(__file__).parents[3]
 TINY = ("core=verl", "model=tiny_qwen3")
 DENSE = ("core=verl", "model=qwen3_1_7b_base")
 EXPERTS = ("core=verl", "model=qwen3_30b_a3b_base")
@@ -211,11 +211,12 @@ def test_every_key_of_ours_is_one_of_verls_or_says_that_it_is_new(overrides: tup
     """Against verl's own tree as its `main_ppo` would compose it."""
     composition = composed(*overrides)
     theirs = _verl_tree("megatron" if composition.layout.megatron else "dp")
-    new = set()
-    for key in settings(composition.run, composition.layout, files_of(composition)):
-        section, _, name = key.rpartition(".")
-        if name not in list(OmegaConf.select(theirs, section)):  # `in` misses those without a value
-            new.add(key)
+    keys = [
+        (key, *key.rsplit(".", 1))
+        for key in settings(composition.run, composition.layout, files_of(composition))
+    ]
+    # `in` misses those without a value.
+    new = {key for key, section, name in keys if name not in list(OmegaConf.select(theirs, section))}
     loss = (
         "rule", "path", "constants", "estimator", "measure", "k", "convention", "horizon", "centering", "weights",
         "origin",
@@ -283,7 +284,7 @@ def test_the_accepted_keys_are_verls_and_documented() -> None:
     }  # fmt: skip
     free = {f"{ACTOR}.megatron.override_ddp_config", f"{ACTOR}.optim.override_optimizer_config"}
     for key in PERFORMANCE:
-        section, _, name = key.rpartition(".")
+        section, name = key.rsplit(".", 1)
         sections = [OmegaConf.select(_verl_tree(engine), section) for engine in ("dp", "megatron")]
         assert name in new or section in free or any(tree and name in list(tree) for tree in sections), key
     written = re.findall(
@@ -299,10 +300,8 @@ KEPT = "trainer.max_actor_ckpt_to_keep"  # verl must not delete a checkpoint bef
 @pytest.mark.parametrize(
     "key, value, text",
     [
-        *(
-            (KEPT, number, "max_actor_ckpt_to_keep=.*set 2 or more, or null to keep all")
-            for number in (1, "2")
-        ),
+        (KEPT, 1, "max_actor_ckpt_to_keep=.*set 2 or more, or null to keep all"),
+        (KEPT, "2", "max_actor_ckpt_to_keep=.*set 2 or more"),
         (f"{ACTOR}.use_torch_compile", "yes", r"actor\.use_torch_compile='yes' must be bool"),
         (f"{ROLLOUT}.max_num_seqs", True, r"max_num_seqs=True must be"),
         (f"{ROLLOUT}.agent.num_workers", 1.5, r"num_workers=1\.5 must be int"),
@@ -364,8 +363,7 @@ def test_one_tree_is_not_changed_by_the_next() -> None:
     rollout = checked(with_layout(composed(*TINY), verl=keys)).actor_rollout_ref.rollout
     assert (rollout.max_num_seqs, rollout.engine_kwargs.vllm.disable_custom_all_reduce) == (7, True)
     assert tree(composed(*DENSE)).actor_rollout_ref.rollout.name == "vllm"
-    assert OmegaConf.to_yaml(first, resolve=True) == before
-    assert OmegaConf.to_yaml(tree(composed(*TINY)), resolve=True) == before
+    assert all(OmegaConf.to_yaml(one, resolve=True) == before for one in (first, tree(composed(*TINY))))
 
 
 def test_a_preflight_trains_fewer_steps_than_lie_between_checkpoints() -> None:
@@ -426,11 +424,8 @@ def test_what_a_run_declares_reaches_verl_and_its_id(overrides: list[str], expec
     for key, value in expected.items():
         assert OmegaConf.select(config, key) == value != OmegaConf.select(without, key), key
     assert composition.run.run_id != plain.run.run_id
-    assert (
-        config.algorithm.rollout_correction.rollout_is
-        is config.algorithm.rollout_correction.rollout_rs
-        is None
-    )
+    verls_own = config.algorithm.rollout_correction
+    assert verls_own.rollout_is is verls_own.rollout_rs is None
 
 
 @pytest.mark.parametrize(

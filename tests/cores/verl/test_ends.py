@@ -5,8 +5,6 @@ import json
 import os
 import signal
 import stat
-import subprocess
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -26,9 +24,9 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep import launch
 from cppo_lab.sweep.compose import Composed, compose
-from tests.conftest import user_error
+from tests.conftest import python, user_error
 from tests.cores.test_mini import ListSink
-from tests.waiting import CEILING_SECONDS
+from tests.waiting import CEILING_SECONDS, until
 
 
 @pytest.fixture(scope="module")
@@ -106,15 +104,10 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
 class Refusing(ListSink):
     """Takes no metric `x`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.arrived = threading.Event()
-
     def log(self, step: int, metrics: Any) -> None:
         if "x" in metrics:
             raise ValueError("metric 'x' is not in schema.METRICS")
         super().log(step, metrics)
-        self.arrived.set()
 
 
 def row_is_refused(folder: Path) -> None:
@@ -136,7 +129,7 @@ def test_rows_are_handed_over_as_they_are_written(
     )
     with following() as failures:
         checkpoints.append_row(tmp_path, 1, {"train/reward": 0.1})
-        assert sink.arrived.wait(CEILING_SECONDS)
+        until("the row is handed over", lambda: sink.rows)
         checkpoints.append_row(tmp_path, 2, {"train/reward": 0.2})
     assert [number for number, _ in sink.numbers()] == [1, 2] and not failures
     with following() as failures:
@@ -160,11 +153,12 @@ def test_a_warned_trainer_saves_its_step_and_a_refused_row_or_no_outcome_fails_t
     composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     verl: Any, error: type[BaseException], said: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(core, "FOLLOW_SECONDS", 0.01)
-    monkeypatch.setattr(core, "planned_files", Mock())
-    monkeypatch.setattr(core, "_ray_for", lambda *_: contextlib.nullcontext())
-    monkeypatch.setattr(core, "_configuration", lambda *_: tmp_path)
-    monkeypatch.setattr(core, "_run", Mock(side_effect=verl))
+    stand_ins = {
+        "FOLLOW_SECONDS": 0.01, "planned_files": Mock(), "_ray_for": lambda *_: contextlib.nullcontext(),
+        "_configuration": lambda *_: tmp_path, "_run": Mock(side_effect=verl),
+    }  # fmt: skip
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(core, name, stand_in)
     monkeypatch.setattr(checkpoints, "await_step", saved := Mock())
     checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})
     resources, sink = lent(composed, tmp_path), Refusing()
@@ -238,5 +232,4 @@ def test_more_ranks_than_a_prompt_has_responses_evaluate_a_run(
 def test_verl_is_not_loaded_before_it_is_needed() -> None:
     """It takes seconds, and reads the environment when it is loaded."""
     code = "import sys, cppo_lab.cores.verl.core; print(sorted({'verl', 'ray', 'transformers'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    assert python("-c", code).stdout == "[]\n"

@@ -18,9 +18,7 @@ from verl import DataProto
 from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from cppo_lab.core_records import Resources
-from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import make_task, validation_sets
-from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.verl.config import verl_config
 from cppo_lab.cores.verl.export import require_complete
 from cppo_lab.cores.verl.files import Files, datasets, planned_files, require_files
@@ -55,9 +53,8 @@ HUB = ["core=verl", "model=qwen3_1_7b_base"]
 
 
 def planned(shared: Path, *overrides: str, of: Sequence[str] = TINY) -> tuple[VerlRun, Files]:
-    composition = compose([*of, *overrides])
-    run = composition.run
-    return run, planned_files(run, composition.paths, shared, shared / run.run_id)
+    made = compose([*of, *overrides])
+    return made.run, planned_files(made.run, made.paths, shared, shared / made.run.run_id)
 
 
 def with_data(files: Files) -> None:
@@ -104,24 +101,15 @@ def test_every_symbol_is_one_token_and_verls_data_set_gives_our_prompts(
     assert len(RLHFDataset([str(files.train)], fast, config)) == spec.training.t_stop * spec.batch.prompts
 
 
-def test_the_exported_model_computes_what_ours_does(made: tuple[VerlRun, Files, Path]) -> None:
+def test_runs_share_weights_and_not_the_limit_on_the_length(made: tuple[VerlRun, Files, Path]) -> None:
+    """It would cut the longer run's responses. What the weights compute: `test_export`, `test_staleness`."""
     spec, files, shared = made
-    tokenizer = make_task(spec.data).tokenizer
-    context = spec.data.prompt_length + spec.rollout.max_response_length
-    ours = Transformer(spec.model.architecture, tokenizer.vocabulary, context)
-    load_warm_start(spec.model.for_seed(spec.seed), spec.data, ours, shared / "warm_starts")
-    theirs = AutoModelForCausalLM.from_pretrained(files.model, dtype=torch.float32)
-    tokens = torch.randint(0, tokenizer.vocabulary, (5, context), generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        torch.testing.assert_close(theirs(tokens).logits, ours(tokens), atol=1e-5, rtol=0)
-    assert (theirs.config.max_position_embeddings, theirs.config.eos_token_id) == (context, tokenizer.eos)
-    # Weights are shared, the limit on the length is not: it would cut the longer run's responses.
     longer, other = planned(shared, "rollout.max_response_length=30")
-    assert other.model != files.model
     make_model(longer, Path(other.model), shared)
-    long = AutoModelForCausalLM.from_pretrained(other.model)
-    assert long.config.max_position_embeddings > context
-    assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), long.parameters(), strict=True))
+    model, long = (AutoModelForCausalLM.from_pretrained(each.model) for each in (files, other))
+    lengths = [run.data.prompt_length + run.rollout.max_response_length for run in (spec, longer)]
+    assert [each.config.max_position_embeddings for each in (model, long)] == lengths
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), long.parameters(), strict=True))
 
 
 def test_the_task_of_a_run(made: tuple[VerlRun, Files, Path]) -> None:
@@ -134,14 +122,16 @@ def test_the_task_of_a_run(made: tuple[VerlRun, Files, Path]) -> None:
     assert not held_out & {row["reward_model"]["ground_truth"] for row in train}
     names = [(row["data_source"], row["extra_info"]["index"]) for row in (*train, *validation)]
     assert len(set(names)) == len(names)  # seeds of requests are made of them
-    paths = (files.train, files.validation[0])
-    before = [path.read_bytes() for path in paths]
+
+    def written(files: Files) -> list[bytes]:
+        return [path.read_bytes() for path in (files.train, *files.validation)]
+
+    before = written(files)
     require_files(spec, files, shared)
-    assert [path.read_bytes() for path in paths] == before
+    assert written(files) == before
     other, another = planned(shared, "seed=1")
-    write_task(other, another.train, another.validation[0])
-    assert another.train.read_bytes() != before[0]
-    assert another.validation[0].read_bytes() == before[1]
+    write_task(other, another.train, *another.validation)
+    assert [a == b for a, b in zip(written(another), before, strict=True)] == [False, True]
 
 
 def _make(spec: VerlRun, folder: Path, shared: Path, made: "multiprocessing.Queue[float]") -> None:
@@ -157,13 +147,9 @@ def test_two_processes_make_it_once_and_what_a_kill_left_is_made_again(tmp_path:
     (partial / "config.json").write_text("{")
     context = multiprocessing.get_context("fork")
     times = context.Queue()
-    processes = [context.Process(target=_make, args=(spec, folder, tmp_path, times)) for _ in range(2)]
-    for process in processes:
-        process.start()
+    for _ in range(2):
+        context.Process(target=_make, args=(spec, folder, tmp_path, times)).start()
     assert times.get(timeout=CEILING_SECONDS) == times.get(timeout=CEILING_SECONDS)
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
     assert sorted(path.suffix for path in folder.parent.iterdir()) == ["", ".lock"]
 
 
@@ -282,7 +268,7 @@ def test_transformers_loads_every_weight(tmp_path: Path, sizes: Sizes) -> None:
     dtype, parameters = require_complete(tmp_path / "model")
     assert dtype == "bfloat16"
     assert parameters == sum(math.prod(shape) for _, shape in weights_of(config_of(model, sizes)))
-    assert not list(tmp_path.glob("*.partial"))
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
     assert len(tokenizer) == model.vocabulary
     assert tokenizer.decode([7, 63, 9, 2], skip_special_tokens=True).strip() == ""  # nothing to grade

@@ -36,24 +36,20 @@ def recorded(
     mu's logits differ from pi's by `noise`.
     """
     generator = torch.Generator().manual_seed(seed)
-    columns: dict[str, list[Tensor]] = {}
-    packed = []
+    rows, packed = [], []
     for prompt, length in zip(PROMPTS, LENGTHS, strict=True):
-        rows = 2 * torch.randn(prompt + length, V, generator=generator)
-        packed.append(rows)
-        mu = rows[prompt - 1 : -1] + noise * torch.randn(length, V, generator=generator)
+        packed.append(logits := 2 * torch.randn(prompt + length, V, generator=generator))
+        mu = logits[prompt - 1 : -1] + noise * torch.randn(length, V, generator=generator)
         logp = mu.double().log_softmax(-1).float()  # another arithmetic than that of the maths
         responses = torch.multinomial(logp.exp(), 1, generator=generator)[:, 0]
         prompts = torch.randint(V, (prompt,), generator=generator)
         top = logp.topk(k)
-        row = {
+        rows.append({
             "prompts": prompts, "responses": responses, "input_ids": torch.cat([prompts, responses]),
             "old_log_probs": logp.gather(-1, responses[:, None])[:, 0],
             "rollout_topk_ids": top.indices.int(), "rollout_topk_logp": top.values.to(wire),
-        }  # fmt: skip
-        for name, value in row.items():
-            columns.setdefault(name, []).append(value)
-    data = tu.get_tensordict({name: nested(rows) for name, rows in columns.items()}, {})
+        })  # fmt: skip
+    data = tu.get_tensordict({name: nested([row[name] for row in rows]) for name in rows[0]}, {})
     tu.assign_non_tensor(data, distillation_use_topk=True, distillation_only=True)
     return data, torch.cat(packed).requires_grad_()
 
@@ -106,11 +102,10 @@ def test_every_token_against_its_own_row(measure: str, convention: str | None) -
                 mu = torch.empty_like(pi).scatter_(-1, ids, logp)
                 expected = divergence.exact(mu, pi.log_softmax(-1), measure)
             p = pi.softmax(-1)
-            assert float(outputs["divergence"][row, t]) == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
-            assert float(outputs["log_probs"][row, t]) == pytest.approx(float(p[token].log()), abs=1e-5)
-            assert float(outputs["policy_entropy"][row, t]) == pytest.approx(
-                float(-(p * p.log()).sum()), abs=1e-5
-            )
+            seen = {name: float(values[row, t]) for name, values in outputs.items()}
+            assert seen.pop("divergence") == pytest.approx(float(expected), rel=1e-4, abs=1e-6)
+            of_pi = {"log_probs": float(p[token].log()), "policy_entropy": float(-(p * p.log()).sum())}
+            assert seen == pytest.approx(of_pi, abs=1e-5)
         at += prompt + length
     assert 0.01 < float(outputs["divergence"].max()) < 1 or measure == "kl"
 
@@ -179,10 +174,8 @@ def test_on_policy_the_divergence_is_what_rounding_leaves() -> None:
             rows = predicting_rows(data["input_ids"].offsets(), data["responses"].offsets())
             parts.append(torch.stack([outputs[key][0, rows] for key in ("divergence", "policy_entropy")]))
         d, entropy = torch.cat(parts, 1)
-        if wire == torch.float32:
-            assert float(d.max()) < 1e-6
-        elif measure == "kl":
-            assert float(d.max()) < 1e-5  # rounding enters it squared
+        if wire == torch.float32 or measure == "kl":  # which rounding enters squared
+            assert float(d.max()) < (1e-6 if wire == torch.float32 else 1e-5)
         else:
             assert bool((d <= entropy * 2**-11 + 1e-6).all())
             # About 1e-4 for each nat of entropy: it is there, and no more.
@@ -253,25 +246,22 @@ def test_kernels_are_used_where_they_agree_with_the_eager_code(
     for dtype in (torch.bfloat16, torch.float16, torch.float32):
         assert kernel_fault(cpu, dtype, 5003) == ""
     apart = "AssertionError: Tensor-likes are not close!"
+    error = RuntimeError("no ptxas\nfor this GPU")
     for name, planted, reason in (
         ("read", off(kernels.read, 1.01), apart),
         ("write_gradient", off(kernels.write_gradient, 1.1), apart),
         ("write_gradient", off_at_the_topk(kernels.write_gradient), apart),
-        (
-            "_launch",
-            Mock(side_effect=RuntimeError("no ptxas\nfor this GPU")),
-            "RuntimeError: no ptxas for this GPU",
-        ),
+        ("_launch", Mock(side_effect=error), "RuntimeError: no ptxas for this GPU"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(kernels, name, planted)
             assert kernel_fault(cpu, torch.bfloat16, 5003).startswith(reason)
     monkeypatch.setattr("cppo_lab.cores.verl.logits.CODE", recorded_code := {})
     assert not kernels_serve(cpu, torch.bfloat16, 5003)
-    for vocabulary, fault, used in ((1, "", True), (2, "RuntimeError: no ptxas", False)):
+    for vocabulary, fault in ((1, ""), (2, "RuntimeError: no ptxas")):
         monkeypatch.setattr("cppo_lab.cores.verl.logits.kernel_fault", lambda *_, fault=fault: fault)
         for _ in range(2):
-            assert kernels_serve(torch.device("cuda", 0), torch.bfloat16, vocabulary) is used
+            assert kernels_serve(torch.device("cuda", 0), torch.bfloat16, vocabulary) is not bool(fault)
     warned = capfd.readouterr().err
     assert warned == "the loss takes torch.bfloat16 logits by the eager code: RuntimeError: no ptxas\n"
     code = ["eager code: no GPU", "Triton's kernels", "eager code: RuntimeError: no ptxas"]

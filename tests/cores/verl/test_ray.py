@@ -7,17 +7,15 @@ import json
 import os
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, call
 
 import pytest
 
@@ -26,12 +24,11 @@ from cppo_lab.cores.verl import cluster, core
 from cppo_lab.errors import Interrupted, handle_signals
 from cppo_lab.spec import LayoutSpec
 from cppo_lab.sweep.compose import compose
-from tests.conftest import user_error
+from tests.conftest import python, user_error
 from tests.cores.verl.conftest import OnRay
 from tests.waiting import until
 
-# 127.0.0.1, and the same as an IPv6 socket sees it, in /proc's byte order.
-LOOPBACK = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+LOOPBACK = {"127.0.0.1", "::ffff:127.0.0.1", "::1"}
 LAYOUT = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layout
 
 
@@ -39,7 +36,7 @@ LAYOUT = compose(["core=verl", "model=tiny_qwen3", "layout=cpu_two_nodes"]).layo
 def test_ray_listens_on_loopback_and_lets_in_whoever_has_the_token(on_ray: OnRay) -> None:
     up = on_ray.seen("up")
     assert len(up["listening"]) >= 5  # GCS, raylet, workers: the search found Ray's processes
-    assert {place.split(":")[0] for place in up["listening"]} <= LOOPBACK
+    assert {*up["listening"]} <= LOOPBACK
     assert up["address"].startswith("127.0.0.1:")
     member, *refused = on_ray.clients
     assert f"let in {up['processors']}" in member.stdout, member.stderr
@@ -145,24 +142,18 @@ def test_ray_may_take_its_time_to_start(monkeypatch: pytest.MonkeyPatch) -> None
     """Ray asks for its own node until 30 seconds have passed: each answer waits until the node is there."""
     from ray._private import services
 
-    asked: list[tuple[str, str]] = []
-
-    def look(address: str, node: str) -> str:
-        asked.append((address, node))
-        if len(asked) < 4:
-            raise RuntimeError("GCS cannot find the node")
-        return "found"
-
+    late = RuntimeError("GCS cannot find the node")
+    look = Mock(side_effect=[late, late, late, "found", late, late])
     monkeypatch.setattr(services, "get_node", look)
-    monkeypatch.setattr(cluster, "time", SimpleNamespace(monotonic=lambda: len(asked), sleep=lambda _: None))
+    clock = SimpleNamespace(monotonic=lambda: look.call_count, sleep=lambda _: None)
+    monkeypatch.setattr(cluster, "time", clock)
     with cluster.longer_start_timeout():
         assert services.get_node("address", "node") == "found"
-        assert asked == [("address", "node")] * 4
+        assert look.mock_calls == [call("address", "node")] * 4
         monkeypatch.setattr(cluster, "START_SECONDS", 1.0)
-        asked.clear()
         with pytest.raises(RuntimeError, match="cannot find"):
             services.get_node("address", "node")
-        assert len(asked) == 2
+        assert look.call_count == 6
     assert services.get_node is look
 
 
@@ -184,10 +175,7 @@ def test_addresses_and_interfaces(allocation: Allocation, monkeypatch: pytest.Mo
     monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
     assert cluster.own_address(replace(allocation, machines=("127.0.0.1", "there.invalid"))) == "127.0.0.3"
     interfaces = {"lo": "127.0.0.1", "eth0": "192.0.2.1", "ib0": "192.0.2.2"}
-    entries = {
-        name: [SimpleNamespace(address=address, family=socket.AF_INET)]
-        for name, address in interfaces.items()
-    }
+    entries = {name: [Mock(address=ip, family=socket.AF_INET)] for name, ip in interfaces.items()}
     monkeypatch.setattr(cluster.psutil, "net_if_addrs", lambda: entries)
     for name, addresses in (("lo", ["127.0.0.2", "127.0.0.3"]), ("ib0", ["192.0.2.2"] * 2)):
         monkeypatch.setenv("GLOO_SOCKET_IFNAME", name)
@@ -225,16 +213,12 @@ def test_the_job_goes_back_when_a_machine_has_not_joined_for_long(
 ) -> None:
     """Images of 25 GB take more than five minutes to reach the last node; the next start may find it there."""
     assert cluster.JOIN_SECONDS >= 1800
-    nodes = [
-        {"NodeName": allocation.machines[0], "Alive": True},
-        {"NodeName": allocation.machine, "Alive": False},
-    ]
+    nodes = [{"NodeName": name, "Alive": name != allocation.machine} for name in allocation.machines]
     init = Mock(side_effect=[ConnectionError, None, None])  # it answers, and is not ready at the first try
-    monkeypatch.setattr(cluster, "LOOK_SECONDS", 0.0)
     for name, value in (("init", init), ("nodes", lambda: nodes), ("shutdown", lambda: None)):
         monkeypatch.setattr(f"ray.{name}", value)
-    monkeypatch.setattr(cluster, "JOIN_SECONDS", 0.0)
-    monkeypatch.setattr(cluster, "CONNECT_SECONDS", 0.0)
+    for name in ("LOOK", "JOIN", "CONNECT"):
+        monkeypatch.setattr(cluster, f"{name}_SECONDS", 0.0)
     wait = partial(cluster._wait_for_all, {"address": "127.0.0.2:1"}, allocation, keeper(None))
     with pytest.raises(
         Interrupted, match=r"^there\.invalid did not join Ray's cluster on .* within 0 s"
@@ -307,17 +291,15 @@ def test_ranks_wait_for_a_checkpoint_as_long_as_the_settings_say(
     """verl opens the process group with torch's ten minutes of NCCL, unless there is one already."""
     from cppo_lab.cores.verl import worker
 
-    calls: list[Any] = []
+    calls = Mock(**{"verl.side_effect": ZeroDivisionError})
     monkeypatch.setattr(worker, "get_device_name", lambda: device)
-    monkeypatch.setattr(worker, "initialize_global_process_group_ray", lambda *how: calls.append(how))
-    monkeypatch.setattr(
-        worker.ActorRolloutRefWorker, "init_model", lambda self: calls.append("verl") or 1 / 0
-    )
+    monkeypatch.setattr(worker, "initialize_global_process_group_ray", calls.ours)
+    monkeypatch.setattr(worker.ActorRolloutRefWorker, "init_model", calls.verl)
     rank = object.__new__(worker.TrustRegionWorker)
     rank.config = SimpleNamespace(nccl_timeout=3600)
     with pytest.raises(ZeroDivisionError):
         worker.TrustRegionWorker.init_model(rank)
-    assert calls == [(3600, backend), "verl"]
+    assert calls.mock_calls == [call.ours(3600, backend), call.verl()]
 
 
 def test_a_limit_of_memory_bounds_rays_object_store(allocation: Allocation) -> None:
@@ -350,8 +332,7 @@ def test_a_killed_owners_folder_is_removed_and_a_living_ones_is_not(
             f"r.PLACE = pathlib.Path({str(tmp_path)!r}); c = r.own_folder(); "
             "print(c.__enter__()[0], flush=True); os._exit(9)"
         )
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-        killed = Path(done.stdout.strip())
+        killed = Path(python("-c", code, check=False).stdout.strip())
         assert killed.parent == tmp_path and killed.exists()
         cluster.remove_abandoned()
         assert not killed.exists()
@@ -391,23 +372,18 @@ def test_a_head_that_does_not_start_is_said(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_worker_node_whose_ray_ends_before_the_run_fails(
     allocation: Allocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    begun: list[list[str]] = []
-
-    @contextmanager
-    def running(command: list[str], host: str) -> Iterator[Any]:
-        assert command[-2:] == ["--address", "127.0.0.2:1"] and host == "127.0.0.3"
-        begun.append(command)
-        yield keeper(7)
-
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setattr(cluster, "_meet", lambda allocation: "127.0.0.2:1")
     monkeypatch.setattr(cluster, "_environment", lambda token, host: {})
-    monkeypatch.setattr(cluster, "_running", running)
     monkeypatch.setattr(cluster, "_answers", lambda address: True)
     said = r"Ray ended on there\.invalid \(exit status 7\) before the run did"
     for seconds, starts in ((cluster.CONNECT_SECONDS, 2), (-1.0, 1)):  # once more while the head still waits
         monkeypatch.setattr(cluster, "CONNECT_SECONDS", seconds)
-        begun.clear()
+        monkeypatch.setattr(
+            cluster, "_running", running := Mock(side_effect=lambda *_: nullcontext(keeper(7)))
+        )
         with pytest.raises(RuntimeError, match=said):
             cluster.run_worker_node(lent(allocation))
-        assert len(begun) == starts
+        assert running.call_count == starts
+    (command, host), _ = running.call_args
+    assert command[-2:] == ["--address", "127.0.0.2:1"] and host == "127.0.0.3"

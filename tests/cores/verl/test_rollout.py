@@ -25,10 +25,11 @@ from cppo_lab.cores.verl.rollout.cpu import (
     truncate,
 )
 from tests.conftest import user_error
-from tests.cores.test_mini import check_frequencies, nucleus
-from tests.cores.verl.conftest import EOS, with_experts
+from tests.cores.test_mini import TOKENIZER, check_frequencies, nucleus, seeded
+from tests.cores.verl.conftest import with_experts
 from tests.waiting import CEILING_SECONDS
 
+EOS = TOKENIZER.eos
 PLAIN = SamplingRule()
 LIMITS = Limits(prompt_length=8, response_length=12, max_model_len=256, max_num_seqs=64)
 TRAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
@@ -49,28 +50,28 @@ def recomputed(
     return torch.log_softmax(logits[len(prompt) - 1 : -1].double() / temperature, -1)
 
 
-def request(prompt: list[int], limit: int, seed: int | None = None, stop: int = EOS) -> Request:
-    return Request(prompt, limit, frozenset({stop}), seed)
+def request(prompt: list[int], limit: int, seed: int | None = None) -> Request:
+    return Request(prompt, limit, frozenset({EOS}), seed)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("topk", [5, 40])
+@pytest.mark.parametrize("topk", [5, TOKENIZER.vocabulary])
 def test_logp_and_topk_are_those_of_a_full_forward_pass(
     model: PreTrainedModel, temperature: float, topk: int
 ) -> None:
     # Different prompt lengths, limits and stops: rows are padded, and leave the batch at different steps.
     requests = [request(prompt, 6 + 3 * i, seed=i) for i, prompt in enumerate(PROMPTS)]
-    together = decode(model, requests, SamplingRule(temperature), topk)
+    together, moved = decode(model, requests, SamplingRule(temperature), topk), []
     for asked, response in zip(requests, together, strict=True):
         expected = recomputed(model, list(asked.prompt), response.tokens, temperature)
         n = len(response.tokens)
         ids, logp = np.stack(response.topk_ids), np.stack(response.topk_logp)
         assert ids.shape == logp.shape == (n, topk)
-        np.testing.assert_allclose(response.logp, expected[range(n), response.tokens], atol=1e-5)
-        np.testing.assert_allclose(logp, expected.topk(topk, -1).values, atol=1e-5)
-        np.testing.assert_allclose(logp, expected.gather(-1, torch.tensor(ids).long()), atol=1e-5)
-        if n > 1:  # neighbouring states differ, so rows moved by one would have failed
-            assert np.abs(logp[1:] - logp[:-1]).max() > 1e-2
+        np.testing.assert_allclose(response.logp, expected[range(n), response.tokens], atol=5e-5)
+        np.testing.assert_allclose(logp, expected.topk(topk, -1).values, atol=5e-5)
+        np.testing.assert_allclose(logp, expected.gather(-1, torch.tensor(ids).long()), atol=5e-5)
+        moved += np.abs(logp[1:] - logp[:-1]).max(1).tolist()
+    assert max(moved) > 1e-2  # neighbouring states differ, so rows moved by one would have failed
     # A sample depends on its seed and not on its batch.
     alone = [decode(model, [asked], SamplingRule(temperature), 0)[0].tokens for asked in requests]
     assert [response.tokens for response in together] == alone
@@ -80,24 +81,21 @@ def test_logp_and_topk_are_those_of_a_full_forward_pass(
 
 
 def test_a_response_ends_with_its_first_stop_token_or_at_its_own_limit(model: PreTrainedModel) -> None:
-    def tokens(*limits: int, stop: int = 0, rule: SamplingRule = PLAIN) -> list[list[int]]:
-        requests = [request(PROMPTS[2], limit, seed=1, stop=stop) for limit in limits]
+    def tokens(*limits: int, stop: tuple[int, ...] = (), rule: SamplingRule = PLAIN) -> list[list[int]]:
+        requests = [Request(PROMPTS[2], limit, frozenset(stop), 1) for limit in limits]
         return [response.tokens for response in decode(model, requests, rule, 0)]
 
     [free] = tokens(20)
     assert len(free) == 20
-    assert tokens(20, stop=free[6]) == [free[: free.index(free[6]) + 1]]
+    assert tokens(20, stop=(free[6],)) == [free[: free.index(free[6]) + 1]]
     assert tokens(1, 7, 20) == [free[:1], free[:7], free]
-    greedy: list[int] = []
-    for _ in range(8):
-        with torch.no_grad():
-            greedy.append(int(model(torch.tensor([PROMPTS[2] + greedy])).logits[0, -1].argmax()))
-    assert tokens(8, rule=SamplingRule(temperature=0.0)) == [greedy]
+    [greedy] = tokens(8, rule=SamplingRule(temperature=0.0))
+    assert recomputed(model, PROMPTS[2], greedy, 1.0).argmax(-1).tolist() == greedy
 
 
 @pytest.mark.parametrize("rule", [PLAIN, SamplingRule(0.6, 0.9), SamplingRule(top_k=4)])
 def test_draws_follow_the_truncated_softmax(rule: SamplingRule) -> None:
-    logits = torch.randn(1, 12, generator=torch.Generator().manual_seed(0)) * 2
+    logits = torch.randn(1, 12, generator=seeded(0)) * 2
     log_mu = log_policy(logits, rule)
     uniforms = torch.tensor(np.random.default_rng(1).random(40_000))
     tokens = draw(log_mu.expand(len(uniforms), -1), rule, uniforms)
@@ -138,7 +136,7 @@ def test_requests_of_different_rules_are_served_at_once(model: PreTrainedModel) 
         limit = min(12, 8 + 12 - len(prompt))
         [expected] = decode(model, [request(prompt, limit, seed=i)], PLAIN, 4)
         assert sampled.token_ids == expected.tokens
-        np.testing.assert_allclose(sampled.log_probs, expected.logp, atol=1e-5)
+        np.testing.assert_allclose(sampled.log_probs, expected.logp, atol=5e-5)
         np.testing.assert_array_equal(sampled.extra_fields[TOPK_IDS], expected.topk_ids)
         assert sampled.extra_fields[TOPK_LOGP].dtype == np.float32
         [greedy] = decode(model, [request(prompt, limit)], SamplingRule(temperature=0.0), 0)
@@ -163,8 +161,7 @@ def test_limits_are_those_of_verl(model: PreTrainedModel) -> None:
     "prompt, change, message",
     [
         ([3], {"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
-        ([3], {"stop": ["."]}, "stop=\\['.'\\]"),
-        ([3], {"cppo_topk": 41}, "vocabulary of 40"),
+        ([3], {"cppo_topk": 17}, "vocabulary of 16"),
         ([3] * 256, {}, "max_model_len=256"),
     ],
 )
@@ -214,8 +211,8 @@ def test_wrong_weights_are_named(model: PreTrainedModel) -> None:
     with pytest.raises(RuntimeError, match=r"size mismatch for model\.norm\.weight"):
         load_named_tensors(model, weights | {"model.norm.weight": norm[:31]})
     whole = weights | {"model.norm.weight": norm}
-    for head in ("lm_head.weight", "model.embed_tokens.weight"):
-        load_named_tensors(model, {name: tensor for name, tensor in whole.items() if name != head})
+    for tied in ("lm_head.weight", "model.embed_tokens.weight"):
+        load_named_tensors(model, {name: whole[name] for name in whole.keys() - {tied}})
     untied = Qwen3ForCausalLM(type(model.config)(**model.config.to_dict() | {"tie_word_embeddings": False}))
     del whole["lm_head.weight"]
     with user_error(r"missing \['lm_head.weight'\]"):

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 import transfer_queue as tq
 from tensordict import TensorDict
 from torch import Tensor
@@ -30,6 +29,7 @@ from cppo_lab.cores.verl.logits import logp_and_entropy
 from cppo_lab.cores.verl.loss import trust_region_loss
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
 from cppo_lab.errors import UserError
+from tests.cores.verl.conftest import on_ranks
 from tests.cores.verl.recorded import nested
 from tests.cores.verl.test_logits import K, V, recorded, topk
 from tests.cores.verl.vllm.megatron_ranks import mcore_actor, packing
@@ -78,13 +78,10 @@ def over_the_sequence(measure: str) -> dict[str, Tensor]:
     assert total % RANKS  # the last rank's part ends in padding
     local = ulysses.slice_input_tensor(logits.unsqueeze(0), dim=1)
     outputs = trust_region_loss(topk(measure), data=data, student_logits=local * 1.0)
-    padding = RANKS - total % RANKS
-    gathered = {
-        key: ulysses.gather_outputs_and_unpad(
-            value.squeeze(0), gather_dim=0, unpad_dim=0, padding_size=padding
-        )
-        for key, value in outputs.items()
-    }
+    gather = partial(
+        ulysses.gather_outputs_and_unpad, gather_dim=0, unpad_dim=0, padding_size=RANKS - total % RANKS
+    )
+    gathered = {key: gather(value.squeeze(0)) for key, value in outputs.items()}
     (gathered["log_probs"] * weight(total)).sum().backward()
     ulysses.set_ulysses_sequence_parallel_group(None)
     # verl multiplies the gradient by the ranks, over which FSDP then averages.
@@ -102,8 +99,8 @@ def on_megatron(measure: str, data_format: str, tensor_parallel: bool) -> dict[s
     util = stand_in(*((dist.group.WORLD, alone()) if tensor_parallel else (alone(), dist.group.WORLD)))
     data, leaf = recorded()
     logits = torch.nested.nested_tensor_from_jagged(leaf.detach(), data["input_ids"].offsets())
-    thd = data_format == "thd"
-    placed, params, _ = (util.preprocess_thd_engine if thd else util.preprocess_bshd_engine)(logits)
+    place, back = (getattr(util, f"{part}process_{data_format}_engine") for part in ("pre", "post"))
+    placed, params, _ = place(logits)
     if tensor_parallel:
         placed = placed.chunk(RANKS, -1)[dist.get_rank()]
     outputs = trust_region_loss(
@@ -111,13 +108,8 @@ def on_megatron(measure: str, data_format: str, tensor_parallel: bool) -> dict[s
     )
     assert all(value.shape == placed.shape[:2] for value in outputs.values())
     ids = data["input_ids"]
-    gathered = {
-        key: util.postprocess_thd_engine(value, params, ids, len(ids))
-        if thd
-        else util.postprocess_bshd_engine(value, params)
-        for key, value in outputs.items()
-    }
-    return {key: value.values() for key, value in gathered.items()}
+    more = (ids, len(ids)) if data_format == "thd" else ()
+    return {key: back(value, params, *more).values() for key, value in outputs.items()}
 
 
 def refused() -> str:
@@ -149,9 +141,11 @@ CASES = {"ulysses": over_the_sequence} | {
 DTYPES = (torch.float32, torch.bfloat16)
 
 
-def work(rank: int, folder: str) -> None:
-    """One of two processes: every case, into a file."""
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
+def work(rank: int, ranks: int, folder: Path) -> None:
+    """One of two processes: every case, into a file; or of four."""
+    if ranks > RANKS:
+        fetch(rank, folder)
+        return
     seen: dict[Any, Any] = {
         (case, measure): run(measure) for case, run in CASES.items() for measure in MEASURES
     }
@@ -159,8 +153,7 @@ def work(rank: int, folder: str) -> None:
     for dtype in DTYPES:
         logits, ids = cut_logits(dtype)
         seen[dtype] = logp_and_entropy(logits.chunk(RANKS, -1)[rank], ids, dist.group.WORLD)
-    torch.save(seen, f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
+    torch.save(seen, folder / f"{rank}.pt")
 
 
 # -- The Top-K ---------------------------------------------------------------------------------------------------------
@@ -224,10 +217,8 @@ class Queue:
         return data
 
 
-def fetch(process: int, folder: str) -> None:
-    """One of four processes: what it asked for and what it trains, with a Top-K and without one."""
-    store = f"file://{folder}/topk_store"
-    dist.init_process_group("gloo", init_method=store, rank=process, world_size=len(DP_RANKS))
+def fetch(process: int, folder: Path) -> None:
+    """What it asked for and what it trains, with a Top-K and without one."""
     worker, seen = Worker(), {}
     for with_topk in (True, False):
         queue = Queue(rows(DP_RANKS[process], with_topk))
@@ -236,21 +227,14 @@ def fetch(process: int, folder: str) -> None:
         )
         trained = worker.update_actor(batch)
         seen[with_topk] = (queue.asked, trained)
-    torch.save(seen, f"{folder}/topk-{process}.pt")
-    dist.destroy_process_group()
-
-
-def group(_: int, folder: str) -> None:
-    """A process that loads verl once, and forks the others: neither torch nor gloo has begun."""
-    mp.start_processes(work, (folder,), nprocs=RANKS, start_method="fork")
-    mp.start_processes(fetch, (folder,), nprocs=len(DP_RANKS), start_method="fork")
+    torch.save(seen, folder / f"topk-{process}.pt")
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the processes have written what they saw."""
     made = tmp_path_factory.mktemp("ranks")
-    mp.spawn(group, (str(made),))
+    on_ranks(work, made, groups=(RANKS, len(DP_RANKS)))
     return made
 
 

@@ -1,10 +1,9 @@
 """`rollout.staleness` in verl's own trainer: from which policy it samples and validates, against the embedded core.
 
-The runs are those of `stale`, a process of its own.
+The runs are those of `stale`.
 """
 
-from functools import cached_property
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -24,26 +23,13 @@ from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error
 from tests.cores.test_diagnostics import watched
 from tests.cores.test_mini import without_times
-from tests.cores.verl.conftest import LOG, ran
-from tests.cores.verl.stale import EVERY, KILLED, RANKS, SETTINGS, STALENESS, STEPS, composed
+from tests.cores.verl.conftest import OnRay
+from tests.cores.verl.on_ray import composed
+from tests.cores.verl.stale import KILLED, RANKS, SETTING, STALENESS, STEPS, WHOLE
+from tests.cores.verl.story import EVERY, RULE, SETTINGS
 
 slow = pytest.mark.slow
-STALE = STALENESS[-1]
-
-
-class Runs:
-    """What the process has seen of each run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def __getitem__(self, name: str) -> dict[str, Any]:
-        assert self.status == 0, (self.folder / LOG).read_text()[-5000:]
-        return dict(torch.load(self.folder / f"{name}.pt", weights_only=False))
-
-    @cached_property
-    def status(self) -> int:
-        return ran(self.folder, "stale")
+Seen = Callable[[str], dict[str, Any]]
 
 
 class Machine:
@@ -74,7 +60,7 @@ class Machine:
 def test_each_transfer_is_of_the_right_policy_to_sleeping_servers(staleness: int, start: int) -> None:
     """In verl's order of calls, from the start or a checkpoint; training goes on from its own policy."""
     made = object.__new__(LabTrainer)
-    made.spec, made.timing_raw = composed(staleness).run, {}
+    made.spec, made.timing_raw = composed(RULE, f"rollout.staleness={staleness}").run, {}
     made.actor_rollout_wg = made.checkpoint_manager = machine = Machine()
     made.global_steps, made.total_training_steps = start, STEPS
     machine.engine, machine.copies = start, {step: step for step in range(start)}
@@ -141,61 +127,65 @@ def test_tokens_are_traced_where_the_loss_is(data_rank: int, has_outputs: bool, 
     assert read is None or read[0]["positions"]["tokens"] == [1, 1, 1]
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
-    return Runs(tmp_path_factory.mktemp("stale"))
+@pytest.fixture
+def seen_of(on_ray: OnRay) -> Seen:
+    """What the trainer has seen of each run."""
+    on_ray.seen("stale")
+    return lambda run: dict(torch.load(on_ray.folder / "stale" / f"{run}.pt", weights_only=False))
 
 
 @slow
-@pytest.mark.parametrize("staleness", STALENESS)
 def test_servers_sample_from_the_policy_of_k_batches_ago_and_validate_the_current_one(
-    runs: Runs, staleness: int
+    seen_of: Seen, on_ray: OnRay
 ) -> None:
-    """By digests of the trainer's and the servers' weights: bit for bit, on both ranks."""
-    seen = runs[str(staleness)]
+    """By digests of the trainer's and the servers' weights: bit for bit, on both ranks. Without staleness there are no
+    copies; what is served then is seen in `test_core` by log mu.
+    """
+    seen = seen_of(WHOLE)
     policies = seen["trained"]
-    assert list(policies) == list(range(STEPS + 1)) and len(set(policies.values())) == STEPS + 1
-    assert list(seen["sampled"]) == list(range(1, STEPS + 1))
-    for step, served in seen["sampled"].items():
-        assert served == {policies[max(0, step - 1 - staleness)]}, step
-    assert seen["validated"] == {step: {policies[step]} for step in range(0, STEPS + 1, EVERY)}
-    for step, copies in seen["copies"].items():
-        assert copies == (list(range(max(0, step - staleness), step + 1)) if staleness else [])
-    assert staleness or not list(runs.folder.glob("0/**/*policies*"))
+    # A batch without a signal moves nothing.
+    assert list(policies) == list(range(STEPS + 1)) and len({*policies.values()}) >= STEPS
+    assert seen["sampled"] == {n: {policies[max(0, n - 1 - STALENESS)]} for n in range(1, STEPS + 1)}
+    assert seen["validated"] == {n: {policies[n]} for n in range(0, STEPS + 1, EVERY)}
+    assert seen["copies"] == {n: list(range(max(0, n - STALENESS), n + 1)) for n in range(STEPS + 1)}
+    start = on_ray.folder / "verl_checkpoints/global_step_0/actor"
+    assert not [path for path in start.iterdir() if "policies" in path.name]
 
 
 @slow
 @pytest.mark.parametrize("step", KILLED)
-def test_a_run_that_is_killed_behind_a_step_goes_on_with_the_same_numbers(runs: Runs, step: int) -> None:
+def test_a_run_that_is_killed_behind_a_step_goes_on_with_the_same_numbers(
+    seen_of: Seen, on_ray: OnRay, step: int
+) -> None:
     """Bit for bit, whatever the trainer has in memory; at the first steps from the start's policy."""
-    whole, resumed, later = runs[f"{STALE}"], runs[f"{STALE} from {step}"], [*range(step + 1, STEPS + 1)]
+    whole, resumed, later = seen_of(WHOLE), seen_of(f"from {step}"), [*range(step + 1, STEPS + 1)]
     assert list(resumed["rows"]) == later
     for n in later:
         assert without_times(resumed["rows"][n]) == without_times(whole["rows"][n]), n
         assert (resumed["sampled"][n], resumed["trained"][n]) == (whole["sampled"][n], whole["trained"][n])
     # Its checkpoint has a shard for each rank, in float32.
-    folder, steps = runs.folder / f"{STALE}", range(max(0, step - STALE), step)
-    paths = folder.glob(f"verl_checkpoints/global_step_{step}/actor/*policies*")
+    steps = range(max(0, step - STALENESS), step)
+    paths = on_ray.folder.glob(f"stale/{WHOLE}/verl_checkpoints/global_step_{step}/actor/*policies*")
     shards = [torch.load(path, weights_only=True) for path in paths]
     assert [list(shard) for shard in shards] == [list(steps)] * RANKS
     size = sum(x.nbytes for shard in shards for policy in shard.values() for x in policy.values())
-    parameters = shape_of(composed(0).run).parameters
+    parameters = shape_of(composed(RULE).run).parameters
     assert size == pytest.approx(len(steps) * parameters * 4, rel=0.02)  # norms are not counted
 
 
 @slow
-def test_the_embedded_core_trains_the_same_on_the_same_responses(runs: Runs) -> None:
+def test_the_embedded_core_trains_the_same_on_the_same_responses(seen_of: Seen, on_ray: OnRay) -> None:
     """Its own mu of k batches ago has sampled them, and its updates have the same numbers."""
-    seen = runs[f"{STALE}"]
-    spec = compose(["core=mini", *SETTINGS, f"rollout.staleness={STALE}"]).run
-    trainer = Trainer(spec, Resources(runs.folder, runs.folder, device="cpu"))
+    seen = seen_of(WHOLE)
+    run = compose(["model=tiny_qwen3", f"rule={RULE}", "seed=0", SETTING, *SETTINGS]).run
+    trainer = Trainer(run, Resources(on_ray.shared, on_ray.shared, device="cpu"))
     apart = []
     for step in range(1, STEPS + 1):
         batch = recorded(trainer, seen["batches"][step])
         valid = batch.rollout.valid()
         gaps = []
         for model in (trainer.policy.current(), trainer.model):
-            logits = batch.rollout.logits(model, trainer.tokenizer.pad) / spec.rollout.temperature
+            logits = batch.rollout.logits(model, trainer.tokenizer.pad) / run.rollout.temperature
             logp = logits.log_softmax(-1).gather(-1, batch.rollout.responses[..., None])[..., 0]
             gaps.append(float((logp - batch.rollout.logp)[valid].abs().max()))
         assert gaps[0] < 1e-4, step
@@ -220,6 +210,7 @@ def recorded(trainer: Trainer, rows: dict[str, list[torch.Tensor]]) -> GradedRol
     rollout = Rollout(
         padded["prompts"][::responses], group, padded["responses"],
         torch.tensor([len(response) for response in rows["responses"]]), padded["rollout_log_probs"],
-        padded["rollout_topk_ids"].long(), padded["rollout_topk_logp"], torch.zeros_like(padded["rollout_log_probs"]),
+        padded["rollout_topk_ids"].long(), padded["rollout_topk_logp"].float(),
+        torch.zeros_like(padded["rollout_log_probs"]),
     )  # fmt: skip
     return GradedRollout(rollout, advantages, keep, None, float(rewards.mean()), share)

@@ -120,9 +120,7 @@ def rollout(made: LabTrainer, queue: Queue, rewards: Rewards, seed: int = 0) -> 
             key = f"{uid}_{session}_0"
             queue.rows[key] = {
                 "uid": uid, "session_id": session, "prompts": torch.arange(5), "responses": torch.arange(length),
-                "input_ids": torch.arange(5 + length), "position_ids": torch.arange(5 + length),
-                "attention_mask": torch.ones(5 + length).long(), "response_mask": torch.ones(length).long(),
-                "loss_mask": torch.ones(length).long(), "rm_scores": scores, "num_turns": 2,
+                "response_mask": torch.ones(length).long(), "rm_scores": scores,
                 "rollout_log_probs": -torch.rand(length, generator=draw),
                 "rollout_topk_ids": torch.ones(length, K, dtype=torch.int32),
                 "rollout_topk_logp": -torch.rand(length, K, generator=draw),
@@ -158,13 +156,13 @@ def test_groups_without_variance_are_left_out_of_their_minibatch(tmp_path: Path,
     assert made._collected["train/zero_variance_group_share"] == 0.25
     assert made._collected["train/reward"] == pytest.approx(11 / 32)
     # Rows of padding train nothing, and only the shuffled rule carries an order.
-    padding = {key: queue.rows[key] for key in batch.keys if key.startswith("pad")}
-    assert len(padding) == 8
-    for key, row in padding.items():
-        assert row["responses"].tolist() == [EOS]
-        assert row["response_mask"].tolist() == row["loss_mask"].tolist() == [0]
-        assert row["rollout_topk_ids"].tolist() == [[0] * K] and row["rollout_topk_logp"].shape == (1, K)
-        assert batch.tags[batch.keys.index(key)]["is_padding"]
+    padding = {
+        "responses": [EOS], "response_mask": [0], "loss_mask": [0], "rollout_topk_ids": [[0] * K],
+        "rollout_topk_logp": [[0] * K],
+    }  # fmt: skip
+    for key, tag in zip(batch.keys, batch.tags, strict=True):
+        if key.startswith("pad"):
+            assert tag["is_padding"] and {name: queue.rows[key][name].tolist() for name in padding} == padding
     assert all("weight_permutation" not in row for row in queue.rows.values())
     # The order of arrival does not matter.
     again = made._balance_batch(rollout(made, queue, MIXED, 1), {})
@@ -189,17 +187,12 @@ def test_a_validated_step_leaves_its_answers_before_its_row(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     staged: list[Any] = []
-
-    def stage(folder: Path, answers: Any) -> None:
-        assert list(checkpoints.rows(folder)) == []
-        staged.append(answers)
-
-    monkeypatch.setattr(module, "stage", stage)
+    monkeypatch.setattr(module, "stage", lambda *given: staged.append((*given, *checkpoints.rows(tmp_path))))
     made = trainer(tmp_path, "training.t_stop=8")
     made._answers = SimpleNamespace(chosen=(), take=lambda step: f"of step {step}")
     for step, score in ((2, 0.5), (3, None)):
         validated(made, step, score)
-        assert staged == ["of step 2"]
+    assert staged == [(tmp_path, "of step 2")]
 
 
 def test_weights_are_shuffled_afresh_at_each_step_and_the_same_when_it_is_repeated(
@@ -219,16 +212,16 @@ def test_weights_are_shuffled_afresh_at_each_step_and_the_same_when_it_is_repeat
 
 def test_missing_responses_are_filled_up(tmp_path: Path, queue: Queue) -> None:
     """And without the drop everything is trained."""
-    made = trainer(tmp_path, "advantage.drop_zero_variance=false")
-    batch = made._balance_batch(rollout(made, queue, MIXED), {})
-    assert sorted(prompts_of(batch.keys)) == sorted([*range(PROMPTS)] * RESPONSES)
-    assert made._collected["train/zero_variance_group_share"] == 0.25
     rewards: Rewards = [[1, 0], [1], [], [0, 0, 0, 1], *[[0, 1, 0, 0]] * 4]
-    made = trainer(tmp_path, ranks=2)
-    batch = made._balance_batch(rollout(made, queue, rewards), {})
-    assert sorted(prompts_of(batch.keys)) == sorted([-1] * 10 + [0] * 2 + [3, 4, 5, 6, 7] * 4)
-    assert sum(float(queue.rows[key]["minibatch_responses"]) for key in batch.keys) == 16 * 6 + 16 * 16
-    assert made._collected["train/zero_variance_group_share"] == 1 / 7  # of groups, of whatever size
+    everything = trainer(tmp_path, "advantage.drop_zero_variance=false")
+    for made, batch, trained, share in (
+        (everything, MIXED, [*range(PROMPTS)] * RESPONSES, 1 / 4),
+        (trainer(tmp_path, ranks=2), rewards, [-1] * 10 + [0] * 2 + [3, 4, 5, 6, 7] * 4, 1 / 7),
+    ):
+        keys = made._balance_batch(rollout(made, queue, batch), {}).keys
+        assert sorted(prompts_of(keys)) == sorted(trained)
+        assert made._collected["train/zero_variance_group_share"] == share  # of groups, of whatever size
+    assert sum(float(queue.rows[key]["minibatch_responses"]) for key in keys) == 16 * 6 + 16 * 16
 
 
 def test_the_parts_of_a_users_reward_are_metrics_and_what_it_does_wrong_ends_the_run(
@@ -252,20 +245,15 @@ def test_the_parts_of_a_users_reward_are_metrics_and_what_it_does_wrong_ends_the
 def test_a_batch_without_a_signal_is_no_update(
     tmp_path: Path, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = Mock()
-    for name in ("_compute_old_log_prob", "_compute_advantage", "_update_actor"):
-        monkeypatch.setattr(PPOTrainerSync, name, asked)
     made = trainer(tmp_path)
-    given = rollout(made, queue, [[1.0] * 4, [0.0] * 4] * 4)
-    batch = made._balance_batch(given, {})
-    for step in (made._compute_old_log_prob, made._compute_advantage, made._update_actor):
-        batch = step(batch, {})
-    asked.assert_not_called()  # of verl nothing
+    batch = made._balance_batch(rollout(made, queue, [[1.0] * 4, [0.0] * 4] * 4), {})
+    for name in ("_compute_old_log_prob", "_compute_advantage", "_update_actor"):
+        monkeypatch.setattr(PPOTrainerSync, name, None)  # of verl nothing is asked
+        batch = getattr(made, name)(batch, {})
     queue.kv_clear(batch.keys, "train")  # as verl's loop ends a step
     assert queue.rows == {}
     made._compute_metrics(batch, {}, {"step": 1.0, "gen": 0.5, "update_actor": 1e-6}, 1, 0)
-    [(_, (step_number, row))] = list(checkpoints.rows(tmp_path))
-    assert step_number == 1
+    [(_, (_, row))] = checkpoints.rows(tmp_path)
     assert row["train/zero_variance_group_share"] == 1.0
     assert "perf/trained_tokens_per_second" not in row
 
@@ -301,7 +289,7 @@ def test_the_end_of_a_collapse(tmp_path: Path) -> None:
         made = trainer(tmp_path, "training.t_stop=8")
         validated(made, step, score)
     outcome = checkpoints.read_outcome(tmp_path)
-    assert (outcome.status, outcome.step) == (schema.COLLAPSED, 3)
+    assert outcome == Outcome(schema.COLLAPSED, 3, outcome.reason)
     assert "at 2 validations in a row" in outcome.reason
     assert made.total_training_steps == 3  # where verl's loop looks
     rows = dict(row for _, row in checkpoints.rows(tmp_path))
@@ -384,7 +372,6 @@ def test_a_run_that_is_killed_at_any_moment_loses_no_step(
         (1, 195, 20, True),  # which the next save will take
         (3, 445, 0, True),  # the row of the next step comes after its validation
         (3, 455, 0, False),
-        (1, 1, 0, True),
         (1, -1, 0, False),  # it was put off, or the clocks differ: the run would save at every step
         (4, -1, 0, True),
     ],
@@ -409,17 +396,16 @@ def test_a_step_is_saved_if_the_next_might_be_too_late(
 
 
 def test_a_later_attempt_expects_the_times_of_the_earlier_ones(tmp_path: Path) -> None:
-    seen = []
-    for append in (
-        lambda: None,
-        lambda: write_phases(tmp_path, 4, {"step": 900.0, "testing": 200.0, "save_checkpoint": 70.0}, {}),
-        lambda: write_phases(tmp_path, 5, {"step": 900.0, "save_checkpoint": 0.0}, {}),  # was not saved
-        lambda: (tmp_path / PHASES).write_text('{"step": 4, "sec{"step": 5}\n'),
-    ):
-        append()
+    def expected() -> tuple[float, float]:
         made = trainer(tmp_path)
-        seen.append((made._validation_seconds, made._save_seconds))
-    assert seen == [(0, 0), (200, 70), (200, 70), (0, 0)]
+        return made._validation_seconds, made._save_seconds
+
+    assert expected() == (0, 0)
+    write_phases(tmp_path, 4, {"step": 900.0, "testing": 200.0, "save_checkpoint": 70.0}, {})
+    write_phases(tmp_path, 5, {"step": 900.0, "save_checkpoint": 0.0}, {})  # was not saved
+    assert expected() == (200, 70)
+    (tmp_path / PHASES).write_text('{"step": 4, "sec{"step": 5}\n')
+    assert expected() == (0, 0)
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -568,11 +554,9 @@ def test_a_long_rollout_is_asked_for_seldom_and_noticed_in_time(
     monkeypatch.setattr(replay_buffer, "time", watch)
     monkeypatch.setattr(module, "time", watch)
 
-    def look() -> Prompts:
-        return {"a": ("finished" if clock[0] >= 1000 + seconds else "running", 1)}
-
-    batch, _ = buffer(monkeypatch, LabReplayBuffer, look).sample(1, "train", 1)
-    assert batch.keys == ["a_0_0"]
+    statuses = "running", "finished"
+    made = buffer(monkeypatch, LabReplayBuffer, lambda: {"a": (statuses[clock[0] >= 1000 + seconds], 1)})
+    assert made.sample(1, "train", 1)[0].keys == ["a_0_0"]
     assert len(pauses) <= most and clock[0] - 1000 <= max(1.01 * seconds, seconds + 0.1) + 1e-6
     assert not any(pause < 1 for pause in pauses[-100:] if seconds > 10)
 
@@ -601,14 +585,13 @@ def test_a_run_is_tagged_with_the_code_of_every_rank(
     output = TokenOutput(token_ids=[8], log_probs=[-0.1])
     made = trainer(tmp_path)
     parts = [None if code is None else (torch.tensor([0.1]), torch.tensor([0.0]), code) for code in codes]
-    runner = SimpleNamespace(runner=SimpleNamespace(remote=lambda: "0.20"))
     made.__dict__.update(
         train_dataset=[{"raw_prompt": [{"content": "1 + 1"}]}],
-        get_llm_client=lambda: SimpleNamespace(generate=AsyncMock(return_value=output)),
-        llm_server_manager=SimpleNamespace(server_handles=[runner]),
-        checkpoint_manager=SimpleNamespace(sleep_replicas=lambda: None),
+        get_llm_client=lambda: Mock(generate=AsyncMock(return_value=output)),
+        llm_server_manager=Mock(server_handles=[Mock()]),
+        checkpoint_manager=Mock(),
     )
-    monkeypatch.setattr(module.ray, "get", lambda answer: answer)
+    monkeypatch.setattr(module.ray, "get", lambda _: "0.20")
     made.tokenizer.encode = lambda _: [5, 6]
     made.config.actor_rollout_ref.rollout.name = "vllm"
     made.actor_rollout_wg.compare = lambda *_: parts
@@ -643,20 +626,16 @@ def test_any_batch(data: st.DataObject, random: Random) -> None:
     lengths = [random.randint(1, 10_000) for _ in groups]
 
     def arranged(order: Sequence[int]) -> Arrangement:
-        columns = (
-            [groups[i] for i in order],
-            [lengths[i] for i in order],
-            [signal[groups[i]] for i in order],
-        )
+        of = [groups[i] for i in order]
+        columns = of, [lengths[i] for i in order], [signal[group] for group in of]
         return arrange(*columns, groups_per_minibatch=size, ranks=ranks, rows=rows)
 
     arrangement = arranged(range(len(groups)))
     trained = [row for minibatch in arrangement for row in present(minibatch)]
     assert sorted(trained) == [row for row, group in enumerate(groups) if signal[group]]
     # Whole groups, in the minibatch of their prompts, in the order of the data; none of padding alone.
-    numbers = [{groups[row] // size for row in present(minibatch)} for minibatch in arrangement]
-    assert all(len(number) == 1 for number in numbers)
-    assert [min(number) for number in numbers] == sorted({min(number) for number in numbers})
+    numbers = [n for minibatch in arrangement for n in {groups[row] // size for row in present(minibatch)}]
+    assert len(numbers) == len(arrangement) and numbers == sorted({*numbers})
     for minibatch in arrangement:
         assert [len(share) for share in minibatch] == [rows // ranks] * ranks  # what verl needs
         # As long as every rank has a place left, no two differ by more tokens than the longest response has.
@@ -668,12 +647,11 @@ def test_any_batch(data: st.DataObject, random: Random) -> None:
     again = [sorted(order[row] for row in present(minibatch)) for minibatch in arranged(order)]
     assert again == [present(minibatch) for minibatch in arrangement]
     # verl's dispatch gives each rank an equal part of the keys in a row; its worker cuts their rows into minibatches.
-    flat = by_rank(arrangement)
-    if not flat:
-        assert arrangement == []
+    if not arrangement:
         return
-    keys = [f"{place}" for place in range(len(flat))]
-    batch = KVBatchMeta(keys=keys, tags=[{} for _ in keys], partition_id="train")
+    flat = by_rank(arrangement)
+    keys = [*map(str, range(len(flat)))]
+    batch = KVBatchMeta(keys=keys, tags=[{}] * len(keys), partition_id="train")
     for rank, part in enumerate(batch.chunk(ranks)):
         fetched = TensorDict({"place": torch.tensor([*map(int, part.keys)])}, batch_size=len(part))
         dealt = tu.make_iterator(
@@ -692,7 +670,7 @@ def test_ages_count_updated_batches_and_have_a_bound() -> None:
         "train/staleness_mean": 1.25, "train/staleness_max": 2.0, "train/staleness_share_0": 0.25,
         "train/staleness_share_1": 0.25, "train/staleness_share_2": 0.5, "train/staleness_share_3": 0.0,
     }  # fmt: skip
-    assert all(schema.is_known_metric(name) for name in ages_of(steps, 7, 3))
+    assert all(map(schema.is_known_metric, ages_of(steps, 7, 3)))
     with pytest.raises(RuntimeError, match=r"step 7 .* policy after step 4, with rollout.max_staleness=1"):
         ages_of(steps, 7, 1)
 

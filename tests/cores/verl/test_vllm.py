@@ -5,15 +5,15 @@ vLLM's own front end is in `vllm/test_front_end.py`.
 
 import asyncio
 import contextlib
-import importlib.abc
-import importlib.machinery
 import importlib.metadata
 import os
 import sys
 import types
 from collections.abc import AsyncIterator, Iterator
+from importlib.machinery import ModuleSpec
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -24,27 +24,13 @@ from cppo_lab.cores.verl import rollout as settings
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
 from cppo_lab.files import redacted
 from cppo_lab.sweep.compose import compose
+from tests.cores.verl.test_rollout import TRAIN as SAMPLING
 
 N, V, K = 30, 50, 20
 VERSION = "0.22.0"
-SAMPLING = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 TRAIN = SAMPLING | {"cppo_topk": K, "cppo_topk_dtype": "float16", "seed": 3}
 # verl's, in the first job of any Ray cluster.
 HANDLE = "ipc:///tmp/rl-colocate-zmq-01000000-replica-0-rank-0.sock"
-
-
-class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def find_spec(
-        self, name: str, path: Any = None, target: Any = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if name.split(".")[0] != "vllm":
-            return None
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _Module(spec.name)
-
-    def exec_module(self, module: types.ModuleType) -> None: ...
 
 
 class SamplingParams(SimpleNamespace):
@@ -64,21 +50,28 @@ class _Module(types.ModuleType):
         return getattr(self, name)
 
 
+LOADER = SimpleNamespace(create_module=lambda spec: _Module(spec.name), exec_module=lambda module: None)
+
+
+def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
+    return ModuleSpec(name, LOADER, is_package=True) if name.split(".")[0] == "vllm" else None
+
+
 @contextlib.contextmanager
 def installed() -> Iterator[None]:
     """Within it `import vllm`, and verl's modules that need it, work."""
-    finder, version = _Loader(), importlib.metadata.version
-    before = set(sys.modules)
-    sys.meta_path.insert(0, finder)
-    importlib.metadata.version = lambda name: VERSION if name == "vllm" else version(name)
-    try:
-        yield
-    finally:
-        sys.meta_path.remove(finder)
-        importlib.metadata.version = version
-        for name in set(sys.modules) - before:
-            if "vllm" in name:
-                del sys.modules[name]
+    before, version = set(sys.modules), importlib.metadata.version
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "meta_path", [SimpleNamespace(find_spec=find_spec), *sys.meta_path])
+        patch.setattr(
+            importlib.metadata, "version", lambda name: VERSION if name == "vllm" else version(name)
+        )
+        try:
+            yield
+        finally:
+            for name in set(sys.modules) - before:
+                if "vllm" in name:
+                    del sys.modules[name]
 
 
 LOGP = torch.log_softmax(torch.randn(N, V, generator=torch.Generator().manual_seed(0)) * 2, -1)
@@ -103,15 +96,12 @@ class Engine:
         self.asked.append(sampling_params)
         k, tokens = sampling_params.logprobs, TOKENS[: sampling_params.max_tokens]
         for t in range(1, len(tokens) + 1):
-            kept: Any = [
-                {token: SimpleNamespace(logprob=float(LOGP[i, token]))} for i, token in enumerate(tokens[:t])
-            ]
+            kept: Any = [{token: Mock(logprob=float(LOGP[i, token]))} for i, token in enumerate(tokens[:t])]
             if getattr(sampling_params, "flat_logprobs", False):
                 kept = columns_of(self.module, tokens[:t], k)
             done = t == len(tokens)
-            output = SimpleNamespace(
-                token_ids=tokens[:t], logprobs=kept, finish_reason="stop" if done else None
-            )
+            reason = "stop" if done else None
+            output = SimpleNamespace(token_ids=tokens[:t], logprobs=kept, finish_reason=reason)
             yield SimpleNamespace(outputs=[output], finished=done, num_cached_tokens=0)
 
 
@@ -141,11 +131,11 @@ def server(module: Any, **changes: Any) -> Any:
 
 def test_columns_that_do_not_fit_the_tokens_are_refused(module: Any) -> None:
     columns = columns_of(module, TOKENS, K)
-    for logprobs, tokens, message in [
-        (columns, TOKENS[1:] + TOKENS[:1], "do not begin with the sampled token"),
+    for logprobs, tokens, message in (
+        (columns, TOKENS[::-1], "do not begin with the sampled token"),
         (columns, TOKENS[1:], "for 30 tokens of 29"),
         ([{}] * N, TOKENS, "for None tokens of 30"),
-    ]:
+    ):
         with pytest.raises(ValueError, match=message):
             module.Capture(K).take(SimpleNamespace(logprobs=logprobs, token_ids=tokens))
     with pytest.raises(ValueError, match="returned 1 log-probabilities for a token, 21 were requested"):
@@ -155,11 +145,10 @@ def test_columns_that_do_not_fit_the_tokens_are_refused(module: Any) -> None:
 def test_requests_at_once_keep_their_own_topk(module: Any) -> None:
     made = server(module)
 
+    wanted = dict(TRAIN), dict(SAMPLING), TRAIN | {"cppo_topk": 7, "max_tokens": 5}
+
     async def three() -> list[Any]:
-        wanted = [dict(TRAIN), dict(SAMPLING), TRAIN | {"cppo_topk": 7, "max_tokens": 5}]
-        return await asyncio.gather(
-            *(made.generate([1, 2], params, str(i)) for i, params in enumerate(wanted))
-        )
+        return await asyncio.gather(*(made.generate([1, 2], one, str(i)) for i, one in enumerate(wanted)))
 
     first, second, third = asyncio.run(three())
     assert first.token_ids == TOKENS and first.stop_reason == "completed"

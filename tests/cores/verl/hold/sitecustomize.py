@@ -41,14 +41,11 @@ def slow(core: Any) -> None:
         setattr(core.EngineCore, name, later)
 
 
-CHANGES = {
-    module: change
-    for variable, module, change in (
-        ("HOLD_AFTER_STEP", "cppo_lab.cores.verl.checkpoints", hold),
-        ("SLOW_ENGINE", "vllm.v1.engine.core", slow),
-    )
-    if variable in os.environ
-}
+CHANGES = {}
+if "HOLD_AFTER_STEP" in os.environ:
+    CHANGES["cppo_lab.cores.verl.checkpoints"] = hold
+if "SLOW_ENGINE" in os.environ:
+    CHANGES["vllm.v1.engine.core"] = slow
 
 
 class WhenLoaded:

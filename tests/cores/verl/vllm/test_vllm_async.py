@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cores.verl.test_async_runs import Runs, check_pieces
+from tests.cores.verl.test_async_runs import attempt, check_pieces
 from tests.requirement import VLLM, VLLM_PYTHON
 
 pytestmark = pytest.mark.slow
@@ -12,5 +12,5 @@ pytestmark = pytest.mark.slow
 
 def test_pieces_of_an_aborted_response_are_those_of_the_weights_that_they_name(tmp_path: Path) -> None:
     VLLM.demand()
-    runs = Runs(tmp_path, "layout=cpu_vllm", "model.architecture.head_dim=32", python=str(VLLM_PYTHON))
-    check_pieces(runs.uninterrupted, tmp_path / "uninterrupted")
+    attempt(tmp_path, "layout=cpu_vllm", "model.architecture.head_dim=32", python=str(VLLM_PYTHON))
+    check_pieces(tmp_path)

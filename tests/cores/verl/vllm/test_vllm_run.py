@@ -3,12 +3,10 @@
 How a run that is killed continues does not depend on who samples: tests/cores/verl/test_core.py.
 """
 
-import contextlib
-from pathlib import Path
-
 import pytest
 
 from cppo_lab import schema
+from tests.cores.verl.conftest import running
 from tests.cores.verl.story import EVERY, SAMPLES, STEPS, Trained, train
 from tests.requirement import VLLM, VLLM_PYTHON
 
@@ -53,10 +51,4 @@ def test_it_was_vllm(trained: Trained) -> None:
 
 
 def test_nothing_is_left_running(trained: Trained) -> None:
-    mine = str(VLLM_PYTHON.parent.parent).encode()
-    left = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):  # it has ended
-            if mine in (words := path.read_bytes()) and b"cppo" in words:
-                left.append(path.parent.name)
-    assert left == []
+    assert [line for line in running(VLLM_PYTHON.parent.parent) if "cppo" in line] == []
