@@ -136,9 +136,7 @@ def test_an_archive_writes_nothing_elsewhere(cppo: Command, place: str, tmp_path
     "key, value, says",
     [
         ("record", 5, "record=5: "),
-        ("tags", ["a"], "tags: "),
         ("params", {"seed": 0}, "params.seed=0: "),
-        ("time_ms", "then", "time_ms='then': "),
     ],
 )
 def test_an_archive_with_a_record_of_another_form_is_refused(
