@@ -54,6 +54,12 @@ _STOPPED = (
 )
 
 
+def with_looks(table: TextTable, scored: Scored) -> TextTable:
+    """The table with a note if the sweep has sequential hypotheses."""
+    is_sequential = any(claim.sequential for claim in scored.stated.claims)
+    return replace(table, notes=(*table.notes, _STOPPED)) if is_sequential else table
+
+
 def statistics_section(scored: Scored) -> Section:
     """Intervals, differences and ranks."""
     tables = statistics_tables(scored)
@@ -78,9 +84,7 @@ def statistics_tables(scored: Scored) -> dict[str, TextTable]:
     if any(len(ranking.places) > 1 for ranking in summary.rankings):
         tables["order"] = _order(board, summary)
     tables |= _of_problems(board, summary, scored.answers)
-    if any(claim.sequential for claim in scored.stated.claims):
-        tables = {kind: replace(table, notes=(*table.notes, _STOPPED)) for kind, table in tables.items()}
-    return {kind: completed(table, board, scored.title) for kind, table in tables.items()}
+    return {kind: completed(with_looks(table, scored), board, scored.title) for kind, table in tables.items()}
 
 
 def _scores(summary: Statistics) -> TextTable:

@@ -27,7 +27,7 @@ from cppo_lab.reports.sections import (
     run_section,
     verdict_section,
 )
-from cppo_lab.reports.statistics_tables import statistics_section
+from cppo_lab.reports.statistics_tables import statistics_section, with_looks
 from cppo_lab.reports.tables import (
     FullTable,
     TextRow,
@@ -120,7 +120,9 @@ class StudyReport:
     def table(self) -> TextTable | None:
         """Table 1."""
         main = self.main
-        return main_table(main.board, "Mean score by model (Table 1)", main.statistics) if main else None
+        if main is None:
+            return None
+        return with_looks(main_table(main.board, "Mean score by model (Table 1)", main.statistics), main)
 
 
 def study_contents(request: StudyRequest, study: StudyResults) -> Contents:

@@ -34,7 +34,7 @@ from cppo_lab.reports.sections import (
     run_section,
     verdict_section,
 )
-from cppo_lab.reports.statistics_tables import statistics_section
+from cppo_lab.reports.statistics_tables import statistics_section, with_looks
 from cppo_lab.reports.tables import TextRow, TextTable, completed, full_table, main_grid, main_table
 from cppo_lab.reports.verdict_view import short_answers
 from cppo_lab.reports.words import findings_section, headlines, paper_texts
@@ -200,6 +200,7 @@ def _curves(report: SweepReport) -> Section:
 
 def _scores(report: SweepReport) -> Section:
     table = main_table(report.board, f"Mean score by model ({report.heading('Table 1')})", report.statistics)
+    table = with_looks(table, report)
     view = {"table": table, "anchors": report.anchors}
     return Section("scores", "Scores", view, tables={"table_main": table})
 
@@ -296,7 +297,7 @@ def effects_section(scored: Scored, places: Axes) -> Section | None:
         "Effects",
         {"tables": [table], "anchors": scored.anchors},
         tables={"effects": table},
-        pictures=(Picture.of("effects", info, axes.draw_effects),),
+        pictures=(Picture.of("effects", info, axes.draw_effects, f"Final mean, {info.around}."),),
         values={"effects": [dict(zip(_EFFECT_VALUES, row, strict=True)) for row in values]},
     )
 

@@ -300,7 +300,9 @@ class Picture:
     def of(
         cls, name: str, info: Info, draw: Callable[[Any, Figure], Figure | None], caption: str = ""
     ) -> "Picture":
-        """A figure without a label, under the title of its `info`."""
+        """A figure without a label, under the title of its `info`; without a caption, it says what its bands are."""
+        if not caption and (bands := bands_of(info)):
+            caption = f"Bands: {bands}."
         return cls(f"figure_{name}", "", info.title, caption, info, draw)
 
     @property
@@ -461,15 +463,20 @@ def _points(line: Line2D) -> dict[str, list[float]]:
     return {name: [float(f"{value:.6g}") for value in column] for name, column in columns}
 
 
-def head_texts(info: Info) -> tuple[str, ...]:
-    """The text above a figure: title, source, and an explanation of the bands of its lines."""
+def bands_of(info: Info) -> str:
+    """What the bands of a figure's lines are; empty if it has none."""
     words = {
         INTERVAL: "the pointwise 95 % interval of the mean over seeds",
         RANGE: "the range of two seeds",
     }
     kinds = {line.names.get("band") for line in _series(info, {}, ())}
-    explained = " or ".join(text for kind, text in words.items() if kind in kinds)
-    return (info.title, info.source, *([f"bands: {explained}"] if explained else []))
+    return " or ".join(text for kind, text in words.items() if kind in kinds)
+
+
+def head_texts(info: Info) -> tuple[str, ...]:
+    """The text above a figure: title, source, and an explanation of the bands of its lines."""
+    bands = bands_of(info)
+    return (info.title, info.source, *([f"bands: {bands}"] if bands else []))
 
 
 @dataclass(frozen=True)

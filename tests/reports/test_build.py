@@ -80,7 +80,8 @@ def test_a_report_of_our_own_sweep(built: ReportRequest) -> None:
         "Avg@8",
         "cppo report demo",
         "Step: where each run was selected; of a collapse, its last validation.",
-        "Means over neighbouring steps and over the runs that reach them; bands are 95 % intervals",
+        "Means over neighbouring steps and over the runs that reach them.",
+        "Bands: the range of two seeds. Source: core=mini",
     ):
         assert text in html
     assert "Audit" not in html
@@ -91,7 +92,7 @@ def test_a_report_of_our_own_sweep(built: ReportRequest) -> None:
 
 
 def test_the_part_of_a_further_figure_is_in_the_contents(monkeypatch: pytest.MonkeyPatch) -> None:
-    section = sweep.figure_section("steps", SimpleNamespace(title="Best <steps>"), Mock())
+    section = sweep.figure_section("steps", SimpleNamespace(title="Best <steps>"), Mock(), "Steps.")
     monkeypatch.setattr(sweep, "_drift", lambda _report: section)
     html = page_of(scored(DEMO_RUNS))[1]
     listed = re.findall(r'<li><a href="#(\w+)">(.*?)</a>', html.partition("</nav>")[0])

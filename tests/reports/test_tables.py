@@ -3,12 +3,14 @@
 import csv
 import io
 import itertools
+from dataclasses import replace
 from decimal import Decimal
 
 import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import USUAL, Baseline
+from cppo_lab.analysis.statistics.claims import CLAIMS, Hypotheses
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import names, sections, tables
@@ -21,7 +23,7 @@ from cppo_lab.reports.names import (
     score_name,
 )
 from cppo_lab.reports.sections import Scored
-from cppo_lab.reports.statistics_tables import statistics_tables
+from cppo_lab.reports.statistics_tables import statistics_tables, with_looks
 from cppo_lab.reports.tables import (
     ABOVE,
     BELOW,
@@ -253,6 +255,8 @@ def test_an_arrow_is_about_the_score_beside_it() -> None:
     assert "CPPO 1 of 5." in headlines(board)[1][1][-1]
     order = statistics_tables(Scored("demo", "Demo", board, ""))["order"]
     assert {row.label for row in order.rows} == {"CPPO (1 of 5 collapsed)†", "DPPO"}
+    looked = Scored("demo", "Demo", board, "", stated=Hypotheses((replace(CLAIMS[0], sequential=True),)))
+    assert with_looks(order, looked).notes[-1].startswith("Seeds were added until sequential hypotheses")
     assert r"$\downarrow$" in tables.latex(table)
 
 
