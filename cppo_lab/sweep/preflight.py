@@ -14,8 +14,8 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -33,12 +33,11 @@ from cppo_lab.core_records import (
 )
 from cppo_lab.errors import Interrupted, UserError, counted, describe, one_line, say
 from cppo_lab.files import mask_output, open_append, replace_file
-from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import jobs_in_queue, load_launcher
 from cppo_lab.plugins import install_extra
-from cppo_lab.runs.attempt import Allocation, Equipped, lend_machine, prepare_process
+from cppo_lab.runs.attempt import Equipped, lend_machine, prepare_process
 from cppo_lab.runs.machine import sampling
-from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
+from cppo_lab.spec import LayoutSpec, RunSpec
 from cppo_lab.spec.job import CostEstimate, estimate, read_folders
 from cppo_lab.sweep.cost import (
     FILE,
@@ -55,22 +54,6 @@ from cppo_lab.sweep.plan import Plan
 
 STAND_INS = "stand_ins"  # models with random weights and synthetic problems, in the folder of preflights
 SYSTEM_SECONDS = 1.0  # sampling interval of the memory of machine and GPUs
-
-
-def make_stand_ins(specs: Sequence[RunSpec], folder: Path, say: Callable[[str], None]) -> PathsSpec:
-    """Write models of the same shapes with random weights, and problems, for runs of the same core; returns the paths.
-
-    Raises UserError for a core or a model without a stand-in, or if packages are missing.
-    """
-    core = core_of(specs[0].core)
-    try:
-        maker: StandIns = load_part(core.name, "stand_ins")
-    except ModuleNotFoundError as error:
-        remedy = install_extra(core.extra) if core.extra else f"install the packages of core={core.name}"
-        raise UserError(
-            f"package {error.name!r} is not installed, and stand-ins are made by it: {remedy}"
-        ) from None
-    return maker(specs, folder, say)
 
 
 def shortened(spec: RunSpec, last: int) -> RunSpec:
@@ -111,11 +94,16 @@ class PreflightJob(Equipped):
 
     def run(self) -> None:
         """Measure and write the result; on the other machines of an allocation, serve as a worker node."""
-        starts = {last: replace(self, allocation=self._meeting(last)) for last in (1, 2)}
-        if self.allocation is not None and self.allocation.rank:
-            resources = [start.resources_in(self.folder) for start in starts.values()]
-            lend_machine(self.spec.core, resources, self.visible_devices)
-            return
+        starts = {1: self, 2: self}  # the last step of a part -> the job, with a new folder to meet in
+        if self.allocation is not None:
+            meeting = self.allocation.meeting
+            for last in starts:
+                place = replace(self.allocation, meeting=meeting / f"part-{last}")
+                starts[last] = replace(self, allocation=place)
+            if self.allocation.rank:
+                resources = [start.resources_in(self.folder) for start in starts.values()]
+                lend_machine(self.spec.core, resources, self.visible_devices)
+                return
         self.folder.mkdir(parents=True, exist_ok=True)
         _clear(self.folder, keep=("attempts",))
         parts: dict[int, _Part] = {}
@@ -137,12 +125,6 @@ class PreflightJob(Equipped):
         self.folder.mkdir(parents=True, exist_ok=True)
         self._nothing(why).write(self.folder)
 
-    def _meeting(self, last: int) -> Allocation | None:
-        """The machines, with a new folder to meet in for the part up to step `last`."""
-        if self.allocation is None:
-            return None
-        return replace(self.allocation, meeting=self.allocation.meeting / f"part-{last}")
-
     def _part(self, last: int) -> "_Part":
         """Train up to step `last` in a separate process."""
         process = multiprocessing.get_context("spawn").Process(target=_train, args=(self, last))
@@ -156,7 +138,7 @@ class PreflightJob(Equipped):
             if self.allocation is not None:
                 self.allocation.end()
         try:
-            return _Part(**json.loads(_part_file(self.folder, last).read_text(encoding="utf-8")))
+            return _Part(**json.loads((self.folder / f"part-{last}.json").read_text(encoding="utf-8")))
         except FileNotFoundError:
             return _Part(error=f"its process was ended from outside (exit code {process.exitcode})")
 
@@ -172,13 +154,14 @@ class PreflightJob(Equipped):
         for values in [*(line.memory for line in lines.values()), *(part.memory for part in parts.values())]:
             for name, value in values.items():
                 memory[name] = max(value, memory.get(name, value))
-        failed = [
-            f"{'resuming' if number > 1 else 'starting'}, {_reached(part)}: {part.error}"
-            for number, part in parts.items()
-            if part.error
-        ]
+        error = ""
+        for number, part in parts.items():
+            if part.error:
+                steps = [int(step) for step in part.rows]
+                reached = f"after step {max(steps)}" if steps else "before the first validation"
+                error = f"{'resuming' if number > 1 else 'starting'}, {reached}: {part.error}"
         return replace(
-            self._nothing(failed[0] if failed else ""),
+            self._nothing(error),
             steps=tuple(_step(rows[step], lines[step]) for step in sorted(rows) if step and step in lines),
             start=_until_begun(parts[1], lines),
             resume=_until_begun(parts[2], lines) if 2 in parts else None,
@@ -189,45 +172,27 @@ class PreflightJob(Equipped):
         )
 
 
-def _reached(part: "_Part") -> str:
-    """How far a part got."""
-    steps = [int(step) for step in part.rows]
-    return f"after step {max(steps)}" if steps else "before the first validation"
-
-
-@dataclass(frozen=True)
+@dataclass
 class _Part:
-    """One process: when it began, the rows that it recorded and their times (all in seconds since the epoch), its peak
-    memory.
+    """One process, and the metric sink of its core, which sends nothing anywhere: when it began, the rows that it
+    recorded and their times (all in seconds since the epoch), its peak memory.
     """
 
     began: float = 0.0
-    rows: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    row_times: Mapping[str, float] = field(default_factory=dict)
+    rows: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    row_times: dict[str, float] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
-
-
-def _part_file(folder: Path, last: int) -> Path:
-    return folder / f"part-{last}.json"
-
-
-class _Rows:
-    """A metric sink that keeps rows and their times in memory. Nothing is sent anywhere."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, dict[str, float]] = {}
-        self.times: dict[int, float] = {}
-        self._known = -1
+    known: int = -1
 
     def begin(self, step: int | None) -> None:
         """The rows up to `step` belong to an earlier part and are logged again."""
-        self._known = -1 if step is None else step
+        self.known = -1 if step is None else step
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keep a new row."""
-        if step > self._known:
-            self.rows[step], self.times[step] = dict(metrics), time.time()
+        if step > self.known:
+            self.rows[str(step)], self.row_times[str(step)] = dict(metrics), time.time()
 
     def tag(self, name: str, value: str) -> None:
         """Not kept."""
@@ -243,22 +208,15 @@ def _train(job: PreflightJob, last: int) -> None:
     """One part, in a separate process: train up to step `last`, and write the result."""
     _redirect_output(job.folder / "attempts" / f"part-{last}.log")
     prepare_process(job.threads, job.visible_devices)
-    began, sink, error = time.time(), _Rows(), ""
+    part = _Part(time.time())
     with sampling(job.folder, SYSTEM_SECONDS) as load:
         try:
-            load_core(job.spec.core)(shortened(job.spec, last), sink, job.resources_in(job.folder))
-        except (Exception, Interrupted) as raised:  # noqa: BLE001 - any error is the result; nodes that do not join
+            load_core(job.spec.core)(shortened(job.spec, last), part, job.resources_in(job.folder))
+        except (Exception, Interrupted) as error:  # noqa: BLE001 - any error is the result; nodes that do not join
             traceback.print_exc()
-            error = describe(raised)
-    peaks = {name: value for name, value in load().items() if name.endswith("peak_megabytes")}
-    part = _Part(
-        began,
-        {str(step): row for step, row in sink.rows.items()},
-        {str(step): when for step, when in sink.times.items()},
-        peaks,
-        error,
-    )
-    replace_file(_part_file(job.folder, last), json.dumps(asdict(part)))
+            part.error = describe(error)
+    part.memory = {name: value for name, value in load().items() if name.endswith("peak_megabytes")}
+    replace_file(job.folder / f"part-{last}.json", json.dumps(vars(part)))
 
 
 def _redirect_output(path: Path) -> None:
@@ -275,10 +233,10 @@ def _until_begun(part: _Part, lines: Mapping[int, Phases]) -> float | None:
 
     A row is logged after its step and its validation have been timed.
     """
-    first = min((int(step) for step in part.row_times), default=None)
+    first = min(map(int, part.row_times), default=None)
     if first is None or first not in lines:
         return None
-    timed = lines[first].seconds.get("step", 0.0) + lines[first].seconds.get("testing", 0.0)
+    timed = sum(lines[first].seconds.get(name, 0.0) for name in ("step", "testing"))
     return part.row_times[str(first)] - part.began - timed
 
 
@@ -381,9 +339,17 @@ def with_stand_ins(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> Plan:
 
     Raises UserError for a model without a stand-in, or if packages are not installed.
     """
-    folder = runs / PREFLIGHTS / STAND_INS
-    paths = make_stand_ins([kind.example.spec for kind in chosen], folder, say)
-    return replace(plan, paths=paths)
+    core = core_of(plan.core)
+    try:
+        maker: StandIns = load_part(core.name, "stand_ins")
+    except ModuleNotFoundError as error:
+        remedy = install_extra(core.extra) if core.extra else f"install the packages of core={core.name}"
+        raise UserError(
+            f"package {error.name!r} is not installed, and stand-ins are made by it: {remedy}"
+        ) from None
+    return replace(
+        plan, paths=maker([kind.example.spec for kind in chosen], runs / PREFLIGHTS / STAND_INS, say)
+    )
 
 
 def job_of(kind: RunKind, plan: Plan, runs: Path) -> PreflightJob:
@@ -415,11 +381,9 @@ def measure(chosen: Sequence[RunKind], plan: Plan, runs: Path) -> None:
     """Pass the short jobs to the plan's launcher and report progress on standard error. With Slurm they are only
     queued.
     """
-
-    def see(event: Event[PreflightJob]) -> None:
-        say(f"{event.job.name}: {event.kind}")
-
-    load_launcher(plan.launcher.name)([job_of(kind, plan, runs) for kind in chosen], plan.launcher, see)
+    jobs = [job_of(kind, plan, runs) for kind in chosen]
+    launch = load_launcher(plan.launcher.name)
+    launch(jobs, plan.launcher, lambda event: say(f"{event.job.name}: {event.kind}"))
 
 
 def report(kind: RunKind) -> str:
@@ -436,23 +400,20 @@ def report(kind: RunKind) -> str:
     if result.error:
         lines += [f"  FAILED {one_line(result.error)}", f"  logs: {kind.folder / 'attempts'}"]
     planned = estimate(run.spec, run.layout)
-    lines += _aligned([*_times(result, planned), *_memory(result, planned), *_gap(result), *_machine(result)])
-    hours = kind.hours
-    if hours:
-        cuda = run.layout.device == "cuda"
-        gpus = run.layout.devices if cuda else 1
+    rows = _rows(result, planned)
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(2)]
+    lines += [f"  {name:<{widths[0]}}  {value:>{widths[1]}}  {guess}".rstrip() for name, value, guess in rows]
+    if hours := kind.hours:
+        gpus, unit = (run.layout.devices, "GPU-hours") if run.layout.device == "cuda" else (1, "hours")
         beside = f" (estimate: {_number(planned.time.gpu_hours * len(kind.runs))})" if planned else ""
-        lines.append(
-            f"  {count} to the last step: {_number(hours.low * gpus)} to {_number(hours.high * gpus)} "
-            f"{'GPU-hours' if cuda else 'hours'}{beside}"
-        )
+        low, high = _number(hours.low * gpus), _number(hours.high * gpus)
+        lines.append(f"  {count} to the last step: {low} to {high} {unit}{beside}")
     return "\n".join(lines)
 
 
 def as_values(kind: RunKind) -> dict[str, Any]:
     """The measurements for JSON; `hours` are the total wall-clock hours of all runs of the kind, None if unknown."""
-    result = kind.measured
-    hours = kind.hours
+    result, hours = kind.measured, kind.hours
     return {
         "model": kind.example.spec.model.name,
         "layout": kind.example.layout.name,
@@ -464,60 +425,59 @@ def as_values(kind: RunKind) -> dict[str, Any]:
     }
 
 
-Line = tuple[str, str, str]  # what, measured, estimated
+_MEMORY = {
+    "max_memory_allocated_gb": "the trainer on one device, allocated",
+    "max_memory_reserved_gb": "the trainer on one device, reserved",
+    "cpu_memory_used_gb": "the host, all that runs on it",
+}
 
 
-def _times(result: PreflightResult, planned: CostEstimate | None) -> Iterator[Line]:
-    time = planned.time if planned else None
-    yield from _line("start", result.start, "s")
-    yield from _line("start from a checkpoint", result.resume, "s")
-    yield from _line("validation", result.validation, "s", time.validation if time else None)
-    yield from _line("checkpoint", result.checkpoint, "s")
+def _rows(result: PreflightResult, planned: CostEstimate | None) -> list[tuple[str, str, str]]:
+    """The name of each measurement, what was measured, and what was estimated."""
+    measured: list[tuple[str, float | None, str]] = [
+        ("start", result.start, "s"),
+        ("start from a checkpoint", result.resume, "s"),
+        ("validation", result.validation, "s"),
+        ("checkpoint", result.checkpoint, "s"),
+    ]
     for step in result.steps:
-        yield from _line(f"step {step.step}", step.seconds, "s", time.step if time else None)
-        yield from _line("  sampling", step.rollout, "s", time.rollout if time else None)
-        yield from _line("  update", step.update, "s", time.update if time else None)
-        yield from _line("  weights to the rollout engine", step.weights, "s")
-        yield from _line("  other", step.other, "s", time.overhead if time else None)
-        yield from _line("  sampled", step.sampled_per_second, "tokens/s")
-        yield from _line("  trained", step.trained_per_second, "tokens/s")
-        yield from _line("  mean response", step.response_length, "tokens")
-        yield from _line("  Top-K of mu", step.topk_megabytes, "MB")
-
-
-def _memory(result: PreflightResult, planned: CostEstimate | None) -> Iterator[Line]:
-    guess = planned.memory.training / GIB if planned else None
+        measured += [
+            (f"step {step.step}", step.seconds, "s"),
+            ("  sampling", step.rollout, "s"),
+            ("  update", step.update, "s"),
+            ("  weights to the rollout engine", step.weights, "s"),
+            ("  other", step.other, "s"),
+            ("  sampled", step.sampled_per_second, "tokens/s"),
+            ("  trained", step.trained_per_second, "tokens/s"),
+            ("  mean response", step.response_length, "tokens"),
+            ("  Top-K of mu", step.topk_megabytes, "MB"),
+        ]
     for name, value in sorted(result.memory.items()):
-        if name == "max_memory_allocated_gb":
-            yield from _line("memory of the trainer on one device, allocated", value, "GiB", guess)
-        elif name == "max_memory_reserved_gb":
-            yield from _line("memory of the trainer on one device, reserved", value, "GiB")
-        elif name == "cpu_memory_used_gb":
-            yield from _line("memory of the host, all that runs on it", value, "GiB")
-        else:  # of runs.machine, in 1e6 bytes
+        if (what := _MEMORY.get(name)) is None:  # of runs.machine, in 1e6 bytes
             what = name.removeprefix("system/").removesuffix("_memory_peak_megabytes").replace("_", " ")
-            yield from _line(f"memory of {what}, highest", value * 1e6 / GIB, "GiB")
-
-
-def _gap(result: PreflightResult) -> Iterator[Line]:
+            what, value = f"{what}, highest", value * 1e6 / GIB
+        measured.append((f"memory of {what}", value, "GiB"))
+    guesses = dict[str, float]()
+    if planned:
+        time = planned.time
+        guesses |= {"validation": time.validation, "  sampling": time.rollout, "  update": time.update}
+        guesses |= {"  other": time.overhead, **{f"step {step.step}": time.step for step in result.steps}}
+        guesses[f"memory of {_MEMORY['max_memory_allocated_gb']}"] = planned.memory.training / GIB
+    rows = [
+        (
+            name,
+            f"{_number(value)} {unit}",
+            f"estimate {_number(guesses[name])} {unit}" if name in guesses else "",
+        )
+        for name, value, unit in measured
+        if value is not None
+    ]
     errors = [step.logprob_error for step in result.steps if step.logprob_error is not None]
-    if errors:
-        yield "mean |mu/pi - 1| over a step's updates", f"{errors[0]:.1e}", ""
-
-
-def _machine(result: PreflightResult) -> Iterator[Line]:
-    for name, value in result.machine.items():
-        yield name, value if isinstance(value, str) else _number(value), ""
-
-
-def _line(name: str, value: float | None, unit: str, guess: float | None = None) -> Iterator[Line]:
-    if value is not None:
-        yield name, f"{_number(value)} {unit}", "" if guess is None else f"estimate {_number(guess)} {unit}"
-
-
-def _aligned(rows: Sequence[Line]) -> list[str]:
-    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
-    return [f"  {name:<{widths[0]}}  {value:>{widths[1]}}  {guess}".rstrip() for name, value, guess in rows]
+    rows += [("mean |mu/pi - 1| over a step's updates", f"{error:.1e}", "") for error in errors[:1]]
+    return rows + [
+        (name, value if isinstance(value, str) else _number(value), "")
+        for name, value in result.machine.items()
+    ]
 
 
 def _number(value: float) -> str:

@@ -203,7 +203,7 @@ def test_several_nodes_meet_anew_for_each_part(
             over = [allocation.ended() for allocation in meetings]
             seen.append((last, part.allocation.meeting == meetings[last - 1].meeting, over))
             if "exit code" not in error:  # else it was killed
-                module._part_file(job.folder, last).write_text(json.dumps({"began": 1.0, "error": error}))
+                (job.folder / f"part-{last}.json").write_text(json.dumps({"began": 1.0, "error": error}))
 
         return Mock(start=start, exitcode=-9, is_alive=lambda: False)
 

@@ -29,6 +29,7 @@ from cppo_lab.cores.verl.hf_models import (
     config_of,
     make_model,
     make_stand_in,
+    make_stand_ins,
     weights_of,
     write_task,
 )
@@ -43,7 +44,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.doctor import check_data, check_model
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.preflight import kinds, make_stand_ins
+from cppo_lab.sweep.preflight import kinds
 from tests.conftest import Command, user_error
 from tests.waiting import CEILING_SECONDS
 
