@@ -39,7 +39,7 @@ def model(options: argparse.Namespace) -> int:
     runs = runs_folder()
     run_id = run_by_beginning(runs, options.run)
     # Slurm knows of runs on machines whose locks are not seen here.
-    [run] = run_statuses(runs, {run_id: None})
+    [run] = run_statuses(runs, {run_id: {}})
     if run.state == schema.RUNNING:
         raise being_trained(run_id)
     place = write(runs, run_id, options.out, _say)

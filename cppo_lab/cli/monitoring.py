@@ -339,12 +339,17 @@ def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
 
 def status_reader(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
     """A function that reads the statuses of the runs of a plan, or of all known runs."""
-    from cppo_lab.sweep.status import Label, run_statuses
+    from cppo_lab.sweep.status import run_statuses
 
     runs, labels = runs_folder(), None
     if plan is not None:
         labels = {
-            run.run_id: Label(run.spec.rule.name, run.spec.model.name, run.spec.seed, run.variants)
+            run.run_id: {
+                "rule": run.spec.rule.name,
+                "model": run.spec.model.name,
+                "seed": run.spec.seed,
+                "variants": run.variants,
+            }
             for run in plan.runs
         }
     return lambda: run_statuses(runs, labels)
@@ -355,7 +360,7 @@ def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
     from cppo_lab.sweep.status import run_folders, run_statuses
 
     runs = runs_folder()
-    return run_statuses(runs, {folder.name: None for folder in run_folders(runs, beginnings)})
+    return run_statuses(runs, {folder.name: {} for folder in run_folders(runs, beginnings)})
 
 
 def status_arguments(command: CommandParser) -> None:

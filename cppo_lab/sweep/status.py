@@ -53,23 +53,8 @@ _LIVE_LAST = (
 
 
 @dataclass(frozen=True)
-class Label:
-    """The names of a run in its sweep, or otherwise in its folder."""
-
-    rule: str
-    model: str
-    seed: int | None
-    variants: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def name(self) -> str:
-        """Its variant in the first of its sweeps; the rule if it has no sweep."""
-        return next(iter(self.variants.values()), self.rule)
-
-
-@dataclass(frozen=True)
 class RunStatus:
-    """One run and its state.
+    """One run with its names in its sweep, or otherwise in its folder, and its state.
 
     `score` (the last), `best` and `final_mean` are fractions (runs/spool.py), `eta_seconds` the time to its last
     step at the pace of this attempt; `hours` and `gpu_hours` were used by all attempts together, and by runs that
@@ -78,7 +63,9 @@ class RunStatus:
     """
 
     run_id: str
-    label: Label
+    rule: str
+    model: str
+    seed: int | None
     state: str
     reason: str = ""
     step: int | None = None
@@ -92,47 +79,46 @@ class RunStatus:
     gpu_hours: float | None = None
     job: str = ""
     share: float = 1.0
+    variants: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Its variant in the first of its sweeps; the rule if it has no sweep."""
+        return next(iter(self.variants.values()), self.rule)
 
     @property
     def title(self) -> str:
         """`cppo/mini_base/seed 0`."""
-        return f"{self.label.name}/{self.label.model}/seed {self.label.seed}"
+        return f"{self.name}/{self.model}/seed {self.seed}"
 
 
 def known_runs(runs: Path, queued: Queued) -> list[str]:
     """Every run with a folder, on the list of a live launcher, or in the record of Slurm jobs."""
-    folders: set[str] = set()
-    if runs.is_dir():
-        with os.scandir(runs) as entries:
-            folders = {entry.name for entry in entries if entry.is_dir()}
+    folders = {entry.name for entry in os.scandir(runs) if entry.is_dir()} if runs.is_dir() else set[str]()
     # The ledger also has runs that Slurm refused.
     in_queue = [run_id for run_id, place in queued.places.items() if place.job or place.waits is not None]
     return sorted(filter(COMPLETE_ID.fullmatch, folders.union(queued.listed, in_queue)))
 
 
-def run_statuses(runs: Path, labels: Mapping[str, Label | None] | None = None) -> list[RunStatus]:
-    """The state of runs: those that `labels` name, in their order, or every known run, live ones last. None: the label
-    that the run's folder has.
+def run_statuses(runs: Path, labels: Mapping[str, Mapping[str, Any]] | None = None) -> list[RunStatus]:
+    """The state of runs: those that `labels` name, in their order, or every known run, live ones last. A label has the
+    rule, model, seed and variants of a run; without any, they are those that the run's folder has.
     """
     queued = read_queues(runs)
     run_ids = known_runs(runs, queued) if labels is None else labels
     folders = [RunFolder(runs / run_id) for run_id in run_ids]
     states = explained({run.path.name: state_of(run, queued) for run in folders}, queued)
-    statuses = [
-        _status(
-            run,
-            states[run.path.name],
-            (labels or {}).get(run.path.name) or _own_label(run),
-            queued.place(run.path.name).job,
-        )
-        for run in folders
-    ]
+    statuses = []
+    for run in folders:
+        run_id = run.path.name
+        label = (labels or {}).get(run_id) or _own_label(run)
+        statuses.append(_status(run, states[run_id], label, queued.place(run_id).job))
     if labels is None:
-        statuses.sort(key=lambda run: (_LIVE_LAST.index(run.state), run.label.model, run.label.name))
+        statuses.sort(key=lambda run: (_LIVE_LAST.index(run.state), run.model, run.name))
     return statuses
 
 
-def _own_label(run: RunFolder) -> Label:
+def _own_label(run: RunFolder) -> dict[str, Any]:
     """The label from the run's status, or from its configuration if an older version wrote the status."""
     values = run.status
     if "rule" not in values:  # a folder called like a run may hold another program's configuration
@@ -140,11 +126,11 @@ def _own_label(run: RunFolder) -> Label:
         values = {
             key: value.get("name") if isinstance(value, dict) else value for key, value in config.items()
         }
-    rule, model = (str(values.get(key) or "?") for key in ("rule", "model"))
-    return Label(rule, model, values.get("seed"), parse_variants(run.status.get("variants")))
+    label = {key: str(values.get(key) or "?") for key in ("rule", "model")}
+    return {**label, "seed": values.get("seed"), "variants": parse_variants(run.status.get("variants"))}
 
 
-def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatus:
+def _status(run: RunFolder, state: RunState, label: Mapping[str, Any], job: str) -> RunStatus:
     """A run that is in this state, with the numbers of its status; older versions wrote fewer."""
     status, eta, since, signs = run.status, None, 0.0, ""
     step, t_stop = status.get("step"), status.get("t_stop")
@@ -164,11 +150,11 @@ def _status(run: RunFolder, state: RunState, label: Label, job: str) -> RunStatu
     hours = (trained + since) / 3600 if trained else None
     return RunStatus(
         run.path.name,
-        label,
-        state.state,
-        one_line(state.reason) or signs,
-        step,
-        t_stop,
+        **label,
+        state=state.state,
+        reason=one_line(state.reason) or signs,
+        step=step,
+        t_stop=t_stop,
         **{name: status.get(name) for name in ("score", "best", "best_step", "final_mean")},
         eta_seconds=eta,
         hours=hours,
@@ -182,13 +168,13 @@ def ordered(runs: Sequence[RunStatus], score: str | None) -> list[RunStatus]:
     """By `last`, `best` or `final_mean`, the highest first, runs without a score last; None: as they are."""
     if score is None:
         return list(runs)
-    scores = {run.run_id: getattr(run, "score" if score == "last" else score) for run in runs}
-    return sorted(runs, key=lambda run: math.inf if scores[run.run_id] is None else -scores[run.run_id])
+    name = "score" if score == "last" else score
+    return sorted(runs, key=lambda run: math.inf if getattr(run, name) is None else -getattr(run, name))
 
 
 def values(run: RunStatus) -> dict[str, Any]:
     """The values of a run, by the names of COLUMNS."""
-    row = {**vars(run), **vars(run.label), "variants": dict(run.label.variants), "last": run.score}
+    row = {**vars(run), "variants": dict(run.variants), "last": run.score}
     return {name: round(row[name], 6) if isinstance(row[name], float) else row[name] for name in COLUMNS}
 
 
@@ -203,13 +189,13 @@ def table(runs: Sequence[RunStatus], width: int | None = None, coloured: bool = 
     """
     on_gpus = any(run.gpu_hours is not None for run in runs)
     hours = "GPU-hours" if on_gpus else "hours"
-    name = "variant" if any(run.label.variants for run in runs) else "rule"
+    name = "variant" if any(run.variants for run in runs) else "rule"
     head = [RUN_ID, name, "model", "seed", "state", "step", "last", "best", "ETA", hours, "job", "reason"]
-    alike = ("model",) if len({run.label.model for run in runs}) == 1 else ()
+    alike = ("model",) if len({run.model for run in runs}) == 1 else ()
     spare = ("job", hours, *alike, "ETA", RUN_ID, "best", "last")
     rows = [
         [
-            *(run.run_id, run.label.name, run.label.model, _or_dash(run.label.seed), run.state),
+            *(run.run_id, run.name, run.model, _or_dash(run.seed), run.state),
             "-" if run.step is None else f"{run.step}/{'?' if run.t_stop is None else run.t_stop}",
             *("-" if score is None else f"{100 * score:.1f}" for score in (run.score, run.best)),
             "-" if run.eta_seconds is None else _duration(run.eta_seconds),
@@ -410,7 +396,9 @@ def run_folders(runs: Path, beginnings: Sequence[str]) -> list[Path]:
     for beginning in beginnings:
         require_beginning(beginning)
     run_ids = known_runs(runs, read_queues(runs))
-    folders = [] if beginnings else [runs / run_id for run_id in run_ids]
+    if not beginnings:
+        return [runs / run_id for run_id in run_ids]
+    folders = []
     for beginning in beginnings:
         matches = [run_id for run_id in run_ids if run_id.startswith(beginning)]
         if not matches:

@@ -29,7 +29,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import status
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.status import Label, RunStatus, watch
+from cppo_lab.sweep.status import RunStatus, watch
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import Sent
 from tests.conftest import TINY, Command
@@ -208,13 +208,13 @@ def test_a_run_from_another_folder_and_runs_that_are_missing(
     assert not (workspace / "runs").exists()
 
 
-LABEL = Label("cppo", "mini_base", 0)
+NAMES = ("cppo", "mini_base", 0)
 
 
 def stages(*looks: Sequence[str]) -> list[list[RunStatus]]:
     why = {"failed": "ValueError: bad"}
     return [
-        [RunStatus(run_id(i), LABEL, state, why.get(state, "")) for i, state in enumerate(look)]
+        [RunStatus(run_id(i), *NAMES, state, why.get(state, "")) for i, state in enumerate(look)]
         for look in looks
     ]
 

@@ -8,15 +8,15 @@ from cppo_lab.runs.state import RunState
 from cppo_lab.sweep.columns import aligned
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.sweep.status import Label, RunStatus, ordered, table
+from cppo_lab.sweep.status import RunStatus, ordered, table
 from cppo_lab.sweep.table import run_table
 
 LONG = "RuntimeError: the disk of the node is full and nothing can be written any more"
 
 
 def run(number: int, state: str = "done", reason: str = "", **others: object) -> RunStatus:
-    label = Label("cppo", "mini_base", number, {"grid": f"cppo w_min=0.{number}"})
-    return RunStatus(f"{number}{'a' * 11}", label, state, reason, **others)  # type: ignore[arg-type]
+    others["variants"] = {"grid": f"cppo w_min=0.{number}"}
+    return RunStatus(f"{number}{'a' * 11}", "cppo", "mini_base", number, state, reason, **others)  # type: ignore[arg-type]
 
 
 RUNS = [
@@ -56,7 +56,7 @@ def test_without_a_terminal_everything_is_there_and_nothing_is_coloured() -> Non
 def test_runs_are_ordered_by_a_score() -> None:
     runs = [run(1, score=0.2, best=0.9), run(2), run(3, score=0.4, best=0.5), run(4, score=0.3, best=0.6)]
     for score, seeds in (("last", [3, 4, 1, 2]), ("best", [1, 4, 3, 2]), (None, [1, 2, 3, 4])):
-        assert [run.label.seed for run in ordered(runs, score)] == seeds
+        assert [run.seed for run in ordered(runs, score)] == seeds
 
 
 @pytest.mark.parametrize("name, value", [("NO_COLOR", "1"), ("TERM", "dumb")])
