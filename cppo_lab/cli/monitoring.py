@@ -341,18 +341,8 @@ def status_reader(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
     """A function that reads the statuses of the runs of a plan, or of all known runs."""
     from cppo_lab.sweep.status import run_statuses
 
-    runs, labels = runs_folder(), None
-    if plan is not None:
-        labels = {
-            run.run_id: {
-                "rule": run.spec.rule.name,
-                "model": run.spec.model.name,
-                "seed": run.spec.seed,
-                "variants": run.variants,
-            }
-            for run in plan.runs
-        }
-    return lambda: run_statuses(runs, labels)
+    names = None if plan is None else {run.run_id: run.names for run in plan.runs}
+    return lambda: run_statuses(runs_folder(), names)
 
 
 def _these(beginnings: Sequence[str]) -> "list[RunStatus]":

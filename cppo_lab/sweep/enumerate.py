@@ -9,6 +9,8 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.errors import ALSO, MOST_FAULTS, UserError, together, unknown
+from cppo_lab.runs.folder import variants_text
+from cppo_lab.runs.tags import names
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.file import ANY_CORE, ERRORS, Hypothesis, Scalar, Sweep, is_of
@@ -113,6 +115,11 @@ class PlannedRun:
     def variant(self) -> str:
         """The variant's name in the first of its sweeps."""
         return next(iter(self.variants.values()))
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What the status in its folder says of what the run is (`runs.folder.NAMES`)."""
+        return {**names(self.spec), "variants": variants_text(self.variants)}
 
 
 RunPlace = tuple[str, str, int]  # model, variant as in the plan, seed

@@ -54,7 +54,7 @@ from cppo_lab.runs.folder import (
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.spool import ShippedRecord, load_shipped, unsent
 from cppo_lab.runs.state import OF_OTHERS, Queued, RunFolder, RunState, explained, state_of
-from cppo_lab.runs.tags import figure_tag, merged, names, variants_in
+from cppo_lab.runs.tags import figure_tag, merged, variants_in
 from cppo_lab.spec.run import TRAIN
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.cost import NO_LIMITS, Limits, past_paces
@@ -172,7 +172,7 @@ def launch(
     _warn_of_jobs_that_trained_nothing(todo, queued)
     new, refused = [run.run_id for run in todo if not (runs / run.run_id).exists()], list[str]()
     for run in todo:
-        announce(runs / run.run_id, {**names(run.spec), "variants": variants_text(run.variants)})
+        announce(runs / run.run_id, run.names)
         forget_cancelled(runs / run.run_id)
         _note_withheld(runs / run.run_id, "")  # of an earlier launch
     trained = tuple(run.run_id for run in todo)
@@ -375,7 +375,7 @@ def _stub(run: PlannedRun, stored: StoredRun, origin: str) -> dict[str, Any]:
     if "best_step" in numbers:
         numbers["best_step"] = int(numbers["best_step"])
     return {
-        **names(run.spec),
+        **run.names,
         **numbers,
         "run_id": run.run_id,
         "status": stored.status,

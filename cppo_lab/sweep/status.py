@@ -100,39 +100,32 @@ def known_runs(runs: Path, queued: Queued) -> list[str]:
     return sorted(filter(COMPLETE_ID.fullmatch, folders.union(queued.listed, in_queue)))
 
 
-def run_statuses(runs: Path, labels: Mapping[str, Mapping[str, Any]] | None = None) -> list[RunStatus]:
-    """The state of runs: those that `labels` name, in their order, or every known run, live ones last. A label has the
-    rule, model, seed and variants of a run; without any, they are those that the run's folder has.
+def run_statuses(runs: Path, planned: Mapping[str, Mapping[str, Any]] | None = None) -> list[RunStatus]:
+    """The state of runs: those that are `planned`, in their order, or every known run, live ones last. `planned` has
+    the names of each run (`PlannedRun.names`), or nothing: then they are those in its folder.
     """
     queued = read_queues(runs)
-    run_ids = known_runs(runs, queued) if labels is None else labels
+    run_ids = known_runs(runs, queued) if planned is None else planned
     folders = [RunFolder(runs / run_id) for run_id in run_ids]
     states = explained({run.path.name: state_of(run, queued) for run in folders}, queued)
-    statuses = []
-    for run in folders:
-        run_id = run.path.name
-        label = (labels or {}).get(run_id) or _own_label(run)
-        statuses.append(_status(run, states[run_id], label, queued.place(run_id).job))
-    if labels is None:
+    statuses = [
+        _status(run, states[run.path.name], (planned or {}).get(run.path.name), queued) for run in folders
+    ]
+    if planned is None:
         statuses.sort(key=lambda run: (_LIVE_LAST.index(run.state), run.model, run.name))
     return statuses
 
 
-def _own_label(run: RunFolder) -> dict[str, Any]:
-    """The label from the run's status, or from its configuration if an older version wrote the status."""
-    values = run.status
-    if "rule" not in values:  # a folder called like a run may hold another program's configuration
-        config = read_config(run.path / CONFIG) or {}
-        values = {
-            key: value.get("name") if isinstance(value, dict) else value for key, value in config.items()
-        }
-    label = {key: str(values.get(key) or "?") for key in ("rule", "model")}
-    return {**label, "seed": values.get("seed"), "variants": parse_variants(run.status.get("variants"))}
-
-
-def _status(run: RunFolder, state: RunState, label: Mapping[str, Any], job: str) -> RunStatus:
+def _status(run: RunFolder, state: RunState, names: Mapping[str, Any] | None, queued: Queued) -> RunStatus:
     """A run that is in this state, with the numbers of its status; older versions wrote fewer."""
     status, eta, since, signs = run.status, None, 0.0, ""
+    job = queued.place(run.path.name).job
+    names = names or status
+    if "rule" not in names:  # a folder called like a run may hold another program's configuration
+        config = read_config(run.path / CONFIG) or {}
+        names = {
+            key: value.get("name") if isinstance(value, dict) else value for key, value in config.items()
+        } | {"variants": status.get("variants")}
     step, t_stop = status.get("step"), status.get("t_stop")
     if state.step is not None:
         step, t_stop = state.step, state.t_stop
@@ -150,12 +143,15 @@ def _status(run: RunFolder, state: RunState, label: Mapping[str, Any], job: str)
     hours = (trained + since) / 3600 if trained else None
     return RunStatus(
         run.path.name,
-        **label,
-        state=state.state,
-        reason=one_line(state.reason) or signs,
-        step=step,
-        t_stop=t_stop,
+        str(names.get("rule") or "?"),
+        str(names.get("model") or "?"),
+        names.get("seed"),
+        state.state,
+        one_line(state.reason) or signs,
+        step,
+        t_stop,
         **{name: status.get(name) for name in ("score", "best", "best_step", "final_mean")},
+        variants=parse_variants(names.get("variants")),
         eta_seconds=eta,
         hours=hours,
         gpu_hours=hours * status["gpus"] if hours and status.get("gpus") else None,
