@@ -117,13 +117,8 @@ class CommandParser(argparse.ArgumentParser):
                 for action in self._actions
                 if what in (action.metavar, "/".join(action.option_strings), action.dest)
             )
-            message = str(
-                unknown(
-                    f"value of {what}" if what.startswith("-") else what.lower(),
-                    match["value"][1:-1],
-                    map(str, valid),
-                )
-            )
+            kind = f"value of {what}" if what.startswith("-") else what.lower()
+            message = str(unknown(kind, match["value"][1:-1], map(str, valid)))
         text = f"{message}: see `{self.prog} --help`"
         raise UsageError(text, self.prog.removeprefix("cppo").strip(), self.format_usage())
 
@@ -131,11 +126,21 @@ class CommandParser(argparse.ArgumentParser):
         """An option without a value."""
         self.add_argument(*names, action="store_true", help=help)
 
+    def add_value(self, name: str, metavar: str, help: str, **how: Any) -> None:
+        """An argument, or an option with a value."""
+        self.add_argument(name, metavar=metavar, help=help, **how)
+
+    def add_values(self, name: str, metavar: str, help: str, **how: Any) -> None:
+        """Any number of arguments, or an option that can be repeated."""
+        many = {"action": "append"} if name.startswith("-") else {"nargs": "*"}
+        self.add_argument(name, metavar=metavar, help=help, default=[], **many, **how)
+
     def format_help(self) -> str:
         """The help text; conf/ is read only now."""
         text = super().format_help()
         if subcommands(self):
-            text += f"\nexit codes:\n{_codes_text()}\n"
+            codes = (f"  {code.value:>3}  {meaning}\n" for code, meaning in MEANINGS.items())
+            text += f"\nexit codes:\n{''.join(codes)}"
         if not self.lists_groups:
             return text
         lines = [
@@ -147,7 +152,9 @@ class CommandParser(argparse.ArgumentParser):
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """What the user asked for; the chosen function is its `command`. Overrides may come before and after options."""
-    given = _with_action(arguments)
+    given = list(arguments)
+    if given[:1] == ["export"] and not {*given[1:2]} <= {"model", "metrics", "-h", "--help"}:
+        given.insert(1, "model")  # a run: no run's id is a word
     parser = build_parser(next((word for word in given if word in COMMANDS), ""))
     options, remaining = parser.parse_known_args(given)
     # argparse gives all of KEY=VALUE..., or of a note's words, to the first gap that it finds; those after an option
@@ -158,13 +165,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     if remaining:
         setattr(options, words, [*getattr(options, words), *remaining])
     return options
-
-
-def _with_action(arguments: Sequence[str]) -> Sequence[str]:
-    """`export RUN ...` as `export model RUN ...`; every other command line as it is. No run id is a word."""
-    if len(arguments) < 2 or arguments[0] != "export" or arguments[1] in ("model", "metrics", "-h", "--help"):
-        return arguments
-    return ["export", "model", *arguments[1:]]
 
 
 def build_parser(chosen: str | None = None) -> CommandParser:
@@ -215,13 +215,13 @@ def add_sweep(
 ) -> None:
     """A sweep, of whose runs the overrides select some."""
     command.lists_groups = True
-    command.add_argument("sweep", nargs="?" if optional else None, metavar=metavar, help=text)
-    command.add_argument("overrides", nargs="*", default=[], metavar="KEY=VALUE", help=_OVERRIDES)
+    command.add_value("sweep", metavar, text, nargs="?" if optional else None)
+    command.add_values("overrides", "KEY=VALUE", _OVERRIDES)
 
 
 def add_runs(command: CommandParser) -> None:
     """Runs by their ids."""
-    command.add_argument("--run", action="append", default=[], metavar="ID", help=f"{SOME_RUN}; repeatable")
+    command.add_values("--run", "ID", f"{SOME_RUN}; repeatable")
 
 
 def add_keep_going(command: CommandParser) -> None:
@@ -231,21 +231,14 @@ def add_keep_going(command: CommandParser) -> None:
 
 def add_within(command: CommandParser) -> None:
     """Where else a run may be looked for."""
-    command.add_argument(
-        "--in",
-        dest="within",
-        action="append",
-        default=[],
-        metavar="SWEEP",
-        help="also search this sweep or file for the run; repeatable",
+    command.add_values(
+        "--in", "SWEEP", "also search this sweep or file for the run; repeatable", dest="within"
     )
 
 
 def add_listing(command: CommandParser) -> None:
     """Which runs a command lists, and in which form."""
-    command.add_argument(
-        "--state", metavar="STATE,...", help=f"list only runs in these states: {', '.join(schema.STATES)}"
-    )
+    command.add_value("--state", "STATE,...", f"list only runs in these states: {', '.join(schema.STATES)}")
     form = command.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true", help=_JSON)
     form.add_argument("--csv", action="store_true", help="print CSV, one line per run")
@@ -343,11 +336,6 @@ MEANINGS = {
 }
 
 
-def _codes_text() -> str:
-    """The codes as lines of a help text."""
-    return "\n".join(f"  {code.value:>3}  {meaning}" for code, meaning in MEANINGS.items())
-
-
 def width() -> int | None:
     """Columns of the terminal; None where standard output is none: what reads it wants whole lines."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -380,20 +368,23 @@ def counter(what: str) -> Callable[[int, int], None]:
     return show
 
 
-def load_any(options: argparse.Namespace) -> "Sweep | Study | Search":
-    """`load_checked`, whose error has of a search file also the mistakes that only `resolve` finds."""
-    from cppo_lab.sweep.file import Search, SweepFaults
-    from cppo_lab.sweep.plan import load_checked
+def load_checked(options: argparse.Namespace) -> "Sweep | Study | Search":
+    """`load_sweep`, whose error also has the mistakes that only a plan, or `resolve`, finds."""
+    from cppo_lab.sweep.file import Search, SweepFaults, load_sweep
+    from cppo_lab.sweep.plan import make_plan
 
     try:
-        return load_checked(options.sweep, options.overrides)
+        return load_sweep(options.sweep)
     except SweepFaults as error:
-        from cppo_lab.search.space import resolve
-
-        faults = [str(error)]
+        faults, kind = [str(error)], "sweep"
         try:
             if isinstance(error.sound, Search):
+                from cppo_lab.search.space import resolve
+
+                kind = "search"
                 resolve(error.sound, options.overrides)
+            elif error.sound is not None:
+                make_plan(error.sound, options.overrides)
         except UserError as more:
             faults.append(str(more))
-        raise together(faults, f"search {options.sweep}: ") from None
+        raise together(faults, f"{kind} {options.sweep}: ") from None

@@ -80,41 +80,34 @@ def data_arguments(command: CommandParser) -> None:
     actions = command.add_subparsers(metavar="ACTION", required=True)
     prepare = actions.add_parser("prepare", help="write DAPO-Math-17k and AIME 2024 to 2026 in verl's format")
     prepare.set_defaults(command=data_prepare)
-    prepare.add_argument(
+    prepare.add_value(
         "--from",
-        dest="source",
-        default="sample",
-        metavar="SOURCE",
-        help="hub (downloads 300 MB), a .jsonl or .parquet file or a folder of them, or sample (default), which is the "
+        "SOURCE",
+        "hub (downloads 300 MB), a .jsonl or .parquet file or a folder of them, or sample (default), which is the "
         "8 training problems and the AIME problems shipped with this package; a row has problem or messages, and "
         "answer",
+        dest="source",
+        default="sample",
     )
-    prepare.add_argument(
-        "--validation",
-        action="append",
-        default=[],
-        metavar="NAME=FILE",
-        help="your validation set, in place of those of AIME; repeatable",
+    prepare.add_values(
+        "--validation", "NAME=FILE", "your validation set, in place of those of AIME; repeatable"
     )
     prepare.add_flag("--skip", help="skip and count damaged rows; without it, the first is an error")
-    prepare.add_argument(
-        "--out", type=Path, default=Path("data"), metavar="DIR", help="output folder (default: data)"
-    )
+    prepare.add_value("--out", "DIR", "output folder (default: data)", type=Path, default=Path("data"))
     check = actions.add_parser("check", help="verify the checksums of prepared data")
     check.set_defaults(command=data_check)
-    check.add_argument("folder", type=Path, metavar="DIR", help="a folder written by `cppo data prepare`")
+    check.add_value("folder", "DIR", "a folder written by `cppo data prepare`", type=Path)
 
 
 def doctor_arguments(command: CommandParser) -> None:
-    command.add_argument(
+    command.add_value(
         "--core",
+        "CORE",
+        f"trainer core: {' or '.join(BUILT_IN)} (default: {DEFAULT_CORE})",
         default=DEFAULT_CORE,
-        metavar="CORE",
-        help=f"trainer core: {' or '.join(BUILT_IN)} (default: {DEFAULT_CORE})",
     )
-    command.add_argument(
+    command.add_values(
         "overrides",
-        nargs="*",
-        metavar="KEY=VALUE",
-        help="overrides of the run to check for, for example model=tiny_qwen3 layout=two_nodes paths.data=/data",
+        "KEY=VALUE",
+        "overrides of the run to check for, for example model=tiny_qwen3 layout=two_nodes paths.data=/data",
     )

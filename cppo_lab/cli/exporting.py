@@ -239,7 +239,7 @@ def export_arguments(command: CommandParser) -> None:
         "Progress goes to standard error, the folder's path to standard output. See docs/verl.md.",
     )
     run.set_defaults(command=model)
-    run.add_argument("run", metavar="RUN", help="run id, or a prefix of it (at least 4 digits)")
+    run.add_value("run", "RUN", "run id, or a prefix of it (at least 4 digits)")
     _add_out(run)
     tables = actions.add_parser(
         "metrics", help="export the metrics that the runs of a sweep have logged (docs/notebook.md)"
@@ -254,10 +254,10 @@ def export_arguments(command: CommandParser) -> None:
     )
     _add_out(tables)
     tables.add_flag("--force", help="replace an earlier export of metrics in DIR")
-    tables.add_argument(
+    tables.add_value(
         "--metrics",
-        metavar="PATTERN,...",
-        help="export only these metrics, for example 'val/*,train/reward' (default: all)",
+        "PATTERN,...",
+        "export only these metrics, for example 'val/*,train/reward' (default: all)",
     )
     tables.add_argument(
         "--from",
@@ -270,27 +270,23 @@ def export_arguments(command: CommandParser) -> None:
 
 def archive_arguments(command: CommandParser) -> None:
     add_sweep(command)
-    command.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new ZIP file")
+    command.add_value("--out", "FILE", "a new ZIP file", type=Path, required=True)
 
 
 def evaluate_arguments(command: CommandParser) -> None:
     add_sweep(command, "SWEEP|RUN", f"{SWEEP}, whose finished runs are asked; or {SOME_RUN}")
-    command.add_argument(
+    command.add_value(
         "--benchmark",
-        required=True,
-        metavar="NAME",
-        help="an option of the group `data`, as for data=NAME; with core=verl also a file (.jsonl or .parquet) with "
+        "NAME",
+        "an option of the group `data`, as for data=NAME; with core=verl also a file (.jsonl or .parquet) with "
         "`problem` and `answer`",
+        required=True,
     )
 
 
 def _add_out(command: CommandParser) -> None:
-    command.add_argument(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="output folder, new or empty; created atomically",
+    command.add_value(
+        "--out", "DIR", "output folder, new or empty; created atomically", type=Path, required=True
     )
 
 
@@ -378,24 +374,20 @@ def _assignment(text: str) -> tuple[str, float | str]:
 
 def samples_arguments(command: CommandParser) -> None:
     _add_run(command)
-    command.add_argument("--problem", metavar="ID", help="print only this problem (id or prefix)")
+    command.add_value("--problem", "ID", "print only this problem (id or prefix)")
     command.add_flag("--wrong", help="print only wrong responses")
 
 
 def replay_arguments(command: CommandParser) -> None:
     _add_run(command)
-    command.add_argument("--rule", metavar="NAME", help="rule to apply (default: the run's own)")
-    command.add_argument(
+    command.add_value("--rule", "NAME", "rule to apply (default: the run's own)")
+    command.add_values(
         "overrides",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="constants of the rule (delta=0.1), or divergence=binary_kl to use another D_t of the sampled tokens",
+        "KEY=VALUE",
+        "constants of the rule (delta=0.1), or divergence=binary_kl to use another D_t of the sampled tokens",
     )
 
 
 def _add_run(command: CommandParser) -> None:
-    command.add_argument("run", metavar="RUN", help=RUN)
-    command.add_argument(
-        "--step", type=int, metavar="S", help="a step with a validation (default: the newest)"
-    )
+    command.add_value("run", "RUN", RUN)
+    command.add_value("--step", "S", "a step with a validation (default: the newest)", type=int)

@@ -367,19 +367,17 @@ def status_arguments(command: CommandParser) -> None:
 
 def watch_arguments(command: CommandParser) -> None:
     add_sweep(command, text=_EVERY_RUN, optional=True)
-    command.add_argument(
-        "--every", type=float, default=5.0, metavar="SECONDS", help="refresh interval (default: 5)"
-    )
-    command.add_argument(
+    command.add_value("--every", "SECONDS", "refresh interval (default: 5)", type=float, default=5.0)
+    command.add_value(
         "--notify",
-        metavar="COMMAND",
-        help="run this command when all runs have ended, without a shell, with CPPO_SWEEP, CPPO_DONE, CPPO_FAILED and "
+        "COMMAND",
+        "run this command when all runs have ended, without a shell, with CPPO_SWEEP, CPPO_DONE, CPPO_FAILED and "
         "CPPO_LEFT in its environment",
     )
 
 
 def logs_arguments(command: CommandParser) -> None:
-    command.add_argument("run", metavar="RUN", help=SOME_RUN)
+    command.add_value("run", "RUN", SOME_RUN)
     command.add_flag("-f", "--follow", help="keep printing until the run has ended")
     command.add_flag("--all", help="print the output of every attempt, newest last")
 
@@ -392,9 +390,9 @@ def cancel_arguments(command: CommandParser) -> None:
 
 
 def note_arguments(command: CommandParser) -> None:
-    command.add_argument("run", metavar="RUN", help=SOME_RUN)
-    command.add_argument("words", nargs="*", default=[], metavar="TEXT", help="added to the run's note")
-    command.add_argument("--tag", action="append", default=[], metavar="KEY=VALUE", help="repeatable")
+    command.add_value("run", "RUN", SOME_RUN)
+    command.add_values("words", "TEXT", "added to the run's note")
+    command.add_values("--tag", "KEY=VALUE", "repeatable")
 
 
 def clean_arguments(command: CommandParser) -> None:

@@ -166,33 +166,31 @@ _COMPLETERS: dict[str, Callable[..., Iterable[str]]] = {
 
 def list_arguments(command: CommandParser) -> None:
     command.set_defaults(command=list_names)
-    command.add_argument(
+    command.add_value(
         "what",
+        "KIND",
+        "sweeps (default; also those of the working folder and its folder `sweeps`), models, rules, or keys of "
+        "the configuration with their defaults",
         nargs="?",
         choices=list(_ROWS),
         default="sweeps",
-        metavar="KIND",
-        help="sweeps (default; also those of the working folder and its folder `sweeps`), models, rules, or keys of "
-        "the configuration with their defaults",
     )
-    command.add_argument(
+    command.add_values(
         "overrides",
-        nargs="*",
-        default=[],
-        metavar="KEY=VALUE",
-        help="with keys: overrides of the configuration that is listed, for example core=exact model=exact_early",
+        "KEY=VALUE",
+        "with keys: overrides of the configuration that is listed, for example core=exact model=exact_early",
     )
 
 
 def new_arguments(command: CommandParser) -> None:
-    command.add_argument("sweep_name", metavar="NAME", help="name of the sweep: letters, digits, `_` and `-`")
+    command.add_value("sweep_name", "NAME", "name of the sweep: letters, digits, `_` and `-`")
 
 
 def completion_arguments(command: CommandParser) -> None:
-    command.add_argument(
+    command.add_value(
         "shell",
-        choices=["bash", "fish", "zsh"],
-        metavar="SHELL",
-        help='bash: add `eval "$(cppo completion bash)"` to ~/.bashrc; zsh: add `eval "$(cppo completion zsh)"` to '
+        "SHELL",
+        'bash: add `eval "$(cppo completion bash)"` to ~/.bashrc; zsh: add `eval "$(cppo completion zsh)"` to '
         "~/.zshrc, after `compinit`; fish: cppo completion fish > ~/.config/fish/completions/cppo.fish",
+        choices=["bash", "fish", "zsh"],
     )

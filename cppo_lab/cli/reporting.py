@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.command import SWEEP, CommandParser, Exit, add_sweep, answer, load_any, passing, typed
+from cppo_lab.cli.command import SWEEP, CommandParser, Exit, add_sweep, answer, load_checked, passing, typed
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import StoreAway, StoreBroken, UserError, counted, say
 from cppo_lab.files import redacted
@@ -133,7 +133,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
     command = redacted(f"cppo report {typed(options, *_chosen(options))}")
     if options.source == "paper":
         page = _report_runs(options, _paper_request(options, out, command))
-    elif isinstance(declared := load_any(options), Search):
+    elif isinstance(declared := load_checked(options), Search):
         page = _search_report(declared, options, out, command)
     elif options.study is not None:
         raise UserError(
@@ -343,9 +343,7 @@ def reference_import(options: argparse.Namespace) -> int:
 
 def report_arguments(command: CommandParser) -> None:
     add_sweep(command, text=f"{SWEEP}; or a file of `cppo archive`")
-    command.add_argument(
-        "--out", type=Path, metavar="DIR", help="output folder (default: reports/build/SWEEP)"
-    )
+    command.add_value("--out", "DIR", "output folder (default: reports/build/SWEEP)", type=Path)
     command.add_argument(
         "--from",
         dest="source",
@@ -358,12 +356,8 @@ def report_arguments(command: CommandParser) -> None:
         "--watch",
         help="with --partial: update the report repeatedly, until every run is a result or until Ctrl-C",
     )
-    command.add_argument(
-        "--every",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="with --watch: time between updates (default: 60)",
+    command.add_value(
+        "--every", "SECONDS", "with --watch: time between updates (default: 60)", type=float, default=60.0
     )
     command.add_argument(
         "--palette",
@@ -372,15 +366,13 @@ def report_arguments(command: CommandParser) -> None:
         help="colours of the figures: those of the paper (default), or a palette for colour-blind readers and "
         "black-and-white prints, with dashes and markers",
     )
-    command.add_argument(
+    command.add_value(
         "--figures",
-        metavar="KEY=VALUE,...",
-        help="how the figures are set, for a paper: width=3.3in (or cm, mm, pt), font=serif (or sans, or an installed "
+        "KEY=VALUE,...",
+        "how the figures are set, for a paper: width=3.3in (or cm, mm, pt), font=serif (or sans, or an installed "
         "family), size=8pt",
     )
-    command.add_argument(
-        "--study", metavar="NAME", help="for a search: name of its study (default: SEARCH-MODEL)"
-    )
+    command.add_value("--study", "NAME", "for a search: name of its study (default: SEARCH-MODEL)")
     command.add_argument(
         "--no-log",
         dest="log",
@@ -391,9 +383,7 @@ def report_arguments(command: CommandParser) -> None:
 
 def compare_arguments(command: CommandParser) -> None:
     for side in ("before", "after"):
-        command.add_argument(
-            side, metavar="REPORT", help="folder of a report, or the sweep that it belongs to"
-        )
+        command.add_value(side, "REPORT", "folder of a report, or the sweep that it belongs to")
 
 
 def reference_arguments(command: CommandParser) -> None:

@@ -17,7 +17,7 @@ from cppo_lab.cli.command import (
     add_within,
     answer,
     coloured,
-    load_any,
+    load_checked,
     parse_states,
     passing,
     typed,
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from cppo_lab.search.space import Tuning
     from cppo_lab.sweep.cost import Cost, Limits
     from cppo_lab.sweep.enumerate import PlannedRun
-    from cppo_lab.sweep.file import Search
     from cppo_lab.sweep.launch import Launched
     from cppo_lab.sweep.plan import FoundRun, Plan
     from cppo_lab.sweep.power import PowerQuestion
@@ -43,31 +42,36 @@ if TYPE_CHECKING:
 
 def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     """The plan of the named sweep and the store to use."""
-    plan = _plan_of(options)
+    from cppo_lab.sweep.plan import make_plan
+
+    plan = make_plan(load_checked(options), options.overrides)
     return plan, address.known_store(address.tracking_uri(plan.tracking.uri))
-
-
-def _plan_of(options: argparse.Namespace) -> "Plan":
-    from cppo_lab.sweep.plan import load_checked, make_plan
-
-    return make_plan(load_checked(options.sweep, options.overrides), options.overrides)
 
 
 def plan(options: argparse.Namespace) -> int:
     """List the runs of a sweep; without a name, the sweeps."""
     if options.sweep is None:
-        return _list_sweeps(options)
+        from cppo_lab.cli.names import list_names
+
+        if any((options.json, options.csv, options.power, options.state)):
+            raise UserError("name a sweep, before the options: `cppo list` lists them")
+        options.what = "sweeps"
+        return list_names(options)
     from cppo_lab.sweep import table
     from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.file import Search
 
-    declared = load_any(options)
+    declared = load_checked(options)
     question = _power_question(options)
     if isinstance(declared, Search):
+        from cppo_lab.search.space import resolve
+        from cppo_lab.search.study import storage_url
+
         if question is not None:
             raise UserError(f"--power: {declared.name} is a search, which tests no claim; remove it")
-        return plan_search(declared, options)
+        tuning = resolve(declared, options.overrides)
+        return _outline(tuning, storage_url(), options, {"sweep": declared.name, "core": tuning.core})
     only = parse_states(options.state)
     plan, _ = planned(options)
     states, costs = plan_states(plan), past_costs(plan.runs)
@@ -114,16 +118,6 @@ def _power(
     return Exit.DONE
 
 
-def _list_sweeps(options: argparse.Namespace) -> int:
-    """`cppo plan` alone: what can be named."""
-    from cppo_lab.cli.names import list_names
-
-    if any((options.json, options.csv, options.power, options.state)):
-        raise UserError("name a sweep, before the options: `cppo list` lists them")
-    options.what = "sweeps"
-    return list_names(options)
-
-
 def plan_states(plan: "Plan") -> "dict[str, RunState]":
     """The state of every run of a plan. Writes nothing, and asks no store."""
     from cppo_lab.launch.queues import read_queues
@@ -161,22 +155,28 @@ def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
 
 def show(options: argparse.Namespace) -> int:
     """Print the resolved configuration of a run, or of the runs of a sweep, as YAML."""
-    from cppo_lab.sweep.plan import is_run_id
-    from cppo_lab.sweep.table import describe, run_yaml
+    from cppo_lab.sweep.plan import is_run_id, make_plan
+    from cppo_lab.sweep.table import describe, describe_found, run_yaml, sections_of
 
     if is_run_id(options.sweep):
-        return _show_run(options)
-    plan = _plan_of(options)
+        if options.overrides or options.run or options.verl:
+            raise UserError(
+                f"{options.sweep!r} is a run's id, and takes neither overrides nor --run nor --verl: name its sweep "
+                f"instead: cppo show SWEEP --run {options.sweep}"
+            )
+        single = _find(options.sweep, options)
+        values = [{"source": single.source, **sections_of(single)}]
+        answer(options, {"runs": values}, describe_found(single).removesuffix("\n"))
+        return Exit.DONE
+    plan = make_plan(load_checked(options), options.overrides)
     trainer_config = core_of(plan.core).load("trainer_config") if options.verl else None
     if options.verl and trainer_config is None:
         others = " or ".join(f"core={name}" for name in cores_that("trainer_config"))
         raise UserError(f"--verl: the runs of {options.sweep} are of core={plan.core}: add {others}")
     if options.within:
         raise UserError(f"--in {options.within[0]}: only valid with a run's id: remove it")
-    chosen = [run_of(plan, options.run)] if options.run else plan.runs
-    documents = []
-    values = []
-    for run in chosen:
+    documents, values = [], []
+    for run in [run_of(plan, options.run)] if options.run else plan.runs:
         sections = describe(run, plan.paths)
         if trainer_config is not None:
             sections[plan.core] = trainer_config(run.spec, run.layout, plan.paths, runs_folder())
@@ -194,21 +194,6 @@ def run_of(plan: "Plan", beginning: str) -> "PlannedRun":
         ids = ", ".join([run.run_id for run in chosen or plan.runs][:10])
         raise UserError(f"--run {beginning!r} {what} the ids {ids}: give more digits of one of them")
     return chosen[0]
-
-
-def _show_run(options: argparse.Namespace) -> int:
-    """`cppo show RUN`."""
-    from cppo_lab.sweep.table import describe_found, sections_of
-
-    if options.overrides or options.run or options.verl:
-        raise UserError(
-            f"{options.sweep!r} is a run's id, and takes neither overrides nor --run nor --verl: name its sweep "
-            f"instead: cppo show SWEEP --run {options.sweep}"
-        )
-    run = _find(options.sweep, options)
-    values = {"runs": [{"source": run.source, **sections_of(run)}]}
-    answer(options, values, describe_found(run).removesuffix("\n"))
-    return Exit.DONE
 
 
 def diff(options: argparse.Namespace) -> int:
@@ -509,27 +494,25 @@ def plan_arguments(command: CommandParser) -> None:
         help="show what the planned runs can decide: the power of each claim or, without claims, which difference "
         "between two methods the seeds can show",
     )
-    command.add_argument(
+    command.add_value(
         "--deviation",
-        metavar="POINTS,...",
-        help="with --power: the standard deviations over seeds to assume (default: 1,2; for the sweep's own hypotheses "
+        "POINTS,...",
+        "with --power: the standard deviations over seeds to assume (default: 1,2; for the sweep's own hypotheses "
         "on core=mini 5,10; without claims that of finished runs)",
     )
-    command.add_argument(
-        "--correlation",
-        metavar="R",
-        help="with --power: the correlation of runs of the same seed to assume (default: 0)",
+    command.add_value(
+        "--correlation", "R", "with --power: the correlation of runs of the same seed to assume (default: 0)"
     )
-    command.add_argument(
+    command.add_value(
         "--error-deviation",
-        metavar="PERCENT,...",
-        help="with --power: for hypotheses about the surrogate's error, the standard deviations over seeds of the log "
+        "PERCENT,...",
+        "with --power: for hypotheses about the surrogate's error, the standard deviations over seeds of the log "
         "ratio of errors to assume (default: 30,60)",
     )
-    command.add_argument(
+    command.add_value(
         "--effect",
-        metavar="POINTS|table1",
-        help="with --power: the true lead to assume (default: the paper's final means, or with table1 its Table 1; for "
+        "POINTS|table1",
+        "with --power: the true lead to assume (default: the paper's final means, or with table1 its Table 1; for "
         "the sweep's own hypotheses twice the smallest lead that counts)",
     )
 
@@ -537,13 +520,13 @@ def plan_arguments(command: CommandParser) -> None:
 def show_arguments(command: CommandParser) -> None:
     add_sweep(command, "SWEEP|RUN", f"{SWEEP}; or {RUN}")
     add_within(command)
-    command.add_argument("--run", metavar="ID", help="print only the run with this id or prefix")
+    command.add_value("--run", "ID", "print only the run with this id or prefix")
     command.add_flag("--verl", help="also print verl's full configuration of each run")
 
 
 def diff_arguments(command: CommandParser) -> None:
     for side in ("left", "right"):
-        command.add_argument(side, metavar="RUN", help=RUN)
+        command.add_value(side, "RUN", RUN)
     add_within(command)
 
 
@@ -563,14 +546,12 @@ def launch_arguments(command: CommandParser) -> None:
         ("--max-disk", "GB", "disk for best weights and checkpoints in training, by the same"),
     ):
         text = f"start no run, in the plan's order, with which the sweep exceeds this: {what}"
-        command.add_argument(name, type=amount, metavar=metavar, help=text)
+        command.add_value(name, metavar, text, type=amount)
     command.add_flag(
         "--until-decided",
         help="train seed by seed until the sweep's hypotheses, all of them sequential, are decided",
     )
-    command.add_argument(
-        "--max-seeds", type=int, metavar="N", help="with it: end after so many of the test seeds"
-    )
+    command.add_value("--max-seeds", "N", "with it: end after so many of the test seeds", type=int)
     command.add_flag(
         "--stop-hopeless",
         help="stop runs with early signs of a collapse: they have no result, and a launch without this resumes them",
@@ -602,7 +583,7 @@ def tune(options: argparse.Namespace) -> int:
     from cppo_lab.sweep.file import Search
     from cppo_lab.tracking.page import where_to_look
 
-    declared = load_any(options)
+    declared = load_checked(options)
     if not isinstance(declared, Search):
         raise UserError(
             f"{options.sweep} has no key `search`: it is not a search: cppo launch {typed(options)}"
@@ -625,17 +606,8 @@ def tune(options: argparse.Namespace) -> int:
     return Exit.DONE if over else Exit.NO
 
 
-def plan_search(search: "Search", options: argparse.Namespace) -> int:
-    """Print the space of a search, what is done of it, and what a trial costs."""
-    from cppo_lab.search.space import resolve
-    from cppo_lab.search.study import storage_url
-
-    tuning = resolve(search, options.overrides)
-    return _outline(tuning, storage_url(), options, {"sweep": search.name, "core": tuning.core})
-
-
 def _outline(tuning: "Tuning", url: str, options: argparse.Namespace, more: dict[str, object]) -> int:
-    """What `tune` would go on with, as text or, with `more`, as JSON. Trains nothing."""
+    """The space of a search, what is done of it and what a trial costs, as text or, with `more`, as JSON."""
     from cppo_lab.search.space import describe
     from cppo_lab.search.study import counts, find_trials, summary_text
 
@@ -658,14 +630,12 @@ def _outline(tuning: "Tuning", url: str, options: argparse.Namespace, more: dict
 
 def tune_arguments(command: CommandParser) -> None:
     add_sweep(command)
-    command.add_argument(
+    command.add_value(
         "--storage",
-        metavar="URL",
-        help="where the study is stored: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, "
+        "URL",
+        "where the study is stored: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, "
         "or sqlite:///optuna.db in the working folder)",
     )
     command.add_flag("--dry-run", help="only show the search and its remaining trials")
-    command.add_argument("--study", metavar="NAME", help="name of the study (default: SEARCH-MODEL)")
-    command.add_argument(
-        "--trials", type=int, metavar="N", help="total number of trials; overrides the number in the file"
-    )
+    command.add_value("--study", "NAME", "name of the study (default: SEARCH-MODEL)")
+    command.add_value("--trials", "N", "total number of trials; overrides the number in the file", type=int)

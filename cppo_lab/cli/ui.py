@@ -120,21 +120,16 @@ def _show(links: list[tuple[str, str]], options: argparse.Namespace) -> None:
 
 
 def ui_arguments(command: CommandParser) -> None:
-    command.add_argument(
-        "--port", type=int, metavar="N", help="port (default: the first free port from 5000)"
-    )
-    command.add_argument(
+    command.add_value("--port", "N", "port (default: the first free port from 5000)", type=int)
+    command.add_value(
         "--host",
+        "ADDRESS",
+        "address to listen on (default: 127.0.0.1, which only this machine can reach)",
         default="127.0.0.1",
-        metavar="ADDRESS",
-        help="address to listen on (default: 127.0.0.1, which only this machine can reach)",
     )
     command.add_flag("--open", help="also open a browser")
-    command.add_argument(
-        "--report",
-        type=Path,
-        metavar="DIR",
-        help="also print the address of the report in DIR, with links to its runs",
+    command.add_value(
+        "--report", "DIR", "also print the address of the report in DIR, with links to its runs", type=Path
     )
 
 
@@ -350,7 +345,5 @@ def dash_arguments(command: CommandParser) -> None:
     given = {"source": "runs", "partial": True, "palette": "paper", "figures": None, "study": None}
     command.set_defaults(log=False, **given)  # of `cppo report`
     add_sweep(command)
-    command.add_argument(
-        "--every", type=float, default=30.0, metavar="SECONDS", help="time between updates (default: 30)"
-    )
-    command.add_argument("--port", type=int, metavar="N", help="port (default: the first free one from 5000)")
+    command.add_value("--every", "SECONDS", "time between updates (default: 30)", type=float, default=30.0)
+    command.add_value("--port", "N", "port (default: the first free one from 5000)", type=int)

@@ -26,7 +26,7 @@ from cppo_lab.runs.folder import (
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import NotifySpec, TrackingSpec
 from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, enumerate_runs
-from cppo_lab.sweep.file import ANY_CORE, Study, Sweep, SweepFaults, load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import ANY_CORE, Study, Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.grid import condition_faults, core_of, key_faults, refuse, with_core
 from cppo_lab.sweep.overrides import parse_override
 from cppo_lab.sweep.source import sweep_files
@@ -85,22 +85,6 @@ class Plan:
     def places(self) -> int:
         """The number of (sweep, run) pairs; a run shared by several sweeps counts in each."""
         return sum(len(run.variants) for run in self.runs)
-
-
-def load_checked(name: str, overrides: Sequence[str] = ()) -> "Sweep | Study | Search":
-    """`load_sweep`, whose error also has the mistakes that only a plan finds."""
-    try:
-        return load_sweep(name)
-    except SweepFaults as error:
-        if error.sound is not None and not isinstance(error.sound, Sweep):
-            raise  # a search: `search/space.py` finds the others
-        faults = [str(error)]
-        try:
-            if error.sound is not None:
-                make_plan(error.sound, overrides)
-        except UserError as more:
-            faults.append(str(more))
-        raise together(faults, f"sweep {name}: ") from None
 
 
 def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ()) -> Plan:
