@@ -81,12 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(error.usage.rstrip("\n"))
         if "--json" in given:
             refused = document(argparse.Namespace(name=error.command), Exit.USAGE, str(error))
-
-            def answer_refused() -> int:
-                print(refused)
-                return Exit.USAGE
-
-            _run(answer_refused)
+            _run(lambda: sys.stdout.write(f"{refused}\n"))
         raise SystemExit(Exit.USAGE) from None
     if not options.json:
         return int(_run(lambda: options.command(options))[0])

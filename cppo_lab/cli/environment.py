@@ -63,17 +63,14 @@ def doctor(options: argparse.Namespace) -> int:
 
     composed = compose([f"core={options.core}", *options.overrides])
     checks = examine(composed, address.tracking_uri(composed.tracking.uri), runs_folder())
-    if options.json:
-        run = {"core": composed.run.core, "model": composed.run.model.name}
-        answer(options, {**run, "ready": ready(checks), "checks": list(map(vars, checks))})
-        return Exit.DONE if ready(checks) else Exit.NO
-    print("\n".join(lines(checks)))
-    kind = f"model={composed.run.model.name} with core={composed.run.core}"
-    if not ready(checks):
-        print(f"\nA run of {kind} cannot start here: see the lines marked missing.")
-        return Exit.NO
-    print(f"\nA run of {kind} can start here.")
-    return Exit.DONE
+    core, model = composed.run.core, composed.run.model.name
+    verdict = "can start here." if ready(checks) else "cannot start here: see the lines marked missing."
+    answer(
+        options,
+        {"core": core, "model": model, "ready": ready(checks), "checks": list(map(vars, checks))},
+        "\n".join([*lines(checks), f"\nA run of model={model} with core={core} {verdict}"]),
+    )
+    return Exit.DONE if ready(checks) else Exit.NO
 
 
 def data_arguments(command: CommandParser) -> None:

@@ -6,10 +6,10 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cppo_lab import schema
 from cppo_lab.cli.command import RUN, SOME_RUN, SWEEP, CommandParser, Exit, add_sweep, answer, typed
@@ -20,8 +20,6 @@ from cppo_lab.plugins import install_extra
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
-    from pandas import DataFrame
-
     from cppo_lab.answers.texts import Sample, Texts
 
 PARQUET, CSV = FORMATS = "parquet", "csv"
@@ -48,80 +46,54 @@ def model(options: argparse.Namespace) -> int:
 
 
 def metrics(options: argparse.Namespace) -> int:
-    """Write what the runs of a sweep have logged as Parquet or CSV."""
+    """Write what the runs of a sweep have logged as Parquet or CSV, to a folder that appears as a whole or not at all:
+    `runs`, `history` and, if a run kept outcomes, `outcomes`, as `cppo_lab.load` gives them. ABOUT is beside them.
+    """
     from cppo_lab.sweep.results import load
 
-    place = _require_writable(options.format, options.out, options.force)
+    form = options.format
+    if form == PARQUET and find_spec("pyarrow") is None:
+        raise UserError(
+            f"--format {form}: package 'pyarrow' is not installed: {install_extra('export')}, or take --format csv"
+        )
+    is_earlier = _is_tables(options.out)
+    try:
+        place = options.out.resolve() if options.force and is_earlier else require_free(options.out)
+    except UserError as error:
+        hint = "; --force replaces an earlier export of metrics" if is_earlier else ""
+        raise UserError(f"{error}{hint}") from None
     results = load(options.sweep, *options.overrides, source=options.source)
     states = results.runs.drop_duplicates("run_id")["state"].value_counts().to_dict()
     listed = ", ".join(f"{count} {state}" for state, count in states.items())
     _say(f"reading {counted(sum(states.values()), 'run')}: {listed}")
-    patterns = None if options.metrics is None else options.metrics.split(",")
-    of_paper = options.source == "paper"
     about = {
         "sweep": results.name,
         "overrides": options.overrides,
         "read_from": results.place,
         "states": states,
     }
-    frames = {
-        "runs": results.runs,
-        "history": results.history(patterns),
-        "outcomes": results.runs.iloc[:0] if of_paper else results.outcomes(),
-    }
-    rows = _write_tables(frames, about, options.format, place, options.force)
-    answer(options, {"folder": str(place), "format": options.format, **about, "rows": rows}, place)
-    return Exit.DONE
-
-
-def _require_writable(form: str, out: Path, force: bool) -> Path:
-    """The resolved path of `out`, checked before anything is read.
-
-    Raises UserError if pyarrow is not installed and needed, or if `out` exists; with `force`, if it exists and is not
-    an earlier export of metrics.
-    """
-    if form == PARQUET and find_spec("pyarrow") is None:
-        raise UserError(
-            f"--format {form}: package 'pyarrow' is not installed: {install_extra('export')}, or take --format csv"
-        )
-    if not force:
-        try:
-            return require_free(out)
-        except UserError as error:
-            hint = "; --force replaces an earlier export of metrics" if _is_tables(out) else ""
-            raise UserError(f"{error}{hint}") from None
-    return out.resolve() if _is_tables(out) else require_free(out)
-
-
-def _write_tables(
-    frames: Mapping[str, "DataFrame"],
-    about: Mapping[str, Any],
-    form: str,
-    place: Path,
-    force: bool,
-) -> dict[str, int]:
-    """Write `frames` to the folder `place` of `_require_writable`, which appears as a whole or not at all: `runs`,
-    `history` and, if a run kept outcomes, `outcomes`, as `cppo_lab.load` gives them.
-
-    ABOUT is beside them, with units of the metrics, the number of rows and the entries of `about`, such as the sweep's
-    name. Returns file -> rows.
-    """
-    written = {}
-    with appearing(place, replace=force) as folder:
-        for name, frame in frames.items():
-            if name == "outcomes" and frame.empty:
-                continue
-            file = f"{name}.{form}"
-            _say(f"{file}: {len(frame):,} rows")
+    history = results.history(None if options.metrics is None else options.metrics.split(","))
+    frames = {"runs": results.runs, "history": history}
+    if options.source != "paper" and not (outcomes := results.outcomes()).empty:
+        frames["outcomes"] = outcomes
+    rows = {f"{name}.{form}": len(frame) for name, frame in frames.items()}
+    with appearing(place, replace=options.force) as folder:
+        for (file, count), frame in zip(rows.items(), frames.values(), strict=True):
+            _say(f"{file}: {count:,} rows")
             if form == PARQUET:
                 frame.to_parquet(folder / file, engine="pyarrow", index=False)
             else:
                 frame.to_csv(folder / file, index=False, lineterminator="\n")
-            written[file] = len(frame)
-        units = _units(map(str, frames["history"]["metric"].cat.categories))
-        entries = {"made_by": _MARK, "format": form, **about, "rows": written, "units": units}
+        units = {}
+        for name in map(str, history["metric"].cat.categories):
+            if schema.parse_validation_metric(name) is not None:
+                units[name] = "fraction"
+            elif name in schema.METRIC_BY_NAME:
+                units[name] = schema.METRIC_BY_NAME[name].unit
+        entries = {"made_by": _MARK, "format": form, **about, "rows": rows, "units": units}
         (folder / ABOUT).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-    return written
+    answer(options, {"folder": str(place), "format": form, **about, "rows": rows}, place)
+    return Exit.DONE
 
 
 def _is_tables(out: Path) -> bool:
@@ -130,17 +102,6 @@ def _is_tables(out: Path) -> bool:
     except (OSError, ValueError):
         return False
     return isinstance(about, dict) and about.get("made_by") == _MARK
-
-
-def _units(names: Iterable[str]) -> dict[str, str]:
-    """The unit of each metric that `schema.METRICS` lists; validation scores are fractions."""
-    units = {}
-    for name in names:
-        if schema.parse_validation_metric(name) is not None:
-            units[name] = "fraction"
-        elif name in schema.METRIC_BY_NAME:
-            units[name] = schema.METRIC_BY_NAME[name].unit
-    return units
 
 
 def archive(options: argparse.Namespace) -> int:
@@ -292,10 +253,12 @@ def _add_out(command: CommandParser) -> None:
 
 def samples(options: argparse.Namespace) -> int:
     """Print prompts and responses of a validated step."""
-    from cppo_lab.sweep.plan import recorded_texts
+    from cppo_lab.answers.records import read_texts
+    from cppo_lab.sweep.plan import recorded_answers
 
-    run, texts = recorded_texts(options.run, runs_folder(), options.step)
-    step = texts.step
+    run, files, step = recorded_answers(options.run, runs_folder(), "texts", options.step)
+    texts = read_texts(files, step)
+    assert texts is not None  # its name was listed
     chosen = [
         sample
         for sample in texts.samples
@@ -338,10 +301,13 @@ def replay(options: argparse.Namespace) -> int:
     """Print what another rule keeps of the tokens of some training responses."""
     from cppo_lab.analysis.replay import as_lines, comparison
     from cppo_lab.analysis.replay import replay as replayed
+    from cppo_lab.answers.records import read_tokens
     from cppo_lab.sweep.compose import rule_on
-    from cppo_lab.sweep.plan import recorded_tokens
+    from cppo_lab.sweep.plan import recorded_answers
 
-    run, tokens = recorded_tokens(options.run, runs_folder(), options.step)
+    run, files, step = recorded_answers(options.run, runs_folder(), "tokens", options.step)
+    tokens = read_tokens(files, step)
+    assert tokens is not None
     given = dict(_assignment(text) for text in options.overrides)
     divergence = given.pop("divergence", None)
     rule, path, constants = None, None, dict(tokens.rule.constants)

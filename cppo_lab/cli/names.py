@@ -22,7 +22,7 @@ def list_names(options: argparse.Namespace) -> int:
         raise UserError(
             f"cppo list {options.what} takes no overrides; cppo list keys {options.overrides[0]} does"
         )
-    rows = _ROWS[options.what](options)
+    rows = _rows(options)
     names = [str(next(iter(row.values()))) for row in rows]
     indent = max(map(len, names), default=0)
     lines = (
@@ -42,36 +42,23 @@ def _shown(row: dict[str, object]) -> str:
     )
 
 
-def _sweeps(options: argparse.Namespace) -> list[dict[str, object]]:
-    from cppo_lab.sweep.source import sweeps
+def _rows(options: argparse.Namespace) -> list[dict[str, object]]:
+    """What there is of the kind that is asked for; the first value of each row is its name."""
+    from cppo_lab.sweep.source import key_words, option_words, sweeps
 
-    return [dict(row) for row in sweeps()]
+    if options.what == "sweeps":
+        return [dict(row) for row in sweeps()]
+    if options.what == "keys":
+        from cppo_lab.sweep.compose import values
 
-
-def _options(group: str) -> list[dict[str, object]]:
-    from cppo_lab.sweep.source import option_words
-
+        words = key_words()
+        return [
+            {"key": key, "default": value, "meaning": words.get(key, "")}
+            for key, value in values(options.overrides).items()
+        ]
+    group = options.what.removesuffix("s")
     words = option_words(group)
     return [{"name": name, "meaning": words.get(name, "")} for name in groups()[group]]
-
-
-def _keys(options: argparse.Namespace) -> list[dict[str, object]]:
-    from cppo_lab.sweep.compose import values
-    from cppo_lab.sweep.source import key_words
-
-    words = key_words()
-    return [
-        {"key": key, "default": value, "meaning": words.get(key, "")}
-        for key, value in values(options.overrides).items()
-    ]
-
-
-_ROWS: dict[str, Callable[[argparse.Namespace], list[dict[str, object]]]] = {
-    "sweeps": _sweeps,
-    "models": lambda options: _options("model"),
-    "rules": lambda options: _options("rule"),
-    "keys": _keys,
-}
 
 
 def new(options: argparse.Namespace) -> int:
@@ -172,7 +159,7 @@ def list_arguments(command: CommandParser) -> None:
         "sweeps (default; also those of the working folder and its folder `sweeps`), models, rules, or keys of "
         "the configuration with their defaults",
         nargs="?",
-        choices=list(_ROWS),
+        choices=["sweeps", "models", "rules", "keys"],
         default="sweeps",
     )
     command.add_values(

@@ -5,7 +5,7 @@ import contextlib
 import gc
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cppo_lab import schema
 from cppo_lab.cli.command import SWEEP, CommandParser, Exit, add_sweep, answer, load_checked, passing, typed
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from cppo_lab.reports.build import GridRequest
-    from cppo_lab.search.space import Tuning
     from cppo_lab.sweep.file import Search
     from cppo_lab.tracking.page import SweepText
 
@@ -31,10 +30,20 @@ def report(options: argparse.Namespace) -> int:
     """Write the tables, curves and page of a sweep, or of a search; with --watch again and again."""
     # What imports and figures make, stays: by default a sixth of a report's time goes into looking for garbage.
     gc.set_threshold(20_000)
+    page = None
     if options.watch:
-        return _watch(options)
-    archived = Path(options.sweep).suffix == ".zip"
-    return _answer(options, _archived(options) if archived else _report_once(options))
+        if not options.partial:
+            raise UserError("--watch needs --partial: it reports runs that are not results yet")
+        require_every(options)
+        with contextlib.suppress(KeyboardInterrupt):
+            for made in watch_report(options):
+                page = made
+    else:
+        archived = Path(options.sweep).suffix == ".zip"
+        page = _archived(options) if archived else _report_once(options)
+    if page is not None:
+        answer(options, {"sweep": Path(options.sweep).stem, "page": str(page), "folder": str(page.parent)})
+    return Exit.DONE
 
 
 def _archived(options: argparse.Namespace) -> Path:
@@ -52,23 +61,6 @@ def _archived(options: argparse.Namespace) -> Path:
         with contextlib.chdir(place), address.in_the_environment(f"sqlite:///{place}/mlflow.db"):
             upload(sorted(Path(place, "runs").glob("*")), address.tracking_uri())
             return _report_once(options)
-
-
-def _answer(options: argparse.Namespace, page: Path) -> Exit:
-    """For --json, where the report is."""
-    answer(options, {"sweep": Path(options.sweep).stem, "page": str(page), "folder": str(page.parent)})
-    return Exit.DONE
-
-
-def _watch(options: argparse.Namespace) -> int:
-    if not options.partial:
-        raise UserError("--watch needs --partial: it reports runs that are not results yet")
-    require_every(options)
-    page = None
-    with contextlib.suppress(KeyboardInterrupt):
-        for made in watch_report(options):
-            page = made
-    return Exit.DONE if page is None else _answer(options, page)
 
 
 def require_every(options: argparse.Namespace) -> None:
@@ -259,6 +251,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
 def _search_report(declared: "Search", options: argparse.Namespace, out: Path, command: str) -> Path:
     from cppo_lab.reports.build import build_report
     from cppo_lab.reports.search import SearchRequest
+    from cppo_lab.runs.tags import dotted
     from cppo_lab.search.space import main_overrides, resolve
 
     if options.partial:
@@ -269,6 +262,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path, c
         )
     tuning = resolve(declared, options.overrides, options.study)
     study = [] if options.study is None else ["--study", options.study]
+    shipped = dotted(tuning.at({}, tuning.seeds[0]).run.model_dump(mode="json"))
     passing("reading the trials")
     return build_report(
         SearchRequest(
@@ -278,20 +272,12 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path, c
             out=out,
             command=command,
             tune=redacted(f"cppo tune {typed(options, *study)}"),
-            shipped=_shipped(tuning),
+            shipped={key: shipped.get(key) for key in tuning.space},
             chosen=main_overrides(tuning),
             **options.about_figures,
         ),
         options.tell,
     )
-
-
-def _shipped(tuning: "Tuning") -> dict[str, Any]:
-    """What the tuned keys are where nobody tunes them; None for those that are then not set."""
-    from cppo_lab.runs.tags import dotted
-
-    values = dotted(tuning.at({}, tuning.seeds[0]).run.model_dump(mode="json"))
-    return {key: values.get(key) for key in tuning.space}
 
 
 def compare(options: argparse.Namespace) -> int:

@@ -156,7 +156,7 @@ def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
 def show(options: argparse.Namespace) -> int:
     """Print the resolved configuration of a run, or of the runs of a sweep, as YAML."""
     from cppo_lab.sweep.plan import is_run_id, make_plan
-    from cppo_lab.sweep.table import describe, describe_found, run_yaml, sections_of
+    from cppo_lab.sweep.table import describe, run_yaml, sections_of
 
     if is_run_id(options.sweep):
         if options.overrides or options.run or options.verl:
@@ -165,8 +165,9 @@ def show(options: argparse.Namespace) -> int:
                 f"instead: cppo show SWEEP --run {options.sweep}"
             )
         single = _find(options.sweep, options)
-        values = [{"source": single.source, **sections_of(single)}]
-        answer(options, {"runs": values}, describe_found(single).removesuffix("\n"))
+        sections = sections_of(single)
+        text = run_yaml(single.planned, sections).removesuffix("\n")
+        answer(options, {"runs": [{"source": single.source, **sections}]}, f"# from {single.source}\n{text}")
         return Exit.DONE
     plan = make_plan(load_checked(options), options.overrides)
     trainer_config = core_of(plan.core).load("trainer_config") if options.verl else None

@@ -265,9 +265,10 @@ def describe(run: PlannedRun, paths: PathsSpec) -> dict[str, Any]:
     return sections
 
 
-def run_yaml(run: PlannedRun, sections: dict[str, Any]) -> str:
-    """One YAML document, headed by a comment that names the run."""
-    return f"# {run.variant} / {run.spec.model.name} / seed {run.spec.seed}\n" + as_yaml(sections)
+def run_yaml(run: PlannedRun | None, sections: dict[str, Any]) -> str:
+    """One YAML document, headed by a comment that names the run if a sweep declares it."""
+    heading = f"# {run.variant} / {run.spec.model.name} / seed {run.spec.seed}\n" if run else ""
+    return heading + as_yaml(sections)
 
 
 def sections_of(run: FoundRun) -> dict[str, Any]:
@@ -275,13 +276,6 @@ def sections_of(run: FoundRun) -> dict[str, Any]:
     if run.planned is not None and run.paths is not None:
         return describe(run.planned, run.paths)
     return {"run_id": run.run_id, "run": _without_none(run.config)}
-
-
-def describe_found(run: FoundRun) -> str:
-    """The same as a YAML document."""
-    sections = sections_of(run)
-    text = as_yaml(sections) if run.planned is None else run_yaml(run.planned, sections)
-    return f"# from {run.source}\n{text}"
 
 
 def _without_none(values: dict[str, Any]) -> dict[str, Any]:
