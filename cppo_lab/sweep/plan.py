@@ -95,14 +95,13 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
     """
     if isinstance(declared, Sweep):
         overrides = with_core(declared, overrides)
-    core = core_of(overrides)
-    if isinstance(declared, Sweep):
-        faults, sound = _faults(declared, core)
+        faults, sound = _faults(declared, core_of(overrides))
         try:
             part = enumerate_runs(sound, overrides)
         except UserError as error:
-            raise together([*faults, str(error)], f"sweep {declared.source}: ") from None
-        _raise(faults, declared)
+            faults.append(str(error))
+        if faults:
+            raise together(faults, f"sweep {declared.source}: ")
         refuse(part.unused)
         if not part.runs:
             selection = f" that {' '.join(overrides)!r} chooses" if overrides else ""
@@ -114,13 +113,13 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
         raise UserError(
             f"{declared.name} is a search, which chooses its runs as it goes: use `cppo tune` for it"
         )
+    core = core_of(overrides)
     parts = [_part(declared, i, core) for i in range(len(declared.sweeps))]
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
         raise UserError(f"study {declared.source}: sweeps={names} must have distinct names")
-    _check_names(parts, overrides)
-    chosen = [(part, _within(part, overrides)) for part in parts]
-    enumerated = [enumerate_runs(part, texts) for part, texts in chosen if texts is not None]
+    chosen = _chosen(parts, overrides, core)
+    enumerated = [enumerate_runs(part, chosen[part.name]) for part in parts if part.name in chosen]
     if enumerated:
         refuse([text for text in enumerated[0].unused if all(text in part.unused for part in enumerated)])
     enumerated = [part for part in enumerated if part.runs]
@@ -170,11 +169,6 @@ def _faults(sweep: Sweep, core: str) -> tuple[list[str], Sweep]:
     return texts, sound.without({where for where, _ in conditions})
 
 
-def _raise(faults: Sequence[str], sweep: Sweep) -> None:
-    if faults:
-        raise together(faults, f"sweep {sweep.source}: ")
-
-
 def _part(study: Study, index: int, core: str) -> Sweep:
     """A sweep of a study, with the study's axes.
 
@@ -188,34 +182,38 @@ def _part(study: Study, index: int, core: str) -> Sweep:
     if not isinstance(part, Sweep):
         remedy = "a study itself; name its sweeps" if isinstance(part, Study) else "a search; name sweeps"
         raise UserError(f"{where}: {part.name} is {remedy}")
-    _raise(_faults(part, core)[0], part)
+    if faults := _faults(part, core)[0]:
+        raise together(faults, f"sweep {part.source}: ")
     return part.with_axes(study)
 
 
-def _choices(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """The valid values of `model=` and `variant=` in a sweep."""
-    return {"model": sweep.models_of(core_of(overrides)), "variant": tuple(filter(None, sweep.variants))}
+def _chosen(parts: Sequence[Sweep], overrides: Sequence[str], core: str) -> dict[str, list[str]]:
+    """The sweeps of a study that have some of the models and variants on the command line -> the overrides, with
+    `model=` and `variant=` restricted to those.
 
-
-def _check_names(parts: Sequence[Sweep], overrides: Sequence[str]) -> None:
-    """Check that some sweep has each model and variant named on the command line."""
+    Raises UserError for a model or variant that no sweep has.
+    """
+    chosen = {part.name: list[str]() for part in parts}
     for override in map(parse_override, overrides):
-        valid = [name for part in parts for name in _choices(part, overrides).get(override.key, ())]
-        for name in override.names if valid else ():
-            if name not in valid:
-                raise unknown(f"{override.key} of this study", name, dict.fromkeys(valid))
-
-
-def _within(sweep: Sweep, overrides: Sequence[str]) -> list[str] | None:
-    """The overrides with `model=` and `variant=` restricted to this sweep of a study; None if nothing remains."""
-    texts = []
-    for override in map(parse_override, overrides):
-        valid = _choices(sweep, overrides).get(override.key)
-        names = [name for name in override.names if name in (valid or ())]
-        if valid is not None and not names:
-            return None
-        texts.append(override.text if valid is None else f"{override.key}={','.join(names)}")
-    return texts
+        valid = {
+            part.name: {"model": part.models_of(core), "variant": [*filter(None, part.variants)]}.get(
+                override.key
+            )
+            for part in parts
+        }
+        every = dict.fromkeys(name for names in valid.values() for name in names or ())
+        for name in override.names if every else ():
+            if name not in every:
+                raise unknown(f"{override.key} of this study", name, every)
+        for part, texts in [*chosen.items()]:
+            listed = valid[part]
+            if listed is None:
+                texts.append(override.text)
+            elif names := [name for name in override.names if name in listed]:
+                texts.append(f"{override.key}={','.join(names)}")
+            else:
+                del chosen[part]
+    return chosen
 
 
 TELL_SECONDS = 2.0  # before a search in sweeps says so: all of the shipped ones take a minute
