@@ -5,6 +5,7 @@ which axes and overrides apply to a run: a rule's constant applies to the rules 
 """
 
 import itertools
+import json
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -37,14 +38,11 @@ def short_names(axes: Collection[str]) -> dict[str, str]:
 def number(value: Scalar) -> str:
     """The shortest unambiguous text of a value."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return json.dumps(value)
     if isinstance(value, float):
         short = f"{value:g}"
         return short if float(short) == value else repr(value)
     return str(value)
-
-
-NAMES = ("variant", "model", "core")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +66,6 @@ class GridPoint:
         """The values of its keys and axes."""
         return {**self.keys, **self.axes}
 
-    def get(self, key: str) -> tuple[Scalar, ...]:
-        """The value of a condition's key; empty if the run has none."""
-        if key in NAMES:
-            return (getattr(self, key),)
-        return (self.values[key],) if key in self.values else ()
-
 
 def _is_in(value: Scalar, options: Iterable[Scalar]) -> bool:
     return any(same(value, option) for option in options)
@@ -81,9 +73,8 @@ def _is_in(value: Scalar, options: Iterable[Scalar]) -> bool:
 
 def meets(point: GridPoint, conditions: Conditions) -> bool:
     """Whether a run meets all conditions."""
-    return all(
-        any(_is_in(value, accepted) for value in point.get(key)) for key, accepted in conditions.items()
-    )
+    values = {**point.values, "variant": point.variant, "model": point.model, "core": point.core}
+    return all(key in values and _is_in(values[key], accepted) for key, accepted in conditions.items())
 
 
 def _valid(sweep: Sweep, cores: Sequence[str], all_cores: Sequence[str]) -> dict[str, list[Scalar]]:
@@ -147,6 +138,7 @@ def condition_faults(sweep: Sweep, core: str) -> list[tuple[str, str]]:
 
 
 LAUNCHING = ("launcher", "tracking", "paths", "notify")  # how runs are started and tracked
+NO_AXES = (*LAUNCHING, "core", "layout", "resources")  # sections that make no runs differ
 NO_AXIS = {
     "model": "use models:",
     "core": "choose it on the command line: core=verl",
@@ -175,8 +167,8 @@ class Grid:
 
 def core_of(overrides: Sequence[str]) -> str:
     """The trainer core that the overrides choose."""
-    cores = [str(override.right) for override in map(parse_override, overrides) if override.sets("core")]
-    return cores[-1] if cores else DEFAULT_CORE
+    given = map(parse_override, reversed(overrides))
+    return next((str(override.right) for override in given if override.sets("core")), DEFAULT_CORE)
 
 
 def with_core(declared: Sweep | Search, overrides: Sequence[str]) -> list[str]:
@@ -216,16 +208,20 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
         if override.sets("model"):
             models = tuple(override.names)
         elif override.sets("variant"):
-            variants = {name: _variant(sweep, name) for name in override.names}
-        elif key in axes:
-            axes[key], asked[key] = _axis_values(override), text
-        elif (override.sets(key) or key not in groups()) and _is_set_by_variants(sweep, key):
+            for name in override.names:
+                if not name or name not in sweep.variants:
+                    raise unknown(f"variant of sweep {sweep.name}", name, filter(None, sweep.variants))
+            variants = {name: sweep.variants[name] for name in override.names}
+        elif (
+            key not in axes
+            and (override.sets(key) or key not in groups())
+            and _is_set_by_variants(sweep, key)
+        ):
             raise UserError(
                 f"override {text!r}: the variants of sweep {sweep.name} set {key!r} themselves; choose among them "
                 f"with variant= (valid: {', '.join(name for name in sweep.variants if name) or 'none'})"
             )
-        elif override.values() is not None:
-            _check_new_axis(override)
+        elif key in axes or override.values() is not None:
             axes[key], asked[key] = _axis_values(override), text
         else:
             common.append(text)
@@ -262,7 +258,7 @@ def changes(declared: Grid, unused: Sequence[str]) -> tuple[str, ...]:
     for text in declared.common:
         override = parse_override(text)
         key = override.key
-        if text in unused or key.partition(".")[0] in (*LAUNCHING, "core", "layout", "resources"):
+        if text in unused or key.partition(".")[0] in NO_AXES:
             continue
         if override.kind == "other":
             changed[text] = text
@@ -279,21 +275,17 @@ def key_faults(sweep: Sweep) -> Iterator[tuple[str, str]]:
     entry in the file, and what is wrong.
     """
     where = f"sweep {sweep.source}"
-    places: list[tuple[str, str, object]] = [(f"axes.{key}", key, value) for key, value in sweep.axes.items()]
-    places += [
-        (f"variants.{name}.{key}", key, value)
-        for name, keys in sweep.variants.items()
-        for key, value in keys.items()
-    ]
-    for place, key, value in places:
-        section, is_axis = key.partition(".")[0], place.startswith("axes.")
+    places: dict[str, Mapping[str, object]] = {"axes": sweep.axes}
+    places |= {f"variants.{name}": keys for name, keys in sweep.variants.items()}
+    for of, key, value in [(of, *item) for of, keys in places.items() for item in keys.items()]:
+        place, section, is_axis = f"{of}.{key}", key.partition(".")[0], of == "axes"
         remedy = NO_AXIS.get(section if section in ("layout", "resources") else key)
         if fault := code_fault(parse_override(f"{key}=0").key, value):
             yield place, f"{where}: {place}={value!r}: {fault}"
         elif section in LAUNCHING:
             yield place, f"{where}: {place}: {key!r} belongs on the command line, not in a sweep file"
         elif not is_axis and key != "core" and (key in sweep.axes or key == "model"):
-            variant = place.removeprefix("variants.").removesuffix(f".{key}")
+            variant = of.removeprefix("variants.")
             yield (
                 place,
                 f"{where}: {place}: variant {variant!r} sets {key!r}, which is an axis too: keep one of them",
@@ -302,12 +294,6 @@ def key_faults(sweep: Sweep) -> Iterator[tuple[str, str]]:
             yield place, f"{where}: {place}: {remedy}"
         elif is_axis and remedy is not None:
             yield place, f"{where}: {place}: {key!r} is no axis: {remedy}"
-
-
-def _variant(sweep: Sweep, name: str) -> Mapping[str, Scalar]:
-    if not name or name not in sweep.variants:
-        raise unknown(f"variant of sweep {sweep.name}", name, filter(None, sweep.variants))
-    return sweep.variants[name]
 
 
 def _is_set_by_variants(sweep: Sweep, key: str) -> bool:
@@ -319,30 +305,26 @@ def _is_set_by_variants(sweep: Sweep, key: str) -> bool:
     return key in chosen or key.partition(".")[0] in chosen & set(groups()) - {"rule"}
 
 
-def _check_new_axis(override: Override) -> None:
-    """Raise UserError unless the key may take several values, i.e. makes runs differ."""
-    text, key = override.text, override.key
-    if key.partition(".")[0] in (*LAUNCHING, "core", "layout", "resources"):
-        raise UserError(
-            f"override {text!r}: {key} takes one value for all runs; a comma within it needs quotes: "
-            + (shell_form(key, override.right or "") or f"{key}=\"'a,b'\"")
-        )
-    if not override.sets(key):
-        raise UserError(f"override {text!r}: only a key that is there can take several values: give one")
-
-
 def _axis_values(override: Override) -> tuple[Scalar, ...]:
-    """The values that an override gives an axis."""
-    key, values = override.key, override.values()
+    """The values that an override gives an axis.
+
+    Raises UserError unless its key may take them, i.e. makes runs differ.
+    """
+    key, values, where = override.key, override.values(), f"override {override.text!r}"
     if values is None:
         if override.kind == "other":
             override.check()
-            raise UserError(f"override {override.text!r}: {key} takes plain values here: {key}=1,2")
+            raise UserError(f"{where}: {key} takes plain values here: {key}=1,2")
         values = (override.value,)
-    elif override.sign:
-        _check_new_axis(override)
+    elif key.partition(".")[0] in NO_AXES:
+        raise UserError(
+            f"{where}: {key} takes one value for all runs; a comma within it needs quotes: "
+            + (shell_form(key, override.right or "") or f"{key}=\"'a,b'\"")
+        )
+    elif not override.sets(key):
+        raise UserError(f"{where}: only a key that is there can take several values: give one")
     if any(isinstance(item, list | dict) for item in values):
-        raise UserError(f"override {override.text!r}: {key} takes plain values here, not lists: {key}=1,2")
+        raise UserError(f"{where}: {key} takes plain values here, not lists: {key}=1,2")
     return tuple(dict.fromkeys(values))
 
 
