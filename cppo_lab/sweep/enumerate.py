@@ -55,10 +55,15 @@ def located(error: UserError, source: str, file: Sequence[Setting], typed: Seque
         cause = _cause(message, settings, typed)
         if cause is None:
             return error if not texts else together(texts, f"sweep {source}: ")
+        text = message.removeprefix("configuration: ")
         if cause not in settings:
-            texts.append(f"sweep {source}: {message.removeprefix('configuration: ')}")
+            texts.append(f"sweep {source}: {text}")
             break
-        texts.append(_named(message, source, cause))
+        place = f"sweep {source}: {cause.where}="
+        if text.startswith(f"{cause.key}={cause.value!r}"):
+            texts.append(place + text.removeprefix(f"{cause.key}="))
+        else:
+            texts.append(f"{place}{cause.value!r}: {text}")
         if cause.key in groups() or ALSO in message:  # other settings depend on it, or all are named already
             break
         settings.remove(cause)
@@ -82,14 +87,6 @@ def _cause(message: str, file: Sequence[Setting], typed: Sequence[str]) -> Setti
         if _outcome([*texts[:i], *texts[i + 1 :], *typed]) != message:
             return file[i]
     return Setting("", "", None)
-
-
-def _named(text: str, source: str, setting: Setting) -> str:
-    text = text.removeprefix("configuration: ")
-    prefix = f"{setting.key}={setting.value!r}"
-    if text.startswith(prefix):
-        return f"sweep {source}: {setting.where}={text.removeprefix(setting.key + '=')}"
-    return f"sweep {source}: {setting.where}={setting.value!r}: {text}"
 
 
 def _outcome(overrides: Sequence[str]) -> str:
@@ -236,20 +233,15 @@ def _composed(grid: Grid, point: GridPoint) -> Composed:
     try:
         return compose([*texts, *(setting.text for setting in resources), *point.overrides])
     except UserError as error:
-        file, typed = _sources(grid, point)
-        raise located(error, grid.sweep.source, [*file, *resources], [*typed, *point.overrides]) from None
-
-
-def _sources(grid: Grid, point: GridPoint) -> tuple[list[Setting], list[str]]:
-    """The settings of a run from the file, and the model and axis settings from the command line."""
-    settings = [
-        Setting("models", "model", point.model),
-        *(Setting(f"variants.{point.variant}.{key}", key, value) for key, value in point.keys.items()),
-        *(Setting(f"axes.{key}", key, value) for key, value in point.axes.items()),
-    ]
-    asked = {*grid.asked, *(["model"] if grid.models_asked else [])}
-    typed = [setting.text for setting in settings if setting.key in asked]
-    return [setting for setting in settings if setting.key not in asked], typed
+        file = [
+            Setting("models", "model", point.model),
+            *(Setting(f"variants.{point.variant}.{key}", key, value) for key, value in point.keys.items()),
+            *(Setting(f"axes.{key}", key, value) for key, value in point.axes.items()),
+        ]
+        asked = {*grid.asked, *["model"] * grid.models_asked}
+        typed = [setting.text for setting in file if setting.key in asked]
+        file = [setting for setting in file if setting.key not in asked] + resources
+        raise located(error, grid.sweep.source, file, [*typed, *point.overrides]) from None
 
 
 def _resources(grid: Grid, point: GridPoint) -> list[Setting]:
@@ -347,10 +339,10 @@ def _axis_faults(grid: Grid, used: set[str]) -> Iterator[str]:
     if not idle:
         return
     everything = whole(grid.sweep, grid.core)
-    first, *others = points(everything)
-    chosen = choices(everything, first.model, first.values)
+    declared = list(points(everything))
+    chosen = choices(everything, declared[0].model, declared[0].values)
     for key in idle:
-        if any(key in point.axes for point in (first, *others)):
+        if any(key in point.axes for point in declared):
             continue
         where = f"sweep {grid.sweep.source}: axes.{key}"
         try:
