@@ -92,14 +92,14 @@ def merged(old: Mapping[str, str], new: Mapping[str, str]) -> dict[str, str]:
     return tags
 
 
-def dotted(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested values under dotted keys; what does not apply (None) is left out."""
+def dotted(values: Mapping[str, Any], prefix: str = "", null: bool = False) -> dict[str, Any]:
+    """Nested values under dotted keys; what does not apply (None) is left out unless `null`."""
     flat: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, Mapping):
-            flat |= dotted(value, f"{prefix}{key}.")
-        elif value is not None:
-            flat[prefix + key] = value
+            flat |= dotted(value, f"{prefix}{key}.", null)
+        elif null or value is not None:
+            flat[f"{prefix}{key}"] = value
     return flat
 
 

@@ -32,6 +32,7 @@ from cppo_lab.launch.base import LauncherSpec
 from cppo_lab.launch.launchers import launcher_kind, launcher_of, other_launchers
 from cppo_lab.plugins import code_digest, digest_of
 from cppo_lab.rules import RULES, from_environment, path_of_user
+from cppo_lab.runs.tags import dotted
 from cppo_lab.spec import (
     AnswersSpec,
     LayoutSpec,
@@ -197,7 +198,7 @@ def values(overrides: Sequence[str]) -> dict[str, Any]:
 
     Raises UserError for an override that does not parse, an unknown group option or key.
     """
-    return _dotted({name: json.loads(text) for name, text in _sections(overrides).items()})
+    return dotted({name: json.loads(text) for name, text in _sections(overrides).items()}, null=True)
 
 
 def takes(choices: Sequence[str], key: str, given: Collection[str]) -> bool:
@@ -250,11 +251,11 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
             config = hydra_compose("config", [*choices, *_UNUSED])
     except _REFUSED as error:
         raise _refused(choices, error) from None
-    values = OmegaConf.to_container(config)
+    values: Any = OmegaConf.to_container(config)
     referenced = set(re.findall(r"\$\{(\w*)", json.dumps(values)))
     # Without a name: a relative reference, or a reference within a name.
     alone = frozenset() if "" in referenced else frozenset(map(str, config)) - referenced
-    return _Combination(config, frozenset(_dotted(values)), alone)
+    return _Combination(config, frozenset(dotted(values, null=True)), alone)
 
 
 def _add_installed(choice: Override) -> None:
@@ -355,7 +356,8 @@ def _set(config: DictConfig, override: Override) -> None:
 def _unknown_key(config: DictConfig, key: str) -> UserError:
     if key.startswith("launcher.container") and "container" not in config["launcher"]:
         return UserError(CONTAINER)
-    names = _dotted(OmegaConf.to_container(config))
+    plain: Any = OmegaConf.to_container(config)
+    names = dotted(plain, null=True)
     section = key.rpartition(".")[0]
     if section and OmegaConf.select(config, section) == {}:  # a mapping of whatever its user adds
         return UnknownKey(f"unknown key {key!r}: {section} has no keys yet: add it with +{key}=VALUE")
@@ -378,17 +380,6 @@ def _is_list(choices: tuple[str, ...], key: str) -> bool:
 def _refused(overrides: Sequence[str], error: Exception) -> UserError:
     reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
     return UserError(f"overrides {' '.join(overrides)!r}: {reason}: {KEYS}")
-
-
-def _dotted(values: Any, before: str = "") -> dict[str, Any]:
-    """Dotted name -> value of all values that are no mappings."""
-    if not isinstance(values, dict):
-        return {before.removesuffix("."): values}
-    return {
-        name: leaf
-        for key, value in values.items()
-        for name, leaf in _dotted(value, f"{before}{key}.").items()
-    }
 
 
 @lru_cache(maxsize=10_000)

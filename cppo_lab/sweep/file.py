@@ -11,6 +11,7 @@ import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -32,6 +33,7 @@ from cppo_lab.core_records import core_if_installed, core_names, cores_that
 from cppo_lab.errors import ALSO, UserError, nearest, unknown
 from cppo_lab.rules import ENTRY_POINT, GROUP, RULES, VARIABLE, from_environment
 from cppo_lab.runs.folder import COMPLETE_ID
+from cppo_lab.runs.tags import dotted
 from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.job import Features, GpuType, Hours, Memory, Word
 from cppo_lab.spec.parse import parse
@@ -67,6 +69,16 @@ class Declared(Spec):
     def source(self) -> str:
         """Its file, or its name if it is shipped with the product, for messages."""
         return self._source or self.name
+
+    def _of(self, where: str, by_core: Mapping[str, Any], core: str) -> Any:
+        """What a key at `where` has for a core. Raises UserError if it has nothing."""
+        values = by_core.get(core) or by_core.get(ANY_CORE)
+        if values is None:
+            kind = type(self).__name__.lower()
+            raise UserError(
+                f"{kind} {self.source} has no {where} for core={core} (valid: {', '.join(by_core)})"
+            )
+        return values
 
 
 Names = Annotated[tuple[str, ...], Field(min_length=1)]
@@ -158,17 +170,10 @@ def _parts(text: str) -> dict[str, str]:
     """Dotted key -> value of everything in a JSON object; a list is a value."""
     try:
         values = json.loads(text)
-    except ValueError:
+        parts = dotted(values) if isinstance(values, dict) else {}
+    except (ValueError, RecursionError):
         return {}
-    flat: dict[str, str] = {}
-    todo = list(values.items()) if isinstance(values, dict) else []
-    while todo:
-        key, value = todo.pop()
-        if isinstance(value, dict):
-            todo += [(f"{key}.{name}", inner) for name, inner in value.items()]
-        else:
-            flat[key] = value if isinstance(value, str) else json.dumps(value)
-    return flat
+    return {key: value if isinstance(value, str) else json.dumps(value) for key, value in parts.items()}
 
 
 def is_of(label: str, variants: Iterable[str]) -> bool:
@@ -329,8 +334,12 @@ def _read(file: Path) -> dict[str, Any]:
     rule = values["rule"] if whole else values
     if wrong := next((key for key in values if whole and key not in WHOLE), None):
         raise UserError(f"rule file {file}: {unknown('key', wrong, WHOLE)}")
-    if whole and "defaults" in values:
-        _check_defaults(values["defaults"], file)
+    defaults = values.get("defaults", []) if whole else []
+    for entry in defaults if isinstance(defaults, list) else [defaults]:  # the divergence and nothing else
+        if not (isinstance(entry, dict) and list(entry) == ["override /divergence"]):
+            raise UserError(f"rule file {file}: defaults={entry!r} must be `- override /divergence: OPTION`")
+        if (option := entry["override /divergence"]) not in groups()["divergence"]:
+            raise UserError(f"rule file {file}: {unknown('divergence', option, groups()['divergence'])}")
     if not isinstance(rule.get("name"), str):
         raise UserError(
             f"rule file {file}: name={rule.get('name')!r} must be the rule's name: add name: {name}"
@@ -341,15 +350,6 @@ def _read(file: Path) -> dict[str, Any]:
         # Code of another package, not a built-in rule with other constants.
         rule["path"] = from_environment(rule["name"]) or ENTRY_POINT
     return {**values, "rule": rule} if whole else {"rule": rule}
-
-
-def _check_defaults(defaults: Any, file: Path) -> None:
-    """Check that a rule file chooses the divergence and nothing else."""
-    for entry in defaults if isinstance(defaults, list) else [defaults]:
-        if not (isinstance(entry, dict) and list(entry) == ["override /divergence"]):
-            raise UserError(f"rule file {file}: defaults={entry!r} must be `- override /divergence: OPTION`")
-        if (option := entry["override /divergence"]) not in groups()["divergence"]:
-            raise UserError(f"rule file {file}: {unknown('divergence', option, groups()['divergence'])}")
 
 
 MAX_TRIALS = 100_000  # a study creates all of them in advance
@@ -501,12 +501,7 @@ class Search(Declared):
 
         Raises UserError if the search has none for it.
         """
-        model = self.models.get(core) or self.models.get(ANY_CORE)
-        if model is None:
-            raise UserError(
-                f"search {self.source} has no models for core={core} (valid: {', '.join(self.models)})"
-            )
-        return model
+        return str(self._of("models", self.models, core))
 
     def parameter_of(self, key: str, core: str) -> Parameter:
         """The interval or choices of a tuned key with `core`.
@@ -551,12 +546,8 @@ def _by_core(value: Any, is_item: Callable[[object], bool], what: str) -> dict[s
     return {core: tuple(items) for core, items in lists.items()}
 
 
-def _names(value: Any) -> dict[str, Any]:
-    return _by_core(value, lambda item: isinstance(item, str), "names")
-
-
-def _values(value: Any) -> dict[str, Any]:
-    return _by_core(value, _is_scalar, _VALUES)
+_names = partial(_by_core, is_item=lambda item: isinstance(item, str), what="names")
+_values = partial(_by_core, is_item=_is_scalar, what=_VALUES)
 
 
 def same(value: Scalar, other: Scalar) -> bool:
@@ -709,7 +700,7 @@ class Sweep(Declared):
 
         Raises UserError if the sweep has none for it.
         """
-        return self._of("models", self.models, core)
+        return tuple(self._of("models", self.models, core))
 
     def axes_of(self, core: str) -> dict[str, tuple[Scalar, ...]]:
         """The axes with their values for `core`.
@@ -726,9 +717,7 @@ class Sweep(Declared):
 
     def without(self, places: Collection[str]) -> "Sweep":
         """The sweep without these entries of its file, such as `axes.KEY`, `variants.NAME.KEY`, `exclude.0`."""
-        if not places:
-            return self
-        sweep = self.model_copy(
+        return self.model_copy(
             update={
                 "axes": {key: values for key, values in self.axes.items() if f"axes.{key}" not in places},
                 "variants": {
@@ -745,14 +734,6 @@ class Sweep(Declared):
                 ),
             }
         )
-        sweep._source = self.source
-        return sweep
-
-    def _of(self, where: str, lists: Mapping[str, tuple[Any, ...]], core: str) -> tuple[Any, ...]:
-        values = lists.get(core) or lists.get(ANY_CORE)
-        if values is None:
-            raise UserError(f"sweep {self.source} has no {where} for core={core} (valid: {', '.join(lists)})")
-        return values
 
 
 def _reprs(lists: Mapping[str, tuple[Scalar, ...]]) -> dict[str, list[str]]:

@@ -53,7 +53,7 @@ def by_hydra(overrides: Sequence[str]) -> dict[str, Any]:
     return {str(key): value for key, value in values.items()}
 
 
-KEYS = sorted({name for choices in BASES for name in module._dotted(by_hydra(choices))})
+KEYS = sorted({name for choices in BASES for name in module.dotted(by_hydra(choices), null=True)})
 CHOICES = [f"{group}={option}" for group, options in groups().items() for option in options]
 
 
