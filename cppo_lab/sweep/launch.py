@@ -159,23 +159,23 @@ def launch(
     _require_one_machine(todo, plan.launcher)
     _require_code(todo)
     write_stubs(plan, uri, ahead)
-    parents = NO_PARENTS
+    parents = Parents()
     if not ahead.silence:
         _send(unheld, uri)
         parents = ensure_parents(plan, uri)
         register_hypotheses(plan, uri, parents)
         adopt(plan, uri, parents, ahead.folders, ahead.elsewhere)
-    progress = Progress(plan, ahead.states, [run.run_id for run in todo], past_paces(todo), stop_hopeless)
+    trained = tuple(run.run_id for run in todo)
+    progress = Progress(plan, ahead.states, list(trained), past_paces(todo), stop_hopeless)
     describe_sweeps(plan, uri, parents, ahead.states)  # first, so that it is available during training
     if not todo:
         return Launched(ahead.states, left=left, held=held_ids, not_started=not_started)
-    _warn_of_jobs_that_trained_nothing(todo, queued)
-    new, refused = [run.run_id for run in todo if not (runs / run.run_id).exists()], list[str]()
+    _warn_of_jobs_that_trained_nothing(trained, queued)
+    new, refused = [RunFolder(runs / run_id) for run_id in trained if not (runs / run_id).exists()], False
     for run in todo:
         announce(runs / run.run_id, run.names)
         forget_cancelled(runs / run.run_id)
         _note_withheld(runs / run.run_id, "")  # of an earlier launch
-    trained = tuple(run.run_id for run in todo)
     replaced = ahead.replaced(uri)  # before their files are moved aside
     work = [
         Attempt(
@@ -208,11 +208,13 @@ def launch(
         ):
             _train(plan, work, uri, progress.see)
     except UserError:
-        refused = new
+        refused = True
         raise
     finally:  # also after an interrupt: a run may have been terminated before it could record its end
         queued = read_queues(runs, warn=True)
-        _forget(runs, refused, queued)
+        for folder in new:  # nobody has begun these runs, or has them in a queue
+            if refused and folder.is_empty and state_of(folder, queued).state == schema.MISSING:
+                shutil.rmtree(folder.path, ignore_errors=True)
         ended = record_dead_ends(runs, trained, queued)
         for attempt in work:
             if why := attempt.withheld_because():
@@ -226,13 +228,6 @@ def launch(
         if states[run_id].state not in schema.FINISHED or unsent(runs / run_id, uri) or not replaced[run_id]:
             del replaced[run_id]
     return Launched(explained(states, queued), replaced, left, trained, held_ids, not_started)
-
-
-def _forget(runs: Path, run_ids: Iterable[str], queued: Queued) -> None:
-    """Remove the folders that a refused launch has made, of runs that nobody has begun or has in a queue."""
-    for run in (RunFolder(runs / run_id) for run_id in run_ids):
-        if run.is_empty and state_of(run, queued).state == schema.MISSING:
-            shutil.rmtree(run.path, ignore_errors=True)
 
 
 def _note_withheld(folder: Path, why: str) -> None:
@@ -300,7 +295,13 @@ def look_ahead(
     }
     version = code_version()
     others = {run_id: code for run_id, code in results.items() if code != version and run_id not in finished}
-    _tell_of_other_code(others.values(), replace)
+    if others:
+        named = printable(few(sorted({code or "unknown" for code in others.values()})))
+        fate = "kept; --replace trains them again"
+        if replace:
+            fate = "trained again; each is replaced once that has finished"
+        were = "were" if len(others) > 1 else "was"
+        say(f"{counted(len(others), 'finished run')} {were} made by other code ({named}): {fate}")
     again = [run_id for run_id in results if run_id in finished or (replace and run_id in others)]
     replaces = {
         run_id: (_record_of(elsewhere[run_id]),) if run_id in elsewhere else _results(folders[run_id])
@@ -439,15 +440,14 @@ def choose(
     return [run for run in todo if run.run_id not in held_ids], left, held_ids, beyond
 
 
-def _warn_of_jobs_that_trained_nothing(todo: Sequence[PlannedRun], queued: Queued) -> None:
+def _warn_of_jobs_that_trained_nothing(run_ids: Iterable[str], queued: Queued) -> None:
     """Warn about runs whose Slurm job failed before the run began; a wrong launcher.python causes this for every
     job.
     """
-    had_jobs = [run.run_id for run in todo if queued.place(run.run_id).job]
+    had_jobs = [run_id for run_id in run_ids if queued.place(run_id).job]
     silent = [run_id for run_id in had_jobs if RunFolder(runs_folder() / run_id).is_empty]
     words = queued.why_ended(silent) if silent else {}
-    failed = [run_id for run_id, word in words.items() if word == "FAILED"]
-    if failed:
+    if failed := [run_id for run_id, word in words.items() if word == "FAILED"]:
         say(
             f"cppo: the last Slurm job of {counted(len(failed), 'run')} failed before training began "
             f"({queued.place(failed[0]).job}): "
@@ -509,21 +509,6 @@ def _workers(launcher: LauncherSpec, in_queue: int, here: int | None = None) -> 
     if record.in_process:
         return 1
     return launcher.workers or ((here or len(os.sched_getaffinity(0))) if record.one_machine else in_queue)
-
-
-def _tell_of_other_code(versions: Collection[str], replace: bool) -> None:
-    """Say on standard error how many results other code has made, by their `versions`, and what becomes of them."""
-    if not versions:
-        return
-    others = sorted({version or "unknown" for version in versions})
-    named = printable(few(others))
-    fate = (
-        "trained again; each is replaced once that has finished"
-        if replace
-        else "kept; --replace trains them again"
-    )
-    were = "were" if len(versions) > 1 else "was"
-    say(f"{counted(len(versions), 'finished run')} {were} made by other code ({named}): {fate}")
 
 
 def _require_one_machine(runs: Sequence[PlannedRun], launcher: LauncherSpec) -> None:
@@ -591,9 +576,6 @@ class Parents:
         return {schema.TAG_PARENT: parent} if parent else {}
 
 
-NO_PARENTS = Parents()
-
-
 def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
     """One tag per sweep of the run, with its variant's name there; and a tag with the tables and figures of the paper
     that they feed.
@@ -619,7 +601,7 @@ def ensure_parents(plan: Plan, uri: str) -> Parents:
         }
         new = {i for i, parent in by_sweep.items() if schema.TAG_NOTE not in client.get_run(parent).data.tags}
         return Parents(experiment_id, by_sweep, frozenset(new))
-    return NO_PARENTS
+    return Parents()
 
 
 def adopt(
