@@ -49,16 +49,16 @@ def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -
 
     Checking a core's `interfaces` may take seconds; before a launch the check of versions is enough.
     """
-    run, layout, paths = composed.run, composed.layout, composed.paths
-    launcher = composed.launcher
-    elsewhere = launcher_of(launcher.name).load("doctor")
+    run, layout, paths, launcher = composed.run, composed.layout, composed.paths, composed.launcher
+    record = launcher_of(launcher.name)
+    elsewhere = record.load("doctor")
     return [
         # The packages of a container are in its image.
         *(() if launcher.contained else check_packages(run, layout)),
         Requirement(
             "submitit",
             ">=1.5.2,<2",
-            f"launcher={launcher.name}" if launcher_of(launcher.name).submitit else "",
+            f"launcher={launcher.name}" if record.submitit else "",
             extra="train",
         ).check(),
         *(checks_of(run.core).interfaces() if interfaces and not launcher.contained else ()),
@@ -92,16 +92,13 @@ def require_plan(plan: Plan, uri: str) -> None:
     one_machine = launcher_of(plan.launcher.name).one_machine
     if plan.core in BUILT_IN and one_machine and find_spec("torch") is None:
         raise ModuleNotFoundError("No module named 'torch'", name="torch")
-    kinds = {(run.spec.model.name, run.layout.name): run for run in plan.runs}
-    require_machine(
-        [
-            Composed(
-                run.spec, run.layout, plan.paths, plan.launcher, plan.tracking, run.resources, plan.notify
-            )
-            for run in kinds.values()
-        ],
-        uri,
-    )
+    kinds = {
+        (run.spec.model.name, run.layout.name): Composed(
+            run.spec, run.layout, plan.paths, plan.launcher, plan.tracking, run.resources, plan.notify
+        )
+        for run in plan.runs
+    }
+    require_machine(list(kinds.values()), uri)
 
 
 def require_machine(kinds: Sequence[Composed], uri: str) -> None:
@@ -123,17 +120,14 @@ def require_machine(kinds: Sequence[Composed], uri: str) -> None:
 
 def check_packages(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
     """Check Python, then every package of the run's core."""
-    checks = checks_of(run.core)
-    python = platform.python_version()
-    if SpecifierSet(checks.python).contains(python, prereleases=True):
-        built_for = checks.gpu_python if layout.device == "cuda" else ""
-        if built_for and not python.startswith(f"{built_for}."):
-            yield Check("Python", WARNING, python, f"{checks.gpu_builds}, are for Python {built_for}")
-        else:
-            yield Check("Python", OK, python)
+    checks, python = checks_of(run.core), platform.python_version()
+    built_for = checks.gpu_python if layout.device == "cuda" else ""
+    if not SpecifierSet(checks.python).contains(python, prereleases=True):
+        yield Check("Python", MISSING, f"{python} is outside {checks.python}", "use a Python within it")
+    elif built_for and not python.startswith(f"{built_for}."):
+        yield Check("Python", WARNING, python, f"{checks.gpu_builds}, are for Python {built_for}")
     else:
-        remedy = "use a Python within it"
-        yield Check("Python", MISSING, f"{python} is outside {checks.python}", remedy)
+        yield Check("Python", OK, python)
     for requirement in checks.requirements(run, layout):
         yield requirement.check()
 
@@ -154,23 +148,15 @@ def check_data(run: RunSpec, paths: PathsSpec) -> Check:
         records = check_folder(folder)
     except UserError as error:
         return Check("data", MISSING, str(error))
-    missing = [
-        name
-        for name in (TRAINING, *(f"{benchmark}.parquet" for benchmark in data.benchmarks))
-        if name not in records
-    ]
-    if missing:
+    files = (TRAINING, *(f"{benchmark}.parquet" for benchmark in data.benchmarks))
+    if missing := [name for name in files if name not in records]:
         remedy = "choose data.benchmarks among those prepared"
         return Check("data", MISSING, f"{folder} has no {', '.join(missing)}", remedy)
     rows = records[TRAINING].rows
     if rows < run.batch.prompts:
+        text = f"{folder} has {rows} training problems, a batch takes {run.batch.prompts}"
         remedy = f"cppo data prepare --from hub --out {shlex.quote(str(folder))}"
-        return Check(
-            "data",
-            MISSING,
-            f"{folder} has {rows} training problems, a batch takes {run.batch.prompts}",
-            remedy,
-        )
+        return Check("data", MISSING, text, remedy)
     return Check("data", OK, f"{folder}, unchanged, {rows} training problems")
 
 
@@ -179,38 +165,27 @@ def check_model(run: RunSpec, paths: PathsSpec) -> Check:
     model = run.model
     if not isinstance(model, HubModel):
         return Check("model", UNNEEDED, f"model={model.name} is made by the run itself")
+    remedy = f"hf download {model.repository} --revision {model.revision}"
     if paths.models is not None:
         folder = Path(paths.models) / model.repository
-        remedy = f"hf download {model.repository} --revision {model.revision} --local-dir {folder}"
-        return _model_folder(folder, remedy)
-    remedy = f"hf download {model.repository} --revision {model.revision}"
-    folder = snapshot(model.repository, model.revision)
-    if folder.is_dir():
-        return _model_folder(folder, remedy)
-    cache = folder.parents[1]
-    if others := sorted(path.name[:8] for path in cache.glob("snapshots/*")):
+        remedy += f" --local-dir {folder}"
+    else:
+        folder = snapshot(model.repository, model.revision)
+    cache, status = folder.parents[1], MISSING
+    if paths.models is not None or folder.is_dir():
+        missing = lacking(folder)
+        if not missing:
+            return Check("model", OK, str(folder))
+        named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        text = f"{folder} lacks {named}"
+    elif others := sorted(path.name[:8] for path in cache.glob("snapshots/*")):
         text = f"{cache} has {', '.join(others)}, not revision {model.revision}"
-        return Check("model", MISSING, text, remedy)
-    if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
-        return Check(
-            "model",
-            MISSING,
-            f"{model.repository} is not in {cache.parent}, and HF_HUB_OFFLINE is set",
-            remedy,
-        )
-    size = f"{model.parameters * 2:.0f} GB"
-    return Check(
-        "model", WARNING, f"{model.repository} ({size}) will be downloaded to {cache.parent}", remedy
-    )
-
-
-def _model_folder(folder: Path, remedy: str) -> Check:
-    """Whether a download is whole."""
-    missing = lacking(folder)
-    if not missing:
-        return Check("model", OK, str(folder))
-    named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
-    return Check("model", MISSING, f"{folder} lacks {named}", remedy)
+    elif os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
+        text = f"{model.repository} is not in {cache.parent}, and HF_HUB_OFFLINE is set"
+    else:
+        status, size = WARNING, f"{model.parameters * 2:.0f} GB"
+        text = f"{model.repository} ({size}) will be downloaded to {cache.parent}"
+    return Check("model", status, text, remedy)
 
 
 def check_store(uri: str) -> Check:
@@ -261,11 +236,9 @@ def check_devices(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
     names = ", ".join(sorted({device.name for device in devices}))
     smallest = min(device.total_memory for device in devices)
     text = f"{len(devices)} x {names}, {smallest / 1e9:.0f} GB"
-    if len(devices) < layout.devices_per_node:
-        remedy = f"layout={layout.name} needs {layout.devices_per_node} on each node: choose another layout"
-        yield Check("GPUs", MISSING, text, remedy)
-    else:
-        yield Check("GPUs", OK, text)
+    few = f"layout={layout.name} needs {layout.devices_per_node} on each node: choose another layout"
+    status, remedy = (MISSING, few) if len(devices) < layout.devices_per_node else (OK, "")
+    yield Check("GPUs", status, text, remedy)
     cpus, asked = len(os.sched_getaffinity(0)), layout.devices_per_node * (layout.cpus_per_gpu or 0)
     status = MISSING if cpus < layout.least_cpus else WARNING if cpus < asked else OK
     most = max(asked, layout.least_cpus)
@@ -278,14 +251,9 @@ def check_devices(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
             f"layout={layout.name} has {layout.nodes}, of which this is one",
             "run `cppo doctor` on every node",
         )
-    cost = estimate(run, layout, available=smallest)
-    if cost is not None:
-        status, remedy = OK, ""
-        if not cost.memory.fits:
-            status = WARNING
-            remedy = (
-                "an estimate: more nodes, a smaller layout.tokens_per_device or layout.offload=true take less"
-            )
+    if (cost := estimate(run, layout, available=smallest)) is not None:
+        less = "an estimate: more nodes, a smaller layout.tokens_per_device or layout.offload=true take less"
+        status, remedy = (OK, "") if cost.memory.fits else (WARNING, less)
         yield Check("memory of a GPU", status, cost.memory.verdict, remedy)
     if torch.distributed.is_nccl_available():
         yield Check("NCCL", OK, ".".join(map(str, torch.cuda.nccl.version())))
