@@ -125,15 +125,13 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
             continue
         planned = cells[claim.sweep] if claim.seeds is None else planned_cells(plan, claim.sweep, claim.seeds)
         lengths = _lengths(plan, claim.sweep)
-        if claim in hypotheses:
-            lead = claim.lead if question.effect is None else question.effect / 100
-            means = _means_with(claim, planned, lead, lengths)
-        elif question.effect is None:
+        if question.effect is None and claim not in hypotheses:
             means = of_paper(claim.sweep)
-        elif claim.kind is Kind.TREND:
+        elif claim.kind is Kind.TREND and claim not in hypotheses:
             continue  # the same lead for all lengths implies no growth
         else:
-            means = _means_with(claim, planned, question.effect / 100, lengths)
+            lead = claim.lead if question.effect is None else question.effect / 100
+            means = _means_with(claim, planned, lead, lengths)
         means = {
             model: {variant: means[model][variant] for variant in planned[model] if variant in means[model]}
             for model in planned
@@ -275,26 +273,30 @@ def power_text(
     """The powers as a table for people, and what they rest on; `costs` of the plan's runs, by id. `columns`: of the
     terminal; None: as many as the text takes.
     """
-    unit = _unit(costs)
-    rows: list[tuple[str, ...]] = [
-        ("claim", "comparisons", "seeds", "deviation", "power", "seeds for 80 %", unit)
-    ]
-    rows += [
-        (
-            planned.claim.text,
-            str(planned.comparisons),
-            str(planned.seeds) if planned.expected is None else f"{planned.expected:.1f} of {planned.seeds}",
-            f"{100 * planned.deviation:g}{' %' if planned.claim.of_errors else ''}",
-            f"{planned.power:.2f}",
-            _needed(planned.needed),
-            _hours_text(_hours(plan, planned, costs)),
+    unit, needed = _hours_needed(plan, powers, costs)
+    heading = f"{unit} for it"
+    rows = [["claim", "comparisons", "seeds", "deviation", "power", "seeds for 80 %", heading]]
+    for planned, hours in zip(powers, needed, strict=True):
+        seeds = str(planned.seeds)
+        rows.append(
+            [
+                planned.claim.text,
+                str(planned.comparisons),
+                seeds if planned.expected is None else f"{planned.expected:.1f} of {seeds}",
+                f"{100 * planned.deviation:g}{' %' if planned.claim.of_errors else ''}",
+                f"{planned.power:.2f}",
+                _needed(planned.needed),
+                "" if hours is None else f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}",
+            ]
         )
-        for planned in powers
-    ]
     rows = [row if unit else row[:-1] for row in rows]
     if columns is not None:
         others = sum(2 + max(map(len, column)) for column in [*zip(*rows, strict=True)][1:])
-        rows = [line for row in rows for line in _wrapped(row, max(columns - others, NARROWEST))]
+        lines = []
+        for claim, *cells in rows:
+            first, *more = textwrap.wrap(claim, max(columns - others, NARROWEST)) or [""]
+            lines += [[first, *cells], *([line, *[""] * len(cells)] for line in more)]
+        rows = lines
     table = aligned(rows[0], rows[1:], right={*rows[0]} - {"claim"})
     note = "Power: the probability that the planned seeds support the claim."
     if scores := [planned for planned in powers if not planned.claim.of_errors]:
@@ -321,17 +323,11 @@ def power_text(
         )
     if any(planned.claim.after is not None for planned in powers):
         note += " A claim that is tested only after another is planned as if the other were supported."
-    note += f" {unit}: of all runs that the claim compares, with so many seeds." if unit else ""
+    note += f" {heading}: of all runs that the claim compares, with so many seeds." if unit else ""
     note += " Claims about collapses and other quantities than scores are not simulated."
     if columns is not None:
         note = textwrap.fill(note, columns)
     return f"{table}\n\n{note}"
-
-
-def _wrapped(row: tuple[str, ...], width: int) -> list[tuple[str, ...]]:
-    """The row with its first cell in lines of at most `width` characters."""
-    first, *more = textwrap.wrap(row[0], width) or [""]
-    return [(first, *row[1:]), *((line, *([""] * (len(row) - 1))) for line in more)]
 
 
 def _default_effects(powers: Sequence[PlannedPower], best_steps: bool) -> str:
@@ -350,41 +346,30 @@ def _needed(seeds: int | None) -> str:
     return f"over {MOST_SEEDS}" if seeds is None else str(seeds)
 
 
-def _unit(costs: Costs) -> str:
-    """The heading of the cost column; empty where the cost is not known."""
-    if not costs or any(cost is None for cost in costs.values()):
-        return ""
-    on_gpus = all(cost is not None and cost.gpu_hours is not None for cost in costs.values())
-    return "GPU-hours for it" if on_gpus else "hours for it"
-
-
-def _hours(plan: Plan, planned: PlannedPower, costs: Costs) -> float | None:
-    """What the runs that a claim compares cost with the seeds that it needs; None where that is not known."""
-    if planned.needed is None or not _unit(costs):
-        return None
-    hours, claim = 0.0, planned.claim
-    for model, counts in planned_cells(plan, claim.sweep).items():
-        names = _compared(claim, model, tuple(counts))
-        for run in plan.runs:
-            if run.spec.model.name == model and run.variants.get(planned.claim.sweep) in names:
-                cost = costs[run.run_id]
-                assert cost is not None, "the unit is known"
-                run_hours = cost.hours if cost.gpu_hours is None else cost.gpu_hours
-                hours += run_hours / counts[run.variants[planned.claim.sweep]]  # per seed
-    return hours * planned.needed
-
-
-def _compared(claim: Claim, model: str, variants: Sequence[str]) -> set[str]:
-    """Those of the variants on a model that a claim compares."""
-    if claim.of_errors and claim.seeds:
-        return {name for name in variants if claim.is_tested_by(model, name, claim.seeds[0])}
-    return {name for pair in pairs(claim, variants) for name in pair}
-
-
-def _hours_text(hours: float | None) -> str:
-    if hours is None:
-        return ""
-    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
+def _hours_needed(plan: Plan, powers: Sequence[PlannedPower], costs: Costs) -> tuple[str, list[float | None]]:
+    """The unit in which runs cost, empty where the cost is not known; and what the runs that each claim compares cost
+    with the seeds that it needs, None where that is not known.
+    """
+    known = {run_id: cost for run_id, cost in costs.items() if cost is not None}
+    if not known or len(known) < len(costs):
+        return "", [None] * len(powers)
+    needed: list[float | None] = []
+    for planned in powers:
+        claim, hours = planned.claim, 0.0
+        for model, counts in planned_cells(plan, claim.sweep).items():
+            names = {name for pair in pairs(claim, tuple(counts)) for name in pair}
+            if claim.of_errors and claim.seeds:
+                names = {name for name in counts if claim.is_tested_by(model, name, claim.seeds[0])}
+            for run in plan.runs:
+                variant = run.variants.get(claim.sweep)
+                if run.spec.model.name == model and variant in names:
+                    cost = known[run.run_id]
+                    hours += (cost.hours if cost.gpu_hours is None else cost.gpu_hours) / counts[
+                        variant
+                    ]  # per seed
+        needed.append(None if planned.needed is None else hours * planned.needed)
+    on_gpus = all(cost.gpu_hours is not None for cost in known.values())
+    return "GPU-hours" if on_gpus else "hours", needed
 
 
 def power_values(
@@ -393,6 +378,7 @@ def power_values(
     """For JSON: the sweep, what was assumed, and each claim with its power. `hours_needed`: of all runs that the claim
     compares, with the seeds that it needs, in the unit of `hours_are`; null where it is not known.
     """
+    unit, needed = _hours_needed(plan, powers, costs)
     claims = [
         {
             "claim": planned.claim.key,
@@ -406,18 +392,17 @@ def power_values(
             "power": round(planned.power, 4),
             "seeds_needed": planned.needed,
             "seeds_expected": None if planned.expected is None else round(planned.expected, 2),
-            "hours_needed": None if (hours := _hours(plan, planned, costs)) is None else round(hours, 2),
+            "hours_needed": None if hours is None else round(hours, 2),
         }
-        for planned in powers
+        for planned, hours in zip(powers, needed, strict=True)
     ]
-    unit = {"GPU-hours for it": "gpu", "hours for it": "machine"}.get(_unit(costs))
-    head = {
+    return {
         "sweep": plan.name,
         "core": plan.core,
         "correlation": question.correlation,
-        "hours_are": unit,
+        "hours_are": {"GPU-hours": "gpu", "hours": "machine"}.get(unit),
+        "claims": claims,
     }
-    return head | {"claims": claims}
 
 
 def _lead(planned: PlannedPower, question: PowerQuestion) -> float | str:
@@ -561,5 +546,5 @@ def shown_text(comparisons: Sequence[Shown], question: PowerQuestion, columns: i
 
 def shown_values(plan: Plan, comparisons: Sequence[Shown], question: PowerQuestion) -> dict[str, object]:
     """For JSON, as `power_values` without claims: and what the seeds show."""
-    head = {"sweep": plan.name, "core": plan.core, "correlation": question.correlation, "hours_are": None}
-    return head | {"claims": [], "differences": [asdict(comparison) for comparison in comparisons]}
+    differences = [asdict(comparison) for comparison in comparisons]
+    return power_values(plan, (), question, {}) | {"differences": differences}
