@@ -81,7 +81,7 @@ def plan(options: argparse.Namespace) -> int:
     elif options.json:
         answer(options, values)
     elif options.csv:
-        print(to_csv(list(table.ListingRow.__dataclass_fields__), values["runs"]), end="")
+        print(to_csv(table.LISTED, values["runs"]), end="")
     else:
         shown = {row["run_id"] for row in values["runs"]}
         stop = "" if plan.title.endswith(("?", "!", ".")) else "."

@@ -5,7 +5,7 @@ A plan as rows has the same columns for people, spreadsheets and programs.
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from importlib.util import find_spec
 from typing import Any
 
@@ -134,29 +134,22 @@ def cost_summary(
 
 
 def _sentence(cost: CostSum) -> str:
-    runs = counted(cost.runs, "run")
-    to_come = f"remaining ({cost.runs_left} of them)"
+    hours, left, unit, without = cost.hours, cost.hours_left, "hours of one process", f"; {LEFT_OUT}"
+    if cost.gpu_hours is not None:
+        hours, left, unit, without = cost.gpu_hours, cost.gpu_hours_left or 0.0, "GPU-hours", ""
+    runs, to_come = counted(cost.runs, "run"), f"remaining ({cost.runs_left} of them)"
     if cost.basis == ESTIMATE:
-        total, to_do = (interval([(hours or 0, ESTIMATE)]) for hours in (cost.gpu_hours, cost.gpu_hours_left))
-        return f"Estimated cost: {total} GPU-hours for {runs}; {to_do} {to_come}."
+        total, to_do = (interval([(part, ESTIMATE)]) for part in (hours, left))
+        return f"Estimated cost: {total} {unit} for {runs}; {to_do} {to_come}."
     if cost.basis == PREFLIGHT:
-        hours, remaining, unit = cost.hours, cost.hours_left, "hours of one process"
-        if cost.gpu_hours is not None:
-            hours, remaining, unit = cost.gpu_hours, cost.gpu_hours_left or 0.0, "GPU-hours"
         return (
-            f"Cost by preflight: {_short(hours)} {unit} for {runs}; {_short(remaining)} {to_come}. "
+            f"Cost by preflight: {_short(hours)} {unit} for {runs}; {_short(left)} {to_come}. "
             "`cppo preflight --show` has the interval."
         )
     past = "the newest past run" if cost.measured_runs == 1 else f"up to {cost.measured_runs} past runs"
-    by = f"by the step times of {past} of each kind"
-    if cost.gpu_hours is not None:
-        return (
-            f"Measured cost: {_short(cost.gpu_hours)} GPU-hours for {runs}, {by}; "
-            f"{_short(cost.gpu_hours_left or 0)} {to_come}."
-        )
     return (
-        f"Measured cost: {_short(cost.hours)} hours of one process for {runs}, {by}; {_short(cost.hours_left)} "
-        f"{to_come}; {LEFT_OUT}."
+        f"Measured cost: {_short(hours)} {unit} for {runs}, by the step times of {past} of each kind; {_short(left)} "
+        f"{to_come}{without}."
     )
 
 
@@ -180,24 +173,10 @@ def _hours(cost: Cost | None) -> str:
     return interval([(cost.gpu_hours, cost.basis)]) if cost.fits else "does not fit"
 
 
-@dataclass(frozen=True)
-class ListingRow:
-    """One run of a plan. `step` is set for running and partial runs; `hours` and `gpu_hours` if there is a cost."""
-
-    run_id: str
-    variants: dict[str, str]
-    rule: str
-    model: str
-    seed: int
-    state: str
-    reason: str
-    step: int | None
-    code_version: str
-    layout: str
-    hours: float | None
-    gpu_hours: float | None
-    cost_basis: str
-    measured_runs: int
+LISTED = (
+    *("run_id", "variants", "rule", "model", "seed", "state", "reason", "step", "code_version", "layout"),
+    *("hours", "gpu_hours", "cost_basis", "measured_runs"),
+)
 
 
 def listing(
@@ -208,7 +187,7 @@ def listing(
     return {
         "sweep": plan.name,
         "core": plan.core,
-        "runs": [asdict(row) for row in rows if not only or row.state in only],
+        "runs": [row for row in rows if not only or row["state"] in only],
         "totals": {
             "runs": len(states),
             "places": plan.places,
@@ -218,25 +197,27 @@ def listing(
     }
 
 
-def _row(run: PlannedRun, state: RunState, cost: Cost | None) -> ListingRow:
-    spec = run.spec
-    fits = cost is not None and cost.fits
-    return ListingRow(
-        run_id=run.run_id,
-        variants=run.variants,
-        rule=spec.rule.name,
-        model=spec.model.name,
-        seed=spec.seed,
-        state=state.state,
-        reason=" ".join(state.reason.split()),
-        step=state.step,
-        code_version=state.code_version,
-        layout=run.layout.name if core_of(spec.core).uses_layout else "",
-        hours=round(cost.hours, 4) if cost and fits else None,
-        gpu_hours=round(cost.gpu_hours, 4) if cost and fits and cost.gpu_hours is not None else None,
-        cost_basis=cost.basis if cost else "",
-        measured_runs=cost.measured_runs if cost else 0,
-    )
+def _row(run: PlannedRun, state: RunState, cost: Cost | None) -> dict[str, Any]:
+    """A run by the names LISTED. `step` is set for running and partial runs, `hours` and `gpu_hours` if there is a
+    cost.
+    """
+    spec, hours = run.spec, cost if cost and cost.fits else None
+    return {
+        "run_id": run.run_id,
+        "variants": run.variants,
+        "rule": spec.rule.name,
+        "model": spec.model.name,
+        "seed": spec.seed,
+        "state": state.state,
+        "reason": " ".join(state.reason.split()),
+        "step": state.step,
+        "code_version": state.code_version,
+        "layout": run.layout.name if core_of(spec.core).uses_layout else "",
+        "hours": round(hours.hours, 4) if hours else None,
+        "gpu_hours": round(hours.gpu_hours, 4) if hours and hours.gpu_hours is not None else None,
+        "cost_basis": cost.basis if cost else "",
+        "measured_runs": cost.measured_runs if cost else 0,
+    }
 
 
 def totals_line(plan: Plan, totals: Mapping[str, Any]) -> str:
@@ -259,8 +240,7 @@ def describe(run: PlannedRun, paths: PathsSpec) -> dict[str, Any]:
     if core_of(run.spec.core).uses_layout:
         sections["layout"] = run.layout.model_dump(mode="json")
         sections["paths"] = paths.model_dump(mode="json")
-        cost = estimate(run.spec, run.layout)
-        if cost is not None:
+        if (cost := estimate(run.spec, run.layout)) is not None:
             sections["estimate"] = _cost(cost, run.layout)
     return sections
 
@@ -273,17 +253,17 @@ def run_yaml(run: PlannedRun | None, sections: dict[str, Any]) -> str:
 
 def sections_of(run: FoundRun) -> dict[str, Any]:
     """The description of a run named by its id: in full if a sweep declares it, else only its configuration."""
+
+    def given(values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            key: given(value) if isinstance(value, dict) else value
+            for key, value in values.items()
+            if value is not None
+        }
+
     if run.planned is not None and run.paths is not None:
         return describe(run.planned, run.paths)
-    return {"run_id": run.run_id, "run": _without_none(run.config)}
-
-
-def _without_none(values: dict[str, Any]) -> dict[str, Any]:
-    return {
-        key: _without_none(value) if isinstance(value, dict) else value
-        for key, value in values.items()
-        if value is not None
-    }
+    return {"run_id": run.run_id, "run": given(run.config)}
 
 
 def _cost(cost: CostEstimate, layout: LayoutSpec) -> dict[str, Any]:
@@ -328,14 +308,9 @@ def difference_text(left: FoundRun, right: FoundRun) -> str:
     if not differing:
         same = "is the same run" if left.run_id == right.run_id else "has the same configuration"
         return f"{left.run_id} ({left.source}) {same} as {right.run_id} ({right.source}): no key differs"
-    rows = [("", left.run_id, right.run_id)]
-    rows += [(_plain(key), _text(first), _text(second)) for key, (first, second) in differing.items()]
-    widths = [max(len(row[i]) for row in rows) for i in range(3)]
-    lines = [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
-    lines += ["", *(f"{run.run_id}: from {run.source}" for run in (left, right))]
-    return "\n".join(lines)
+    rows = [[key, *map(_text, values)] for key, values in differing.items()]
+    sources = [f"{run.run_id}: from {run.source}" for run in (left, right)]
+    return "\n".join([aligned(("", left.run_id, right.run_id), rows), "", *sources])
 
 
 def difference_values(left: FoundRun, right: FoundRun) -> dict[str, Any]:
@@ -351,9 +326,4 @@ def difference_values(left: FoundRun, right: FoundRun) -> dict[str, Any]:
 def _text(value: Any) -> str:
     if value is None:
         return ABSENT
-    return _plain(value if isinstance(value, str) else json.dumps(value))
-
-
-def _plain(text: str) -> str:
-    """Text without terminal control characters."""
-    return text if text.isprintable() else json.dumps(text)
+    return value if isinstance(value, str) else json.dumps(value)
