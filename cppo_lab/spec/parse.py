@@ -48,28 +48,24 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
     try:
         return kind.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        raise together(_said(kind, error.errors(), where), f"{where}: ") from error
-
-
-def _said(kind: type[Spec], faults: list[Any], where: str) -> list[str]:
-    """A line for each fault. A misspelt key is also a missing key: its name says more, and comes first."""
-    foreign = _foreign(faults)
+        cause, foreign = error, _foreign(error.errors())
     lines = [
         f"{where}: {section}={option!r} has the keys of other cores: choose another option of the group `{section}`, "
         "or another core"
         for section, option in foreign.items()
     ]
-    faults = [
+    faults: list[Any] = [
         fault
-        for fault in faults
+        for fault in cause.errors()
         if fault["loc"][:1] not in [(section,) for section in foreign]
         # pydantic counts the valid items; the others have faults of their own
         and not (fault["type"] == "too_short" and len(fault["input"]) >= fault["ctx"]["min_length"])
     ]
+    # A misspelt key is also a missing key: its name says more, and comes first.
     for fault in sorted(faults, key=lambda fault: fault["type"] != "extra_forbidden"):
         no_kind = _of_no_kind(kind, fault, faults, where) if len(fault["loc"]) > 1 else ""
         lines.append(no_kind or _explain(kind, fault, where))
-    return lines
+    raise together(lines, f"{where}: ") from cause
 
 
 def _foreign(faults: list[Any]) -> dict[str, str]:

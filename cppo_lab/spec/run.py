@@ -675,7 +675,17 @@ class RunSpec(Spec):
         """
         self.check_needs(rule, rule.known_needs)
         if self.rollout.correction:
-            self._check_decoupled(rule)
+            decoupled = "rollout.correction='decoupled' with"
+            if self.objective:
+                raise ValueError(
+                    f"{decoupled} objective.centering=true: the weight pi_old / mu of a token that was not sampled is "
+                    "not defined; set objective.centering=false, or rollout.correction=bypass"
+                )
+            if rule.verl_loss is not None:
+                raise ValueError(
+                    f"{decoupled} rule {rule.name!r}: a loss of verl's own is trained in bypass mode alone; choose "
+                    "another rule, or rollout.correction=bypass"
+                )
         elif self.divergence.origin:
             raise ValueError(
                 "divergence.origin='old' with rollout.correction='bypass', which has no pi_old: set "
@@ -696,19 +706,6 @@ class RunSpec(Spec):
             )
         if rule.name in RULES and (fault := RULES[rule.name].centering_fault):
             raise ValueError(fault)
-
-    def _check_decoupled(self, rule: RuleSpec) -> None:
-        decoupled = "rollout.correction='decoupled' with"
-        if self.objective:
-            raise ValueError(
-                f"{decoupled} objective.centering=true: the weight pi_old / mu of a token that was not sampled is not "
-                "defined; set objective.centering=false, or rollout.correction=bypass"
-            )
-        if rule.verl_loss is not None:
-            raise ValueError(
-                f"{decoupled} rule {rule.name!r}: a loss of verl's own is trained in bypass mode alone; choose another "
-                "rule, or rollout.correction=bypass"
-            )
 
     @property
     def run_id(self) -> str:

@@ -62,9 +62,11 @@ def aligned(
     if coloured and STATE in names:
         place = names.index(STATE)
         start = sum(widths[:place]) + 2 * place
-        lines[1:] = [
-            _painted(line, start, row[place]) for line, row in zip(lines[1:], table[1:], strict=True)
-        ]
+        for i, row in enumerate(table[1:], start=1):
+            line, state = lines[i], row[place]
+            end = start + len(state)
+            if state in _COLOURS and line[start:end] == state:  # else it was cut off
+                lines[i] = f"{line[:start]}{_COLOURS[state]}{state}{_RESET}{line[end:]}"
     return "\n".join(lines)
 
 
@@ -102,11 +104,3 @@ def _needed(table: Sequence[Sequence[str]]) -> int:
     widths = _widths(table)
     reason = max(len(row[-1]) for row in table) if table[0][-1] == REASON else 0
     return sum(widths) + 2 * (len(widths) - 1) + min(reason, SHORT_REASON)
-
-
-def _painted(line: str, start: int, state: str) -> str:
-    """The line with its state in colour, unless the state was cut off."""
-    end = start + len(state)
-    if line[start:end] != state or state not in _COLOURS:
-        return line
-    return f"{line[:start]}{_COLOURS[state]}{state}{_RESET}{line[end:]}"

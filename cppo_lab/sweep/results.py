@@ -10,7 +10,7 @@ docs/notebook.md is for users.
 """
 
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cached_property, partial
@@ -60,9 +60,8 @@ def override_text(key: str, value: Any) -> str:
     """
     plain = _plain(value)
     values = list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else [plain]
-    if key in _CHOICES:
-        return f"{key}={','.join(map(str, values))}"
-    return f"{key}={','.join(quote(_plain(part)) for part in values)}"
+    write = str if key in _CHOICES else quote
+    return f"{key}={','.join(write(_plain(part)) for part in values)}"
 
 
 def _plain(value: Any) -> Any:
@@ -166,29 +165,23 @@ class Results:
         by_sweep: dict[str, list[Row]] = {}
         for declared in self._declared:
             by_sweep.setdefault(declared["sweep"], []).append(declared)
+        points = self._points(
+            list(self._stored.values()), lambda name: schema.parse_validation_metric(name) is not None
+        )
+        rows = []
         # Sweep by sweep, as in the reports, since a model's benchmarks are determined by its runs in the sweep.
-        rows = [row for declared in by_sweep.values() for row in self._scored(declared)]
+        for runs in by_sweep.values():
+            stored = [self._stored.get(row["run_id"]) for row in runs]
+            models = {run.mlflow_id: row["model"] for row, run in zip(runs, stored, strict=True) if run}
+            curves = validation_curves(
+                points[points["mlflow_id"].isin(models)],
+                pd.DataFrame(models.items(), columns=["mlflow_id", "model"]),
+            )
+            rows += [_row(row, run, curves) for row, run in zip(runs, stored, strict=True)]
         frame = pd.DataFrame(rows, columns=[*self._declared[0], *_COLUMNS])
         for key in [*self._declared[0]][_AXES]:
             frame[key] = _narrowed(frame[key])
         return frame.astype(_NULLABLE)
-
-    def _scored(self, declared: Sequence[Row]) -> Iterator[Row]:
-        models = {
-            self._stored[row["run_id"]].mlflow_id: row["model"]
-            for row in declared
-            if row["run_id"] in self._stored
-        }
-        points = self._validations
-        curves = validation_curves(
-            points[points["mlflow_id"].isin(models)],
-            pd.DataFrame(models.items(), columns=["mlflow_id", "model"]),
-        )
-        return (_row(row, self._stored.get(row["run_id"]), curves) for row in declared)
-
-    @cached_property
-    def _validations(self) -> pd.DataFrame:
-        return self._points(list(self._stored.values()), _is_validation)
 
     @property
     def metrics(self) -> tuple[str, ...]:
@@ -271,10 +264,6 @@ class Results:
         return chosen.__contains__
 
 
-def _is_validation(name: str) -> bool:
-    return schema.parse_validation_metric(name) is not None
-
-
 def _row(declared: Row, stored: StoredRun | None, curves: ValidationCurves) -> Row:
     if stored is None:
         return declared | {"state": schema.MISSING, "reason": "", "mlflow_id": "", "warm_start": ""}
@@ -300,9 +289,7 @@ def _narrowed(values: pd.Series) -> pd.Series:
     """Convert whole numbers to a nullable integer type if some runs have no value."""
     given = [value for value in values if value is not None and value == value]
     whole = all(isinstance(value, int) and not isinstance(value, bool) for value in given)
-    if given and whole:
-        return values.astype("Int64")
-    return values.infer_objects()
+    return values.astype("Int64") if given and whole else values.infer_objects()
 
 
 def _outcome_rows(run_id: str, outcomes: Outcomes) -> pd.DataFrame:
