@@ -136,16 +136,17 @@ def compose(overrides: Sequence[str]) -> Composed:
     run = _run(sections)
     _check_constants(run)
     every, record = parts["layout"].checkpoint_every, core_of(run.core)
-    if every is not None and not record.uses_layout:
-        raise UserError(
-            f"configuration: layout.checkpoint_every={every}: core={run.core} has checkpoints at its validations "
-            "alone: drop it or choose core=verl"
-        )
-    if every is not None and every > run.training.t_stop:
-        raise UserError(
-            f"configuration: layout.checkpoint_every={every} is beyond the run's last step, training.t_stop="
-            f"{run.training.t_stop}: lower it, or set null for checkpoints at validations alone"
-        )
+    if every is not None:
+        where = f"configuration: layout.checkpoint_every={every}"
+        if not record.uses_layout:
+            raise UserError(
+                f"{where}: core={run.core} has checkpoints at its validations alone: drop it or choose core=verl"
+            )
+        if every > run.training.t_stop:
+            raise UserError(
+                f"{where} is beyond the run's last step, training.t_stop={run.training.t_stop}: lower it, or set null "
+                "for checkpoints at validations alone"
+            )
     if (check_placement := record.load("check_placement")) is not None:
         check_placement(run, parts["layout"])
     return Composed(run, **parts)
@@ -239,9 +240,9 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
 
     Raises UserError for an unknown choice.
     """
-    for text in choices:
-        parse_override(text).check()
-        _add_installed(parse_override(text))
+    for choice in map(parse_override, choices):
+        choice.check()
+        _add_installed(choice)
     for name, content in added_rules().items():
         ConfigStore.instance().store(name, dict(content), group="rule", package="_global_")
     # Hydra logs a warning for each file without a schema; we validate ourselves.

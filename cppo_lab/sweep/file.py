@@ -124,22 +124,24 @@ class Hypothesis(Spec):
         for name, values in (("better", self.better), ("than", self.than), ("test_seeds", self.test_seeds)):
             if twice := [value for value in values if values.count(value) > 1]:
                 yield f"{name}: {twice[0]!r} stands there twice: remove one"
-        if self.only is not None and self.outcome not in ERRORS:
+        of_errors, is_trend = self.outcome in ERRORS, self.models == "trend"
+        if self.only is not None and not of_errors:
             yield f"only={list(self.only)} with outcome={self.outcome!r}: it is for {' and '.join(ERRORS)}"
-        if self.models == "trend" and (self.within is not None or self.outcome in ERRORS):
+        if is_trend and (self.within is not None or of_errors):
             yield (
                 "models=trend is for scores, without `within`"
-                + (": outcome=error_slope is the trend of an error" if self.outcome in ERRORS else "")
+                + ": outcome=error_slope is the trend of an error" * of_errors
             )
-        if self.sequential and (self.models == "trend" or self.outcome in ERRORS):
-            kind = "models=trend" if self.models == "trend" else f"outcome={self.outcome!r}"
+        if self.sequential and (is_trend or of_errors):
+            kind = "models=trend" if is_trend else f"outcome={self.outcome!r}"
             yield f"sequential with {kind}: it is for scores, on each model or in their mean"
         if self.sequential and len(self.test_seeds) <= schema.FIRST_LOOK:
             count = f"{len(self.test_seeds)} test_seeds"
             yield f"sequential: {count} leave nothing to stop; name more than {schema.FIRST_LOOK}"
-        if self.outcome in ERRORS and max(self.smallest, self.within or 0.0) >= 100:
+        largest = max(self.smallest, self.within or 0.0)
+        if of_errors and largest >= 100:
             yield f"smallest and within are percent of an error for outcome={self.outcome!r}: below 100"
-        elif max(self.smallest, self.within or 0.0) > 100:
+        elif largest > 100:
             yield "smallest and within are points of a score (0 to 100): at most 100"
 
     @property

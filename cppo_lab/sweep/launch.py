@@ -164,7 +164,7 @@ def launch(
         _send(unheld, uri)
         parents = ensure_parents(plan, uri)
         register_hypotheses(plan, uri, parents)
-        adopt(plan, uri, parents, ahead.folders, ahead.elsewhere)
+        adopt(plan, uri, parents, ahead)
     trained = tuple(run.run_id for run in todo)
     progress = Progress(plan, ahead.states, list(trained), past_paces(todo), stop_hopeless)
     describe_sweeps(plan, uri, parents, ahead.states)  # first, so that it is available during training
@@ -363,16 +363,17 @@ def write_stubs(plan: Plan, uri: str, ahead: Ahead) -> None:
 
 def _stub(run: PlannedRun, stored: StoredRun, origin: str) -> dict[str, Any]:
     """The status of a run that was finished elsewhere."""
-    tags, values = stored.tags, {name: unclipped(point[2]) for name, point in stored.latest.items()}
-    metrics = {name: value for name, value in values.items() if math.isfinite(value)}
-    last = schema.validation_metric(schema.MEAN, run.spec.validation.samples)
+    tags = stored.tags
     scores = {
-        "score": last,
+        "score": schema.validation_metric(schema.MEAN, run.spec.validation.samples),
         "best": schema.BEST,
         "best_step": schema.BEST_STEP,
         "final_mean": schema.FINAL_MEAN,
     }
-    numbers = {key: metrics[name] for key, name in scores.items() if name in metrics}
+    numbers = {
+        key: unclipped(stored.latest[name][2]) for key, name in scores.items() if name in stored.latest
+    }
+    numbers = {key: value for key, value in numbers.items() if math.isfinite(value)}
     if "best_step" in numbers:
         numbers["best_step"] = int(numbers["best_step"])
     return {
@@ -604,13 +605,7 @@ def ensure_parents(plan: Plan, uri: str) -> Parents:
     return Parents()
 
 
-def adopt(
-    plan: Plan,
-    uri: str,
-    parents: Parents,
-    folders: Mapping[str, RunFolder],
-    elsewhere: Mapping[str, StoredRun],
-) -> None:
+def adopt(plan: Plan, uri: str, parents: Parents, ahead: Ahead) -> None:
     """Add the tags of their sweeps to finished runs that another sweep has trained, and nest those without a parent.
 
     The store is not asked which runs these are: their status lacks a sweep, or the parent of a sweep is new. What a run
@@ -619,7 +614,7 @@ def adopt(
     with may_fail("the tags of finished runs"):
         client, alive = open_client(uri), set(parents.by_sweep.values())
         for run in plan.runs:
-            folder, stored = folders[run.run_id], elsewhere.get(run.run_id)
+            folder, stored = ahead.folders[run.run_id], ahead.elsewhere.get(run.run_id)
             path, status = folder.path, folder.status
             if stored is None and (status.get("status") not in schema.FINISHED or "origin" in status):
                 continue

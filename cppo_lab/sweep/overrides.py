@@ -5,7 +5,7 @@ import json
 import re
 import shlex
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any, Literal
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -24,6 +24,7 @@ UNREADABLE = (HydraException, ValueError, RecursionError)
 QUOTE = "a value with spaces or special characters needs quotes"
 QUOTES = " \t'\""  # around a value, and blanks
 _LONGEST = 200  # characters of a value in a hint
+_PARSER = OverridesParser.create()
 # Words that Hydra's grammar parses as text in any context.
 WORD = re.compile(r"(?!(?:true|false|null|inf|nan)$)[a-z_][a-z0-9_]*", re.IGNORECASE | re.ASCII)
 _INNERMOST = re.compile(r"\$\{[^${}:]*\}")  # a reference without references in its name
@@ -113,7 +114,7 @@ def parse_override(text: str) -> Override:
     sign = text[: len(text) - len(text.lstrip("+~"))]
     key, parsed, value, fault = left.lstrip("+~").partition("@")[0], None, None, ""
     try:
-        parsed = _parser().parse_override(text)
+        parsed = _PARSER.parse_override(text)
         key, value = parsed.key_or_group, parsed.value()
     except UNREADABLE as error:
         fault = (str(error).strip().splitlines() or ["too deep"])[-1].partition(" expecting {")[0]
@@ -124,11 +125,6 @@ def parse_override(text: str) -> Override:
         elif all(map(_is_plain, value if isinstance(value, list) else [value])):
             kind = "value"
     return Override(text, sign, key, right if equals else None, kind, value, parsed, fault)
-
-
-@cache
-def _parser() -> OverridesParser:
-    return OverridesParser.create()
 
 
 def _is_plain(value: object) -> bool:

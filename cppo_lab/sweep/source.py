@@ -229,18 +229,19 @@ def _refuse_unusual(values: Any, source: str, reference: re.Pattern[str] | None)
             fault = f": {TOO_DEEP}"
         elif isinstance(value, dict):
             for key in value:
-                if not isinstance(key, str):
-                    raise UserError(
-                        f"sweep {source}: {_dotted((way, str(key)))}: the key {key!r} is not text: quote it"
-                    )
-                _refuse_characters(key, (way, key), source)
+                if (
+                    of_key := _odd(key)
+                    if isinstance(key, str)
+                    else f": the key {key!r} is not text: quote it"
+                ):
+                    raise UserError(f"sweep {source}: {_dotted((way, str(key)))}{of_key}")
             todo += [((way, key), depth + 1, item) for key, item in value.items()]
         elif isinstance(value, list):
             todo += [((way, str(i)), depth + 1, item) for i, item in enumerate(value)]
         elif isinstance(value, str) and "${" in value and not (reference and reference.fullmatch(value)):
             fault = f"={_short(value)}: a sweep file holds plain values; ${{...}} belongs into conf/"
         elif isinstance(value, str):
-            _refuse_characters(value, way, source)
+            fault = _odd(value)
         elif isinstance(value, int) and value.bit_length() >= LARGEST_BITS:
             fault = f": a whole number of {value.bit_length():,} bits: no key takes one so large"
         elif not (value is None or isinstance(value, int | float)):
@@ -254,14 +255,15 @@ _TURNS = frozenset({"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI
 _MARKS = frozenset("\u061c\u200e\u200f")
 
 
-def _refuse_characters(text: str, way: Way, source: str) -> None:
-    """Refuse characters that databases reject, terminals interpret, or that change how a page displays text."""
+def _odd(text: str) -> str:
+    """What is wrong with a text, empty if nothing is: a character that databases reject, terminals interpret, or that
+    changes how a page displays text.
+    """
     for char in text:
         controls = unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t"
         if controls or unicodedata.bidirectional(char) in _TURNS or char in _MARKS:
-            raise UserError(
-                f"sweep {source}: {_dotted(way)}: {_short(text)} has the character {char!a}: remove it"
-            )
+            return f": {_short(text)} has the character {char!a}: remove it"
+    return ""
 
 
 def _dotted(way: Way) -> str:
