@@ -5,7 +5,7 @@ simulates, and its grids with their axes and baselines.
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import USUAL, Axes, AxisPlace, Baseline, ExpectedRun, SweepGrid, integer
@@ -249,44 +249,44 @@ def stated_in(plan: Plan, uri: str, experiment: str) -> dict[str, Hypotheses]:
 
     Raises UserError if the store cannot be read.
     """
-    from cppo_lab.tracking.page import deleted_starts
+    from cppo_lab.tracking.page import deleted_starts, find_registrations, read_statement
     from cppo_lab.tracking.read import reading
 
+    stated = {}
     with reading(uri) as client:
         deleted = deleted_starts(client, experiment) if any(sweep.hypotheses for sweep in plan.sweeps) else {}
-        return {sweep.name: _stated(plan, sweep, client, experiment, deleted) for sweep in plan.sweeps}
-
-
-def _stated(plan: Plan, sweep: Sweep, client: Any, experiment: str, deleted: Mapping[str, int]) -> Hypotheses:
-    """`client`: MLflow's. `deleted`: when deleted runs began."""
-    from cppo_lab.tracking.page import find_registrations, read_statement
-
-    registrations = find_registrations(client, experiment, sweep.name)
-    registered = [
-        Registered(registration.digest, registration.time_ms, registration.code, looks=registration.looks)
-        for registration in registrations
-    ]
-    if not sweep.hypotheses:
-        return Hypotheses(registered=tuple(registered))
-    declared = plan.declared[sweep.name]
-    text, digest = plan.statement(sweep)
-    in_force = [
-        registration for registration in registrations if registration.covers(digest, declared.settings)
-    ]
-    for i, registration in enumerate(registrations):
-        if registration.digest == digest:
-            registered[i] = replace(registered[i], settings_differ=registration not in in_force)
-        elif (before := read_statement(client, registration)) is not None:
-            registered[i] = replace(registered[i], changes=differences(before, text))
-    pairing = _registered_pairing(plan, sweep, in_force)
-    claims = claims_of(sweep, plan.is_study, declared.places)
-    return Hypotheses(
-        claims=tuple(
-            claim if claim.of_errors or claim.sequential else replace(claim, pairing=pairing)
-            for claim in claims
-        ),
-        digest=digest,
-        registered=tuple(registered),
-        code=code_version(),
-        deleted=deleted,
-    )
+        for sweep in plan.sweeps:
+            registrations = find_registrations(client, experiment, sweep.name)
+            registered = [
+                Registered(
+                    registration.digest, registration.time_ms, registration.code, looks=registration.looks
+                )
+                for registration in registrations
+            ]
+            if not sweep.hypotheses:
+                stated[sweep.name] = Hypotheses(registered=tuple(registered))
+                continue
+            declared = plan.declared[sweep.name]
+            text, digest = plan.statement(sweep)
+            in_force = [
+                registration
+                for registration in registrations
+                if registration.covers(digest, declared.settings)
+            ]
+            for i, registration in enumerate(registrations):
+                if registration.digest == digest:
+                    registered[i] = replace(registered[i], settings_differ=registration not in in_force)
+                elif (before := read_statement(client, registration)) is not None:
+                    registered[i] = replace(registered[i], changes=differences(before, text))
+            pairing = _registered_pairing(plan, sweep, in_force)
+            stated[sweep.name] = Hypotheses(
+                claims=tuple(
+                    claim if claim.of_errors or claim.sequential else replace(claim, pairing=pairing)
+                    for claim in claims_of(sweep, plan.is_study, declared.places)
+                ),
+                digest=digest,
+                registered=tuple(registered),
+                code=code_version(),
+                deleted=deleted,
+            )
+    return stated

@@ -38,7 +38,7 @@ from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.job import Features, GpuType, Hours, Memory, Word
 from cppo_lab.spec.parse import parse
 from cppo_lab.spec.run import VERL, Name, Positive, Seed
-from cppo_lab.sweep.groups import add_rules, groups, shipped
+from cppo_lab.sweep.groups import add_rule, groups, shipped
 from cppo_lab.sweep.source import SHIPPED, mapping, read_text
 
 Scalar = str | int | float | bool | None
@@ -318,7 +318,7 @@ def read_rules(sweep: Path) -> None:
     if not folder.is_dir():
         return
     for file in sorted(folder.glob("*.yaml")):
-        add_rules({file.stem: _read(file)}, str(file))
+        add_rule(file.stem, _read(file), str(file))
 
 
 def _read(file: Path) -> dict[str, Any]:

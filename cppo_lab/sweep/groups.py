@@ -33,21 +33,18 @@ def groups() -> Mapping[str, Sequence[str]]:
     return {**shipped(), **installed, "rule": sorted({*shipped()["rule"], *_ADDED})}
 
 
-def add_rules(rules: Mapping[str, Mapping[str, Any]], source: str) -> None:
-    """Add options to the group `rule` for the rest of this process; `source` is their file.
+def add_rule(name: str, values: Mapping[str, Any], source: str) -> None:
+    """Add an option to the group `rule` for the rest of this process; `source` is its file.
 
     Raises UserError for a name that another file defines differently.
     """
-    for name, values in rules.items():
-        other, present = _ADDED.get(name, (source, values))
-        if present != values:
-            change = (
-                "has changed: start again" if other == source else f"is another one in {other}: rename one"
-            )
-            raise UserError(f"rule file {source}: rule {name!r} {change}")
-        if name not in _ADDED:
-            _ADDED[name] = (source, values)
-            groups.cache_clear()
+    if name not in _ADDED:
+        _ADDED[name] = (source, values)
+        groups.cache_clear()
+    other, present = _ADDED[name]
+    if present != values:
+        change = "has changed: start again" if other == source else f"is another one in {other}: rename one"
+        raise UserError(f"rule file {source}: rule {name!r} {change}")
 
 
 def added_rules() -> Mapping[str, Mapping[str, Any]]:

@@ -124,7 +124,12 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
         if not claim.compares_scores:
             continue
         planned = cells[claim.sweep] if claim.seeds is None else planned_cells(plan, claim.sweep, claim.seeds)
-        lengths = _lengths(plan, claim.sweep)
+        # The mean length of responses is unknown before training.
+        lengths: dict[str, float] = {
+            run.spec.model.name: run.spec.rollout.max_response_length
+            for run in plan.runs
+            if claim.sweep in run.variants
+        }
         if question.effect is None and claim not in hypotheses:
             means = of_paper(claim.sweep)
         elif claim.kind is Kind.TREND and claim not in hypotheses:
@@ -198,15 +203,6 @@ def planned_cells(plan: Plan, sweep: str, seeds: Collection[int] | None = None) 
         if sweep in run.variants and (seeds is None or run.spec.seed in seeds):
             cells.setdefault(run.spec.model.name, Counter())[run.variants[sweep]] += 1
     return {model: dict(counts) for model, counts in cells.items()}
-
-
-def _lengths(plan: Plan, sweep: str) -> dict[str, float]:
-    """Model -> the longest response, in tokens; the mean length is unknown before training."""
-    return {
-        run.spec.model.name: run.spec.rollout.max_response_length
-        for run in plan.runs
-        if sweep in run.variants
-    }
 
 
 def _means_with(

@@ -20,7 +20,7 @@ import psutil
 
 from cppo_lab.cores.verl.core import TaskRunner, _signals_after_ray, own_ray
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.groups import add_rules
+from cppo_lab.sweep.groups import add_rule
 from tests.cores.verl import stale
 from tests.cores.verl.in_process import configured, train_here, worker_class
 from tests.cores.verl.story import OVERRIDES, RULE
@@ -41,7 +41,7 @@ def composed(rule: str, *more: str) -> Composed:
     """The story's run under another rule, on this job's ranks."""
     if rule == FOREIGN:  # as its file beside a sweep, and `rule.path` on the command line
         constants = {"name": rule, "delta": "${trust_region.delta}", "options": {"slack": 0.0}}
-        add_rules({rule: {"rule": {**constants, "path": f"tests.rules.acme_rules:{rule}"}}}, f"{rule}.yaml")
+        add_rule(rule, {"rule": {**constants, "path": f"tests.rules.acme_rules:{rule}"}}, f"{rule}.yaml")
     here = [f"layout.devices_per_node={stale.RANKS}", "layout.topk_dtype=float16"]
     return compose([*OVERRIDES, *here, "model=tiny_qwen3", "seed=0", f"rule={rule}", *more])
 
