@@ -11,7 +11,6 @@ Begin with `command.py` (all subcommands and the file of each) and `main` below,
 its function and its arguments: `training.py` for `plan`, `show` and `launch`. docs/commands.md is for users.
 """
 
-import argparse
 import contextlib
 import errno
 import io
@@ -19,6 +18,7 @@ import os
 import re
 import sys
 import warnings
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 
 from cppo_lab.errors import ALSO, StoreAway, UserError, announcing_interrupt, drop, message, say
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _refuse(str(error))
         say(error.usage.rstrip("\n"))
         if "--json" in given:
-            refused = document(argparse.Namespace(name=error.command), Exit.USAGE, str(error))
+            refused = document(Namespace(name=error.command), Exit.USAGE, str(error))
             _run(lambda: sys.stdout.write(f"{refused}\n"))
         raise SystemExit(Exit.USAGE) from None
     if not options.json:

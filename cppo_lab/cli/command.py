@@ -5,7 +5,6 @@ The arguments of a command are beside its function. Only the module of the comma
 heading, and of each command.
 """
 
-import argparse
 import contextlib
 import json
 import math
@@ -15,6 +14,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+from argparse import ArgumentParser, Namespace, _SubParsersAction
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from importlib import import_module  # noqa: TID251  of the literal list COMMANDS
@@ -103,7 +103,7 @@ class UsageError(UserError):
         self.command, self.usage = command, usage
 
 
-class CommandParser(argparse.ArgumentParser):
+class CommandParser(ArgumentParser):
     """A command's parser. Where it takes overrides, its help lists the groups."""
 
     lists_groups = False
@@ -150,7 +150,7 @@ class CommandParser(argparse.ArgumentParser):
         return "\n".join([text, "configuration groups (GROUP=OPTION):", *lines, ""])
 
 
-def parse(arguments: Sequence[str]) -> argparse.Namespace:
+def parse(arguments: Sequence[str]) -> Namespace:
     """What the user asked for; the chosen function is its `command`. Overrides may come before and after options."""
     given = list(arguments)
     if given[:1] == ["export"] and not {*given[1:2]} <= {"model", "metrics", "-h", "--help"}:
@@ -190,15 +190,15 @@ def build_parser(chosen: str | None = None) -> CommandParser:
     return parser
 
 
-def subcommands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
+def subcommands(parser: ArgumentParser) -> dict[str, ArgumentParser]:
     """The parsers of a parser's subcommands, by name; none for a parser that has no subcommands."""
     for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
+        if isinstance(action, _SubParsersAction):
             return dict(action.choices)
     return {}
 
 
-def leaves(parser: argparse.ArgumentParser, name: str = "") -> dict[str, argparse.ArgumentParser]:
+def leaves(parser: ArgumentParser, name: str = "") -> dict[str, ArgumentParser]:
     """Every command that does something, by its words: `plan`, `data check`."""
     below = subcommands(parser)
     if not below:
@@ -256,12 +256,12 @@ def parse_states(text: str | None) -> frozenset[str]:
     return frozenset(names)
 
 
-def typed(options: argparse.Namespace, *more: str) -> str:
+def typed(options: Namespace, *more: str) -> str:
     """Sweep and overrides as a shell takes them, for a command that is shown."""
     return shlex.join([options.sweep, *options.overrides, *more])
 
 
-def answer(options: argparse.Namespace, values: Mapping[str, Any], text: object = None) -> None:
+def answer(options: Namespace, values: Mapping[str, Any], text: object = None) -> None:
     """What the command answers: with --json the object of `values`, which `main` prints once the command has ended, or
     `options.answer_now`; else the `text`, if there is any.
     """
@@ -271,7 +271,7 @@ def answer(options: argparse.Namespace, values: Mapping[str, Any], text: object 
         print(text)
 
 
-def document(options: argparse.Namespace, code: int, error: str | None = None) -> str:
+def document(options: Namespace, code: int, error: str | None = None) -> str:
     """The whole object as text. What is no number (NaN, infinity) is null: JSON has none of them."""
     heading = {"schema": SCHEMA, "command": options.name, "exit_code": int(code), "error": error}
     values = {} if error is not None else options.answer or {}
@@ -368,7 +368,7 @@ def counter(what: str) -> Callable[[int, int], None]:
     return show
 
 
-def load_checked(options: argparse.Namespace) -> "Sweep | Study | Search":
+def load_checked(options: Namespace) -> "Sweep | Study | Search":
     """`load_sweep`, whose error also has the mistakes that only a plan, or `resolve`, finds."""
     from cppo_lab.sweep.file import Search, SweepFaults, load_sweep
     from cppo_lab.sweep.plan import make_plan

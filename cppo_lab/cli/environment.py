@@ -1,6 +1,6 @@
 """`cppo data` and `cppo doctor`: what runs need around them."""
 
-import argparse
+from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cppo_lab.data.prepare import FileRecord
 
 
-def data_prepare(options: argparse.Namespace) -> int:
+def data_prepare(options: Namespace) -> int:
     """Write training and validation sets."""
     from cppo_lab.data.prepare import prepare, summary
     from cppo_lab.sweep.overrides import shell_form
@@ -43,7 +43,7 @@ def data_prepare(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def data_check(options: argparse.Namespace) -> int:
+def data_check(options: Namespace) -> int:
     """Compare prepared data with its checksums."""
     from cppo_lab.data.prepare import check_folder, summary
 
@@ -56,7 +56,7 @@ def _file_values(folder: Path, records: "dict[str, FileRecord]") -> dict[str, ob
     return {"folder": str(folder), "files": {name: vars(record) for name, record in records.items()}}
 
 
-def doctor(options: argparse.Namespace) -> int:
+def doctor(options: Namespace) -> int:
     """Say what this machine has and lacks for a run; 0 only if the run could start here."""
     from cppo_lab.sweep.compose import compose
     from cppo_lab.sweep.doctor import examine, lines, ready

@@ -2,10 +2,10 @@
 logged, as tables; `archive` and `evaluate`; `samples` and `replay`, the answers that a run has kept.
 """
 
-import argparse
 import json
 import os
 import re
+from argparse import Namespace
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,7 +27,7 @@ ABOUT = "about.json"
 _MARK = "cppo export metrics"  # in ABOUT: only such a folder is replaced
 
 
-def model(options: argparse.Namespace) -> int:
+def model(options: Namespace) -> int:
     """Write a run's best checkpoint in Hugging Face's format."""
     from cppo_lab.runs.export import being_trained
     from cppo_lab.runs.export import export as write
@@ -45,7 +45,7 @@ def model(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def metrics(options: argparse.Namespace) -> int:
+def metrics(options: Namespace) -> int:
     """Write what the runs of a sweep have logged as Parquet or CSV, to a folder that appears as a whole or not at all:
     `runs`, `history` and, if a run kept outcomes, `outcomes`, as `cppo_lab.load` gives them. ABOUT is beside them.
     """
@@ -104,7 +104,7 @@ def _is_tables(out: Path) -> bool:
     return isinstance(about, dict) and about.get("made_by") == _MARK
 
 
-def archive(options: argparse.Namespace) -> int:
+def archive(options: Namespace) -> int:
     """Write what a sweep's runs have recorded, and its report, into a file."""
     from cppo_lab.files import replacing
     from cppo_lab.runs.export import archive as write
@@ -148,7 +148,7 @@ def archive(options: argparse.Namespace) -> int:
     return Exit.NO if partial or ended.keys() != folders.keys() else Exit.DONE
 
 
-def evaluate(options: argparse.Namespace) -> int:
+def evaluate(options: Namespace) -> int:
     """Score the best checkpoints of finished runs on a further benchmark, and record the scores with the runs."""
     from cppo_lab.runs.folder import read_status
     from cppo_lab.sweep.launch import evaluate_runs
@@ -251,7 +251,7 @@ def _add_out(command: CommandParser) -> None:
     )
 
 
-def samples(options: argparse.Namespace) -> int:
+def samples(options: Namespace) -> int:
     """Print prompts and responses of a validated step."""
     from cppo_lab.answers.records import read_texts
     from cppo_lab.sweep.plan import recorded_answers
@@ -297,7 +297,7 @@ def _as_lines(run_id: str, texts: "Texts", chosen: "list[Sample]") -> Iterator[s
     yield f"{len(chosen)} of {len(texts.samples)} samples of run {run_id}, step {texts.step}{omitted}"
 
 
-def replay(options: argparse.Namespace) -> int:
+def replay(options: Namespace) -> int:
     """Print what another rule keeps of the tokens of some training responses."""
     from cppo_lab.analysis.replay import as_lines, comparison
     from cppo_lab.analysis.replay import replay as replayed

@@ -1,9 +1,9 @@
 """`cppo status`, `watch`, `logs`, `cancel`, `retry`, `sync`, `note`, `clean`: many runs, whoever launched them."""
 
-import argparse
 import contextlib
 import re
 import sys
+from argparse import Namespace
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cppo_lab.sweep.status import RunStatus
 
 
-def status(options: argparse.Namespace) -> int:
+def status(options: Namespace) -> int:
     """Print the state of the runs of a sweep, or of all known runs."""
     from cppo_lab.sweep import status
     from cppo_lab.sweep.columns import to_csv
@@ -73,7 +73,7 @@ def status(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def watch(options: argparse.Namespace) -> int:
+def watch(options: Namespace) -> int:
     """Show the runs until all have ended; 0 only if all are done."""
     import os
 
@@ -94,7 +94,7 @@ def watch(options: argparse.Namespace) -> int:
     return Exit.DONE if all(run.state in schema.FINISHED for run in runs) else Exit.NO
 
 
-def logs(options: argparse.Namespace) -> int:
+def logs(options: Namespace) -> int:
     """Print what a run has printed."""
     from cppo_lab.sweep.status import follow_logs, log_values, print_logs, run_by_beginning
 
@@ -114,7 +114,7 @@ def logs(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def sync(options: argparse.Namespace) -> int:
+def sync(options: Namespace) -> int:
     """Send what is on file and not in the tracking store."""
     import time
 
@@ -170,7 +170,7 @@ def sync(options: argparse.Namespace) -> int:
             time.sleep(SYNC_SECONDS)
 
 
-def note(options: argparse.Namespace) -> int:
+def note(options: Namespace) -> int:
     """Add to the note and tags of a run, also while it trains; without anything to add, print them."""
     from cppo_lab.runs.spool import add_notes, newest_record, notes
     from cppo_lab.sweep.status import run_by_beginning
@@ -205,7 +205,7 @@ def note(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def cancel(options: argparse.Namespace) -> int:
+def cancel(options: Namespace) -> int:
     """End runs, and take those that wait off their lists."""
     from cppo_lab.launch.queues import cancel
 
@@ -231,7 +231,7 @@ def cancel(options: argparse.Namespace) -> int:
     return Exit.DONE if all(line.done for line in done) else Exit.NO
 
 
-def clean(options: argparse.Namespace) -> int:
+def clean(options: Namespace) -> int:
     """Show what runs take on the disk, and free what is not needed any more."""
     from collections import Counter
 
@@ -288,7 +288,7 @@ def clean(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def retry(options: argparse.Namespace) -> int:
+def retry(options: Namespace) -> int:
     """Train failed or finished runs of a sweep again."""
     from dataclasses import replace
 
@@ -328,7 +328,7 @@ def retry(options: argparse.Namespace) -> int:
     return train(replace(plan, runs=runs), uri, options, chosen, finished, others_unfinished=unfinished)
 
 
-def _planned(options: argparse.Namespace) -> "tuple[Plan | None, str]":
+def _planned(options: Namespace) -> "tuple[Plan | None, str]":
     """The runs of a sweep and their store; without a sweep None, and the store of the environment."""
     if options.sweep is None:  # an empty name, as of a shell's unset variable, is not every run
         return None, address.known_store(address.tracking_uri())

@@ -1,9 +1,9 @@
 """`cppo list`, `cppo new` and `cppo completion`: what a command line can name, and a first sweep file."""
 
-import argparse
 import json
 import os
 import re
+from argparse import Namespace
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -16,7 +16,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")  # as the types of sweep f
 _RUN = re.compile(r"[0-9a-f]{12}")
 
 
-def list_names(options: argparse.Namespace) -> int:
+def list_names(options: Namespace) -> int:
     """A line on each name that a command or a sweep file can take."""
     if options.overrides and options.what != "keys":
         raise UserError(
@@ -42,7 +42,7 @@ def _shown(row: dict[str, object]) -> str:
     )
 
 
-def _rows(options: argparse.Namespace) -> list[dict[str, object]]:
+def _rows(options: Namespace) -> list[dict[str, object]]:
     """What there is of the kind that is asked for; the first value of each row is its name."""
     from cppo_lab.sweep.source import key_words, option_words, sweeps
 
@@ -61,7 +61,7 @@ def _rows(options: argparse.Namespace) -> list[dict[str, object]]:
     return [{"name": name, "meaning": words.get(name, "")} for name in groups()[group]]
 
 
-def new(options: argparse.Namespace) -> int:
+def new(options: Namespace) -> int:
     """Write a sweep file that runs as it is."""
     from cppo_lab.sweep.source import sweep_files
 
@@ -86,7 +86,7 @@ def new(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def completion(options: argparse.Namespace) -> int:
+def completion(options: Namespace) -> int:
     """Print the script of a shell."""
     from argcomplete.shell_integration import shellcode
 
@@ -124,7 +124,7 @@ def _sweeps_and_runs(prefix: str, **_: object) -> Iterable[str]:
     return [*_sweep_names(), *(_run_ids() if len(prefix) >= 2 else ())]
 
 
-def _variants(prefix: str, parsed_args: argparse.Namespace, **_: object) -> Iterable[str]:
+def _variants(prefix: str, parsed_args: Namespace, **_: object) -> Iterable[str]:
     """`variant=NAME`; of several names, the last is being typed."""
     from cppo_lab.sweep.source import variants
 

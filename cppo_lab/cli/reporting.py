@@ -1,8 +1,8 @@
 """`cppo report`, `cppo compare` and `cppo reference`."""
 
-import argparse
 import contextlib
 import gc
+from argparse import Namespace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 BUILT = Path("reports/build")  # where reports are written by default
 
 
-def report(options: argparse.Namespace) -> int:
+def report(options: Namespace) -> int:
     """Write the tables, curves and page of a sweep, or of a search; with --watch again and again."""
     # What imports and figures make, stays: by default a sixth of a report's time goes into looking for garbage.
     gc.set_threshold(20_000)
@@ -46,7 +46,7 @@ def report(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def _archived(options: argparse.Namespace) -> Path:
+def _archived(options: Namespace) -> Path:
     """The report of a file of `cppo archive`, made in a folder that has nothing else."""
     import tempfile
 
@@ -63,13 +63,13 @@ def _archived(options: argparse.Namespace) -> Path:
             return _report_once(options)
 
 
-def require_every(options: argparse.Namespace) -> None:
+def require_every(options: Namespace) -> None:
     """Raises UserError for a pause between two reports that is none."""
     if not 1 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between two reports, 1 to 86400")
 
 
-def watch_report(options: argparse.Namespace, patient: bool = False) -> "Iterator[Path]":
+def watch_report(options: Namespace, patient: bool = False) -> "Iterator[Path]":
     """Report until every run is a result; gives each page. A store that is not there or does not answer costs a line.
     `patient`: any other mistake, too, and reports take at most a fifth of a core from the runs.
     """
@@ -110,7 +110,7 @@ def pause(seconds: float) -> None:
     time.sleep(seconds)
 
 
-def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
+def _report_once(options: Namespace, quiet: bool = False) -> Path:
     """Make the report and return its page; unless `quiet`, say what is done and where it is."""
     from cppo_lab.sweep.file import Search
 
@@ -139,7 +139,7 @@ def _report_once(options: argparse.Namespace, quiet: bool = False) -> Path:
     return page
 
 
-def _chosen(options: argparse.Namespace) -> list[str]:
+def _chosen(options: Namespace) -> list[str]:
     """The options that the content of a report depends on, as they were given."""
     words = ["--from", "paper"] if options.source == "paper" else []
     words += ["--partial"] if options.partial else []
@@ -148,7 +148,7 @@ def _chosen(options: argparse.Namespace) -> list[str]:
     return words if options.figures is None else [*words, "--figures", options.figures]
 
 
-def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:
+def _report_runs(options: Namespace, asked: "Asked") -> Path:
     """The report of a sweep or study, kept in MLflow too; a store that does not take it costs a line."""
     from cppo_lab.reports.build import build_report
     from cppo_lab.reports.names import origin
@@ -183,7 +183,7 @@ def _report_runs(options: argparse.Namespace, asked: "Asked") -> Path:
     return page
 
 
-def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
+def _paper_request(options: Namespace, out: Path, command: str) -> "Asked":
     from cppo_lab.reports.study import paper_study_request
     from cppo_lab.reports.sweep import paper_request
     from cppo_lab.sweep.file import load_sweep
@@ -208,7 +208,7 @@ def _paper_request(options: argparse.Namespace, out: Path, command: str) -> "Ask
     return paper_request(uri, out, **about), text
 
 
-def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked":
+def _own_request(options: Namespace, out: Path, command: str) -> "Asked":
     from cppo_lab.sweep.claims import axes_of, grids_of, note_looks, stated_in
     from cppo_lab.tracking.page import SweepText
 
@@ -248,7 +248,7 @@ def _own_request(options: argparse.Namespace, out: Path, command: str) -> "Asked
     return ReportRequest(**about), SweepText(plan.name, plan.title, plan.question, sweep.feeds)
 
 
-def _search_report(declared: "Search", options: argparse.Namespace, out: Path, command: str) -> Path:
+def _search_report(declared: "Search", options: Namespace, out: Path, command: str) -> Path:
     from cppo_lab.reports.build import build_report
     from cppo_lab.reports.search import SearchRequest
     from cppo_lab.runs.tags import dotted
@@ -280,7 +280,7 @@ def _search_report(declared: "Search", options: argparse.Namespace, out: Path, c
     )
 
 
-def compare(options: argparse.Namespace) -> int:
+def compare(options: Namespace) -> int:
     """Say what differs between two reports; 0 if nothing does, 1 if something does."""
     from cppo_lab.reports import saved
 
@@ -303,7 +303,7 @@ def _report_folder(name: str) -> Path:
     )
 
 
-def reference_import(options: argparse.Namespace) -> int:
+def reference_import(options: Namespace) -> int:
     """Load the paper's curves as runs."""
     from cppo_lab.sweep.file import Sweep, load_sweep, shipped_sweeps
     from cppo_lab.tracking.client import STORE_FAULTS, store_error

@@ -1,8 +1,8 @@
 """`cppo plan`, `cppo show`, `cppo diff`, `cppo pull`, `cppo preflight`, `cppo launch`, `cppo tune`."""
 
-import argparse
 import contextlib
 import math
+from argparse import Namespace
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
     from cppo_lab.runs.state import RunState
     from cppo_lab.search.space import Tuning
-    from cppo_lab.sweep.cost import Cost, Limits
+    from cppo_lab.sweep.cost import Cost
     from cppo_lab.sweep.enumerate import PlannedRun
-    from cppo_lab.sweep.launch import Launched
+    from cppo_lab.sweep.launch import Asked, Launched
     from cppo_lab.sweep.plan import FoundRun, Plan
     from cppo_lab.sweep.power import PowerQuestion
 
 
-def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
+def planned(options: Namespace) -> "tuple[Plan, str]":
     """The plan of the named sweep and the store to use."""
     from cppo_lab.sweep.plan import make_plan
 
@@ -48,7 +48,7 @@ def planned(options: argparse.Namespace) -> "tuple[Plan, str]":
     return plan, address.known_store(address.tracking_uri(plan.tracking.uri))
 
 
-def plan(options: argparse.Namespace) -> int:
+def plan(options: Namespace) -> int:
     """List the runs of a sweep; without a name, the sweeps."""
     if options.sweep is None:
         from cppo_lab.cli.names import list_names
@@ -102,7 +102,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _power(
-    plan: "Plan", question: "PowerQuestion", costs: "Mapping[str, Cost | None]", options: argparse.Namespace
+    plan: "Plan", question: "PowerQuestion", costs: "Mapping[str, Cost | None]", options: Namespace
 ) -> int:
     """What the planned runs can decide: of each claim, or of two methods."""
     from cppo_lab.sweep import power
@@ -127,18 +127,17 @@ def plan_states(plan: "Plan") -> "dict[str, RunState]":
     return states(runs, [run.run_id for run in plan.runs], read_queues(runs, warn=True))
 
 
-def without_folders(plan: "Plan", options: argparse.Namespace) -> str:
+def without_folders(plan: "Plan", options: Namespace) -> str:
     """A line on the runs that have no folder here, and may have been finished elsewhere; empty if all have a folder."""
     count = sum(not (runs_folder() / run.run_id).is_dir() for run in plan.runs)
-    sweep = typed(options)
     if not count:
         return ""
     have, they_were = ("has", "it was") if count == 1 else ("have", "they were")
-    asks = f"`cppo pull {sweep}` asks the tracking store whether {they_were} finished elsewhere"
+    asks = f"`cppo pull {typed(options)}` asks the tracking store whether {they_were} finished elsewhere"
     return f"{counted(count, 'run')} {have} no folder here: {asks}"
 
 
-def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
+def _power_question(options: Namespace) -> "PowerQuestion | None":
     """What --power asks; None without it. Raises UserError for its options without it, and for CSV."""
     if options.power:
         from cppo_lab.sweep.power import parse_question
@@ -153,7 +152,7 @@ def _power_question(options: argparse.Namespace) -> "PowerQuestion | None":
     return None
 
 
-def show(options: argparse.Namespace) -> int:
+def show(options: Namespace) -> int:
     """Print the resolved configuration of a run, or of the runs of a sweep, as YAML."""
     from cppo_lab.sweep.plan import is_run_id, make_plan
     from cppo_lab.sweep.table import describe, run_yaml, sections_of
@@ -197,7 +196,7 @@ def run_of(plan: "Plan", beginning: str) -> "PlannedRun":
     return chosen[0]
 
 
-def diff(options: argparse.Namespace) -> int:
+def diff(options: Namespace) -> int:
     """Print what two runs differ in."""
     from cppo_lab.sweep import table
 
@@ -206,13 +205,13 @@ def diff(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def _find(beginning: str, options: argparse.Namespace) -> "FoundRun":
+def _find(beginning: str, options: Namespace) -> "FoundRun":
     from cppo_lab.sweep.plan import find_run
 
     return find_run(beginning, runs_folder(), options.within)
 
 
-def launch(options: argparse.Namespace) -> int:
+def launch(options: Namespace) -> int:
     """Train the runs of a sweep that are not done."""
     from cppo_lab.launch.launchers import launcher_of
 
@@ -233,7 +232,7 @@ def launch(options: argparse.Namespace) -> int:
     return train(plan, uri, options)
 
 
-def _until_decided(plan: "Plan", uri: str, options: argparse.Namespace) -> int:
+def _until_decided(plan: "Plan", uri: str, options: Namespace) -> int:
     """Train seed by seed until each hypothesis is decided; with a launcher that has a queue, one look."""
     from dataclasses import replace
 
@@ -267,7 +266,7 @@ def _until_decided(plan: "Plan", uri: str, options: argparse.Namespace) -> int:
     return code
 
 
-def pull(options: argparse.Namespace) -> int:
+def pull(options: Namespace) -> int:
     """Write what was finished elsewhere into the folders of runs without a record here."""
     from cppo_lab.launch.queues import read_queues
     from cppo_lab.sweep.launch import look_ahead, write_stubs
@@ -285,7 +284,7 @@ def pull(options: argparse.Namespace) -> int:
     return Exit.DONE
 
 
-def preflight(options: argparse.Namespace) -> int:
+def preflight(options: Namespace) -> int:
     """Measure each kind of run of a sweep with a short job, and say what the whole sweep will take."""
     from cppo_lab.errors import interrupt_on_termination
     from cppo_lab.launch.launchers import launcher_of
@@ -317,7 +316,7 @@ def preflight(options: argparse.Namespace) -> int:
 def train(
     plan: "Plan",
     uri: str,
-    options: argparse.Namespace,
+    options: Namespace,
     retry: "Collection[str]" = (),
     finished: "Collection[str]" = (),
     quiet: bool = False,
@@ -328,31 +327,30 @@ def train(
     """
     from cppo_lab.errors import interrupt_on_termination
     from cppo_lab.runs.folder import read_status
-    from cppo_lab.sweep.cost import past_costs
+    from cppo_lab.sweep.cost import Limits, past_costs
     from cppo_lab.sweep.doctor import require_plan
-    from cppo_lab.sweep.launch import launch
+    from cppo_lab.sweep.launch import Asked, launch
     from cppo_lab.sweep.table import run_table, score_table
     from cppo_lab.tracking.client import STORE_FAULTS
     from cppo_lab.tracking.page import where_to_look
 
+    asked = Asked(
+        options.replace,
+        retry,
+        finished,
+        options.without_store,
+        Limits(options.max_gpu_hours, options.max_disk),
+        options.keep_going,
+        options.stop_hopeless,
+    )
     if options.dry_run:
-        return _dry_run(plan, uri, options, retry, finished)
+        return _dry_run(plan, uri, asked, options)
     require_plan(plan, uri)
     interrupt_on_termination()  # the runs are ended and recorded
     passing("reading the tracking store")
     # What is said of how to go on has no address of a webhook.
     options.overrides = [text for text in options.overrides if not text.startswith("notify.")]
-    done = launch(
-        plan,
-        uri,
-        options.replace,
-        retry,
-        finished,
-        options.without_store,
-        _limits(options),
-        options.keep_going,
-        options.stop_hopeless,
-    )
+    done = launch(plan, uri, asked)
     if quiet and all(state.state in schema.FINISHED for state in done.states.values()):
         return Exit.DONE
     if options.json:
@@ -379,22 +377,20 @@ def train(
     return _what_is_left(plan, done, options)
 
 
-def answer_launch(plan: "Plan", done: "Launched", options: argparse.Namespace) -> None:
+def answer_launch(plan: "Plan", done: "Launched", options: Namespace) -> None:
     """What --json says of a launch, also of a dry run or with nothing to train."""
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.table import listing
 
-    values = listing(plan, done.states, past_costs(plan.runs))
-    values |= {"dry_run": options.dry_run, "to_train": list(done.trained), "left": list(done.left)}
-    values |= {"replaced": done.replaced, "held": list(done.held), "not_started": done.not_started}
-    answer(options, values)
-
-
-def _limits(options: argparse.Namespace) -> "Limits":
-    """What --max-gpu-hours and --max-disk of `cppo launch` allow."""
-    from cppo_lab.sweep.cost import Limits
-
-    return Limits(options.max_gpu_hours, options.max_disk)
+    of_launch = {
+        "dry_run": options.dry_run,
+        "to_train": list(done.trained),
+        "left": list(done.left),
+        "replaced": done.replaced,
+        "held": list(done.held),
+        "not_started": done.not_started,
+    }
+    answer(options, listing(plan, done.states, past_costs(plan.runs)) | of_launch)
 
 
 def amount(text: str) -> float:
@@ -404,13 +400,7 @@ def amount(text: str) -> float:
     return value
 
 
-def _dry_run(
-    plan: "Plan",
-    uri: str,
-    options: argparse.Namespace,
-    retry: "Collection[str]",
-    finished: "Collection[str]",
-) -> int:
+def _dry_run(plan: "Plan", uri: str, asked: "Asked", options: Namespace) -> int:
     """Say what `train` would do. Writes nothing."""
     from cppo_lab.launch.queues import read_queues
     from cppo_lab.runs.state import explained, state_of
@@ -419,10 +409,8 @@ def _dry_run(
     from cppo_lab.sweep.table import cost_summary, run_table
 
     queued = read_queues(runs_folder(), warn=True)
-    ahead = look_ahead(plan, uri, queued, options.replace, finished)
-    todo, failed, held, not_started = choose(
-        plan, ahead, uri, retry, options.without_store, _limits(options), options.stop_hopeless
-    )
+    ahead = look_ahead(plan, uri, queued, asked)
+    todo, failed, held, not_started = choose(plan, ahead, uri, asked)
     present = {run_id: state_of(ahead.folders[run_id], queued) for run_id in ahead.replaces}
     states = explained(ahead.states | present, queued)
     code = Exit.STORE_AWAY if held else Exit.DONE
@@ -452,7 +440,7 @@ def _tell_not_started(not_started: "Mapping[str, str]", how: str = "") -> None:
         say(f"cppo: {counted(len(run_ids), 'run')} not started ({few(run_ids)}): {why}{remedy}")
 
 
-def _what_is_left(plan: "Plan", done: "Launched", options: argparse.Namespace) -> int:
+def _what_is_left(plan: "Plan", done: "Launched", options: Namespace) -> int:
     """Say how to go on; 0 if that needs nothing but time."""
     from collections import Counter
 
@@ -574,7 +562,7 @@ def pull_arguments(command: CommandParser) -> None:
     add_sweep(command)
 
 
-def tune(options: argparse.Namespace) -> int:
+def tune(options: Namespace) -> int:
     """Search for the best constants; go on where an earlier command, or another command, is."""
     from cppo_lab.errors import interrupt_on_termination
     from cppo_lab.search.space import resolve
@@ -607,7 +595,7 @@ def tune(options: argparse.Namespace) -> int:
     return Exit.DONE if over else Exit.NO
 
 
-def _outline(tuning: "Tuning", url: str, options: argparse.Namespace, more: dict[str, object]) -> int:
+def _outline(tuning: "Tuning", url: str, options: Namespace, more: dict[str, object]) -> int:
     """The space of a search, what is done of it and what a trial costs, as text or, with `more`, as JSON."""
     from cppo_lab.search.space import describe
     from cppo_lab.search.study import counts, find_trials, summary_text

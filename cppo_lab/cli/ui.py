@@ -2,7 +2,6 @@
 dash`, the report of a sweep with the states of its runs and the time left, renewed while they go on.
 """
 
-import argparse
 import contextlib
 import errno
 import html
@@ -15,6 +14,7 @@ import sys
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -32,7 +32,7 @@ from cppo_lab.plugins import install_extra
 from cppo_lab.tracking.address import is_new, require_store, sqlite_file, tracking_uri
 
 
-def ui(options: argparse.Namespace) -> int:
+def ui(options: Namespace) -> int:
     """Serve the store until Ctrl-C and say what to open; of a store that is a server, only say it."""
     uri = tracking_uri()
     if uri.startswith("http"):
@@ -105,7 +105,7 @@ def report_link(folder: Path | None, address: str) -> list[tuple[str, str]]:
     return [("the report", f"{page.resolve().as_uri()}?{urlencode({'mlflow': address})}")]
 
 
-def _show(links: list[tuple[str, str]], options: argparse.Namespace) -> None:
+def _show(links: list[tuple[str, str]], options: Namespace) -> None:
     if options.json:
         answer(options, {"links": [{"name": name, "url": link} for name, link in links]})
         options.answer_now()
@@ -306,7 +306,7 @@ class _Server(ThreadingHTTPServer):
             say(f"cppo: a request was not answered: {describe(error)}")
 
 
-def dash(options: argparse.Namespace) -> int:
+def dash(options: Namespace) -> int:
     """Serve the page until Ctrl-C."""
     from cppo_lab.cli import reporting
     from cppo_lab.cli.monitoring import status_reader

@@ -129,24 +129,31 @@ class Ahead:
         return ids
 
 
-def launch(
-    plan: Plan,
-    uri: str,
-    replace: bool = False,
-    retry: Collection[str] = (),
-    finished: Collection[str] = (),
-    without_store: bool = False,
-    limits: Limits = NO_LIMITS,
-    keep_going: bool = False,
-    stop_hopeless: bool = False,
-) -> Launched:
-    """Train the runs of `plan` that are neither done nor running, and have not failed with an error.
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of a launch besides the runs of its plan that are neither done nor running, and have not failed
+    with an error.
 
     `replace`: also retrain runs that were finished with different code. `finished`: ids of finished runs to train
     again, whatever their code. Old results are kept until the new ones exist. `retry`: ids of failed runs to train
     again. `without_store`, `limits`: see `choose`. `keep_going`: begin all runs even if the first three fail alike.
     `stop_hopeless`: stop runs with early signs of a collapse, and leave those that were; its launcher waits for them.
     """
+
+    replace: bool = False
+    retry: Collection[str] = ()
+    finished: Collection[str] = ()
+    without_store: bool = False
+    limits: Limits = NO_LIMITS
+    keep_going: bool = False
+    stop_hopeless: bool = False
+
+
+NOTHING = Asked()
+
+
+def launch(plan: Plan, uri: str, asked: Asked = NOTHING) -> Launched:
+    """Train the unfinished runs of `plan`, and what else is asked."""
     runs, run_ids, url = runs_folder(), [run.run_id for run in plan.runs], webhook(plan.notify.url)
     mirror = mirror_name(plan.tracking.mirror)
     require_folder(runs)
@@ -154,8 +161,8 @@ def launch(
         settle_jobs(runs)
     queued = read_queues(runs, warn=True)
     unheld = record_dead_ends(runs, run_ids, queued)
-    ahead = look_ahead(plan, uri, queued, replace, finished, opens=True)
-    todo, left, held_ids, not_started = choose(plan, ahead, uri, retry, without_store, limits, stop_hopeless)
+    ahead = look_ahead(plan, uri, queued, asked, opens=True)
+    todo, left, held_ids, not_started = choose(plan, ahead, uri, asked)
     _require_one_machine(todo, plan.launcher)
     _require_code(todo)
     write_stubs(plan, uri, ahead)
@@ -166,7 +173,7 @@ def launch(
         register_hypotheses(plan, uri, parents)
         adopt(plan, uri, parents, ahead)
     trained = tuple(run.run_id for run in todo)
-    progress = Progress(plan, ahead.states, list(trained), past_paces(todo), stop_hopeless)
+    progress = Progress(plan, ahead.states, list(trained), past_paces(todo), asked.stop_hopeless)
     describe_sweeps(plan, uri, parents, ahead.states)  # first, so that it is available during training
     if not todo:
         return Launched(ahead.states, left=left, held=held_ids, not_started=not_started)
@@ -195,7 +202,7 @@ def launch(
             replaces=ahead.replaces.get(run.run_id, ()),
             mismatch=plan.tracking.mismatch,
             answers=plan.tracking.answers,
-            canaries=() if keep_going or len(trained) <= FIRST else trained[:FIRST],
+            canaries=() if asked.keep_going or len(trained) <= FIRST else trained[:FIRST],
         )
         for run in todo
     ]
@@ -245,15 +252,8 @@ def _send(folders: Iterable[Path], uri: str) -> None:
         say(f"cppo: {error}")
 
 
-def look_ahead(
-    plan: Plan,
-    uri: str,
-    queued: Queued,
-    replace: bool = False,
-    finished: Collection[str] = (),
-    opens: bool = False,
-) -> Ahead:
-    """What a launch with `replace` and `finished` would start from. Writes nothing.
+def look_ahead(plan: Plan, uri: str, queued: Queued, asked: Asked = NOTHING, opens: bool = False) -> Ahead:
+    """What a launch would start from. Writes nothing.
 
     The store is asked which runs without a record here have been finished elsewhere; not if all runs have a record,
     or if it is a file that does not exist yet. With `opens` it is opened nevertheless, and created.
@@ -264,24 +264,24 @@ def look_ahead(
     waits = {schema.MISSING, schema.QUEUED}
     unknown = tuple(i for i, run in folders.items() if states[i].state in waits and run.is_empty)
     database, silence = address.sqlite_file(uri), ""
-    asked = () if database is not None and not database.is_file() else (*unknown, *stubs)
+    sought = () if database is not None and not database.is_file() else (*unknown, *stubs)
     elsewhere: dict[str, StoredRun] = {}
-    if asked or opens:
+    if sought or opens:
         try:
-            elsewhere = {i: run for i, run in find(uri, plan.core, asked).items() if run.is_result}
+            elsewhere = {i: run for i, run in find(uri, plan.core, sought).items() if run.is_result}
         except StoreBroken:
             raise
         except StoreAway as error:
             silence = str(error)
     lacking = [run_id for run_id in stubs if not silence and run_id not in elsewhere]
-    gone = tuple(run_id for run_id in lacking if asked and stubs[run_id] == redacted(uri))
-    if absent := [run_id for run_id in lacking if run_id not in (*gone, *finished)]:
+    gone = tuple(run_id for run_id in lacking if sought and stubs[run_id] == redacted(uri))
+    if absent := [run_id for run_id in lacking if run_id not in (*gone, *asked.finished)]:
         stores = printable(few(sorted({stubs[run_id] for run_id in absent})))
         say(
             f"cppo: {counted(len(absent), 'run')} finished elsewhere ({few(absent)}), not in this tracking store: a "
             f"report needs the one that has them ({stores}), or `cppo retry SWEEP --run ID --finished`"
         )
-    if asked and unknown and not silence:
+    if sought and unknown and not silence:
         runs = f"{counted(len(unknown), 'run')} {'has' if len(unknown) == 1 else 'have'}"
         count = len(elsewhere.keys() & {*unknown})
         say(f"cppo: {runs} no record here; the tracking store has {count} of these as finished elsewhere")
@@ -294,15 +294,17 @@ def look_ahead(
         run_id: state.code_version for run_id, state in states.items() if state.state in schema.FINISHED
     }
     version = code_version()
-    others = {run_id: code for run_id, code in results.items() if code != version and run_id not in finished}
+    others = {
+        run_id: code for run_id, code in results.items() if code != version and run_id not in asked.finished
+    }
     if others:
         named = printable(few(sorted({code or "unknown" for code in others.values()})))
         fate = "kept; --replace trains them again"
-        if replace:
+        if asked.replace:
             fate = "trained again; each is replaced once that has finished"
         were = "were" if len(others) > 1 else "was"
         say(f"{counted(len(others), 'finished run')} {were} made by other code ({named}): {fate}")
-    again = [run_id for run_id in results if run_id in finished or (replace and run_id in others)]
+    again = [i for i in results if i in asked.finished or (asked.replace and i in others)]
     replaces = {
         run_id: (_record_of(elsewhere[run_id]),) if run_id in elsewhere else _results(folders[run_id])
         for run_id in again
@@ -394,13 +396,7 @@ def _record_of(stored: StoredRun) -> str:
 
 
 def choose(
-    plan: Plan,
-    ahead: Ahead,
-    uri: str,
-    retry: Collection[str] = (),
-    without_store: bool = False,
-    limits: Limits = NO_LIMITS,
-    stop_hopeless: bool = False,
+    plan: Plan, ahead: Ahead, uri: str, asked: Asked
 ) -> tuple[list[PlannedRun], tuple[str, ...], tuple[str, ...], dict[str, str]]:
     """The runs to train, and the ids of those left out: that failed with an error, that are held, and, with the reason,
     that do not fit into the `limits` of the whole plan.
@@ -409,18 +405,18 @@ def choose(
     unless the store is a file in the working folder, or `without_store`. Runs whose hypotheses it cannot register are
     held in any case. This is said on standard error. With `stop_hopeless`, runs that were stopped are left.
     """
-    never = schema.FINISHED | {schema.RUNNING} | ({schema.STOPPED} if stop_hopeless else set())
+    never = schema.FINISHED | {schema.RUNNING} | ({schema.STOPPED} if asked.stop_hopeless else set())
     states = {run.run_id: ahead.states[run.run_id].state for run in plan.runs}
-    again = {*retry, *ahead.replaces}
+    again = {*asked.retry, *ahead.replaces}
     left = tuple(i for i, state in states.items() if state == schema.FAILED and i not in again)
     todo = [run for run in plan.runs if states[run.run_id] not in never and run.run_id not in left]
     at_once = 1 if any(core_of(run.spec.core).gpus(run.layout) for run in todo) else None
-    beyond = limits.beyond(plan.runs, todo, states, _workers(plan.launcher, len(todo), at_once))
+    beyond = asked.limits.beyond(plan.runs, todo, states, _workers(plan.launcher, len(todo), at_once))
     todo = [run for run in todo if run.run_id not in beyond]
     if not ahead.silence:
         return todo, left, (), beyond
     database = address.sqlite_file(uri)
-    trained = without_store or (database is not None and database.parent.resolve() == Path.cwd())
+    trained = asked.without_store or (database is not None and database.parent.resolve() == Path.cwd())
     tests = {sweep.name for sweep in plan.sweeps if sweep.hypotheses}
     held_ids = tuple(
         run.run_id
