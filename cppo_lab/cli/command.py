@@ -261,14 +261,15 @@ def typed(options: Namespace, *more: str) -> str:
     return shlex.join([options.sweep, *options.overrides, *more])
 
 
-def answer(options: Namespace, values: Mapping[str, Any], text: object = None) -> None:
+def answer(options: Namespace, values: Mapping[str, Any], text: object = None) -> int:
     """What the command answers: with --json the object of `values`, which `main` prints once the command has ended, or
-    `options.answer_now`; else the `text`, if there is any.
+    `options.answer_now`; else the `text`, if there is any. Returns the exit code of what is done.
     """
     if options.json:
         options.answer = dict(values)
     elif text is not None:
         print(text)
+    return Exit.DONE
 
 
 def document(options: Namespace, code: int, error: str | None = None) -> str:

@@ -39,8 +39,7 @@ def data_prepare(options: Namespace) -> int:
         keys += [shell_form(f"data.validation.{Path(file).stem}", str(options.out / file)) for file in others]
         if all(keys):
             text += f"\nto train on it: core=verl data=files {' '.join(keys)}"
-    answer(options, _file_values(options.out, records), text)
-    return Exit.DONE
+    return answer(options, _file_values(options.out, records), text)
 
 
 def data_check(options: Namespace) -> int:
@@ -48,8 +47,7 @@ def data_check(options: Namespace) -> int:
     from cppo_lab.data.prepare import check_folder, summary
 
     records = check_folder(options.folder)
-    answer(options, _file_values(options.folder, records), summary(records))
-    return Exit.DONE
+    return answer(options, _file_values(options.folder, records), summary(records))
 
 
 def _file_values(folder: Path, records: "dict[str, FileRecord]") -> dict[str, object]:

@@ -41,8 +41,7 @@ def model(options: Namespace) -> int:
     if run.state == schema.RUNNING:
         raise being_trained(run_id)
     place = write(runs, run_id, options.out, _say)
-    answer(options, {"run_id": run_id, "folder": str(place)}, place)
-    return Exit.DONE
+    return answer(options, {"run_id": run_id, "folder": str(place)}, place)
 
 
 def metrics(options: Namespace) -> int:
@@ -92,8 +91,7 @@ def metrics(options: Namespace) -> int:
                 units[name] = schema.METRIC_BY_NAME[name].unit
         entries = {"made_by": _MARK, "format": form, **about, "rows": rows, "units": units}
         (folder / ABOUT).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-    answer(options, {"folder": str(place), "format": form, **about, "rows": rows}, place)
-    return Exit.DONE
+    return answer(options, {"folder": str(place), "format": form, **about, "rows": rows}, place)
 
 
 def _is_tables(out: Path) -> bool:
@@ -177,8 +175,7 @@ def evaluate(options: Namespace) -> int:
             )
             print(f"{row['run_id']}  {row['name']}  step {row['step']}: {listed}", flush=True)
     upload([runs / run_id for run_id in run_ids], uri)
-    answer(options, {"benchmark": options.benchmark, "runs": rows})
-    return Exit.DONE
+    return answer(options, {"benchmark": options.benchmark, "runs": rows})
 
 
 def _say(activity: str, done: int | None = None, of: int | None = None) -> None:
@@ -269,8 +266,7 @@ def samples(options: Namespace) -> int:
         raise UserError(f"--problem {options.problem!r}: step {step} has answers to {ids or 'no problem'}")
     samples = [vars(sample) for sample in chosen]
     values = {"run": run.run_id, "step": step, "left_out": texts.left_out, "samples": samples}
-    answer(options, values, "\n".join(_as_lines(run.run_id, texts, chosen)))
-    return Exit.DONE
+    return answer(options, values, "\n".join(_as_lines(run.run_id, texts, chosen)))
 
 
 def _as_lines(run_id: str, texts: "Texts", chosen: "list[Sample]") -> Iterator[str]:
@@ -319,8 +315,7 @@ def replay(options: Namespace) -> int:
     )
     compared = comparison(tokens, result)
     text = "\n".join([f"run {run.run_id}", *as_lines(compared)])
-    answer(options, {"run": run.run_id, **compared}, text)
-    return Exit.DONE
+    return answer(options, {"run": run.run_id, **compared}, text)
 
 
 def _assignment(text: str) -> tuple[str, float | str]:

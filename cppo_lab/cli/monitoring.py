@@ -103,8 +103,7 @@ def logs(options: Namespace) -> int:
     if options.json:
         if options.follow:
             raise UserError("--json with -f: the object is printed at once; omit one of them")
-        answer(options, {"run_id": run_id, **log_values(runs, run_id, options.all)})
-        return Exit.DONE
+        return answer(options, {"run_id": run_id, **log_values(runs, run_id, options.all)})
     if not options.follow:
         print_logs(runs, run_id, options.all, sys.stdout)
         return Exit.DONE
@@ -201,8 +200,7 @@ def note(options: Namespace) -> int:
     given = notes(folder)
     text = given.pop(schema.TAG_NOTE, "")
     lines = filter(None, [text, *(f"{key}={value}" for key, value in given.items())])
-    answer(options, {"run_id": run_id, "note": text, "tags": given}, "\n".join(lines))
-    return Exit.DONE
+    return answer(options, {"run_id": run_id, "note": text, "tags": given}, "\n".join(lines))
 
 
 def cancel(options: Namespace) -> int:
@@ -220,8 +218,7 @@ def cancel(options: Namespace) -> int:
         lines = [
             f"{names[run.run_id]}: {run.state}{f', {run.job}' if run.job else ''}: {text}" for run in chosen
         ]
-        answer(options, {"runs": values, "dry_run": True}, "\n".join(lines) if lines else None)
-        return Exit.DONE
+        return answer(options, {"runs": values, "dry_run": True}, "\n".join(lines) if lines else None)
     done = cancel(runs_folder(), [run.run_id for run in chosen], options.queued) if chosen else []
     lines = [f"{names[line.run_id]}: {line.text}" for line in done]
     lines.append(
@@ -280,12 +277,11 @@ def clean(options: Namespace) -> int:
             return Exit.NO
     freed = sum(remove(folder, parts) for folder in chosen)
     freed += spare_code(runs, remove=True) if code else 0
-    answer(
+    return answer(
         options,
         {"sweeps": sweeps, "freed": freed},
         f"{freed / 1e9:.3f} GB freed" if parts or options.code else text,
     )
-    return Exit.DONE
 
 
 def retry(options: Namespace) -> int:

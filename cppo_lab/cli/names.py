@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from cppo_lab.cli.command import COMMANDS, CommandParser, Exit, answer, build_parser, leaves, width
+from cppo_lab.cli.command import COMMANDS, CommandParser, answer, build_parser, leaves, width
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.groups import groups
 
@@ -28,8 +28,7 @@ def list_names(options: Namespace) -> int:
     lines = (
         f"{name:<{indent}}  {_shown(row)}"[: width()].rstrip() for name, row in zip(names, rows, strict=True)
     )
-    answer(options, {options.what: rows}, "\n".join(lines))
-    return Exit.DONE
+    return answer(options, {options.what: rows}, "\n".join(lines))
 
 
 def _shown(row: dict[str, object]) -> str:
@@ -82,8 +81,7 @@ def new(options: Namespace) -> int:
     except FileExistsError:
         raise UserError(f"{path} exists: edit it, or give the new sweep another name") from None
     text = f"wrote {path}: edit it; then cppo plan {path}, cppo launch {path} and cppo report {path}"
-    answer(options, {"sweep": name, "file": str(path)}, text)
-    return Exit.DONE
+    return answer(options, {"sweep": name, "file": str(path)}, text)
 
 
 def completion(options: Namespace) -> int:
@@ -91,8 +89,7 @@ def completion(options: Namespace) -> int:
     from argcomplete.shell_integration import shellcode
 
     script = shellcode(["cppo"], shell=options.shell)
-    answer(options, {"shell": options.shell, "script": script}, script)
-    return Exit.DONE
+    return answer(options, {"shell": options.shell, "script": script}, script)
 
 
 def complete() -> None:

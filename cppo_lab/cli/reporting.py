@@ -323,8 +323,7 @@ def reference_import(options: Namespace) -> int:
     except STORE_FAULTS as error:
         raise store_error(uri, error, "used") from None
     text = f"experiment `paper` in {redacted(uri)}: {counted(added, 'run')} added"
-    answer(options, {"store": redacted(uri), "added": added}, text)
-    return Exit.DONE
+    return answer(options, {"store": redacted(uri), "added": added}, text)
 
 
 def report_arguments(command: CommandParser) -> None:

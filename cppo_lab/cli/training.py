@@ -114,8 +114,7 @@ def _power(
         differences = power.shown_differences(plan, question)
         values = power.shown_values(plan, differences, question)
         text = power.shown_text(differences, question, width())
-    answer(options, values, text)
-    return Exit.DONE
+    return answer(options, values, text)
 
 
 def plan_states(plan: "Plan") -> "dict[str, RunState]":
@@ -166,8 +165,9 @@ def show(options: Namespace) -> int:
         single = _find(options.sweep, options)
         sections = sections_of(single)
         text = run_yaml(single.planned, sections).removesuffix("\n")
-        answer(options, {"runs": [{"source": single.source, **sections}]}, f"# from {single.source}\n{text}")
-        return Exit.DONE
+        return answer(
+            options, {"runs": [{"source": single.source, **sections}]}, f"# from {single.source}\n{text}"
+        )
     plan = make_plan(load_checked(options), options.overrides)
     trainer_config = core_of(plan.core).load("trainer_config") if options.verl else None
     if options.verl and trainer_config is None:
@@ -182,8 +182,7 @@ def show(options: Namespace) -> int:
             sections[plan.core] = trainer_config(run.spec, run.layout, plan.paths, runs_folder())
         documents.append(run_yaml(run, sections))
         values.append({"source": f"sweep {plan.name}", **sections})
-    answer(options, {"runs": values}, "---\n".join(documents).removesuffix("\n"))
-    return Exit.DONE
+    return answer(options, {"runs": values}, "---\n".join(documents).removesuffix("\n"))
 
 
 def run_of(plan: "Plan", beginning: str) -> "PlannedRun":
@@ -201,8 +200,7 @@ def diff(options: Namespace) -> int:
     from cppo_lab.sweep import table
 
     left, right = _find(options.left, options), _find(options.right, options)
-    answer(options, table.difference_values(left, right), table.difference_text(left, right))
-    return Exit.DONE
+    return answer(options, table.difference_values(left, right), table.difference_text(left, right))
 
 
 def _find(beginning: str, options: Namespace) -> "FoundRun":
@@ -280,8 +278,7 @@ def pull(options: Namespace) -> int:
     values = {"sweep": plan.name, "core": plan.core, "store": redacted(uri), "asked": list(ahead.unknown)}
     asked = counted(len(ahead.unknown), "run")
     text = f"{len(new)} of {asked} without a record here were finished elsewhere: {redacted(uri)}"
-    answer(options, values | {"pulled": new, "removed": list(ahead.gone)}, text)
-    return Exit.DONE
+    return answer(options, values | {"pulled": new, "removed": list(ahead.gone)}, text)
 
 
 def preflight(options: Namespace) -> int:
@@ -613,8 +610,7 @@ def _outline(tuning: "Tuning", url: str, options: Namespace, more: dict[str, obj
         "trials": tuning.trials,
         "states": counts(tuning, trials),
     }
-    answer(options, {"search": values, **more})
-    return Exit.DONE
+    return answer(options, {"search": values, **more})
 
 
 def tune_arguments(command: CommandParser) -> None:
