@@ -8,12 +8,12 @@ fixed costs, are fitted to the steps that others have published (`tests/spec/tes
 any run of ours on such a machine: the resulting hours are accurate to a factor of UNCERTAINTY either way.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import UserError
@@ -99,10 +99,9 @@ class LayoutSpec(Spec):
     checkpoint_every: Count | None = None  # training steps; None: at validations alone
     verl: dict[str, Any]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if (self.strategy == "megatron") != (self.megatron is not None):
-            raise ValueError(
+            yield (
                 f"strategy={self.strategy!r} with megatron={self.megatron!r}: the Megatron engine, and only it, needs "
                 "its parallel sizes"
             )
@@ -112,15 +111,14 @@ class LayoutSpec(Spec):
             ("rollout_tensor_parallel", self.rollout_tensor_parallel, self.devices_per_node, "a node"),
         ):
             if devices % size:
-                raise ValueError(f"{name}={size} must divide the {devices} devices of {of}")
+                yield f"{name}={size} must divide the {devices} devices of {of}"
         if self.megatron and self.devices % self.megatron.replica:
-            raise ValueError(
+            yield (
                 f"tensor={self.megatron.tensor} x pipeline={self.megatron.pipeline} x context={self.megatron.context} "
                 f"= {self.megatron.replica} must divide the {self.devices} devices of the layout"
             )
         if self.device == "cuda" and self.rollout == "cppo_cpu":
-            raise ValueError("rollout='cppo_cpu' with device='cuda': it serves CPUs; GPUs are served by vllm")
-        return self
+            yield "rollout='cppo_cpu' with device='cuda': it serves CPUs; GPUs are served by vllm"
 
     @property
     def devices(self) -> int:

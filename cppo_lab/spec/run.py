@@ -8,7 +8,7 @@ its parts, from the base of all configs to the rule, the divergence, and the mod
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self
 
@@ -49,6 +49,16 @@ class Spec(BaseModel):
     """Base of all configs: immutable, no unknown keys, no silent conversion of text to numbers."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, ser_json_inf_nan="constants")
+
+    @model_validator(mode="after")
+    def _refuse(self) -> Self:
+        if fault := next(self.faults(), ""):
+            raise ValueError(fault)
+        return self
+
+    def faults(self) -> Iterator[str]:
+        """What is wrong with its values, of which the first is said; may also raise ValueError."""
+        yield from ()
 
 
 def canonical(spec: Spec) -> str:
@@ -110,16 +120,12 @@ class MathData(Spec):
     reward: Annotated[str, Field(pattern=f"^(?:{PATH.pattern})$")] | None = None
     reward_code: Digest | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         check_benchmarks(self.benchmarks)
         if (self.training == "files") != (self.files is not None):
-            raise ValueError(
-                f"training={self.training!r}: only data=files takes data.train and data.validation"
-            )
+            yield f"training={self.training!r}: only data=files takes data.train and data.validation"
         if self.files is not None and sorted(self.files) != sorted([TRAIN, *self.benchmarks]):
-            raise ValueError(f"benchmarks={list(self.benchmarks)}: no validation set is called {TRAIN!r}")
-        return self
+            yield f"benchmarks={list(self.benchmarks)}: no validation set is called {TRAIN!r}"
 
 
 LONGEST = 4096  # tokens of a response: the probability of every state is stored for each
@@ -139,15 +145,13 @@ class ProcessData(Spec):
     allowed_slips: Annotated[int, Field(ge=0, le=15)]
     benchmarks: tuple[Name, ...]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         check_benchmarks(self.benchmarks)
         if len(self.benchmarks) > self.vocabulary - 1:
-            raise ValueError(
+            yield (
                 f"benchmarks={list(self.benchmarks)} are more than the {self.vocabulary - 1} ordinary symbols, which "
                 "are dealt out to them: raise vocabulary, or name fewer"
             )
-        return self
 
 
 class TableModel(Spec):
@@ -183,13 +187,11 @@ class Architecture(Spec):
     mlp_width: Count
     rope_theta: Positive = 10000.0
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if self.heads % self.kv_heads:
-            raise ValueError(f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}")
+            yield f"heads={self.heads} must be a multiple of kv_heads={self.kv_heads}"
         if self.head_dim % 2:
-            raise ValueError(f"head_dim={self.head_dim} must be even (rotary embedding turns pairs)")
-        return self
+            yield f"head_dim={self.head_dim} must be even (rotary embedding turns pairs)"
 
 
 class WarmStart(Spec):
@@ -208,14 +210,12 @@ class WarmStart(Spec):
     seed: Seed | None = None  # None: the run's seed, so that each seed of a study has a separate start
     target_accuracy: Probability | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if self.target_accuracy is not None and self.steps <= ANNEAL_STEPS:
-            raise ValueError(
+            yield (
                 f"steps={self.steps} is the limit of a warm start that ends with {ANNEAL_STEPS} steps behind its "
                 f"target_accuracy={self.target_accuracy}: raise it, or set target_accuracy to null"
             )
-        return self
 
 
 class SyntheticModel(Spec):
@@ -254,21 +254,19 @@ class TaskData(Spec):
     validation_problems: Annotated[int, Field(ge=1, le=10_000)]
     validation_seed: Seed
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         check_benchmarks(self.benchmarks)
         if self.modulus * self.spellings > MAX_NUMBERS:
-            raise ValueError(
+            yield (
                 f"modulus={self.modulus} x spellings={self.spellings} makes {self.modulus * self.spellings} symbols, "
                 f"more than {MAX_NUMBERS}: lower spellings to {MAX_NUMBERS // self.modulus} or less"
             )
         needed = len(self.benchmarks) * self.validation_problems
         if needed * 2 > self.problem_space:
-            raise ValueError(
+            yield (
                 f"validation_problems={self.validation_problems} x {len(self.benchmarks)} benchmarks takes more "
                 f"than half of the {self.problem_space} problems that exist: raise operations or modulus"
             )
-        return self
 
     @property
     def problem_space(self) -> int:
@@ -373,17 +371,13 @@ class RuleSpec(Spec):
             return validate({key: value for key, value in constants.items() if key not in OF_ADAPTIVE})
         return rule
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if self.path is None:
-            return self
+            return
         if self.name in RULES or self.verl_loss is not None:
-            raise ValueError(
-                f"rule.path={self.path!r}: rule {self.name!r} comes with the product and is not replaced"
-            )
+            yield f"rule.path={self.path!r}: rule {self.name!r} comes with the product and is not replaced"
         if self.path != ENTRY_POINT and not PATH.fullmatch(self.path):
-            raise ValueError(f"rule.path={self.path!r} must be package.module:function")
-        return self
+            yield f"rule.path={self.path!r} must be package.module:function"
 
     @property
     def verl_loss(self) -> str | None:
@@ -427,19 +421,17 @@ class DivergenceSpec(Spec):
     convention: Literal["union", "replace_kth"] | None = None
     origin: Annotated[Literal["mu", "old"] | None, _drop_default("mu")] = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if (self.estimator == "topk") != (self.k is not None and self.convention is not None):
-            raise ValueError(
+            yield (
                 f"estimator={self.estimator!r} with k={self.k}, convention={self.convention!r}: "
                 "k and convention belong to estimator 'topk', and only to it"
             )
         if (self.estimator == "sample") != (self.measure in ("k2", "k3")):
-            raise ValueError(
+            yield (
                 f"measure={self.measure!r} with estimator={self.estimator!r}: sample takes k2 or k3, "
                 "the others tv or kl"
             )
-        return self
 
 
 def _kind_of_model(value: object) -> str:
@@ -474,14 +466,12 @@ class BatchSpec(Spec):
     responses: Annotated[Count, Field(ge=2)]
     minibatch_prompts: Count
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if self.prompts % self.minibatch_prompts:
-            raise ValueError(
+            yield (
                 f"minibatch_prompts={self.minibatch_prompts} must divide prompts={self.prompts} "
                 f"(valid: {_divisors(self.prompts)})"
             )
-        return self
 
     @property
     def updates(self) -> int:
@@ -519,33 +509,31 @@ class SamplingSpec(Spec):
     mode: Annotated[Literal["sync", "async"] | None, _drop_default("sync")] = None
     max_staleness: Annotated[int, Field(ge=1, le=100)] | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if (self.mode is None) != (self.max_staleness is None):
-            raise ValueError(
+            yield (
                 f"mode={self.mode or 'sync'!r} with max_staleness={self.max_staleness}: set mode=async and "
                 "max_staleness=1 or more, or neither"
             )
         if self.mode and self.staleness:
-            raise ValueError(
+            yield (
                 f"staleness={self.staleness} with mode='async', where mu's age is what the run's timing makes it, up "
                 "to max_staleness: set staleness=0, or drop mode"
             )
         if self.mode and self.correction:
-            raise ValueError(
+            yield (
                 "correction='decoupled' with mode='async': a batch of several policies has no pi_old here; set "
                 "correction=bypass, or drop mode"
             )
         for name in ("rollout_is", "rollout_rs"):
             value, limit = getattr(self, name), getattr(self, f"{name}_threshold")
             if (value is None) != (limit is None):
-                raise ValueError(f"{name}={value!r} with {name}_threshold={limit}: set both, or neither")
+                yield f"{name}={value!r} with {name}_threshold={limit}: set both, or neither"
             if value and not self.correction:
-                raise ValueError(
+                yield (
                     f"{name}={value!r} with correction='bypass', which has no pi_old to compare with mu: set "
                     f"correction=decoupled, or {name} and {name}_threshold to null"
                 )
-        return self
 
     @property
     def weights(self) -> dict[str, Any] | None:
@@ -583,13 +571,9 @@ class OptimSpec(Spec):
     lora_rank: Count | None = None
     lora_alpha: Count | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if (self.lora_rank is None) != (self.lora_alpha is None):
-            raise ValueError(
-                f"lora_rank={self.lora_rank} with lora_alpha={self.lora_alpha}: set both, or neither"
-            )
-        return self
+            yield f"lora_rank={self.lora_rank} with lora_alpha={self.lora_alpha}: set both, or neither"
 
 
 class TrainingSpec(Spec):
@@ -634,31 +618,27 @@ class RunSpec(Spec):
     training: TrainingSpec
     objective: Annotated[ObjectiveSpec | None, _drop_default(ObjectiveSpec())] = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         self._check_objective(self.rule)
         for section, names in OF_VERL.items() if not isinstance(self, VerlRun) else ():
             for name in names:
                 if (value := getattr(getattr(self, section), name)) is not None:
-                    raise ValueError(
-                        f"{section}.{name}={value!r}: core={self.core} has none; drop it, or choose core=verl"
-                    )
+                    yield f"{section}.{name}={value!r}: core={self.core} has none; drop it, or choose core=verl"
         if self.rollout.top_p != 1:
-            raise ValueError(
+            yield (
                 f"rollout.top_p={self.rollout.top_p}: core={self.core} evaluates the untruncated softmax, and tokens "
                 "would be drawn from another distribution than the mu that pi is compared with; set rollout.top_p=1.0"
             )
         if KL in self.rule.known_needs and self.divergence.measure == "tv":
-            raise ValueError(
+            yield (
                 f"divergence.measure='tv' with rule {self.rule.name!r}: its thresholds are on KL(mu to pi); "
                 "choose divergence=topk_kl, binary_kl, exact_kl or sample_k3"
             )
         if self.training.t_stop % self.validation.every:
-            raise ValueError(
+            yield (
                 f"training.t_stop={self.training.t_stop} must lie on the validation grid: make it a multiple of "
                 f"validation.every={self.validation.every}"
             )
-        return self
 
     def check_needs(self, rule: RuleSpec, needs: frozenset[str]) -> None:
         """Check that the run gives `rule` what it needs. Raises ValueError."""
@@ -720,12 +700,11 @@ class MiniRun(RunSpec):
     model: SyntheticModel
     data: TaskData
 
-    @model_validator(mode="after")
-    def _check_mini(self) -> Self:
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         check_no_verl_loss(self.rule)
         check_length(self.data, self.rollout)
         check_top_k(self.divergence, self.data.vocabulary)
-        return self
 
 
 COLDEST = 0.01  # vLLM raises a lower temperature to this (`SamplingParams`)
@@ -743,66 +722,63 @@ class VerlRun(RunSpec):
         Annotated[MathData, Tag("<math>")] | Annotated[TaskData, Tag("<task>")], Discriminator(_kind_of_data)
     ]
 
-    @model_validator(mode="after")
-    def _check_verl(self) -> Self:
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         if self.rollout.temperature < COLDEST:
-            raise ValueError(
+            yield (
                 f"rollout.temperature={self.rollout.temperature}: vLLM samples at {COLDEST:g} instead, and pi would be "
                 f"compared with another mu; set rollout.temperature={COLDEST:g} or more"
             )
         if self.validation.temperature < COLDEST:
-            raise ValueError(
+            yield (
                 f"validation.temperature={self.validation.temperature}: vLLM samples at {COLDEST:g} instead; set "
                 f"validation.temperature={COLDEST:g} or more"
             )
         if self.rollout.staleness and self.optim.lora_rank:
-            raise ValueError(
+            yield (
                 f"rollout.staleness={self.rollout.staleness} with optim.lora_rank={self.optim.lora_rank}: earlier "
                 "policies are kept whole, and that merged adapters come back unchanged has not been tested; set "
                 "rollout.staleness=0, or optim.lora_rank=null"
             )
         replay = self.rollout.router_replay
         if replay and self.rollout.correction:
-            raise ValueError(
+            yield (
                 f"rollout.router_replay={replay!r} with rollout.correction='decoupled': that pi_old is computed with "
                 "the experts that sampled has not been tested; set rollout.router_replay=null, or "
                 "rollout.correction=bypass"
             )
         if self.divergence.origin and self.divergence.estimator in ("topk", "exact"):
-            raise ValueError(
+            yield (
                 f"divergence.origin='old' with divergence.estimator={self.divergence.estimator!r}: core=verl knows "
                 "pi_old at sampled tokens alone; choose divergence=binary_tv, binary_kl, sample_k2 or sample_k3, or "
                 "divergence.origin=mu"
             )
         if replay == "R2":
-            raise ValueError(
+            yield (
                 "rollout.router_replay='R2' replays the routes by which old log-probabilities were recomputed, and "
                 "core=verl recomputes none (mu's are the engine's); set rollout.router_replay=R3, or null"
             )
         if replay and not self.has_experts:
-            raise ValueError(
-                f"rollout.router_replay={replay!r}: model={self.model.name} has no experts to route to; set null"
-            )
+            yield f"rollout.router_replay={replay!r}: model={self.model.name} has no experts to route to; set null"
         if self.optim.lora_rank and self.has_experts:
-            raise ValueError(
+            yield (
                 f"optim.lora_rank={self.optim.lora_rank} with model={self.model.name}: verl sends experts that it has "
                 "merged with adapters in a form that no rollout engine reads; set null, or choose a dense model"
             )
         if isinstance(self.model, HubModel) and isinstance(self.data, TaskData):
-            raise ValueError(
+            yield (
                 f"model={self.model.name!r} with data={self.data.name!r}: published models train on text; choose "
                 "data=dapo_math or data=files"
             )
         if isinstance(self.data, TaskData):
             check_length(self.data, self.rollout)
         if self.divergence.estimator == "exact" and isinstance(self.data, MathData):
-            raise ValueError(
+            yield (
                 "divergence.estimator='exact' would carry mu's whole vocabulary for every token: choose "
                 "divergence=topk_tv or topk_kl"
             )
         symbols = self.model if isinstance(self.model, HubModel) else self.data
         check_top_k(self.divergence, BYTES if isinstance(symbols, MathData) else symbols.vocabulary)
-        return self
 
     def check_needs(self, rule: RuleSpec, needs: frozenset[str]) -> None:
         """As in the base; and that this core can do it. Raises ValueError."""
@@ -859,37 +835,30 @@ class ExactRun(RunSpec):
     data: ProcessData
     along: AlongSpec | None = None
 
-    @model_validator(mode="after")
-    def _check_exact(self) -> Self:
+    def faults(self) -> Iterator[str]:
+        yield from super().faults()
         for rule in (self.rule, *([self.along.rule] if self.along else [])):
             check_no_verl_loss(rule)
             self._check_objective(rule)
         if self.along and self.along.match == "delta" and self.rule.delta is None:
-            raise ValueError(
-                f"along.match='delta' with rule {self.rule.name!r}, which has no delta: set along.match=scale"
-            )
+            yield f"along.match='delta' with rule {self.rule.name!r}, which has no delta: set along.match=scale"
         horizon = self.rollout.max_response_length
         if horizon > LONGEST:
-            raise ValueError(
+            yield (
                 f"rollout.max_response_length={horizon}: core=exact keeps the probability of every state at every "
                 f"token; set {LONGEST} or less"
             )
         if self.model.stretches > horizon:
-            raise ValueError(
-                f"model.stretches={self.model.stretches} of a response of {horizon} tokens: set {horizon} or less"
-            )
+            yield f"model.stretches={self.model.stretches} of a response of {horizon} tokens: set {horizon} or less"
         for part, slips in (("slips", self.model.slips), ("second_mode_slips", self.model.second_mode_slips)):
             if slips >= horizon:
-                raise ValueError(
-                    f"model.{part}={slips:g} of {horizon} tokens: a start makes fewer slips than tokens; lower it"
-                )
+                yield f"model.{part}={slips:g} of {horizon} tokens: a start makes fewer slips than tokens; lower it"
         if self.validation.top_p != 1:
-            raise ValueError(
+            yield (
                 f"validation.top_p={self.validation.top_p}: core=exact evaluates the untruncated softmax; set "
                 "validation.top_p=1.0"
             )
         check_top_k(self.divergence, self.data.vocabulary)
-        return self
 
 
 def check_benchmarks(names: tuple[str, ...]) -> None:

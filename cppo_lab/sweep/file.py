@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -25,7 +25,6 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     field_validator,
-    model_validator,
 )
 
 from cppo_lab import schema
@@ -374,22 +373,16 @@ class Interval(Spec):
     log: bool = False
     step: int | float | None = None
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         low, high, step = self.low, self.high, self.step
         if low >= high:
-            raise ValueError(
-                f"low={low} must be less than high={high}: exchange them, or put the key into settings"
-            )
+            yield f"low={low} must be less than high={high}: exchange them, or put the key into settings"
         if self.log and low <= 0:
-            raise ValueError(f"log=True with low={low}: a logarithmic scale begins above 0; raise low")
+            yield f"log=True with low={low}: a logarithmic scale begins above 0; raise low"
         if self.log and step is not None:
-            raise ValueError(
-                f"log=True with step={step}: a logarithmic scale has no steps; remove one of the two"
-            )
+            yield f"log=True with step={step}: a logarithmic scale has no steps; remove one of the two"
         if step is not None and not _divides(step, low, high):
-            raise ValueError(f"step={step} must be above 0 and divide high - low = {high} - {low} evenly")
-        return self
+            yield f"step={step} must be above 0 and divide high - low = {high} - {low} evenly"
 
     @property
     def ends(self) -> tuple[Scalar, ...]:
@@ -402,11 +395,9 @@ class Choices(Spec):
 
     choices: Annotated[tuple[Scalar, ...], Field(min_length=2)]
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if len({repr(value) for value in self.choices}) < len(self.choices):
-            raise ValueError(f"choices={list(self.choices)}: a value appears twice; remove one")
-        return self
+            yield f"choices={list(self.choices)}: a value appears twice; remove one"
 
     @property
     def ends(self) -> tuple[Scalar, ...]:
@@ -454,16 +445,14 @@ class SearchSpec(Spec):
     sampler: SamplerSpec = Field(default_factory=SamplerSpec)
     pruner: PrunerSpec = Field(default_factory=PrunerSpec)
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if len(set(self.objectives)) < len(self.objectives):
-            raise ValueError(f"objectives={list(self.objectives)}: one appears twice; remove it")
+            yield f"objectives={list(self.objectives)}: one appears twice; remove it"
         if len(self.objectives) > 1 and self.pruner.name != "none":
-            raise ValueError(
+            yield (
                 f"pruner.name={self.pruner.name!r} with objectives={list(self.objectives)}: Optuna prunes for a single "
                 "objective only; set pruner: {name: none}"
             )
-        return self
 
 
 class Search(Declared):
@@ -488,15 +477,11 @@ class Search(Declared):
             )
         return {core: names[0] for core, names in lists.items()}
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
+    def faults(self) -> Iterator[str]:
         if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"seeds={list(self.seeds)}: one appears twice; remove it")
+            yield f"seeds={list(self.seeds)}: one appears twice; remove it"
         for key in self.settings.keys() & self.search.parameters.keys():
-            raise ValueError(
-                f"settings.{key}={self.settings[key]!r} is tuned by search.parameters too: keep one of them"
-            )
-        return self
+            yield f"settings.{key}={self.settings[key]!r} is tuned by search.parameters too: keep one of them"
 
     def model_of(self, core: str) -> str:
         """The model to train with `core`.
