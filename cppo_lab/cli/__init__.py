@@ -143,19 +143,17 @@ def _run(command: Callable[[], int]) -> tuple[int, str | None]:
             sys.stdout.flush()
         except OSError:
             drop(sys.stdout)
-        return Exit.USAGE, _refuse(_of_the_system(error))
+        how = _REMEDIES.get(error.errno or 0)
+        if error.filename is not None:
+            place = f"{error.filename}: {error.strerror}"
+            text = f"{place}: {how or 'check what is there, or work in another folder'}"
+        else:
+            text = f"{error.strerror}: {how}" if how else str(error)
+        return Exit.USAGE, _refuse(text)
     except KeyboardInterrupt:
         say(f"cppo: {INTERRUPTED}")
         return Exit.INTERRUPTED, INTERRUPTED
     return code, None
-
-
-def _of_the_system(error: OSError) -> str:
-    """What the system refused, and what can be done about it."""
-    remedy = _REMEDIES.get(error.errno or 0)
-    if error.filename is None:
-        return f"{error.strerror}: {remedy}" if remedy else str(error)
-    return f"{error.filename}: {error.strerror}: {remedy or 'check what is there, or work in another folder'}"
 
 
 def _refuse(text: str) -> str:

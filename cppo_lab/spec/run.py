@@ -27,13 +27,8 @@ from cppo_lab.plugins import NAME, PATH
 from cppo_lab.rules import ABOVE, AT_MOST, ENTROPY, ENTRY_POINT, KL, MINIBATCH, RULES
 from cppo_lab.schema import MEAN, MOST_SAMPLES
 
-
-def _one_zero(value: float) -> float:
-    """Normalise -0.0, which equals 0.0 but would be written differently, so that one run would have two ids."""
-    return value + 0.0
-
-
-Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(_one_zero)]
+# -0.0 equals 0.0 but would be written differently, so that a run would have two ids.
+Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda value: value + 0.0)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 NonNegative = Annotated[Finite, Field(ge=0)]
 # A lower value overflows float32, and the samples of a policy that is not a number look like those of a bad policy.

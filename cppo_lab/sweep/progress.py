@@ -306,7 +306,7 @@ class Progress:
         return ", ".join(filter(None, [f"step {rows.step}/{t_stop}", *parts]))
 
     def share(self) -> str:
-        """`34 % of 9,600 steps, 21 steps/s, about 4 min left`, as far as it is measured."""
+        """`34 % of 9,600 steps, 21 steps/s, about 4 min left`, as far as it is measured; slow: `90 s per step`."""
         parts, seconds = [], self.seconds_left()
         if self.ended or any(started.has_rows for started in self.running):
             remaining = sum(started.steps_left for started in self.running) + sum(
@@ -314,8 +314,14 @@ class Progress:
             )
             parts.append(f"{100 * (self.steps - remaining) // max(self.steps, 1)} % of {self.steps:,} steps")
         if paces := [pace for started in self.running if (pace := started.pace)]:
-            parts.append(_rate_text(sum(1 / pace for pace in paces)))
-        return ", ".join([*parts, *([] if seconds is None else [_left_text(seconds)])])
+            rate = sum(1 / pace for pace in paces)
+            steps = f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.1f} steps/s"
+            parts.append(f"{1 / rate:.0f} s per step" if rate < 0.1 else steps)
+        if seconds is not None:
+            minutes = seconds / 60
+            time_left = f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
+            parts.append("under a minute left" if minutes < 1 else f"about {time_left} left")
+        return ", ".join(parts)
 
     def _share_text(self) -> str:
         return f"  ({share})" if (share := self.share()) else ""
@@ -393,17 +399,3 @@ def _end_text(attempt: Attempt, locked: bool, status: Mapping[str, Any]) -> str:
     if state == schema.RUNNING:  # killed: nobody has recorded its end yet
         return f"interrupted: {CAUSE_TEXTS[Cause.DIED]}"
     return f"FAILED: {reason or 'it ended without a word'}: see `cppo logs {attempt.run_id}`"
-
-
-def _rate_text(rate: float) -> str:
-    """`21 steps/s`, `0.4 steps/s`; of slow steps `90 s per step`."""
-    if rate < 0.1:
-        return f"{1 / rate:.0f} s per step"
-    return f"{rate:,.0f} steps/s" if rate >= 10 else f"{rate:.1f} steps/s"
-
-
-def _left_text(seconds: float) -> str:
-    if seconds < 60:
-        return "under a minute left"
-    minutes = seconds / 60
-    return f"about {minutes:.0f} min left" if minutes < 90 else f"about {minutes / 60:.1f} h left"

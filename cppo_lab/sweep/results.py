@@ -180,7 +180,9 @@ class Results:
             rows += [_row(row, run, curves) for row, run in zip(runs, stored, strict=True)]
         frame = pd.DataFrame(rows, columns=[*self._declared[0], *_COLUMNS])
         for key in [*self._declared[0]][_AXES]:
-            frame[key] = _narrowed(frame[key])
+            given = frame[key].dropna()
+            whole = all(isinstance(value, int) and not isinstance(value, bool) for value in given)
+            frame[key] = frame[key].astype("Int64") if whole and len(given) else frame[key].infer_objects()
         return frame.astype(_NULLABLE)
 
     @property
@@ -283,13 +285,6 @@ def _row(declared: Row, stored: StoredRun | None, curves: ValidationCurves) -> R
         "mlflow_id": stored.mlflow_id,
         "warm_start": stored.tags.get(schema.TAG_WARM_START, ""),
     }
-
-
-def _narrowed(values: pd.Series) -> pd.Series:
-    """Convert whole numbers to a nullable integer type if some runs have no value."""
-    given = [value for value in values if value is not None and value == value]
-    whole = all(isinstance(value, int) and not isinstance(value, bool) for value in given)
-    return values.astype("Int64") if given and whole else values.infer_objects()
 
 
 def _outcome_rows(run_id: str, outcomes: Outcomes) -> pd.DataFrame:

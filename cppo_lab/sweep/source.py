@@ -90,10 +90,6 @@ def _refuse_ambiguous(loader: _Loader, node: yaml.ScalarNode) -> None:
     raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _float(text: str) -> float:
-    return float(text.replace(".", "", 1) if text.lower().lstrip("+-") in (".inf", ".nan") else text)
-
-
 _DIGITS = r"(?:0|[1-9][0-9]*)"
 _FORMS = {
     "bool": re.compile("true|True|TRUE|false|False|FALSE"),
@@ -108,7 +104,7 @@ _VALUES: dict[str, Callable[[str], Any]] = {
     "bool": lambda text: text.lower() == "true",
     "null": lambda text: None,
     "int": int,
-    "float": _float,
+    "float": lambda text: float(text.replace(".", "", 1) if text[-1] in "fFnN" else text),  # .inf, .nan
 }
 # 010, 0x10, 0b1, 1_000, 1:30: numbers of YAML 1.1 (base 8, 16, 2, 60), of YAML 1.2 or of Hydra that _FORMS leave out.
 _AMBIGUOUS = re.compile(
