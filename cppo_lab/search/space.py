@@ -11,6 +11,7 @@ from cppo_lab.errors import UserError, together
 from cppo_lab.files import redacted
 from cppo_lab.runs.tags import flatten
 from cppo_lab.sweep.compose import Composed, compose
+from cppo_lab.sweep.enumerate import LAUNCHING, core_of, with_core
 from cppo_lab.sweep.file import (
     MAX_TRIALS,
     Choices,
@@ -21,7 +22,6 @@ from cppo_lab.sweep.file import (
     code_fault,
     load_sweep,
 )
-from cppo_lab.sweep.grid import LAUNCHING, core_of, with_core
 from cppo_lab.sweep.overrides import override_text, parse_override, quote
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")

@@ -1,34 +1,429 @@
 """Enumerates the runs of a sweep: models x variants x axes, each composed and validated.
 
-An error in composing a run is located in the sweep file, or on the command line.
+First the grid that a sweep file declares together with the command line: the labels of its runs (the variant with its
+axis values), conditions on them (`exclude`, `resources.for`), and which axes and overrides apply to a run: a rule's
+constant applies to the rules that have it. An error in composing a run is located in the sweep file, or on the command
+line.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Any
 
 from cppo_lab import schema
+from cppo_lab.core_records import DEFAULT_CORE
+from cppo_lab.core_records import core_of as core_record
 from cppo_lab.errors import ALSO, MOST_FAULTS, UserError, together, unknown
 from cppo_lab.runs.folder import variants_text
 from cppo_lab.runs.tags import names
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
-from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.file import ANY_CORE, ERRORS, Hypothesis, Scalar, Sweep, is_of
-from cppo_lab.sweep.grid import (
-    UNNAMED,
-    Grid,
-    GridPoint,
-    as_declared,
-    changes,
-    choices,
-    included,
-    meets,
-    narrow,
-    points,
-    whole,
+from cppo_lab.sweep.compose import SHARED_CONSTANTS, Composed, UnknownKey, compose, groups_set_by, takes
+from cppo_lab.sweep.file import (
+    ANY_CORE,
+    ERRORS,
+    Conditions,
+    Hypothesis,
+    Scalar,
+    Search,
+    Sweep,
+    code_fault,
+    is_of,
+    same,
 )
 from cppo_lab.sweep.groups import groups
-from cppo_lab.sweep.overrides import override_text, parse_override
+from cppo_lab.sweep.overrides import Override, override_text, parse_override, shell_form
+
+UNNAMED = frozenset({"seed", "model"})  # shown in separate columns
+MAX_RUNS = 1_000_000
+
+
+def short_names(axes: Collection[str]) -> dict[str, str]:
+    """The names of axes in labels: the last part of the key, or the whole key if two end alike; empty for groups."""
+    counts = Counter(key.rpartition(".")[2] for key in axes)
+    return {
+        key: "" if key in groups() else last if counts[last] == 1 else key
+        for key in axes
+        if key not in UNNAMED
+        for last in [key.rpartition(".")[2]]
+    }
+
+
+def number(value: Scalar) -> str:
+    """The shortest unambiguous text of a value."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, float):
+        short = f"{value:g}"
+        return short if float(short) == value else repr(value)
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class GridPoint:
+    """A run as declared by its sweep: its names, the values of its variant's keys and of the axes that apply to it, and
+    the overrides of the command line that do.
+
+    `label` is the name of its variant among the runs: with its axis values, such as `cppo w_min=0.6`.
+    """
+
+    core: str
+    model: str
+    variant: str
+    keys: Mapping[str, Scalar]
+    axes: Mapping[str, Scalar]
+    overrides: tuple[str, ...]
+    label: str
+
+    @property
+    def values(self) -> dict[str, Scalar]:
+        """The values of its keys and axes."""
+        return {**self.keys, **self.axes}
+
+
+def _is_in(value: Scalar, options: Iterable[Scalar]) -> bool:
+    return any(same(value, option) for option in options)
+
+
+def meets(point: GridPoint, conditions: Conditions) -> bool:
+    """Whether a run meets all conditions."""
+    values = {**point.values, "variant": point.variant, "model": point.model, "core": point.core}
+    return all(key in values and _is_in(values[key], accepted) for key, accepted in conditions.items())
+
+
+def _valid(sweep: Sweep, cores: Sequence[str], all_cores: Sequence[str]) -> dict[str, list[Scalar]]:
+    """The valid values of each condition key, for these cores."""
+    models = [name for core in cores for name in sweep.models.get(core) or sweep.models.get(ANY_CORE, ())]
+    valid: dict[str, list[Scalar]] = {
+        "variant": [name for name in sweep.variants if name],
+        "model": list(dict.fromkeys(models)),
+        "core": list(all_cores),
+    }
+    for keys in sweep.variants.values():
+        for key, value in keys.items():
+            valid.setdefault(key, []).append(value)
+    for key, by_core in sweep.axes.items():
+        values = [value for core in cores for value in by_core.get(core) or by_core.get(ANY_CORE, ())]
+        valid.setdefault(key, []).extend(values)
+    return valid
+
+
+def condition_faults(sweep: Sweep, core: str) -> list[tuple[str, str]]:
+    """Every entry of `exclude` and every `for` of `resources` that has a name which the sweep does not have for any
+    core, or that matches no run of the whole sweep for this core: its place in the file, and what is wrong.
+
+    An entry may be for other cores: it then has a value that only they have.
+    """
+    conditions: dict[str, Conditions] = {f"exclude.{i}": entry for i, entry in enumerate(sweep.exclude)}
+    conditions |= {f"resources.{i}.for": rule.for_ for i, rule in enumerate(sweep.resources) if rule.for_}
+    with_lists = {core for values in sweep.axes.values() for core in values} | set(sweep.models)
+    other_cores = sorted(with_lists - {ANY_CORE, core})
+    here, all_cores = _valid(sweep, [core], [core]), groups()["core"]
+    elsewhere, valid = (_valid(sweep, cores, all_cores) for cores in (other_cores, [core, *other_cores]))
+    faults: list[tuple[str, str]] = []
+    unmet: dict[str, Conditions] = {}
+    for where, entry in conditions.items():
+        before, place = len(faults), f"sweep {sweep.source}: {where}"
+        for key, values in entry.items():
+            if key not in valid:
+                faults.append((where, f"{place}.{key}: {unknown('condition', key, valid)}"))
+                continue
+            faults += [
+                (where, f"{place}.{key}={value!r}: {unknown(key, value, map(number, valid[key]))}")
+                for value in values
+                if not _is_in(value, valid[key])
+            ]
+        is_elsewhere = any(
+            not any(_is_in(value, here.get(key, ())) for value in values)
+            and all(_is_in(value, elsewhere.get(key, ())) for value in values)
+            for key, values in entry.items()
+        )
+        if len(faults) == before and core in entry.get("core", (core,)) and not is_elsewhere:
+            unmet[where] = entry
+    for point in points(whole(sweep, core)) if unmet else ():
+        unmet = {where: entry for where, entry in unmet.items() if not meets(point, entry)}
+        if not unmet:
+            break
+    for where, entry in unmet.items():
+        listed = ", ".join(f"{key}: {'/'.join(map(number, values))}" for key, values in entry.items())
+        text = f"sweep {sweep.source}: {where}={{{listed}}}: no run of the sweep has all of these"
+        faults.append((where, f"{text}: remove the entry, or a condition of it"))
+    return faults
+
+
+LAUNCHING = ("launcher", "tracking", "paths", "notify")  # how runs are started and tracked
+NO_AXES = (*LAUNCHING, "core", "layout", "resources")  # sections that make no runs differ
+NO_AXIS = {
+    "model": "use models:",
+    "core": "choose it on the command line: core=verl",
+    "variant": "use variants:",
+    "layout": "use resources:",
+    "resources": "use resources:",
+}
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The models, variants and axes whose product is enumerated, and the overrides of every run.
+
+    `asked`: axis -> the command-line override that gave its values.
+    """
+
+    sweep: Sweep
+    core: str
+    models: tuple[str, ...]
+    variants: Mapping[str, Mapping[str, Scalar]]
+    axes: dict[str, tuple[Scalar, ...]]
+    common: tuple[str, ...] = ()
+    asked: Mapping[str, str] = field(default_factory=dict)
+    models_asked: bool = False
+
+
+def core_of(overrides: Sequence[str]) -> str:
+    """The trainer core that the overrides choose."""
+    given = map(parse_override, reversed(overrides))
+    return next((str(override.right) for override in given if override.sets("core")), DEFAULT_CORE)
+
+
+def with_core(declared: Sweep | Search, overrides: Sequence[str]) -> list[str]:
+    """The overrides, with the core if none is chosen and all models of the file belong to a single core."""
+    (core, *more) = declared.models
+    chosen = more or core == ANY_CORE or any(parse_override(text).sets("core") for text in overrides)
+    return [*overrides] if chosen or not core_record(core).own_models else [f"core={core}", *overrides]
+
+
+def whole(sweep: Sweep, core: str) -> Grid:
+    """The complete grid of the file for a core."""
+    if core not in groups()["core"]:
+        raise unknown("core", core, groups()["core"])
+    return Grid(sweep, core, sweep.models_of(core), sweep.variants, sweep.axes_of(core))
+
+
+def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
+    """Apply the overrides that select what to enumerate; the others apply to every run.
+
+    Raises UserError for an invalid override, and for a key that the file should not set.
+    """
+    if faults := [text for _, text in key_faults(sweep)]:
+        raise together(faults, f"sweep {sweep.source}: ")
+    core = core_of(overrides)
+    declared = whole(sweep, core)
+    models: tuple[str, ...] | None = None
+    variants, axes = dict(declared.variants), dict(declared.axes)
+    asked, given, common = dict[str, str](), dict[str, str](), list[str]()
+    for override in map(parse_override, overrides):
+        text, key = override.text, override.key
+        if override.right is None or override.sets(""):
+            raise UserError(f"override {text!r} is not of the form key=value")
+        # Of a plain value the last counts, as for Hydra.
+        if key in given and (key in axes or key in ("model", "variant") or override.values() is not None):
+            raise UserError(f"override {text!r}: {given[key]!r} appears too: give {key} once")
+        given[key] = text
+        if override.sets("model"):
+            models = tuple(override.names)
+        elif override.sets("variant"):
+            for name in override.names:
+                if not name or name not in sweep.variants:
+                    raise unknown(f"variant of sweep {sweep.name}", name, filter(None, sweep.variants))
+            variants = {name: sweep.variants[name] for name in override.names}
+        elif (
+            key not in axes
+            and (override.sets(key) or key not in groups())
+            and _is_set_by_variants(sweep, key)
+        ):
+            raise UserError(
+                f"override {text!r}: the variants of sweep {sweep.name} set {key!r} themselves; choose among them "
+                f"with variant= (valid: {', '.join(name for name in sweep.variants if name) or 'none'})"
+            )
+        elif key in axes or override.values() is not None:
+            axes[key], asked[key] = _axis_values(override), text
+        else:
+            common.append(text)
+    chosen = models or declared.models
+    return Grid(sweep, core, chosen, variants, axes, tuple(common), asked, models is not None)
+
+
+def as_declared(grid: Grid) -> Grid:
+    """The grid without what only selects among the models, variants and axis values of its file."""
+    file = whole(grid.sweep, grid.core)
+    models = file.models if {*grid.models} <= {*file.models} else grid.models
+    selected = [key for key in grid.asked if {*grid.axes[key]} <= {*file.axes.get(key, ())}]
+    return replace(
+        grid,
+        models=models,
+        variants=file.variants,
+        axes=grid.axes | {key: file.axes[key] for key in selected},
+        asked={key: text for key, text in grid.asked.items() if key not in selected},
+        models_asked=models is not file.models,
+    )
+
+
+def changes(declared: Grid, unused: Sequence[str]) -> tuple[str, ...]:
+    """The overrides that change the runs declared in the file, in normalised form; `unused`: overrides that apply to no
+    run.
+
+    The place where a run is trained does not change it.
+    """
+    changed = {
+        key: f"{key}={','.join(sorted(map(repr, declared.axes[key])))}"
+        for key, text in declared.asked.items()
+        if text not in unused
+    }
+    for text in declared.common:
+        override = parse_override(text)
+        key = override.key
+        if text in unused or key.partition(".")[0] in NO_AXES:
+            continue
+        if override.kind == "other":
+            changed[text] = text
+        else:  # of several values of a key the last counts
+            changed[key] = f"{key}={override.value!r}"
+    listed = declared.sweep.models_of(declared.core)
+    if others := sorted(model for model in declared.models if model not in listed):
+        changed["model"] = f"model={','.join(others)}"
+    return tuple(sorted(changed.values()))
+
+
+def key_faults(sweep: Sweep) -> Iterator[tuple[str, str]]:
+    """Every key that has a second source, or that says how runs are started or tracked, which a sweep does not: its
+    entry in the file, and what is wrong.
+    """
+    where = f"sweep {sweep.source}"
+    places: dict[str, Mapping[str, object]] = {"axes": sweep.axes}
+    places |= {f"variants.{name}": keys for name, keys in sweep.variants.items()}
+    for of, key, value in [(of, *item) for of, keys in places.items() for item in keys.items()]:
+        place, section, is_axis = f"{of}.{key}", key.partition(".")[0], of == "axes"
+        remedy = NO_AXIS.get(section if section in ("layout", "resources") else key)
+        if fault := code_fault(parse_override(f"{key}=0").key, value):
+            yield place, f"{where}: {place}={value!r}: {fault}"
+        elif section in LAUNCHING:
+            yield place, f"{where}: {place}: {key!r} belongs on the command line, not in a sweep file"
+        elif not is_axis and key != "core" and (key in sweep.axes or key == "model"):
+            variant = of.removeprefix("variants.")
+            yield (
+                place,
+                f"{where}: {place}: variant {variant!r} sets {key!r}, which is an axis too: keep one of them",
+            )
+        elif (key == "core" and not is_axis) or key.startswith("resources."):
+            yield place, f"{where}: {place}: {remedy}"
+        elif is_axis and remedy is not None:
+            yield place, f"{where}: {place}: {key!r} is no axis: {remedy}"
+
+
+def _is_set_by_variants(sweep: Sweep, key: str) -> bool:
+    """Whether an override would overwrite a key that distinguishes variants or axis values."""
+    chosen = {key for keys in sweep.variants.values() for key in keys}
+    rules = [keys.get("rule", "") for keys in sweep.variants.values()]
+    rules += [rule for values in sweep.axes.get("rule", {}).values() for rule in values]
+    chosen |= {group for rule in rules for group in groups_set_by(str(rule))}
+    return key in chosen or key.partition(".")[0] in chosen & set(groups()) - {"rule"}
+
+
+def _axis_values(override: Override) -> tuple[Scalar, ...]:
+    """The values that an override gives an axis.
+
+    Raises UserError unless its key may take them, i.e. makes runs differ.
+    """
+    key, values, where = override.key, override.values(), f"override {override.text!r}"
+    if values is None:
+        if override.kind == "other":
+            override.check()
+            raise UserError(f"{where}: {key} takes plain values here: {key}=1,2")
+        values = (override.value,)
+    elif key.partition(".")[0] in NO_AXES:
+        raise UserError(
+            f"{where}: {key} takes one value for all runs; a comma within it needs quotes: "
+            + (shell_form(key, override.right or "") or f"{key}=\"'a,b'\"")
+        )
+    elif not override.sets(key):
+        raise UserError(f"{where}: only a key that is there can take several values: give one")
+    if any(isinstance(item, list | dict) for item in values):
+        raise UserError(f"{where}: {key} takes plain values here, not lists: {key}=1,2")
+    return tuple(dict.fromkeys(values))
+
+
+# Keys that not every run has or depends on. Any other key is applied to every run, and is an error if unknown.
+OPTIONAL = ("rule.", *SHARED_CONSTANTS)
+
+
+def choices(grid: Grid, model: str, values: Mapping[str, Scalar]) -> list[str]:
+    """The overrides that choose group options for a run with these values of keys and axes."""
+    texts = [
+        override_text(key, value) for key, value in {"model": model, **values}.items() if key in groups()
+    ]
+    return [*texts, *(text for text in grid.common if parse_override(text).kind == "choice")]
+
+
+def points(grid: Grid) -> Iterator[GridPoint]:
+    """Every run that a grid declares, excluded or not, in file order and without duplicates."""
+    count = len(grid.models) * len(grid.variants) * math.prod(map(len, grid.axes.values()))
+    if count > MAX_RUNS:
+        raise UserError(
+            f"sweep {grid.sweep.source}: declares {count:,} runs, more than {MAX_RUNS:,}: declare fewer"
+        )
+    names = short_names(grid.axes)
+
+    @cache
+    def applying(variant: str, chosen: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
+        """The axes and the overrides that apply to a variant's runs with these group options."""
+        given = {*grid.variants[variant], *grid.axes, *(parse_override(text).key for text in grid.common)}
+        axes = [key for key in grid.axes if not key.startswith(OPTIONAL) or takes(chosen, key, given)]
+        return axes, tuple(text for text in grid.common if _fits(text, chosen, given))
+
+    seen: set[tuple[object, ...]] = set()
+    for model, (variant, keys) in itertools.product(grid.models, grid.variants.items()):
+        for values in itertools.product(*grid.axes.values()):
+            point = dict(zip(grid.axes, values, strict=True))
+            axes, overrides = applying(variant, tuple(choices(grid, model, {**keys, **point})))
+            used = {key: point[key] for key in axes}
+            if len(used) < len(point):
+                if (place := (model, variant, *used.items())) in seen:
+                    continue
+                seen.add(place)
+            named = [
+                f"{names[key]}={number(value)}" if names[key] else number(value)
+                for key, value in used.items()
+                if key in names
+            ]
+            label = " ".join(filter(None, [variant, *named])) or grid.sweep.name
+            yield GridPoint(grid.core, model, variant, keys, used, overrides, label)
+
+
+def included(grid: Grid) -> Iterator[GridPoint]:
+    """Every run of a grid that is not excluded."""
+    return (point for point in points(grid) if not any(meets(point, entry) for entry in grid.sweep.exclude))
+
+
+def _fits(text: str, choices: Sequence[str], given: Collection[str]) -> bool:
+    """Whether a command-line override applies to runs with these group choices."""
+    key = parse_override(text).key
+    if not key.startswith(OPTIONAL):
+        return True
+    if parse_override(text).kind == "value":
+        return takes(choices, key, given)
+    try:
+        run = compose([*choices, text]).run
+    except UnknownKey:
+        return False
+    return key.startswith("rule.") or run != compose(choices).run
+
+
+def refuse(unused: Iterable[str]) -> None:
+    """Raise UserError for the first override that applies to no run."""
+    for text in unused:
+        key, values = parse_override(text).key, parse_override(text).values()
+        if key.startswith(SHARED_CONSTANTS):
+            # Constants that rules take from their model or recipe are not part of a run themselves.
+            raise UserError(f"override {text!r}: no run of this sweep depends on {key!r}; remove it")
+        compose([override_text(key, values[0]) if values else text])
+        raise UserError(f"override {text!r}: no variant of this sweep has the key {key!r}; remove it")
+
+
+# The runs of a grid
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,9 +25,18 @@ from cppo_lab.runs.folder import (
 )
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import NotifySpec, TrackingSpec
-from cppo_lab.sweep.enumerate import DeclaredRuns, Enumerated, PlannedRun, enumerate_runs
+from cppo_lab.sweep.enumerate import (
+    DeclaredRuns,
+    Enumerated,
+    PlannedRun,
+    condition_faults,
+    core_of,
+    enumerate_runs,
+    key_faults,
+    refuse,
+    with_core,
+)
 from cppo_lab.sweep.file import ANY_CORE, Study, Sweep, load_sweep, shipped_sweeps
-from cppo_lab.sweep.grid import condition_faults, core_of, key_faults, refuse, with_core
 from cppo_lab.sweep.overrides import parse_override
 from cppo_lab.sweep.source import sweep_files
 
