@@ -535,7 +535,7 @@ class Enumerated:
     """The runs of a sweep as narrowed by the command line, and the overrides that apply to none of them.
 
     `shared` is the configuration common to all runs (paths, launcher and tracking); None if every run is excluded.
-    `changes`: the overrides that change the runs declared in the file (`grid.changes`). `declared`: None for a sweep
+    `changes`: the overrides that change the runs declared in the file (`changes`). `declared`: None for a sweep
     without hypotheses.
     """
 
@@ -543,8 +543,8 @@ class Enumerated:
     runs: tuple[PlannedRun, ...]
     shared: Composed | None
     unused: tuple[str, ...]
-    changes: tuple[str, ...] = ()
-    declared: DeclaredRuns | None = None
+    changes: tuple[str, ...]
+    declared: DeclaredRuns | None
 
 
 def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:

@@ -442,8 +442,8 @@ class SearchSpec(Spec):
     trials: Annotated[int, Field(ge=1, le=MAX_TRIALS)]
     parameters: Annotated[dict[str, Any], Field(min_length=1), BeforeValidator(_tuned)]
     objectives: Annotated[tuple[Objective, ...], Field(min_length=1)]
-    sampler: SamplerSpec = Field(default_factory=SamplerSpec)
-    pruner: PrunerSpec = Field(default_factory=PrunerSpec)
+    sampler: SamplerSpec = SamplerSpec()
+    pruner: PrunerSpec = PrunerSpec()
 
     def faults(self) -> Iterator[str]:
         if len(set(self.objectives)) < len(self.objectives):

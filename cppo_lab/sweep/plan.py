@@ -4,7 +4,7 @@ import contextlib
 import math
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -62,9 +62,9 @@ class Plan:
     tracking: TrackingSpec
     notify: NotifySpec
     is_study: bool
-    changes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    declared: Mapping[str, DeclaredRuns] = field(default_factory=dict)
-    colours: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    changes: Mapping[str, tuple[str, ...]]
+    declared: Mapping[str, DeclaredRuns]
+    colours: Mapping[str, Mapping[str, str]]
 
     def statement(self, sweep: Sweep) -> tuple[str, str]:
         """The statement of a sweep's hypotheses that is registered: a JSON text and its digest."""

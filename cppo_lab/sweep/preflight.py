@@ -289,7 +289,7 @@ class RunKind:
 
     runs: tuple[PlannedRun, ...]
     folder: Path
-    random_weights: bool = False  # measured with random weights of the same shapes; not used for plans
+    random_weights: bool  # measured with random weights of the same shapes; not used for plans
 
     @property
     def example(self) -> PlannedRun:
