@@ -40,13 +40,12 @@ class StartedJob:
 
     job: TrainingJob
     conditions: Mapping[str, list[str]]
-    since: float = field(default_factory=time.time)
     looked: float = 0.0
     activity: str = ""
     told: float = 0.0  # when the last line about an activity was printed
-    validated: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self.since, self.validated = time.time(), dict[str, int]()
         self.rows = {attempt.run_id: RunRows(attempt.folder, self.since) for attempt in self.job.attempts}
 
     @property
@@ -95,14 +94,14 @@ class Progress:
     waiting: list[str]
     pace: Mapping[str, float] = field(default_factory=dict)
     stop_hopeless: bool = False
-    running: list[StartedJob] = field(default_factory=list)
-    paces: list[float] = field(default_factory=list)  # of the job that ended last, if it was measured
     ended: int = 0
     submitted: int = 0
-    warned: set[str] = field(default_factory=set)  # runs whose early signs have been reported
     holds: bool = False
 
     def __post_init__(self) -> None:
+        self.running = list[StartedJob]()
+        self.paces = list[float]()  # of the job that ended last, if it was measured
+        self.warned = set[str]()  # runs whose early signs have been reported
         self.todo = len(self.waiting)
         self.variants = {run.run_id: run.variant for run in self.plan.runs}
         self.t_stop = {run.run_id: run.spec.training.t_stop for run in self.plan.runs}
