@@ -384,7 +384,15 @@ def estimate_memory(
     """The memory of a GPU of `layout` that has `available` bytes."""
     state = _state(shape, layout)
     split = layout.megatron.tensor if layout.megatron else 1  # sequence parallelism splits activations, too
-    activations = _activations(shape, layout) / split + _gathered(shape, layout)
+    # The inputs of recomputed layers, and all activations of the layers that are not, or are being, recomputed.
+    kept, at_once = _recomputed(shape, layout)
+    layer = LAYER_MOE if shape.is_moe else LAYER
+    per_token = (kept - at_once) * CHECKPOINT + (shape.layers - kept + at_once) * layer
+    activations = layout.tokens_per_device * shape.width * per_token / split
+    if (
+        layout.megatron is None
+    ):  # FSDP2 gathers two layers (one prefetched), and the embedding and output matrices
+        activations += WEIGHT * 2 * (shape.parameters / shape.layers + shape.vocabulary * shape.width)
     logit = LOGIT_MEGATRON if layout.megatron else LOGIT
     logits = layout.tokens_per_device * shape.vocabulary * logit / split + CHUNK
     training = state + activations + logits + RESERVE
@@ -418,14 +426,6 @@ def _state(shape: ModelShape, layout: LayoutSpec) -> float:
     return local * MEGATRON_LOCAL + shape.parameters * optimiser / layout.devices
 
 
-def _activations(shape: ModelShape, layout: LayoutSpec) -> float:
-    """The inputs of recomputed layers, and all activations of the layers that are not, or are being, recomputed."""
-    layer = LAYER_MOE if shape.is_moe else LAYER
-    kept, at_once = _recomputed(shape, layout)
-    per_token = (kept - at_once) * CHECKPOINT + (shape.layers - kept + at_once) * layer
-    return layout.tokens_per_device * shape.width * per_token
-
-
 def _recomputed(shape: ModelShape, layout: LayoutSpec) -> tuple[int, int]:
     """How many layers are recomputed in the backward pass, and how many of them at a time.
 
@@ -441,13 +441,6 @@ def _recomputed(shape: ModelShape, layout: LayoutSpec) -> tuple[int, int]:
     if settings.get(f"{MEGATRON_RECOMPUTES}method") == "block":
         return number, 1
     return shape.layers, number
-
-
-def _gathered(shape: ModelShape, layout: LayoutSpec) -> float:
-    """The weights that FSDP2 gathers: two layers (one prefetched), and the embedding and output matrices."""
-    if layout.megatron is not None:
-        return 0.0
-    return WEIGHT * 2 * (shape.parameters / shape.layers + shape.vocabulary * shape.width)
 
 
 @dataclass(frozen=True)
