@@ -270,11 +270,6 @@ class Amounts:
     steps: int
     validations: int
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest sequence."""
-        return self.longest_prompt + self.longest_response
-
 
 def shape_of(run: RunSpec) -> ModelShape:
     """The shape of a published model, or of an embedded model."""
@@ -406,7 +401,7 @@ def estimate_memory(
         training=training,
         rollout=resting + engine + RESERVE,
         kv_cache=cache,
-        kv_needed=amounts.longest * kv_bytes(shape),
+        kv_needed=(amounts.longest_prompt + amounts.longest_response) * kv_bytes(shape),
         available=available,
     )
 
@@ -484,7 +479,12 @@ def estimate_time(
         patient = replace(amounts, longest_response=round(longest))
     rollout = sampling_seconds(shape, patient, layout, amounts.responses)
     validation = sampling_seconds(shape, amounts, layout, amounts.validation_responses)
-    update = update_seconds(shape, amounts, layout)
+    # All minibatch updates: 6 FLOPs per active parameter and token, and causal attention's. Bypass mode recomputes no
+    # log-probabilities, and there is no reference model.
+    length = amounts.prompt + amounts.response
+    per_token = 6 * (shape.active + shape.layers * shape.width * length)
+    mfu = TRAINING_MFU_MOE if shape.is_moe else TRAINING_MFU
+    update = amounts.responses * length * per_token / (layout.devices * peaks(layout)[0] * mfu)
     overhead = STEP_OVERHEAD + shape.parameters * WEIGHT / SYNC_BANDWIDTH
     total = (
         START
@@ -505,8 +505,13 @@ def sampling_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec, re
     gpus = layout.rollout_tensor_parallel
     share = responses * gpus / layout.devices  # of an engine
     tokens = share * amounts.response
-    steps = max(amounts.longest_response, tokens / concurrent(shape, amounts, layout))
     kv_token = kv_bytes(shape)
+    # Concurrent responses of mean length, limited by KV cache and settings; at least 1.
+    memory = gpus * layout.rollout_memory * layout.device_memory_gb * 1e9
+    room = memory - shape.parameters * WEIGHT
+    most = _whole(layout.verl, MAX_SEQUENCES_KEY, MAX_SEQUENCES)
+    concurrent = max(1.0, min(most, room / (kv_token * (amounts.prompt + amounts.response))))
+    steps = max(amounts.longest_response, tokens / concurrent)
     flops, bandwidth = (gpus * peak for peak in peaks(layout))
     bandwidth *= BANDWIDTH_SHARE_MOE if shape.is_moe else BANDWIDTH_SHARE
     overhead = DECODE_OVERHEAD_MOE if shape.is_moe else DECODE_OVERHEAD
@@ -522,25 +527,6 @@ def peaks(layout: LayoutSpec) -> tuple[float, float]:
         1e12 * layout.device_tflops if layout.device_tflops else BF16_FLOPS,
         1e9 * layout.device_gb_per_second if layout.device_gb_per_second else BANDWIDTH,
     )
-
-
-def update_seconds(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
-    """Seconds of all minibatch updates of a step: 6 FLOPs per active parameter and token, and causal attention's.
-
-    Bypass mode recomputes no log-probabilities, and there is no reference model.
-    """
-    mfu = TRAINING_MFU_MOE if shape.is_moe else TRAINING_MFU
-    length = amounts.prompt + amounts.response
-    per_token = 6 * (shape.active + shape.layers * shape.width * length)
-    return amounts.responses * length * per_token / (layout.devices * peaks(layout)[0] * mfu)
-
-
-def concurrent(shape: ModelShape, amounts: Amounts, layout: LayoutSpec) -> float:
-    """Concurrent responses of mean length in a rollout engine, limited by KV cache and settings; at least 1."""
-    memory = layout.rollout_tensor_parallel * layout.rollout_memory * layout.device_memory_gb * 1e9
-    room = memory - shape.parameters * WEIGHT
-    most = _whole(layout.verl, MAX_SEQUENCES_KEY, MAX_SEQUENCES)
-    return max(1.0, min(most, room / (kv_bytes(shape) * (amounts.prompt + amounts.response))))
 
 
 def _whole(settings: Mapping[str, Any], key: str, otherwise: int) -> int:
