@@ -215,6 +215,12 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
     models: tuple[str, ...] | None = None
     variants, axes = dict(declared.variants), dict(declared.axes)
     asked, given, common = dict[str, str](), dict[str, str](), list[str]()
+    # The keys and groups that distinguish variants or values of the axis `rule`, which no override may set.
+    rules = [keys.get("rule", "") for keys in sweep.variants.values()]
+    rules += [rule for values in sweep.axes.get("rule", {}).values() for rule in values]
+    distinct = {key for keys in sweep.variants.values() for key in keys}
+    distinct |= {group for rule in rules for group in groups_set_by(str(rule))}
+    sections = distinct & groups().keys() - {"rule"}
     for override in map(parse_override, overrides):
         text, key = override.text, override.key
         if override.right is None or override.sets(""):
@@ -233,7 +239,7 @@ def narrow(sweep: Sweep, overrides: Sequence[str]) -> Grid:
         elif (
             key not in axes
             and (override.sets(key) or key not in groups())
-            and _is_set_by_variants(sweep, key)
+            and (key in distinct or key.partition(".")[0] in sections)
         ):
             raise UserError(
                 f"override {text!r}: the variants of sweep {sweep.name} set {key!r} themselves; choose among them "
@@ -312,15 +318,6 @@ def key_faults(sweep: Sweep) -> Iterator[tuple[str, str]]:
             yield place, f"{where}: {place}: {remedy}"
         elif is_axis and remedy is not None:
             yield place, f"{where}: {place}: {key!r} is no axis: {remedy}"
-
-
-def _is_set_by_variants(sweep: Sweep, key: str) -> bool:
-    """Whether an override would overwrite a key that distinguishes variants or axis values."""
-    chosen = {key for keys in sweep.variants.values() for key in keys}
-    rules = [keys.get("rule", "") for keys in sweep.variants.values()]
-    rules += [rule for values in sweep.axes.get("rule", {}).values() for rule in values]
-    chosen |= {group for rule in rules for group in groups_set_by(str(rule))}
-    return key in chosen or key.partition(".")[0] in chosen & set(groups()) - {"rule"}
 
 
 def _axis_values(override: Override) -> tuple[Scalar, ...]:
