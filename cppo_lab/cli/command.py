@@ -302,11 +302,9 @@ def exclusive_output() -> Iterator[IO[str]]:
     stdout = os.dup(1)
     os.dup2(2, 1)
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(contextlib.redirect_stdout(sys.stderr))
-            yield (
-                stack.enter_context(os.fdopen(os.dup(stdout), "w", encoding="utf-8")) if is_stdout else before
-            )
+        alone = os.fdopen(os.dup(stdout), "w", encoding="utf-8") if is_stdout else None
+        with contextlib.redirect_stdout(sys.stderr), alone or contextlib.nullcontext(before) as out:
+            yield out
     finally:
         os.dup2(stdout, 1)
         os.close(stdout)

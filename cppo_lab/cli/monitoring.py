@@ -1,6 +1,7 @@
 """`cppo status`, `watch`, `logs`, `cancel`, `retry`, `sync`, `note`, `clean`: many runs, whoever launched them."""
 
 import contextlib
+import io
 import re
 import sys
 from argparse import Namespace
@@ -75,17 +76,14 @@ def status(options: Namespace) -> int:
 
 def watch(options: Namespace) -> int:
     """Show the runs until all have ended; 0 only if all are done."""
-    import os
-
     from cppo_lab.sweep import status
 
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
     command = status.parse_command(options.notify) if options.notify is not None else None
     run_statuses = status_reader(_planned(options)[0])
-    with contextlib.ExitStack() as stack:
-        out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
-        runs = status.watch(run_statuses, options.every, out, coloured())
+    out = io.StringIO() if options.json else sys.stdout
+    runs = status.watch(run_statuses, options.every, out, coloured())
     answer(options, status.as_values(runs, runs))
     if command is not None:
         status.notify(command, Path(options.sweep).stem if options.sweep else "", runs)

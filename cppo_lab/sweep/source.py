@@ -8,7 +8,6 @@ validated, so that neither pydantic nor Hydra is imported. Unreadable files say 
 import re
 import stat
 import unicodedata
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from itertools import takewhile
 from pathlib import Path
@@ -164,11 +163,10 @@ def mapping(text: str, source: str, reference: re.Pattern[str] | None = None) ->
     Raises UserError with the location or key of the error.
     """
     try:
-        loader = _Loader(text)
-        node = loader.get_single_node()
-        if node is not None:
+        loader, values = _Loader(text), None
+        if (node := loader.get_single_node()) is not None:
             _refuse_duplicates(node, source)
-        values = loader.construct_document(node) if node is not None else None
+            values = loader.construct_document(node)
     except RecursionError:
         raise UserError(f"sweep {source}: {TOO_DEEP}") from None
     except (yaml.YAMLError, ValueError) as error:
@@ -196,15 +194,17 @@ def _refuse_duplicates(root: yaml.Node, source: str) -> None:
         if isinstance(node, yaml.SequenceNode):
             todo += [((way, str(i)), item) for i, item in enumerate(node.value)]
             continue
-        names = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        names = set[str]()
         for key, value in node.value:
-            name = key.value if isinstance(key, yaml.ScalarNode) else "?"
-            if names[name] > 1:
-                last = [key for key, _ in node.value if key.value == name][1].start_mark
-                raise UserError(
-                    f"sweep {source} line {last.line + 1}, column {last.column + 1}: key {_dotted((way, name))!r} "
-                    "appears twice: remove one"
-                )
+            name, mark = "?", key.start_mark
+            if isinstance(key, yaml.ScalarNode):
+                name = key.value
+                if name in names:
+                    raise UserError(
+                        f"sweep {source} line {mark.line + 1}, column {mark.column + 1}: key {_dotted((way, name))!r} "
+                        "appears twice: remove one"
+                    )
+                names.add(name)
             todo.append(((way, name), value))
 
 
