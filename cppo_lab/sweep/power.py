@@ -360,9 +360,8 @@ def _hours_needed(plan: Plan, powers: Sequence[PlannedPower], costs: Costs) -> t
                 variant = run.variants.get(claim.sweep)
                 if run.spec.model.name == model and variant in names:
                     cost = known[run.run_id]
-                    hours += (cost.hours if cost.gpu_hours is None else cost.gpu_hours) / counts[
-                        variant
-                    ]  # per seed
+                    of_run = cost.hours if cost.gpu_hours is None else cost.gpu_hours
+                    hours += of_run / counts[variant]  # per seed
         needed.append(None if planned.needed is None else hours * planned.needed)
     on_gpus = all(cost.gpu_hours is not None for cost in known.values())
     return "GPU-hours" if on_gpus else "hours", needed

@@ -98,8 +98,8 @@ class PreflightJob(Equipped):
         if self.allocation is not None:
             meeting = self.allocation.meeting
             for last in starts:
-                place = replace(self.allocation, meeting=meeting / f"part-{last}")
-                starts[last] = replace(self, allocation=place)
+                machines = replace(self.allocation, meeting=meeting / f"part-{last}")
+                starts[last] = replace(self, allocation=machines)
             if self.allocation.rank:
                 resources = [start.resources_in(self.folder) for start in starts.values()]
                 lend_machine(self.spec.core, resources, self.visible_devices)
