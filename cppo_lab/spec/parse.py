@@ -115,42 +115,43 @@ def _of_no_kind(kind: type[Spec], fault: Any, faults: list[Any], where: str) -> 
 
 def _explain(kind: type[Spec], fault: Any, where: str) -> str:
     """One line from a pydantic fault."""
-    path = [str(part) for part in fault["loc"]]
+    path, what, value = [str(part) for part in fault["loc"]], fault["type"], fault["input"]
     key = _dotted(path)
-    if fault["type"] == "extra_forbidden":
+    if what == "extra_forbidden":
         fields = _spec_at(kind, path[:-1]).model_fields
         siblings = [_dotted([*path[:-1], field.alias or name]) for name, field in fields.items()]
         return f"{where}: {unknown('key', key, siblings)}"
-    if fault["type"] == "json_invalid":  # half of a character: the command line, or a file, is not UTF-8
+    if what == "json_invalid":  # half of a character: the command line, or a file, is not UTF-8
         return f"{where}: a value is not UTF-8 text: {fault['ctx']['error']}: type it again"
-    text = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "missing":
+    if what == "missing":
         return f"{where}: {key} is missing: add it"
-    if not key and fault["type"] in MUST_BE:
-        return f"{where}: must be {MUST_BE[fault['type']]}"
-    if not key or (fault["type"] == "value_error" and isinstance(fault["input"], dict)):
+    if not key and what in MUST_BE:
+        return f"{where}: must be {MUST_BE[what]}"
+    text = fault["msg"].removeprefix("Value error, ")
+    if not key or (what == "value_error" and isinstance(value, dict)):
         return f"{where}: {f'{key}: ' if key else ''}{text}"
-    if fault["type"] == "string_pattern_mismatch":
+    valid = _interval(kind, path)
+    if what == "string_pattern_mismatch":
         text = f"must match {fault['ctx']['pattern']}"
-    elif fault["type"] == "literal_error":
+    elif what == "literal_error":
         text = f"must be {fault['ctx']['expected']}"
-    elif fault["type"] in MUST_BE:
-        text = f"must be {MUST_BE[fault['type']]}"
-        value, section = str(fault["input"]), "" if where == "configuration" else f"{where}."
+    elif what in MUST_BE:
+        text = f"must be {MUST_BE[what]}"
+        section = "" if where == "configuration" else f"{where}."
         # On the command line; a shell takes away the quotes around it.
-        if fault["type"] in ("tuple_type", "list_type") and " " not in where and re.fullmatch(_PLAIN, value):
+        if what in ("tuple_type", "list_type") and " " not in where and re.fullmatch(_PLAIN, str(value)):
             text = f"must be a list: \"{section}{key}=['{value}']\""
-    elif fault["type"] in ("too_short", "string_too_short"):
+    elif what in ("too_short", "string_too_short"):
         least = fault["ctx"]["min_length"]
         text = f"must have {least} items or more" if least > 1 else "must not be empty"
-    elif valid := _interval(kind, path):
+    elif valid:
         text = f"must be in {valid}"
-    if fault["type"] in _NUMBERS and (valid := _interval(kind, path)):
-        text += f" in {valid}"
-    if fault["type"] in _NUMBERS and str(fault["input"]).lower().lstrip("+-") == ".inf":
-        text += " (infinity is `inf` on the command line, `.inf` in YAML)"
+    if what in _NUMBERS:
+        text += f" in {valid}" if valid else ""
+        if str(value).lower().lstrip("+-") == ".inf":
+            text += " (infinity is `inf` on the command line, `.inf` in YAML)"
     text = text.replace("Input should be", "must be")
-    named = "" if text.startswith((f"{key}=", f"unknown {key} ")) else f"{key}={fault['input']!r}: "
+    named = "" if text.startswith((f"{key}=", f"unknown {key} ")) else f"{key}={value!r}: "
     return f"{where}: {named}{text}"
 
 
