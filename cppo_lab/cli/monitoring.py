@@ -287,7 +287,7 @@ def retry(options: Namespace) -> int:
     from dataclasses import replace
 
     from cppo_lab.cli.training import answer_launch, plan_states, planned, run_of, train
-    from cppo_lab.sweep.launch import Launched
+    from cppo_lab.sweep.launch import Asked, Launched
 
     if options.failed == bool(options.run):
         raise UserError("cppo retry: choose the runs with either --failed, or --run ID once or more")
@@ -318,8 +318,8 @@ def retry(options: Namespace) -> int:
         return Exit.DONE
     runs = tuple(run for run in plan.runs if run.run_id in chosen)
     unfinished = any(states[i].state not in schema.FINISHED for i in states.keys() - chosen)
-    finished = chosen if options.finished else ()
-    return train(replace(plan, runs=runs), uri, options, chosen, finished, others_unfinished=unfinished)
+    asked = Asked(retry=chosen, finished=chosen if options.finished else (), keep_going=options.keep_going)
+    return train(replace(plan, runs=runs), uri, asked, options, others_unfinished=unfinished)
 
 
 def _planned(options: Namespace) -> "tuple[Plan | None, str]":
@@ -400,8 +400,6 @@ def clean_arguments(command: CommandParser) -> None:
 
 
 def retry_arguments(command: CommandParser) -> None:
-    of_launch = {"replace": False, "without_store": False, "stop_hopeless": False}
-    command.set_defaults(max_gpu_hours=None, max_disk=None, **of_launch)
     add_sweep(command)
     command.add_flag("--failed", help="retrain all failed runs of the sweep")
     command.add_flag("--dry-run", help="only list what would be trained")

@@ -29,7 +29,7 @@ from cppo_lab.files import redacted, require_folder, runs_folder
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Mapping
 
     from cppo_lab.runs.state import RunState
     from cppo_lab.search.space import Tuning
@@ -223,14 +223,24 @@ def launch(options: Namespace) -> int:
         raise UserError(
             f"--stop-hopeless: nobody watches runs of launcher={name}: choose launcher=local, or remove it"
         )
+    from cppo_lab.sweep.cost import Limits
+    from cppo_lab.sweep.launch import Asked
+
+    asked = Asked(
+        replace=options.replace,
+        without_store=options.without_store,
+        limits=Limits(options.max_gpu_hours, options.max_disk),
+        keep_going=options.keep_going,
+        stop_hopeless=options.stop_hopeless,
+    )
     if options.until_decided:
-        return _until_decided(plan, uri, options)
+        return _until_decided(plan, uri, asked, options)
     if options.max_seeds is not None:
         raise UserError(f"--max-seeds {options.max_seeds}: only valid with --until-decided")
-    return train(plan, uri, options)
+    return train(plan, uri, asked, options)
 
 
-def _until_decided(plan: "Plan", uri: str, options: Namespace) -> int:
+def _until_decided(plan: "Plan", uri: str, asked: "Asked", options: Namespace) -> int:
     """Train seed by seed until each hypothesis is decided; with a launcher that has a queue, one look."""
     from dataclasses import replace
 
@@ -249,7 +259,7 @@ def _until_decided(plan: "Plan", uri: str, options: Namespace) -> int:
         if not runs or runs == before:
             break
         one_look = options.dry_run or launcher_of(plan.launcher.name).queue is not None
-        code = train(replace(plan, runs=runs), uri, options, quiet=not one_look)
+        code = train(replace(plan, runs=runs), uri, asked, options, quiet=not one_look)
         if code or one_look:
             return code
         before = runs
@@ -258,7 +268,7 @@ def _until_decided(plan: "Plan", uri: str, options: Namespace) -> int:
             "results of the last look are not in the tracking store: `cppo sync`, then the same command"
         )
     looked = runs_at(plan, {verdict.claim: verdict.looked for verdict in verdicts})
-    code = train(replace(plan, runs=looked), uri, options)
+    code = train(replace(plan, runs=looked), uri, asked, options)
     for verdict in verdicts:
         say(f"{verdict.claim.text}: {verdict.outcome.value}. {reason(verdict)}")
     return code
@@ -313,33 +323,23 @@ def preflight(options: Namespace) -> int:
 def train(
     plan: "Plan",
     uri: str,
+    asked: "Asked",
     options: Namespace,
-    retry: "Collection[str]" = (),
-    finished: "Collection[str]" = (),
     quiet: bool = False,
     others_unfinished: bool = False,
 ) -> int:
-    """Train the runs of a plan, failed and finished ones only if `retry` or `finished` names them, and say what came
-    of it; if `quiet`, only of what is not done. `others_unfinished`: the sweep has unfinished runs beside the plan's.
+    """Train the runs of a plan, and say what came of it; if `quiet`, only of what is not done. `others_unfinished`: the
+    sweep has unfinished runs beside the plan's.
     """
     from cppo_lab.errors import interrupt_on_termination
     from cppo_lab.runs.folder import read_status
-    from cppo_lab.sweep.cost import Limits, past_costs
+    from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.doctor import require_plan
-    from cppo_lab.sweep.launch import Asked, launch
+    from cppo_lab.sweep.launch import launch
     from cppo_lab.sweep.table import run_table, score_table
     from cppo_lab.tracking.client import STORE_FAULTS
     from cppo_lab.tracking.page import where_to_look
 
-    asked = Asked(
-        options.replace,
-        retry,
-        finished,
-        options.without_store,
-        Limits(options.max_gpu_hours, options.max_disk),
-        options.keep_going,
-        options.stop_hopeless,
-    )
     if options.dry_run:
         return _dry_run(plan, uri, asked, options)
     require_plan(plan, uri)
