@@ -132,7 +132,7 @@ class CommandParser(ArgumentParser):
 
     def add_values(self, name: str, metavar: str, help: str, **how: Any) -> None:
         """Any number of arguments, or an option that can be repeated."""
-        many = {"action": "append"} if name.startswith("-") else {"nargs": "*"}
+        many: dict[str, Any] = {"action": "append"} if name.startswith("-") else {"nargs": "*"}
         self.add_argument(name, metavar=metavar, help=help, default=[], **many, **how)
 
     def format_help(self) -> str:
