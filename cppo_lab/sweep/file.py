@@ -171,7 +171,7 @@ def _parts(text: str) -> dict[str, str]:
     """Dotted key -> value of everything in a JSON object; a list is a value."""
     try:
         values = json.loads(text)
-        parts = dotted(values) if isinstance(values, dict) else {}
+        parts = dotted(values, null=True) if isinstance(values, dict) else {}
     except (ValueError, RecursionError):
         return {}
     return {key: value if isinstance(value, str) else json.dumps(value) for key, value in parts.items()}
