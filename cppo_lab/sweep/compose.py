@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal, get_type_hints
+from typing import Any, Literal
 
 import yaml
 from hydra import compose as hydra_compose
@@ -24,7 +24,6 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
-from pydantic import TypeAdapter, ValidationError
 
 from cppo_lab.core_records import BUILT_IN, core_names, core_of, cores_that
 from cppo_lab.errors import UserError, unknown
@@ -115,7 +114,7 @@ class Composed:
 
 
 def compose(overrides: Sequence[str]) -> Composed:
-    """Compose and validate a configuration. Equal sections of different runs are validated once and shared.
+    """Compose and validate a configuration.
 
     Raises UserError for an override that does not parse, an unknown group option, key, or value.
     """
@@ -123,14 +122,11 @@ def compose(overrides: Sequence[str]) -> Composed:
     sections["data"] = _with_digests(sections["data"])
     for constants in SHARED_CONSTANTS:  # no part of the run, whose references to them are resolved by now
         sections.pop(constants.removesuffix("."), None)
-    chosen = json.loads(sections["launcher"])
-    launcher = launcher_kind(chosen.get("name"))
-    if launcher is LauncherSpec and "container" in chosen:
+    launcher = launcher_kind(sections["launcher"].get("name"))
+    if launcher is LauncherSpec and "container" in sections["launcher"]:
         raise UserError(CONTAINER)
     kinds = {**PARTS, "launcher": launcher}
-    parts: dict[str, Any] = {
-        name: _parsed(kind, sections.pop(name, "{}"), name) for name, kind in kinds.items()
-    }
+    parts: dict[str, Any] = {name: parse(kind, sections.pop(name, {}), name) for name, kind in kinds.items()}
     if (check := launcher_of(parts["launcher"].name).load("check")) is not None:
         check(parts["launcher"], parts["resources"])
     run = _run(sections)
@@ -156,12 +152,12 @@ VALIDATION = "data.validation."  # before the name of a validation set, which it
 FILES = "data=files needs data.train=FILE and data.validation.NAME=FILE"
 
 
-def _with_digests(text: str) -> str:
+def _with_digests(data: dict[str, Any]) -> dict[str, Any]:
     """The section `data`, where files and code of the user's are identified by what they contain.
 
     Raises UserError if there are none.
     """
-    data = json.loads(text)
+    data = {**data}
     if isinstance(reward := data.get("reward"), str):
         path = reward if ":" in reward else from_environment(reward, REWARDS)
         if path is None:
@@ -174,7 +170,7 @@ def _with_digests(text: str) -> str:
         data["benchmarks"] = [*validation]
         named = {f"{VALIDATION}{name}": path for name, path in validation.items()} | {"data.train": train}
         data["files"] = {key.rpartition(".")[2]: _own_file(key, path) for key, path in named.items()}
-    return json.dumps(data)
+    return data
 
 
 def _own_file(key: str, name: object) -> dict[str, str]:
@@ -199,7 +195,7 @@ def values(overrides: Sequence[str]) -> dict[str, Any]:
 
     Raises UserError for an override that does not parse, an unknown group option or key.
     """
-    return dotted({name: json.loads(text) for name, text in _sections(overrides).items()}, null=True)
+    return dotted(_sections(overrides), null=True)
 
 
 def takes(choices: Sequence[str], key: str, given: Collection[str]) -> bool:
@@ -270,10 +266,10 @@ def _add_installed(choice: Override) -> None:
         ConfigStore.instance().store(name, content, group=choice.key, package="_global_")
 
 
-def _sections(overrides: Sequence[str]) -> dict[str, str]:
-    """The values under each top-level key as JSON, references resolved.
+def _sections(overrides: Sequence[str]) -> dict[str, Any]:
+    """The values under each top-level key, references resolved; to be read only, since runs share sections.
 
-    A key to which nothing refers changes its section only, so that runs share sections.
+    A key to which nothing refers changes its section only.
     """
     given = [parse_override(text) for text in overrides]
     choices = tuple(override.text for override in given if override.kind == "choice")
@@ -294,16 +290,14 @@ def _sections(overrides: Sequence[str]) -> dict[str, str]:
 
 
 @lru_cache(maxsize=100_000)
-def _section(choices: tuple[str, ...], texts: tuple[str, ...], name: str) -> str:
+def _section(choices: tuple[str, ...], texts: tuple[str, ...], name: str) -> Any:
     given = parse_override(texts[0]) if len(texts) == 1 else None
     if given and given.key == name and given.kind == "value" and not isinstance(given.value, list):
-        return json.dumps(given.value)  # no copy of everything for each of hundreds of seeds
+        return given.value  # no copy of everything for each of hundreds of seeds
     config = _config(choices, texts)
     try:
         value = "???" if OmegaConf.is_missing(config, name) else config[name]
-        return json.dumps(
-            OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-        )
+        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
     except _REFUSED as error:
         raise _refused((*choices, *texts), error) from None
 
@@ -383,41 +377,19 @@ def _refused(overrides: Sequence[str], error: Exception) -> UserError:
     return UserError(f"overrides {' '.join(overrides)!r}: {reason}: {KEYS}")
 
 
-@lru_cache(maxsize=10_000)
-def _parsed(kind: type[Spec], text: str, where: str) -> Spec:
-    return parse(kind, json.loads(text), where)
-
-
-def _run(sections: Mapping[str, str]) -> RunSpec:
-    """The run. Errors are reported by parsing it as a whole."""
-    core = json.loads(sections["core"])
-    kind = run_kind(core)
+def _run(values: dict[str, Any]) -> RunSpec:
+    """The run; if it is none, first of all whether its core has such a model or such a section."""
     try:
-        return kind.model_validate({name: _field(kind, name, text) for name, text in sections.items()})
-    except (ValidationError, KeyError):  # an invalid value or an unknown key
-        pass
-    plain = {name: json.loads(text) for name, text in sections.items()}
-    _check_model(plain)
-    for name in plain.keys() - kind.model_fields.keys():
-        if owners := [owner for owner in BUILT_IN if name in run_kind(owner).model_fields]:
-            raise UserError(
-                f"configuration: core={core!r} has no {name}: add core={' or core='.join(owners)}"
-            )
-    return parse_run(plain, "configuration")
-
-
-@lru_cache(maxsize=200_000)
-def _field(kind: type[RunSpec], name: str, text: str) -> Any:
-    """A field of a run from JSON, shared by runs that have the same.
-
-    Raises ValidationError.
-    """
-    return _adapter(kind, name).validate_json(text, strict=True)
-
-
-@cache
-def _adapter(kind: type[RunSpec], name: str) -> TypeAdapter[Any]:
-    return TypeAdapter(get_type_hints(kind, include_extras=True)[name])
+        return parse_run(values, "configuration")
+    except UserError:
+        _check_model(values)
+        core = values["core"]
+        for name in values.keys() - run_kind(core).model_fields.keys():
+            if owners := [owner for owner in BUILT_IN if name in run_kind(owner).model_fields]:
+                raise UserError(
+                    f"configuration: core={core!r} has no {name}: add core={' or core='.join(owners)}"
+                ) from None
+        raise
 
 
 def _check_model(values: Mapping[str, Any]) -> None:

@@ -80,7 +80,7 @@ def test_values_are_those_of_hydra(choices: list[str], more: list[str]) -> None:
         expected = "refused"
     try:
         sections = module._sections(overrides)
-        assert expected == json.dumps({name: json.loads(sections[name]) for name in sections}, sort_keys=True)
+        assert expected == json.dumps(sections, sort_keys=True)
     except UserError as error:
         assert expected == "refused", error
         assert "\n" not in str(error)
