@@ -599,22 +599,18 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
 
 
 def _declared_runs(grid: Grid) -> DeclaredRuns:
-    """What hypotheses are registered about. Composes one run of each model and variant."""
+    """What hypotheses are registered about. The settings of a model and variant are those of its first run."""
     places: set[RunPlace] = set()
     starts: set[tuple[Any, int]] = set()
-    cells: dict[tuple[str, str], tuple[str, Any]] = {}
-    models: dict[str, str] = {}  # file in conf/model -> name of the model
+    cells: dict[str, tuple[str, Any]] = {}
     for point in included(grid):
-        seed, cell = point.values.get("seed"), (point.model, point.label)
-        if type(seed) is not int or cell not in cells:
-            run = _composed(grid, point).run
-            seed, models[point.model] = run.seed, run.model.name
-            start = getattr(run.model, "warm_start", None)
-            cells.setdefault(cell, (run.model_copy(update={"seed": 0}).run_id, start))
-        places.add((models[point.model], point.label, seed))
-        starts.add((cells[cell][1], seed))
-    lines = sorted(f"{model} {variant} {run_id}" for (model, variant), (run_id, _) in cells.items())
-    return DeclaredRuns(frozenset(places), schema.digest("\n".join(lines)), frozenset(starts))
+        run = _composed(grid, point).run
+        settings = (run.model_copy(update={"seed": 0}).run_id, getattr(run.model, "warm_start", None))
+        _, start = cells.setdefault(f"{point.model} {point.label}", settings)
+        places.add((run.model.name, point.label, run.seed))
+        starts.add((start, run.seed))
+    lines = [f"{cell} {run_id}" for cell, (run_id, _) in cells.items()]
+    return DeclaredRuns(frozenset(places), schema.digest("\n".join(sorted(lines))), frozenset(starts))
 
 
 def _composed(grid: Grid, point: GridPoint) -> Composed:

@@ -142,7 +142,6 @@ def _has_resolver(text: str) -> bool:
     return _RESOLVER.search(text) is not None
 
 
-@lru_cache(maxsize=100_000, typed=True)  # 1, 1.0 and True are three values
 def override_text(key: str, value: Scalar) -> str:
     """A key of a sweep file and its value as an override."""
     return f"{key}={quote(value)}"

@@ -94,7 +94,7 @@ class RunStatus:
 
 def known_runs(runs: Path, queued: Queued) -> list[str]:
     """Every run with a folder, on the list of a live launcher, or in the record of Slurm jobs."""
-    folders = {entry.name for entry in os.scandir(runs) if entry.is_dir()} if runs.is_dir() else set[str]()
+    folders = {path.name for path in runs.glob("*") if path.is_dir()}
     # The ledger also has runs that Slurm refused.
     in_queue = [run_id for run_id, place in queued.places.items() if place.job or place.waits is not None]
     return sorted(filter(COMPLETE_ID.fullmatch, folders.union(queued.listed, in_queue)))
