@@ -47,8 +47,7 @@ _REACH = 100  # characters beside a box
 _OPENINGS = {"$$": "$$", "\\[": "\\]", "```": "```"}  # displayed formulas and code, which may span lines
 _FENCES = (
     *((mark, mark) for mark in ("$$", "$", "**", "`", "__", "_", '"', "'")),
-    *((r"\(", r"\)"), (r"\[", r"\]"), ("“", "”"), ("‘", "’"), ("「", "」")),
-    ("{", "}"),
+    *((r"\(", r"\)"), (r"\[", r"\]"), *zip("“‘「{", "”’」}", strict=True)),
 )
 _FONT = re.compile(
     r"^\\(?:underline|text|textbf|mathbf|mathrm|bm|boldsymbol|pmb|hbox|ensuremath|small|[lL]arge|huge)(?=\{)"
@@ -61,10 +60,14 @@ _SPACE = r"(?:\\[,;:! >]|\\q?quad(?![A-Za-z])|~|\s)"
 _LEADING = re.compile(rf"(?:{_SPACE}|[*#}}])++")
 _TAILS = (
     *("\\,", "\\;", "\\:", "\\!", "\\>", "\\\\", "\\quad", "\\qquad", "\\square", "\\blacksquare", "\\qed"),
-    *("~", "*", ".", ",", ";", "\\", "∎", "■", "□", "✓", "✔", "Q.E.D", "QED"),
+    *("Q.E.D", "QED", *"~*.,;\\∎■□✓✔"),
 )
-_PERCENT = re.compile(
-    r"(?i)(?<=[\d})\]$])\s*+(?:\\*+%|\\text\s*+\{\s*+(?:\\?%|per\s?cent)\s*+\}|per\s?cent\b|percentage\b|pct\b)"
+PERCENT = re.compile(
+    r"(?i)(?<=[\d})\]$])\s*+(?:\\*+%|\\text\s*+\{\s*+(?:\\?%|per\s?cent)\s*+\}|per\s?cent\b|percentage\b|pct\b)|百分之"
+)
+CURRENCY = re.compile(
+    r"\\text\s*+\{\s*+\\\$\s*+\}|(?:\bUS)?(?<!\\)\\\$|\A\$(?=[\d.,]++[^\w$]*\Z)"
+    r"|\\(?:pounds|euro|textdollar)(?![A-Za-z])(?:\{\})?\s*+|[€£¥₩₹₽]"
 )
 _RELATION = r"(?:[=<>]|\\(?:[lg]eq?|neq?)(?![A-Za-z]))"
 _CONDITION = (
@@ -98,15 +101,13 @@ _SMALL = re.compile("([⁻⁺]?+[⁰¹²³⁴⁵⁶⁷⁸⁹]++)|[₀₁₂₃�
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
 )
-_UNICODE = str.maketrans(
+_UNICODE = str.maketrans("\u3000。’′∶−–‒‐‑﹣⁻⁄∕÷", " .'':-------///") | str.maketrans(
     {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
-    | {"\u3000": " ", "。": ".", "’": "'", "×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty "}
-    | {"≡": "\\equiv ", "ℝ": "\\mathbb{R}", "∶": ":"}
-    | {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "′": "'", "″": "''"}
-    | dict.fromkeys("−–‒‐‑﹣⁻", "-")
-    | dict.fromkeys("⁄∕÷", "/")
+    | {"×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≡": "\\equiv ", "ℝ": "\\mathbb{R}"}
+    | {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "″": "''"}
     | {
         **dict.fromkeys("°º˚", "^{\\circ}"),
+        "¢": " cents",
         "℃": "^{\\circ}C",
         "℉": "^{\\circ}F",
         "‰": "\\cdot 10^{-3}",
@@ -137,10 +138,10 @@ _CHOICE = re.compile(
     r"(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice|letter)(?:\s++is)?+)\s*+:?+\s*+|选项?+\s*+)*+"
     r"[(\[]?+\s*+([A-Ja-j])\s*+[)\].:]*+\s*+(?:选项)?"
 )
-# The letter of a choice before its content: "A) 42", "(A) 42", "\\textbf{(A)}\\ 42"
+# The letter of a choice or a point before its content: "A) 42", "(A) 42", "\\textbf{(A)}\\ 42", "P(2,3)"
 _LABELLED = re.compile(
     rf"(?i:(?:option|choice)\s++)?+(?:\\(?:text|math)[a-z]*+\s*+\{{\s*+[(\[]?([A-J])\s*+[)\].:]{{1,2}}{_SPACE}*+\}}{_SPACE}*+"
-    rf"|\(([A-J])\)[.:]?+{_SPACE}++|([A-J])[).:]{_SPACE}++)(\S.*)",
+    rf"|\(([A-J])\)[.:]?+{_SPACE}++|([A-J])[).:]{_SPACE}++|([ABD-Z])(?=\([^(),]*,[^()]*\)\Z))(\S.*)",
     re.DOTALL,
 )
 _LABEL = re.compile(r"(?<![A-Za-z\\(])\(?[A-J][).:](?!\S)|(?<![A-Za-z\\])\([A-J]\)")
@@ -156,10 +157,12 @@ class Answer:
 
     text: the answer, or the end of the response if no answer is marked.
     marked: whether it stood after "Answer:" or in a \\boxed{}.
+    written: the same with its signs of currency and percent, not tidied.
     """
 
     text: str
     marked: bool
+    written: str
 
 
 def answer_of(response: str) -> Answer | None:
@@ -183,11 +186,13 @@ def answer_of(response: str) -> Answer | None:
     marks = [match.end() for pattern in patterns for match in pattern.finditer(final)]
     if marks:
         marked = _END_TAG.split(final[max(marks) :], maxsplit=1)[0]
-        return Answer(tidy(_once(_first_formula_or_line(marked))), True)
-    boxed = _last_boxed(final)
-    if boxed is not None:
-        return Answer(tidy(boxed), True)
-    return Answer(_PERCENT.sub("", _ascii(final[-PROSE:])), False)
+        written = _once(_first_formula_or_line(marked))
+    elif (boxed := _last_boxed(final)) is not None:
+        written = boxed
+    else:
+        written = _ascii(final[-PROSE:])
+        return Answer(PERCENT.sub("", written), False, written)
+    return Answer(tidy(written), True, _ascii(written))
 
 
 def without_label(text: str, truth: str) -> str:
@@ -197,7 +202,8 @@ def without_label(text: str, truth: str) -> str:
     match = _LABELLED.fullmatch(_bare(text))
     if match is None:
         return text
-    label, content = next(filter(None, match.groups()[:3])), match[4]
+    *labels, content = match.groups()
+    label = next(filter(None, labels))
     if _LABEL.search(content):
         return text
     choice = _CHOICE.fullmatch(_bare(truth))
@@ -208,9 +214,9 @@ def without_label(text: str, truth: str) -> str:
 
 
 def stated(text: str) -> str | None:
-    """What unmarked text says that the answer is, tidied; None if it does not say so."""
+    """What unmarked text says that the answer is; None if it does not say so."""
     places = [match.end() for match in _STATED.finditer(text)]
-    return tidy(_SENTENCE_END.split(text[places[-1] :], maxsplit=1)[0]) if places else None
+    return _SENTENCE_END.split(text[places[-1] :], maxsplit=1)[0] if places else None
 
 
 def whole_number(text: str) -> str | None:
@@ -301,6 +307,19 @@ def compiled(*rewrites: tuple[Any, Any]) -> list[tuple[re.Pattern[str], Any]]:
     return [(re.compile(pattern), replacement) for pattern, replacement in rewrites]
 
 
+def _value_of(chinese: str) -> Fraction:
+    for scale, size in zip("亿万千百十", (100_000_000, 10_000, 1_000, 100, 10), strict=True):
+        before, found, behind = chinese.rpartition(scale)
+        if found:
+            return size * (_value_of(before) if before else 1) + _value_of(behind)
+    return Fraction(chinese.translate(_CHINESE_DIGITS) or 0)
+
+
+def _in_chinese(match: re.Match[str]) -> str:
+    """A number in Chinese in digits: 四十二, 3万."""
+    return str(_value_of(match[0]))
+
+
 def _fraction(match: re.Match[str]) -> str:
     """A repeating decimal as a fraction."""
     whole, head, repeated = match[1], match[2], match[3] or match[4] or match[5]
@@ -315,6 +334,17 @@ def _ratio(match: re.Match[str]) -> str:
     return f"({shares})"
 
 
+_CHINESE_DIGITS = str.maketrans("零〇一二两三四五六七八九点", "001223456789.", ", ")
+_HAN = "[0-9零〇一二两三四五六七八九十百千万亿]{1,20}+"
+# "四分之三", "四十二", "二〇二四", "三点五", perhaps with a noun: not "唯一", "一样", "一半"
+_OF_CHINESE = compiled(
+    (rf"(?!百分)({_HAN})分之({_HAN})", r"\2/\1"),
+    (
+        rf"(?<![^\W是为于有共得负之])(?!一(?!{_HAN})[\u4e00-\u9fff]){_HAN}(?:点{_HAN})?+"
+        r"(?=(?!半)[\u4e00-\u9fff]?(?![\u4e00-\u9fff]))",
+        _in_chinese,
+    ),
+)
 _START, _END = r"^(?:\$\$?|\\[(\[])?\s*+", r"\s*+(?:\$\$?|\\[)\]])?$"  # of a formula
 # What math-verify cannot read or reads wrongly, and what it reads instead, in this order
 _WITHIN = compiled(
@@ -325,17 +355,14 @@ _WITHIN = compiled(
     (r"\\(?:text|math(?:ord|punct|rm))\{,\}", "{,}"),
     (r"\\(?:nice|s|x|c)frac(?![A-Za-z])", r"\\frac"),
     (r"<\|\w+\|>|(?s:<(?!su[bp])(\w+)>([^<>]*+)</\1>)", r"\2"),
-    (
-        r"\\text\s*+\{\s*+\\\$\s*+\}|(?:\bUS)?(?<!\\)\\\$|\\(?:pounds|euro|textdollar)(?![A-Za-z])(?:\{\})?\s*+|[€£¥₩₹¢₽]",
-        "",
-    ),
+    (CURRENCY, ""),
     (r"(?s)^```[a-z]*+\s++(.*)```$", r"\1"),
     (r"\\(?:[bB]igg?[lrm]?|left|right|middle)(?![A-Za-z])", ""),
     (_END_TAG, ""),
     (_BOX, r" \1"),
-    (_PERCENT, ""),
+    (PERCENT, ""),
     ("`", " "),
-    (r"(?i)(?<![\w\\])(?:minus|negative)\s++(?=[\d.$\\(])", "-"),
+    (r"(?i)(?:(?<![\w\\])(?:minus|negative)\s++|负\s*+)(?=[\d.$\\(])", "-"),
     (r"\\(?:mathrm|text|rm) *+\{ *+([ie]) *+\}", r"{\1}"),
     (r"(?<=\d) *+(?:\{i\}|i)(?!\w)", " i"),
     (
@@ -357,7 +384,11 @@ _WITHIN = compiled(
         r"\\binom{\1\3\5}{\2\4\6}",
     ),
     (_MODULUS, r"\1 \\pmod{\2\3}"),
-    (  # "42 million", "3万"
+    (  # "3万", no "3千克"
+        rf"[0-9][0-9,]{{0,99}}+(?:\.[0-9]{{1,99}}+)?+ ?(?=[十百千万亿]){_HAN}(?<![百千](?=[\u4e00-\u9fff]))",
+        _in_chinese,
+    ),
+    (  # "42 million"
         rf"(?i)(?<=\d)\$?[\s~]*+(\\text\s*\{{)?\s*({'|'.join(SCALES)})(?![A-Za-z])(?(1)(\s*\}})?)",
         lambda match: f"\\cdot 10^{{{SCALES[match[2].lower()]}}} {'' if match[3] else match[1] or ''}",
     ),
@@ -367,8 +398,7 @@ _WITHIN = compiled(
         r"\1 \\times 10^{\2\3}",
     ),
     (r"\^\{\+", "^{"),
-    (r"(?<=:\d\d) *+[Aa]\.? ?[Mm]\b\.?", " am"),
-    (r"(?<=:\d\d) *+[Pp]\.? ?[Mm]\b\.?", " pm"),
+    (r"(?<=:\d\d) *+([AaPp])\.? ?[Mm]\b\.?", lambda match: f" {match[1].lower()}m"),
     ("或者?", " or "),
     (
         r"(\\?(?:sin|cos|tan|cot|sec|csc) *+(?:\^ *+\{?\d\}?)? *+[({]?) *+(\d++(?:\.\d++)?) *+"
@@ -399,6 +429,13 @@ _OF_ALL = compiled(
         "",
     ),
     (rf",{_SPACE}++", ", "),
+    (r"(?<![\\A-Za-z])(?:inf(?:inity)?|oo)(?![A-Za-z])", r"\\infty "),
+    (r"(?<=[\])]) *U *(?=[\[(])", r"\\cup "),
+    (r"(?<=\w) *\(?base *(\d+)\)?$", r"_{\1}"),
+    (  # Behind a comma with a space one without is a thousands separator: "(1,000, 2,000)"
+        r"(?<=, )-?[1-9]\d{0,2}(?:,\d{3})++(?!,?\d)|(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})++(?=, )",
+        lambda match: match[0].replace(",", ""),
+    ),
     (  # "1 000", and nothing before it
         r"(?<![^$ ])[-+]?[1-9][0-9]{0,2}(?: [0-9]{3})++(?=\.?\d*\$?$)",
         lambda match: match[0].replace(" ", ""),
@@ -432,6 +469,10 @@ _OF_ALL = compiled(
         rf"((?:[^{{}}|\\$]|\\[A-Za-z]++|\\[ ,;!]|\{{[^{{}}]*+\}})++)\\?\}}{_END}",
         r"\1",
     ),
+    (
+        rf"^(?i:(?:the )?ratio is )?(\$?{_TERM}\$?(?: to \$?{_TERM}\$?)++)$",
+        lambda match: re.sub(r"\$? to \$?", ":", match[1]),
+    ),
     (rf"(?<![\w.:/^)}}]){_TERM}(?: *:++ *{_TERM}){{2,}}+(?! *:|[\w.])", _ratio),
     # Several choices: "A, C and D"
     (r"^([A-J])(?:,|、|and| )+([A-J])(?:(?:,|、|and| )+([A-J]))?(?:(?:,|、|and| )+([A-J]))?$", r"\1\2\3\4"),
@@ -457,7 +498,7 @@ def tidy(text: str) -> str:
     if "\\begin{" in text and (formula := _ALIGNED.sub("", text)) != text and "\\begin{" not in formula:
         text = _ROW_END.sub(lambda match: ", " if match[1] is None else " ", formula.replace("&", ""))
     if not re.search("[0-9]", text):
-        text = in_digits(text)
+        text = in_digits(rewritten(text, _OF_CHINESE))
     text = rewritten(text, _WITHIN)
     if text.count("$") == 1 or _CURRENCIES.search(text):  # of currency, or cut off
         text = text.replace("$", "")

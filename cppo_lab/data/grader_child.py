@@ -13,6 +13,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from multiprocessing.connection import Connection
@@ -74,7 +75,7 @@ _NUMBERS = dict(
 )
 _PART = "half|halve|third|quarter|fourth|fifth|sixth|seventh|eighth|ninth|tenth"
 _PARTS = dict(zip(_PART.split("|"), (2, *range(2, 5), *range(4, 11)), strict=True))
-SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "bn": 9, "trillion": 12, "万": 4, "亿": 8}
+SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "bn": 9, "trillion": 12}
 _SMALL = rf"(?:(?:{_TENS})(?:[-\s](?:{_DIGITS}))?|{_TEENS}|{_DIGITS}|zero)"
 _GROUP = rf"(?:(?:{_SMALL}|an?)\s+)?(?:{'|'.join(SCALES)})"
 _COUNT = rf"{_GROUP}(?:\s+(?:and\s+)?{_GROUP})*(?:\s+(?:and\s+)?{_SMALL})?|{_SMALL}"
@@ -95,7 +96,7 @@ _VERB = r"(?:is|are|was|does|do|did|can|could|will|would|must|may)"
 NOT = (
     rf"(?:\b(?:not|never|neither|nor|cannot|(?:{_VERB}|ca|wo|ai)n['´]?t|unequal|instead\s+of|(?:rather|more|less|fewer|"
     r"greater|larger|smaller|bigger|higher|lower|different|distinct|far)\s+(?:than|from)|none\s+of|no\s+longer|by\s+no\s+"
-    r"means|nicht|no\s+es|n['´]?est\s+pas|не|nothing\s+like|no(?=\s+[\d$\\])|hardly|fails?\s+to|without|exclud\w+|except(?:\s+for)?|"
+    r"means|nicht|no\s+es|n['´]?est\s+pas|не|nothing\s+like|(?<![^a-z(]\s)no(?=\s+[\d$\\])|hardly|fails?\s+to|without|exclud\w+|except(?:\s+for)?|"
     r"(?:^|(?:any|every|all)(?:thing)?\s+)(?:but|other\s+than))\b|(?:[不非未]|没有|除[了非]?(?!以)|[小大低高]于|超过)[可能会必是等于为]*)"
 )
 WRONG = (
@@ -168,7 +169,7 @@ def load_grader() -> Callable[[str, bool, str], bool]:
         A function of the answer, whether it is marked as the answer, and the truth.
     """
     from math_verify import ExprExtractionConfig, LatexExtractionConfig, parse, verify
-    from sympy import FiniteSet, Union
+    from sympy import FiniteSet, I, Union
     from sympy.logic.boolalg import Boolean
 
     with_units = LatexExtractionConfig()
@@ -184,6 +185,8 @@ def load_grader() -> Callable[[str, bool, str], bool]:
             relations = parsed[0].args
             if len(parsed[0].free_symbols) == 1 and all(isinstance(each, Boolean) for each in relations):
                 parsed[0] = Union(*(each.as_set() for each in relations))
+        with suppress(AttributeError, IndexError, TypeError, ValueError):  # nothing read; "i < 5"
+            parsed[0] = parsed[0].xreplace({each: I for each in parsed[0].free_symbols if each.name == "i"})
         return parsed
 
     @lru_cache(maxsize=1024)

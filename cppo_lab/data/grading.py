@@ -27,7 +27,9 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab.data.answers import (
+    CURRENCY,
     MAX_ANSWER,
+    PERCENT,
     WINDOW,
     answer_of,
     canonical,
@@ -92,23 +94,24 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
         end, lines = _flat(response), _flat(truth)
         if end.endswith(lines) and not _CHANGES_LINES.search(end.removesuffix(lines)):
             return verdict(1.0)
-    said = answer.text if answer.marked else stated(answer.text)
+    said = answer.written if answer.marked else stated(answer.written)
     original = rewritten(truth, _OF_TRUTH)
-    text = answer.text if said is None else without_label(said, original)
+    given = answer.text if said is None else tidy(said)
+    text = given if said is None else without_label(given, original)
     number, true_number = whole_number(text), whole_number(original)
     if number and true_number:
         return verdict(float(number == true_number))
-    choice = without_label(original, text)
-    if len(choice) == 1 and choice.isupper():
-        original = choice
+    if text == given:  # "(A) 42" is no "(B) 42"
+        original = without_label(original, text)
     text, original = _in_radians(text, original), _in_radians(original, text)
-    units = _of_truth(original)
-    size, true_size = units and _quantity(text), units and _quantity(original)
+    true = tidy(original)
+    measured, true_measured = f"{text}{_signs(said or '')}", f"{true}{_signs(original)}"
+    units = _of_truth(true_measured)
+    size, true_size = units and _quantity(measured), units and _quantity(true_measured)
     if size and true_size and size[1] == true_size[1]:
         return verdict(float(size == true_size))
-    if said is not None and _other_unit(text, original):
+    if said is not None and _other_unit(measured, true_measured):
         return verdict(0.0)
-    true = tidy(original)
     if units or not re.search(r"(?<![\\A-Za-z])[A-Za-z]", true):  # \sqrt has none
         text, true = without_units(text), without_units(true)
     text, true = without_degrees(text), without_degrees(true)
@@ -134,6 +137,7 @@ _OF_TRUTH = compiled(
         r"\1\\text{ \2\3}",
     ),
     (r"([ap])\.m\.$", r"\1m"),
+    (r"(?<=\d)([ ~]*[kM]?\\Omega)$", r"\\text{\1}"),
     (r"^(-?[\d.,]++) *(?![十百千万亿])[\u4e00-\u9fff]$", r"\1"),
     (
         r"^(-?[\d.,]++) +((?:[kcm]?m|mi|ft|k?g|L|mol|[JNW])/(?:s|hr?|min|[cd]?m|L|kg|mol)(?:\^?[23]|[²³])?)$",
@@ -427,17 +431,22 @@ _PREFIXES = {
     "M": "mega",
     "G": "giga",
 }
-_WITH_PREFIX = {
-    "m": "meter metre", "g": "gram gramme gm", "L": "liter litre", "s": "second sec", "J": "joule",
-    "N": "newton", "W": "watt", "V": "volt", "Hz": "hertz", "Pa": "pascal", "mol": "mole",
-}  # fmt: skip
-_OTHERS = {
-    "min": "minute", "h": "hour hr", "day": "", "week": "", "month": "", "year": "yr", "in.": "inch inches",
-    "ft": "foot feet", "yd": "yard", "mi": "mile", "lb": "pound", "oz": "ounce", "t": "ton tonne", "gal": "gallon",
-    "deg": "degree", "celsius": "", "fahrenheit": "", "rad": "radian", "$": "dollar usd", "cent": "", "kg": "kilo",
-    "am": "", "pm": "",
-}  # fmt: skip
-# Words that may be something else ("5 in all", "42 A") name no unit.
+
+
+def _named(units: str) -> dict[str, list[str]]:
+    return {unit: names for unit, *names in map(str.split, units.split(","))}
+
+
+_WITH_PREFIX = _named(
+    "m meter metre, g gram gramme gm, L liter litre, s second sec, J joule, N newton, W watt, V volt, Hz hertz, "
+    "Pa pascal, mol mole, Ω ohm, A ampere amp, K kelvin, T tesla"
+)
+_OTHERS = _named(
+    "min minute, h hour hr, day, week, month, year yr, in. inch inches, ft foot feet, yd yard, mi mile, lb pound, "
+    "oz ounce, t ton tonne, gal gallon, deg degree, celsius, fahrenheit, rad radian, $ dollar usd, cent, kg kilo, "
+    "am, pm, % percent"
+)
+# Words that may be something else ("5 in all") name no unit.
 _UNIT_OF = {
     spelling: prefix + unit
     for units, prefixes in ((_WITH_PREFIX, _PREFIXES), (_OTHERS, {"": ""}))
@@ -445,7 +454,7 @@ _UNIT_OF = {
     for prefix, long in prefixes.items()
     for spelling in (
         prefix + unit,
-        *(form for name in names.split() for form in (long + name, f"{long}{name}s")),
+        *(form for name in names for form in (long + name, f"{long}{name}s")),
     )
 } | {f"{unit}s": unit for unit in _OTHERS}
 _UNIT_OF |= {f"{prefix}l": f"{prefix}L" for prefix in _PREFIXES}
@@ -461,13 +470,14 @@ _SIZES |= {
     unit: (Fraction(size), base)
     for base, sizes in (
         ("s", {"min": 60, "h": 3600, "day": 86400, "week": 604800}),
-        ("in.", {"in.": 1, "ft": 12, "yd": 36, "mi": 63360}),
-        ("oz", {"oz": 1, "lb": 16}),
-        ("month", {"month": 1, "year": 12}),
+        ("in.", {"ft": 12, "yd": 36, "mi": 63360}),
+        ("oz", {"lb": 16}),
+        ("month", {"year": 12}),
+        ("cent", {"$": 100}),
     )
     for unit, size in sizes.items()
 }
-_DERIVED = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("N", "J", "W", "V", "Hz", "Pa")}
+_DERIVED = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("N", "J", "W", "V", "Hz", "Pa", "Ω", "T")}
 _RATES = {"mph": {"mi", "h"}, "kph": {"km", "h"}, "kmh": {"km", "h"}}
 _BESIDE = frozenset(["per", "a", "an", "hundred", "thousand", "million", "billion"])
 # "12 hours per day", "$5 a day"; "5 km/h" is another than "5 km"
@@ -477,9 +487,14 @@ _DEGREE = re.compile(
 )
 _SCALES = {"C": "celsius", "F": "fahrenheit", None: ""}
 _COUNTED = re.compile(r"\W*[\w.,]*\d[^\w\\]+([A-Za-z]{2,}?)s?\W*")
-_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµ]+[²³]?|\S")
-# One spelling of powers of units ("square cm", "cm squared", "cm^{2}") and of inches ("5in")
+_TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµΩ]+[²³]?|\S")
+# Letters at a number that are no unit there: "13A" is no 13, nor is "13xy"
+_ATTACHED = re.compile(r"\W*+[\d.,]*\d(?!st|nd|rd|th)(?:[A-Z]|([A-Za-z]{1,2}))\W*")
+# One spelling of powers of units ("square cm", "cm squared", "cm^{2}"), of inches ("5in"), ohms, micro and full hours
 _SPELT = compiled(
+    (r"\\Omega(?![A-Za-z])|\u2126", "Ω"),
+    (r"\\mu(?![A-Za-z]) *|μ", "µ"),
+    (r"(?i)(?<=\d)(?::00)?\s*([ap])\.?\s?m\b\.?", r" \1m"),
     (r"(?i)\b(?:square|sq\.?)\s+([a-z]+)|([a-z]+)\s+squared\b|(?<=[a-z])[\s}$]*\^[\s{]*-?2\b", r"\1\2²"),
     (r"(?i)\b(?:cubic|cu\.?)\s+([a-z]+)|([a-z]+)\s+cubed\b|(?<=[a-z])[\s}$]*\^[\s{]*-?3\b", r"\1\2³"),
     (r"(?<=\d)([\s~]*)in\.?(?=[\s.$}]*$|[²³])", " inch"),
@@ -493,6 +508,9 @@ def _other_unit(answer: str, truth: str) -> bool:
     compared if it is a single word: "3 oranges" for "3 apples".
     """
     true = _of_truth(truth)
+    attached = _ATTACHED.fullmatch(answer)
+    if attached and not _units(attached[1] or "") and not re.search("[A-Za-z]", truth):
+        return True
     matches = [_COUNTED.fullmatch(TEXT.sub(r" \1 ", text)) for text in (answer, truth)]
     nouns = [match[1].lower() for match in matches if match]
     # "12 cm" for "12 units"; "5 methods" for "5 ways", "5 people" for "5 students", and no "5 km"
@@ -530,7 +548,6 @@ def _of_truth(truth: str) -> set[str]:
         return set()
     units: set[str] = set()
     for token in _tokens(truth):
-        token = token.replace("\\$", "dollar")
         if token[0].isalpha() and token not in _BESIDE:
             if not (named := _units(token)):
                 return set()
@@ -556,7 +573,13 @@ def _of_answer(answer: str) -> set[str]:
 
 def _tokens(text: str) -> list[str]:
     text = _DEGREE.sub(lambda match: f" deg {_SCALES[match[1]]} ", text)
-    return _TOKEN.findall(rewritten(TEXT.sub(r" \1 ", text).replace("μ", "µ"), _SPELT))
+    return _TOKEN.findall(rewritten(TEXT.sub(r" \1 ", text), _SPELT))
+
+
+def _signs(text: str) -> str:
+    """The signs of an answer that `tidy` drops, as words."""
+    signs = (" dollars", CURRENCY), (" percent", PERCENT)
+    return "".join(word for word, sign in signs if sign.search(text))
 
 
 def _units(word: str) -> set[str]:
@@ -570,16 +593,17 @@ def _quantity(text: str) -> tuple[Fraction, str] | None:
     total = Fraction()
     sizes: list[Fraction] = []
     bases: set[str] = set()
-    numbers = rewritten(TEXT.sub(r" \1 ", text).replace("μ", "µ").replace(" and ", " "), _SPELT)
-    *numbers_and_units, ending = re.split(r"([A-Za-zµ]+[²³]?)[,.\s]*", numbers)
+    numbers = rewritten(TEXT.sub(r" \1 ", text).replace(" and ", " "), _SPELT)
+    *numbers_and_units, ending = re.split(r"([A-Za-zµΩ]+[²³]?)[,.\s]*", numbers)
     for number, word in zip(numbers_and_units[::2], numbers_and_units[1::2], strict=True):
         value = _RATIONAL.fullmatch(canonical(number))
-        unit = _SIZES.get("".join(_units(word)))
-        if value is None or unit is None:
+        unit = "".join(_units(word))
+        if value is None or not unit:
             return None
-        total += Fraction(value[0]) * unit[0]
-        sizes.append(unit[0])
-        bases.add(unit[1])
+        size, base = _SIZES.get(unit, (Fraction(1), unit))
+        total += Fraction(value[0]) * size
+        sizes.append(size)
+        bases.add(base)
     summed = sizes == sorted(set(sizes), reverse=True)  # "5 cm, 6 cm" are two
     return (total, bases.pop()) if summed and len(bases) == 1 and not ending.strip("$ ") else None
 
@@ -605,47 +629,10 @@ _SUBSTITUTIONS = (
     ("\\text{m}", "\\text{}"),
 )
 _UNITS_AND_FILLERS = (
-    "square",
-    "ways",
-    "integers",
-    "dollars",
-    "mph",
-    "inches",
-    "hours",
-    "km",
-    "units",
-    "\\ldots",
-    "sue",
-    "points",
-    "feet",
-    "minutes",
-    "digits",
-    "cents",
-    "degrees",
-    "cm",
-    "gm",
-    "pounds",
-    "meters",
-    "meals",
-    "edges",
-    "students",
-    "childrentickets",
-    "multiples",
-    "\\text{s}",
-    "\\text{.}",
-    "\\text{\ns}",
-    "\\text{}^2",
-    "\\text{}^3",
-    "\\text{\n}",
-    "\\text{}",
-    "\\mathrm{th}",
-    "^\\circ",
-    "^{\\circ}",
-    "\\;",
-    ",\\!",
-    "{,}",
-    '"',
-    "\\dots",
+    "square ways integers dollars mph inches hours km units \\ldots sue points feet minutes digits cents "
+    "degrees cm gm pounds meters meals edges students childrentickets multiples \\text{s} \\text{.} "
+    '\\text{\ns} \\text{}^2 \\text{}^3 \\text{\n} \\text{} \\mathrm{th} ^\\circ ^{\\circ} \\; ,\\! {,} " '
+    "\\dots"
 )
 _REWRITES = compiled(
     (r"(.*?)(\$)(.*?)(\$)(.*)", r"$\3$"),  # only what is between dollars
@@ -669,7 +656,7 @@ def normalise(answer: str) -> str:
     answer = answer.split("=")[-1]
     for before, after in _SUBSTITUTIONS:
         answer = answer.replace(before, after)
-    for filler in _UNITS_AND_FILLERS:
+    for filler in _UNITS_AND_FILLERS.split(" "):
         answer = answer.replace(filler, "")
     answer = rewritten(answer, _REWRITES).replace("$", "")
     if answer.replace(",", "").isdigit():
