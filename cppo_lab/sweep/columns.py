@@ -10,6 +10,7 @@ from cppo_lab.errors import one_line, printable
 from cppo_lab.runs.folder import variants_text
 
 SHORT_ID = 8  # digits of a shortened run id, if they are unique
+NARROWEST = 12  # characters of a column that is cut
 SHORT_REASON = 14  # characters of a reason, for which columns are left out
 RUN_ID, STATE, REASON = "run id", "state", "reason"
 _RESET = "\x1b[0m"
@@ -37,7 +38,8 @@ def aligned(
     """Rows under their header, a line each; the columns in `right` are right-aligned.
 
     If they are wider than `width` (None: no limit), columns of `spare` are left out in order (RUN_ID is shortened),
-    then lines are cut. A last column `reason` gets the remaining width. `coloured`: colour the states.
+    then the middles of the widest column's cells, then lines are cut. A last column `reason` gets the remaining width.
+    `coloured`: colour the states.
     """
     table = [list(map(one_line, row)) for row in (head, *rows)]  # names and reasons may be anybody's
     if head[-1] == REASON and not any(row[-1] for row in rows):
@@ -49,6 +51,13 @@ def aligned(
         keep = _distinct([row[at] for row in table[1:]]) if name == RUN_ID else 0
         table[1:] = [[*row[:at], *([row[at][:keep]] if keep else []), *row[at + 1 :]] for row in table[1:]]
         table[0] = table[0] if keep else table[0][:at] + table[0][at + 1 :]
+    widths = _widths(table)
+    if width is not None and (excess := sum(widths) + 2 * (len(widths) - 1) - width) > 0:
+        at = widths.index(widest := max(widths))
+        keep = max(widest - excess, NARROWEST)
+        for row in table[1:]:
+            if len(row[at]) > keep:
+                row[at] = f"{row[at][: keep // 2]}…{row[at][keep // 2 + 1 - keep :]}"
     names, widths = table[0], _widths(table)
     lines = [
         "  ".join(

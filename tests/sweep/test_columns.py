@@ -77,3 +77,12 @@ def test_short_ids_still_tell_runs_apart() -> None:
     rows = [[f"{'0' * 9}{number}00", "done", "-" * 30] for number in range(3)]
     lines = aligned(["run id", "state", "last"], rows, width=45, spare=("run id", "last")).splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["0000000000", "0000000001", "0000000002"]
+
+
+def test_a_long_name_is_cut_in_its_middle_and_not_the_state() -> None:
+    rows = [["a name that says much w_min=0.8", "done"], ["b", "failed"]]
+    assert aligned(["variant", "state"], rows, width=23).splitlines() == [
+        "variant          state",
+        "a name …min=0.8  done",
+        "b                failed",
+    ]
