@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 from cppo_lab.errors import UserError, counted, printable, unknown
@@ -87,35 +86,36 @@ def replay(
     kl_of_tv = KL in record.needs and tokens.rule.measure == "tv"
     name = divergence or ("binary_kl" if kl_of_tv else own_divergence(tokens.rule))
     record.check(given, name.rpartition("_")[2])
-    _check_kinds(record, given)
-    try:
-        batch = _batch(tokens, name, PERMUTATION in record.needs)
-        output = record.apply(batch, **given)
-        terms = _terms(record, given, batch)
-    except (ValueError, TypeError) as error:  # TypeError: text in place of a number
-        raise UserError(f"rule {rule!r} cannot be replayed with {given}: {error}") from None
-    decision = decisions(output, batch.valid)
-    return Replayed(
-        rule,
-        given,
-        name,
-        _flat(batch.required_divergence, batch.valid),
-        decision.tests,
-        decision.keep.numpy().astype(np.float32),
-        decision.reason.numpy(),
-        *terms,
-    )
-
-
-def _check_kinds(record: Rule, given: Mapping[str, Any]) -> None:
-    """Raises UserError for text in place of a number or a switch: a function would take any for switched on."""
     takes = inspect.signature(record.apply).parameters
     for key, value in given.items():
+        # A function would take any text for switched on.
         kind = takes[key].annotation
         if kind is bool and isinstance(value, str):
             raise UserError(f"{key}={value!r}: rule {record.name!r} takes true or false")
         if kind in _NUMBERS and isinstance(value, str | bool):
             raise UserError(f"{key}={value!r}: rule {record.name!r} takes a number")
+    budget = {**given, **record.fixed}
+    try:
+        batch = _batch(tokens, name, PERMUTATION in record.needs)
+        output = record.apply(batch, **given)
+        has_budget = all(name in budget for name in _OF_BUDGET)
+        terms = budget_terms(batch, budget) if has_budget else ()
+    except (ValueError, TypeError) as error:  # TypeError: text in place of a number
+        raise UserError(f"rule {rule!r} cannot be replayed with {given}: {error}") from None
+    decision = decisions(output, batch.valid)
+    measured, *of_budget = (
+        values[batch.valid].numpy().astype(np.float32) for values in (batch.required_divergence, *terms)
+    )
+    return Replayed(
+        rule,
+        given,
+        name,
+        measured,
+        decision.tests,
+        decision.keep.numpy().astype(np.float32),
+        decision.reason.numpy(),
+        *of_budget,
+    )
 
 
 def why_not(record: Rule, tokens: RecordedTokens) -> str | None:
@@ -164,18 +164,6 @@ def _batch(tokens: RecordedTokens, name: str, shuffles: bool) -> Tokens:
         estimate = divergences.ESTIMATES.get(measure, partial(divergences.binary, measure=measure))
         values["divergence"] = estimate(values["logp"], values["rollout_logp"])
     return Tokens.packed(torch.nn.functional.pad(lengths.cumsum(0), (1, 0)), **values)
-
-
-def _terms(record: Rule, given: Mapping[str, Any], batch: Tokens) -> list[NDArray[np.float32]]:
-    """The terms of CPPO's tests for rules that have its constants; empty for others."""
-    constants = {**given, **record.fixed}
-    if not all(name in constants for name in _OF_BUDGET):
-        return []
-    return [_flat(term, batch.valid) for term in budget_terms(batch, constants)]
-
-
-def _flat(values: Tensor, valid: Tensor) -> NDArray[np.float32]:
-    return values[valid].numpy().astype(np.float32)
 
 
 # The comparison of two rules on the same tokens: the run's rule and another.

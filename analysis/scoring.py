@@ -204,24 +204,17 @@ def score_cell(runs: Sequence[RunScore], benchmarks: Sequence[str]) -> CellScore
     """The score of a (model, variant) over its runs. Only finished runs count; without any, the others count with what
     they have so far.
     """
-    model, variant = runs[0].model, runs[0].variant
-    gaps = [run for run in runs if not run.is_result]
     finished = [run for run in runs if run.is_result]
     collapsed = sum(run.state is SelectionState.COLLAPSE for run in runs)
-    counted = finished or [run for run in gaps if run.choice.score is not None]
-    if collapsed:
-        state = SelectionState.COLLAPSE
-    elif counted:
-        state = SelectionState.SCORED
-    else:
-        state = gaps[0].state
+    counted = finished or [run for run in runs if run.choice.score is not None]
+    state = SelectionState.SCORED if counted else runs[0].state
     choices = [run.choice for run in counted]
     stats = {name: Stat.of(choice.components.get(name) for choice in choices) for name in benchmarks}
     return CellScore(
-        model=model,
-        variant=variant,
-        state=state,
-        provisional=bool(gaps),
+        model=runs[0].model,
+        variant=runs[0].variant,
+        state=SelectionState.COLLAPSE if collapsed else state,
+        provisional=len(finished) < len(runs),
         expected=len(runs),
         finished=len(finished),
         collapsed=collapsed,
@@ -348,10 +341,14 @@ class Scoreboard:
         """The runs of a cell in declaration order; empty if the cell is not declared."""
         return self._of_cell.get((model, variant), ())
 
+    def window(self, run: RunScore) -> pd.DataFrame:
+        """The validations of a run up to T_stop; all if that is not known."""
+        return self.curves.of(run.mlflow_id).loc[: run.t_stop]
+
     @cached_property
     def _of_cell(self) -> Mapping[tuple[str, str], tuple[RunScore, ...]]:
         """Grouped once, so that a lookup does not scan all runs."""
-        return _by_cell(self.runs)
+        return by_cell(self.runs)
 
     def logged(self, model: str, variant: str, metric: str) -> pd.DataFrame:
         """The points of a metric that the runs of a cell have, as in `data.metrics`."""
@@ -406,8 +403,14 @@ def score_sweep(
                 f"{entry.run_id}): give each setting a different variant name in its file"
             )
     curves = validation_curves(data.metrics, data.runs)
-    stored = _stored_runs(data.runs)
-    runs = tuple(_score(entry, stored.get(_key(entry)), curves) for entry in dict.fromkeys(expected))
+    # The rows of the runs by the ways in which a declaration may identify them (`_score`). If several runs match by
+    # name alone, finished runs are preferred, then newer ones.
+    stored: dict[tuple[object, ...], Any] = {}
+    done = data.runs.assign(done=data.runs["status"].isin(schema.FINISHED))
+    for row in done.sort_values(["done", "start", "mlflow_id"]).itertuples():
+        name = row.model, row.variant
+        stored[(row.run_id,)] = stored[name] = stored[*name, _whole(row.seed)] = row
+    runs = tuple(_score(entry, stored, curves) for entry in dict.fromkeys(expected))
     gaps = [run for run in runs if not run.is_result]
     if gaps and not partial:
         raise UserError(
@@ -420,7 +423,7 @@ def score_sweep(
             f"sweep {data.sweep!r} has no validation score yet: none of its {counted(len(runs), 'run')} evaluated "
             f"inside its window; wait for the first evaluation, or see `cppo status`"
         )
-    cells = {pair: score_cell(of_cell, curves.benchmarks) for pair, of_cell in _by_cell(runs).items()}
+    cells = {pair: score_cell(of_cell, curves.benchmarks) for pair, of_cell in by_cell(runs).items()}
     used = {run.mlflow_id for run in runs}
     return Scoreboard(
         data=data,
@@ -434,44 +437,35 @@ def score_sweep(
     )
 
 
-def _by_cell(runs: Sequence[RunScore]) -> Mapping[tuple[str, str], tuple[RunScore, ...]]:
+def by_cell(runs: Iterable[Any]) -> Mapping[tuple[str, str], tuple[Any, ...]]:
     """(model, variant) -> its runs; cells in the order of their first run."""
-    cells: dict[tuple[str, str], list[RunScore]] = defaultdict(list)
+    cells: dict[tuple[str, str], list[Any]] = defaultdict(list)
     for run in runs:
         cells[run.model, run.variant].append(run)
     return {pair: tuple(of_cell) for pair, of_cell in cells.items()}
 
 
-def _stored_runs(runs: pd.DataFrame) -> Mapping[tuple[object, ...], Any]:
-    """The rows of the runs by the ways in which a declaration may identify them (`_key`). If several runs match by name
-    alone, finished runs are preferred, then newer ones.
-    """
-    done = runs["status"].isin(schema.FINISHED)
-    rows: dict[tuple[object, ...], Any] = {}
-    for row in runs.assign(done=done).sort_values(["done", "start", "mlflow_id"]).itertuples():
-        name = row.model, row.variant
-        rows[(row.run_id,)] = rows[name] = rows[*name, None if pd.isna(row.seed) else int(row.seed)] = row
-    return rows
+def _whole(value: Any) -> int | None:
+    """Of a nullable integer."""
+    return None if pd.isna(value) else int(value)
 
 
-def _key(entry: ExpectedRun) -> tuple[object, ...]:
-    if entry.run_id is not None:
-        return (entry.run_id,)
-    return (entry.model, entry.variant) if entry.seed is None else (entry.model, entry.variant, entry.seed)
-
-
-def _score(entry: ExpectedRun, row: Any, curves: ValidationCurves) -> RunScore:
+def _score(
+    entry: ExpectedRun, stored: Mapping[tuple[object, ...], Any], curves: ValidationCurves
+) -> RunScore:
+    name = (entry.model, entry.variant) if entry.seed is None else (entry.model, entry.variant, entry.seed)
+    row = stored.get(name if entry.run_id is None else (entry.run_id,))
     if row is None:
         state = SelectionState.MISSING
         return RunScore(entry.run_id, "", entry.model, entry.variant, entry.seed, state, Choice(state))
-    t_stop = None if pd.isna(row.t_stop) else int(row.t_stop)
+    t_stop = _whole(row.t_stop)
     choice = choose(curves.of(row.mlflow_id), t_stop, curves.benchmarks)
     return RunScore(
         run_id=row.run_id,
         mlflow_id=row.mlflow_id,
         model=entry.model,
         variant=entry.variant,
-        seed=None if pd.isna(row.seed) else int(row.seed),
+        seed=_whole(row.seed),
         state=state_in_store(row.status, row.core, choice),
         choice=choice,
         rule=row.rule,
@@ -506,7 +500,7 @@ def describe_gaps(gaps: Sequence[RunScore]) -> list[str]:
     return [*(describe_gap(*runs) for runs in groups[:_MOST_LISTED]), *more]
 
 
-# Robustness of a selected score: the late part of the window, ranks, and the step-to-step noise of a run.
+# Robustness of a selected score: the late part of the window, and the step-to-step noise of a run.
 #
 # The score of the best step favours a noisy run. The mean over the last 30 % of the matched window has no selection
 # bias, so it is reported next to the selected score.
@@ -529,10 +523,3 @@ def step_noise(late: pd.Series) -> float | None:
     if len(steps) < 2:
         return None
     return math.sqrt(math.fsum(float(value) ** 2 for value in steps) / len(steps) / 2)
-
-
-def rank_descending(values: dict[tuple[str, str], float]) -> dict[tuple[str, str], int]:
-    """Ranks inside each model (the first item of the key): 1 + the number of strictly higher values."""
-    series = pd.Series(list(values.values()), dtype=float)
-    ranks = series.groupby([model for model, _ in values]).rank(method="min", ascending=False)
-    return dict(zip(values, ranks.astype(int).tolist(), strict=True))

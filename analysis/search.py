@@ -116,25 +116,23 @@ class SearchResult(BaseModel, allow_inf_nan=False):
             if missing < 0:
                 raise ValueError(f"two trials have number {trial.number}")
             self._optuna.add_trials([create_trial(state=TrialState.WAITING)] * missing)
+            complete, values = trial.state == "complete", trial.values or ()
             try:
-                self._optuna.add_trial(self._frozen(trial))
+                if complete and (
+                    len(values) != len(self.objectives) or trial.params.keys() != self.spaces.keys()
+                ):
+                    raise ValueError("it is complete, and lacks values or parameters")
+                frozen = create_trial(
+                    state=STATES[trial.state],
+                    values=values if complete else None,
+                    params=trial.params,
+                    distributions={name: self.spaces[name] for name in trial.params},
+                    intermediate_values=dict(trial.curve),
+                    user_attrs=trial.model_dump(include={"run_ids", "mlflow_id", "reason", "seconds"}),
+                )
+                self._optuna.add_trial(frozen)
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise ValueError(f"trial {trial.number} is of another search: {error}") from None
-
-    def _frozen(self, trial: _Trial) -> FrozenTrial:
-        complete = trial.state == "complete"
-        if complete and (
-            len(trial.values or ()) != len(self.objectives) or trial.params.keys() != self.spaces.keys()
-        ):
-            raise ValueError("it is complete, and lacks values or parameters")
-        return create_trial(
-            state=STATES[trial.state],
-            values=trial.values if complete else None,
-            params=trial.params,
-            distributions={name: self.spaces[name] for name in trial.params},
-            intermediate_values=dict(trial.curve),
-            user_attrs=trial.model_dump(include={"run_ids", "mlflow_id", "reason", "seconds"}),
-        )
 
     @property
     def optuna(self) -> optuna.Study:

@@ -182,25 +182,23 @@ def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
     longest = max((len(run.positions) for run in runs), default=0)
     if not longest:
         return None
-    width = math.ceil(longest / _BINS)
-    binned = pd.concat(
-        {number: _binned(run, width) for number, run in enumerate(runs)}, axis="columns"
-    ).dropna()
-    if binned.empty:  # every point is a mean over the same runs
+    width, binned = (
+        math.ceil(longest / _BINS),
+        [],
+    )  # the gaps of each run, weighted by tokens, where these suffice
+    for run in runs:
+        gaps = pd.DataFrame({"mean": run.mean, "top10": run.top10}, dtype=float)
+        tokens = pd.Series(run.tokens, dtype=float)
+        places = np.arange(len(tokens)) // width
+        sums, seen = gaps.mul(tokens, axis="index").groupby(places).sum(), tokens.groupby(places).sum()
+        binned.append(sums[seen >= _FEWEST].div(seen[seen >= _FEWEST], axis="index"))
+    table = pd.concat(dict(enumerate(binned)), axis="columns").dropna()
+    if table.empty:  # every point is a mean over the same runs
         return None
-    starts = [width * place for place in binned.index]
+    starts = [width * place for place in table.index]
     positions = tuple(start + (min(width, longest - start) + 1) / 2 for start in starts)
-    bands = (band(binned.xs(name, axis="columns", level=1), 0) for name in ("mean", "top10"))
+    bands = (band(table.xs(name, axis="columns", level=1), 0) for name in ("mean", "top10"))
     return GapCurves(len(runs), *(GapCurve(**vars(of_kind), positions=positions) for of_kind in bands))
-
-
-def _binned(run: PositionGaps, width: int) -> pd.DataFrame:
-    """The gaps in each bin, weighted by tokens; without the bins that have too few."""
-    gaps = pd.DataFrame({"mean": run.mean, "top10": run.top10}, dtype=float)
-    tokens = pd.Series(run.tokens, dtype=float)
-    places = np.arange(len(tokens)) // width
-    sums, seen = gaps.mul(tokens, axis="index").groupby(places).sum(), tokens.groupby(places).sum()
-    return sums[seen >= _FEWEST].div(seen[seen >= _FEWEST], axis="index")
 
 
 def induced_threshold(delta: float, w_min: float, length: int, span: int | None = None) -> tuple[float, ...]:
@@ -212,47 +210,27 @@ def induced_threshold(delta: float, w_min: float, length: int, span: int | None 
 
 
 @dataclass(frozen=True, eq=False)
-class StudySweep:
-    """One sweep of the study. If `board` is None, nothing of it can be scored, and `absent` says why."""
-
-    grid: SweepGrid
-    board: Scoreboard | None
-    absent: str = ""
-
-
-@dataclass(frozen=True, eq=False)
 class StudyResults:
-    """All data for a study's report. `positions` and `windows` map an MLflow run to its diagnostics, as far as the
-    figures need them and the runs have them.
+    """All data for a study's report: the `boards` of its `grids`, by name; of a grid without any score, why it is
+    `absent`. `positions` and `windows` map an MLflow run to its diagnostics, as far as the figures need them and the
+    runs have them.
     """
 
-    sweeps: tuple[StudySweep, ...]
+    grids: tuple[SweepGrid, ...]
+    boards: Mapping[str, Scoreboard]
+    absent: Mapping[str, str] = field(default_factory=dict)
     positions: Mapping[str, PositionGaps] = field(default_factory=dict)
     windows: Mapping[str, TokenWindow] = field(default_factory=dict)
 
-    def sweep(self, name: str) -> StudySweep | None:
-        """The sweep called `name`; None if the study does not have it."""
-        return next((sweep for sweep in self.sweeps if sweep.grid.name == name), None)
-
-    def board(self, name: str) -> Scoreboard | None:
-        """The scores of a sweep; None if the study does not have it, or if nothing of it can be scored."""
-        return self.boards.get(name)
-
     def why_absent(self, name: str) -> str:
-        """Why `board(name)` is None."""
-        sweep = self.sweep(name)
-        return f"the study has no sweep {name!r}" if sweep is None else sweep.absent
-
-    @property
-    def boards(self) -> dict[str, Scoreboard]:
-        """The scored sweeps by name."""
-        return {sweep.grid.name: sweep.board for sweep in self.sweeps if sweep.board is not None}
+        """Why a sweep has no board."""
+        return self.absent.get(name, f"the study has no sweep {name!r}")
 
     @property
     def models(self) -> tuple[str, ...]:
         """The models of the main sweep in the order of their roles, as declared; empty without a main sweep."""
-        sweep = self.sweep(MAIN)
-        return () if sweep is None else tuple(dict.fromkeys(run.model for run in sweep.grid.expected))
+        runs = (run for grid in self.grids if grid.name == MAIN for run in grid.expected)
+        return tuple(dict.fromkeys(run.model for run in runs))
 
 
 def score_grid(
@@ -283,25 +261,23 @@ def read_study(
     Raises UserError as `read_sweep` and `score_sweep` do for the first incomplete sweep; with `partial`, only if no
     sweep has any score, or if the store fails.
     """
-    listing, scored = list_runs(uri, experiment), list[StudySweep]()
+    listing, boards, absent = list_runs(uri, experiment), dict[str, Scoreboard](), dict[str, str]()
     for grid in sweeps:
         # The ablations show scores only; other training metrics are read for the main sweep alone.
         metrics = is_result if grid.name == MAIN else _is_judged
         try:
             of_sweep = claims.get(grid.name, ())
-            scored.append(
-                StudySweep(grid, score_grid(uri, experiment, grid, of_sweep, partial, metrics, listing))
-            )
+            boards[grid.name] = score_grid(uri, experiment, grid, of_sweep, partial, metrics, listing)
         except UserError as error:
             if not partial or isinstance(error, StoreAway):
                 raise
-            scored.append(StudySweep(grid, None, str(error)))
-    if not scored:
+            absent[grid.name] = str(error)
+    if not sweeps:
         raise UserError(f"study {name!r} has no sweeps: list them under `sweeps:` in its file")
-    if all(sweep.board is None for sweep in scored):
-        raise UserError(f"study {name!r} has nothing to report: {scored[0].absent}")
-    study = StudyResults(tuple(scored))
-    if (main := study.board(MAIN)) is None:
+    if not boards:
+        raise UserError(f"study {name!r} has nothing to report: {absent[sweeps[0].name]}")
+    study = StudyResults(tuple(sweeps), boards, absent)
+    if (main := boards.get(MAIN)) is None:
         return study
     pair = [run.mlflow_id for variant in (OURS, COMPARED) for run in main.runs_of(main.models[0], variant)]
     ours = [run.mlflow_id for model in main.models for run in main.runs_of(model, OURS)]

@@ -70,8 +70,7 @@ def answers_view(board: Scoreboard, answers: Mapping[str, RunAnswers]) -> dict[s
     `content`: JSON that is safe inside a <script> element. `maps`, `texts` and `tokens`: whether these parts exist;
     `not_replayed`: why some methods have no token decisions.
     """
-    ids = [(run, run.mlflow_id) for run in shown_runs(board)]
-    runs = [(run, answers[mlflow_id]) for run, mlflow_id in ids if mlflow_id in answers]
+    runs = [(run, answers[run.mlflow_id]) for run in shown_runs(board) if run.mlflow_id in answers]
     maps, samples = problem_maps(board), _shown_samples(runs)
     tokens, reasons = _token_responses(runs)
     parts = {"maps": bool(maps), "texts": bool(samples["samples"]), "tokens": bool(tokens)}
@@ -125,20 +124,19 @@ def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> dict[str,
         solved = solved_by_one(ever[ours], ever[theirs], first.samples)
         if shown := sorted(places[place] for place in solved if place in places):
             alone.append([i, j, shown[:_MOST_ALONE]])
+    shown_methods = []
+    for name, runs in methods.items():
+        share = shares[name][np.ix_(rows, order)]
+        cells = np.where(np.isnan(share), NOT_SEEN, np.nan_to_num(np.rint(share * FULL)))
+        text = b64encode(cells.astype("<u2").tobytes()).decode()
+        shown_methods.append({"name": display_name(name), "runs": len(runs), "cells": text})
     return {
         "model": model,
         "k": first.samples,
         "steps": [steps[row] for row in rows],
         "problems": [first.problems[place] for place in order],
         "left": len(first.problems) - len(order),
-        "methods": [
-            {
-                "name": display_name(name),
-                "runs": len(runs),
-                "cells": _cells(shares[name][np.ix_(rows, order)]),
-            }
-            for name, runs in methods.items()
-        ],
+        "methods": shown_methods,
         "alone": alone,
     }
 
@@ -152,11 +150,6 @@ def _shares(runs: Sequence[Outcomes], steps: Sequence[int]) -> NDArray[np.float6
         total[rows] += run.right / run.samples
         count[rows] += 1
     return np.where(count > 0, total / np.maximum(count, 1), np.nan)
-
-
-def _cells(shares: NDArray[np.float64]) -> str:
-    scaled = np.nan_to_num(np.rint(shares * FULL))
-    return b64encode(np.where(np.isnan(shares), NOT_SEEN, scaled).astype("<u2").tobytes()).decode()
 
 
 MOST_SAMPLE_BYTES = 2_000_000  # of all texts of a page, as embedded in it
@@ -184,8 +177,26 @@ def _shown_samples(runs: Sequence[tuple[RunScore, RunAnswers]]) -> dict[str, Any
     prompts: dict[str, int] = {}
     shown, used = [], 0
     for number, sample in sorted(rows, key=order):
-        prompt = shortened(sample.prompt, _LONGEST)
-        entry = _plain(runs[number][0], sample, prompts.get(prompt, len(prompts)))
+        run, prompt = runs[number][0], shortened(sample.prompt, _LONGEST)
+        named = {"answer": sample.answer, "truth": sample.truth}
+        entry: dict[str, Any] = {
+            "model": run.model,
+            "method": display_name(run.variant),
+            "seed": run.seed,
+            "step": sample.step,
+            "problem": visible(sample.problem[:_LONGEST_NAME]),
+            "draw": sample.draw,
+            "prompt": prompts.get(prompt, len(prompts)),
+            "text": shortened(sample.response, _LONGEST),
+            "right": sample.right,
+            "length": sample.length,
+            "stop": visible(sample.stop[:_LONGEST_NAME]),
+            **{key: visible(text[:_LONGEST_NAME]) for key, text in named.items() if text is not None},
+        }
+        if sample.kind == TRAINING:
+            entry["group"] = sample.group
+            for key, value in (("reward", sample.reward), ("advantage", sample.advantage)):
+                entry[key] = None if value is None else float(f"{value:.4g}")
         new = [entry] if prompt in prompts else [entry, prompt]
         used += sum(len(escape_json(part)) + 1 for part in new)
         if used > MOST_SAMPLE_BYTES:
@@ -193,29 +204,6 @@ def _shown_samples(runs: Sequence[tuple[RunScore, RunAnswers]]) -> dict[str, Any
         prompts.setdefault(prompt, len(prompts))
         shown.append(entry)
     return {"prompts": list(prompts), "samples": shown, "left": len(rows) - len(shown)}
-
-
-def _plain(run: RunScore, sample: Sample, prompt: int) -> dict[str, Any]:
-    named = {"answer": sample.answer, "truth": sample.truth}
-    entry: dict[str, Any] = {
-        "model": run.model,
-        "method": display_name(run.variant),
-        "seed": run.seed,
-        "step": sample.step,
-        "problem": visible(sample.problem[:_LONGEST_NAME]),
-        "draw": sample.draw,
-        "prompt": prompt,
-        "text": shortened(sample.response, _LONGEST),
-        "right": sample.right,
-        "length": sample.length,
-        "stop": visible(sample.stop[:_LONGEST_NAME]),
-        **{key: visible(text[:_LONGEST_NAME]) for key, text in named.items() if text is not None},
-    }
-    if sample.kind == TRAINING:
-        entry["group"] = sample.group
-        for key, value in (("reward", sample.reward), ("advantage", sample.advantage)):
-            entry[key] = None if value is None else float(f"{value:.4g}")
-    return entry
 
 
 # Control characters except newline and tab; bidirectional controls and zero-width characters; lone surrogates.
@@ -250,32 +238,22 @@ def _token_responses(
     the decisions of some runs' rules cannot be replayed from their recorded tokens: these have none.
     """
     recorded = [(run, answers.tokens[-1]) for run, answers in runs if answers.tokens]
-    replays = [(run, tokens, _own_replay(tokens)) for run, tokens in recorded]
-    reasons = [replayed for _, _, replayed in replays if isinstance(replayed, str)]
-    queues = [
-        _responses(run, tokens, replayed, recorded)
-        for run, tokens, replayed in replays
-        if not isinstance(replayed, str)
-    ]
-    shown, used = [], 0
+    reasons, queues, shown, used = dict[str, None](), [], [], 0
+    for run, tokens in recorded:
+        try:
+            from cppo_lab.analysis.replay import replay  # torch
+
+            queues.append(_responses(run, tokens, replay(tokens), recorded))
+        except ModuleNotFoundError as error:  # the page is complete otherwise
+            reasons[f"package {error.name!r} is not installed"] = None
+        except UserError as error:  # also of a package that is not installed here
+            reasons[str(error)] = None
     for response in (response for row in zip_longest(*queues) for response in row if response is not None):
         used += len(escape_json(response)) + 1
         if used > MOST_TOKEN_BYTES:
             break
         shown.append(response)
-    return shown, list(dict.fromkeys(reasons))
-
-
-def _own_replay(tokens: RecordedTokens) -> "Replayed | str":
-    """The run's own rule on its tokens, or why it cannot be replayed."""
-    try:
-        from cppo_lab.analysis.replay import replay  # torch
-
-        return replay(tokens)
-    except ModuleNotFoundError as error:  # the page is complete otherwise
-        return f"package {error.name!r} is not installed"
-    except UserError as error:  # also of a package that is not installed here
-        return str(error)
+    return shown, list(reasons)
 
 
 def _responses(
@@ -286,10 +264,14 @@ def _responses(
 ) -> Iterator[dict[str, Any]]:
     """The responses of a run as JSON, with numbers in half precision (three digits): T tokens (the first of a longer
     response) with log mu, log pi, D_t, and the rules of all runs on the same model on them.
+
+    Of a rule, `own`: the run was trained with it. `reason`: 0, or 1 + the index in `tests` of the test that masked or
+    reduced the token. `soft`: the weights, if a token is kept in part; w_t, S_{t-1} and c_t of rules with a prefix
+    budget.
     """
     from cppo_lab.analysis.replay import FROM_SAMPLED, own_divergence, replay  # torch
 
-    replayed = [(display_name(run.variant), True, own_replay)]
+    replayed = [(display_name(run.variant), own_replay)]
     others = {
         display_name(other.variant): theirs.rule
         for other, theirs in recorded
@@ -304,10 +286,25 @@ def _responses(
             result = replay(
                 tokens, rule.name, rule.constants, path=path, divergence=None if same else divergence
             )
-            replayed.append((title, False, result))
+            replayed.append((title, result))
     texts = tokens.texts()
     for number, whole in enumerate(tokens.responses()):
         cut = slice(whole.start, min(whole.stop, whole.start + _MOST_TOKENS))
+        rules = []
+        for title, result in replayed:
+            keep = result.keep[cut]
+            parts = {"soft": result.keep if np.any((keep > 0) & (keep < 1)) else None}
+            parts |= {"w": result.weight, "s": result.prefix_sum, "c": result.limit}
+            rules.append(
+                {
+                    "name": title,
+                    "own": result is own_replay,
+                    "d": result.divergence,
+                    "tests": [visible(test) for test in result.tests],
+                    "reason": b64encode(result.reason[cut].tobytes()).decode(),
+                    **{key: _packed(values[cut]) for key, values in parts.items() if values is not None},
+                }
+            )
         yield {
             "model": run.model,
             "method": display_name(run.variant),
@@ -322,26 +319,8 @@ def _responses(
             "mu": _packed(tokens.rollout_logp[cut]),
             "ratio": _packed(tokens.logp[cut] - tokens.rollout_logp[cut]),
             "d": _packed(tokens.divergence[cut]),
-            "rules": [_trace(title, trained, result, cut) for title, trained, result in replayed],
+            "rules": rules,
         }
-
-
-def _trace(title: str, trained: bool, replayed: "Replayed", cut: slice) -> dict[str, Any]:
-    """One rule on the tokens of a response, for JSON. `trained`: the run was trained with it. `reason`: 0, or 1 + the
-    index in `tests` of the test that masked or reduced the token. `soft`: the weights, if a token is kept in part; w_t,
-    S_{t-1} and c_t of rules with a prefix budget.
-    """
-    keep = replayed.keep[cut]
-    parts = {"soft": replayed.keep if np.any((keep > 0) & (keep < 1)) else None}
-    parts |= {"w": replayed.weight, "s": replayed.prefix_sum, "c": replayed.limit}
-    return {
-        "name": title,
-        "own": trained,
-        "d": replayed.divergence,
-        "tests": [visible(test) for test in replayed.tests],
-        "reason": b64encode(replayed.reason[cut].tobytes()).decode(),
-        **{key: _packed(values[cut]) for key, values in parts.items() if values is not None},
-    }
 
 
 def _packed(values: NDArray[np.float32]) -> str:

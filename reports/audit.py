@@ -5,25 +5,16 @@ All values are in percent, as printed, and derived from the curves; nothing is t
 """
 
 import itertools
+import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import ROUND_DOWN, Decimal
-from enum import StrEnum
+from typing import NamedTuple
 
 import pandas as pd
 
 from cppo_lab import schema
-from cppo_lab.analysis.scoring import (
-    RunScore,
-    Scoreboard,
-    SelectionState,
-    Stat,
-    late_curve,
-    rank_descending,
-    step_noise,
-)
-from cppo_lab.analysis.statistics.values import in_window
+from cppo_lab.analysis.scoring import RunScore, Scoreboard, SelectionState, Stat, late_curve, step_noise
 from cppo_lab.reports.names import (
     ABSENT,
     CENT,
@@ -39,6 +30,9 @@ from cppo_lab.reports.tables import TextRow, TextTable, ablation_curves, printed
 
 _EVALUATIONS = 480  # 30 problems x 16 samples: the denominator of a benchmark's evaluation
 AVERAGE = "avg"  # the mean column in the printed tables
+# How a printed number relates to the exact number: truncating and rounding give the same digits, or one of them does.
+_EITHER, _TRUNCATED, _ROUNDED, _NEITHER = "either", "truncated", "rounded", "neither"
+_COLLAPSE = SelectionState.COLLAPSE.value  # printed in place of a number
 # The verdicts on a discrepancy.
 CONFIRMED, NOT_SEEN, FOUND = "confirmed", "not seen in these curves", "found in these curves"
 
@@ -47,94 +41,15 @@ def audit_section(scored: Scored) -> Section | None:
     """The audit of the paper's curves; None if runs are missing."""
     if scored.board.gaps:
         return None
-    audit, ablations = audit_tables(scored.board, printed_table("table_full")), ablation_curves()
-    findings = discrepancies(audit, scored.board, ablations)
-    numbers = [cell.difference for cell in audit.cells if cell.difference is not None]
+    audit = audit_tables(scored.board, printed_table("table_full"))
+    findings = discrepancies(audit, scored.board, ablation_curves())
+    numbers = audit.cells["difference"].dropna()
     summary = (
         f"The selection rule applied to the paper's curves gives all {len(numbers)} printed numbers of Table 4 to "
-        f"within {max(map(abs, numbers))} points. The list has first the known discrepancies of the printed tables, "
+        f"within {numbers.abs().max()} points. The list has first the known discrepancies of the printed tables, "
         "each tested against the curves, then those that only the curves show."
     )
-    cells = _cells(audit)
-    return Section(
-        "audit",
-        "Audit of the printed tables",
-        {"summary": summary, "discrepancies": findings, "cells": cells, "anchors": scored.anchors},
-        f"{len(findings)} discrepancies",
-        tables={"audit": cells},
-    )
-
-
-class Printing(StrEnum):
-    """How a printed number relates to the exact number."""
-
-    EITHER = "either"  # truncating and rounding give the same digits
-    TRUNCATED = "truncated"
-    ROUNDED = "rounded"
-    NEITHER = "neither"
-    COLLAPSE = "collapse"
-
-
-@dataclass(frozen=True)
-class AuditCell:
-    """One printed cell: the text in the paper, the exact value from the curve (None: no score), and their
-    difference.
-    """
-
-    model: str
-    method: str
-    column: str
-    printed: str
-    exact: Decimal | None
-    printing: Printing
-
-    @property
-    def difference(self) -> Decimal | None:
-        """Printed minus exact, in points; None where either is not a number."""
-        if self.exact is None or self.printed == SelectionState.COLLAPSE.value:
-            return None
-        return Decimal(self.printed) - self.exact
-
-
-@dataclass(frozen=True)
-class AuditRun:
-    """One run of the paper: its selected step, and how robust that selection is.
-
-    `half_grid`: how many of its single-benchmark `values` are an odd multiple of 1/960 rather than k/480, i.e. the mean
-    of two evaluations; `noise`: see `scoring.step_noise`, in points. `late`: mean of the last 30 % of the window, None
-    of a collapsed run; `late_rank`, `printed_rank`: its ranks within the model. `ends_early`: whether its last
-    evaluation lies before its T_stop.
-    """
-
-    score: RunScore
-    values: int
-    half_grid: int
-    noise: float | None
-    late: float | None
-    late_rank: int | None
-    printed_rank: int | None
-    ends_early: bool
-
-
-@dataclass(frozen=True)
-class Audit:
-    """Everything the report needs to say about the printed tables."""
-
-    cells: tuple[AuditCell, ...]
-    runs: tuple[AuditRun, ...]
-
-    def cell(self, model: str, method: str, column: str) -> AuditCell:
-        """The audit of a printed cell."""
-        return next(c for c in self.cells if (c.model, c.method, c.column) == (model, method, column))
-
-    def run(self, model: str, method: str) -> AuditRun:
-        """The audit of a run."""
-        return next(r for r in self.runs if (r.score.model, r.score.variant) == (model, method))
-
-
-def _cells(audit: Audit) -> TextTable:
-    """Every printed number and the curve's."""
-    rows = tuple(
+    rows = [
         TextRow(
             cell.model,
             False,
@@ -144,101 +59,81 @@ def _cells(audit: Audit) -> TextTable:
                 cell.printed,
                 ABSENT if cell.exact is None else str(cell.exact),
                 ABSENT if cell.difference is None else f"{cell.difference:+}",
-                cell.printing.value,
+                cell.printing,
             ),
             (cell.model, cell.method),
         )
-        for cell in audit.cells
-    )
+        for cell in audit.cells.itertuples()
+    ]
     headings = ("Method", "Column", "Printed", "Curve", "Difference", "Printed digits")
-    return TextTable("Every printed number next to the curve's", "Model", headings, rows)
+    cells = TextTable("Every printed number next to the curve's", "Model", headings, rows)
+    return Section(
+        "audit",
+        "Audit of the printed tables",
+        {"summary": summary, "discrepancies": findings, "cells": cells, "anchors": scored.anchors},
+        f"{len(findings)} discrepancies",
+        tables={"audit": cells},
+    )
+
+
+class Audit(NamedTuple):
+    """Everything the report needs to say about the printed tables.
+
+    `cells`: a row per printed number: `model`, `method`, `column`, the text `printed`, the `exact` value from the curve
+    (None: no score), `printing` (how the one follows from the other) and `difference` (printed minus exact, in points;
+    None where either is not a number).
+
+    `runs`: a row per run, indexed by model and method: its score `run`, its `printed` mean, and how robust its selected
+    step is. `half_grid`: how many of its single-benchmark `values` are an odd multiple of 1/960 rather than k/480, i.e.
+    the mean of two evaluations; `noise`: see `scoring.step_noise`. `late`: mean of the last 30 % of the window, NaN of
+    a collapsed run; `late_rank`, `printed_rank`: its ranks within the model.
+    """
+
+    cells: pd.DataFrame
+    runs: pd.DataFrame
 
 
 def audit_tables(board: Scoreboard, printed: Sequence[Mapping[str, str]]) -> Audit:
     """Compare the board with the rows of the printed full table (`model`, `method`, benchmarks and AVERAGE as text)."""
     by_pair = {(run.model, run.variant): run for run in board.runs}
-    late = {pair: late_curve(board.curves.of(run.mlflow_id), run.t_stop) for pair, run in by_pair.items()}
-    late_means = {
-        pair: float(late[pair].mean())
-        for pair, run in by_pair.items()
-        if run.state is SelectionState.SCORED and len(late[pair])
-    }
-    numeric = {
-        (row["model"], row["method"]): float(row[AVERAGE])
-        for row in printed
-        if row[AVERAGE] != SelectionState.COLLAPSE.value
-    }
-    late_ranks, printed_ranks = rank_descending(late_means), rank_descending(numeric)
-    cells, runs = [], []
+    cells, runs = [], {}
     for row in printed:
         pair = (row["model"], row["method"])
-        score, choice = by_pair[pair], by_pair[pair].choice
+        run, choice = by_pair[pair], by_pair[pair].choice
         for column in (*board.benchmarks, AVERAGE):
             value = choice.score if column == AVERAGE else choice.components.get(column)
             exact = None if value is None else percent(value)
-            cells.append(AuditCell(*pair, column, row[column], exact, classify(row[column], exact)))
-        noise = step_noise(late[pair])
-        parts = in_window(board.curves.of(score.mlflow_id), score.t_stop)[list(board.benchmarks)]
-        runs.append(
-            AuditRun(
-                score=score,
-                values=int(parts.notna().to_numpy().sum()),
-                half_grid=_half_grid_values(parts),
-                noise=None if noise is None else 100 * noise,
-                late=late_means.get(pair),
-                late_rank=late_ranks.get(pair),
-                printed_rank=printed_ranks.get(pair),
-                ends_early=choice.last_step is not None and choice.last_step < (score.t_stop or 0),
-            )
-        )
-    return Audit(tuple(cells), tuple(runs))
+            cells.append((*pair, column, row[column], exact, *_printing(row[column], exact)))
+        late = late_curve(board.curves.of(run.mlflow_id), run.t_stop)
+        values = board.window(run)[list(board.benchmarks)]
+        # A tolerance, because the curves are given to 1e-6.
+        apart = (values * _EVALUATIONS - (values * _EVALUATIONS).round()).abs() > 0.01
+        runs[pair] = {
+            "run": run,
+            "printed": row[AVERAGE],
+            "values": values.notna().to_numpy().sum(),
+            "half_grid": apart.to_numpy().sum(),
+            "noise": step_noise(late),
+            "late": late.mean() if run.state is SelectionState.SCORED else math.nan,
+        }
+    frame = pd.DataFrame.from_dict(runs, orient="index")
+    means = frame[["late"]].assign(printed=pd.to_numeric(frame["printed"], errors="coerce"))
+    ranks = means.groupby(level=0).rank(method="min", ascending=False).add_suffix("_rank")
+    names = ("model", "method", "column", "printed", "exact", "printing", "difference")
+    return Audit(pd.DataFrame(cells, columns=names), frame.join(ranks))
 
 
-def classify(printed: str, exact: Decimal | None) -> Printing:
-    """How `printed` was derived from `exact`: truncated, rounded, either, or neither."""
-    if printed == SelectionState.COLLAPSE.value or exact is None:
-        return Printing.COLLAPSE
+def _printing(printed: str, exact: Decimal | None) -> tuple[str, Decimal | None]:
+    """How `printed` was derived from `exact`, and the difference."""
+    if printed == _COLLAPSE or exact is None:
+        return _COLLAPSE, None
     shown = Decimal(printed)
     cut, rounded = exact.quantize(CENT, ROUND_DOWN) == shown, round_half_up(exact) == shown
-    if cut and rounded:
-        return Printing.EITHER
-    if cut:
-        return Printing.TRUNCATED
-    return Printing.ROUNDED if rounded else Printing.NEITHER
+    kind = {(True, True): _EITHER, (True, False): _TRUNCATED, (False, True): _ROUNDED}
+    return kind.get((cut, rounded), _NEITHER), shown - exact
 
 
-def _half_grid_values(values: pd.DataFrame) -> int:
-    """How many values are not a multiple of 1/480 (with a tolerance, because the curves are given to 1e-6)."""
-    scaled = values * _EVALUATIONS
-    return int(((scaled - scaled.round()).abs() > 0.01).to_numpy().sum())
-
-
-def shared_curves(board: Scoreboard, ablations: pd.DataFrame) -> dict[tuple[str, str], str]:
-    """(ablation, variant) -> the method of the main grid with the same mean curve, of the ablation curves with a match.
-
-    `ablations`: columns ablation, model, variant, step, value (fraction).
-    """
-    means = {
-        (run.model, run.variant): board.curves.of(run.mlflow_id)[schema.MEAN]
-        for run in board.runs
-        if run.mlflow_id
-    }
-    shared = {}
-    for (ablation, model, variant), rows in ablations.groupby(["ablation", "model", "variant"]):
-        curve = rows.set_index("step")["value"].sort_index()
-        for (name, method), mean in means.items():
-            if name == model and _same_curve(mean, curve):
-                shared[ablation, variant] = method
-    return shared
-
-
-def _same_curve(curve: pd.Series, other: pd.Series) -> bool:
-    """Whether two curves have the same steps and, to the last given digit, the same values."""
-    return curve.index.equals(other.index) and bool(((curve - other).abs() <= 2e-6).all())
-
-
-@dataclass(frozen=True)
-class Discrepancy:
+class Discrepancy(NamedTuple):
     """A claim about the printed tables, whether the curves confirm it, and the evidence in a sentence or two."""
 
     claim: str
@@ -246,50 +141,53 @@ class Discrepancy:
     evidence: str
 
 
+_Told = tuple[str, object, str]  # a claim, what is true if the curves show it, and the evidence
+
+
 def discrepancies(audit: Audit, board: Scoreboard, ablations: pd.DataFrame) -> list[Discrepancy]:
     """The known discrepancies first, in the order they were noted, then what only the curves show.
 
     `ablations`: see `tables.ablation_curves`.
     """
-    return [
-        _cutting(audit),
+    known = [
+        _cutting(audit.cells),
         _printed_otherwise(audit, "Qwen3-1.7B", "dppo", {"aime25": "28.33", "aime26": "25.21"}),
         _printed_otherwise(audit, "Qwen3-1.7B-Base", "trm_avg", {"aime26": "9.38", AVERAGE: "11.67"}),
-        *(_collapse(audit, run) for run in audit.runs if run.score.state is SelectionState.COLLAPSE),
+        *_collapses(audit),
         _noise(audit, board),
-        _late(audit, board),
-        _ordering(ablations),
-        _shared(shared_curves(board, ablations)),
-        _two_evaluations(audit),
-        _ties(audit),
-        _early(audit),
-        _untrained(audit),
+        _late(audit),
+        *_of_ablations(board, ablations),
+    ]
+    return [
+        Discrepancy(claim, seen if shown else NOT_SEEN, evidence)
+        for told, seen in ((known, CONFIRMED), (_in_curves(audit), FOUND))
+        for claim, shown, evidence in told
     ]
 
 
-def _cutting(audit: Audit) -> Discrepancy:
-    telling = [cell for cell in audit.cells if cell.printing in (Printing.TRUNCATED, Printing.ROUNDED)]
-    cut = [cell for cell in telling if cell.printing is Printing.TRUNCATED]
-    rounded = [cell for cell in telling if cell.printing is Printing.ROUNDED]
-    neither = sum(cell.printing is Printing.NEITHER for cell in audit.cells)
-    either = sum(cell.printing is Printing.EITHER for cell in audit.cells)
-    ours = [cell for cell in telling if cell.method == OURS]
+def _cutting(cells: pd.DataFrame) -> _Told:
+    counts = cells["printing"].value_counts().reindex([_EITHER, _TRUNCATED, _ROUNDED, _NEITHER], fill_value=0)
+    either, cut, rounded, neither = counts
+    telling = cells[cells["printing"].isin([_TRUNCATED, _ROUNDED])]
     # The part below the second decimal, as a fraction of the last printed digit.
-    remainders = {cell: (cell.exact or Decimal(0)) * 100 % 1 for cell in telling}
-    threshold = min(remainders[cell] for cell in rounded if cell.method != OURS)
-    above = [cell for cell in cut if remainders[cell] >= threshold]
-    highest = max(remainders[cell] for cell in cut if cell not in above)
-    largest = max(abs(cell.difference) for cell in audit.cells if cell.difference is not None)
+    telling = telling.assign(rest=telling["exact"] * 100 % 1, up=telling["printing"] == _ROUNDED)
+    is_ours = telling["method"] == OURS
+    ours = telling[is_ours]
+    threshold = telling[telling["up"] & ~is_ours]["rest"].min()
+    down = telling[~telling["up"]]
+    above = down[down["rest"] >= threshold]
+    highest = down[down["rest"] < threshold]["rest"].max()
     exceptions = _listed(
-        f"{display_name(c.method)} on {c.model}, {_column(c.column)}: {c.exact} printed {c.printed}"
-        for c in above
+        f"{display_name(cell.method)} on {cell.model}, {_column(cell.column)}: {cell.exact} printed {cell.printed}"
+        for cell in above.itertuples()
     )
-    return Discrepancy(
+    return (
         "The paper truncates instead of rounding, but not everywhere.",
-        CONFIRMED if cut and rounded else NOT_SEEN,
-        f"{either} printed numbers are the same either way, {len(cut)} are truncated, {len(rounded)} are rounded, "
-        f"{neither} are neither; the largest difference from the curve is {largest} points. In the "
-        f"{display_name(OURS)} rows {sum(c.printing is Printing.ROUNDED for c in ours)} of {len(ours)} distinguishing "
+        cut and rounded,
+        f"{either} printed numbers are the same either way, {cut} are truncated, {rounded} are rounded, "
+        f"{neither} are neither; the largest difference from the curve is "
+        f"{cells['difference'].dropna().abs().max()} points. In the "
+        f"{display_name(OURS)} rows {ours['up'].sum()} of {len(ours)} distinguishing "
         f"numbers are rounded. In the other rows a remainder of up to {highest:.2f} of the last digit is truncated "
         f"and one from {threshold:.2f} is rounded up, except: {exceptions}. This report rounds half up everywhere.",
     )
@@ -299,161 +197,164 @@ def _column(column: str) -> str:
     return "mean" if column == AVERAGE else benchmark_name(column)
 
 
-def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str, str]) -> Discrepancy:
-    cells = [audit.cell(model, method, column) for column in claimed]
-    off = [cell for cell in cells if cell.difference is None or abs(cell.difference) >= Decimal("0.01")]
-    run = audit.run(model, method)
+def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str, str]) -> _Told:
+    rows = audit.cells.set_index(["model", "method"]).loc[[(model, method)]]
+    cells = [cell for cell in rows.itertuples() if cell.column in claimed]
+    off = any(cell.difference is None or abs(cell.difference) >= CENT for cell in cells)
     noted = ", ".join(f"{_column(column)} {value}" for column, value in claimed.items())
-    return Discrepancy(
+    exact = ", ".join(f"{_column(cell.column)} {cell.exact} (printed {cell.printed})" for cell in cells)
+    return (
         f"{display_name(method)} on {model}: the curve at its best step was noted as {noted}, unlike the printed row.",
-        CONFIRMED if off else NOT_SEEN,
-        f"At the selected step {run.score.choice.step} the curve gives "
-        + ", ".join(f"{_column(cell.column)} {cell.exact} (printed {cell.printed})" for cell in cells)
+        off,
+        f"At the selected step {audit.runs['run'][model, method].choice.step} the curve gives {exact}"
         + ("." if off else ": print and curve agree to less than 0.01 points."),
     )
 
 
-def _collapse(audit: Audit, run: AuditRun) -> Discrepancy:
-    choice, model = run.score.choice, run.score.model
-    others = [r for r in audit.runs if r.score.model == model and r.score.state is SelectionState.SCORED]
-    best = choice.score or 0.0
-    rank = 1 + sum((r.score.choice.score or 0.0) >= best for r in others)
-    printed = audit.cell(model, run.score.variant, AVERAGE).printed
-    return Discrepancy(
-        f"{_name(run)} is printed “{printed}” although its best mean inside the window is a finite number.",
-        CONFIRMED if best else NOT_SEEN,
-        f"Its best mean is {points(best)} at step {choice.step}; its last point is step "
-        f"{choice.last_step}, at {points(choice.last_score or 0.0)}. By the selection rule alone it would rank "
-        f"{rank} of {len(others) + 1} on this model.",
+def _scores(audit: Audit, model: str) -> list[float]:
+    """The best means of the runs on a model that did not collapse, the highest first."""
+    runs = audit.runs["run"][model]
+    return sorted(
+        (run.choice.score or 0.0 for run in runs if run.state is SelectionState.SCORED), reverse=True
     )
 
 
-def _noise(audit: Audit, board: Scoreboard) -> Discrepancy:
-    noise = sorted(run.noise for run in audit.runs if run.noise is not None)
-    margins = []
-    for model in board.models:
-        printed = (r for r in audit.runs if r.score.model == model and r.score.state is SelectionState.SCORED)
-        scores = sorted((r.score.choice.score or 0.0 for r in printed), reverse=True)
-        margins += [100 * (high - low) for high, low in itertools.pairwise(scores)]
+def _collapses(audit: Audit) -> Iterator[_Told]:
+    for run, printed in zip(audit.runs["run"], audit.runs["printed"], strict=True):
+        if run.state is SelectionState.COLLAPSE:
+            choice, others = run.choice, _scores(audit, run.model)
+            best = choice.score or 0.0
+            yield (
+                f"{_name(run)} is printed “{printed}” although its best mean inside the window is a finite number.",
+                best,
+                f"Its best mean is {points(best)} at step {choice.step}; its last point is step "
+                f"{choice.last_step}, at {points(choice.last_score or 0.0)}. By the selection rule alone it would rank "
+                f"{1 + sum(score >= best for score in others)} of {len(others) + 1} on this model.",
+            )
+
+
+def _noise(audit: Audit, board: Scoreboard) -> _Told:
+    noise = sorted(100 * audit.runs["noise"].dropna())
+    margins = [
+        100 * (high - low)
+        for model in board.models
+        for high, low in itertools.pairwise(_scores(audit, model))
+    ]
     middle = statistics.median(noise)
     smaller = sum(margin < middle for margin in margins)
-    return Discrepancy(
+    return (
         "The step-to-step noise of one run is as large as several of the printed margins.",
-        CONFIRMED if smaller else NOT_SEEN,
+        smaller,
         f"In the last 30 % of the window one evaluation scatters by {noise[0]:.2f} to {noise[-1]:.2f} points "
         f"(median {middle:.2f}); {smaller} of the {len(margins)} margins between neighbours in a column are smaller "
         "than that median. One run per cell cannot tell such neighbours apart.",
     )
 
 
-def _late(audit: Audit, board: Scoreboard) -> Discrepancy:
-    parts, all_first = [], True
-    for model in board.models:
-        runs = sorted(
-            (r for r in audit.runs if r.score.model == model and r.late is not None),
-            key=lambda r: r.late_rank or 0,
+def _late(audit: Audit) -> _Told:
+    parts, first = [], set()
+    for model, runs in audit.runs.dropna(subset="late").groupby(level=0, sort=False):
+        ranked = runs.droplevel(0).sort_values("late_rank", kind="stable")
+        first.add(ranked.index[0])
+        top = " and ".join(
+            f"{display_name(name)} {points(late)}" for name, late in ranked["late"][:2].items()
         )
-        all_first &= runs[0].score.variant == OURS
-        top = " and ".join(f"{display_name(r.score.variant)} {points(r.late or 0.0)}" for r in runs[:2])
-        moved = [display_name(r.score.variant) for r in runs if r.late_rank != r.printed_rank]
-        parts.append(
-            f"{model}: {top}" + (f" (rank differs from print for {', '.join(moved)})" if moved else "")
+        moved = ranked.index[ranked["late_rank"] != ranked["printed_rank"]]
+        differs = (
+            f" (rank differs from print for {', '.join(map(display_name, moved))})" if len(moved) else ""
         )
-    return Discrepancy(
+        parts.append(f"{model}: {top}{differs}")
+    return (
         "The mean of the last 30 % of the window keeps CPPO first in every column, but not every second place.",
-        CONFIRMED if all_first else NOT_SEEN,
+        first == {OURS},
         "First and second: " + "; ".join(parts) + ".",
     )
 
 
-def _ordering(ablations: pd.DataFrame) -> Discrepancy:
-    def curve(ablation: str) -> pd.Series:
-        rows = ablations[
-            (ablations["ablation"] == ablation) & (ablations["variant"] == "cppo_no_prefix_budget")
-        ]
-        return rows.set_index("step")["value"].sort_index()
-
-    same = _same_curve(curve("position_weight_ordering"), curve("single_mechanism"))
-    return Discrepancy(
+def _of_ablations(board: Scoreboard, ablations: pd.DataFrame) -> Iterator[_Told]:
+    """Which panels of the ablations have a curve in common, and which curves are those of the main table."""
+    curves = {
+        names: rows.set_index("step")["value"].sort_index()
+        for names, rows in ablations.groupby(["ablation", "variant", "model"])
+    }
+    of_panel = {
+        ablation: curve
+        for (ablation, variant, _), curve in curves.items()
+        if variant == "cppo_no_prefix_budget"
+    }
+    same = _same_curve(of_panel["position_weight_ordering"], of_panel["single_mechanism"])
+    yield (
         "The panel on the ordering of position weights compares CPPO without prefix budget, ordered against shuffled.",
-        CONFIRMED if same else NOT_SEEN,
+        same,
         "Its ordered curve and the single-mechanism panel's curve without prefix budget are "
         + ("the same at every step." if same else "different curves."),
     )
-
-
-def _shared(shared: dict[tuple[str, str], str]) -> Discrepancy:
     by_method: dict[str, list[str]] = {}
-    for (ablation, variant), method in sorted(shared.items()):
-        by_method.setdefault(method, []).append(
-            ablation if variant == method else f"{ablation} (as {variant})"
-        )
+    for (ablation, variant, model), curve in curves.items():
+        for run in board.runs:
+            main = board.curves.of(run.mlflow_id)[schema.MEAN]
+            if run.model == model and _same_curve(main, curve):
+                panel = ablation if variant == run.variant else f"{ablation} (as {variant})"
+                by_method.setdefault(run.variant, []).append(panel)
     evidence = _listed(f"{display_name(method)}: {', '.join(panels)}" for method, panels in by_method.items())
-    return Discrepancy(
+    yield (
         "Two ablation curves, DPPO and full CPPO, are runs of the main table.",
-        CONFIRMED if {"dppo", "cppo"} == set(by_method) else NOT_SEEN,
+        {"dppo", "cppo"} == set(by_method),
         f"Equal point by point with the main grid: {evidence}.",
     )
 
 
-def _two_evaluations(audit: Audit) -> Discrepancy:
-    averaged = [run for run in audit.runs if run.half_grid > 0.1 * run.values]
-    stray = [run for run in audit.runs if 0 < run.half_grid <= 0.1 * run.values]
-    return Discrepancy(
+def _same_curve(curve: pd.Series, other: pd.Series) -> bool:
+    """Whether two curves have the same steps and, to the last given digit, the same values."""
+    return curve.index.equals(other.index) and bool(((curve - other).abs() <= 2e-6).all())
+
+
+def _in_curves(audit: Audit) -> Iterator[_Told]:
+    """What only the curves show."""
+    runs = audit.runs
+    many = runs["half_grid"] > 0.1 * runs["values"]
+    averaged, stray = (
+        _listed(f"{_name(row.run)}, {row.half_grid} of {row.values}" for row in part.itertuples())
+        for part in (runs[many], runs[~many & (runs["half_grid"] > 0)])
+    )
+    yield (
         "Some curves are the mean of two evaluations.",
-        FOUND if averaged else NOT_SEEN,
+        many.any(),
         "One evaluation can only give multiples of 1/480. Odd multiples of 1/960, about half of all values if two are "
-        f"averaged, appear throughout in: {_listed(f'{_name(r)}, {r.half_grid} of {r.values}' for r in averaged)}; "
-        f"and singly in: {_listed(f'{_name(r)}, {r.half_grid} of {r.values}' for r in stray)}. An average of two has "
+        f"averaged, appear throughout in: {averaged}; and singly in: {stray}. An average of two has "
         "less noise, so these rows are not on a par with the others.",
     )
-
-
-def _ties(audit: Audit) -> Discrepancy:
-    tied = [run for run in audit.runs if len(run.score.choice.ties) > 1]
-    return Discrepancy(
-        "Where several steps share the best mean, the table shows the earliest.",
-        FOUND if tied else NOT_SEEN,
-        _listed(
-            f"{_name(run)}: steps {', '.join(map(str, run.score.choice.ties))} are tied, and the printed components "
-            f"are those of step {run.score.choice.step}"
-            for run in tied
-        )
-        + ".",
+    tied = [run for run in runs["run"] if len(run.choice.ties) > 1]
+    steps = _listed(
+        f"{_name(run)}: steps {', '.join(map(str, run.choice.ties))} are tied, and the printed components "
+        f"are those of step {run.choice.step}"
+        for run in tied
     )
-
-
-def _early(audit: Audit) -> Discrepancy:
-    early = [run for run in audit.runs if run.ends_early]
-    return Discrepancy(
-        "Some runs end before T_stop, so their window is shorter than that of their neighbours.",
-        FOUND if early else NOT_SEEN,
-        _listed(f"{_name(r)} ends at step {r.score.choice.last_step} of {r.score.t_stop}" for r in early)
-        + ".",
-    )
-
-
-def _untrained(audit: Audit) -> Discrepancy:
-    bases: dict[str, list[float]] = {}
-    for run in audit.runs:
-        if run.score.choice.base is not None:
-            bases.setdefault(run.score.model, []).append(run.score.choice.base)
+    yield "Where several steps share the best mean, the table shows the earliest.", tied, f"{steps}."
+    early = [
+        f"{_name(run)} ends at step {run.choice.last_step} of {run.t_stop}"
+        for run in runs["run"]
+        if run.choice.last_step is not None and run.choice.last_step < (run.t_stop or 0)
+    ]
+    claim = "Some runs end before T_stop, so their window is shorter than that of their neighbours."
+    yield claim, early, f"{_listed(early)}."
+    bases = runs["run"].map(lambda run: run.choice.base).dropna().groupby(level=0, sort=False)
     parts = [
         f"{model}: {stat.n} runs start at {points(min(values))} to {points(max(values))} "
         f"(standard deviation {points(stat.std)})"
-        for model, values in bases.items()
+        for model, values in bases
         if (stat := Stat.of(values)) is not None and stat.std is not None
     ]
-    return Discrepancy(
+    yield (
         "The same untrained model scores differently in different runs: the noise of the evaluation alone.",
-        FOUND if parts else NOT_SEEN,
-        _listed(parts) + f". Step 0 was evaluated on {len(bases)} of the models only.",
+        parts,
+        _listed(parts) + f". Step 0 was evaluated on {bases.ngroups} of the models only.",
     )
 
 
-def _name(run: AuditRun) -> str:
+def _name(run: RunScore) -> str:
     """`CISPO on Qwen3-30B-A3B-Base`."""
-    return f"{display_name(run.score.variant)} on {run.score.model}"
+    return run.describe(display_name)
 
 
 def _listed(items: Iterable[str]) -> str:

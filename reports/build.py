@@ -17,34 +17,43 @@ import shlex
 import zipfile
 from abc import ABC, abstractmethod
 from base64 import b64encode
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib import resources
 from itertools import takewhile
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from cppo_lab.analysis.inputs import SweepGrid
-from cppo_lab.analysis.scoring import CellScore, RunScore, Scoreboard, Stat
-from cppo_lab.errors import counted
+from cppo_lab.analysis.scoring import Scoreboard, Stat
+from cppo_lab.analysis.statistics.claims import NONE_STATED, Claim, Hypotheses, Standing, withdrawn
+from cppo_lab.errors import counted, has
 from cppo_lab.files import appearing
-from cppo_lab.reports.figures.drawing import USUAL_STYLE, Drawn, Picture, Style, dark_style, render
+from cppo_lab.reports.figures.drawing import (
+    PALETTES,
+    USUAL_STYLE,
+    Drawn,
+    Picture,
+    Style,
+    dark_style,
+    render,
+)
 from cppo_lab.reports.names import escape_latex, origin
 from cppo_lab.reports.saved import FORMAT, MARKER, PAGE, RECORD, require_ours
-from cppo_lab.reports.sections import Section
+from cppo_lab.reports.sections import Scored, Section, run_files
 from cppo_lab.reports.tables import latex_wrapper, table_files
-from cppo_lab.reports.verdict_view import VerdictLine, reason
-from cppo_lab.reports.words import METHODS
+from cppo_lab.reports.verdict_view import VerdictLine, reason, short_answers
+from cppo_lab.reports.words import METHODS, paper_texts
 
 ZIP = "overleaf.zip"
 _TIME = (1980, 1, 1, 0, 0, 0)  # the earliest date of the zip format: the same files give the same bytes
 _SECTION = re.compile(r'<section id="([a-z_]+)"[^>]*>\s*(?:<details[^>]*>\s*<summary>)?<h2>(.*?)</h2>')
 _MOST_ANSWERS = 6  # sentences that a page begins with; what is beyond them is in the tables
 MOST_ROWS = 500  # of a table; a longer table is cut on the page, and complete in the files beside it
+_OF_CELL = ("model", "variant", "state", "provisional", "expected")
 
 
 @dataclass(frozen=True)
@@ -62,13 +71,6 @@ class About:
     command: str
     beside: tuple[str, ...] = ()  # sweeps whose reports are in sibling folders of their names
     withdrawn: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, kind: str, request: Any, core: str, withdrawn: tuple[str, ...], **more: Any) -> "About":
-        """Of the request of a sweep or a study."""
-        copied = {key: getattr(request, key) for key in ("name", "title", "question", "experiment")}
-        command = request.command or f"cppo report {request.name}"
-        return cls(kind=kind, core=core, command=command, withdrawn=withdrawn, **copied, **more)
 
     @property
     def overrides(self) -> str:
@@ -123,16 +125,83 @@ class BuildRequest(ABC):
 @dataclass(frozen=True, kw_only=True)
 class GridRequest(BuildRequest):
     """The report of the sweep or study `name`, of the runs of its `sweeps`. `title` and `question` head the page.
-    `partial` allows a grid with gaps, which are marked. `palette`: the colours of the figures, a name in
-    `drawing.PALETTES`.
+    `stated`: the hypotheses of each sweep, by its name. `beside`: sweeps whose pages are linked. `partial` allows a
+    grid with gaps, which are marked. `palette`: the colours of the figures, a name in `drawing.PALETTES`.
     """
 
     name: str
     title: str
     question: str
     sweeps: tuple[SweepGrid, ...]
+    stated: Mapping[str, Hypotheses] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
     partial: bool = False
     palette: str = "paper"
+
+    def scored(self, grid: SweepGrid, board: Scoreboard, title: str, **more: Any) -> Scored:
+        """The scored sweep, as its sections need it."""
+        return Scored(
+            name=grid.name,
+            title=title,
+            board=board,
+            uri=self.uri,
+            palette=PALETTES[self.palette],
+            baseline=grid.baseline,
+            stated=self.stated.get(grid.name, NONE_STATED),
+            **more,
+        )
+
+    def report(
+        self,
+        kind: str,
+        core: str,
+        scored: Mapping[str, Scored],
+        main: Scored | None,
+        sections: Iterable[Section | None],
+        gaps: Sequence[str],
+        gap_count: int,
+        counts: str,
+        pictures: tuple[Picture, ...] = (),
+        **page: Any,
+    ) -> Contents:
+        """The contents of a report with these `sections` on its `scored` sweeps. It begins with the hypotheses of the
+        `main` sweep. `gaps` lists `gap_count` runs, `counts` the numbers of all; `page`: what else the page shows.
+        """
+        shown = tuple(section for section in sections if section)
+        own: Mapping[Claim, Standing] = main.standings if main else {}
+        lines = [line for section in shown for line in section.lines if line.verdict.claim in own]
+        sentences = tuple(text for name, stated in self.stated.items() for text in withdrawn(name, stated))
+        texts = paper_texts(scored.values(), shown, sentences)
+        for sweep in scored.values():
+            texts |= run_files(sweep)
+        if gap_count:
+            counts += f", of which {gap_count} {has(gap_count)} no result yet"
+        return Contents(
+            about=About(
+                kind=kind,
+                name=self.name,
+                title=self.title,
+                question=self.question,
+                experiment=self.experiment,
+                core=core,
+                command=self.command or f"cppo report {self.name}",
+                beside=self.beside,
+                withdrawn=sentences,
+            ),
+            texts=texts,
+            pictures=pictures,
+            boards={name: sweep.board for name, sweep in scored.items()},
+            template="page.html.j2",
+            page={
+                "short": short_answers(lines, main.statistics) if main else (),
+                "counts": f"{counts}.",
+                "gaps": gaps,
+                "gap_count": gap_count,
+                "anchors": {name: sweep.anchors for name, sweep in scored.items()},
+                **page,
+            },
+            sections=shown,
+        )
 
 
 def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda text: None) -> Path:
@@ -144,24 +213,10 @@ def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda tex
     out = request.out.absolute()
     require_ours(out)
     contents = request.contents()
-    runs, figures = (
-        sum(len(board.runs) - len(board.gaps) for board in contents.boards.values()),
-        len(contents.figures),
-    )
-    tell((f"scored {counted(runs, 'run')}; " if runs else "") + f"drawing {counted(figures, 'figure')}")
-    files = _files(contents, request.style)
-    tell("writing the page")
-    about = f"{contents.about.name}; {origin(contents.about.core)}\n"
-    with appearing(out, replace=True) as folder:
-        for name, data in {**files, MARKER: about.encode()}.items():
-            (folder / name).write_bytes(data)
-    return request.out / PAGE
-
-
-def _files(contents: Contents, style: Style) -> dict[str, bytes]:
-    """All files of the report by name."""
     about, pictures, sections = contents.about, contents.figures, contents.sections
-    figures = {picture.name: render(picture, about.command, style) for picture in pictures}
+    runs = sum(len(board.runs) - len(board.gaps) for board in contents.boards.values())
+    tell((f"scored {counted(runs, 'run')}; " if runs else "") + f"drawing {counted(len(pictures), 'figure')}")
+    figures = {picture.name: render(picture, about.command, request.style) for picture in pictures}
     drawn = {name: data for figure in figures.values() for name, data in figure.files.items()}
     texts = dict(contents.texts)
     for section in sections:
@@ -171,9 +226,13 @@ def _files(contents: Contents, style: Style) -> dict[str, bytes]:
     page = {**contents.page, "sections": sections}
     texts[PAGE] = render_template(contents.template, about, page, figures, sorted([*texts, *drawn, RECORD]))
     files = {name: text.encode() for name, text in texts.items()} | drawn
-    lines = [line for section in sections for line in section.lines]
-    values = {name: value for section in sections for name, value in section.values.items()}
-    return files | {RECORD: record(about, contents.boards, files, lines, values)}
+    files[RECORD] = record(about, contents.boards, files, sections)
+    files[MARKER] = f"{about.name}; {origin(about.core)}\n".encode()
+    tell("writing the page")
+    with appearing(out, replace=True) as folder:
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+    return request.out / PAGE
 
 
 def render_template(
@@ -246,23 +305,39 @@ def record(
     about: About,
     boards: Mapping[str, Scoreboard],
     files: Mapping[str, bytes],
-    lines: Sequence[VerdictLine] = (),
-    values: Mapping[str, Any] = MappingProxyType({}),
+    sections: Sequence[Section],
 ) -> bytes:
-    """The record of a report with these scored sweeps, files and claims, and further values of its sections."""
+    """The record of a report with these scored sweeps, files and sections, whose claims and further values it has."""
     content = {
         "format": FORMAT,
         **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},
         "sweeps": [
             {
                 "name": name,
-                "cells": [_cell(cell) for cell in board.cells.values()],
-                "runs": [_run(run, board.data.versions) for run in board.runs],
+                "cells": [
+                    {
+                        **{key: getattr(cell, key) for key in _OF_CELL},
+                        "score": _stat(cell.score),
+                        "components": {part: _stat(stat) for part, stat in cell.components.items()},
+                    }
+                    for cell in board.cells.values()
+                ],
+                "runs": [
+                    {
+                        "key": f"{run.variant} on {run.model}, seed {'-' if run.seed is None else run.seed}",
+                        "run_id": run.run_id,
+                        "state": run.state.value,
+                        "step": run.choice.step,
+                        "score": _number(run.choice.score),
+                        "version": board.data.versions.get(run.mlflow_id, ""),
+                    }
+                    for run in board.runs
+                ],
             }
             for name, board in boards.items()
         ],
-        "verdicts": [_verdict(line) for line in lines],
-        **values,
+        "verdicts": [_verdict(line) for section in sections for line in section.lines],
+        **{name: value for section in sections for name, value in section.values.items()},
         "figures": {
             # Without a drawing's metadata, which name the command.
             name.removesuffix(".svg"): sha256(re.sub(rb"(?s)<metadata>.*?</metadata>", b"", data)).hexdigest()
@@ -274,14 +349,6 @@ def record(
     return json.dumps(content, indent=1, allow_nan=False).encode() + b"\n"
 
 
-def _cell(cell: CellScore) -> dict[str, Any]:
-    return {
-        **{key: getattr(cell, key) for key in ("model", "variant", "state", "provisional", "expected")},
-        "score": _stat(cell.score),
-        "components": {name: _stat(stat) for name, stat in cell.components.items()},
-    }
-
-
 def _stat(stat: Stat | None) -> dict[str, float | int | None] | None:
     return None if stat is None else {"mean": _number(stat.mean), "std": _number(stat.std), "n": stat.n}
 
@@ -290,25 +357,13 @@ def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _run(run: RunScore, versions: Mapping[str, str]) -> dict[str, Any]:
-    return {
-        "key": f"{run.variant} on {run.model}, seed {'-' if run.seed is None else run.seed}",
-        "run_id": run.run_id,
-        "state": run.state.value,
-        "step": run.choice.step,
-        "score": _number(run.choice.score),
-        "version": versions.get(run.mlflow_id, ""),
-    }
-
-
 def _verdict(line: VerdictLine) -> dict[str, Any]:
     """Estimates of a claim about errors are ratios of errors, or factors per tenfold horizon; `lead` of its power is
     the log of such a ratio, else a fraction.
     """
-    verdict, claim = line.verdict, line.verdict.claim
-    deciding, power = verdict.deciding, verdict.power
-    estimate = None if deciding is None else deciding.estimate
-    value, low, high = (None, None, None) if estimate is None else claim.as_reported(estimate)
+    verdict, claim, power = line.verdict, line.verdict.claim, line.verdict.power
+    deciding, estimate = verdict.deciding, verdict.deciding and verdict.deciding.estimate
+    value, low, high = claim.as_reported(estimate) if estimate else (None, None, None)
     return {
         "claim": claim.key,
         "text": claim.text,
@@ -320,9 +375,9 @@ def _verdict(line: VerdictLine) -> dict[str, Any]:
         "estimate": _number(value),
         "low": _number(low),
         "high": _number(high),
-        "pairs": None if estimate is None else estimate.n,
+        "pairs": estimate and estimate.n,
         "exploratory": line.exploratory,
-        "p_adjusted": None if deciding is None else _number(deciding.p_adjusted),
+        "p_adjusted": deciding and _number(deciding.p_adjusted),
         "unit": claim.unit,
         "power": power
         and {

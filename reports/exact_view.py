@@ -6,12 +6,12 @@ policy's movement, and the bounds relative to the true error.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
@@ -40,7 +40,7 @@ from cppo_lab.analysis.statistics.exact_study import (
 from cppo_lab.analysis.statistics.values import Quantity
 from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
 from cppo_lab.errors import counted
-from cppo_lab.reports.figures.drawing import APPEARANCE, Info, Key, Palette, Picture, panel_grid
+from cppo_lab.reports.figures.drawing import APPEARANCE, Info, Key, Picture, panel_grid
 from cppo_lab.reports.names import ABSENT, OURS, display_name, number, origin, with_interval
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, completed, run_ids_of
@@ -102,24 +102,56 @@ def contrast_name(contrast: Contrast) -> str:
     return f"{display_name(contrast[0])} / {display_name(contrast[1])}"
 
 
-def exact_info(
-    curves: Mapping[Condition, Curves],
-    summaries: Mapping[Condition, ConditionSummary],
-    contrasts: Sequence[Contrast],
-    title: str,
-    source: str,
-    run_ids: tuple[str, ...],
-    palette: Palette,
-) -> ExactInfo:
+@dataclass(frozen=True, eq=False)
+class _Errors:
+    """The curves that the section is about. `kinds`: variants that are none of the rules in question -> what they
+    are.
+    """
+
+    curves: Mapping[Condition, Curves]
+    kinds: Mapping[str, str]
+
+    @cached_property
+    def summaries(self) -> dict[Condition, ConditionSummary]:
+        """The means of each condition."""
+        return {condition: summarise(of_runs) for condition, of_runs in self.curves.items()}
+
+    @property
+    def models(self) -> list[str]:
+        """The processes."""
+        return list(dict.fromkeys(condition.model for condition in self.curves))
+
+    def of_controls(self, models: Sequence[str]) -> tuple[str, bool]:
+        """The ratio of the errors of each control to DPPO's, mean over models and horizons, in words; and whether the
+        error of any control is certainly smaller than DPPO's.
+        """
+        words, smaller = [], False
+        for variant, kind in self.kinds.items():
+            by_model = [pairs_of(self.curves, model, variant, REFERENCE) for model in models]
+            if all(by_model) and (ratio := mean_log_ratio(by_model)) is not None:
+                words.append(f"{display_name(variant)} ({kind}) {shown_ratio(ratio)}")
+                smaller |= ratio.high is not None and ratio.high < 0
+        return ", ".join(words), smaller
+
+    def over_reference(self, condition: Condition) -> float | None:
+        """The movement of a condition over DPPO's; None if that has no runs."""
+        reference = self.summaries.get(replace(condition, variant=REFERENCE))
+        if reference is None or reference.movement <= 0:
+            return None
+        return self.summaries[condition].movement / reference.movement
+
+
+def _info(errors: _Errors, contrasts: Sequence[Contrast], title: str, scored: Scored) -> ExactInfo:
     """The figure of all conditions, at the longest horizon where that is no axis. No ratios without `contrasts`."""
+    curves, summaries = errors.curves, errors.summaries
     variants = tuple(dict.fromkeys(c.variant for c in curves))
-    rules = palette.strokes(variants)
+    rules = scored.palette.strokes(variants)
     names = [contrast_name(each) for each in contrasts]
-    strokes = palette.strokes(names)
+    strokes = scored.palette.strokes(names)
     horizons = tuple(sorted({c.horizon for c in curves}))
     longest = horizons[-1]
     panels = []
-    for model in dict.fromkeys(c.model for c in curves):
+    for model in errors.models:
         last = {c: each for c, each in curves.items() if (c.model, c.horizon) == (model, longest)}
         ratios = []
         for i, (name, contrast) in enumerate(zip(names, contrasts, strict=True)):
@@ -153,16 +185,16 @@ def exact_info(
             ),
             ExactPanel(
                 model, "bound", "Bound over truth", "horizon T", "median of bound / |Δ|", True, True, None,
-                _bound_lines({c: each for c, each in summaries.items() if c.model == model}), horizons,
+                _bound_lines([(c.horizon, each) for c, each in summaries.items() if c.model == model]), horizons,
             ),
         ]  # fmt: skip
     return ExactInfo(
         title=title,
-        source=source,
+        source=origin(scored.board.core),
         panels=tuple(panels),
         rules=tuple(Key(display_name(name), rules[name]) for name in variants),
         contrasts=tuple(Key(name, strokes[name]) for name in names),
-        run_ids=run_ids,
+        run_ids=run_ids_of(scored.board.runs),
     )
 
 
@@ -182,13 +214,13 @@ def _position_line(variant: str, by_position: Sequence[float], stroke: Stroke) -
     return _line(display_name(variant), stroke, EIGHTHS, np.divide(by_position, mean).tolist())
 
 
-def _bound_lines(summaries: Mapping[Condition, ConditionSummary]) -> tuple[ExactLine, ...]:
+def _bound_lines(summaries: Sequence[tuple[int, ConditionSummary]]) -> tuple[ExactLine, ...]:
     """Medians over the rules, by horizon."""
-    horizons = sorted({c.horizon for c in summaries})
+    horizons = sorted({horizon for horizon, _ in summaries})
     lines = []
     for label, part, stroke in _BOUNDS:
         medians = [
-            np.median([getattr(summary, part) for c, summary in summaries.items() if c.horizon == horizon])
+            np.median([getattr(summary, part) for at, summary in summaries if at == horizon])
             for horizon in horizons
         ]
         if np.isfinite(medians).all():  # older runs did not log each of them
@@ -206,45 +238,41 @@ def draw_exact(info: ExactInfo, figure: Figure) -> None:
     texts, legend = (info.title, info.source), (*info.rules, *info.contrasts)
     columns = len({panel.metric for panel in info.panels})
     for panel, ax in panel_grid(figure, info.panels, columns, (3.25, 2.8), texts, legend):
-        _draw_exact_panel(panel, ax)
         title = f"{panel.model}: {panel.label}" if panel.metric == "error" else panel.label
         ax.set_title(title, loc="left", fontsize="small")
-
-
-def _draw_exact_panel(panel: ExactPanel, ax: Axes) -> None:
-    """Draw a panel without its title."""
-    if panel.even is not None:
-        ax.axhline(panel.even, color="#888888", linewidth=0.8, zorder=1)
-    for line in panel.lines:
-        if line.points:
-            spread = [np.subtract(line.y, line.low), np.subtract(line.high, line.y)]
-            ax.errorbar(line.x, line.y, spread, **line.stroke.line(), marker="o", markersize=3, capsize=2)
-        else:
-            marker = "o" if len(line.x) == 1 else None  # a single point without a marker is invisible
-            ax.plot(line.x, line.y, **line.stroke.line(), label=line.name, marker=marker, markersize=3)
-    ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
-    if not any(value > 0 for line in panel.lines for value in line.y):  # a log scale needs a value above 0
-        ax.text(0.5, 0.5, "too few steps to compare", ha="center", va="center", transform=ax.transAxes)
-        ax.set(xticks=[], yticks=[])
-        return
-    if panel.log_x:
-        ax.set_xscale("log")
-    if panel.log_y:
-        ax.set_yscale("log")
-    if panel.horizons:
-        ax.set_xticks(panel.horizons, map(str, panel.horizons))
-        ax.xaxis.set_minor_locator(NullLocator())
-        ax.set_xlim(
-            panel.horizons[0] / 2, panel.horizons[-1] * 2
-        )  # a single horizon would be drawn to the width of APART
-    if panel.metric == "ratio":  # 0.6, not 6 x 10^-1
-        low, high = ax.get_ylim()
-        if high > 8 * low:
-            ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
-        ax.yaxis.set_major_formatter("{x:g}")
-        ax.yaxis.set_minor_formatter("{x:g}")
-    if panel.metric == "bound" and panel.lines:
-        ax.legend()
+        if panel.even is not None:
+            ax.axhline(panel.even, color="#888888", linewidth=0.8, zorder=1)
+        for line in panel.lines:
+            if line.points:
+                spread = [np.subtract(line.y, line.low), np.subtract(line.high, line.y)]
+                ax.errorbar(line.x, line.y, spread, **line.stroke.line(), marker="o", markersize=3, capsize=2)
+            else:
+                marker = "o" if len(line.x) == 1 else None  # a single point without a marker is invisible
+                ax.plot(line.x, line.y, **line.stroke.line(), label=line.name, marker=marker, markersize=3)
+        ax.set(xlabel=panel.x_label, ylabel=panel.y_label)
+        if not any(
+            value > 0 for line in panel.lines for value in line.y
+        ):  # a log scale needs a value above 0
+            ax.text(0.5, 0.5, "too few steps to compare", ha="center", va="center", transform=ax.transAxes)
+            ax.set(xticks=[], yticks=[])
+            continue
+        if panel.log_x:
+            ax.set_xscale("log")
+        if panel.log_y:
+            ax.set_yscale("log")
+        if panel.horizons:
+            ax.set_xticks(panel.horizons, map(str, panel.horizons))
+            ax.xaxis.set_minor_locator(NullLocator())
+            # A single horizon would be drawn to the width of APART.
+            ax.set_xlim(panel.horizons[0] / 2, panel.horizons[-1] * 2)
+        if panel.metric == "ratio":  # 0.6, not 6 x 10^-1
+            low, high = ax.get_ylim()
+            if high > 8 * low:
+                ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            ax.yaxis.set_major_formatter("{x:g}")
+            ax.yaxis.set_minor_formatter("{x:g}")
+        if panel.metric == "bound" and panel.lines:
+            ax.legend()
 
 
 _METHOD = (
@@ -277,93 +305,62 @@ def exact_section(scored: Scored) -> Section | None:
     tests = of_seeds(everything, seeds)
     curves = tests or everything
     variants = {condition.variant for condition in curves}
-    kinds = {variant: kind for variant, kind in controls(board).items() if variant in variants}
-    contrasts = _contrasts(claims, curves, kinds)
-    summaries = {condition: summarise(of_runs) for condition, of_runs in curves.items()}
+    errors = _Errors(curves, {name: kind for name, kind in controls(board).items() if name in variants})
+    contrasts = _contrasts(claims, errors)
     judged = verdicts({claim.sweep: board for claim in claims}, claims)
+    whole = replace(errors, curves=everything)
     lines = tuple(
-        verdict_line(verdict, board, standings[verdict.claim], _beside_controls(verdict, everything, kinds))
+        verdict_line(verdict, board, standings[verdict.claim], _beside_controls(verdict, whole))
         for verdict in judged
     )
     along = any("along.match" in params for params in board.data.params.values())
-    method = _METHOD + (_OF_UPDATES if along else _OF_RUNS)
-    core, heading = board.core, f"Error of the surrogate ({title})"
-    summary = tally(lines, " about the error")
-    source, run_ids = origin(core), run_ids_of(board.runs)
-    info = exact_info(curves, summaries, contrasts, heading, source, run_ids, scored.palette)
-    ratios = _ratio_table(curves, contrasts, kinds)
-    tables = {"exact_ratios": completed(ratios, board, title)} if ratios.rows else {}
-    tables["exact_conditions"] = completed(_condition_table(summaries), board, title)
+    method, heading = _METHOD + (_OF_UPDATES if along else _OF_RUNS), f"Error of the surrogate ({title})"
+    tables = {"exact_ratios": _ratio_table(errors, contrasts), "exact_conditions": _condition_table(errors)}
+    tables = {stem: completed(table, board, title) for stem, table in tables.items() if table.rows}
     # The registration of all hypotheses, if it differs at most in the number of runs.
     registered = {line.registered for line in lines}
     alike = {re.sub(r"\d+ runs that test it", "runs that test it", text) for text in registered}
     shared = (registered if len(registered) == 1 else alike).pop() if len(alike) == 1 else ""
     which = "of all seeds" if not seeds else "of the test seeds" if tests else _NO_TEST_SEED
     view = {
-        "summary": summary or "The sweep file states no hypothesis about the error.",
+        "summary": tally(lines, " about the error") or "The sweep file states no hypothesis about the error.",
         "lines": lines,
         "registered": shared,
         "method": method,
-        "notes": (*_control_notes(curves, kinds), *_notes(curves, summaries, which)),
+        "notes": [*_notes(errors, which)],
         "tables": tables.values(),
         "anchors": scored.anchors,
     }
-    hypotheses = claims_table(
-        f"Hypotheses about the error ({heading})",
-        core,
-        "hypothesis",
-        lines,
-        {"registered": [line.registered for line in lines]},
-        (method,),
-    )
+    last = {"registered": [line.registered for line in lines]}
+    about = (f"Hypotheses about the error ({heading})", board.core, "hypothesis")
     return Section(
         "exact",
         "Error of the surrogate",
         view,
-        tables={**tables, "exact_hypotheses": hypotheses},
-        pictures=(Picture.of("exact", info, draw_exact),),
+        tables={**tables, "exact_hypotheses": claims_table(*about, lines, last, (method,))},
+        pictures=(Picture.of("exact", _info(errors, contrasts, heading, scored), draw_exact),),
         lines=lines,
         how=method if lines else "",
     )
 
 
-def _contrasts(
-    claims: Sequence[Claim], curves: Mapping[Condition, Curves], kinds: Mapping[str, str]
-) -> tuple[Contrast, ...]:
+def _contrasts(claims: Sequence[Claim], errors: _Errors) -> list[Contrast]:
     """The comparisons of the hypotheses, and every control with DPPO; without hypotheses, every rule with DPPO."""
-    variants = tuple(dict.fromkeys(c.variant for c in curves))
+    variants = list(dict.fromkeys(condition.variant for condition in errors.curves))
     asked = [pair for claim in claims for pair in pairs(claim, ())]
-    asked += [(variant, REFERENCE) for variant in (kinds if asked else variants) if variant != REFERENCE]
-    return tuple(pair for pair in dict.fromkeys(asked) if all(name in variants for name in pair))
+    asked += [(name, REFERENCE) for name in (errors.kinds if asked else variants) if name != REFERENCE]
+    return [pair for pair in dict.fromkeys(asked) if {*pair} <= {*variants}]
 
 
-def _ratios_of_controls(
-    curves: Mapping[Condition, Curves], models: Sequence[str], kinds: Mapping[str, str]
-) -> tuple[str, bool]:
-    """The ratio of the errors of each control to DPPO's, mean over models and horizons, in words; and whether the error
-    of any control is certainly smaller than DPPO's.
-    """
-    words, smaller = [], False
-    for variant, kind in kinds.items():
-        by_model = [pairs_of(curves, model, variant, REFERENCE) for model in models]
-        if all(by_model) and (ratio := mean_log_ratio(by_model)) is not None:
-            words.append(f"{display_name(variant)} ({kind}) {shown_ratio(ratio)}")
-            smaller |= ratio.high is not None and ratio.high < 0
-    return ", ".join(words), smaller
-
-
-def _beside_controls(verdict: Verdict, curves: Mapping[Condition, Curves], kinds: Mapping[str, str]) -> str:
+def _beside_controls(verdict: Verdict, errors: _Errors) -> str:
     """What the controls show where a rule's error is claimed to be smaller than DPPO's; else empty."""
     claim, deciding = verdict.claim, verdict.deciding
     if claim.score is not Quantity.ERROR or claim.margin is not None:
         return ""
     if deciding is None or deciding.against != REFERENCE:
         return ""
-    tests = of_seeds(curves, claim.seeds or ())
-    models = (
-        [deciding.model] if deciding.model else list(claim.models or dict.fromkeys(c.model for c in tests))
-    )
-    ratios, smaller = _ratios_of_controls(tests, models, kinds)
+    tests = replace(errors, curves=of_seeds(errors.curves, claim.seeds or ()))
+    ratios, smaller = tests.of_controls([deciding.model] if deciding.model else claim.models or tests.models)
     if not ratios:
         return ""
     text = f" The same ratio of the controls: {ratios}."
@@ -375,46 +372,34 @@ def _beside_controls(verdict: Verdict, curves: Mapping[Condition, Curves], kinds
     return text
 
 
-def _control_notes(curves: Mapping[Condition, Curves], kinds: Mapping[str, str]) -> list[str]:
-    """What the controls of the sweep show, by process; or that it has none."""
-    if not kinds:
-        return [
+def _notes(errors: _Errors, which: str) -> Iterator[str]:
+    """What the controls of the sweep show, by process, or that it has none; and what all runs have in common."""
+    if not errors.kinds:
+        yield (
             "There is no control among these runs (DPPO without a trust region, with rule.delta=1, or a placebo, "
             "DPPO at another learning rate): a smaller error at equal movement need not be a rule's doing."
-        ]
-    notes = []
-    for model in dict.fromkeys(condition.model for condition in curves):
-        ratios, smaller = _ratios_of_controls(curves, [model], kinds)
+        )
+    for model in errors.models:
+        ratios, smaller = errors.of_controls([model])
         if ratios:
-            notes.append(
+            yield (
                 f"Controls against DPPO on {model}, mean over T: {ratios}."
                 + " So a ratio below 1 speaks neither for nor against a rule's mechanism there." * smaller
             )
-    return notes
-
-
-def _notes(
-    curves: Mapping[Condition, Curves], summaries: Mapping[Condition, ConditionSummary], which: str
-) -> list[str]:
-    seeds = sorted({seed for of_runs in curves.values() for seed in of_runs.seeds})
-    before = [
-        100 * summary.before / summary.movement for summary in summaries.values() if summary.movement > 0
-    ]
+    seeds = sorted({seed for of_runs in errors.curves.values() for seed in of_runs.seeds})
     span = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-    notes = [f"Figures and tables are {which}: {counted(len(seeds), 'seed')}, {span}."]
-    if before:
-        notes.append(
-            f"By mismatch and staleness, mu is {_span(before, '.0f')} % as far from the policy before a step's updates "
+    yield f"Figures and tables are {which}: {counted(len(seeds), 'seed')}, {span}."
+    summaries = errors.summaries
+    moved = [summary for summary in summaries.values() if summary.movement > 0]
+    if moved:
+        before = _span([100 * summary.before / summary.movement for summary in moved], ".0f")
+        yield (
+            f"By mismatch and staleness, mu is {before} % as far from the policy before a step's updates "
             "as after them (exact/movement_before over exact/movement)."
         )
-    ratios = [
-        ratio for condition in summaries if (ratio := _over_reference(summaries, condition)) is not None
-    ]
-    if ratios:
-        notes.append(
-            f"Mean movement of the rules over that of DPPO: {_span(ratios, '.2f')} (table of conditions)."
-        )
-    return notes
+    over = [ratio for condition in summaries if (ratio := errors.over_reference(condition)) is not None]
+    if over:
+        yield f"Mean movement of the rules over that of DPPO: {_span(over, '.2f')} (table of conditions)."
 
 
 def _span(values: Sequence[float], form: str) -> str:
@@ -422,33 +407,17 @@ def _span(values: Sequence[float], form: str) -> str:
     return " to ".join(dict.fromkeys(f"{end:{form}}" for end in (min(values), max(values))))
 
 
-def _over_reference(summaries: Mapping[Condition, ConditionSummary], condition: Condition) -> float | None:
-    """The movement of a condition over DPPO's; None if that has no runs."""
-    reference = summaries.get(replace(condition, variant=REFERENCE))
-    if reference is None or reference.movement <= 0:
-        return None
-    return summaries[condition].movement / reference.movement
-
-
-def _ratio_table(
-    curves: Mapping[Condition, Curves], contrasts: Sequence[Contrast], kinds: Mapping[str, str]
-) -> TextTable:
-    """Ratios by horizon, their mean and their slope; a row for each contrast, process and kind of equality. `kinds`:
-    variants that are none of the rules in question -> what they are.
-    """
-    horizons = sorted({condition.horizon for condition in curves})
-    models = dict.fromkeys(condition.model for condition in curves)
-    rows = []
-    for contrast, model, equal in product(contrasts, models, EqualIn):
-        rule, other = contrast
-        pairs = pairs_of(curves, model, rule, other, equal)
+def _ratio_table(errors: _Errors, contrasts: Sequence[Contrast]) -> TextTable:
+    """Ratios by horizon, their mean and their slope; a row for each contrast, process and kind of equality."""
+    horizons, rows = sorted({condition.horizon for condition in errors.curves}), []
+    for contrast, model, equal in product(contrasts, errors.models, EqualIn):
+        pairs = pairs_of(errors.curves, model, *contrast, equal)
         if not pairs:
             continue
-        by_horizon = ratio_estimates(pairs)
-        ratios = [by_horizon.get(horizon) for horizon in horizons]
-        cells = map(shown_ratio, (*ratios, mean_log_ratio([pairs]), log_ratio_slope([pairs])))
-        label = contrast_name(contrast) + (f" ({kinds[rule]})" if rule in kinds else "")
-        rows.append(TextRow(label, rule == OURS, (model, equal.value, *cells)))
+        by_horizon, rule = ratio_estimates(pairs), contrast[0]
+        ratios = (*map(by_horizon.get, horizons), mean_log_ratio([pairs]), log_ratio_slope([pairs]))
+        label = contrast_name(contrast) + (f" ({errors.kinds[rule]})" if rule in errors.kinds else "")
+        rows.append(TextRow(label, rule == OURS, (model, equal.value, *map(shown_ratio, ratios))))
     headings = ("process", "at equal", *(f"T = {h}" for h in horizons), "mean over T", "factor per tenfold T")
     notes = (
         "Geometric means; 95 % intervals in brackets, not adjusted for their number.",
@@ -463,18 +432,18 @@ def shown_ratio(log_ratio: Estimate | None) -> str:
     return with_interval(log_ratio, lambda log: f"{math.exp(log):.2f}")
 
 
-def _condition_table(summaries: Mapping[Condition, ConditionSummary]) -> TextTable:
+def _condition_table(errors: _Errors) -> TextTable:
     """Error, movement, return and bounds of each condition."""
     rows = []
-    for condition in sorted(summaries, key=lambda condition: (condition.model, condition.horizon)):
-        summary, ratio = summaries[condition], _over_reference(summaries, condition)
+    for condition in sorted(errors.curves, key=lambda condition: (condition.model, condition.horizon)):
+        summary = errors.summaries[condition]
         cells = (
             condition.model,
             str(condition.horizon),
             str(summary.runs),
             f"{summary.error:.3g}",
             f"{summary.movement:.3g}",
-            number(ratio),
+            number(errors.over_reference(condition)),
             f"{100 * summary.before / summary.movement:.0f} %" if summary.movement else ABSENT,
             f"{summary.area:.3f}",
             f"{100 * summary.falls:.0f} %",

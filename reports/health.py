@@ -2,7 +2,7 @@
 before the updates of a step and over them.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 from statistics import median
 
@@ -15,49 +15,42 @@ from cppo_lab.analysis.scoring import Scoreboard, SelectionState, describe_gap
 from cppo_lab.analysis.statistics.collapse import CellCollapse, cell_collapses
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.errors import counted
-from cppo_lab.reports.figures.drawing import Palette, Picture
+from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.training import DiagnosticPanel, diagnostics_of, draw, traces_of
 from cppo_lab.reports.figures.validation import draw_survival, drawn_variants, survival_info
-from cppo_lab.reports.names import (
-    ABSENT,
-    OURS,
-    baseline_name,
-    display_name,
-    estimate_text,
-    in_order,
-)
+from cppo_lab.reports.names import ABSENT, OURS, baseline_name, display_name, estimate_text, in_order
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
+
+_Collapses = Mapping[tuple[str, str], CellCollapse]  # see `cell_collapses`
 
 
 def collapse_section(scored: Scored) -> Section | None:
     """The collapses of a scored sweep; None if no run is finished."""
-    board, title = scored.board, scored.title
-    baseline = scored.statistics.baseline
+    board, title, baseline = scored.board, scored.title, scored.statistics.baseline
     cells = cell_collapses(board, run_values(board), baseline)
     if not cells:
         return None
-    single = [cell for cell in cells if cell.model]
+    single = [cell for (model, _), cell in cells.items() if model]
     runs, collapsed = sum(cell.runs for cell in single), sum(cell.collapsed for cell in single)
-    summary = (
-        f"{collapsed} of {counted(runs, 'finished run')} collapsed."
-        if collapsed
-        else f"None of {counted(runs, 'finished run')} collapsed; the table bounds the probability of rare collapses."
-    )
-    several = len(board.models) > 1
-    table = completed(_table(cells, several, baseline_name(baseline)), board, title)
-    steps = completed(_steps(cells, several), board, title) if collapsed else None
-    figure = survival_info(board, single, f"Runs that have not collapsed ({title})", scored.palette)
+    summary = f"{collapsed} of {counted(runs, 'finished run')} collapsed."
+    if not collapsed:
+        summary = f"None of {counted(runs, 'finished run')} collapsed; "
+        summary += "the table bounds the probability of rare collapses."
+    table = completed(_table(cells, baseline_name(baseline)), board, title)
+    steps = completed(_steps(cells), board, title) if collapsed else None
+    figure = survival_info(board, cells, f"Runs that have not collapsed ({title})", scored.palette)
+    view = {
+        "summary": " ".join([summary, *_early(board)]),
+        "table": table,
+        "steps": steps,
+        "figure": figure,
+        "anchors": scored.anchors,
+    }
     return Section(
         "collapses",
         "Collapses",
-        {
-            "summary": f"{summary} {_early(board)}".strip(),
-            "table": table,
-            "steps": steps,
-            "figure": figure,
-            "anchors": scored.anchors,
-        },
+        view,
         tables={f"collapses{scored.suffix}": table, f"collapse_steps{scored.suffix}": steps},
         pictures=(Picture.of("survival", figure, draw_survival),) if figure else (),
     )
@@ -67,9 +60,9 @@ def collapse_section(scored: Scored) -> Section | None:
 _RECOVERED = 0.4
 
 
-def _early(board: Scoreboard) -> str:
+def _early(board: Scoreboard) -> Iterator[str]:
     """How early the warning came in the finished runs, and which other runs have early signs now, in words."""
-    leads, false, others, now = list[int](), 0, 0, list[str]()
+    leads, false, now = list[int](), list[bool](), list[str]()
     for run in board.runs:
         curve = board.curves.of(run.mlflow_id)[schema.MEAN].dropna()
         scores = [*zip(curve.index, curve, curve.cummax(), strict=True)]
@@ -78,44 +71,37 @@ def _early(board: Scoreboard) -> str:
             recovered = max((step for step, score, best in scores if score >= _RECOVERED * best), default=0)
             leads.append(max((int(curve.index[-1]) - step for step in signs if step > recovered), default=0))
         elif run.state is SelectionState.SCORED:
-            false, others = false + bool(signs), others + 1
+            false.append(bool(signs))
         elif signs and signs[-1] == curve.index[-1]:
             now.append(describe_gap(run))
-    sentences = []
     if leads:
         warned = [lead for lead in leads if lead]
         lead = median(warned) if warned else 0
         ahead = f", {lead:g} step{'s' * (lead != 1)} ahead in the median" if warned else ""
-        sentences.append(
-            f"The early warning came before {len(warned)} of {counted(len(leads), 'collapse')}{ahead}."
-        )
-    if false:
-        sentences.append(f"It also came in {false} of {counted(others, 'run')} without a collapse.")
+        yield f"The early warning came before {len(warned)} of {counted(len(leads), 'collapse')}{ahead}."
+    if any(false):
+        yield f"It also came in {sum(false)} of {counted(len(false), 'run')} without a collapse."
     if now:
-        sentences.append(f"Early signs of a collapse: {'; '.join(now)}.")
-    return " ".join(sentences)
+        yield f"Early signs of a collapse: {'; '.join(now)}."
 
 
-def _row(cell: CellCollapse, cells: tuple[str, ...], several: bool) -> TextRow:
-    if cell.model:
-        return cell_row(cell.model, cell.variant, cells)
-    label = ("all models: " if several else "") + display_name(cell.variant)
-    return TextRow(label, cell.variant == OURS, cells)
+def _row(model: str, variant: str, cells: tuple[str, ...]) -> TextRow:
+    if model:
+        return cell_row(model, variant, cells)
+    return TextRow(f"all models: {display_name(variant)}", variant == OURS, cells)
 
 
-def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTable:
-    rows = []
-    for cell in cells:
-        mean = estimate_text(cell.mean if cell.model else None)
-        counts = (str(cell.runs), str(cell.collapsed), estimate_text(cell.share))
-        test = cell.test
-        p = ABSENT
+def _table(collapses: _Collapses, base: str) -> TextTable:
+    rows, marked = [], False
+    for pair, cell in collapses.items():
+        test, p = cell.test, ABSENT
         if test is not None:
+            marked |= not test.exact
             p = ("p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}") + " (normal)" * (not test.exact)
-        rows.append(_row(cell, (*counts, estimate_text(cell.surviving), mean, p), several))
-    normal = any(cell.test is not None and not cell.test.exact for cell in cells)
+        means = estimate_text(cell.surviving), estimate_text(cell.mean if pair[0] else None)
+        rows.append(_row(*pair, (str(cell.runs), str(cell.collapsed), estimate_text(cell.share), *means, p)))
     ways = "over all ways to assign the runs to the two methods"
-    ways += ", or, where marked, by the normal approximation" * normal
+    ways += ", or, where marked, by the normal approximation" * marked
     headings = (
         *("runs", "collapsed", "probability", "final mean of the others", "final mean of all"),
         f"against {base}",
@@ -130,13 +116,12 @@ def _table(cells: tuple[CellCollapse, ...], several: bool, base: str) -> TextTab
     return TextTable("Collapses", "method", headings, rows, notes)
 
 
-def _steps(cells: tuple[CellCollapse, ...], several: bool) -> TextTable:
-    rows = tuple(
-        _row(cell, (*numbers, estimate_text(point.share)), several)
-        for cell in cells
-        for point in cell.curve
-        for numbers in [map(str, (point.step, point.at_risk, point.collapses))]
-    )
+def _steps(collapses: _Collapses) -> TextTable:
+    rows = []
+    for pair, cell in collapses.items():
+        for point in cell.curve:
+            counts = map(str, (point.step, point.at_risk, point.collapses))
+            rows.append(_row(*pair, (*counts, estimate_text(point.share))))
     notes = (
         "The share of runs that survive the step (Kaplan and Meier, percent), with a 95 % interval (Greenwood's, "
         "on the scale log(-log)). A collapse is dated by the run's last validation; finished runs are censored at the "
@@ -167,42 +152,69 @@ _FORMS = {_ERROR: ".4f", "effective_sample_size": ".4f", _TRUNCATED.rpartition("
 _OF_RULE = {schema.DIVERGENCE_BEFORE: "D_t mean", schema.DIVERGENCE_BEFORE_P90: "D_t p90"}
 _RATE = "rule/delta_b_mean"
 _STATES = {True: "before the first update", False: "over the updates"}
-SHOWN = frozenset(
-    [schema.mismatch_metric(name, before_update=before) for name in _COLUMNS for before in _STATES]
-    + [
-        schema.mismatch_metric(_ERROR, third, before_update=before)
+# Kind of table -> its title, and its metrics with their headings.
+_TABLES: dict[str, tuple[str, dict[str, str]]] = {
+    "before_update" if before else "updates": (
+        f"Sampler against trainer, {state}",
+        {schema.mismatch_metric(name, before_update=before): text for name, text in _COLUMNS.items()}
+        | (_OF_RULE if before else {_TRUNCATED: "truncated"}),
+    )
+    for before, state in _STATES.items()
+}
+_TABLES["thirds"] = (
+    f"{_ERROR} by third of the response, before the first update and over the updates",
+    {
+        schema.mismatch_metric(_ERROR, third, before_update=before): f"{state}: {third}"
+        for before, state in ((True, "before"), (False, "updates"))
         for third in schema.THIRDS
-        for before in _STATES
-    ]
-    + [_TRUNCATED, _RATE, *_OF_RULE]
+    },
 )
+SHOWN = frozenset([_RATE, *(metric for _, metrics in _TABLES.values() for metric in metrics)])
 _BEFORE = schema.mismatch_metric(_ERROR, before_update=True)
 
 
 def mismatch_section(scored: Scored) -> Section | None:
     """The section; None if no run has logged the gap between its engines (runs of older versions have not)."""
-    board, title = scored.board, scored.title
-    if not len(_values(board, board.models, board.variants, _BEFORE)):
+    board, title = scored.board, f"Sampler against trainer ({scored.title})"
+    cells = [pair for pair in product(board.models, in_order(board.variants)) if pair in board.cells]
+    if not any(len(_values(board, *pair, _BEFORE)) for pair in cells):
         return None
+    tables, notes = dict[str, TextTable](), ("Median over steps and runs (worst step in brackets).",)
+    for kind, (heading, metrics) in _TABLES.items():
+        rows = []
+        for pair in cells:
+            values = {name: _values(board, *pair, name) for name in metrics}
+            if any(map(len, values.values())):
+                rows.append(cell_row(*pair, (_cell(*logged) for logged in values.items())))
+        table = TextTable(heading, "method", tuple(metrics.values()), rows, notes)
+        tables[kind] = completed(table, board, scored.title)
+    # The curves of each model: the error before the first update, and over the updates.
+    strokes, panels = scored.palette.strokes(drawn_variants(board)), []
+    for model, (before, state) in product(board.models, _STATES.items()):
+        metric = schema.mismatch_metric(_ERROR, before_update=before)
+        traces, limit = traces_of(board, model, metric, strokes), _SUSPICIOUS if before else None
+        panels.append(DiagnosticPanel(model, metric, f"{_ERROR}\n{state}", traces, limit))
     verdict, suspicious = _verdict(board)
-    tables = _tables(board, title)
-    view = {"verdict": verdict, "suspicious": suspicious, "notes": _notes(board), "tables": tables.values()}
+    view = {
+        "verdict": verdict,
+        "suspicious": suspicious,
+        "notes": [*_notes(board, cells)],
+        "tables": tables.values(),
+        "anchors": scored.anchors,
+    }
     return Section(
         "mismatch",
         "Sampler against trainer",
-        view | {"anchors": scored.anchors},
+        view,
         "",
         tables={f"mismatch_{kind}": table for kind, table in tables.items()},
-        pictures=(_picture(board, f"Sampler against trainer ({title})", scored.palette),),
+        pictures=(Picture.of("mismatch", diagnostics_of(board, title, panels, strokes), draw),),
     )
 
 
-def _values(
-    board: Scoreboard, models: Iterable[str], variants: Iterable[str], metric: str
-) -> "pd.Series[float]":
-    """The finite values of a metric over all runs of these cells and all their steps."""
-    pairs = [(model, name) for model in models for name in variants]
-    values = pd.concat([board.logged(*pair, metric)["value"] for pair in pairs])
+def _values(board: Scoreboard, model: str, variant: str, metric: str) -> "pd.Series[float]":
+    """The finite values of a metric over all runs of a cell and all their steps."""
+    values = board.logged(model, variant, metric)["value"]
     return values[np.isfinite(values)]
 
 
@@ -230,57 +242,32 @@ def _verdict(board: Scoreboard) -> tuple[str, bool]:
     return f"{said} It was exceeded in {len(crossed)} of {runs}: {listed}{more}.", True
 
 
-def _notes(board: Scoreboard) -> tuple[str, ...]:
+def _notes(board: Scoreboard, cells: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Notes on these runs."""
-    params = (board.params_of(run) for run in board.runs)
-    staleness = [of_run.get("rollout.staleness", "0") for of_run in params]
-    older = sum((integer(text) or 0) > 0 for text in staleness)
+    yield (
+        "Before the first update: rollout log-probabilities against the trainer's at the same weights, over the "
+        "trained responses of the first minibatch. Over the updates: each minibatch at the weights of its update."
+    )
     spent = []  # of budgets, before anything is trained
-    for model, variant in product(board.models, in_order(board.variants)):
-        mean, high, rate = (
-            float(_values(board, [model], [variant], name).median()) for name in (*_OF_RULE, _RATE)
-        )
+    for model, variant in cells:
+        logged = (_values(board, model, variant, name) for name in (*_OF_RULE, _RATE))
+        mean, high, rate = (float(values.median()) for values in logged)
         if rate > 0 and max(mean, high) >= _RELEVANT * rate:
             spent.append(
                 f"{display_name(variant)} on {model}: its mean {mean:.2g} is {mean / rate:.0%} of delta_b "
                 f"({rate:.2g}), its 90th percentile {high / rate:.0%}"
             )
-    notes = {
-        "Before the first update: rollout log-probabilities against the trainer's at the same weights, over the "
-        "trained responses of the first minibatch. Over the updates: each minibatch at the weights of its update.": 1,
-        "Before the first update, by noise between the engines or by staleness, D_t takes a good part of a budget "
-        f"that is meant for training: {'; '.join(spent)}.": len(spent),
-        f"In {older} of {len(board.runs)} runs rollout.staleness is above 0: mu is older than pi, so the gap "
-        "before the first update includes that drift.": older,
-    }
-    return tuple(note for note, runs in notes.items() if runs)
-
-
-def _tables(board: Scoreboard, title: str) -> dict[str, TextTable]:
-    columns: dict[str, tuple[str, dict[str, str]]] = {}
-    for before, state in _STATES.items():
-        metrics = {
-            schema.mismatch_metric(name, before_update=before): text for name, text in _COLUMNS.items()
-        }
-        metrics |= _OF_RULE if before else {_TRUNCATED: "truncated"}
-        columns["before_update" if before else "updates"] = (f"Sampler against trainer, {state}", metrics)
-    thirds = {
-        schema.mismatch_metric(_ERROR, third, before_update=before): f"{state}: {third}"
-        for before, state in ((True, "before"), (False, "updates"))
-        for third in schema.THIRDS
-    }
-    heading = f"{_ERROR} by third of the response, before the first update and over the updates"
-    columns["thirds"] = (heading, thirds)
-    notes, tables = ("Median over steps and runs (worst step in brackets).",), {}
-    for kind, (heading, metrics) in columns.items():
-        rows = []
-        for model, variant in product(board.models, in_order(board.variants)):
-            values = {name: _values(board, [model], [variant], name) for name in metrics}
-            if any(map(len, values.values())):
-                rows.append(cell_row(model, variant, (_cell(*logged) for logged in values.items())))
-        table = TextTable(heading, "method", tuple(metrics.values()), rows, notes)
-        tables[kind] = completed(table, board, title)
-    return tables
+    if spent:
+        yield (
+            "Before the first update, by noise between the engines or by staleness, D_t takes a good part of a budget "
+            f"that is meant for training: {'; '.join(spent)}."
+        )
+    staleness = [board.params_of(run).get("rollout.staleness", "0") for run in board.runs]
+    if older := sum((integer(text) or 0) > 0 for text in staleness):
+        yield (
+            f"In {older} of {len(board.runs)} runs rollout.staleness is above 0: mu is older than pi, so the gap "
+            "before the first update includes that drift."
+        )
 
 
 def _cell(metric: str, values: "pd.Series[float]") -> str:
@@ -291,14 +278,3 @@ def _cell(metric: str, values: "pd.Series[float]") -> str:
     worst = min(values) if name == "effective_sample_size" else max(values, key=abs)
     form = _FORMS.get(name, ".2g")
     return f"{float(values.median()):{form}} ({float(worst):{form}})"
-
-
-def _picture(board: Scoreboard, title: str, palette: Palette) -> Picture:
-    """The curves of each model: the error before the first update, and over the updates."""
-    strokes = palette.strokes(drawn_variants(board))
-    panels = []
-    for model, (before, state) in product(board.models, _STATES.items()):
-        metric = schema.mismatch_metric(_ERROR, before_update=before)
-        traces, limit = traces_of(board, model, metric, strokes), _SUSPICIOUS if before else None
-        panels.append(DiagnosticPanel(model, metric, f"{_ERROR}\n{state}", traces, limit))
-    return Picture.of("mismatch", diagnostics_of(board, title, panels, strokes), draw)

@@ -138,8 +138,7 @@ def estimate_text(estimate: Estimate | Interval | None, signed: bool = False) ->
 
 def score_text(estimate: Estimate | None) -> str:
     """The mean score of a cell like `estimate_text`, but with the range in place of the interval of two runs."""
-    low, high = (estimate and score_limits(estimate)) or (None, None)
-    return with_interval(estimate and Interval(estimate.value, low, high), points)
+    return with_interval(estimate and Interval(estimate.value, *score_limits(estimate)), points)
 
 
 def edge_text(edge: Interval) -> str:

@@ -6,7 +6,7 @@ The content of `report.json` is not trusted: every field is validated, and error
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import BaseModel, FiniteFloat, NonNegativeInt, ValidationError
 
@@ -36,6 +36,7 @@ _LARGEST = 64 * 2**20  # 64 MiB; a report of 1,000 runs has 1 MiB
 _REMEDY = "make the report again with `cppo report`"
 
 Values = dict[str, Any]  # of a cell, a run or a verdict, by the keys of the record
+_Named = dict[tuple[str, ...], Values]
 
 
 class _Stat(BaseModel, strict=True):  # of a score, a fraction
@@ -101,22 +102,26 @@ class SavedReport(BaseModel, strict=True):
     files: dict[str, str]
 
     @property
-    def cells(self) -> dict[tuple[str, ...], Values]:
+    def cells(self) -> _Named:
         """(sweep, model, variant) -> the cell."""
-        cells: dict[tuple[str, ...], Values] = {}
-        for sweep in self.sweeps:
-            for cell in sweep.cells:
-                score, stats = cell.score, cell.components.items()
-                cells[sweep.name, cell.model, cell.variant] = {
-                    **cell.model_dump(include={"state", "provisional", "expected"}),
-                    "runs": 0 if score is None or score.mean is None else score.n,
-                    "score": None if score is None else score.mean,
-                    "components": {name: stat.mean for name, stat in stats if stat and stat.mean is not None},
-                }
-        return cells
+        cells = ((sweep.name, cell) for sweep in self.sweeps for cell in sweep.cells)
+        return {
+            (sweep, cell.model, cell.variant): {
+                "state": cell.state,
+                "provisional": cell.provisional,
+                "runs": cell.score.n if cell.score and cell.score.mean is not None else 0,
+                "score": cell.score and cell.score.mean,
+                "components": {
+                    name: stat.mean
+                    for name, stat in cell.components.items()
+                    if stat and stat.mean is not None
+                },
+            }
+            for sweep, cell in cells
+        }
 
     @property
-    def runs(self) -> dict[tuple[str, ...], Values]:
+    def runs(self) -> _Named:
         """(sweep; variant, model and seed in words) -> the run."""
         return {
             (sweep.name, run.key): run.model_dump(exclude={"key"})
@@ -125,7 +130,7 @@ class SavedReport(BaseModel, strict=True):
         }
 
     @property
-    def claims(self) -> dict[tuple[str, ...], Values]:
+    def claims(self) -> _Named:
         """(sweep, claim) -> the verdict."""
         return {(verdict.sweep, verdict.claim): verdict.model_dump() for verdict in self.verdicts}
 
@@ -149,8 +154,6 @@ def read_record(folder: Path) -> SavedReport:
 
 # The differences between two reports, from their records, and as lines for a terminal.
 
-K = TypeVar("K")
-V = TypeVar("V")
 _POINT = 100.0  # percentage points in a fraction
 _SAME = 1e-9  # fractions closer than this differ by rounding alone
 
@@ -168,22 +171,21 @@ def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> 
         "cells": [*_cells(before, after)],
         "verdicts": [*_verdicts(before, after)],
         "figures": {
-            name: _what(old, new)
-            for name, old, new in sorted(_both(before.figures, after.figures, ""))
-            if old != new
+            name: _what(*pair)
+            for name, *pair in sorted(_both(before.figures, after.figures, ""))
+            if pair[0] != pair[1]
         },
     }
-    heading = {key: pair for key, pair in heads.items() if pair[0] != pair[1]}
     return {
         "same": not any(differences.values()),
         "before": names[0],
         "after": names[1],
-        "heading": heading,
+        "heading": {key: pair for key, pair in heads.items() if pair[0] != pair[1]},
         **differences,
     }
 
 
-def _both(before: Mapping[K, V], after: Mapping[K, V], absent: V) -> Iterator[tuple[K, V, V]]:
+def _both(before: Mapping[Any, Any], after: Mapping[Any, Any], absent: Any) -> Iterator[tuple[Any, Any, Any]]:
     """Key and values of both: those of the first in its order, then the additional ones of the second."""
     for key in {**before, **after}:
         yield key, before.get(key, absent), after.get(key, absent)
@@ -227,9 +229,7 @@ def _cells(before: SavedReport, after: SavedReport) -> Iterator[Values]:
             "runs_before": old.get("runs", 0),
             "runs_after": new.get("runs", 0),
             "components": {
-                name: change
-                for name, change in changes.items()
-                if change is not None and abs(change) > _POINT * _SAME
+                name: change for name, change in changes.items() if change and abs(change) > _POINT * _SAME
             },
         }
 

@@ -5,7 +5,7 @@ in the style of all our figures.
 import re
 import shlex
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import accumulate
@@ -102,8 +102,8 @@ class SearchRequest(BuildRequest):
             page={
                 "result": result,
                 "states": _states_text(result),
-                "finding": finding(result),
-                "certainty": certainty(result, seeds),
+                "finding": [*finding(result)],
+                "certainty": [*certainty(result, seeds)],
                 "space": space,
                 "trials": trials,
                 "ids": [
@@ -129,96 +129,80 @@ def _states_text(result: SearchResult) -> str:
     return f"{counted(len(result.trials), 'trial')}: {listed}" if listed else "no trial yet"
 
 
-def finding(result: SearchResult) -> tuple[str, ...]:
+def finding(result: SearchResult) -> Iterator[str]:
     """The best trial, or the front, in sentences."""
-    ranked = result.ranking
+    ranked, total = result.ranking, counted(len(result.trials), "trial")
+    names = [objective_name(name) for name in result.objectives]
     if not ranked:
-        return ("No trial is complete: there is no best one yet.",)
-    total = counted(len(result.trials), "trial")
-    if len(result.objectives) == 1:
+        yield "No trial is complete: there is no best one yet."
+    elif len(names) == 1:
         best = ranked[0]
         ties = [trial.number for trial in ranked[1:] if trial.values == best.values]
         if len(ties) == len(ranked) - 1 and ties:
-            return (
+            yield (
                 f"All {len(ranked)} complete trials have the same value, {_values_text(result, best)}: this search "
-                "found no difference between settings.",
+                "found no difference between settings."
             )
-        same = f" {_trials(ties).capitalize()} reached the same value." if ties else ""
-        text = f"{_settings_text(best)}: {_values_text(result, best)}"
-        return (f"The best of {total} is trial {best.number}: {text}.{same}",)
-    front = result.front
-    names = [objective_name(name) for name in result.objectives]
-    are = "is" if len(front) == 1 else "are"
-    sentences = [
-        f"{len(front)} of {total} {are} on the Pareto front of {joined(names)}: no other is at least as good in "
-        "every one and better in one."
-    ]
-    for index, name in enumerate(names):
-        best = max(ranked, key=lambda trial: (trial.values[index], -trial.number))
-        sentences.append(
-            f"The highest {name} is that of trial {best.number} ({_settings_text(best)}): {_values_text(result, best)}."
+        else:
+            same = f" {_trials(ties).capitalize()} reached the same value." if ties else ""
+            text = f"{_settings_text(best)}: {_values_text(result, best)}"
+            yield f"The best of {total} is trial {best.number}: {text}.{same}"
+    else:
+        are = "is" if len(result.front) == 1 else "are"
+        yield (
+            f"{len(result.front)} of {total} {are} on the Pareto front of {joined(names)}: no other is at least as "
+            "good in every one and better in one."
         )
-    return tuple(sentences)
+        for index, name in enumerate(names):
+            best = max(ranked, key=lambda trial: (trial.values[index], -trial.number))
+            text = f"({_settings_text(best)}): {_values_text(result, best)}"
+            yield f"The highest {name} is that of trial {best.number} {text}."
 
 
-def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[str, ...]:
+def certainty(result: SearchResult, seeds: Sequence[SeedValues]) -> Iterator[str]:
     """The limits of the finding: selection bias and noise."""
-    ranked = result.ranking
-    complete = len(ranked)
-    if not ranked or (complete > 1 and len({*map(str, (trial.values for trial in ranked))}) == 1):
-        return ()
-    sentences = []
+    complete = len(result.ranking)
+    if not complete or (complete > 1 and len({str(trial.values) for trial in result.ranking}) == 1):
+        return
     if complete > 1:
         what = "Their values are" if len(result.objectives) > 1 else "Its value is"
-        sentences.append(
+        yield (
             f"{what} the best of {complete}, and so too high on average (selection bias): expect less "
             "from the same settings with other seeds."
         )
-    return (*sentences, *_noise(result, seeds))
-
-
-def _noise(result: SearchResult, seeds: Sequence[SeedValues]) -> list[str]:
     if len(result.seeds) == 1:
-        return [
+        yield (
             f"Every trial ran with one seed ({result.seeds[0]}): how much a value changes with the seed was not "
             "measured, so the differences among the top trials may be noise."
-        ]
-    sentences = []
+        )
+        return
     for values in seeds:
         if values.differ:
-            sentences.append(
+            yield (
                 f"{_trials(values.differ).capitalize()}: the {objective_name(values.objective)} in the search's file "
                 "is not that of the validation curves of the training runs."
             )
     unknown = len(result.complete) - (len(seeds[0].values) if seeds else 0)
     if unknown:
-        sentences.append(
+        yield (
             f"The training runs of {counted(unknown, 'complete trial')} are not all in the store: their scatter over "
             "seeds is unknown."
         )
     apart = best_trial_lead(result, seeds)
-    if apart is None:
-        return sentences
-    ahead = f"trial {result.ranking[0].number} leads by {100 * apart.second:.1f} points"
-    points = f"{100 * apart.error:.1f} points"
-    if apart.close:
-        verdict = (
-            f"{_trials(apart.close)} {'is' if len(apart.close) == 1 else 'are'} within two "
-            "standard errors of it: the search cannot tell these apart."
+    if apart is not None:
+        verdict, compared = "no other trial is within two standard errors of it.", "one trial scatters"
+        if apart.close:
+            are = "is" if len(apart.close) == 1 else "are"
+            verdict = f"{_trials(apart.close)} {are} within two standard errors of it: "
+            verdict += "the search cannot tell these apart."
+        if apart.paired:
+            compared = "one trial, compared with the others of its seed, which share its start, scatters"
+        yield (
+            f"Over {len(result.seeds)} seeds {compared} by {100 * apart.scatter:.1f} points (standard deviation, "
+            f"pooled over {counted(apart.trials, 'trial')}), which makes the standard error of a difference "
+            f"{100 * apart.error:.1f} points; trial {result.ranking[0].number} leads by {100 * apart.second:.1f} "
+            f"points, and {verdict}"
         )
-    else:
-        verdict = "no other trial is within two standard errors of it."
-    compared = (
-        "one trial scatters"
-        if not apart.paired
-        else "one trial, compared with the others of its seed, which share its start, scatters"
-    )
-    sentences.append(
-        f"Over {len(result.seeds)} seeds {compared} by {100 * apart.scatter:.1f} points (standard deviation, "
-        f"pooled over {counted(apart.trials, 'trial')}), which makes the standard error of a difference {points}; "
-        f"{ahead}, and {verdict}"
-    )
-    return sentences
 
 
 def _settings_text(trial: FrozenTrial) -> str:
@@ -285,8 +269,8 @@ def _trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
             *(_exact(trial.params[name]) if name in trial.params else "" for name in result.spaces),
             *(map(percent, trial.values) if trial.values else [""] * len(result.objectives)),
             *(
-                " ".join(str(percent(value)) for value in seed_values.values.get(trial.number, ()))
-                for seed_values in several
+                " ".join(map(str, map(percent, of_seeds.values.get(trial.number, ()))))
+                for of_seeds in several
             ),
             trial.user_attrs["seconds"],
             max(trial.intermediate_values, default=""),
@@ -306,23 +290,20 @@ def _trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTabl
     """The table of trials, without ids."""
     rows = []
     for trial in _by_rank(result):
-        params = [
-            value_text(trial.params[name]) if name in trial.params else ABSENT for name in result.spaces
-        ]
         values = [ABSENT] * len(result.objectives)
         for place, value in enumerate(trial.values or ()):
             of_seeds = seeds[place].values.get(trial.number, ()) if seeds else ()
-            values[place] = f"{100 * value:.1f}" + (
-                f" ± {100 * np.std(of_seeds, ddof=1):.1f}" if of_seeds else ""
-            )
-        seconds = trial.user_attrs["seconds"]
-        minutes = number(seconds and seconds / 60, ".1f")
-        cells = (_state(result, trial), *params, *values, minutes)
+            std = f" ± {100 * np.std(of_seeds, ddof=1):.1f}" if of_seeds else ""
+            values[place] = f"{100 * value:.1f}{std}"
+        cells = (
+            _state(result, trial),
+            *(value_text(trial.params[name]) if name in trial.params else ABSENT for name in result.spaces),
+            *values,
+            number((seconds := trial.user_attrs["seconds"]) and seconds / 60, ".1f"),
+        )
         rows.append(TextRow(str(trial.number), trial.number in result.front, cells))
     shaded = "on the Pareto front, which comes first" if len(result.objectives) > 1 else "the best"
-    notes = [
-        f"Values in percent, higher is better. Shaded: {shaded}.",
-    ]
+    notes = [f"Values in percent, higher is better. Shaded: {shaded}."]
     if any(seed_values.values for seed_values in seeds):
         notes.append(f"Mean ± standard deviation over {len(result.seeds)} seeds.")
     if any(trial.state is STATES["pruned"] for trial in result.trials):
@@ -477,41 +458,38 @@ def draw(info: SearchInfo, _fig: Figure) -> Figure:
     width, height = _PANEL_INCHES if columns == 1 else (columns * _SLICE_INCHES[0] + 1, _SLICE_INCHES[1])
     surround(fig, (width, height), (info.title, info.source), ())
     columns = max(1, min(columns, int(fig.get_figwidth() / _LEAST_INCHES)))
-    if rows := -(-len(panels) // columns) - 1:
-        fig.set_figheight((rows + 1) * fig.get_figheight())
-        grid = GridSpec(rows + 1, columns, figure=fig)
+    rows = -(-len(panels) // columns)
+    if rows > 1:
+        fig.set_figheight(rows * fig.get_figheight())
+        grid = GridSpec(rows, columns, figure=fig)
         for place, ax in enumerate(panels):
             ax.set_subplotspec(grid[place])
             ax.tick_params(labelleft=True)
             ax.set_ylabel(panels[0].get_ylabel())
     for ax in panels:
-        _restyle(ax)
+        for where in ("left", "center"):
+            ax.set_title("", loc=where)
+        for artist in ax.collections:
+            if isinstance(artist, PathCollection) and not np.size(artist.get_offsets()):
+                artist.set_label("")  # a kind of trial that no search has
+            if artist.get_array() is not None and getattr(artist, "filled", True):
+                artist.set_cmap(HEAT_MAP)
+        for patches in (*ax.collections, *ax.patches):
+            face: Any = np.ravel(patches.get_facecolor())[:4]
+            if len(face) and (ours := _COLOURS.get(to_hex(face))) is not None:
+                patches.set_color(ours)
+        for axis in (ax.xaxis, ax.yaxis):
+            if axis.get_scale() == "log":
+                low, high = axis.get_view_interval()
+                axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
+                axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+                axis.set_minor_formatter(NullFormatter())
+            for label in (axis.label, *axis.get_ticklabels()):
+                label.set_parse_math(False)
+        if (legend := ax.get_legend()) is not None:
+            legend.remove()
+            legend_below(ax)
     return fig
-
-
-def _restyle(ax: Any) -> None:
-    for where in ("left", "center"):
-        ax.set_title("", loc=where)
-    for artist in ax.collections:
-        if isinstance(artist, PathCollection) and not np.size(artist.get_offsets()):
-            artist.set_label("")  # a kind of trial that no search has
-        if artist.get_array() is not None and getattr(artist, "filled", True):
-            artist.set_cmap(HEAT_MAP)
-    for patches in (*ax.collections, *ax.patches):
-        face: Any = np.ravel(patches.get_facecolor())[:4]
-        if len(face) and (ours := _COLOURS.get(to_hex(face))) is not None:
-            patches.set_color(ours)
-    for axis in (ax.xaxis, ax.yaxis):
-        if axis.get_scale() == "log":
-            low, high = axis.get_view_interval()
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 100 * low else (1,)))
-            axis.set_major_formatter(StrMethodFormatter("{x:g}"))
-            axis.set_minor_formatter(NullFormatter())
-        for label in (axis.label, *axis.get_ticklabels()):
-            label.set_parse_math(False)
-    if (legend := ax.get_legend()) is not None:
-        legend.remove()
-        legend_below(ax)
 
 
 def _history(

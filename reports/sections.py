@@ -4,8 +4,9 @@ the section on verdicts, and that with the list of runs to which the numbers of 
 A report is a list of sections of its `Scored` sweep or study, in `sweep.sweep_sections` and `study.study_sections`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from functools import cached_property
 from itertools import islice
 from typing import Any
@@ -96,40 +97,30 @@ def verdict_section(scored: Mapping[str, Scored], core: str, whole: bool = False
     return Section("verdicts", "Verdicts", vars(view), tables=tables, lines=view.lines, how=view.rule)
 
 
-def run_files(board: Scoreboard, scores: str, runs: str) -> dict[str, str]:
+def run_files(scored: Scored) -> dict[str, str]:
     """The CSV files of all scores, and of all runs."""
-    return {f"{scores}.csv": long_csv(board), f"{runs}.csv": runs_csv(board)}
+    scores = f"long{scored.suffix}.csv" if scored.suffix else "table_long.csv"
+    return {scores: long_csv(scored.board), f"runs{scored.suffix}.csv": runs_csv(scored.board)}
 
 
 def long_csv(board: Scoreboard) -> str:
     """One row per (model, variant, benchmark): mean, standard deviation and number of runs, in percent."""
     header = [
-        "core",
-        "model",
-        "t_stop",
-        "method",
-        "benchmark",
-        "state",
-        "provisional",
-        "runs",
-        "n",
-        "mean",
-        "std",
+        *("core", "model", "t_stop", "method", "benchmark", "state", "provisional", "runs"),
+        *("n", "mean", "std"),
     ]
     rows: list[list[object]] = []
     for (model, variant), cell in board.cells.items():
         about = [cell.state.value, int(cell.provisional), cell.expected]
-        for name, stat in {
-            **cell.components,
-            "avg": cell.score,
-            "base": cell.base,
-            "gain": cell.gain,
-        }.items():
-            numbers: list[object] = [0, "", ""]
-            if stat is not None:
-                numbers = [stat.n, percent(stat.mean), "" if stat.std is None else percent(stat.std)]
-            rows.append([board.core, model, cell.t_stop, variant, name, *about, *numbers])
+        of_cell = {**cell.components, "avg": cell.score, "base": cell.base, "gain": cell.gain}
+        for name, stat in of_cell.items():
+            n, mean, std = (stat.n, stat.mean, stat.std) if stat else (0, None, None)
+            rows.append([board.core, model, cell.t_stop, variant, name, *about, n, *_percents(mean, std)])
     return csv_text(header, rows)
+
+
+def _percents(*fractions: float | None) -> list[Decimal | None]:
+    return [None if fraction is None else percent(fraction) for fraction in fractions]
 
 
 def runs_csv(board: Scoreboard) -> str:
@@ -145,14 +136,12 @@ def runs_csv(board: Scoreboard) -> str:
     starts = dict(zip(board.data.runs["mlflow_id"], board.data.runs["warm_start"], strict=True))
     rows = []
     for run in board.runs:
-        choice = run.choice
-        scores = [choice.score, *(choice.components.get(name) for name in board.benchmarks), choice.base]
-        shown = ["" if value is None else percent(value) for value in (*scores, choice.last_score)]
-        about = (run.model, run.variant, run.seed, run.rule, run.core, run.run_id, run.mlflow_id, run.status)
+        choice, place = run.choice, (run.model, run.variant, run.seed)
+        of_run = (run.rule, run.core, run.run_id, run.mlflow_id, run.status, run.state.value, run.t_stop)
         ties = " ".join(map(str, choice.ties))
-        chosen = (run.state.value, run.t_stop, choice.step, ties, *shown[:-1], choice.last_step, shown[-1])
-        late = final.get((run.model, run.variant, run.seed))
-        rows.append([*about, *chosen, "" if late is None else percent(late), starts.get(run.mlflow_id, "")])
+        scores = _percents(choice.score, *map(choice.components.get, board.benchmarks), choice.base)
+        last = (choice.last_step, *_percents(choice.last_score, final.get(place)))
+        rows.append([*place, *of_run, choice.step, ties, *scores, *last, starts.get(run.mlflow_id)])
     return csv_text(header, rows)
 
 
@@ -189,42 +178,34 @@ def run_groups(scored: Scored) -> tuple[RunGroup, ...]:
     """
     board = scored.board
     most = len(board.runs) if len(board.runs) <= MANY else max(1, MANY // len(board.cells))
-    groups, differing = [], _differing_settings(board)
+    groups, differing = [], dict[str, list[str]]()
+    for model in board.models:
+        # The configuration keys in which its runs differ. A missing key counts as a distinct value.
+        params = (board.params_of(run) for run in board.runs if run.model == model)
+        values = pd.DataFrame(list(filter(None, params))).nunique(dropna=False)
+        differing[model] = [str(key) for key in values.index[values > 1] if key not in _NOT_SHOWN]
     for pair, anchor in islice(scored.anchors.items(), MANY):
         runs = board.runs_of(*pair)
-        lines = tuple(_line(board, run, scored.uri, differing) for run in runs[:most])
+        lines = tuple(_line(board, run, scored.uri, differing[run.model]) for run in runs[:most])
         groups.append(RunGroup(anchor, lines, len(runs) - len(lines)))
     unlisted = len(board.runs) - sum(len(group.runs) + group.left_out for group in groups)
     return (*groups, RunGroup("", (), unlisted)) if unlisted else tuple(groups)
 
 
-def _differing_settings(board: Scoreboard) -> Mapping[str, list[str]]:
-    """Model -> the configuration keys, except the seed, in which its runs differ. A missing key counts as a distinct
-    value.
-    """
-    differing = {}
-    for model in board.models:
-        params = (board.params_of(run) for run in board.runs if run.model == model)
-        logged = pd.DataFrame(list(filter(None, params)))
-        values = logged.nunique(dropna=False)
-        differing[model] = [str(key) for key in values.index[values > 1] if key not in _NOT_SHOWN]
-    return differing
-
-
-def _line(board: Scoreboard, run: RunScore, uri: str, differing: Mapping[str, list[str]]) -> dict[str, str]:
+def _line(board: Scoreboard, run: RunScore, uri: str, differing: Sequence[str]) -> dict[str, str]:
     """The texts of a run's row by name. `path`: its page relative to the address of an MLflow server; `link`: that page
     on the store's server; both are empty if there is none. `settings`: those other than the seed that differ from those
     of other runs of the sweep on the same model. `note`: its scores on further benchmarks, and what users have noted.
     """
     choice, data, mlflow_id = run.choice, board.data, run.mlflow_id
-    params = data.params.get(mlflow_id, {})
-    settings = [f"{key}={params[key]}" for key in differing[run.model] if key in params]
+    params = board.params_of(run)
+    settings = [f"{key}={params[key]}" for key in differing if key in params]
     if (more := len(settings) - _MOST_SETTINGS) > 0:
         settings[_MOST_SETTINGS:] = [f"and {more} more"]
     notes = [
-        f"{name.split('/')[1]} {points(board.points_of(run, name)['value'].iloc[-1])}"
+        f"{name.split('/')[1]} {points(logged['value'].iloc[-1])}"
         for name in filter(schema.is_evaluation, data.metrics["metric"].cat.categories)
-        if len(board.points_of(run, name))
+        if len(logged := board.points_of(run, name))
     ]
     path = mlflow_path(data.experiment_id, mlflow_id) if mlflow_id else ""
     return {
@@ -238,7 +219,7 @@ def _line(board: Scoreboard, run: RunScore, uri: str, differing: Mapping[str, li
         "run_id": run.run_id or ABSENT,
         "mlflow_id": mlflow_id or ABSENT,
         "path": path,
-        "link": mlflow_link(uri, path) if path else "",
+        "link": path and mlflow_link(uri, path),
         "settings": ", ".join(settings),
         "note": "; ".join(filter(None, [*notes, data.notes.get(mlflow_id)])),
     }

@@ -5,11 +5,12 @@ margins; and the same by problem.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.analysis.reader import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.estimate import FEWEST_RUNS, Estimate, Interval
+from cppo_lab.analysis.statistics.estimate import FEWEST_RUNS, Estimate
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.problems import (
     THRESHOLDS,
@@ -23,9 +24,7 @@ from cppo_lab.analysis.statistics.problems import (
     paired_problems,
 )
 from cppo_lab.analysis.statistics.summary import (
-    CellStatistics,
     Rank,
-    Ranking,
     SamplingError,
     Statistics,
     kendall,
@@ -75,13 +74,12 @@ def statistics_section(scored: Scored) -> Section:
 def statistics_tables(scored: Scored) -> dict[str, TextTable]:
     """Kind -> table; tables without numbers are left out. maj@k is computed if the answers cover all problems."""
     board, summary = scored.board, scored.statistics
-    several_runs = any(cell.runs > 1 for cell in summary.cells)
     tables = {"scores": _scores(summary)}
-    if several_runs:
+    if any(cell.runs > 1 for cell in summary.cells.values()):
         tables["differences"] = _differences(summary)
-    if several_runs and len(board.models) > 1 and summary.aggregates:
-        tables["models"] = _over_models(summary, len(board.models))
-    if any(len(ranking.places) > 1 for ranking in summary.rankings):
+        if len(board.models) > 1 and summary.aggregates:
+            tables["models"] = _over_models(summary, len(board.models))
+    if any(len(ranking) > 1 for ranking in summary.rankings.values()):
         tables["order"] = _order(board, summary)
     tables |= _of_problems(board, summary, scored.answers)
     return {kind: completed(with_looks(table, scored), board, scored.title) for kind, table in tables.items()}
@@ -89,18 +87,17 @@ def statistics_tables(scored: Scored) -> dict[str, TextTable]:
 
 def _scores(summary: Statistics) -> TextTable:
     rows = []
-    for cell in summary.cells:
-        best, corrected = cell.scores.get(Score.BEST), cell.scores.get(Score.CORRECTED)
-        bias = None if best is None or corrected is None else best.value - corrected.value
+    for pair, cell in summary.cells.items():
+        best, corrected = map(cell.scores.get, (Score.BEST, Score.CORRECTED))
         cells = (
             str(cell.runs),
             *(score_text(cell.scores.get(score)) for score in Score),
-            points(bias),
+            points(best.value - corrected.value if best and corrected else None),
             _evaluation(cell.sampling),
             f"{cell.collapsed} of {cell.runs}",
         )
-        rows.append(cell_row(cell.model, cell.variant, cells))
-    errors = [cell.sampling for cell in summary.cells if cell.sampling is not None]
+        rows.append(cell_row(*pair, cells))
+    errors = [cell.sampling for cell in summary.cells.values() if cell.sampling is not None]
     edge = f" There {EDGE}" if any(error.edge is not None for error in errors) else ""
     bound = ""  # unless the error of an evaluation is known from per-problem outcomes
     if not errors or not all(error.known for error in errors):
@@ -124,28 +121,25 @@ def _scores(summary: Statistics) -> TextTable:
         f"these problems{bound}.{edge} In final mean and area a collapsed run counts to the end with its "
         "last score, or with its first if that is lower; without any, with 0.",
         "In brackets: the 95 % interval of the mean over seeds (Student's t). There is none for a single run, "
-        f"or if all runs have the same score.{_range_note(summary.cells)}",
+        f"or if all runs have the same score.{_range_note(summary)}",
     )
     return TextTable("Scores of the runs", "method", headings, rows, notes)
 
 
 def _differences(summary: Statistics) -> TextTable:
     rows, base = [], baseline_name(summary.baseline)
-    for cell in summary.cells:
-        if summary.baseline.of(cell.variant) is None:
+    for pair, cell in summary.cells.items():
+        if summary.baseline.of(pair[1]) is None:
             continue
         final = cell.differences.get(Score.FINAL)
         compared = (Score.FINAL, Score.BEST, Score.CORRECTED, Score.AREA)
         cells = (
             *(_difference(cell.differences.get(score)) for score in compared),
-            p_text(summary.adjusted.get((cell.model, cell.variant, Score.FINAL))),
-            *(
-                (ABSENT, ABSENT)
-                if final is None
-                else (_share(final.improvement), "by seed" if final.paired else "no")
-            ),
+            p_text(summary.adjusted.get((*pair, Score.FINAL))),
+            _share(final),
+            ABSENT if final is None else "by seed" if final.paired else "no",
         )
-        rows.append(cell_row(cell.model, cell.variant, cells))
+        rows.append(cell_row(*pair, cells))
     headings = ("final mean", "best step", "corrected", "area", "adjusted p", "P(improvement)", "paired")
     notes = (
         f"Points above {base}, with the 95 % interval. paired: by seed, as the design of the runs asks; else Welch's.",
@@ -157,20 +151,12 @@ def _differences(summary: Statistics) -> TextTable:
 
 
 def _over_models(summary: Statistics, models: int) -> TextTable:
-    aggregates = {
-        (aggregate.variant, aggregate.name): aggregate.estimate
-        for aggregate in summary.aggregates
-        if aggregate.score is Score.FINAL
-    }
     overall = {difference.variant: difference for difference in summary.overall}
     rows, base = [], baseline_name(summary.baseline)
-    for variant in dict.fromkeys(variant for variant, _ in aggregates):
-        above = overall.get(variant)
-        cells = (
-            *(estimate_text(aggregates.get((variant, name))) for name in ("mean", "iqm", "median")),
-            _difference(above),
-            ABSENT if above is None else _share(above.improvement),
-        )
+    for variant in dict.fromkeys(variant for variant, *_ in summary.aggregates):
+        above, places = overall.get(variant), product([variant], [Score.FINAL], ("mean", "iqm", "median"))
+        aggregates = map(estimate_text, map(summary.aggregates.get, places))
+        cells = (*aggregates, _difference(above), _share(above))
         rows.append(TextRow(display_name(variant), variant == OURS, cells))
     headings = ("mean", "IQM", "median", f"minus {base}", "P(improvement)")
     notes = (
@@ -181,27 +167,19 @@ def _over_models(summary: Statistics, models: int) -> TextTable:
 
 
 def _order(board: Scoreboard, summary: Statistics) -> TextTable:
-    by_model: dict[str, dict[Score, Ranking]] = {}
-    for ranking in summary.rankings:
-        by_model.setdefault(ranking.model, {})[ranking.score] = ranking
-    rows, alike = [], []
-    for model, of_model in by_model.items():
-        best, final = of_model.get(Score.BEST), of_model.get(Score.FINAL)
-        if best is None or final is None:
-            continue
-        tau = kendall(best, final)
-        if tau is not None:
-            alike.append(f"{model} {tau:.2f}" if len(by_model) > 1 else f"{tau:.2f}")
-        ends = {place.variant: place for place in final.places}
-        for place in best.places:
-            others = [of_model.get(score) for score in (Score.CORRECTED, Score.AREA)]
-            ranks = [None if ranking is None else ranking.rank(place.variant) for ranking in others]
-            cells = (
-                *_place(place),
-                *_place(ends.get(place.variant)),
-                *(number(rank, "d") for rank in ranks),
-            )
-            row, cell = cell_row(model, place.variant, cells), board.cells[model, place.variant]
+    rows, alike, models = [], [], dict.fromkeys(model for model, _ in summary.rankings)
+    for model in models:
+        best, final, corrected, area = (
+            summary.rankings.get((model, score), {})
+            for score in (Score.BEST, Score.FINAL, Score.CORRECTED, Score.AREA)
+        )
+        if (tau := kendall(best, final)) is not None:
+            alike.append(f"{model} {tau:.2f}" if len(models) > 1 else f"{tau:.2f}")
+        for variant, place in best.items():
+            others = (other.get(variant) for other in (corrected, area))
+            ranks = (ABSENT if other is None else str(other.rank) for other in others)
+            row = cell_row(model, variant, (*_place(place), *_place(final.get(variant)), *ranks))
+            cell = board.cells[model, variant]
             fallen = f" ({cell.collapsed} of {cell.finished} collapsed)" * bool(cell.collapsed)
             rows.append(replace(row, label=f"{row.label}{fallen}{'†' * cell.provisional}"))
     headings = ("best step", "margin", "noise", "final mean", "margin", "noise", "corrected", "area")
@@ -233,8 +211,9 @@ def _difference(difference: Difference | None) -> str:
     return estimate_text(None if difference is None else difference.estimate, signed=True)
 
 
-def _share(share: Interval | None) -> str:
+def _share(difference: Difference | None) -> str:
     """A probability of improvement; none for single runs, for which it would take only a few values."""
+    share = None if difference is None else difference.improvement
     return ABSENT if share is None or share.low is None else with_interval(share, number)
 
 
@@ -248,6 +227,8 @@ _REPEATED = (
 )
 _NO_VOTES = "maj@k is not available: it needs the answers to all problems (tracking.answers.problems=all)."
 _MOST_NAMED = 30  # problems of a pair of methods, smallest p first
+_Cells = Mapping[tuple[str, str], CellProblems]  # by (model, variant)
+_Phi = Mapping[tuple[str, str], tuple[float, str]]  # see `_repeated`
 
 
 def _of_problems(
@@ -257,72 +238,70 @@ def _of_problems(
     cells = cell_problems(board)
     if not cells:
         return {}
-    final = [cell.differences[Score.FINAL] for cell in summary.cells if Score.FINAL in cell.differences]
-    pairs = paired_problems(cells, final)
-    phi = {(cell.model, cell.variant): _repeated(cell, answers) for cell in cells}
+    pairs = paired_problems(cells, summary.final)
+    phi = {pair: _repeated(cell, answers) for pair, cell in cells.items()}
     tables = {"problems": _methods(board, cells, summary, answers, phi)}
     if pairs:
         tables["problem_differences"] = _problem_differences(pairs, cells, phi, summary.baseline)
-        separating = _separating(pairs, cells)
-        tables |= {"separating": separating} if separating.rows else {}
+    if (separating := _separating(pairs, cells)).rows:
+        tables["separating"] = separating
     return tables
 
 
-def _range_note(cells: Sequence[CellStatistics]) -> str:
+def _range_note(summary: Statistics) -> str:
     """A sentence on the range in place of the interval of two seeds; empty without such a cell."""
-    few = any(score.n == FEWEST_RUNS - 1 for cell in cells for score in cell.scores.values())
+    scores = [score for cell in summary.cells.values() for score in cell.scores.values()]
+    few = any(score.n == FEWEST_RUNS - 1 for score in scores)
     return " Of two seeds: the range of both, in place of an interval." if few else ""
 
 
 def _methods(
     board: Scoreboard,
-    cells: Sequence[CellProblems],
+    cells: _Cells,
     summary: Statistics,
     answers: Mapping[str, RunAnswers],
-    phi: Mapping[tuple[str, str], tuple[float, str]],
+    phi: _Phi,
 ) -> TextTable:
-    majority = [majority_score(board, cell, answers) for cell in cells]
-    voted = any(estimate is not None for estimate in majority)
-    over_seeds = {(cell.model, cell.variant): cell for cell in summary.cells}
-    rows, edges = [], False
-    for cell, votes in zip(cells, majority, strict=True):
-        pair = (cell.model, cell.variant)
-        sampling = over_seeds[pair].sampling
+    majority = {pair: majority_score(board, cell, answers) for pair, cell in cells.items()}
+    voted = any(majority.values())
+    rows, edges = [], []
+    for pair, cell in cells.items():
+        sampling = summary.cells[pair].sampling
         error_of_run = sampling if sampling is not None and sampling.known else None
         edge = cell.edge if cell.evaluations else None
-        edges |= edge is not None or (error_of_run is not None and error_of_run.edge is not None)
+        edges += [edge, error_of_run and error_of_run.edge]
+        variance = mean_variance(cell.evaluations, phi[pair][0])
         texts = (
-            score_text(over_seeds[pair].scores[Score.FINAL]),
+            score_text(summary.cells[pair].scores[Score.FINAL]),
             _half(cell.over_problems),
-            edge_text(edge) if edge else _other_answers(cell, mean_variance(cell.evaluations, phi[pair][0])),
+            edge_text(edge) if edge else _other_answers(cell, variance),
             _evaluation(error_of_run),
             number(cell.between),
             *(estimate_text(cell.pass_at(k)) for k in _shown_k(cell.samples)),
-            *([estimate_text(votes)] if voted else []),
+            *([estimate_text(majority[pair])] if voted else []),
             *(points(share.value) for share in cell.profile),
         )
         rows.append(cell_row(*pair, texts))
+    samples = next(iter(cells.values())).samples
     headings = (
         *("final mean, seeds", "other problems", "other answers", "one evaluation", "rho"),
-        *(f"pass@{k}" for k in _shown_k(cells[0].samples)),
-        *([f"maj@{cells[0].samples}"] if voted else []),
+        *(f"pass@{k}" for k in _shown_k(samples)),
+        *([f"maj@{samples}"] if voted else []),
         *(f"{100 * threshold:.0f} % right" for threshold in THRESHOLDS),
     )
     repeated = "; ".join(
-        f"{cell.model}: {display_name(cell.variant)} {text}"
-        for cell in cells
-        if (text := phi[cell.model, cell.variant][1])
+        f"{model}: {display_name(variant)} {text}" for (model, variant), (_, text) in phi.items() if text
     )
     notes = (
         "Percent. final mean with the 95 % interval over seeds, for these problems; other problems: half the interval "
         "over other problems, clustered by problem (Miller 2024), for these runs; "
-        f"other answers: the same over other answers of these runs to these problems.{_range_note(summary.cells)}",
+        f"other answers: the same over other answers of these runs to these problems.{_range_note(summary)}",
         "one evaluation: standard error over other answers to these problems, of one run at its selected step. rho: "
         "share of an answer's variance that lies between problems, at the last validation.",
         "pass@k at the last validation, unbiased, with the interval over other problems. "
         f"{_VOTED if voted else _NO_VOTES} The last columns: share of problems with at least that share of their "
         "answers right at the last validation.",
-        *([f"other answers, one evaluation: {EDGE}"] if edges else []),
+        *([f"other answers, one evaluation: {EDGE}"] if any(edges) else []),
         *([_REPEATED.format(repeated)] if repeated else []),
     )
     return TextTable("By problem", "method", headings, rows, notes)
@@ -353,18 +332,14 @@ def _shown_k(samples: int) -> tuple[int, ...]:
 
 
 def _problem_differences(
-    pairs: Sequence[PairedProblems],
-    cells: Sequence[CellProblems],
-    phi: Mapping[tuple[str, str], tuple[float, str]],
-    baseline: Baseline,
+    pairs: Sequence[PairedProblems], cells: _Cells, phi: _Phi, baseline: Baseline
 ) -> TextTable:
-    by_name, rows, base = {(cell.model, cell.variant): cell for cell in cells}, [], baseline_name(baseline)
+    rows, base = [], baseline_name(baseline)
     for pair in pairs:
         names = (pair.model, pair.variant), (pair.model, pair.against)
-        mine, other = (by_name[name] for name in names)
-        variance = difference_variance(
-            mine.evaluations, other.evaluations, min(phi[name][0] for name in names)
-        )
+        mine, other = (cells[name] for name in names)
+        correlation = min(phi[name][0] for name in names)
+        variance = difference_variance(mine.evaluations, other.evaluations, correlation)
         separating = [problem for problem in pair.separated if problem.separates]
         ours = sum(problem.ours > problem.theirs for problem in separating)
         texts = (
@@ -394,14 +369,14 @@ def _problem_differences(
     return TextTable("Differences by problem", f"minus {base}", headings, rows, notes)
 
 
-def _separating(pairs: Sequence[PairedProblems], cells: Sequence[CellProblems]) -> TextTable:
-    names = {cell.model: cell.problems for cell in cells}
+def _separating(pairs: Sequence[PairedProblems], cells: _Cells) -> TextTable:
     rows, left_out = [], 0
     for pair in pairs:
+        names = cells[pair.model, pair.variant].problems
         problems = sorted(
             (problem for problem in pair.separated if problem.separates), key=lambda problem: problem.p
         )
-        left_out += max(0, len(problems) - _MOST_NAMED)
+        left_out += len(problems[_MOST_NAMED:])
         for problem in problems[:_MOST_NAMED]:
             texts = (
                 f"{display_name(pair.variant)} against {display_name(pair.against)}",
@@ -410,7 +385,7 @@ def _separating(pairs: Sequence[PairedProblems], cells: Sequence[CellProblems]) 
                 p_text(problem.adjusted),
                 "yes" if problem.every_run else "no",
             )
-            rows.append(TextRow(names[pair.model][problem.problem], False, texts, (pair.model, pair.variant)))
+            rows.append(TextRow(names[problem.problem], False, texts, (pair.model, pair.variant)))
     headings = ("methods", "right, %", "against, %", "adjusted p", "in every run")
     notes = (
         "Problems that separate two methods at the last validation, those with the smallest p first"

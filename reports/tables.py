@@ -23,7 +23,7 @@ from cppo_lab.analysis.scoring import (
     Stat,
     describe_gaps,
 )
-from cppo_lab.analysis.statistics.summary import SamplingError, Statistics
+from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.names import (
     ABSENT,
@@ -60,9 +60,9 @@ class Entry:
     """One cell, in percent: a `value` at printed precision (two decimals), or a `word` that says why there is none.
 
     `std`: sample standard deviation over several runs. `evaluation`: standard error of a run's evaluation over other
-    answers to the same problems, if each problem's outcome is known; `std` contains it. `edge`: in its place, Wilson's
-    limit of a score of 0 or 100 %. `provisional`: a run behind it is missing or unfinished. `test`: ABOVE or BELOW the
-    baseline if the difference is significant. `pair`: the (model, variant) whose runs it is about.
+    answers to the same problems, if each problem's outcome is known, which `std` contains; or Wilson's limit of a score
+    of 0 or 100 %. `provisional`: a run behind it is missing or unfinished. `test`: ABOVE or BELOW the baseline if the
+    difference is significant. `pair`: the (model, variant) whose runs it is about.
     """
 
     value: Decimal | None = None
@@ -70,8 +70,7 @@ class Entry:
     word: str = ""
     provisional: bool = False
     mark: str = ""
-    evaluation: Decimal | None = None
-    edge: str = ""
+    evaluation: str = ""
     test: str = ""
     pair: tuple[str, str] | None = None
 
@@ -79,12 +78,10 @@ class Entry:
         """`31.88`, `31.88 ± 0.42`, `31.88 ± 0.42 [0.31]`, `0.00 [to 0.79]`, `collapse`; then an arrow, and a dagger if
         it is provisional.
         """
-        text = self._mean
-        if self.std is not None:
-            text += f" ± {self.std}"
-        if self.edge or self.evaluation is not None:
-            text += f" [{self.edge or self.evaluation}]"
-        return text + (f" {self.test}" if self.test else "") + "†" * self.provisional
+        std = "" if self.std is None else f"± {self.std}"
+        evaluation = self.evaluation and f"[{self.evaluation}]"
+        parts = (self._mean, std, evaluation, self.test)
+        return " ".join(filter(None, parts)) + "†" * self.provisional
 
     @property
     def _mean(self) -> str:
@@ -107,10 +104,22 @@ class TextRow:
     cells: tuple[Any, ...]
     pair: tuple[str, str] | None = None
 
+    @property
+    def plain(self) -> list[str]:
+        """Its cells as texts, without marks and deviations."""
+        return [cell.plain if isinstance(cell, Entry) else cell for cell in self.cells]
+
+    @property
+    def variant(self) -> str:
+        """The variant that it is about, by its own name; the label without one."""
+        return self.pair[1] if self.pair else self.label
+
 
 @dataclass(frozen=True)
 class TextTable:
-    """`lead` is the heading of the label column; `core` is empty if the table has no numbers of runs."""
+    """`lead` is the heading of the label column; `core` is empty if the table has no numbers of runs. `stop`: T_stop of
+    its runs, None if they have none, or different ones.
+    """
 
     title: str
     lead: str
@@ -118,6 +127,7 @@ class TextTable:
     rows: Sequence[TextRow]
     notes: Sequence[str] = ()
     core: str = ""
+    stop: int | None = None
 
     @property
     def blocks(self) -> "tuple[TextTable, ...]":
@@ -133,14 +143,12 @@ class TextTable:
 @dataclass(frozen=True)
 class FullTable:
     """One table for each model. Models on different tasks have different benchmarks, `avg` is their mean, and `step`
-    the selected steps. `stops`: T_stop of each, None if the runs have none, or different ones. `several_runs`: whether
-    any row is a mean over runs, which makes the columns wide.
+    the selected steps. `several_runs`: whether any row is a mean over runs, which makes the columns wide.
     """
 
     title: str
     core: str
     tables: tuple[TextTable, ...]
-    stops: tuple[int | None, ...]
     several_runs: bool
     notes: tuple[str, ...]
 
@@ -163,67 +171,60 @@ def main_table(board: Scoreboard, title: str, statistics: Statistics | None = No
     """Table 1: best and second best per model at printed precision; ties share the mark. `statistics`: those with the
     errors of evaluations and the significant differences from the baseline; without them no cell has either.
     """
-    arrows = {} if statistics is None else _arrows(statistics)
-    errors = {(cell.model, cell.variant): cell.sampling for cell in statistics.cells} if statistics else {}
-    columns = []
-    variants = in_order(board.variants)
+    compared, adjusted = (statistics.cells, statistics.adjusted) if statistics else ({}, {})
+    variants, columns, errors = in_order(board.variants), [], []
     for model in board.models:
         entries = []
         for pair in product([model], variants):
-            cell = board.cells.get(pair)
-            entry = _with_evaluation(cell, errors.get(pair)) if cell else Entry(word=NOT_DECLARED)
-            test = "" if entry.value is None else arrows.get(pair, "")
-            entries.append(replace(entry, test=test, pair=pair))
+            score = board.cells.get(pair)
+            entry = replace(_entry(score, score.score) if score else Entry(word=NOT_DECLARED), pair=pair)
+            if entry.value is not None and (cell := compared.get(pair)):
+                if (error := cell.sampling) is not None and error.known:
+                    errors.append(error)
+                    answers = str(round_half_up(percent(error.answers)))
+                    entry = replace(entry, evaluation=edge_text(error.edge) if error.edge else answers)
+                if adjusted.get((*pair, Score.BEST), 1) < TWO_SIDED_LEVEL:
+                    lead = cell.differences[Score.BEST].estimate.value
+                    entry = replace(entry, test=ABOVE if lead > 0 else BELOW)
+            entries.append(entry)
         columns.append(mark(entries))
-    rows = tuple(cell_row("", name, entries) for name, *entries in zip(variants, *columns, strict=True))
-    shown = [entry for column in columns for entry in column]
-    edge = f" There {EDGE}" if any(entry.edge for entry in shown) else ""
-    known_errors = edge or any(entry.evaluation is not None for entry in shown)
-    notes = (*_table_notes(board), _EVALUATION + edge) if known_errors else _table_notes(board)
-    if statistics is not None and statistics.adjusted:
-        test = (
+    rows = [cell_row("", name, entries) for name, *entries in zip(variants, *columns, strict=True)]
+    notes = _table_notes(board)
+    if errors:
+        notes += (_EVALUATION + (f" There {EDGE}" if any(error.edge for error in errors) else ""),)
+    if statistics is not None and adjusted:
+        notes += (
             f"{ABOVE} above, {BELOW} below {baseline_name(statistics.baseline)}: these scores of the best step, which "
             f"favours a noisy run, differ significantly (two-sided p < {TWO_SIDED_LEVEL:g} with Holm's adjustment over "
-            "all methods and models of the table). Without an arrow, it is not significant."
+            "all methods and models of the table). Without an arrow, it is not significant.",
         )
-        notes = (*notes, test)
     return TextTable(title, "Method", board.models, rows, notes, board.core)
-
-
-def _arrows(statistics: Statistics) -> dict[tuple[str, str], str]:
-    """(model, variant) -> the direction in which its score differs significantly from the baseline's."""
-    arrows = {}
-    for cell in statistics.cells:
-        p = statistics.adjusted.get((cell.model, cell.variant, Score.BEST))
-        if p is not None and p < TWO_SIDED_LEVEL:
-            lead = cell.differences[Score.BEST].estimate.value
-            arrows[cell.model, cell.variant] = ABOVE if lead > 0 else BELOW
-    return arrows
 
 
 def full_table(board: Scoreboard, title: str) -> FullTable:
     """Table 4: the components at the selected step, in a block per model; marks are per block and column."""
-    tables, stops, several = [], [], False
+    tables, several = [], False
     for model in board.models:
-        cells = [
-            board.cells[model, name] for name in in_order(board.variants) if (model, name) in board.cells
-        ]
-        benchmarks = board.benchmarks_of(model)
-        parts = [
+        variants = [name for name in in_order(board.variants) if (model, name) in board.cells]
+        cells, benchmarks = [board.cells[model, name] for name in variants], board.benchmarks_of(model)
+        columns = [
             mark(_entry(cell, cell.components.get(name), "not logged") for cell in cells)
             for name in benchmarks
         ]
-        parts.append(mark(_entry(cell, cell.score) for cell in cells))
+        columns.append(mark(_entry(cell, cell.score) for cell in cells))
         rows = []
-        for cell, *entries in zip(cells, *parts, strict=True):
-            steps = _steps(board, cell)
-            several = several or len(steps) > 1
-            texts = (*entries, steps_text(steps))
-            rows.append(cell_row(model, cell.variant, texts))
-        ends = {cell.t_stop for cell in cells if cell.t_stop is not None}
-        stops.append(ends.pop() if len(ends) == 1 else None)
-        tables.append(TextTable(model, "Method", (*benchmarks, "avg", "step"), rows, core=board.core))
-    return FullTable(title, board.core, tuple(tables), tuple(stops), several, _table_notes(board))
+        for cell, *entries in zip(cells, *columns, strict=True):
+            steps = cell.steps
+            if cell.state is SelectionState.COLLAPSE:  # where the curves end that did
+                fallen = [run for run in board.runs_of(model, cell.variant) if run.state is cell.state]
+                steps = tuple(run.choice.last_step for run in fallen if run.choice.last_step is not None)
+            several |= len(steps) > 1
+            rows.append(cell_row(model, cell.variant, (*entries, steps_text(steps))))
+        stop, *others = {cell.t_stop for cell in cells if cell.t_stop is not None} or [None]
+        headings = (*benchmarks, "avg", "step")
+        table = TextTable(model, "Method", headings, rows, (), board.core, None if others else stop)
+        tables.append(table)
+    return FullTable(title, board.core, tuple(tables), several, _table_notes(board))
 
 
 def steps_text(steps: Sequence[int]) -> str:
@@ -233,25 +234,6 @@ def steps_text(steps: Sequence[int]) -> str:
     if len(steps) > _FEW_RUNS:
         return f"{min(steps)} to {max(steps)}"
     return ", ".join(map(str, steps)) or ABSENT
-
-
-def _steps(board: Scoreboard, cell: CellScore) -> tuple[int, ...]:
-    """The selected step of each run; of a cell that is a collapse, the last steps of the curves that did."""
-    if cell.state is not SelectionState.COLLAPSE:
-        return cell.steps
-    ends = [
-        run.choice.last_step for run in board.runs_of(cell.model, cell.variant) if run.state is cell.state
-    ]
-    return tuple(step for step in ends if step is not None)
-
-
-def _with_evaluation(cell: CellScore, error: SamplingError | None) -> Entry:
-    entry = _entry(cell, cell.score)
-    if entry.value is None or error is None or not error.known:
-        return entry
-    if error.edge is not None:
-        return replace(entry, edge=edge_text(error.edge))
-    return replace(entry, evaluation=round_half_up(percent(error.answers)))
 
 
 def _entry(cell: CellScore, stat: Stat | None, absent: str = "no score") -> Entry:
@@ -360,18 +342,16 @@ _LATEX_MARKS = {BEST: (r"\textbf{", "}"), SECOND: (r"\underline{", "}"), "": (""
 
 def _texts(row: TextRow, escape: Callable[[str], str], marks: Mapping[str, tuple[str, str]]) -> list[str]:
     """The row's texts, escaped and marked."""
-    cells = [
-        escape(str(cell)).join(marks[cell.mark if isinstance(cell, Entry) else ""]) for cell in row.cells
-    ]
+    cells = (escape(str(cell)).join(marks[getattr(cell, "mark", "")]) for cell in row.cells)
     return [escape(row.label), *cells]
 
 
 def markdown(table: Table) -> str:
     """The table as a Markdown document, a table per model if the models have different columns."""
     lines = [f"# {escape_markdown(table.title)}", ""]
-    for number, block in enumerate(table.blocks):
+    for block in table.blocks:
         if isinstance(table, FullTable):
-            stop = "not given" if table.stops[number] is None else table.stops[number]
+            stop = "not given" if block.stop is None else block.stop
             lines += [f"## {escape_markdown(block.title)} (T_stop = {stop})", ""]
         rows = [_texts(row, escape_markdown, _MARKDOWN_MARKS) for row in block.rows]
         for row, texts in zip(block.rows, rows, strict=True):
@@ -400,15 +380,14 @@ def latex(table: Table) -> str:
     caption = escape_latex(re.sub(r" \(Table \d+\)$", "", table.title))  # LaTeX numbers it
     width = 1 + max(len(block.headings) for block in table.blocks)
     body, before = [r"\toprule"], None
-    for number, block in enumerate(table.blocks):
+    for block in table.blocks:
         if block.headings != before:
             body += [r"\midrule"] * (before is not None)
             body.append(_latex_row(False, map(escape_latex, (block.lead, *block.headings))))
         before = block.headings
         body.append(r"\midrule")
         if isinstance(table, FullTable):
-            end = table.stops[number]
-            stop = "" if end is None else f" ($T_{{\\mathrm{{stop}}}} = {end}$)"
+            stop = "" if block.stop is None else f" ($T_{{\\mathrm{{stop}}}} = {block.stop}$)"
             body.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape_latex(block.title)}}}{stop}}} \\")
         body += [_latex_row(row.shaded, _texts(row, escape_latex, _LATEX_MARKS)) for row in block.rows]
     body.append(r"\bottomrule")
@@ -460,40 +439,26 @@ def table_csv(table: Table) -> str:
     name the core in every row. Table 4 is `model, t_stop, method`, the benchmarks (empty if a model does not have one)
     and `avg`.
     """
-    head: list[str] = [] if table.core in ("", schema.PAPER) else ["core"]
-    core = [table.core] if head else []
-    if isinstance(table, TextTable):
-        if not table.of_scores:
-            texts = ([row.label, *map(str, row.cells), *core] for row in table.rows)
-            return csv_text([table.lead, *table.headings, *head], texts)
-        scores = ([_variant(row), *map(_plain, row.cells), *core] for row in table.rows)
-        return csv_text(["method", *table.headings, *head], scores)
-    names = dict.fromkeys(
-        name for block in table.tables for name in block.headings if name not in ("avg", "step")
-    )
-    columns, lines = [*names, "avg"], []
-    for block, stop in zip(table.tables, table.stops, strict=True):
-        for row in block.rows:
-            entries = dict(zip(block.headings, map(_plain, row.cells), strict=True))
-            lead = [block.title, "" if stop is None else stop, _variant(row)]
-            lines.append([*lead, *(entries.get(name, "") for name in columns), *core])
-    return csv_text(["model", "t_stop", "method", *columns, *head], lines)
-
-
-def _variant(row: TextRow) -> str:
-    return row.label if row.pair is None else row.pair[1]
-
-
-def _plain(cell: str | Entry) -> str:
-    return cell.plain if isinstance(cell, Entry) else cell
+    if isinstance(table, FullTable):
+        names = dict.fromkeys(name for block in table.tables for name in block.headings)
+        columns = [*(name for name in names if name not in ("avg", "step")), "avg"]
+        head, rows = ["model", "t_stop", "method", *columns], list[list[object]]()
+        for block in table.tables:
+            for row in block.rows:
+                cells = dict(zip(block.headings, row.plain, strict=True))
+                rows.append([block.title, block.stop, row.variant, *(cells.get(name) for name in columns)])
+    elif table.of_scores:
+        head, rows = ["method", *table.headings], [[row.variant, *row.plain] for row in table.rows]
+    else:
+        head, rows = [table.lead, *table.headings], [[row.label, *row.plain] for row in table.rows]
+    if table.core not in ("", schema.PAPER):
+        head, rows = [*head, "core"], [[*row, table.core] for row in rows]
+    return csv_text(head, rows)
 
 
 def table_files(tables: Mapping[str, Table | None]) -> dict[str, str]:
     """Every table in Markdown, LaTeX and CSV, by file name; a table that is None has no files."""
     kinds = (("md", markdown), ("tex", latex), ("csv", table_csv))
     return {
-        f"{name}.{kind}": write(table)
-        for name, table in tables.items()
-        if table is not None
-        for kind, write in kinds
+        f"{name}.{kind}": write(table) for name, table in tables.items() if table for kind, write in kinds
     }

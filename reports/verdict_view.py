@@ -119,15 +119,49 @@ def verdict_view(
         verdict_line(verdict, boards[verdict.claim.sweep], standings.get(verdict.claim), alone=alone)
         for verdict in judged
     )
-    by_score, paired, rule, power = _method(judged)
-    tested = any(comparison.p_for is not None for verdict in judged for comparison in verdict.comparisons)
+    caution = ""
+    if core == schema.PAPER:
+        caution = "The runs are the paper's own, read off its curves: "
+        caution += "the claims are compared with the paper's own data."
+    elif core_if_installed(core).miniature:
+        what = "Verdicts" if judged else "Results"
+        caution = f"{what} of core={core} are no evidence for or against the paper."
+    # How these verdicts were reached: by which score, in pairs or not, and when a claim holds.
+    scores = {verdict.score for verdict in judged if verdict.claim.compares_scores} or {Score.FINAL}
+    by_score = "Each claim is judged by the score it names."
+    if len(scores) == 1:
+        by_score = _SCORE_WORDS[scores.pop()]
+    sizes = {
+        _size(verdict.claim, verdict.claim.smallest) for verdict in judged if verdict.claim.margin is None
+    }
+    smallest = "the size that its claim names" if len(sizes) > 1 else next(iter(sizes), "1 point")
+    margin = f"{100 * MARGIN:g} points, our margin, since the paper gives none"
+    if any(verdict.claim.margin not in (None, MARGIN) for verdict in judged):
+        margin = "the margin that the claim names"
+    comparisons = [comparison for verdict in judged for comparison in verdict.comparisons]
+    paired = any(
+        pair is not None and pair.paired and pair.estimate.unknown != ONE_RUN
+        for pair in (comparison.difference for comparison in comparisons)
+    )
+    rule = (
+        f"A method is better where the 95 % interval of the difference lies above 0; an advantage below {smallest} "
+        f"counts as none. Two methods are equivalent if it lies within {margin}. p is one-sided; a claim is supported "
+        "if each is at most 0.025 without adjustment, and tables show it after Holm's."
+    )
+    if any(verdict.claim.sequential for verdict in judged):
+        rule += (
+            f" Sequential claims are judged after each seed from number {schema.FIRST_LOOK} on; their intervals and p "
+            "hold for all these looks together, and others do not allow for them."
+        )
+    in_pairs = " Runs of one seed are compared in pairs." * paired
+    tested = any(comparison.p_for is not None for comparison in comparisons)
     absent = [claim for claim in CLAIMS if whole and claim.sweep not in boards]
     return VerdictView(
         summary=tally(lines) or "The paper makes no claim about the variants of this sweep.",
-        caution=_caution(core, bool(judged)),
+        caution=caution,
         core=core,
         lines=lines,
-        method=f"{by_score}{paired} {rule} {power}",
+        method=f"{by_score}{in_pairs} {rule} {_POWER_WORDS}",
         rule=f"{by_score} {rule}" if tested else "",
         cannot=CANNOT if alone else (),
         not_judged=tuple(f"{claim.text} (sweep {claim.sweep})" for claim in absent),
@@ -146,53 +180,11 @@ _SCORE_WORDS: Mapping[Measure, str] = {
     Score.BEST: "Judged by the best step, whose score is too high by selection.",
     Score.CORRECTED: "Judged by the best step, corrected for its selection.",
 }
-
-
-def _method(claims: Sequence[Verdict]) -> tuple[str, str, str, str]:
-    """How these verdicts were reached: by which score, in pairs or not, when a claim holds, and what the power is."""
-    scores = {verdict.score for verdict in claims if verdict.claim.compares_scores} or {Score.FINAL}
-    judged = (
-        _SCORE_WORDS[next(iter(scores))]
-        if len(scores) == 1
-        else "Each claim is judged by the score it names."
-    )
-    sizes = {
-        _size(verdict.claim, verdict.claim.smallest) for verdict in claims if verdict.claim.margin is None
-    }
-    smallest = "the size that its claim names" if len(sizes) > 1 else next(iter(sizes), "1 point")
-    margin = f"{100 * MARGIN:g} points, our margin, since the paper gives none"
-    if any(verdict.claim.margin not in (None, MARGIN) for verdict in claims):
-        margin = "the margin that the claim names"
-    differences = (comparison.difference for verdict in claims for comparison in verdict.comparisons)
-    paired = any(
-        pair is not None and pair.paired and pair.estimate.unknown != ONE_RUN for pair in differences
-    )
-    rule = (
-        f"A method is better where the 95 % interval of the difference lies above 0; an advantage below {smallest} "
-        f"counts as none. Two methods are equivalent if it lies within {margin}. p is one-sided; a claim is supported "
-        "if each is at most 0.025 without adjustment, and tables show it after Holm's."
-    )
-    if any(verdict.claim.sequential for verdict in claims):
-        rule += (
-            f" Sequential claims are judged after each seed from number {schema.FIRST_LOOK} on; their intervals and p "
-            "hold for all these looks together, and others do not allow for them."
-        )
-    power = (
-        "The power is a lower bound of the probability that the claim comes out supported with these runs and their "
-        "spread, if the true difference is the one named; next to it is the number of runs of each method and model "
-        "for a power of 0.8."
-    )
-    return judged, " Runs of one seed are compared in pairs." * paired, rule, power
-
-
-def _caution(core: str, judged: bool) -> str:
-    if core == schema.PAPER:
-        return "The runs are the paper's own, read off its curves: the claims are compared with the paper's own data."
-    if core_if_installed(core).miniature:
-        return (
-            f"{'Verdicts' if judged else 'Results'} of core={core} are no evidence for or against the paper."
-        )
-    return ""
+_POWER_WORDS = (
+    "The power is a lower bound of the probability that the claim comes out supported with these runs and their "
+    "spread, if the true difference is the one named; next to it is the number of runs of each method and model "
+    "for a power of 0.8."
+)
 
 
 def tally(lines: Sequence[VerdictLine], about: str = "") -> str:
@@ -213,8 +205,12 @@ def verdict_line(
     verdict: Verdict, board: Scoreboard, standing: Standing | None, beside: str = "", alone: bool = False
 ) -> VerdictLine:
     """`alone`: the page says once, for all claims, that single runs decide nothing."""
-    claim, words = verdict.claim, power_words(verdict.power)
-    one_run = _single_runs(verdict) and not claim.of_errors
+    claim, deciding, words = verdict.claim, verdict.deciding, power_words(verdict.power)
+    sentence = reason(verdict)
+    if deciding is not None and _single_runs(verdict) and not claim.of_errors:
+        least = "The" if alone else "With one run on each side nothing is decided; the"
+        pair = _pair(deciding, claim.kind is Kind.TREND)
+        sentence = f"{least} least clear is {pair}.{_missing(verdict)}{_exploratory(verdict)}"
     # It confirms nothing if the claim before it is not supported although this claim is decided, or by its standing; a
     # claim of the paper has none.
     before = verdict.unsupported_before is not None and verdict.outcome is not VerdictOutcome.UNDECIDED
@@ -222,8 +218,8 @@ def verdict_line(
         verdict=verdict,
         registered="" if standing is None else standing.words,
         exploratory=before or (standing is not None and not standing.confirmatory),
-        estimate=_estimate(claim, verdict.deciding),
-        sentence=(_one_run(verdict, alone) if one_run else reason(verdict)) + beside,
+        estimate=_estimate(claim, deciding),
+        sentence=sentence + beside,
         comparisons=_comparisons(verdict),
         power=f"{power_question(claim)}: {words}" if words else ABSENT,
         beside=beside,
@@ -258,13 +254,6 @@ def _single_runs(verdict: Verdict) -> bool:
         and difference.estimate.unknown == ONE_RUN
         for difference in differences
     )
-
-
-def _one_run(verdict: Verdict, alone: bool) -> str:
-    assert verdict.deciding is not None, "there is a comparison"
-    least = "The" if alone else "With one run on each side nothing is decided; the"
-    pair = _pair(verdict.deciding, verdict.claim.kind is Kind.TREND)
-    return f"{least} least clear is {pair}.{_missing(verdict)}{_exploratory(verdict)}"
 
 
 def _estimate(claim: Claim, deciding: Comparison | None) -> str:
@@ -354,38 +343,34 @@ def _comparisons(verdict: Verdict) -> TextTable:
     claim, rows = verdict.claim, []
     over = "over models" if claim.kind is Kind.TREND else "mean over models"
     for comparison in verdict.comparisons:
-        word = word_of_comparison(claim, comparison).value
+        difference, word = comparison.difference, word_of_comparison(claim, comparison).value
+        against, (value, interval) = display_name(comparison.against), _written(claim, comparison.estimate)
         if claim.of_errors:
-            cells = (*_error_cells(claim, comparison), word)
+            cells = (
+                against,
+                comparison.model or "mean over processes",
+                str(comparison.runs) if difference else ABSENT,
+                value + (" per tenfold T" if claim.score is Quantity.ERROR_SLOPE else ""),
+                interval,
+                "{} ({})".format(*_written(claim, comparison.at_equal_return)),
+                p_text(comparison.p_for),
+                p_text(comparison.p_against),
+                word,
+            )
             rows.append(TextRow(display_name(comparison.variant), False, cells))
             continue
-        difference, runs, share = comparison.difference, ABSENT, ABSENT
+        runs = share = ABSENT
         if difference is not None:
             counts = [difference.ours, difference.theirs][: 2 if difference.against else 1]
             runs = " and ".join(map(str, counts))
             # Not of single runs, where it would be 0 or 1 on a model, nor of shares and slopes.
             if difference.improvement is not None and difference.improvement.low is not None:
                 share = f"{difference.improvement.value:.2f}"
-        against, model = display_name(comparison.against) or "0", comparison.model or over
-        number = _written(claim, comparison.estimate)
-        texts = (against, model, runs, *number, p_text(comparison.p_adjusted), share, word)
+        about, p = (against or "0", comparison.model or over, runs), p_text(comparison.p_adjusted)
+        texts = (*about, value, interval, p, share, word)
         rows.append(cell_row(comparison.model, comparison.variant, texts))
     lead, headings = ("rule", _OF_ERRORS) if claim.of_errors else ("method", _HEADINGS)
     return TextTable(f"Comparisons of: {claim.text}", lead, headings, rows)
-
-
-def _error_cells(claim: Claim, comparison: Comparison) -> tuple[str, ...]:
-    ratio, interval = _written(claim, comparison.estimate)
-    return (
-        display_name(comparison.against),
-        comparison.model or "mean over processes",
-        str(comparison.runs) if comparison.difference else ABSENT,
-        ratio + (" per tenfold T" if claim.score is Quantity.ERROR_SLOPE else ""),
-        interval,
-        "{} ({})".format(*_written(claim, comparison.at_equal_return)),
-        p_text(comparison.p_for),
-        p_text(comparison.p_against),
-    )
 
 
 def verdict_table(view: VerdictView) -> TextTable | None:
@@ -436,11 +421,8 @@ def short_answers(hypotheses: Sequence[VerdictLine], statistics: Statistics) -> 
     """
     if not hypotheses:
         # The final means minus that of the baseline: over the models if there are several, else on the only model.
-        against = statistics.overall
-        if len({cell.model for cell in statistics.cells}) < 2:
-            cells = (cell.differences.get(Score.FINAL) for cell in statistics.cells)
-            against = tuple(difference for difference in cells if difference is not None)
-        tested = with_holm(against)
+        several = len({model for model, _ in statistics.cells}) > 1
+        tested = with_holm(statistics.overall if several else statistics.final)
         return [
             _answer(difference, SMALLEST, True, p is not None and p < TWO_SIDED_LEVEL)
             for difference, p in tested

@@ -38,18 +38,19 @@ from cppo_lab.reports.verdict_view import VerdictLine
 Finding = tuple[str, Sequence[str]]  # the model that it is about, or all of them, and sentences
 
 
+_Ranked = list[tuple[str, Stat]]  # variants of a model with their scores, best first
+
+
 def headlines(board: Scoreboard) -> list[Finding]:
     """The findings over all models, then for each model: the best variant and collapses."""
-    ranked = {model: _ranked(board, model) for model in board.models}
-    overall = _overall(ranked)
-    if board.gaps:
-        overall.append(
-            f"{len(board.gaps)} of {counted(len(board.runs), 'run')} {has(len(board.gaps))} no result yet: everything "
-            "marked † will change."
-        )
-    findings = [("All models", overall)]
-    for model, cells in ranked.items():
-        findings.append((model, [*_best(cells), *_gain(board, model, cells), *_collapses(board, model)]))
+    ranked: dict[str, _Ranked] = {model: [] for model in board.models}
+    for (model, variant), cell in board.cells.items():
+        if cell.ranked is not None:
+            ranked[model].append((variant, cell.ranked))
+    for cells in ranked.values():
+        cells.sort(key=lambda entry: (-entry[1].mean, entry[0]))
+    findings = [("All models", [*_overall(board, ranked)])]
+    findings += [(model, [*_of_model(board, model, cells)]) for model, cells in ranked.items()]
     return [(about, sentences) for about, sentences in findings if sentences]
 
 
@@ -58,86 +59,74 @@ def findings_section(entries: Sequence[Finding]) -> Section:
     return Section("findings", "Findings", {"entries": entries}, "in words, model by model")
 
 
-def _ranked(board: Scoreboard, model: str) -> list[tuple[str, Stat]]:
-    """(variant, score) of the cells of a model that compete, best first."""
-    competing = [
-        (variant, score)
-        for (name, variant), cell in board.cells.items()
-        if name == model and (score := cell.ranked) is not None
-    ]
-    return sorted(competing, key=lambda entry: (-entry[1].mean, entry[0]))
-
-
-def _overall(ranked: dict[str, list[tuple[str, Stat]]]) -> list[str]:
+def _overall(board: Scoreboard, ranked: dict[str, _Ranked]) -> Iterator[str]:
     contested = [cells for cells in ranked.values() if len(cells) > 1]
-    if len(contested) < 2:
-        return []
-    wins = Counter(name for cells in contested for name in _leaders(cells))
-    most = max(wins.values())
-    winners = [name for name in sorted(wins) if wins[name] == most]
-    on = f"the highest score on {most} of {len(contested)} models"
-    if len(winners) > 1:
-        return [f"{joined(map(display_name, winners))} each have {on}."]
-    margins = [
-        (cells[0][1].mean - cells[1][1].mean) * (len(leaders) == 1)
-        for cells in contested
-        if winners[0] in (leaders := _leaders(cells))
-    ]
-    between = " to ".join(dict.fromkeys((points(min(margins)), points(max(margins)))))
-    return [f"{display_name(winners[0])} has {on}, {between} points above the runner-up."]
+    if len(contested) > 1:
+        wins = Counter(name for cells in contested for name in _leaders(cells))
+        most = max(wins.values())
+        winners = [name for name in sorted(wins) if wins[name] == most]
+        on = f"the highest score on {most} of {len(contested)} models"
+        margins = [
+            (cells[0][1].mean - cells[1][1].mean) * (len(leaders) == 1)
+            for cells in contested
+            if winners[0] in (leaders := _leaders(cells))
+        ]
+        between = " to ".join(dict.fromkeys(points(end(margins)) for end in (min, max)))
+        if len(winners) > 1:
+            yield f"{joined(map(display_name, winners))} each have {on}."
+        else:
+            yield f"{display_name(winners[0])} has {on}, {between} points above the runner-up."
+    if board.gaps:
+        yield (
+            f"{len(board.gaps)} of {counted(len(board.runs), 'run')} {has(len(board.gaps))} no result yet: everything "
+            "marked † will change."
+        )
 
 
-def _leaders(cells: list[tuple[str, Stat]]) -> list[str]:
+def _leaders(cells: _Ranked) -> list[str]:
     """The variants that share the highest score as it is printed."""
     return [name for name, stat in cells if points(stat.mean) == points(cells[0][1].mean)]
 
 
-def _best(cells: list[tuple[str, Stat]]) -> list[str]:
-    if len(cells) < 2:
-        return []
-    if len(leaders := _leaders(cells)) > 1:
-        return [f"{joined(map(display_name, leaders))} share the highest score, {points(cells[0][1].mean)}."]
-    (best, score), (second, runner_up) = cells[:2]
-    sentence = (
-        f"{display_name(best)} scores {points(score.mean)}, {points(score.mean - runner_up.mean)} points "
-        f"above {display_name(second)} ({points(runner_up.mean)})"
-    )
-    if score.std is not None and runner_up.std is not None:
-        sentence += (
-            f"; over {score.n} and {runner_up.n} seeds their standard deviations are "
-            f"{points(score.std)} and {points(runner_up.std)}"
-        )
-    return [sentence + "."]
-
-
-def _gain(board: Scoreboard, model: str, cells: list[tuple[str, Stat]]) -> list[str]:
-    """The gain of the best variant over the untrained model, if step 0 was evaluated."""
-    return [
-        f"The model starts at {points(cell.base.mean)} (step 0); {display_name(cell.variant)} gains "
-        f"{points(cell.gain.mean)} points."
-        for cell in [board.cells[model, variant] for variant, _ in cells[:1]]
-        if cell.base is not None and cell.gain is not None
-    ]
-
-
-def _collapses(board: Scoreboard, model: str) -> list[str]:
-    """A sentence for a variant with a single run; counts of the finished runs of variants with several seeds."""
-    counts, sentences = [], []
+def _of_model(board: Scoreboard, model: str, cells: _Ranked) -> Iterator[str]:
+    """The best variant; its gain over the untrained model, if step 0 was evaluated; and the collapses: a sentence for a
+    variant with a single run, counts of the finished runs of variants with several seeds.
+    """
+    if len(cells) > 1:
+        (best, score), (second, runner_up) = cells[:2]
+        spread = ""
+        if score.std is not None and runner_up.std is not None:
+            spread = (
+                f"; over {score.n} and {runner_up.n} seeds their standard deviations are "
+                f"{points(score.std)} and {points(runner_up.std)}"
+            )
+        if len(leaders := _leaders(cells)) > 1:
+            yield f"{joined(map(display_name, leaders))} share the highest score, {points(score.mean)}."
+        else:
+            yield (
+                f"{display_name(best)} scores {points(score.mean)}, {points(score.mean - runner_up.mean)} points "
+                f"above {display_name(second)} ({points(runner_up.mean)}){spread}."
+            )
+    for cell in [board.cells[model, variant] for variant, _ in cells[:1]]:
+        if cell.base is not None and cell.gain is not None:
+            yield (
+                f"The model starts at {points(cell.base.mean)} (step 0); {display_name(cell.variant)} gains "
+                f"{points(cell.gain.mean)} points."
+            )
+    counts = []
     for variant in in_order(board.variants):
         runs = board.runs_of(model, variant)
         fallen = [run for run in runs if run.state is SelectionState.COLLAPSE]
         if len(runs) > 1 and fallen:
             counts.append(f"{display_name(variant)} {len(fallen)} of {board.cells[model, variant].finished}")
-        elif fallen and (best := fallen[0].choice.score) is not None:
-            choice = fallen[0].choice
+        elif fallen and (choice := fallen[0].choice).score is not None:
             stopped = ", where its training was stopped" if fallen[0].status == schema.COLLAPSED else ""
-            sentences.append(
-                f"{display_name(variant)} collapses: its best is {points(best)} at step {choice.step}, and "
+            yield (
+                f"{display_name(variant)} collapses: its best is {points(choice.score)} at step {choice.step}, and "
                 f"it ends at {points(choice.last_score or 0.0)} at step {choice.last_step}{stopped}."
             )
     if counts:
-        sentences.append(f"Runs that collapsed: {', '.join(counts)}.")
-    return sentences
+        yield f"Runs that collapsed: {', '.join(counts)}."
 
 
 # For a paper.
@@ -157,12 +146,10 @@ def paper_texts(
     """The files by name, for the scored sweeps. `withdrawn`: see `claims.withdrawn`."""
     boards = [sweep.board for sweep in scored]
     judged = [line for section in sections for line in section.lines]
-    how_judged = [section.how for section in sections if section.how]
-    paragraphs = [_sweep(sweep.name, sweep.board, sweep.statistics) for sweep in scored]
-    paragraphs.append(_scores(boards))
-    paragraphs.append([*_hypotheses(judged, how_judged), *withdrawn])
-    paragraphs.append(_code(boards))
-    said = [" ".join(sentences) for sentences in paragraphs if sentences]
+    claims = [*_hypotheses(judged)]
+    how_judged = [section.how for section in sections if claims and section.how]
+    paragraphs = (*map(_sweep, scored), _scores(boards), [*claims, *how_judged, *withdrawn], _code(boards))
+    said = [*filter(None, map(" ".join, paragraphs))]
     return {
         _NUMBERS: _numbers(scored, judged),
         f"{METHODS}.md": "\n\n".join(map(escape_markdown, said)) + "\n",
@@ -177,7 +164,7 @@ def letters(name: str) -> str:
 
 
 def _numbers(scored: Iterable[Scored], judged: Sequence[VerdictLine]) -> str:
-    numbers = [number for sweep in scored for number in _of_cells(sweep.name, sweep.board, sweep.statistics)]
+    numbers = [number for sweep in scored for number in _of_cells(sweep)]
     for line in judged:
         claim = line.verdict.claim
         key = claim.key.removeprefix("hypothesis ").removeprefix(f"{claim.sweep} ")
@@ -203,13 +190,14 @@ def _numbers(scored: Iterable[Scored], judged: Sequence[VerdictLine]) -> str:
 _Number = tuple[tuple[str, ...], str, str, str]
 
 
-def _of_cells(sweep: str, board: Scoreboard, summary: Statistics) -> Iterator[_Number]:
-    for cell in summary.cells:
-        pair, place = (cell.model, cell.variant), (sweep, cell.model, cell.variant)
-        about = f"{display_name(cell.variant)} on {cell.model}"
-        table, final = board.cells[pair], cell.scores.get(Score.FINAL)
-        scored = table.score if table.state is SelectionState.SCORED else None
-        best = escape_latex(table.state.value) if scored is None else _number(scored.mean)
+def _of_cells(scored: Scored) -> Iterator[_Number]:
+    board, summary = scored.board, scored.statistics
+    for (model, variant), cell in summary.cells.items():
+        place, about = (scored.name, model, variant), f"{display_name(variant)} on {model}"
+        table, final = board.cells[model, variant], cell.scores.get(Score.FINAL)
+        best = escape_latex(table.state.value)
+        if table.score is not None and table.state is SelectionState.SCORED:
+            best = _number(table.score.mean)
         yield place, "Best", best, f"{about}: score of the best step, in percent, as in Table 1"
         low, middle, high = (final.low, final.value, final.high) if final else (None, None, None)
         yield place, "Final", _number(middle), f"{about}: final mean, in percent"
@@ -217,10 +205,11 @@ def _of_cells(sweep: str, board: Scoreboard, summary: Statistics) -> Iterator[_N
         yield place, "FinalHigh", _number(high), "upper end of it"
         yield place, "Seeds", str(cell.runs), "runs with a result"
         if (difference := cell.differences.get(Score.FINAL)) is not None:
-            yield from _of_difference(place, about, difference, summary.adjusted.get((*pair, Score.FINAL)))
+            p = summary.adjusted.get((model, variant, Score.FINAL))
+            yield from _of_difference(place, about, difference, p)
     for mean, p in with_holm(summary.overall if len(board.models) > 1 else ()):
         about = f"{display_name(mean.variant)}, mean over the models"
-        yield from _of_difference((sweep, "AllModels", mean.variant), about, mean, p)
+        yield from _of_difference((scored.name, "AllModels", mean.variant), about, mean, p)
 
 
 def _of_difference(
@@ -241,26 +230,26 @@ def _number(fraction: float | None, signed: bool = False) -> str:
     return rf"\ensuremath{{{text}}}" if text[0] in "+-" else escape_latex(text)
 
 
-def _sweep(name: str, board: Scoreboard, summary: Statistics) -> list[str]:
+def _sweep(scored: Scored) -> Iterator[str]:
     """What was run, how it is scored and how it was compared."""
-    methods = [display_name(variant) for variant in in_order(board.variants)]
+    board, methods = scored.board, [display_name(variant) for variant in in_order(scored.board.variants)]
     results = [run for run in board.runs if run.is_result]
     collapsed = sum(run.state is SelectionState.COLLAPSE for run in results)
-    sentences = [
-        f"Sweep {name} has {counted(len(methods), 'method')} ({_listed(methods)}) on "
+    yield (
+        f"Sweep {scored.name} has {counted(len(methods), 'method')} ({_listed(methods)}) on "
         f"{counted(len(board.models), 'model')} ({_listed(board.models)}), {_seeds(board)}: {len(results)} of "
         f"{counted(len(board.runs), 'run')} {has(len(board.runs))} a result"
-        + (f", and {collapsed} of them collapsed." if collapsed else "."),
-    ]
+        + (f", and {collapsed} of them collapsed." if collapsed else ".")
+    )
     if board.gaps:
-        sentences.append(f"Without a result: {'; '.join(describe_gaps(board.gaps))}.")
+        yield f"Without a result: {'; '.join(describe_gaps(board.gaps))}."
     tasks = {board.benchmarks_of(model) for model in board.models}
     over = ", the mean over the benchmarks of each model"
     if len(tasks) == 1:
         (task,) = tasks
         named = ", ".join(map(benchmark_name, task))
         over = f", the mean over {named}" if len(task) > 1 else f" on {named}" if task else ""
-    sentences.append(f"The score is {score_name(board)} in percent{over}.")
+    yield f"The score is {score_name(board)} in percent{over}."
     stops = {(cell.model, cell.t_stop) for cell in board.cells.values()}
     ends = dict(sorted(stops, key=lambda stop: board.models.index(stop[0])))
     if len(ends) == len(stops) and None not in ends.values():
@@ -268,8 +257,8 @@ def _sweep(name: str, board: Scoreboard, summary: Statistics) -> list[str]:
         if len(set(ends.values())) > 1:
             listed = ", ".join(f"{end} on {model}" for model, end in ends.items())
             window = f"steps of training ({listed})"
-        sentences.append(f"Runs are compared over the same window, the first {window}.")
-    return sentences + _tests(summary)
+        yield f"Runs are compared over the same window, the first {window}."
+    yield from _tests(scored.statistics)
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -277,19 +266,18 @@ def _listed(names: Sequence[str]) -> str:
     return ("; " if any("," in name for name in names) else ", ").join(names)
 
 
-def _scores(boards: Sequence[Scoreboard]) -> list[str]:
+def _scores(boards: Sequence[Scoreboard]) -> Iterator[str]:
     """What the scores are, and where all runs come from."""
-    sources = dict.fromkeys(origin(board.core) for board in boards)
-    sentences = [
+    yield (
         "The best step of a run is the one with the highest score in its window; the final mean is the mean score of "
         f"the last {100 * schema.LATE_SHARE:g} % of the window."
-    ]
+    )
     if any(run.state is SelectionState.COLLAPSE for board in boards for run in board.runs):
-        sentences.append(
+        yield (
             "In the final mean a collapsed run counts to the end of the window with its last score, or with its "
             "first if that is lower."
         )
-    return [*sentences, f"Source of the runs: {'; '.join(sources)}."]
+    yield f"Source of the runs: {'; '.join(dict.fromkeys(origin(board.core) for board in boards))}."
 
 
 def _seeds(board: Scoreboard) -> str:
@@ -302,45 +290,41 @@ def _seeds(board: Scoreboard) -> str:
     return f"with {few} run{'s' * (max(counts) > 1)} of each method and model"
 
 
-def _tests(summary: Statistics) -> list[str]:
+def _tests(summary: Statistics) -> Iterator[str]:
     """How the final means were compared with the baseline's."""
-    differences = [cell.differences[Score.FINAL] for cell in summary.cells if Score.FINAL in cell.differences]
-    unknown = {difference.estimate.unknown for difference in differences}
-    tested = [difference.paired for difference in differences if difference.estimate.p_value() is not None]
+    unknown = {difference.estimate.unknown for difference in summary.final}
+    tested = [difference.paired for difference in summary.final if difference.estimate.p_value() is not None]
     base = baseline_name(summary.baseline)
     if not tested:
-        return [f"Single runs are compared with {base}, without a test."] if ONE_RUN in unknown else []
+        if ONE_RUN in unknown:
+            yield f"Single runs are compared with {base}, without a test."
+        return
     ways = {
         True: "in pairs of runs with the same seed (Student's t)",
         False: "as independent runs (Welch's test)",
     }
     how = " or ".join(way for paired, way in ways.items() if paired in tested)
     adjusted = f", with Holm's adjustment over {len(tested)} comparisons" if len(tested) > 1 else ""
-    sentences = [
-        f"Final means are compared with {base} {how}; intervals are 95 % intervals.",
-        f"p values are two-sided{adjusted}; the level is {TWO_SIDED_LEVEL:g}.",
-        f"A difference whose interval lies within {100 * SMALLEST:g} point to both sides counts as not relevant.",
-    ]
+    yield f"Final means are compared with {base} {how}; intervals are 95 % intervals."
+    yield f"p values are two-sided{adjusted}; the level is {TWO_SIDED_LEVEL:g}."
+    yield f"A difference whose interval lies within {100 * SMALLEST:g} point to both sides counts as not relevant."
     if ONE_RUN in unknown:
-        sentences.append("Comparisons with a single run on a side have no test.")
+        yield "Comparisons with a single run on a side have no test."
     if NO_SPREAD in unknown:
-        sentences.append("Comparisons without any spread between runs have no test.")
-    return sentences
+        yield "Comparisons without any spread between runs have no test."
 
 
-def _hypotheses(judged: Sequence[VerdictLine], how_judged: Sequence[str]) -> list[str]:
-    sentences = []
+def _hypotheses(judged: Sequence[VerdictLine]) -> Iterator[str]:
     for line in judged:
         if line.registered:
             claim, deviation = line.verdict.claim, f" {line.deviation}" if line.deviation else ""
-            sentences.append(f"Hypothesis of sweep {claim.sweep}: {claim.text}. {line.registered}{deviation}")
+            yield f"Hypothesis of sweep {claim.sweep}: {claim.text}. {line.registered}{deviation}"
     papers = [line.verdict.claim.text for line in judged if not line.registered]
     if papers:
-        sentences.append(f"Claims of the paper that these runs can test: {'; '.join(papers)}.")
-    return [*sentences, *how_judged] if sentences else []
+        yield f"Claims of the paper that these runs can test: {'; '.join(papers)}."
 
 
-def _code(boards: Iterable[Scoreboard]) -> list[str]:
+def _code(boards: Iterable[Scoreboard]) -> Iterator[str]:
     """The versions that made the runs, of those that recorded it, and the version that made this text."""
     used = {
         run.mlflow_id: board.data.code.get(run.mlflow_id)
@@ -349,6 +333,7 @@ def _code(boards: Iterable[Scoreboard]) -> list[str]:
         if run.mlflow_id and run.is_result
     }
     counts = Counter(version for version in used.values() if version)
-    listed = ", ".join(f"{version} ({counted(count, 'run')})" for version, count in sorted(counts.items()))
-    made = [f"Runs were made with CPPO Lab {listed}."] if listed else []
-    return [*made, f"The runs were analysed with CPPO Lab {__version__}."]
+    if counts:
+        listed = (f"{version} ({counted(count, 'run')})" for version, count in sorted(counts.items()))
+        yield f"Runs were made with CPPO Lab {', '.join(listed)}."
+    yield f"The runs were analysed with CPPO Lab {__version__}."

@@ -346,28 +346,59 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
     others = [registered for registered in stated.registered if registered.digest != stated.digest]
     now = next((registered for registered in same if not registered.settings_differ), None)
     if now is None:
-        return Standing(f"{_not_registered(stated, same, others)} Exploratory.", False)
-    begun = f"on {_when(now.time_ms)} ({stated.digest})"
-    starts = _starts(claim, board, stated.deleted)
+        words = "Not registered: `cppo launch` registers hypotheses before their runs."
+        if same:
+            words = (
+                f"Not as registered on {_when(same[-1].time_ms)} ({stated.digest}): settings of its runs outside the "
+                "sweep file (in conf/) have changed since."
+            )
+        elif others:
+            last = others[-1]
+            changed = f": {'; '.join(last.changes)}" if last.changes else ""
+            words = (
+                f"Not as registered on {_when(last.time_ms)} ({last.digest}): the sweep file or the overrides have "
+                f"changed since (now {stated.digest}){changed}."
+            )
+        return Standing(f"{words} Exploratory.", False)
+    # When the first attempt at each run that tests the claim began, deleted and replaced ones included.
+    tests = {
+        run.run_id
+        for run in board.runs
+        if run.seed is not None and claim.is_tested_by(run.model, run.variant, run.seed)
+    }
+    starts = [
+        min(start, stated.deleted.get(run_id, start))
+        for run_id, start in board.data.begun.items()
+        if run_id in tests
+    ]
+    begun, confirmatory = f"on {_when(now.time_ms)} ({stated.digest})", False
+    counts = f"the {counted(len(starts), 'run')} that test{'s' * (len(starts) == 1)} it"
     if not starts:
         text = f"Pre-registered {begun}; none of the runs that test it is in this report."
-        return Standing(text + _versions(others), False)
-    tests = f"the {counted(len(starts), 'run')} that test{'s' * (len(starts) == 1)} it"
-    if early := sum(start < now.time_ms for start in starts.values()):
-        text = f"Registered {begun}, when {early} of {tests} had begun. Exploratory."
-        return Standing(text + _versions(others), False)
-    text = f"Pre-registered {begun}, before any of {tests}; unchanged."
-    if now.looks and not claim.sequential:
-        seeds, of = now.looks[0]
-        times = counted(len(now.looks), "time")
-        text += f" Looked at {times} before the end, first at {seeds} of {of} seeds."
-    absent = frozenset() if claim.sequential else claim.tests - board.results
-    if absent:
-        total = counted(len(claim.tests), "run")
-        text += f" Of the {total} that test it, {len(absent)} {has(len(absent))} no result in this report: exploratory."
-    if now.code not in ("", stated.code):
-        text += f" Registered with version {now.code}, analysed with {stated.code}."
-    return Standing(text + _versions(others), not absent)
+    elif early := sum(start < now.time_ms for start in starts):
+        text = f"Registered {begun}, when {early} of {counts} had begun. Exploratory."
+    else:
+        text = f"Pre-registered {begun}, before any of {counts}; unchanged."
+        if now.looks and not claim.sequential:
+            seeds, of = now.looks[0]
+            times = counted(len(now.looks), "time")
+            text += f" Looked at {times} before the end, first at {seeds} of {of} seeds."
+        absent = frozenset() if claim.sequential else claim.tests - board.results
+        confirmatory = not absent
+        if absent:
+            total = counted(len(claim.tests), "run")
+            without = f"{len(absent)} {has(len(absent))} no result in this report"
+            text += f" Of the {total} that test it, {without}: exploratory."
+        if now.code not in ("", stated.code):
+            text += f" Registered with version {now.code}, analysed with {stated.code}."
+    if others:  # somebody could have chosen from them afterwards
+        listed = "; ".join(
+            f"{other.digest} on {_when(other.time_ms)}"
+            + (f" ({', '.join(other.changes)})" if other.changes else "")
+            for other in others
+        )
+        text += f" Other versions registered for this sweep: {listed}."
+    return Standing(text, confirmatory)
 
 
 def withdrawn(name: str, stated: Hypotheses) -> tuple[str, ...]:
@@ -381,47 +412,6 @@ def withdrawn(name: str, stated: Hypotheses) -> tuple[str, ...]:
         f"Hypotheses of {name} were registered ({listed}) and are not in its file any more, so nothing here confirms "
         "or refutes them.",
     )
-
-
-def _not_registered(stated: Hypotheses, same: Sequence[Registered], others: Sequence[Registered]) -> str:
-    if same:
-        return (
-            f"Not as registered on {_when(same[-1].time_ms)} ({stated.digest}): settings of its runs outside the sweep "
-            "file (in conf/) have changed since."
-        )
-    if not others:
-        return "Not registered: `cppo launch` registers hypotheses before their runs."
-    last = others[-1]
-    changed = f": {'; '.join(last.changes)}" if last.changes else ""
-    return (
-        f"Not as registered on {_when(last.time_ms)} ({last.digest}): the sweep file or the overrides have changed "
-        f"since (now {stated.digest}){changed}."
-    )
-
-
-def _versions(others: Sequence[Registered]) -> str:
-    """The other statements registered for the sweep, which somebody could have chosen from afterwards."""
-    if not others:
-        return ""
-    listed = "; ".join(
-        f"{other.digest} on {_when(other.time_ms)}"
-        + (f" ({', '.join(other.changes)})" if other.changes else "")
-        for other in others
-    )
-    return f" Other versions registered for this sweep: {listed}."
-
-
-def _starts(claim: Claim, board: Scoreboard, deleted: Mapping[str, int]) -> dict[str, int]:
-    """When the first attempt at each run that tests the claim began, in milliseconds since the epoch, by run id. A
-    result that was deleted or replaced has been seen, too.
-    """
-    tests = {
-        run.run_id
-        for run in board.runs
-        if run.seed is not None and claim.is_tested_by(run.model, run.variant, run.seed)
-    }
-    begun = {run_id: start for run_id, start in board.data.begun.items() if run_id in tests}
-    return {run_id: min(start, deleted.get(run_id, start)) for run_id, start in begun.items()}
 
 
 def _when(time_ms: int) -> str:

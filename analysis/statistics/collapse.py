@@ -59,9 +59,9 @@ def kaplan_meier(runs: Sequence[RunValues]) -> tuple[SurvivalPoint, ...]:
     The interval is Greenwood's on the scale log(-log share) (Kalbfleisch and Prentice 1980). Empty without a collapse.
     """
     share, spread, points = 1.0, 0.0, []
-    for step in sorted({run.ended for run in runs if run.collapsed}):
-        at_risk = sum(run.ended >= step for run in runs)
-        collapses = sum(run.ended == step and run.collapsed for run in runs)
+    for step, at_risk, collapses in _ends(runs):
+        if not collapses:
+            continue
         share *= 1 - collapses / at_risk
         low = high = None
         if share > 0:
@@ -87,28 +87,33 @@ def logrank(strata: Sequence[tuple[Sequence[RunValues], Sequence[RunValues]]]) -
     exact = _exact_p(whole, abs(difference))
     if exact is not None:
         return LogRank(observed, observed - difference, exact, True)
-    variance = sum(_hypergeometric(ours, theirs) for ours, theirs in whole)
+    variance = 0.0  # of observed minus expected collapses, hypergeometric
+    for ours, theirs in whole:
+        for step, n, collapses in _ends([*ours, *theirs]):
+            mine = sum(run.ended >= step for run in ours)
+            variance += mine * (n - mine) * collapses * (n - collapses) / (n * n * max(1, n - 1))
     normal = 2 * float(ndtr(-abs(difference) / math.sqrt(variance))) if variance > 0 else 1.0
     return LogRank(observed, observed - difference, normal, False)
 
 
 def _scores(runs: Sequence[RunValues]) -> list[float]:
     hazard, before = 0.0, dict[int, float]()
-    for step in sorted({run.ended for run in runs}):
-        collapses = sum(run.ended == step and run.collapsed for run in runs)
-        hazard += collapses / sum(run.ended >= step for run in runs)
+    for step, at_risk, collapses in _ends(runs):
+        hazard += collapses / at_risk
         before[step] = hazard
     return [run.collapsed - before[run.ended] for run in runs]
 
 
-def _hypergeometric(ours: Sequence[RunValues], theirs: Sequence[RunValues]) -> float:
-    """The variance of observed minus expected collapses."""
-    both, total = [*ours, *theirs], 0.0
-    for step in {run.ended for run in both if run.collapsed}:
-        n, mine = sum(run.ended >= step for run in both), sum(run.ended >= step for run in ours)
-        collapses = sum(run.ended == step and run.collapsed for run in both)
-        total += mine * (n - mine) * collapses * (n - collapses) / (n * n * max(1, n - 1))
-    return total
+def _ends(runs: Sequence[RunValues]) -> list[tuple[int, int, int]]:
+    """Each step at which a run ends, the runs that last until it, and how many of them collapse there."""
+    return [
+        (
+            step,
+            sum(run.ended >= step for run in runs),
+            sum(run.ended == step and run.collapsed for run in runs),
+        )
+        for step in sorted({run.ended for run in runs})
+    ]
 
 
 def _exact_p(
@@ -230,12 +235,6 @@ def share_difference(ours: Sequence[CollapseCount], theirs: Sequence[CollapseCou
     return ShareDifference(fmean(shares), runs, ours=tuple(ours), theirs=tuple(theirs))
 
 
-def counts_of(runs: FinishedRuns, model: str, variant: str) -> CollapseCount:
-    """(collapsed, finished) runs of a cell."""
-    of_cell = cell_runs(runs, model, variant)
-    return sum(run.collapsed for run in of_cell), len(of_cell)
-
-
 def mean_with_collapses(survived: Sequence[float], collapsed: Sequence[float]) -> Interval | None:
     """The mean score over runs of which some collapse, with a 95 % interval that allows for unseen collapses.
 
@@ -264,15 +263,13 @@ def mean_with_collapses(survived: Sequence[float], collapsed: Sequence[float]) -
 
 @dataclass(frozen=True)
 class CellCollapse:
-    """One (model, variant), or a variant over all models (`model` is then "").
+    """One (model, variant), or a variant over all models.
 
     `share`: probability of a collapse. `surviving`: mean final score of the runs that did not collapse. `mean`: mean
     over all runs, see `mean_with_collapses`; both are None over models. `test`: against the baseline; None for the
     baseline itself and without a collapse. `curve`: the survival curve; empty without a collapse.
     """
 
-    model: str
-    variant: str
     collapsed: int
     runs: int
     share: Interval
@@ -283,37 +280,36 @@ class CellCollapse:
     last_step: int
 
 
-def cell_collapses(board: Scoreboard, runs: FinishedRuns, baseline: Baseline) -> tuple[CellCollapse, ...]:
-    """Every cell with a finished run; then, if there are several models, each variant over all models that have it."""
-    cells = [pair for pair in board.cells if cell_runs(runs, *pair)]
-    collapses = [_cell(runs, model, variant, [model], baseline) for model, variant in cells]
+def cell_collapses(
+    board: Scoreboard, runs: FinishedRuns, baseline: Baseline
+) -> dict[tuple[str, str], CellCollapse]:
+    """(model, variant) -> the cell, of those with a finished run; then, if there are several models, ("", variant) ->
+    the variant over all models that have it.
+    """
+    models_of = {pair: [pair[0]] for pair in board.cells if cell_runs(runs, *pair)}
     if len(board.models) > 1:
         for variant in board.variants:
-            models = [model for model in board.models if (model, variant) in cells]
-            if models:
-                collapses.append(_cell(runs, "", variant, models, baseline))
-    return tuple(collapses)
-
-
-def _cell(
-    runs: FinishedRuns, model: str, variant: str, models: Sequence[str], baseline: Baseline
-) -> CellCollapse:
-    every = [run for name in models for run in cell_runs(runs, name, variant)]
-    collapsed = sum(run.collapsed for run in every)
-    of_cell = cell_runs(runs, model, variant)
-    survived = [run.final for run in of_cell if not run.collapsed]
-    test, against = None, baseline.of(variant)
-    if against is not None:
-        test = logrank([(cell_runs(runs, name, variant), cell_runs(runs, name, against)) for name in models])
-    return CellCollapse(
-        model=model,
-        variant=variant,
-        collapsed=collapsed,
-        runs=len(every),
-        share=wilson(collapsed, len(every)),
-        surviving=mean_estimate(survived),
-        mean=mean_with_collapses(survived, [run.final for run in of_cell if run.collapsed]),
-        test=test,
-        curve=kaplan_meier(every),
-        last_step=max(run.ended for run in every),
-    )
+            models = [model for model in board.models if (model, variant) in models_of]
+            models_of |= {("", variant): models} if models else {}
+    collapses = {}
+    for (model, variant), models in models_of.items():
+        every = [run for name in models for run in cell_runs(runs, name, variant)]
+        of_cell, against = cell_runs(runs, model, variant), baseline.of(variant)
+        survived = [run.final for run in of_cell if not run.collapsed]
+        test = None
+        if against is not None:
+            test = logrank(
+                [(cell_runs(runs, name, variant), cell_runs(runs, name, against)) for name in models]
+            )
+        collapsed = sum(run.collapsed for run in every)
+        collapses[model, variant] = CellCollapse(
+            collapsed=collapsed,
+            runs=len(every),
+            share=wilson(collapsed, len(every)),
+            surviving=mean_estimate(survived),
+            mean=mean_with_collapses(survived, [run.final for run in of_cell if run.collapsed]),
+            test=test,
+            curve=kaplan_meier(every),
+            last_step=max(run.ended for run in every),
+        )
+    return collapses

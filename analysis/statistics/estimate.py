@@ -231,19 +231,14 @@ def _limit(value: float, sizes: Sequence[tuple[int, int]]) -> float:
     t = t_quantile(sum(n + m - 2 for n, m in sizes))
     low, high = 0.0, value
     for _ in range(60):
-        theta = (low + high) / 2
-        far = value - theta > t * math.sqrt(_newcombe_variance(theta, sizes))
+        theta, variance = (low + high) / 2, 0.0
+        for n, m in sizes:
+            half = (n + m) / 2
+            inner = 1 + (half - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
+            variance += theta * (1 - theta) * inner / (n * m)
+        far = value - theta > t * math.sqrt(variance / len(sizes) ** 2)
         low, high = (theta, high) if far else (low, theta)
     return (low + high) / 2
-
-
-def _newcombe_variance(theta: float, sizes: Sequence[tuple[int, int]]) -> float:
-    total = 0.0
-    for n, m in sizes:
-        half = (n + m) / 2
-        inner = 1 + (half - 1) * ((1 - theta) / (2 - theta) + theta / (1 + theta))
-        total += theta * (1 - theta) * inner / (n * m)
-    return total / len(sizes) ** 2
 
 
 # Multiple comparisons: Holm's adjustment of p-values.
@@ -310,12 +305,12 @@ FEWEST_RUNS = (
 )
 
 
-def score_limits(estimate: Estimate) -> tuple[float, float] | None:
-    """The 95 % interval of a cell's mean score; of two runs their range, as in a band: each of two values is the mean's
-    standard error away from the mean. None if the runs determine no interval.
+def score_limits(estimate: Estimate, unit: float = 1) -> tuple[float, float] | tuple[None, None]:
+    """The 95 % interval of a cell's mean score, times `unit`; of two runs their range, as in a band: each of two values
+    is the mean's standard error away from the mean. None if the runs determine no interval.
     """
     half = estimate.error if estimate.n < FEWEST_RUNS else estimate.half
-    return None if half is None else (estimate.value - half, estimate.value + half)
+    return (None, None) if half is None else (unit * (estimate.value - half), unit * (estimate.value + half))
 
 
 @dataclass(frozen=True)

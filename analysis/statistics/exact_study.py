@@ -154,7 +154,7 @@ def controls(board: Scoreboard) -> dict[str, str]:
     """
     rules: dict[tuple[str, str], dict[str, str]] = {}
     for model, variant in board.cells:
-        logged = [board.params_of(run) for run in board.runs_of(model, variant)]
+        logged = map(board.params_of, board.runs_of(model, variant))
         if params := next(filter(None, logged), None):
             rule = {key: value for key, value in params.items() if key.startswith("rule.")}
             rules.setdefault((model, without_horizon(variant)), rule)
@@ -163,21 +163,13 @@ def controls(board: Scoreboard) -> dict[str, str]:
         reference = rules.get((model, REFERENCE))
         if variant == REFERENCE or reference is None:
             continue
+        delta = rule.get("rule.delta")
+        is_open = pd.to_numeric(delta, errors="coerce") >= 1 and rule == {**reference, "rule.delta": delta}
         if rule == reference:
             kinds[variant] = "placebo"
-        elif rule.get("rule.name") == _RANDOM or (
-            rule == {**reference, "rule.delta": rule.get("rule.delta")} and _is_open(rule["rule.delta"])
-        ):
+        elif rule.get("rule.name") == _RANDOM or is_open:
             kinds[variant] = "control"
     return kinds
-
-
-def _is_open(delta: str) -> bool:
-    """Whether no total variation is above this threshold; False for text that is none."""
-    try:
-        return float(delta) >= 1
-    except ValueError:
-        return False
 
 
 def without_horizon(variant: str) -> str:
@@ -215,33 +207,28 @@ class Pair:
 
 
 def paired(ours: Curves, theirs: Curves, equal: EqualIn = EqualIn.MOVEMENT) -> Pair:
-    """The binned steps of two conditions, for the seeds that both have."""
+    """The binned steps of two conditions, for the seeds that both have: those on which the policy moved; all, in one
+    bin, if nothing is to be equal.
+    """
     seeds = tuple(sorted(set(ours.seeds) & set(theirs.seeds)))
-    sides = [_binned_steps(side, seeds, equal) for side in (ours, theirs)]
+    sides = []  # row of the seed [N], bins of movement and of return [N, 2] and |Delta| [N] of every step
+    for curves in (ours, theirs):
+        rows = [curves.seeds.index(seed) for seed in seeds]
+        movement, level, error = curves.matched[rows], curves.rollout_returns[rows], curves.error[rows]
+        counted = np.isfinite(movement) & ((movement > 0) | (equal is EqualIn.NOTHING))
+        bins = np.zeros((int(counted.sum()), 2))
+        if equal is not EqualIn.NOTHING:
+            bins[:, 0] = np.floor(np.log(movement[counted]) / BIN)
+        if equal is EqualIn.RETURN:
+            bins[:, 1] = np.floor(level[counted] / RETURN_BIN)
+        sides.append((np.nonzero(counted)[0], bins, np.abs(error[counted])))
     _, places = np.unique(np.concatenate([bins for _, bins, _ in sides]), axis=0, return_inverse=True)
     steps, errors = np.zeros((2, 2, len(seeds), int(places.max(initial=-1)) + 1))
     of_side = np.split(places.ravel(), [len(sides[0][0])])
-    for side, ((rows, _, error), place) in enumerate(zip(sides, of_side, strict=True)):
-        np.add.at(steps[side], (rows, place), 1)
-        np.add.at(errors[side], (rows, place), error)
+    for side, ((of_seeds, _, of_steps), place) in enumerate(zip(sides, of_side, strict=True)):
+        np.add.at(steps[side], (of_seeds, place), 1)
+        np.add.at(errors[side], (of_seeds, place), of_steps)
     return Pair(seeds, steps, errors)
-
-
-def _binned_steps(
-    curves: Curves, seeds: tuple[int, ...], equal: EqualIn
-) -> tuple[NDArray[np.intp], Array, Array]:
-    """Row of the seed [N], bins of movement and of return [N, 2] and |Delta| [N] of every step on which the policy
-    moved; of every step, in one bin, if nothing is to be equal.
-    """
-    rows = [curves.seeds.index(seed) for seed in seeds]
-    movement, level, error = curves.matched[rows], curves.rollout_returns[rows], curves.error[rows]
-    counted = np.isfinite(movement) & ((movement > 0) | (equal is EqualIn.NOTHING))
-    bins = np.zeros((int(counted.sum()), 2))
-    if equal is not EqualIn.NOTHING:
-        bins[:, 0] = np.floor(np.log(movement[counted]) / BIN)
-    if equal is EqualIn.RETURN:
-        bins[:, 1] = np.floor(level[counted] / RETURN_BIN)
-    return np.nonzero(counted)[0], bins, np.abs(error[counted])
 
 
 def pairs_of(

@@ -2,7 +2,7 @@
 
 Runs with the same seed-dependent start are compared in pairs: if two or more seeds are shared, each pair gives a
 difference in which the effect of the start cancels. Otherwise Welch's comparison uses all runs and assumes neither
-equal numbers of runs nor equal variances. The design decides which of the two applies (`values.is_paired`). Where the
+equal numbers of runs nor equal variances. The design decides which of the two applies (`RunValues.paired`). Where the
 seed draws the starts of all models alike, seeds are also the units over models (`over_models`). In a factorial sweep
 each seed gives a contrast of its runs (`effects`), whether they share their start or not.
 """
@@ -177,34 +177,25 @@ def slope(parts: Sequence[Difference], lengths: Mapping[str, float], runs: Finis
     weights = slope_weights([lengths[part.model] for part in parts])
     if weights is None:
         return None
-    seeds = over_models(parts, weights, runs)
-    return replace(
-        _sum_of(parts),
-        estimate=_wider(seeds, _by_residuals([part.estimate.value for part in parts], weights)),
+    seeds, values, count = (
+        over_models(parts, weights, runs),
+        [part.estimate.value for part in parts],
+        len(parts),
     )
-
-
-def _by_residuals(values: Sequence[float], weights: Sequence[float]) -> Estimate:
-    """The least-squares slope with the error that the residuals of the line give it."""
-    count = len(values)
+    unknown = seeds.unknown or (TOO_FEW if count < FEWEST_MODELS else "")
+    if unknown:
+        return replace(_sum_of(parts), estimate=SlopeEstimate(seeds.value, count, unknown=unknown))
     value = math.fsum(weight * of_model for weight, of_model in zip(weights, values, strict=True))
-    if count < FEWEST_MODELS:
-        return Estimate(value, count, unknown=TOO_FEW)
     mean, squares = fmean(values), math.fsum(weight**2 for weight in weights)
     # A weight is the place of a model from the mean place, times the sum of the squared weights.
     residuals = (
         of_model - mean - value * weight / squares for weight, of_model in zip(weights, values, strict=True)
     )
     variance = math.fsum(residual**2 for residual in residuals) / (count - 2)
-    return estimate(value, count, math.sqrt(variance * squares), count - 2)
-
-
-def _wider(seeds: Estimate, models: Estimate) -> SlopeEstimate:
-    unknown = seeds.unknown or (models.unknown if models.n < FEWEST_MODELS else "")
-    if unknown:
-        return SlopeEstimate(seeds.value, models.n, unknown=unknown)
+    models = estimate(value, count, math.sqrt(variance * squares), count - 2)
     wider = max(seeds, models, key=lambda estimate: estimate.half or 0.0)
-    return SlopeEstimate(seeds.value, models.n, wider.error, wider.degrees, seeds=seeds, models=models)
+    of_line = SlopeEstimate(seeds.value, count, wider.error, wider.degrees, seeds=seeds, models=models)
+    return replace(_sum_of(parts), estimate=of_line)
 
 
 # The effects of a factorial sweep: contrasts of each seed's runs, with the interval of their mean over seeds.

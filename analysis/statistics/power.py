@@ -19,7 +19,7 @@ from scipy.special import gammaincinv, ndtr, stdtr, stdtrit
 
 from cppo_lab import schema
 from cppo_lab.analysis.statistics.claims import Claim, Kind, pairs
-from cppo_lab.analysis.statistics.collapse import Z95, CollapseCount, ShareDifference, newcombe
+from cppo_lab.analysis.statistics.collapse import Z95, ShareDifference, newcombe
 from cppo_lab.analysis.statistics.estimate import Estimate, FloatArray, SlopeEstimate, look_level, t_quantile
 from cppo_lab.analysis.statistics.paired import FEWEST_MODELS, slope_weights
 
@@ -73,7 +73,6 @@ def spread_of(estimate: Estimate, runs: int) -> Spread | None:
 
 _PLACES = 400  # quadrature points of the distribution of the estimated error
 STUDIES = 4000  # simulated studies: the standard error of a power is then at most 0.8 points
-Chance = Callable[[int], float]  # runs of each variant and model -> probability
 
 
 @dataclass(frozen=True)
@@ -102,15 +101,14 @@ def reached_power(
         return ReachedPower(claim.lead, 0.0, runs, None, why)
     if not estimates:
         return None
-    chances = [_chance(claim, estimate, runs) for estimate in estimates]
 
     def all_hold(n: int) -> float:
-        return float(np.prod([chance(n) for chance in chances]))
+        return float(np.prod([_chance(claim, estimate, runs, n) for estimate in estimates]))
 
     return ReachedPower(claim.lead, all_hold(runs), runs, _fewest(all_hold))
 
 
-def _fewest(chance: Chance) -> int | None:
+def _fewest(chance: Callable[[int], float]) -> int | None:
     """The smallest number of runs, at least two, at which an increasing probability reaches POWER; None: more than
     MOST_SEEDS.
     """
@@ -125,12 +123,23 @@ def _fewest(chance: Chance) -> int | None:
     return high
 
 
-def _chance(claim: Claim, estimate: Estimate, runs: int) -> Chance:
+def _chance(claim: Claim, estimate: Estimate, runs: int, n: int) -> float:
+    """The probability that a comparison, estimated from `runs` of each variant and model, holds with `n` of them.
+
+    That a share is higher is simulated: the true share of the other side is its pooled share over all strata; ours is
+    higher by the claim's lead.
+    """
     if isinstance(estimate, ShareDifference):
-        return lambda n: _share_power(estimate.theirs, claim.lead, n)
+        theirs, rng = estimate.theirs, np.random.default_rng(n)
+        base = sum(collapsed for collapsed, _ in theirs) / sum(count for _, count in theirs)
+        ours, others = (
+            rng.binomial(n, share, (STUDIES, len(theirs))) / n
+            for share in (min(1.0, base + claim.lead), base)
+        )
+        return float((newcombe(ours, others, n, n, Z95, -1) > 0).mean())
     spread = spread_of(estimate, runs)
     assert spread is not None, "an estimate without an error says why"
-    return lambda n: spread_power(claim.lead, claim.margin, spread, n)
+    return spread_power(claim.lead, claim.margin, spread, n)
 
 
 def spread_power(lead: float, margin: float | None, spread: Spread, n: int) -> float:
@@ -151,19 +160,6 @@ def _relative_errors(degrees: float) -> FloatArray:
     places = (np.arange(_PLACES) + 0.5) / _PLACES
     ratios: FloatArray = np.sqrt(2 * gammaincinv(degrees / 2, places) / degrees)
     return ratios
-
-
-def _share_power(theirs: Sequence[CollapseCount], lead: float, n: int) -> float:
-    """The probability that `n` runs of each side and stratum show that a share is higher, by simulation.
-
-    The true share of the other side is its pooled share over all strata; ours is higher by `lead`.
-    """
-    base = sum(collapsed for collapsed, _ in theirs) / sum(runs for _, runs in theirs)
-    rng = np.random.default_rng(n)
-    ours, others = (
-        rng.binomial(n, share, (STUDIES, len(theirs))) / n for share in (min(1.0, base + lead), base)
-    )
-    return float((newcombe(ours, others, n, n, Z95, -1) > 0).mean())
 
 
 # The power of a planned sweep's claims, by simulation, before anything is trained.

@@ -75,18 +75,13 @@ def evaluation_variance(right: CountArray, samples: int, benchmark_of: CountArra
     """
     if samples < 2:
         return EvaluationVariance(None, None)
-    strata = _strata_of(benchmark_of)
     shares, inside = np.asarray(right, dtype=np.float64) / samples, _within_problem(right, samples)
-    means = [float(inside[stratum].mean()) for stratum in strata]
-    answers = (
-        math.fsum(mean / (len(stratum) * samples) for mean, stratum in zip(means, strata, strict=True))
-        / len(strata) ** 2
-    )
+    strata = _strata_of(benchmark_of)
+    parts = [(float(inside[part].mean()), float(np.var(shares[part])), len(part)) for part in strata]
+    answers = math.fsum(mean / (size * samples) for mean, _, size in parts) / len(parts) ** 2
     # The observed variance of the s_i exceeds that of the p_i by p_i (1 - p_i) / k; means over benchmarks.
-    spread = math.fsum(
-        float(np.var(shares[stratum])) - mean / samples for mean, stratum in zip(means, strata, strict=True)
-    )
-    total = spread + math.fsum(means)
+    spread = math.fsum(observed - mean / samples for mean, observed, _ in parts)
+    total = spread + math.fsum(mean for mean, *_ in parts)
     return EvaluationVariance(answers, min(1.0, max(0.0, spread / total)) if total > 0 else None)
 
 
@@ -479,47 +474,50 @@ class PairedProblems:
     theirs_alone: tuple[int, ...]
 
 
-def cell_problems(board: Scoreboard) -> tuple[CellProblems, ...]:
-    """The cells whose finished runs all recorded outcomes, on the same problems as the other cells of their model."""
-    cells = []
+def cell_problems(board: Scoreboard) -> dict[tuple[str, str], CellProblems]:
+    """(model, variant) -> the cell, of those whose finished runs all recorded outcomes, on the same problems as the
+    other cells of their model.
+    """
+    cells: dict[tuple[str, str], CellProblems | None] = {}
     for model in board.models:
-        finished = [
-            [run for run in board.runs_of(model, variant) if run.is_result] for variant in board.variants
+        finished = {
+            (model, variant): [run for run in board.runs_of(model, variant) if run.is_result]
+            for variant in board.variants
+        }
+        recorded = [
+            board.data.outcomes.get(run.mlflow_id) for of_cell in finished.values() for run in of_cell
         ]
-        recorded = [board.data.outcomes.get(run.mlflow_id) for of_cell in finished for run in of_cell]
         problems = {
             outcomes.key if outcomes is not None and len(outcomes.steps) else None for outcomes in recorded
         }
         if len(problems) == 1 and None not in problems:
-            cells += [_cell(board, of_cell) for of_cell in finished if of_cell]
-    return tuple(cell for cell in cells if cell is not None)
+            cells |= {pair: _cell(board, of_cell) for pair, of_cell in finished.items() if of_cell}
+    return {pair: cell for pair, cell in cells.items() if cell is not None}
 
 
 def paired_problems(
-    cells: Sequence[CellProblems], differences: Sequence[Difference]
+    cells: Mapping[tuple[str, str], CellProblems], differences: Sequence[Difference]
 ) -> tuple[PairedProblems, ...]:
     """The per-problem comparison for each difference of final means (over seeds) whose two cells are in `cells`."""
-    by_name = {(cell.model, cell.variant): cell for cell in cells}
     pairs = []
-    for difference in differences:
-        ours = by_name.get((difference.model, difference.variant))
-        theirs = by_name.get((difference.model, difference.against))
+    for lead in differences:
+        ours, theirs = (cells.get((lead.model, name)) for name in (lead.variant, lead.against))
         if ours is None or theirs is None:
             continue
-        rows = _paired_rows(ours, theirs) if difference.paired else (ours.final, theirs.final)
-        pairs.append(
-            PairedProblems(
-                model=difference.model,
-                variant=difference.variant,
-                against=difference.against,
-                difference=problem_difference(
-                    *rows, ours.benchmark_of, difference.estimate, difference.paired
-                ),
-                separated=separations(ours.last, theirs.last, ours.samples),
-                ours_alone=solved_by_one(ours.ever, theirs.ever, ours.samples),
-                theirs_alone=solved_by_one(theirs.ever, ours.ever, ours.samples),
-            )
+        mine, other = ours.final, theirs.final
+        if lead.paired:  # the common seeds, in the order of ours
+            common = [seed for seed in ours.seeds if seed in theirs.seeds]
+            mine, other = (side.final[[*map(side.seeds.index, common)]] for side in (ours, theirs))
+        pair = PairedProblems(
+            model=lead.model,
+            variant=lead.variant,
+            against=lead.against,
+            difference=problem_difference(mine, other, ours.benchmark_of, lead.estimate, lead.paired),
+            separated=separations(ours.last, theirs.last, ours.samples),
+            ours_alone=solved_by_one(ours.ever, theirs.ever, ours.samples),
+            theirs_alone=solved_by_one(theirs.ever, ours.ever, ours.samples),
         )
+        pairs.append(pair)
     return tuple(pairs)
 
 
@@ -589,13 +587,6 @@ def _votes(samples: Sequence[Sample]) -> Mapping[str, Counter[str]]:
             wrong = f"#{sample.draw}" if sample.answer is None else f"={value(sample.answer)}"
             votes[sample.problem][_RIGHT if sample.right else wrong] += 1
     return votes
-
-
-def _paired_rows(ours: CellProblems, theirs: CellProblems) -> tuple[FloatArray, FloatArray]:
-    """The rows of the common seeds, in the order of ours."""
-    pairs = [(row, theirs.seeds.index(seed)) for row, seed in enumerate(ours.seeds) if seed in theirs.seeds]
-    rows, others = map(list, zip(*pairs, strict=True))
-    return ours.final[rows], theirs.final[others]
 
 
 def _cell(board: Scoreboard, runs: Sequence[RunScore]) -> CellProblems | None:

@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import product, zip_longest
 from statistics import fmean
 
 import numpy as np
@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from cppo_lab.analysis.inputs import USUAL, Baseline, integer
-from cppo_lab.analysis.scoring import RunScore, Scoreboard, SelectionState, rank_descending
+from cppo_lab.analysis.scoring import RunScore, Scoreboard, SelectionState
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
     LEVEL,
@@ -118,15 +118,13 @@ def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> Sampling
     errors = [error for run in runs if (error := run_sampling_error(board, run)) is not None]
     if not errors or len(errors) < len(runs):
         return None
-    edges = [error.edge for error in errors if error.edge is not None]
-    alike = len(edges) == len(errors) and len({edge.value for edge in edges}) == 1
-    if len(edges) == len(errors) and not alike:
-        return None
-    return SamplingError(
-        math.sqrt(math.fsum(error.answers**2 for error in errors) / len(errors)),
-        all(error.known for error in errors),
-        max(edges, key=lambda edge: (edge.high or 0.0) - (edge.low or 0.0)) if alike else None,  # the widest
-    )
+    edges, widest = [error.edge for error in errors if error.edge is not None], None
+    if len(edges) == len(errors):
+        if len({edge.value for edge in edges}) > 1:
+            return None
+        widest = max(edges, key=lambda edge: (edge.high or 0.0) - (edge.low or 0.0))
+    answers = math.sqrt(math.fsum(error.answers**2 for error in errors) / len(errors))
+    return SamplingError(answers, all(error.known for error in errors), widest)
 
 
 # The noise of a map of cells: how far apart the final means of equally good cells are.
@@ -166,8 +164,9 @@ def map_noise(board: Scoreboard, model: str, variants: Sequence[str]) -> MapNois
         error = math.sqrt(2 * variance * math.fsum(1 / count for count in counts.values()) / len(counts))
         return _noise_of(error, degrees, len(counts), True)
     # The variance over other answers of each cell's final mean, as for fresh answers.
-    cells = [cell for cell in cell_problems(board) if cell.model == model and cell.variant in counts]
-    sampled = [mean_variance(cell.evaluations) for cell in cells if cell.evaluations]
+    cells = cell_problems(board)
+    of_map = [cell for pair, cell in cells.items() if pair[0] == model and pair[1] in counts]
+    sampled = [mean_variance(cell.evaluations) for cell in of_map if cell.evaluations]
     if len(sampled) < len(counts):
         return None
     return _noise_of(math.sqrt(2 * math.fsum(sampled) / len(sampled)), _LARGE, len(sampled), False)
@@ -209,54 +208,42 @@ class Rank:
     comes on top, and with BEST and CORRECTED also the noise of selecting a step.
     """
 
-    variant: str
     rank: int
     margin: float | None
     noise: float | None
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """The variants of a model by a score, highest first."""
-
-    model: str
-    score: Score
-    places: tuple[Rank, ...]
-
-    def rank(self, variant: str) -> int | None:
-        """The rank of a variant; None if it has no such score."""
-        return next((place.rank for place in self.places if place.variant == variant), None)
+Ranking = dict[str, Rank]  # of the variants of a model by a score, highest first
 
 
-def rankings(board: Scoreboard, runs: FinishedRuns) -> tuple[Ranking, ...]:
-    """Every model by every score that any of its variants has."""
-    every = (_ranking(board, runs, model, score) for model in board.models for score in Score)
-    return tuple(ranking for ranking in every if ranking.places)
+def rankings(board: Scoreboard, runs: FinishedRuns) -> dict[tuple[str, Score], Ranking]:
+    """(model, score) -> the ranking, for each score that any variant has on the model."""
+    every = {}
+    for model, score in product(board.models, Score):
+        cells = {variant: list(by_seed(runs, model, variant, score).values()) for variant in board.variants}
+        means = {variant: fmean(values) for variant, values in cells.items() if values}
+        order = sorted(means, key=lambda variant: -means[variant])
+        noise = {variant: _noise(cell_runs(runs, model, variant), score) for variant in order}
+        places = {}
+        for variant, below in zip_longest(order, order[1:]):
+            margin = both = None
+            if below is not None:
+                margin, noises = means[variant] - means[below], (noise[variant], noise[below])
+                both = None if None in noises else math.hypot(*filter(None, noises))
+            rank = 1 + sum(mean > means[variant] for mean in means.values())
+            places[variant] = Rank(rank, margin, both)
+        if places:
+            every[model, score] = places
+    return every
 
 
 def kendall(first: Ranking, second: Ranking) -> float | None:
     """Kendall's tau-b of two rankings over their common variants: 1 is the same order, -1 the reverse; None for fewer
     than two.
     """
-    pairs = [(place.rank, rank) for place in first.places if (rank := second.rank(place.variant)) is not None]
+    pairs = [(place.rank, second[variant].rank) for variant, place in first.items() if variant in second]
     tau = float(pd.DataFrame(pairs, columns=["first", "second"], dtype=float).corr("kendall").iloc[0, 1])
     return None if math.isnan(tau) else tau
-
-
-def _ranking(board: Scoreboard, runs: FinishedRuns, model: str, score: Score) -> Ranking:
-    cells = {variant: list(by_seed(runs, model, variant, score).values()) for variant in board.variants}
-    means = {variant: fmean(values) for variant, values in cells.items() if values}
-    order = sorted(means, key=lambda variant: -means[variant])
-    ranks = rank_descending({(model, variant): mean for variant, mean in means.items()})
-    noise = {variant: _noise(cell_runs(runs, model, variant), score) for variant in order}
-    places = []
-    for variant, below in zip_longest(order, order[1:]):
-        margin = both = None
-        if below is not None:
-            margin, noises = means[variant] - means[below], (noise[variant], noise[below])
-            both = None if None in noises else math.hypot(*filter(None, noises))
-        places.append(Rank(variant, ranks[model, variant], margin, both))
-    return Ranking(model, score, tuple(places))
 
 
 def _noise(runs: Sequence[RunValues], score: Score) -> float | None:
@@ -282,8 +269,6 @@ class CellStatistics:
     contains it, so the intervals include it already.
     """
 
-    model: str
-    variant: str
     runs: int
     collapsed: int
     sampling: SamplingError | None
@@ -292,30 +277,28 @@ class CellStatistics:
 
 
 @dataclass(frozen=True)
-class Aggregate:
-    """A variant over the models of the sweep: an aggregate of `estimate.AGGREGATES`, with its bootstrap interval."""
-
-    variant: str
-    score: Score
-    name: str
-    estimate: Estimate
-
-
-@dataclass(frozen=True)
 class Statistics:
-    """Everything about a sweep. `adjusted`: (model, variant, score) -> two-sided p-value, where it exists, of the
-    difference from the baseline, with Holm's adjustment over all models and variants of the sweep.
+    """Everything about a sweep. `cells`: by (model, variant). `adjusted`: (model, variant, score) -> two-sided p-value,
+    where it exists, of the difference from the baseline, with Holm's adjustment over all models and variants of the
+    sweep.
 
-    `aggregates` and `overall` (mean differences of final means over models) cover the variants with finished runs on
-    every model.
+    `aggregates` (variant, score and one of `estimate.AGGREGATES` -> it, with its bootstrap interval) and `overall`
+    (mean differences of final means over models) cover the variants with finished runs on every model.
     """
 
     baseline: Baseline
-    cells: tuple[CellStatistics, ...]
+    cells: dict[tuple[str, str], CellStatistics]
     adjusted: dict[tuple[str, str, Score], float]
-    aggregates: tuple[Aggregate, ...]
+    aggregates: dict[tuple[str, Score, str], Estimate]
     overall: tuple[Difference, ...]
-    rankings: tuple[Ranking, ...]
+    rankings: dict[tuple[str, Score], Ranking]
+
+    @property
+    def final(self) -> list[Difference]:
+        """The differences of final means, of the cells that have one."""
+        return [
+            cell.differences[Score.FINAL] for cell in self.cells.values() if Score.FINAL in cell.differences
+        ]
 
 
 def baseline_of(variants: Sequence[str], wanted: Baseline = USUAL) -> Baseline:
@@ -332,72 +315,40 @@ def sweep_statistics(board: Scoreboard, resamples: int = RESAMPLES, baseline: Ba
     `baseline_of`.
     """
     runs, baseline = run_values(board), baseline_of(board.variants, baseline)
-    cells = tuple(_cell(board, runs, *pair, baseline) for pair in board.cells)
-    return Statistics(
-        baseline=baseline,
-        cells=cells,
-        adjusted=_adjusted(cells),
-        aggregates=_aggregates(board, runs, np.random.default_rng(_SEED), resamples),
-        overall=_overall(board, runs, cells),
-        rankings=rankings(board, runs),
-    )
-
-
-def _cell(
-    board: Scoreboard, runs: FinishedRuns, model: str, variant: str, baseline: Baseline
-) -> CellStatistics:
-    against = baseline.of(variant)
-    scores, differences = {}, {}
-    for score in Score:
-        if values := list(by_seed(runs, model, variant, score).values()):
-            scores[score] = mean_of(values)
-        if against is not None and (lead := difference(runs, model, variant, against, score)) is not None:
-            differences[score] = lead
-    finished = [run for run in board.runs_of(model, variant) if run.is_result]
-    return CellStatistics(
-        model=model,
-        variant=variant,
-        runs=len(finished),
-        collapsed=sum(run.state is SelectionState.COLLAPSE for run in finished),
-        sampling=cell_sampling_error(board, finished),
-        scores=scores,
-        differences=differences,
-    )
-
-
-def _adjusted(cells: Sequence[CellStatistics]) -> dict[tuple[str, str, Score], float]:
+    cells, leads = {}, defaultdict[str, list[Difference]](list)
+    for pair in board.cells:
+        against, scores, differences = baseline.of(pair[1]), {}, {}
+        for score in Score:
+            if values := list(by_seed(runs, *pair, score).values()):
+                scores[score] = mean_of(values)
+            if against is not None and (lead := difference(runs, *pair, against, score)) is not None:
+                differences[score] = lead
+        if Score.FINAL in differences:
+            leads[pair[1]].append(differences[Score.FINAL])
+        finished = [run for run in board.runs_of(*pair) if run.is_result]
+        collapsed = sum(run.state is SelectionState.COLLAPSE for run in finished)
+        sampling = cell_sampling_error(board, finished)
+        cells[pair] = CellStatistics(len(finished), collapsed, sampling, scores, differences)
     adjusted: dict[tuple[str, str, Score], float] = {}
     for score in Score:
         family = {
-            (cell.model, cell.variant, score): p
-            for cell in cells
+            (*pair, score): p
+            for pair, cell in cells.items()
             if score in cell.differences and (p := cell.differences[score].estimate.p_value()) is not None
         }
         adjusted |= dict(zip(family, holm(list(family.values())), strict=True))
-    return adjusted
-
-
-def _aggregates(
-    board: Scoreboard, runs: FinishedRuns, rng: np.random.Generator, resamples: int
-) -> tuple[Aggregate, ...]:
-    aggregates = []
-    for variant in board.variants:
-        for score in Score:
-            strata = [np.array(list(by_seed(runs, model, variant, score).values())) for model in board.models]
-            if all(len(values) for values in strata):
-                aggregates += [
-                    Aggregate(variant, score, name, bootstrap(strata, statistic, rng, resamples))
-                    for name, statistic in AGGREGATES.items()
-                ]
-    return tuple(aggregates)
-
-
-def _overall(
-    board: Scoreboard, runs: FinishedRuns, cells: Sequence[CellStatistics]
-) -> tuple[Difference, ...]:
-    leads: dict[str, list[Difference]] = defaultdict(list)
-    for cell in cells:
-        if lead := cell.differences.get(Score.FINAL):
-            leads[cell.variant].append(lead)
+    aggregates, rng = {}, np.random.default_rng(_SEED)
+    for variant, score in product(board.variants, Score):
+        strata = [np.array(list(by_seed(runs, model, variant, score).values())) for model in board.models]
+        if all(map(len, strata)):
+            for name, statistic in AGGREGATES.items():
+                aggregates[variant, score, name] = bootstrap(strata, statistic, rng, resamples)
     whole = (of_variant for of_variant in leads.values() if len(of_variant) == len(board.models))
-    return tuple(mean_difference(of_variant, runs) for of_variant in whole)
+    return Statistics(
+        baseline=baseline,
+        cells=cells,
+        adjusted=adjusted,
+        aggregates=aggregates,
+        overall=tuple(mean_difference(of_variant, runs) for of_variant in whole),
+        rankings=rankings(board, runs),
+    )

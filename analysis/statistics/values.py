@@ -26,7 +26,15 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import SweepData
-from cppo_lab.analysis.scoring import TIE, RunScore, Scoreboard, SelectionState, late_curve, step_noise
+from cppo_lab.analysis.scoring import (
+    TIE,
+    RunScore,
+    Scoreboard,
+    SelectionState,
+    by_cell,
+    late_curve,
+    step_noise,
+)
 from cppo_lab.analysis.statistics.estimate import FloatArray
 
 ONE_BENCHMARK = "the score of the best step cannot be corrected for selection bias: that takes two benchmarks"
@@ -105,8 +113,9 @@ class RunValues:
 
     `step_noise`: scatter of an evaluation (`scoring.step_noise`), None for fewer than 3 late ones. `evaluations` in the
     window, `late` of them in its last part. `ended`: step of the last validation of a collapsed run, else the end of
-    the window. `paired`: see `is_paired`; `common`: and its seed draws the starts of all models alike. `measured`: the
-    quantity of a claim that is not about a score (`verdicts.with_quantity`).
+    the window. `paired`: it is compared with the runs of its seed, by design and not by the outcome; `common`: and its
+    seed draws the starts of all models alike. `measured`: the quantity of a claim that is not about a score
+    (`verdicts.with_quantity`).
     """
 
     model: str
@@ -137,10 +146,7 @@ class FinishedRuns(tuple[RunValues, ...]):
     @cached_property
     def cells(self) -> Mapping[tuple[str, str], tuple[RunValues, ...]]:
         """(model, variant) -> its runs, grouped once so that a lookup does not scan all runs."""
-        cells: dict[tuple[str, str], list[RunValues]] = defaultdict(list)
-        for run in self:
-            cells[run.model, run.variant].append(run)
-        return {pair: tuple(runs) for pair, runs in cells.items()}
+        return by_cell(self)
 
 
 _OF_BOARD: WeakKeyDictionary[Scoreboard, FinishedRuns] = WeakKeyDictionary()
@@ -168,7 +174,7 @@ def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
     """Validated step -> its weight in the score `final`. A collapsed run's missing validations add to the weight of the
     validation whose score fills them in. Empty for a run without a score.
     """
-    seen = in_window(board.curves.of(run.mlflow_id), run.t_stop)[schema.MEAN].dropna()
+    seen = board.window(run)[schema.MEAN].dropna()
     if seen.empty:
         return {}
     late = _late(_to_the_end(seen, run), run.t_stop)
@@ -179,14 +185,11 @@ def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
     return dict(shares)
 
 
-def in_window(curve: pd.DataFrame, t_stop: int | None) -> pd.DataFrame:
-    """The validations up to T_stop; all if that is not known."""
-    return curve.loc[:t_stop]
-
-
 def _values(board: Scoreboard, run: RunScore) -> RunValues:
     curve = board.curves.of(run.mlflow_id)
-    window, paired = in_window(curve, run.t_stop), is_paired(board, run)
+    window, paired = board.window(run), board.pairing
+    if paired is None:  # the sweep file does not say
+        paired = starts_with_seed(board.data, run.mlflow_id, run.seed)
     means, late = _to_the_end(window[schema.MEAN].dropna(), run), late_curve(curve, run.t_stop)
     means = means if len(means) else pd.Series([0.0])
     collapsed, final = run.state is SelectionState.COLLAPSE, _late(means, run.t_stop)
@@ -211,16 +214,6 @@ def _values(board: Scoreboard, run: RunScore) -> RunValues:
 _START = "model.warm_start."  # prefix of the logged configuration keys
 
 
-def is_paired(board: Scoreboard, run: RunScore) -> bool:
-    """Whether a run is compared with the runs of its seed, by design and not by the outcome.
-
-    `pairing` of the sweep file decides if it is set, or else `starts_with_seed`.
-    """
-    if board.pairing is not None:
-        return board.pairing
-    return starts_with_seed(board.data, run.mlflow_id, run.seed)
-
-
 def starts_with_seed(data: SweepData, mlflow_id: str, seed: int | None) -> bool:
     """Whether the start of a run depends on its seed, and runs with the same seed share it.
 
@@ -239,8 +232,7 @@ def rise(board: Scoreboard, run: RunScore) -> float | None:
     """Mean score in the last part of the window minus that in the first part of the same length, extended like `final`;
     None if either has no evaluation. The score before training is excluded.
     """
-    window = in_window(board.curves.of(run.mlflow_id), run.t_stop)
-    means = _to_the_end(window[schema.MEAN].dropna(), run)
+    means = _to_the_end(board.window(run)[schema.MEAN].dropna(), run)
     if not len(means):
         return None
     steps, scores = means.index.to_numpy(), means.to_numpy(dtype=np.float64)
@@ -276,4 +268,4 @@ def _area(means: pd.Series) -> float:
     steps, scores = means.index.to_numpy(dtype=np.float64), means.to_numpy(dtype=np.float64)
     if len(steps) < 2:
         return float(scores[0])
-    return float(np.sum(np.diff(steps) * (scores[1:] + scores[:-1]) / 2) / (steps[-1] - steps[0]))
+    return float(np.trapezoid(scores, steps) / (steps[-1] - steps[0]))

@@ -8,7 +8,7 @@ of log |Delta| over the steps.
 
 import contextlib
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
@@ -20,7 +20,7 @@ from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun, SweepData
 from cppo_lab.analysis.scoring import NothingScored, RunScore, Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, pairs
-from cppo_lab.analysis.statistics.collapse import counts_of, share_difference
+from cppo_lab.analysis.statistics.collapse import share_difference
 from cppo_lab.analysis.statistics.estimate import Estimate, holm, look_level
 from cppo_lab.analysis.statistics.exact_study import METRICS, EqualIn, advantage, of_seeds, read_curves
 from cppo_lab.analysis.statistics.paired import Difference, above_zero, difference, mean_difference, slope
@@ -163,20 +163,21 @@ def _together(claim: Claim, board: Scoreboard, runs: FinishedRuns, parts: Sequen
     """
     pair, fewest = (parts[0].variant, parts[0].against), min(part.runs for part in parts)
     leads = [part.difference for part in parts if part.difference is not None]
-    lacking = next((part.why for part in parts if part.difference is None), "")
-    if lacking and (not leads or lacking != _NOT_LOGGED):
-        return Comparison("", *pair, None, fewest, lacking)
+    why = next((part.why for part in parts if part.difference is None), "")
+    lead: Difference | None = None
+    if why and (not leads or why != _NOT_LOGGED):
+        return Comparison("", *pair, None, fewest, why)
     if claim.kind is Kind.COLLAPSE:
-        models = [part.model for part in parts]
-        return Comparison("", *pair, _collapses(runs, models, pair, leads[0].score), fewest)
-    if claim.kind is not Kind.TREND:
-        return Comparison("", *pair, mean_difference(leads, runs), fewest)
-    lengths = {part.model: mean_length(board, part.model, part.against) for part in leads}
-    logged = {model: length for model, length in lengths.items() if length is not None}
-    if len(logged) < len(lengths):
-        return Comparison("", *pair, None, fewest, "its runs did not log the length of their responses")
-    trend = slope(leads, logged, runs)
-    return Comparison("", *pair, trend, fewest, "its models have equal response lengths")
+        lead = _collapses(runs, [part.model for part in parts], pair, leads[0].score)
+    elif claim.kind is not Kind.TREND:
+        lead = mean_difference(leads, runs)
+    else:
+        lengths = {part.model: mean_length(board, part.model, part.against) for part in leads}
+        logged = {model: length for model, length in lengths.items() if length is not None}
+        why = "its runs did not log the length of their responses"
+        if len(logged) == len(lengths):
+            lead, why = slope(leads, logged, runs), "its models have equal response lengths"
+    return Comparison("", *pair, lead, fewest, why)
 
 
 def _errors(claim: Claim, board: Scoreboard) -> list[Comparison]:
@@ -207,7 +208,10 @@ def _errors(claim: Claim, board: Scoreboard) -> list[Comparison]:
 def _collapses(
     runs: FinishedRuns, models: Sequence[str], pair: tuple[str, str], score: Measure
 ) -> Difference:
-    ours, theirs = ([counts_of(runs, model, variant) for model in models] for variant in pair)
+    cells = ([cell_runs(runs, model, variant) for model in models] for variant in pair)
+    ours, theirs = (
+        [(sum(run.collapsed for run in of_cell), len(of_cell)) for of_cell in side] for side in cells
+    )
     estimate = share_difference(ours, theirs)
     n, m = (sum(count for _, count in side) for side in (ours, theirs))
     return Difference("", *pair, score, estimate, False, n, m, None)
@@ -333,7 +337,12 @@ def judge(claim: Claim, board: Scoreboard | None, runs: FinishedRuns) -> Verdict
     if claim.sequential:
         # Seeds are the units of every comparison, whether their runs share more or not.
         runs = FinishedRuns(replace(run, paired=True, common=True) for run in runs)
-        seeds = _complete_seeds(claim, board.results)
+        # Those before the first of which a run that tests the claim has no result.
+        cells = {(model, variant) for model, variant, _ in claim.tests}
+        complete = takewhile(
+            lambda seed: all((*cell, seed) in board.results for cell in cells), claim.seeds or ()
+        )
+        seeds = tuple(complete)
         looks = [
             (n, FinishedRuns(run for run in runs if run.seed in seeds[:n]))
             for n in range(min(schema.FIRST_LOOK, len(seeds)), len(seeds) + 1)
@@ -372,21 +381,15 @@ def _compare_all(
         [None if comparison.estimate is None else p_of(claim, comparison.estimate) for comparison in measured]
         for p_of in (_p_for, _p_against)
     )
-    adjusted = p_for if claim.of_errors else _holm(p_for)
+    every = zip(
+        measured, p_for, p_against, p_for if claim.of_errors else _holm(p_for), _holm(p_against), strict=True
+    )
     return tuple(
         replace(
             comparison, p_for=p, p_against=against, p_adjusted=of_all, outcome=outcome_of(p, against_of_all)
         )
-        for comparison, p, against, of_all, against_of_all in zip(
-            measured, p_for, p_against, adjusted, _holm(p_against), strict=True
-        )
+        for comparison, p, against, of_all, against_of_all in every
     )
-
-
-def _complete_seeds(claim: Claim, results: Collection[tuple[str, str, int]]) -> tuple[int, ...]:
-    """The seeds of a claim before the first of which a run that tests it has no result."""
-    cells = {(model, variant) for model, variant, _ in claim.tests}
-    return tuple(takewhile(lambda seed: all((*cell, seed) in results for cell in cells), claim.seeds or ()))
 
 
 def _at_a_look(claim: Claim, comparison: Comparison) -> Comparison:

@@ -231,16 +231,15 @@ def _own_request(options: Namespace, out: Path, command: str) -> "Asked":
     }
     if options.partial or options.overrides:  # a whole report is of what has ended
         note_looks(plan, uri)
-    stated = stated_in(plan, uri, experiment)
+    about["stated"] = stated_in(plan, uri, experiment)
     if plan.is_study:
         from cppo_lab.reports.study import StudyRequest
 
-        return StudyRequest(stated=stated, **about), SweepText(plan.name, plan.title, plan.question)
+        return StudyRequest(**about), SweepText(plan.name, plan.title, plan.question)
     from cppo_lab.reports.sweep import ReportRequest
 
     [sweep] = plan.sweeps
     about |= {
-        "stated": stated[sweep.name],
         "axes": axes_of(plan, sweep, options.overrides),
         "beside": sweep.beside if out.name == plan.name else (),  # elsewhere the links would lead nowhere
         "factorial": sweep.analysis == "factorial",

@@ -4,7 +4,7 @@ interval; what each change of an axis does to it; and against the age of mu, how
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
 
@@ -16,7 +16,7 @@ from matplotlib.ticker import NullLocator
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import Axes, AxisPlace, Value
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.analysis.statistics.estimate import FEWEST_RUNS, Estimate, mean_estimate, score_limits
+from cppo_lab.analysis.statistics.estimate import FEWEST_RUNS, Estimate, mean_estimate, mean_of, score_limits
 from cppo_lab.analysis.statistics.summary import map_noise
 from cppo_lab.analysis.statistics.values import Score, by_seed, run_values
 from cppo_lab.reports.figures.drawing import (
@@ -143,43 +143,50 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: Palette = PAPE
     used = [index for index, axis in enumerate(by_key) if len(axis.values) > 1]
     if len(used) not in (1, 2):
         return None
-    shown = tuple(by_key[index] for index in used)
-    places = [
-        AxisPlace(place.variant, place.group, tuple(place.values[index] for index in used))
-        for place in declared
-    ]
-    groups = tuple(dict.fromkeys(place.group for place in places))
-    panels, notes = [], []
+    shown, is_map = tuple(by_key[index] for index in used), len(used) > 1
+    values_of = {place.variant: tuple(place.values[index] for index in used) for place in declared}
+    groups = list(dict.fromkeys(place.group for place in declared))
+    runs, panels, notes = run_values(board), list[AxisPanel](), []
     for model in board.models:
-        of_model = [
-            panel
-            for panel in _panels(board, model, shown, places, groups)
-            if panel.cells or any(line.x for line in panel.lines)
-        ]
-        if len(used) == 2 and of_model:
-            colours, note = _noise(board, model, places, of_model)
-            of_model = [replace(panel, colours=colours) for panel in of_model]
+        lines, surfaces = [], dict[str, tuple[Cell, ...]]()
+        for group in groups:
+            points, cells = list[tuple[Value, Estimate]](), []
+            for variant in (place.variant for place in declared if place.group == group):
+                score = mean_estimate([*by_seed(runs, model, variant, Score.FINAL).values()])
+                if score is None:
+                    continue
+                first, *others = values = values_of[variant]
+                points.append((None if is_map else first, score))
+                if is_map and None not in values:
+                    at, (low, high) = (shown[0].at(first), shown[1].at(*others)), score_limits(score, 100)
+                    cells.append(Cell(*at, 100 * score.value, low, high, score.n))
+            if cells:
+                surfaces[group] = tuple(cells)
+            elif points:
+                lines.append(_line(group, shown[0], points))
+        if surfaces:
+            variants = [variant for variant, values in values_of.items() if None not in values]
+            means = [cell.mean for cells in surfaces.values() for cell in cells]
+            colours, note = _noise(board, model, variants, means)
+            panels += [
+                AxisPanel(model, name, tuple(lines), of_map, colours) for name, of_map in surfaces.items()
+            ]
             notes += [f"{model}: {note}"] if note else []
-        panels += of_model
+        elif any(line.x for line in lines):
+            panels.append(AxisPanel(model, "", tuple(lines)))
     if not panels:
         return None
-    drawn = {line.group for panel in panels for line in panel.lines} if len(used) == 1 else set()
-    keys = keys_of(palette.strokes(groups), drawn)
-    score = score_name(board)
-    return _info(board, title, f"final mean of {score} (%)", shown, panels, keys, " ".join(notes) or None)
-
-
-def _info(
-    board: Scoreboard,
-    title: str,
-    y_label: str,
-    axes: tuple[Axis, ...],
-    panels: Sequence[AxisPanel],
-    keys: tuple[Key, ...],
-    noise: str | None = None,
-) -> AxesInfo:
-    about = (title, origin(board.core), run_ids_of(board.runs))
-    return AxesInfo(*about, y_label, axes, tuple(panels), keys, noise)
+    drawn = () if is_map else {line.group for panel in panels for line in panel.lines}
+    return AxesInfo(
+        title,
+        origin(board.core),
+        run_ids_of(board.runs),
+        f"final mean of {score_name(board)} (%)",
+        shown,
+        tuple(panels),
+        keys_of(palette.strokes(groups), drawn),
+        " ".join(notes) or None,
+    )
 
 
 _AGE = "rollout.staleness"
@@ -203,32 +210,30 @@ def drift_info(board: Scoreboard, axes: Axes, title: str, palette: Palette = PAP
             if key != _AGE and value is not None
         )
         of_names.setdefault(" ".join((place.group, *others)), []).append(place)
-
-    def drifts(model: str, of_name: Sequence[AxisPlace], metric: str) -> Iterable[tuple[Any, Estimate]]:
-        for place in of_name:
-            rows, age = board.logged(model, place.variant, metric), place.values[index]
-            rows = rows[(rows["step"] > age) & np.isfinite(rows["value"])]
-            mean = mean_estimate(list(rows.groupby("mlflow_id", observed=True)["value"].mean()))
-            if mean is not None:
-                yield (age,), mean
-
     panels = []
     for model, (name, of_name) in product(board.models, of_names.items()):
-        thirds = {third: list(drifts(model, of_name, metric)) for third, metric in DRIFT.items()}
-        if lines := tuple(_line(third, axis, points, 1) for third, points in thirds.items() if points):
-            panels.append(AxisPanel(model, name, lines))
+        lines = []
+        for third, metric in DRIFT.items():
+            points = []
+            for place in of_name:
+                rows, age = board.logged(model, place.variant, metric), place.values[index]
+                rows = rows[(rows["step"] > age) & np.isfinite(rows["value"])]
+                means = rows.groupby("mlflow_id", observed=True)["value"].mean()
+                if len(means):
+                    points.append((age, mean_of(list(means))))
+            if points:
+                lines.append(_line(third, axis, points, 1))
+        if lines:
+            panels.append(AxisPanel(model, name, tuple(lines)))
     if not panels:
         return None
-    keys = keys_of(palette.strokes(list(DRIFT)), DRIFT)
-    return _info(board, title, "KL(mu, pi) before the update (nats)", (axis,), panels, keys)
+    keys, label = keys_of(palette.strokes(list(DRIFT)), DRIFT), "KL(mu, pi) before the update (nats)"
+    return AxesInfo(title, origin(board.core), run_ids_of(board.runs), label, (axis,), tuple(panels), keys)
 
 
-def _noise(
-    board: Scoreboard, model: str, places: Sequence[AxisPlace], panels: Sequence[AxisPanel]
-) -> tuple[str, str]:
+def _noise(board: Scoreboard, model: str, variants: Sequence[str], means: Sequence[float]) -> tuple[str, str]:
     """What the colours of a model's cells show, and the sentence for the figure, which may be empty."""
-    means = [cell.mean for panel in panels for cell in panel.cells]
-    noise = map_noise(board, model, [place.variant for place in places if None not in place.values])
+    noise = map_noise(board, model, variants)
     if len(means) < 2:
         return BY_SCORE, ""
     if noise is None:
@@ -257,55 +262,13 @@ def _axis(key: str, values: Iterable[Value]) -> Axis:
     return Axis(key, tuple(numbers), LOG if wide else LINEAR)
 
 
-def _panels(
-    board: Scoreboard, model: str, axes: Sequence[Axis], places: Sequence[AxisPlace], groups: Sequence[str]
-) -> list[AxisPanel]:
-    values = run_values(board)
-    scored: dict[str, list[tuple[tuple[Value, ...], Estimate]]] = {group: [] for group in groups}
-    for place in places:
-        score = mean_estimate(list(by_seed(values, model, place.variant, Score.FINAL).values()))
-        if score is not None:
-            scored[place.group].append((place.values, score))
-    if len(axes) == 1:
-        lines = [_line(group, axes[0], of_group) for group, of_group in scored.items() if of_group]
-        return [AxisPanel(model, "", tuple(lines))]
-    surfaces, loose = {}, []
-    for group, of_group in scored.items():
-        cells = tuple(
-            Cell(axes[0].at(first), axes[1].at(second), 100 * score.value, low, high, score.n)
-            for (first, second), score in of_group
-            if first is not None and second is not None
-            for low, high in [_limits(score)]
-        )
-        if cells:
-            surfaces[group] = cells
-        elif of_group:
-            loose.append(_line(group, axes[0], [((None,), score) for _, score in of_group]))
-    return [AxisPanel(model, group, tuple(loose), cells) for group, cells in surfaces.items()]
-
-
-def _line(
-    group: str, axis: Axis, scored: Sequence[tuple[tuple[Value, ...], Estimate]], unit: float = 100
-) -> AxisLine:
-    """The group's scores along the axis, times `unit`; without a value on the axis, its first score."""
-    points = [(axis.at(values[0]), score) for values, score in scored if values[0] is not None]
+def _line(group: str, axis: Axis, scored: Sequence[tuple[Value, Estimate]], unit: float = 100) -> AxisLine:
+    """The group's scores by value on the axis, times `unit`; without a value, its first score."""
+    points = [(axis.at(value), score) for value, score in scored if value is not None]
     points.sort(key=lambda point: point[0])
     shown = [score for _, score in points] or [scored[0][1]]
-    values = ((unit * score.value, *_limits(score, unit), score.n) for score in shown)
+    values = ((unit * score.value, *score_limits(score, unit), score.n) for score in shown)
     return AxisLine(group, tuple(x for x, _ in points), *zip(*values, strict=True))
-
-
-def _limits(score: Estimate, unit: float = 100) -> tuple[float, float] | tuple[None, None]:
-    """The limits, in percent."""
-    limits = score_limits(score)
-    return (None, None) if limits is None else (unit * limits[0], unit * limits[1])
-
-
-def _draw_panel(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
-    """Draw a model, or a group of its runs."""
-    group = f": {display_name(panel.surface_of)}" if panel.surface_of else ""
-    ax.set_title(panel.model + group, loc="left", parse_math=False)
-    (_draw_surface if info.surface else _draw_lines)(info, panel, ax)
 
 
 def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
@@ -366,13 +329,15 @@ def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
 
 
 def draw(info: AxesInfo, fig: Figure) -> None:
-    """All panels, two in a row, with title, source and a legend."""
+    """All panels, two in a row, with title, source and a legend: a model each, or a group of its runs."""
     size = (7.2, 4.2) if len(info.panels) == 1 else (5.4, 3.6)
     texts = (info.title, info.source, info.around, *([info.noise] if info.noise else []))
     for panel, ax in panel_grid(fig, info.panels, 2, size, texts, info.keys):
         if panel.surface_of and not info.surface and ax is not fig.axes[0]:  # methods are compared
             ax.sharey(fig.axes[0])
-        _draw_panel(info, panel, ax)
+        group = f": {display_name(panel.surface_of)}" if panel.surface_of else ""
+        ax.set_title(panel.model + group, loc="left", parse_math=False)
+        (_draw_surface if info.surface else _draw_lines)(info, panel, ax)
 
 
 def effects_info(
@@ -386,14 +351,11 @@ def effects_info(
     groups = list(dict.fromkeys(group for _, group, _, _ in effects))
     panels = []
     for model in board.models:
-        lines = (
-            _line(group, axis, points)
-            for group in groups
-            if (points := [((change,), e) for *of, change, e in effects if of == [model, group]])
-        )
+        of_groups = ((group, [e[2:] for e in effects if e[:2] == (model, group)]) for group in groups)
+        lines = (_line(group, axis, points) for group, points in of_groups if points)
         panels.append(AxisPanel(model, "", tuple(lines)))
-    keys = keys_of(palette.strokes(groups), groups)
-    return _info(board, title, "effect on the final mean (points)", (axis,), panels, keys)
+    keys, label = keys_of(palette.strokes(groups), groups), "effect on the final mean (points)"
+    return AxesInfo(title, origin(board.core), run_ids_of(board.runs), label, (axis,), tuple(panels), keys)
 
 
 def draw_effects(info: AxesInfo, fig: Figure) -> None:

@@ -17,8 +17,8 @@ from html import escape
 from types import MappingProxyType, NoneType
 from typing import Any, TypeVar
 
-import matplotlib
 import numpy as np
+from matplotlib import style as styles
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
@@ -181,7 +181,6 @@ _FONTS: Mapping[str, tuple[str, ...]] = {
     "sans": ("DejaVu Sans",),
     "serif": ("STIXGeneral", "DejaVu Serif"),
 }
-_BACKEND_KEYS = frozenset({"backend", "backend_fallback", "interactive", "toolbar", "webagg.open_in_browser"})
 
 
 @dataclass(frozen=True)
@@ -215,13 +214,23 @@ def parse_style(text: str) -> Style:
     Raises UserError for anything else.
     """
     values: dict[str, Any] = {}
-    for part in text.split(","):
+    for part in map(str.strip, text.split(",")):
         key, equals, value = (word.strip() for word in part.partition("="))
         if not equals or key not in (*_QUANTITIES, "font") or key in values:
             why = "stated twice" if key in values else "not a setting of figures"
-            raise UserError(f"--figures {part.strip()!r}: {why}; valid: width=3.3in, font=serif, size=8pt")
-        quantity = _QUANTITIES.get(key)
-        values[key] = _quantity(part.strip(), value, *quantity) if quantity else _family(part.strip(), value)
+            raise UserError(f"--figures {part!r}: {why}; valid: width=3.3in, font=serif, size=8pt")
+        if key == "font":
+            if value not in _FONTS and value not in fontManager.get_font_names():
+                raise UserError(
+                    f"--figures {part!r}: no such font here; valid: sans, serif, or an installed family"
+                )
+            values[key] = value
+            continue
+        units, (low, high), unit, what = _QUANTITIES[key]
+        match = re.fullmatch(rf"(\d+\.?\d*|\.\d+)\s*({'|'.join(units)})", value, flags=re.ASCII)
+        values[key] = float(match[1]) * units[match[2]] if match else 0.0
+        if not low <= values[key] <= high:
+            raise UserError(f"--figures {part!r}: {what}, from {low:g}{unit} to {high:g}{unit}")
     return Style(**values)
 
 
@@ -234,24 +243,6 @@ _QUANTITIES = {  # the sizes of its units, limits, the unit of these, and what i
     ),
     "size": ({"": 1.0, "pt": 1.0}, (5.0, 24.0), "pt", "a size is a number of points, such as 8pt"),
 }
-
-
-def _quantity(
-    part: str, value: str, units: Mapping[str, float], limits: tuple[float, float], unit: str, what: str
-) -> float:
-    """A number with one of `units`, converted to `unit`."""
-    match = re.fullmatch(rf"(\d+\.?\d*|\.\d+)\s*({'|'.join(units)})", value, flags=re.ASCII)
-    number = float(match[1]) * units[match[2]] if match else 0.0
-    low, high = limits
-    if not low <= number <= high:
-        raise UserError(f"--figures {part!r}: {what}, from {low:g}{unit} to {high:g}{unit}")
-    return number
-
-
-def _family(part: str, value: str) -> str:
-    if value not in _FONTS and value not in {font.name for font in fontManager.ttflist}:
-        raise UserError(f"--figures {part!r}: no such font here; valid: sans, serif, or an installed family")
-    return value
 
 
 def sized(points: float) -> float:
@@ -323,35 +314,25 @@ class Picture:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A figure in its files, of which an absent one has none. `head`: height in points of the text above it; `curves`:
-    see `_curves`.
+    """A figure with its `files` by name, of which an absent one has none. `head`: height in points of the text above
+    it; `curves`: see `_curves`.
     """
 
     picture: Picture
-    svg: str = ""
-    png: bytes = b""
-    pdf: bytes = b""
+    files: Mapping[str, bytes] = field(default_factory=dict)
     head: float = 0.0
     curves: Sequence[Mapping[str, Any]] = ()
 
     @property
-    def files(self) -> dict[str, bytes]:
-        """The files by name."""
-        if self.picture.absent:
-            return {}
-        name, numbers = self.picture.name, figure_csv(self.picture.info)
-        vector, table = self.svg.encode(), numbers.encode()
-        return {f"{name}.png": self.png, f"{name}.svg": vector, f"{name}.pdf": self.pdf, f"{name}.csv": table}
+    def svg(self) -> str:
+        """The drawing."""
+        return self.files[f"{self.picture.name}.svg"].decode()
 
     @cached_property
     def inline(self) -> str:
         """The SVG as an element of a page: without its head, with unique ids, and with colours as variables."""
-        name = self.picture.name
-        opening, rest = (
-            re.sub(r"<metadata>.*?</metadata>", "", self.svg, flags=re.DOTALL)
-            .split("<svg", 1)[1]
-            .split(">", 1)
-        )
+        name, shown = self.picture.name, re.sub(r"(?s)<metadata>.*?</metadata>", "", self.svg)
+        opening, rest = shown.split("<svg", 1)[1].split(">", 1)
         rest = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", rest)
         rest = re.sub(
             r"#([0-9a-f]{6})(?=[;\"])",
@@ -382,12 +363,9 @@ def dark_style() -> str:
 @contextmanager
 def figure_style(style: Style = USUAL_STYLE) -> Iterator[None]:
     """Apply the figures' settings inside the block, independent of the user's matplotlib settings."""
-    settings: dict[Any, Any] = {
-        key: value for key, value in matplotlib.rcParamsDefault.items() if key not in _BACKEND_KEYS
-    }
     before = _STYLE.set(style)
     try:
-        with matplotlib.rc_context(settings | dict(_RC) | style.settings):
+        with styles.context(["default", {**_RC, **style.settings}]):
             yield
     finally:
         _STYLE.reset(before)
@@ -401,10 +379,11 @@ def render(picture: Picture, command: str = "cppo report", style: Style = USUAL_
     runs = "runs: " + " ".join(picture.info.run_ids)
     made = f"made by: {command}"
     metadata: dict[str, dict[str, Any]] = {
-        "png": {"Description": made, "Comment": runs},
         "svg": {"Description": made, "Keywords": [runs], "Date": None},
+        "png": {"Description": made, "Comment": runs},
         "pdf": {"Subject": made, "Keywords": runs, "CreationDate": None, "ModDate": None},
     }
+    files = {f"{picture.name}.csv": figure_csv(picture.info).encode()}
     with figure_style(style):
         fig = Figure()
         FigureCanvasAgg(fig)
@@ -414,27 +393,14 @@ def render(picture: Picture, command: str = "cppo report", style: Style = USUAL_
         if (engine := fig.get_layout_engine()) is not None:
             engine.execute(fig)
         fig.set_layout_engine(None)
-        head, curves = _head(fig), _curves(fig)
-        svg, png, pdf = (
-            _save(fig, kind, {"Title": title, **metadata[kind]}) for kind in ("svg", "png", "pdf")
-        )
-    return Drawn(picture, svg.decode(), png, pdf, head, curves)
-
-
-def _save(fig: Figure, kind: str, metadata: Mapping[str, Any]) -> bytes:
-    """A laid-out figure as "png", "svg" or "pdf". `metadata` as in `Figure.savefig`."""
-    out = io.BytesIO()
-    fig.savefig(out, format=kind, metadata=dict(metadata), dpi=_PNG_DPI)
-    return out.getvalue()
-
-
-def _head(fig: Figure) -> float:
-    """The height in points of the text above the panels."""
-    for text in fig.texts:
-        if text.get_gid() == _HEAD:
-            height = float(fig.bbox.y1 - text.get_window_extent().y0)
-            return round(height / fig.dpi * _POINTS, 1)
-    return 0.0
+        heads = [text.get_window_extent() for text in fig.texts if text.get_gid() == _HEAD]
+        head = round(float(fig.bbox.y1 - heads[0].y0) / fig.dpi * _POINTS, 1) if heads else 0.0
+        curves = _curves(fig)
+        for kind, words in metadata.items():
+            out = io.BytesIO()
+            fig.savefig(out, format=kind, metadata={"Title": title, **words}, dpi=_PNG_DPI)
+            files[f"{picture.name}.{kind}"] = out.getvalue()
+    return Drawn(picture, files, head, curves)
 
 
 def _curves(fig: Figure) -> list[dict[str, Any]]:
@@ -448,8 +414,8 @@ def _curves(fig: Figure) -> list[dict[str, Any]]:
         panels.append(
             {
                 "box": [round(scale * float(side), 1) for side in box],
-                "x": [float(end) for end in ax.get_xlim()],
-                "y": [float(end) for end in ax.get_ylim()],
+                "x": [*map(float, ax.get_xlim())],
+                "y": [*map(float, ax.get_ylim())],
                 "what": ax.get_xlabel(),
                 "lines": [{"name": line.get_label(), **_points(line)} for line in lines],
             }
@@ -469,7 +435,7 @@ def bands_of(info: Info) -> str:
         INTERVAL: "the pointwise 95 % interval of the mean over seeds",
         RANGE: "the range of two seeds",
     }
-    kinds = {line.names.get("band") for line in _series(info, {}, ())}
+    kinds = {names.get("band") for _, names, _ in _series(info, {})}
     return " or ".join(text for kind, text in words.items() if kind in kinds)
 
 
@@ -615,15 +581,8 @@ def step_axis(ax: Axes) -> None:
 
 Scalar = str | int | float
 _PLAIN = (str, int, float, NoneType)
-
-
-@dataclass(frozen=True)
-class CsvBlock:
-    """One line of a figure: its path in the tree, the enclosing names, and its values by name, all equally long."""
-
-    path: str
-    names: Mapping[str, Scalar]
-    values: Mapping[str, tuple[Any, ...]]
+# One line of a figure: its path in the tree, the enclosing names, and its values by name, all equally long.
+_Line = tuple[str, Mapping[str, Scalar], Mapping[str, tuple[Any, ...]]]
 
 
 def figure_csv(info: Any) -> str:
@@ -632,56 +591,43 @@ def figure_csv(info: Any) -> str:
     `series` is a row's path in the tree; `place` counts the values of a line from 1. Raises TypeError for a field that
     cannot be written, or whose name a field of a part above it has.
     """
-    lines = list(_series(info, {}, ()))
-    names = list(dict.fromkeys(name for line in lines for name in line.names))
+    lines = list(_series(info, {}))
+    names = dict.fromkeys(name for _, given, _ in lines for name in given)
     # A line's tuple may share its field name with a name elsewhere in the tree.
-    columns = list(dict.fromkeys(name for line in lines for name in line.values if name not in names))
-    rows = (row for line in lines for row in _rows(line, names, columns))
+    columns = dict.fromkeys(name for *_, values in lines for name in values if name not in names)
+    rows = []
+    for path, given, values in lines:
+        # A row for each place; of a part without tuples, one without a place.
+        places = enumerate(zip(*values.values(), strict=True), 1) if values else [("", ())]
+        for place, row in places:
+            cells = {**dict(zip(values, row, strict=True)), **given}
+            rows.append([path, *map(cells.get, names), place, *map(cells.get, columns)])
     return csv_text(["series", *names, "place", *columns], rows)
 
 
-def _rows(line: CsvBlock, names: Sequence[str], columns: Sequence[str]) -> Iterator[list[Scalar]]:
-    """A row for each place, with 0 and 1 for False and True. There are tens of thousands, so what all of a line have is
-    looked up once.
-    """
-    count = len(next(iter(line.values.values()), (None,)))
-    cells: dict[str, list[Scalar]] = {
-        name: ["" if value is None else int(value) if isinstance(value, bool) else value for value in values]
-        for name, values in line.values.items()
-    }
-    blank: list[Scalar] = [""] * count
-    given = ([line.names[name]] * count if name in line.names else cells.get(name, blank) for name in names)
-    places: Sequence[Scalar] = range(1, count + 1) if line.values else blank
-    values = (cells.get(name, blank) for name in columns)
-    return map(list, zip([line.path] * count, *given, places, *values, strict=True))
-
-
-def _series(node: Any, names: Mapping[str, Scalar], path: tuple[str, ...]) -> Iterator[CsvBlock]:
+def _series(node: Any, names: Mapping[str, Scalar], *path: str) -> Iterator[_Line]:
     """The lines of a dataclass: the texts about it, its values, then those of its parts."""
     named, groups, parts = dict(names), dict[int, dict[str, tuple[Any, ...]]](), list[tuple[str, Any]]()
     for attribute in fields(node):
-        value = getattr(node, attribute.name)
+        name, value = attribute.name, getattr(node, attribute.name)
         if attribute.metadata == APPEARANCE or value is None or value == ():
             continue
         if attribute.metadata == HEADING:
-            yield CsvBlock(".".join((*path, attribute.name)), {"text": str(value)}, {})
+            yield ".".join((*path, name)), {"text": str(value)}, {}
         elif isinstance(value, Scalar):
-            if names.get(attribute.name, value) != value:
-                raise TypeError(
-                    f"{attribute.name} of {type(node).__name__} would replace that of a part above it"
-                )
-            named[attribute.name] = value
-        elif isinstance(value, tuple) and all(issubclass(kind, _PLAIN) for kind in set(map(type, value))):
-            groups.setdefault(len(value), {})[attribute.name] = value
+            if names.get(name, value) != value:
+                raise TypeError(f"{name} of {type(node).__name__} would replace that of a part above it")
+            named[name] = value
+        elif isinstance(value, tuple) and all(isinstance(part, _PLAIN) for part in value):
+            plain = (int(part) if isinstance(part, bool) else part for part in value)
+            groups.setdefault(len(value), {})[name] = tuple(plain)
         elif all(map(is_dataclass, below := value if isinstance(value, tuple) else (value,))):
-            parts += [(attribute.name, part) for part in below]
+            parts += [(name, part) for part in below]
         else:
-            raise TypeError(
-                f"field {attribute.name} of {type(node).__name__} cannot be written to the figure's CSV"
-            )
+            raise TypeError(f"field {name} of {type(node).__name__} cannot be written to the figure's CSV")
     for group in groups.values():
-        yield CsvBlock(".".join(path), named, group)
+        yield ".".join(path), named, group
     for name, part in parts:
-        yield from _series(part, named, (*path, name))
+        yield from _series(part, named, *path, name)
     if not groups and not parts and named != names:
-        yield CsvBlock(".".join(path), named, {})
+        yield ".".join(path), named, {}

@@ -16,20 +16,18 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from numpy.typing import ArrayLike
 
-from cppo_lab.analysis.scoring import Scoreboard
+from cppo_lab.analysis.scoring import RunScore, Scoreboard
 from cppo_lab.analysis.statistics.estimate import FEWEST_RUNS, band
 from cppo_lab.analysis.study import (
     COMPARED,
     MAIN,
     OURS,
     ROLES,
-    GapCurve,
     GapCurves,
     StudyResults,
     TokenWindow,
@@ -150,46 +148,42 @@ def schematic_info(
     )
 
 
-def _draw_rule(panel: RulePanel, ax: Axes, palette: Palette) -> None:
-    """Draw a rule: a bar per token, coloured by the token's fate, and the limit as a line."""
-    places = range(1, len(panel.values) + 1)
-    base = 1.0 if panel.rule == "grpo" else 0.0
-    top = max(*panel.values, *panel.limit) * 1.12
-    if panel.rule == "grpo":
-        top = 2.0  # the rarest token triples; its bar is cut, so that the others remain visible
-    ax.bar(
-        places,
-        [value - base for value in panel.values],
-        bottom=base,
-        width=0.72,
-        color=[palette.reasons[kind] for kind in panel.kinds],
-        hatch=[palette.hatches.get(kind, "") for kind in panel.kinds],
-        zorder=2,
-    )
-    for place, value in zip(places, panel.values, strict=True):
-        if value > top:
-            ax.annotate(f"{value:g}", (place + 0.42, top), va="top", fontsize=sized(7), color="#555555")
-    ax.stairs(
-        panel.limit, [0.5, *(place + 0.5 for place in places)], baseline=None, color="#222222", zorder=3
-    )
-    ax.axhline(base, color="#555555", linewidth=0.8, zorder=3)
-    bottom = min(*panel.values, *panel.limit, base)
-    ax.set_ylim(bottom - 0.04 * (top - bottom) if bottom < base else base, top)
-    ax.set_xlim(0.4, len(panel.values) + 0.6)
-    ax.set_title(panel.heading, loc="left", fontsize=sized(9), pad=3)
-    ax.set_ylabel(panel.measure, fontsize=sized(8))
-    ax.tick_params(labelsize=7)
-    ax.grid(False)
-
-
 def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
-    """The rules on the left, stacked; the curves on the right."""
+    """The rules on the left, stacked: a bar per token, coloured by the token's fate, and the limit as a line; the
+    curves on the right.
+    """
     surround(fig, (11.4, 5.4), (info.title, info.source), ())
     palette = info.palette
     left, right = fig.subfigures(1, 2, squeeze=False, width_ratios=(1.0, 1.1))[0]
     axes = left.subplots(len(info.rules), 1, sharex=True)
-    for ax, rule in zip(axes, info.rules, strict=True):
-        _draw_rule(rule, ax, palette)
+    for ax, panel in zip(axes, info.rules, strict=True):
+        places = range(1, len(panel.values) + 1)
+        base, top = 0.0, max(*panel.values, *panel.limit) * 1.12
+        if panel.rule == "grpo":
+            # The rarest token triples; its bar is cut, so that the others remain visible.
+            base, top = 1.0, 2.0
+        ax.bar(
+            places,
+            [value - base for value in panel.values],
+            bottom=base,
+            width=0.72,
+            color=[palette.reasons[kind] for kind in panel.kinds],
+            hatch=[palette.hatches.get(kind, "") for kind in panel.kinds],
+            zorder=2,
+        )
+        for place, value in zip(places, panel.values, strict=True):
+            if value > top:
+                ax.annotate(f"{value:g}", (place + 0.42, top), va="top", fontsize=sized(7), color="#555555")
+        edges = [0.5, *(place + 0.5 for place in places)]
+        ax.stairs(panel.limit, edges, baseline=None, color="#222222", zorder=3)
+        ax.axhline(base, color="#555555", linewidth=0.8, zorder=3)
+        bottom = min(*panel.values, *panel.limit, base)
+        ax.set_ylim(bottom - 0.04 * (top - bottom) if bottom < base else base, top)
+        ax.set_xlim(0.4, len(panel.values) + 0.6)
+        ax.set_title(panel.heading, loc="left", fontsize=sized(9), pad=3)
+        ax.set_ylabel(panel.measure, fontsize=sized(8))
+        ax.tick_params(labelsize=7)
+        ax.grid(False)
     left.align_ylabels(axes)
     whole_ticks(axes[-1])
     axes[-1].set_xlabel("token of a made-up response, advantage > 0", fontsize=sized(8))
@@ -229,89 +223,71 @@ class GapsInfo(Info):
 
 def gaps_info(study: StudyResults, title: str, palette: Palette = PAPER) -> GapsInfo | Absent:
     """The gaps of CPPO on the first model, and those of DPPO if its runs have them."""
-    board = study.board(MAIN)
+    board = study.boards.get(MAIN)
     if board is None:
         return Absent(study.why_absent(MAIN))
-    model = board.models[0]
-    runs = {
-        variant: [run for run in board.runs_of(model, variant) if run.mlflow_id in study.positions]
-        for variant in (COMPARED, OURS)
-    }
-    gaps = {name: [study.positions[run.mlflow_id] for run in of_variant] for name, of_variant in runs.items()}
-    curves = {
-        name: curve for name, of_variant in gaps.items() if (curve := gap_curves(of_variant)) is not None
-    }
-    if OURS not in curves:
+    model, lines, drawn = board.models[0], {}, list[RunScore]()
+    for name in (COMPARED, OURS):
+        runs = [run for run in board.runs_of(model, name) if run.mlflow_id in study.positions]
+        gaps = [study.positions[run.mlflow_id] for run in runs]
+        if (curve := gap_curves(gaps)) is not None:
+            lines[name] = GapLines(name, display_name(name), palette.methods[name], curve)
+            drawn += runs
+    if OURS not in lines:
         return Absent(f"no run of {display_name(OURS)} on {model} has diagnostics/positions.json")
-    rule, threshold = gaps[OURS][0], tuple[float, ...]()
+    rule, threshold = gaps[0], tuple[float, ...]()  # of OURS, which comes last
     if rule.delta is not None and rule.w_min is not None:
-        longest = max(len(run.positions) for run in gaps[OURS])
+        longest = max(len(run.positions) for run in gaps)
         threshold = induced_threshold(rule.delta, rule.w_min, longest, rule.span)
-    methods = palette.methods
     return GapsInfo(
         title=title,
         source=f"{model}; {origin(board.core)}",
         model=model,
-        lines=tuple(
-            GapLines(name, display_name(name), methods[name], curve) for name, curve in curves.items()
-        ),
+        lines=tuple(lines.values()),
         delta=rule.delta,
         threshold=threshold,
-        run_ids=run_ids_of(run for name in curves for run in runs[name]),
+        run_ids=run_ids_of(drawn),
         palette=palette,
     )
 
 
-def _draw_gap(ax: Axes, curve: GapCurve, line: GapLines, style: str, label: str) -> None:
-    colour = line.stroke.colour
-    if curve.band:
-        ax.fill_between(curve.positions, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0)
-    marks: dict[str, Any] = {
-        "marker": line.stroke.marker if style == "-" else "",
-        "markevery": 0.12,
-        "markersize": 3.8,
-    }
-    ax.plot(curve.positions, curve.mean, style, color=colour, label=label, **marks)
-
-
-def _draw_gaps(info: GapsInfo, ax: Axes) -> None:
-    """Draw the mean gap (solid) and the mean of its largest tenth (dashed) by position."""
+def draw_gaps(info: GapsInfo, fig: Figure) -> None:
+    """The mean gap (solid) and the mean of its largest tenth (dashed) by position; beside it delta/w_t, and delta."""
+    (_, left), (_, right) = panel_grid(fig, (0, 1), 2, (5.2, 3.7), head_texts(info))
     for line in info.lines:
-        _draw_gap(ax, line.gaps.top10, line, "--", f"{line.label}, largest 10 %")
-        _draw_gap(ax, line.gaps.mean, line, "-", f"{line.label}, mean")
-    ax.set_ylim(bottom=0)
-    _finish(ax, "Gap between the policies", "|π(y) − μ(y)|")
-
-
-def _draw_threshold(info: GapsInfo, ax: Axes) -> None:
-    """Draw delta/w_t, and delta itself."""
+        colour = line.stroke.colour
+        for curve, style, of in ((line.gaps.top10, "--", "largest 10 %"), (line.gaps.mean, "-", "mean")):
+            if curve.band:
+                left.fill_between(
+                    curve.positions, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0
+                )
+            marker: Any = line.stroke.marker if style == "-" else ""
+            marks: dict[str, Any] = {"marker": marker, "markevery": 0.12, "markersize": 3.8}
+            left.plot(curve.positions, curve.mean, style, color=colour, label=f"{line.label}, {of}", **marks)
+    left.set_ylim(bottom=0)
     if info.threshold and info.delta is not None:
         ours, other = (info.palette.methods[name].colour for name in (OURS, COMPARED))
         steps = range(1, len(info.threshold) + 1)
-        ax.fill_between(steps, info.delta, info.threshold, color=ours, alpha=0.1, linewidth=0)
-        ax.plot(steps, info.threshold, color=ours, label="δ / w, with position weight")
-        ax.axhline(info.delta, color=other, linestyle="--", label=f"δ = {info.delta:g}, the same everywhere")
+        right.fill_between(steps, info.delta, info.threshold, color=ours, alpha=0.1, linewidth=0)
+        right.plot(steps, info.threshold, color=ours, label="δ / w, with position weight")
+        right.axhline(
+            info.delta, color=other, linestyle="--", label=f"δ = {info.delta:g}, the same everywhere"
+        )
         above_delta = max(info.threshold) - info.delta
         if above_delta > 0:  # none if w_min = 1
-            ax.set_ylim(info.delta - 0.6 * above_delta, info.delta + 1.2 * above_delta)
+            right.set_ylim(info.delta - 0.6 * above_delta, info.delta + 1.2 * above_delta)
     else:
-        ax.text(0.05, 0.9, "the rule has no position weight", transform=ax.transAxes, color="#777777")
-    _finish(ax, "Threshold on the divergence", "δ / w")
-
-
-def _finish(ax: Axes, title: str, y_label: str) -> None:
-    ax.set_title(title, loc="left")
-    ax.set_xlabel("token position")
-    ax.set_ylabel(y_label)
-    whole_ticks(ax)
-    ax.margins(x=0.02)
-    legend_below(ax, 2, -0.2)
-
-
-def draw_gaps(info: GapsInfo, fig: Figure) -> None:
-    """Both panels of Figure 2 side by side."""
-    for draw_half, ax in panel_grid(fig, (_draw_gaps, _draw_threshold), 2, (5.2, 3.7), head_texts(info)):
-        draw_half(info, ax)
+        right.text(0.05, 0.9, "the rule has no position weight", transform=right.transAxes, color="#777777")
+    for ax, title, y_label in (
+        (left, "Gap between the policies", "|π(y) − μ(y)|"),
+        (right, "Threshold on the divergence", "δ / w"),
+    ):
+        ax.set_title(title, loc="left")
+        ax.set_xlabel("token position")
+        ax.set_ylabel(y_label)
+        whole_ticks(ax)
+        ax.margins(x=0.02)
+        legend_below(ax, 2, -0.2)
 
 
 TOKENS = 24
@@ -345,7 +321,7 @@ def window_info(study: StudyResults, title: str, palette: Palette = PAPER) -> Wi
     """The most instructive window: that of a CPPO run with both kinds of masking, or if there is none, the first in the
     order of models and seeds.
     """
-    board = study.board(MAIN)
+    board = study.boards.get(MAIN)
     if board is None:
         return Absent(study.why_absent(MAIN))
     runs = [
@@ -375,10 +351,15 @@ def _visible(symbol: str) -> str:
     return shown if len(shown) <= _LONGEST_SYMBOL else shown[: _LONGEST_SYMBOL - 1] + "…"
 
 
-def _draw_window(info: WindowInfo, ax: Axes) -> None:
+def draw_window(info: WindowInfo, fig: Figure) -> None:
     """Draw bars w_t D_t; a token that moves away and lies above the effective threshold is masked (shaded)."""
-    window, count, palette = info.window, len(info.symbols), info.palette
-    delta = window.token_threshold
+    surround(fig, (9.6, 4.3), (info.title, info.about, info.origin), ())
+    ax, window, count, palette = fig.subplots(), info.window, len(info.symbols), info.palette
+    delta, prefix, of_token = (
+        window.token_threshold,
+        palette.reasons["prefix"],
+        palette.methods["dppo"].colour,
+    )
     top = 1.2 * max(delta, *window.weighted_divergence)
     low = min(0.0, *info.effective)
     bottom = max(low * 1.1, -top / 2) if low < 0 else 0.0  # a far overspent budget is cut off
@@ -389,7 +370,6 @@ def _draw_window(info: WindowInfo, ax: Axes) -> None:
         ax.stairs(values, edges, baseline=baseline, fill=baseline is not None, **style)
 
     token = np.full(count, delta)
-    prefix = palette.reasons["prefix"]
     stairs(np.full(count, top), np.clip(reach, 0.0, None), color=_REJECTED, alpha=0.55, zorder=0)
     stairs(token, np.clip(reach, 0.0, delta), color=prefix, alpha=0.22, zorder=1)
     ax.bar(
@@ -400,7 +380,7 @@ def _draw_window(info: WindowInfo, ax: Axes) -> None:
         hatch=[palette.hatches.get(kind, "") for kind in info.kinds],
         zorder=2,
     )
-    stairs(token, color=palette.methods["dppo"].colour, linestyle="--", linewidth=1.2, zorder=3)
+    stairs(token, color=of_token, linestyle="--", linewidth=1.2, zorder=3)
     left_over = np.clip(window.prefix_threshold, bottom - top, 2 * top)
     stairs(left_over, color=_PREFIX, linestyle=":", linewidth=1.5, zorder=4)
     stairs(reach, color=_EFFECTIVE, linewidth=1.8, zorder=5)
@@ -414,33 +394,21 @@ def _draw_window(info: WindowInfo, ax: Axes) -> None:
         label.set_parse_math(False)
     ax.set_ylabel("w D")
     ax.grid(axis="x", visible=False)
-
-
-def _handles(info: WindowInfo) -> list[Patch | Line2D]:
-    """The legend handles: lines, regions, and the kinds of bars that occur."""
     names = {
         "away": "kept",
         "toward": "kept: moves toward μ",
         "token": "masked by the token threshold",
         "prefix": "masked by the prefix budget",
     }
-    palette = info.palette
-    token = palette.methods["dppo"].colour
-    return [
-        Line2D([], [], color=token, linestyle="--", label="token threshold δ"),
+    handles = [
+        Line2D([], [], color=of_token, linestyle="--", label="token threshold δ"),
         Line2D([], [], color=_PREFIX, linestyle=":", label="δ + δ_b W − S of the prefix"),
         Line2D([], [], color=_EFFECTIVE, linewidth=1.8, label="effective threshold, the lower of both"),
-        Patch(color=palette.reasons["prefix"], alpha=0.22, label="taken away by the prefix"),
+        Patch(color=prefix, alpha=0.22, label="taken away by the prefix"),
         Patch(color=_REJECTED, label="rejected if moving away from μ"),
         *(palette.bar(kind, label) for kind, label in names.items() if kind in info.kinds),
     ]
-
-
-def draw_window(info: WindowInfo, fig: Figure) -> None:
-    """Draw the window with its legend below."""
-    surround(fig, (9.6, 4.3), (info.title, info.about, info.origin), ())
-    _draw_window(info, fig.subplots())
-    fig.legend(handles=_handles(info), loc="outside lower center", ncols=3, fontsize=sized(8))
+    fig.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=sized(8))
 
 
 # The paper's two rows of panels: (sweep, heading).
@@ -454,7 +422,6 @@ SETTINGS = (
     ("kl_vs_tv", "KL or TV"),
     ("binary_vs_topk", "Binary or Top-K"),
 )
-_GREY = "#555555"
 
 
 def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...]:
@@ -472,9 +439,6 @@ def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...
         number = len(pictures) + 1
         label = f"Figure {number}"
         pictures.append(Picture(f"figure_{number}", label, title, caption, make(f"{label}. {title}"), draw))
-
-    def of_base_models(make: Callable[[Scoreboard, tuple[str, ...]], Any]) -> Any:
-        return make(study.boards[MAIN], base_models) if base_models else Absent(missing[0])
 
     largest = roles[-1]
     right = f"{largest}, with the best score of every method.{seeds}"
@@ -508,8 +472,10 @@ def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...
         "Validation curves of the Base models",
         "Mean over the benchmarks inside the matched window. A dot marks the step selected for each run, the star "
         f"the best score of the table; a cross ends a run that collapsed.{seeds}{left_out}",
-        lambda head: of_base_models(
-            lambda board, models: validation.curves_info(board, head, models, palette=palette)
+        lambda head: (
+            validation.curves_info(study.boards[MAIN], head, base_models, palette=palette)
+            if base_models
+            else Absent(missing[0])
         ),
         partial(validation.draw, in_row=ROLES - 1),
     )
@@ -518,7 +484,9 @@ def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...
         ("Ablations of the settings", SETTINGS),
     ):
         unseen = [
-            f"{heading}: {study.why_absent(name)}" for name, heading in sweeps if study.board(name) is None
+            f"{heading}: {study.why_absent(name)}"
+            for name, heading in sweeps
+            if study.boards.get(name) is None
         ]
         add(
             title,
@@ -532,7 +500,11 @@ def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...
         "Effective budget rate δ_b, averaged over responses (top; its axis does not begin at 0), and the part of the "
         "masked tokens that the prefix budget alone rejected (bottom; a dot for each step that masked any)."
         f"{seeds}{left_out}",
-        lambda head: of_base_models(lambda board, models: training.warmup_info(board, models, head, palette)),
+        lambda head: (
+            training.warmup_info(study.boards[MAIN], base_models, head, palette)
+            if base_models
+            else Absent(missing[0])
+        ),
         training.draw_warmup,
     )
     for index, role in enumerate(roles):
@@ -546,14 +518,10 @@ def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...
                 if seeds
                 else ""
             ),
-            partial(_model_info, study, role, palette),
+            partial(model_info, study, role, palette=palette),
             draw_model,
         )
     return tuple(pictures)
-
-
-def _model_info(study: StudyResults, role: str | Absent, palette: Palette, title: str) -> Any:
-    return role if isinstance(role, Absent) else model_info(study.boards[MAIN], role, title, palette)
 
 
 def _seeds(study: StudyResults) -> str:
@@ -574,17 +542,16 @@ def _seeds(study: StudyResults) -> str:
 
 def _role(study: StudyResults, index: int) -> str | Absent:
     """The model of role `index` (0: post-trained, then the Base models by size), if it has runs."""
-    board = study.board(MAIN)
+    board, count = study.boards.get(MAIN), len(study.models)
     if board is None:
         return Absent(study.why_absent(MAIN))
-    if index >= len(study.models):
+    if index >= count:
         return Absent(
-            f"the study has {len(study.models)} models; this figure shows the paper's model {index + 1} of {ROLES}"
+            f"the study has {count} models; this figure shows the paper's model {index + 1} of {ROLES}"
         )
     model = study.models[index]
-    if not any(run.mlflow_id for run in board.runs if run.model == model):
-        return Absent(f"no run on {model} yet")
-    return model
+    has_runs = any(run.mlflow_id for run in board.runs if run.model == model)
+    return model if has_runs else Absent(f"no run on {model} yet")
 
 
 # Figures 5 and 6, of ablations.
@@ -613,13 +580,19 @@ def ablations_info(
     study: StudyResults, title: str, sweeps: Sequence[tuple[str, str]], palette: Palette = PAPER
 ) -> AblationsInfo | Absent:
     """One panel for each of `sweeps` (name, heading), on the first model of the sweep."""
-    panels, infos = [], []
+    panels, infos, main = [], [], study.boards.get(MAIN)
+    ours = {run.mlflow_id for run in main.runs if run.variant == OURS} if main else set()
     for name, heading in sweeps:
-        board = study.board(name)
+        board = study.boards.get(name)
         if board is None:
             panels.append(AblationPanel(name, heading, None, study.why_absent(name), ()))
             continue
-        info = validation.curves_info(board, heading, board.models[:1], _full_method(study, board), palette)
+        # The variants, under any name, whose runs are those of the main sweep's CPPO, are drawn like it.
+        aliases: dict[str, str] = {}
+        for variant in board.variants:
+            runs = {run.mlflow_id for run in board.runs if run.variant == variant} - {""}
+            aliases |= {variant: OURS} if runs and runs <= ours else {}
+        info = validation.curves_info(board, heading, board.models[:1], aliases, palette)
         keys = validation.scored_keys(board, info.panels[0])
         panels.append(AblationPanel(name, heading, info.panels[0], "", keys))
         infos.append(info)
@@ -630,41 +603,21 @@ def ablations_info(
     return AblationsInfo(title, source, run_ids, infos[-1].y_label, tuple(panels))
 
 
-def _full_method(study: StudyResults, board: Scoreboard) -> dict[str, str]:
-    """The variants of an ablation, under any name, whose runs are those of the main sweep's CPPO."""
-    main = study.board(MAIN)
-    ours = {run.mlflow_id for run in main.runs if run.variant == OURS} if main else set()
-    runs = {
-        name: [run for run in board.runs if run.variant == name and run.mlflow_id] for name in board.variants
-    }
-    return {
-        name: OURS
-        for name, of_variant in runs.items()
-        if of_variant and {run.mlflow_id for run in of_variant} <= ours
-    }
-
-
-def _draw_ablation(entry: AblationPanel, ax: Axes, y_label: str) -> None:
-    """The curves of a sweep with its legend below."""
-    if entry.panel is None:
-        ax.set_title(entry.heading, loc="left")
-        say(ax, "no results yet")
-        return
-    validation.draw_panel(entry.panel, ax, y_label)
-    ax.set_title(f"{entry.heading}\n", loc="left")
-    ax.text(
-        0, 1.02, entry.panel.model, transform=ax.transAxes, fontsize=sized(8), color=_GREY, parse_math=False
-    )
-    place = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.17), "borderpad": 0}
-    key_legend(ax, entry.keys, fontsize=sized(8), **place)
-
-
 def draw_ablations(info: AblationsInfo, fig: Figure) -> None:
-    """The panels in a row."""
+    """The panels in a row, each the curves of a sweep with its legend below."""
     count, longest = len(info.panels), max(len(panel.keys) for panel in info.panels)
     size = (11.4 / count, 3.4 + 0.17 * longest)
-    for index, (panel, ax) in enumerate(panel_grid(fig, info.panels, count, size, head_texts(info))):
-        _draw_ablation(panel, ax, info.y_label if index == 0 else "")
+    for index, (entry, ax) in enumerate(panel_grid(fig, info.panels, count, size, head_texts(info))):
+        if entry.panel is None:
+            ax.set_title(entry.heading, loc="left")
+            say(ax, "no results yet")
+            continue
+        validation.draw_panel(entry.panel, ax, info.y_label if index == 0 else "")
+        ax.set_title(f"{entry.heading}\n", loc="left")
+        style: dict[str, Any] = {"fontsize": sized(8), "color": "#555555", "parse_math": False}
+        ax.text(0, 1.02, entry.panel.model, transform=ax.transAxes, **style)
+        place = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.17), "borderpad": 0}
+        key_legend(ax, entry.keys, fontsize=sized(8), **place)
 
 
 # Figures 8 to 11, one per model: a panel per benchmark on top; reward, response length and relative log-prob error
@@ -719,33 +672,45 @@ class ModelInfo(Info):
     keys: tuple[Key, ...]
 
 
-def model_info(board: Scoreboard, model: str, title: str, palette: Palette = PAPER) -> ModelInfo | Absent:
-    """The figure of a model of the main sweep."""
-    runs = [run for run in board.runs if run.model == model]
+def model_info(
+    study: StudyResults, role: str | Absent, title: str, palette: Palette = PAPER
+) -> ModelInfo | Absent:
+    """The figure of a model of the main sweep, or why it has none."""
+    if isinstance(role, Absent):
+        return role
+    board = study.boards[MAIN]
+    runs = [run for run in board.runs if run.model == role]
     strokes = palette.strokes(in_order(run.variant for run in runs))
-    panels = []
-    for benchmark in board.benchmarks_of(model):
+    panels, rewards = [], []
+    for benchmark in board.benchmarks_of(role):
         lines = (
-            validation.line_of(board, board.runs_of(model, name), stroke, benchmark)
+            validation.line_of(board, board.runs_of(role, name), stroke, benchmark)
             for name, stroke in strokes.items()
         )
-        drawn = tuple(line for line in lines if line is not None)
-        panels.append(BenchmarkPanel(benchmark, benchmark_name(benchmark), drawn))
-    rewards = [_reward(board, (model, name), stroke) for name, stroke in strokes.items()]
-    logged = tuple(line for line in rewards if line is not None)
-    variants = {line.variant for panel in panels for line in panel.lines} | {line.variant for line in logged}
+        panels.append(BenchmarkPanel(benchmark, benchmark_name(benchmark), tuple(filter(None, lines))))
+    for name, stroke in strokes.items():
+        raw = _by_run(board, (role, name), _REWARD)
+        if raw.empty:
+            continue
+        smooth = _by_run(board, (role, name), _SMOOTHED)
+        if smooth.empty:
+            smooth = _moving_average(raw, _SMOOTHING).where(raw.notna())
+        steps, mean, around = tuple(map(int, raw.index)), band(raw).mean, band(smooth)
+        of_smooth = tuple(map(int, smooth.index)), around.band, around.mean, around.low, around.high
+        rewards.append(RewardLine(name, display_name(name), stroke, steps, mean, *of_smooth))
+    variants = {line.variant for panel in panels for line in panel.lines} | {line.variant for line in rewards}
     if not variants:
-        return Absent(f"no run on {model} has logged a benchmark or a reward")
+        return Absent(f"no run on {role} has logged a benchmark or a reward")
     return ModelInfo(
         title=title,
         source=origin(board.core),
-        model=model,
+        model=role,
         y_label=f"{score_name(board)} (%)",
         benchmarks=tuple(panels),
-        rewards=logged,
+        rewards=tuple(rewards),
         traces=(
-            _smoothed(board, model, _LENGTH, "response length (tokens)", strokes),
-            _smoothed(board, model, _ERROR, "relative log-prob error", strokes),
+            _smoothed(board, role, _LENGTH, "response length (tokens)", strokes),
+            _smoothed(board, role, _ERROR, "relative log-prob error", strokes),
         ),
         keys=keys_of(strokes, variants),
         run_ids=run_ids_of(runs),
@@ -759,28 +724,6 @@ def _by_run(board: Scoreboard, pair: tuple[str, str], metric: str) -> pd.DataFra
     return rows.astype({"mlflow_id": object}).pivot(index="step", columns="mlflow_id", values="value")
 
 
-def _reward(board: Scoreboard, pair: tuple[str, str], stroke: Stroke) -> RewardLine | None:
-    raw = _by_run(board, pair, _REWARD)
-    if raw.empty:
-        return None
-    smooth = _by_run(board, pair, _SMOOTHED)
-    if smooth.empty:
-        smooth = _moving_average(raw, _SMOOTHING).where(raw.notna())
-    around = band(smooth)
-    return RewardLine(
-        variant=pair[1],
-        label=display_name(pair[1]),
-        stroke=stroke,
-        steps=tuple(int(step) for step in raw.index),
-        raw=band(raw).mean,
-        smooth_steps=tuple(int(step) for step in smooth.index),
-        band=around.band,
-        smooth=around.mean,
-        low=around.low,
-        high=around.high,
-    )
-
-
 def _moving_average(values: pd.DataFrame, share: float) -> pd.DataFrame:
     """Over a share of the rows, an odd number, so that it is centred."""
     width = max(3, round(share * len(values)) | 1)
@@ -790,22 +733,33 @@ def _moving_average(values: pd.DataFrame, share: float) -> pd.DataFrame:
 def _smoothed(
     board: Scoreboard, model: str, metric: str, label: str, strokes: Mapping[str, Stroke]
 ) -> training.DiagnosticPanel:
-    traces = list(training.traces_of(board, model, metric, strokes, _POINTS))
-    for place, trace in enumerate(traces):
+    traces, unit = training.traces_of(board, model, metric, strokes, _POINTS), 1.0
+    if metric == _LENGTH and max((max(trace.high) for trace in traces), default=0.0) >= 2 * _KILO:
+        label, unit = "response length (k tokens)", _KILO
+    shown = []
+    for trace in traces:
+        parts = {"mean": trace.mean, "low": trace.low, "high": trace.high}
         if len(trace.steps) > _FEW_POINTS:  # so many that seven lines would be illegible
             smooth = _moving_average(pd.DataFrame({"mean": trace.mean}), _SMOOTHING / 2)
-            traces[place] = replace(trace, smooth=tuple(smooth["mean"]))
-    if metric == _LENGTH and max((max(trace.high) for trace in traces), default=0.0) >= 2 * _KILO:
-        label = "response length (k tokens)"
-        for place, trace in enumerate(traces):
-            parts = {name: getattr(trace, name) for name in ("mean", "low", "high", "smooth")}
-            kilos: Any = {name: tuple(value / _KILO for value in part) for name, part in parts.items()}
-            traces[place] = replace(trace, **kilos)
-    return training.DiagnosticPanel(model, metric, label, tuple(traces))
+            parts["smooth"] = tuple(smooth["mean"])
+        scaled: Any = {name: tuple(value / unit for value in part) for name, part in parts.items()}
+        shown.append(replace(trace, **scaled))
+    return training.DiagnosticPanel(model, metric, label, tuple(shown))
 
 
-def _draw_reward(info: ModelInfo, ax: Axes) -> None:
-    """Draw the reward, raw thin and smoothed thick."""
+def draw_model(info: ModelInfo, fig: Figure) -> None:
+    """Draw benchmarks above (dots mark the steps selected by their mean), training metrics below, the reward raw thin
+    and smoothed thick, and the legend.
+    """
+    columns = max(len(info.benchmarks), 1 + len(info.traces))
+    surround(fig, (3.8 * columns, 5.6), head_texts(info), info.keys)
+    upper, lower = fig.subplots(2, columns, squeeze=False)
+    for index, (ax, panel) in enumerate(zip(upper, info.benchmarks, strict=False)):
+        validation.draw_lines(ax, panel.lines)
+        ax.set_title(panel.heading, loc="left", parse_math=False)
+        ax.set_ylabel(info.y_label if index == 0 else "")
+        step_axis(ax)
+    ax = lower[0]
     for line in info.rewards:
         ax.plot(line.steps, line.raw, color=line.stroke.colour, linewidth=0.5, alpha=0.3, zorder=2)
     for order, line in enumerate(info.rewards):
@@ -816,19 +770,6 @@ def _draw_reward(info: ModelInfo, ax: Axes) -> None:
     step_axis(ax)
     if not info.rewards:
         training.not_logged(ax)
-
-
-def draw_model(info: ModelInfo, fig: Figure) -> None:
-    """Draw benchmarks above (dots mark the steps selected by their mean), training metrics below, and the legend."""
-    columns = max(len(info.benchmarks), 1 + len(info.traces))
-    surround(fig, (3.8 * columns, 5.6), head_texts(info), info.keys)
-    upper, lower = fig.subplots(2, columns, squeeze=False)
-    for index, (ax, panel) in enumerate(zip(upper, info.benchmarks, strict=False)):
-        validation.draw_lines(ax, panel.lines)
-        ax.set_title(panel.heading, loc="left", parse_math=False)
-        ax.set_ylabel(info.y_label if index == 0 else "")
-        step_axis(ax)
-    _draw_reward(info, lower[0])
     for ax, trace in zip(lower[1:], info.traces, strict=False):
         training.draw_panel(trace, ax, trace.label)
     for ax in (*upper[len(info.benchmarks) :], *lower[1 + len(info.traces) :]):

@@ -83,7 +83,7 @@ class DiagnosticsInfo(Info):
     """Everything the figure shows; `panels`: all metrics of a model, then those of the next."""
 
     panels: tuple[DiagnosticPanel, ...]
-    keys: tuple[Key, ...]
+    keys: tuple[Key, ...] = ()
 
 
 def diagnostics_info(board: Scoreboard, title: str, palette: Palette = PAPER) -> DiagnosticsInfo | None:
@@ -183,19 +183,12 @@ _METRICS = ((_RATE, "effective δ_b"), (_SHARE, "prefix-budget share"))
 _BUDGET_POINTS = 2000  # per line at most: every step of the paper's runs
 
 
-@dataclass(frozen=True)
-class WarmupInfo(Info):
-    """Everything the figure shows: a row of `panels` per metric, a column per model. The `limit` of a budget rate is
-    its lower bound (delta_b_min), None if its runs do not log it or differ.
-    """
-
-    panels: tuple[DiagnosticPanel, ...]
-
-
 def warmup_info(
     board: Scoreboard, models: tuple[str, ...], title: str, palette: Palette = PAPER
-) -> WarmupInfo | Absent:
-    """The runs of CPPO on `models`."""
+) -> DiagnosticsInfo | Absent:
+    """The runs of CPPO on `models`: a row of panels per metric, a column per model. The `limit` of a budget rate is its
+    lower bound (delta_b_min), None if its runs do not log it or differ.
+    """
     strokes = {OURS: palette.methods[OURS]}
     panels = tuple(
         DiagnosticPanel(
@@ -212,7 +205,7 @@ def warmup_info(
         names = " and ".join(metric for metric, _ in _METRICS)
         return Absent(f"no run of {display_name(OURS)} on {', '.join(models) or 'any model'} logged {names}")
     runs = [run for run in board.runs if run.model in models and run.variant == OURS]
-    return WarmupInfo(title, origin(board.core), run_ids_of(runs), panels)
+    return DiagnosticsInfo(title, origin(board.core), run_ids_of(runs), panels)
 
 
 def _floor(board: Scoreboard, model: str) -> float | None:
@@ -220,8 +213,8 @@ def _floor(board: Scoreboard, model: str) -> float | None:
     if board.core == schema.PAPER:
         floors = {row["delta_b_min"] for row in printed_table("table_config") if row["model"] == model}
     else:
-        logged = [board.params_of(run) for run in board.runs_of(model, OURS)]
-        floors = {params["rule.delta_b"] for params in logged if "rule.delta_b" in params}
+        logged = (board.params_of(run).get("rule.delta_b") for run in board.runs_of(model, OURS))
+        floors = {*filter(None, logged)}
     try:
         return float(floors.pop()) if len(floors) == 1 else None
     except ValueError:  # a foreign run may log anything under this key
@@ -242,7 +235,7 @@ def _draw_share(trace: Trace, ax: Axes) -> None:
     step_axis(ax)
 
 
-def draw_warmup(info: WarmupInfo, fig: Figure) -> None:
+def draw_warmup(info: DiagnosticsInfo, fig: Figure) -> None:
     """Draw metrics as rows and models as columns; the panels of a row share a scale."""
     rows, columns = len(_METRICS), len(info.panels) // len(_METRICS)
     surround(fig, (max(3.6 * columns, 5.4), 2.4 * rows), head_texts(info), ())
@@ -255,13 +248,9 @@ def draw_warmup(info: WarmupInfo, fig: Figure) -> None:
             draw_panel(panel, ax, panel.model if row == 0 else "")
         if panel.traces and panel.limit is not None:
             ax.axhline(panel.limit, color=_FLOOR, linewidth=0.8, linestyle=_DASHES)
-            place: dict[str, Any] = {
-                "xycoords": ax.get_yaxis_transform(),
-                "xytext": (-2, -3),
-                "textcoords": "offset points",
-            }
             style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": sized(8), "color": _FLOOR}
-            ax.annotate(f"δ_b,min = {panel.limit:g}", (1, panel.limit), **place, **style)
+            style |= {"xytext": (-2, -3), "textcoords": "offset points", "xycoords": ax.get_yaxis_transform()}
+            ax.annotate(f"δ_b,min = {panel.limit:g}", (1, panel.limit), **style)
         ax.set_ylabel(panel.label if column == 0 else "")
         ax.xaxis.label.set_visible(row == rows - 1)  # the page has it beside the values of the others
         ax.margins(y=0.16)  # room for the label below the floor

@@ -2,7 +2,7 @@
 step, and its collapses; and the share of its runs that have not collapsed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -15,7 +15,6 @@ from cppo_lab import schema
 from cppo_lab.analysis.scoring import RunScore, Scoreboard, SelectionState
 from cppo_lab.analysis.statistics.collapse import CellCollapse
 from cppo_lab.analysis.statistics.estimate import Band, band
-from cppo_lab.analysis.statistics.values import in_window
 from cppo_lab.reports.figures.drawing import (
     APPEARANCE,
     PAPER,
@@ -93,9 +92,9 @@ def line_of(
     board: Scoreboard, runs: Sequence[RunScore], stroke: Stroke, benchmark: str = schema.MEAN
 ) -> Line | None:
     """The runs of a cell on a benchmark or the benchmarks' mean; None if no run has a validation inside its window."""
-    seeds, curves = list[SeedLine](), list[tuple[RunScore, pd.Series]]()
+    seeds, curves = list[SeedLine](), dict[bool, list[pd.Series]]({True: [], False: []})
     for run in runs:
-        curve = in_window(board.curves.of(run.mlflow_id), run.t_stop)[benchmark].dropna() * 100
+        curve = board.window(run)[benchmark].dropna() * 100
         if len(curve):
             choice = run.choice
             score = choice.score if benchmark == schema.MEAN else choice.components.get(benchmark)
@@ -104,15 +103,14 @@ def line_of(
                 steps=tuple(map(int, curve.index)),
                 values=tuple(map(float, curve)),
                 best_step=None if score is None else choice.step,
-                best=None if choice.step is None or score is None else 100 * score,
+                best=None if score is None else 100 * score,
                 collapsed=run.state is SelectionState.COLLAPSE,
             )
             seeds.append(seed)
-            curves.append((run, curve))
+            curves[run.is_result].append(curve)
     if not seeds:
         return None
-    finished = [curve for run, curve in curves if run.is_result] or [curve for _, curve in curves]
-    together = pd.concat(finished, axis=1, join="inner")  # the steps that all have
+    together = pd.concat(curves[True] or curves[False], axis=1, join="inner")  # the steps that all have
     return Line(
         **vars(band(together, 0, 100)),
         variant=runs[0].variant,
@@ -123,25 +121,23 @@ def line_of(
     )
 
 
-def _collapse_labels(lines: Sequence[Line]) -> list[tuple[Line, int, float, int, bool]]:
+def _collapse_labels(lines: Sequence[Line]) -> Iterator[tuple[Line, int, float, int, bool]]:
     """The word "collapse" at the last cross of each variant with a collapsed run, placed without overlaps: (line, step,
     value, how many lines of text above it, whether to its left).
     """
     last = max((seed.steps[-1] for line in lines for seed in line.seeds), default=1) or 1
-    fallen = []
+    fallen, begins = [], set[tuple[int, float]]()
     for line in lines:
         ends = [(seed.steps[-1], seed.values[-1]) for seed in line.seeds if seed.collapsed]
         if ends:
             fallen.append((*max(ends), line))
-    labels, begins = [], list[tuple[int, float]]()
     for step, value, line in sorted(fallen, key=lambda entry: entry[0]):
         left = step > (1 - _LABEL_SHARE) * last
         start = step / last - (_LABEL_SHARE if left else 0.0)
         taken = {level for level, begin in begins if abs(begin - start) < _LABEL_SHARE}
         level = next(number for number in range(len(begins) + 1) if number not in taken)
-        begins.append((level, start))
-        labels.append((line, step, value, level, left))
-    return labels
+        begins.add((level, start))
+        yield line, step, value, level, left
 
 
 def draw_lines(ax: Axes, lines: Sequence[Line]) -> None:
@@ -235,10 +231,8 @@ def curves_info(
     strokes = palette.strokes(drawn_variants(board), aliases)
     panels = []
     for model in dict.fromkeys(run.model for run in runs):
-        cells = [(board.runs_of(model, name), stroke) for name, stroke in strokes.items()]
-        lines = tuple(
-            line for of_cell, stroke in cells if of_cell and (line := line_of(board, of_cell, stroke))
-        )
+        of_cells = (line_of(board, board.runs_of(model, name), stroke) for name, stroke in strokes.items())
+        lines = tuple(filter(None, of_cells))
         stops = [run.t_stop for run in runs if run.model == model and run.t_stop is not None]
         panels.append(Panel(model, max(stops, default=None), lines, _top(board, model, lines)))
     return CurvesInfo(
@@ -280,22 +274,18 @@ def draw_panel(panel: Panel, ax: Axes, y_label: str = "") -> None:
     run.
     """
     draw_lines(ax, panel.lines)
-    if panel.top is not None:
-        _mark_top(ax, panel, panel.top)
+    if (top := panel.top) is not None:
+        colour = next(line.stroke.colour for line in panel.lines if line.variant == top.variant)
+        last = max(seed.steps[-1] for line in panel.lines for seed in line.seeds)
+        place = (top.step, top.score)
+        ax.plot(*place, "*", markersize=12, color=colour, markeredgecolor="white", zorder=60)
+        side = "right" if top.step > 0.9 * last else "center"
+        style: dict[str, Any] = {"color": colour, "fontsize": sized(9), "fontweight": "bold", "zorder": 61}
+        ax.annotate(top.text, place, xytext=(0, 7), textcoords="offset points", ha=side, **style)
     stop = "" if panel.t_stop is None else f" (T_stop = {panel.t_stop})"
     ax.set_title(panel.model + stop, loc="left", parse_math=False)
     step_axis(ax)
     ax.set_ylabel(y_label)
-
-
-def _mark_top(ax: Axes, panel: Panel, top: Top) -> None:
-    colour = next(line.stroke.colour for line in panel.lines if line.variant == top.variant)
-    last = max(seed.steps[-1] for line in panel.lines for seed in line.seeds)
-    place = (top.step, top.score)
-    ax.plot(*place, "*", markersize=12, color=colour, markeredgecolor="white", zorder=60)
-    side = "right" if top.step > 0.9 * last else "center"
-    style: dict[str, Any] = {"color": colour, "fontsize": sized(9), "fontweight": "bold", "zorder": 61}
-    ax.annotate(top.text, place, xytext=(0, 7), textcoords="offset points", ha=side, **style)
 
 
 def draw(info: CurvesInfo, fig: Figure, in_row: int = 2) -> None:
@@ -344,18 +334,18 @@ class SurvivalInfo(Info):
 
 
 def survival_info(
-    board: Scoreboard, cells: Sequence[CellCollapse], title: str, palette: Palette = PAPER
+    board: Scoreboard,
+    cells: Mapping[tuple[str, str], CellCollapse],
+    title: str,
+    palette: Palette = PAPER,
 ) -> SurvivalInfo | None:
     """The figure of a scored sweep; None if no run collapsed."""
     strokes = palette.strokes(drawn_variants(board))
-    of_cell = {(cell.model, cell.variant): cell for cell in cells}
     panels = []
     for model in board.models:
-        of_model = [of_cell[model, name] for name in strokes if (model, name) in of_cell]
-        if not any(cell.collapsed for cell in of_model):
-            continue
+        of_model = {name: cells[model, name] for name in strokes if (model, name) in cells}
         lines = []
-        for cell in of_model:
+        for variant, cell in of_model.items():
             points = [(0, 1.0, cell.runs)]
             points += [
                 (point.step, point.share.value, point.at_risk - point.collapses) for point in cell.curve
@@ -363,28 +353,24 @@ def survival_info(
             if points[-1][0] < cell.last_step:
                 points.append((cell.last_step, *points[-1][1:]))
             steps, shares, at_risk = zip(*points, strict=True)
-            about = (cell.variant, display_name(cell.variant), strokes[cell.variant], cell.runs)
+            about = (variant, display_name(variant), strokes[variant], cell.runs)
             lines.append(SurvivalLine(*about, steps, tuple(100 * share for share in shares), at_risk))
-        panels.append(SurvivalPanel(model, tuple(lines)))
+        if any(cell.collapsed for cell in of_model.values()):
+            panels.append(SurvivalPanel(model, tuple(lines)))
     if not panels:
         return None
     keys = keys_of(strokes, {line.variant for panel in panels for line in panel.lines})
     return SurvivalInfo(title, source_of(board), run_ids_of(board.runs), tuple(panels), keys)
 
 
-def _draw_survival(panel: SurvivalPanel, ax: Axes) -> None:
-    """Draw a model. Coinciding lines are shifted slightly."""
-    for order, line in enumerate(panel.lines):
-        heights = [height - _APART * order for height in line.surviving]
-        style = line.stroke.marked() | {"linewidth": 1.4, "zorder": 3 + order}
-        ax.step(line.steps, heights, where="post", **style)
-    ax.set_ylim(-6, 104)
-    ax.set_ylabel("runs not collapsed (%)")
-    ax.set_title(panel.model, loc="left", parse_math=False)
-    step_axis(ax)
-
-
 def draw_survival(info: SurvivalInfo, fig: Figure) -> None:
-    """All panels, two in a row, with title and source and a shared legend."""
+    """All panels, two in a row, with title and source and a shared legend. Coinciding lines are shifted slightly."""
     for panel, ax in panel_grid(fig, info.panels, 2, (5.4, 3.3), head_texts(info), info.keys):
-        _draw_survival(panel, ax)
+        for order, line in enumerate(panel.lines):
+            heights = [height - _APART * order for height in line.surviving]
+            style = line.stroke.marked() | {"linewidth": 1.4, "zorder": 3 + order}
+            ax.step(line.steps, heights, where="post", **style)
+        ax.set_ylim(-6, 104)
+        ax.set_ylabel("runs not collapsed (%)")
+        ax.set_title(panel.model, loc="left", parse_math=False)
+        step_axis(ax)

@@ -93,7 +93,7 @@ def test_a_report_of_our_own_sweep(built: ReportRequest) -> None:
 
 def test_the_part_of_a_further_figure_is_in_the_contents(monkeypatch: pytest.MonkeyPatch) -> None:
     section = sweep.figure_section("steps", SimpleNamespace(title="Best <steps>"), Mock(), "Steps.")
-    monkeypatch.setattr(sweep, "_drift", lambda _report: section)
+    monkeypatch.setattr(sweep, "mismatch_section", lambda _scored: section)
     html = page_of(scored(DEMO_RUNS))[1]
     listed = re.findall(r'<li><a href="#(\w+)">(.*?)</a>', html.partition("</nav>")[0])
     assert ("figure_steps_part", "Best &lt;steps&gt;") in listed

@@ -219,7 +219,7 @@ def test_a_style_has_its_width_font_and_size(drawn: drawing.Drawn) -> None:
     styled = render(PICTURE, style=parse_style(" width = 8.4cm , font = serif, size=6pt"))
     width = float(re.findall(r'viewBox="0 0 ([\d.]+) ', styled.svg)[0])
     assert width == pytest.approx(72 * 8.4 / 2.54, abs=0.1)
-    assert b"/MediaBox [ 0 0 238.1" in styled.pdf
+    assert b"/MediaBox [ 0 0 238.1" in styled.files["figure_curves.pdf"]
     assert "'STIXGeneral'" in styled.svg and "'DejaVu Sans'" not in styled.svg
     small, usual = (
         {float(size) for size in re.findall(r"font-size: ([\d.]+)px", text)}

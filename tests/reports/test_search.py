@@ -293,7 +293,7 @@ def test_words_on_ties_and_edges(made: SearchRequest) -> None:
         trial["values"] = [value]
     content["trials"][0]["params"] = {"rule.delta_b": 0.05, "rule.w_min": 0.7}
     result = parsed(content)
-    assert finding(result)[0].endswith("final score 50.0\xa0%. Trial 2 reached the same value.")
+    assert next(finding(result)).endswith("final score 50.0\xa0%. Trial 2 reached the same value.")
     assert "Every trial ran with one seed (4)" in " ".join(certainty(result, ()))
     files = built(replace(made, chosen=None), content)
     assert "0.05 (at the edge)" in files["table_space.csv"].decode()
@@ -311,8 +311,8 @@ def test_words_on_ties_and_edges(made: SearchRequest) -> None:
         assert commands == (line.replace("rule.delta_b", f"{added}rule.delta_b"),)
     content["trials"][1]["values"] = [0.5]
     equal = parsed(content)
-    assert finding(equal)[0].startswith("All 3 complete trials have the same value, final score 50.0\xa0%")
-    assert certainty(parsed({**content, "seeds": [0, 1]}), ()) == ()
+    assert next(finding(equal)).startswith("All 3 complete trials have the same value, final score 50.0\xa0%")
+    assert [*certainty(parsed({**content, "seeds": [0, 1]}), ())] == []
 
 
 @pytest.mark.parametrize(

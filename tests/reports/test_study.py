@@ -16,7 +16,7 @@ from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Hypotheses, Kind
 from cppo_lab.analysis.statistics.values import Quantity
-from cppo_lab.analysis.study import PositionGaps, StudyResults, StudySweep, TokenWindow
+from cppo_lab.analysis.study import PositionGaps, StudyResults, TokenWindow
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.figures import gallery as paper
 from cppo_lab.reports.figures.drawing import figure_csv, render
@@ -97,13 +97,11 @@ def made_study() -> StudyResults:
     data = make_data([*distinct.values()])
     ids = dict(zip(data.runs["run_id"], data.runs["mlflow_id"], strict=True))
     data = replace(data, params=dict.fromkeys(ids.values(), PARAMS))
-    sweeps = tuple(
-        StudySweep(
-            SweepGrid(name, name.capitalize(), f"What does {name} say?", expect(runs)),
-            score_sweep(replace(data, sweep=name), expect(runs)),
-        )
+    grids = tuple(
+        SweepGrid(name, name.capitalize(), f"What does {name} say?", expect(runs))
         for name, runs in declared.items()
     )
+    boards = {name: score_sweep(replace(data, sweep=name), expect(runs)) for name, runs in declared.items()}
     gap = tuple(0.01 + 0.0005 * place for place in range(LENGTH))
     places, counts = tuple(range(1, LENGTH + 1)), tuple(range(4000, 4000 - LENGTH, -1))
     gaps = PositionGaps(places, counts, gap, gap, w_min=0.8, delta=0.15)
@@ -120,7 +118,7 @@ def made_study() -> StudyResults:
     )
     pair = [f"post-{name}-{seed}" for name in ("cppo", "dppo") for seed in (0, 1)]
     windows = {ids[f"{model}-cppo-0"]: window for model in MODELS}
-    return StudyResults(sweeps, {ids[run]: gaps for run in pair}, windows)
+    return StudyResults(grids, boards, {}, {ids[run]: gaps for run in pair}, windows)
 
 
 def request_of(study: StudyResults, out: Path) -> StudyRequest:
@@ -128,7 +126,7 @@ def request_of(study: StudyResults, out: Path) -> StudyRequest:
         name="study",
         uri="sqlite://",
         experiment="cppo-mini",
-        sweeps=tuple(sweep.grid for sweep in study.sweeps),
+        sweeps=study.grids,
         out=out,
         title="A study",
         question="Does it hold?",
@@ -137,11 +135,11 @@ def request_of(study: StudyResults, out: Path) -> StudyRequest:
 
 def test_the_models_take_their_roles_in_the_order_of_the_declaration() -> None:
     study, turned = made_study(), ("moe", "base_m", "base_s", "post")
-    main = study.sweeps[0]
+    main = study.grids[0]
     for models in (MODELS, turned):
-        expected = tuple(sorted(main.grid.expected, key=lambda run: models.index(run.model)))
-        grid = replace(main.grid, expected=expected)
-        pictures = paper.gallery(replace(study, sweeps=(replace(main, grid=grid), *study.sweeps[1:])))
+        expected = tuple(sorted(main.expected, key=lambda run: models.index(run.model)))
+        grids = (replace(main, expected=expected), *study.grids[1:])
+        pictures = paper.gallery(replace(study, grids=grids))
         assert [picture.name for picture in pictures] == [f"figure_{number}" for number in range(1, 12)]
         assert [picture.heading for picture in pictures[7:]] == [
             f"Figure {8 + index}. All curves of {model}" for index, model in enumerate(models)
@@ -150,11 +148,12 @@ def test_the_models_take_their_roles_in_the_order_of_the_declaration() -> None:
         for picture in pictures:
             assert not picture.absent and "core=mini" in picture.info.source and picture.info.run_ids
     assert "bands of two seeds reach from one to the other" in pictures[3].caption
-    for sweeps, number, said in (
-        (study.sweeps[1:], 1, "the study has no sweep 'main'"),
-        (study.sweeps[:-1], 6, "no results yet"),
+    for grids, number, said in (
+        (study.grids[1:], 1, "the study has no sweep 'main'"),
+        (study.grids[:-1], 6, "no results yet"),
     ):
-        picture = paper.gallery(replace(study, sweeps=sweeps))[number - 1]
+        boards = {grid.name: study.boards[grid.name] for grid in grids}
+        picture = paper.gallery(replace(study, grids=grids, boards=boards))[number - 1]
         picture.draw(picture.info, figure := Figure())
         shown = [text.get_text() for ax in figure.axes for text in ax.texts]
         assert said in shown, shown
@@ -188,7 +187,7 @@ def test_the_values_of_every_panel_of_the_budget_are_at_training_steps() -> None
 
 
 def test_rewards_are_smoothed() -> None:
-    info = paper.model_info(made_study().board("main"), "moe", "Figure 11")
+    info = paper.model_info(made_study(), "moe", "Figure 11")
     (reward,) = (line for line in info.rewards if line.variant == "cppo")
     assert reward.steps == tuple(range(1, T_STOP + 1)) and max(reward.smooth) < max(reward.raw)
 

@@ -164,8 +164,7 @@ def test_cells_and_their_tests() -> None:
     early = MadeRun("grpo", "m", 2, status=schema.COLLAPSED)  # before its first validation
     runs = [*flat({"dppo": [0.3, 0.31, 0.32], "grpo": [0.3]}), broken("grpo", 1, 0.4), early]
     board = scored(runs + flat({"dppo": [0.3, 0.31]}, "n"))
-    cells = cell_collapses(board, run_values(board), Baseline("dppo"))
-    found = {(cell.model, cell.variant): cell for cell in cells}
+    found = cell_collapses(board, run_values(board), Baseline("dppo"))
     assert set(found) == {("m", "dppo"), ("m", "grpo"), ("n", "dppo"), ("", "dppo"), ("", "grpo")}
     cell = found["m", "grpo"]
     assert (cell.collapsed, cell.runs, cell.last_step) == (2, 3, 100)

@@ -208,7 +208,7 @@ def board() -> Scoreboard:
 
 def test_shares_by_problem_average_to_the_final_score(board: Scoreboard) -> None:
     """Also of a collapsed run, whose missing validations are filled in."""
-    cells = {cell.variant: cell for cell in cell_problems(board)}
+    cells = {cell.variant: cell for cell in cell_problems(board).values()}
     cppo, dppo = cells["cppo"], cells["dppo"]
     assert cppo.seeds == (0, 1, 2) and cppo.ever.shape == (5 + 5 + 3, PROBLEMS)
     for run in run_values(board):
@@ -224,9 +224,7 @@ def test_shares_by_problem_average_to_the_final_score(board: Scoreboard) -> None
 
 
 def test_pairs_are_those_of_the_statistics_over_seeds(board: Scoreboard) -> None:
-    [difference] = (
-        cell.differences[Score.FINAL] for cell in sweep_statistics(board).cells if cell.variant == "cppo"
-    )
+    difference = sweep_statistics(board).cells["chain", "cppo"].differences[Score.FINAL]
     (pair,) = paired_problems(cell_problems(board), [difference])
     assert difference.paired and pair.difference.problems.value == pytest.approx(difference.estimate.value)
     assert pair.difference.both.half is not None and len(pair.separated) == PROBLEMS
@@ -281,7 +279,7 @@ def test_tables_and_what_is_not_there(board: Scoreboard) -> None:
     other = replace(board.data.outcomes[first], problems=tuple("abcdef"))
     for outcomes in (without, {**without, first: other}):
         incomplete = replace(board, data=replace(board.data, outcomes=outcomes))
-        assert cell_problems(incomplete) == ()
+        assert cell_problems(incomplete) == {}
         assert "problems" not in statistics_tables(Scored("made", "made", incomplete, ""))
 
 
@@ -303,7 +301,7 @@ def test_tables_and_what_is_not_there(board: Scoreboard) -> None:
 def test_the_majority_of_the_answers_to_all_problems(
     board: Scoreboard, votes: dict[int, list[str | None]], share: float
 ) -> None:
-    cell = next(cell for cell in cell_problems(board) if cell.variant == "dppo")
+    cell = next(cell for cell in cell_problems(board).values() if cell.variant == "dppo")
     samples = tuple(
         made.sample(step=40, problem=problem, draw=draw, answer=answer, right=answer == "7")
         for place, problem in enumerate(cell.problems)

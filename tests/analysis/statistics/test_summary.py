@@ -13,7 +13,6 @@ from cppo_lab.analysis.statistics.estimate import holm
 from cppo_lab.analysis.statistics.paired import difference
 from cppo_lab.analysis.statistics.problems import edge_share
 from cppo_lab.analysis.statistics.summary import (
-    Ranking,
     baseline_of,
     kendall,
     map_noise,
@@ -34,20 +33,20 @@ def test_cells_and_what_is_over_models() -> None:
     statistics = sweep_statistics(scored(flat(LEVELS, "m") + flat(LEVELS, "n")))
     assert statistics.baseline.name == "dppo"
     names = [(model, variant) for model in "mn" for variant in ("dppo", "cppo", "grpo")]
-    assert [(cell.model, cell.variant) for cell in statistics.cells] == names
-    dppo, cppo, _ = statistics.cells[:3]
+    assert list(statistics.cells) == names
+    dppo, cppo, *_ = statistics.cells.values()
     assert dppo.differences == {}
     assert cppo.scores[Score.FINAL].value == pytest.approx(sum(LEVELS["cppo"]) / 3)
     assert cppo.differences[Score.FINAL].estimate.value == pytest.approx(0.0616667, abs=1e-6)
     p_values = {
-        (cell.model, cell.variant): cell.differences[Score.FINAL].estimate.p_value()
-        for cell in statistics.cells
+        pair: cell.differences[Score.FINAL].estimate.p_value()
+        for pair, cell in statistics.cells.items()
         if Score.FINAL in cell.differences
     }
     adjusted = [statistics.adjusted[*pair, Score.FINAL] for pair in p_values]
     assert adjusted == list(holm(list(p_values.values())))
-    aggregates = {(each.variant, each.score, each.name): each.estimate for each in statistics.aggregates}
-    assert len(statistics.aggregates) == 3 * 3 * len(Score)
+    aggregates = statistics.aggregates
+    assert len(aggregates) == 3 * 3 * len(Score)
     assert {name for _, _, name in aggregates} == {"mean", "iqm", "median"}
     mean = aggregates["cppo", Score.FINAL, "mean"]
     assert (mean.value, mean.degrees) == pytest.approx((sum(LEVELS["cppo"]) / 3, 4))
@@ -61,11 +60,11 @@ def test_incomplete_variants_are_not_averaged_over_models() -> None:
     runs += [run for run in flat(LEVELS, "n") if run.variant != "cppo"]
     gaps = [MadeRun("cppo", "m", 1), *(MadeRun("cppo", "n", seed) for seed in range(3))]
     statistics = sweep_statistics(scored(runs, gaps=gaps))
-    cells = {(cell.model, cell.variant): cell for cell in statistics.cells}
-    some, none = cells["m", "cppo"], cells["n", "cppo"]
+    some, none = statistics.cells["m", "cppo"], statistics.cells["n", "cppo"]
     assert (some.runs, some.differences[Score.FINAL].estimate.n) == (2, 2)
     assert (none.runs, none.scores) == (0, {})
-    assert "cppo" not in {entry.variant for entry in (*statistics.aggregates, *statistics.overall)}
+    overall = {entry.variant for entry in statistics.overall}
+    assert "cppo" not in overall | {variant for variant, *_ in statistics.aggregates}
 
 
 def test_order_and_margins() -> None:
@@ -73,30 +72,30 @@ def test_order_and_margins() -> None:
     down = both({0: 0.1, 50: 0.5, 80: 0.20, 90: 0.22, 100: 0.20})
     runs = [MadeRun("calm", "m", 0, up), MadeRun("peak", "m", 0, down), *flat({"low": [0.1], "last": [0.1]})]
     board = scored(runs)
-    found = {ranking.score: ranking for ranking in rankings(board, run_values(board))}
-    best, final = found[Score.BEST], found[Score.FINAL]
-    assert [place.variant for place in best.places] == ["peak", "calm", "low", "last"]
-    assert [place.variant for place in final.places] == ["calm", "peak", "low", "last"]
-    assert [place.rank for place in best.places] == [1, 2, 3, 3]  # equal scores share a rank
-    assert (best.rank("last"), best.rank("x")) == (3, None)
+    found = rankings(board, run_values(board))
+    best, final = found["m", Score.BEST], found["m", Score.FINAL]
+    assert list(best) == ["peak", "calm", "low", "last"]
+    assert list(final) == ["calm", "peak", "low", "last"]
+    assert [place.rank for place in best.values()] == [1, 2, 3, 3]  # equal scores share a rank
     noise = 0.02 / math.sqrt(2)
-    assert best.places[0].margin == pytest.approx(0.5 - 0.32)
-    assert best.places[0].noise == pytest.approx(noise * math.sqrt(2))
-    assert final.places[0].noise == pytest.approx(noise * math.sqrt(2 / 3))  # three late evaluations each
-    assert (final.places[3].margin, final.places[3].noise) == (None, None)
+    assert best["peak"].margin == pytest.approx(0.5 - 0.32)
+    assert best["peak"].noise == pytest.approx(noise * math.sqrt(2))
+    assert final["calm"].noise == pytest.approx(noise * math.sqrt(2 / 3))  # three late evaluations each
+    assert (final["last"].margin, final["last"].noise) == (None, None)
     assert kendall(best, final) == pytest.approx((5 - 2) / 5)  # one of five unequal pairs is swapped
-    assert (kendall(best, best), kendall(best, Ranking("m", Score.BEST, ()))) == (1, None)
+    assert (kendall(best, best), kendall(best, {})) == (1, None)
 
 
 def test_one_evaluation_of_one_benchmark() -> None:
     """Its best step cannot be corrected, and its sampling error is known."""
     runs = [MadeRun("dppo", "m", seed, {"aime24": {10: share}}) for seed, share in enumerate((0.5, 0.1))]
     statistics = sweep_statistics(scored(runs))
-    assert statistics.cells[0].sampling.answers == pytest.approx(math.sqrt((0.25 + 0.09) / 2 / 480))
+    cell = statistics.cells["m", "dppo"]
+    assert cell.sampling.answers == pytest.approx(math.sqrt((0.25 + 0.09) / 2 / 480))
     for entries in (statistics.rankings, statistics.aggregates):
-        assert {entry.score for entry in entries} == set(Score) - {Score.CORRECTED}
+        assert {score for _, score, *_ in entries} == set(Score) - {Score.CORRECTED}
     ends = [MadeRun("dppo", "m", seed, {"aime24": {10: share}}) for seed, share in enumerate((0.0, 1.0))]
-    assert sweep_statistics(scored(ends)).cells[0].sampling is None  # not 0, and no limit holds for both
+    assert sweep_statistics(scored(ends)).cells["m", "dppo"].sampling is None  # no limit holds for both
 
 
 def test_baseline() -> None:
