@@ -250,12 +250,10 @@ def _add_out(command: CommandParser) -> None:
 
 def samples(options: Namespace) -> int:
     """Print prompts and responses of a validated step."""
-    from cppo_lab.answers.records import read_texts
-    from cppo_lab.sweep.plan import recorded_answers
+    from cppo_lab.sweep.plan import recorded_texts
 
-    run, files, step = recorded_answers(options.run, runs_folder(), "texts", options.step)
-    texts = read_texts(files, step)
-    assert texts is not None  # its name was listed
+    run, texts = recorded_texts(options.run, runs_folder(), options.step)
+    step = texts.step
     chosen = [
         sample
         for sample in texts.samples
@@ -297,13 +295,10 @@ def replay(options: Namespace) -> int:
     """Print what another rule keeps of the tokens of some training responses."""
     from cppo_lab.analysis.replay import as_lines, comparison
     from cppo_lab.analysis.replay import replay as replayed
-    from cppo_lab.answers.records import read_tokens
     from cppo_lab.sweep.compose import rule_on
-    from cppo_lab.sweep.plan import recorded_answers
+    from cppo_lab.sweep.plan import recorded_tokens
 
-    run, files, step = recorded_answers(options.run, runs_folder(), "tokens", options.step)
-    tokens = read_tokens(files, step)
-    assert tokens is not None
+    run, tokens = recorded_tokens(options.run, runs_folder(), options.step)
     given = dict(_assignment(text) for text in options.overrides)
     divergence = given.pop("divergence", None)
     rule, path, constants = None, None, dict(tokens.rule.constants)

@@ -42,6 +42,8 @@ from cppo_lab.sweep.source import sweep_files
 
 if TYPE_CHECKING:
     from cppo_lab.answers.records import AnswerFiles
+    from cppo_lab.answers.texts import Texts
+    from cppo_lab.answers.tokens import RecordedTokens
     from cppo_lab.sweep.file import Search
 
 
@@ -282,9 +284,27 @@ def find_recorded_run(beginning: str, runs: Path) -> FoundRun:
     )
 
 
-def recorded_answers(
-    beginning: str, runs: Path, kind: str, step: int | None
-) -> "tuple[FoundRun, AnswerFiles, int]":
+def recorded_texts(beginning: str, runs: Path, step: int | None) -> "tuple[FoundRun, Texts]":
+    """A run, and the prompts and responses of a step, the newest if it is None. Raises UserError if there are none."""
+    from cppo_lab.answers.records import read_texts
+
+    run, files, step = _answers(beginning, runs, "texts", step)
+    texts = read_texts(files, step)
+    assert texts is not None  # its name was listed
+    return run, texts
+
+
+def recorded_tokens(beginning: str, runs: Path, step: int | None) -> "tuple[FoundRun, RecordedTokens]":
+    """The same for the tokens of some training responses."""
+    from cppo_lab.answers.records import read_tokens
+
+    run, files, step = _answers(beginning, runs, "tokens", step)
+    tokens = read_tokens(files, step)
+    assert tokens is not None
+    return run, tokens
+
+
+def _answers(beginning: str, runs: Path, kind: str, step: int | None) -> "tuple[FoundRun, AnswerFiles, int]":
     """A run; its files of answers, those of its folder or else the tracking store's; and the step, the newest with
     answers of a `kind` (texts or tokens) if it is None. Raises UserError if there are none.
     """
