@@ -168,8 +168,8 @@ class GridRequest(BuildRequest):
         `main` sweep. `gaps` lists `gap_count` runs, `counts` the numbers of all; `page`: what else the page shows.
         """
         shown = tuple(section for section in sections if section)
-        own: Mapping[Claim, Standing] = main.standings if main else {}
-        lines = [line for section in shown for line in section.lines if line.verdict.claim in own]
+        standings: Mapping[Claim, Standing] = main.standings if main else {}
+        lines = [line for section in shown for line in section.lines if line.verdict.claim in standings]
         sentences = tuple(text for name, stated in self.stated.items() for text in withdrawn(name, stated))
         texts = paper_texts(scored.values(), shown, sentences)
         for sweep in scored.values():

@@ -76,9 +76,9 @@ def own_order(mask: Tensor, permutation: Tensor) -> Tensor:
         ValueError: wrong shape, or a row that is not a permutation of the response's own positions.
     """
     same_shape(mask.shape, permutation=permutation)
-    own = torch.arange(mask.shape[1], device=mask.device).expand_as(permutation)
-    index = torch.where(mask, permutation, own)
-    bad = (index.sort(1).values != own).any(1)
+    identity = torch.arange(mask.shape[1], device=mask.device).expand_as(permutation)
+    index = torch.where(mask, permutation, identity)
+    bad = (index.sort(1).values != identity).any(1)
     if bool(bad.any()):
         raise ValueError(
             f"permutation of response {int(bad.nonzero()[0])} is not one of its own positions 0..length-1: "

@@ -233,7 +233,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         for _ in range(3):  # the first connects
             began = time.perf_counter()
             dist.all_reduce(message)
-            message[0].item()  # a GPU works on its own
+            message[0].item()  # a GPU goes on after the call
             seconds = time.perf_counter() - began
         ranks = dist.get_world_size()
         return 2 * (ranks - 1) / ranks * _BYTES / seconds / 1e9
