@@ -24,6 +24,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
         "asks the package index, whose answer changes",
     ),
     "cores/test_core_conformance.py": (FULL, "a dozen processes that load torch or MLflow"),
+    "launch/test_batches.py": (FULL, "groups of runs, killed and continued in processes"),
     "launch/test_conformance.py": (FULL, "twenty processes"),
     "launch/test_launch.py": (
         FULL,
@@ -56,6 +57,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     "slurm/test_without_slurm.py": (FAST, "needs no Slurm"),
     "sweep/test_authors_recipe.py": (FULL, "plans nearly every sweep under two recipes, for two cores"),
     "cli/test_ui_server.py": (FULL, "MLflow servers"),
+    "test_working_folder.py": (FULL, "starts every command and every kind of job in new processes"),
     "test_reaper.py": (FULL, "three sessions of pytest"),
     "test_wheel.py": (FULL, "builds and installs the package"),
 }

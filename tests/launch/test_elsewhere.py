@@ -228,7 +228,7 @@ def test_a_stub_of_another_store_stays(
     assert "finished elsewhere (" not in json_answer(f"pull {EIGHT}")["said"]
     assert read_status(Path("runs") / planned["stub"].run_id)["origin"] == tracking_uri()
     said = cppo(f"archive {EIGHT} --out a.zip", code=1).out
-    assert said == "a.zip: 3 of 8 runs\n"  # stubs have nothing to archive
+    assert said == "a.zip: 3 of 8 runs, 2 of them without a result\n"  # stubs have nothing to archive
     said = cppo(f"logs {planned['stub'].run_id}", code=2).err
     assert "it was finished elsewhere" in said
 
