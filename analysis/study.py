@@ -182,10 +182,8 @@ def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
     longest = max((len(run.positions) for run in runs), default=0)
     if not longest:
         return None
-    width, binned = (
-        math.ceil(longest / _BINS),
-        [],
-    )  # the gaps of each run, weighted by tokens, where these suffice
+    width = math.ceil(longest / _BINS)
+    binned = []  # the gaps of each run, weighted by tokens, where these suffice
     for run in runs:
         gaps = pd.DataFrame({"mean": run.mean, "top10": run.top10}, dtype=float)
         tokens = pd.Series(run.tokens, dtype=float)

@@ -141,7 +141,7 @@ class Discrepancy(NamedTuple):
     evidence: str
 
 
-_Told = tuple[str, object, str]  # a claim, what is true if the curves show it, and the evidence
+_Finding = tuple[str, object, str]  # a claim, what is true if the curves show it, and the evidence
 
 
 def discrepancies(audit: Audit, board: Scoreboard, ablations: pd.DataFrame) -> list[Discrepancy]:
@@ -160,12 +160,12 @@ def discrepancies(audit: Audit, board: Scoreboard, ablations: pd.DataFrame) -> l
     ]
     return [
         Discrepancy(claim, seen if shown else NOT_SEEN, evidence)
-        for told, seen in ((known, CONFIRMED), (_in_curves(audit), FOUND))
-        for claim, shown, evidence in told
+        for findings, seen in ((known, CONFIRMED), (_in_curves(audit), FOUND))
+        for claim, shown, evidence in findings
     ]
 
 
-def _cutting(cells: pd.DataFrame) -> _Told:
+def _cutting(cells: pd.DataFrame) -> _Finding:
     counts = cells["printing"].value_counts().reindex([_EITHER, _TRUNCATED, _ROUNDED, _NEITHER], fill_value=0)
     either, cut, rounded, neither = counts
     telling = cells[cells["printing"].isin([_TRUNCATED, _ROUNDED])]
@@ -197,7 +197,7 @@ def _column(column: str) -> str:
     return "mean" if column == AVERAGE else benchmark_name(column)
 
 
-def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str, str]) -> _Told:
+def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str, str]) -> _Finding:
     rows = audit.cells.set_index(["model", "method"]).loc[[(model, method)]]
     cells = [cell for cell in rows.itertuples() if cell.column in claimed]
     off = any(cell.difference is None or abs(cell.difference) >= CENT for cell in cells)
@@ -219,7 +219,7 @@ def _scores(audit: Audit, model: str) -> list[float]:
     )
 
 
-def _collapses(audit: Audit) -> Iterator[_Told]:
+def _collapses(audit: Audit) -> Iterator[_Finding]:
     for run, printed in zip(audit.runs["run"], audit.runs["printed"], strict=True):
         if run.state is SelectionState.COLLAPSE:
             choice, others = run.choice, _scores(audit, run.model)
@@ -233,7 +233,7 @@ def _collapses(audit: Audit) -> Iterator[_Told]:
             )
 
 
-def _noise(audit: Audit, board: Scoreboard) -> _Told:
+def _noise(audit: Audit, board: Scoreboard) -> _Finding:
     noise = sorted(100 * audit.runs["noise"].dropna())
     margins = [
         100 * (high - low)
@@ -251,7 +251,7 @@ def _noise(audit: Audit, board: Scoreboard) -> _Told:
     )
 
 
-def _late(audit: Audit) -> _Told:
+def _late(audit: Audit) -> _Finding:
     parts, first = [], set()
     for model, runs in audit.runs.dropna(subset="late").groupby(level=0, sort=False):
         ranked = runs.droplevel(0).sort_values("late_rank", kind="stable")
@@ -271,7 +271,7 @@ def _late(audit: Audit) -> _Told:
     )
 
 
-def _of_ablations(board: Scoreboard, ablations: pd.DataFrame) -> Iterator[_Told]:
+def _of_ablations(board: Scoreboard, ablations: pd.DataFrame) -> Iterator[_Finding]:
     """Which panels of the ablations have a curve in common, and which curves are those of the main table."""
     curves = {
         names: rows.set_index("step")["value"].sort_index()
@@ -309,7 +309,7 @@ def _same_curve(curve: pd.Series, other: pd.Series) -> bool:
     return curve.index.equals(other.index) and bool(((curve - other).abs() <= 2e-6).all())
 
 
-def _in_curves(audit: Audit) -> Iterator[_Told]:
+def _in_curves(audit: Audit) -> Iterator[_Finding]:
     """What only the curves show."""
     runs = audit.runs
     many = runs["half_grid"] > 0.1 * runs["values"]

@@ -176,8 +176,8 @@ def _order(board: Scoreboard, summary: Statistics) -> TextTable:
         if (tau := kendall(best, final)) is not None:
             alike.append(f"{model} {tau:.2f}" if len(models) > 1 else f"{tau:.2f}")
         for variant, place in best.items():
-            others = (other.get(variant) for other in (corrected, area))
-            ranks = (ABSENT if other is None else str(other.rank) for other in others)
+            places = (ranking.get(variant) for ranking in (corrected, area))
+            ranks = (ABSENT if rank is None else str(rank.rank) for rank in places)
             row = cell_row(model, variant, (*_place(place), *_place(final.get(variant)), *ranks))
             cell = board.cells[model, variant]
             fallen = f" ({cell.collapsed} of {cell.finished} collapsed)" * bool(cell.collapsed)

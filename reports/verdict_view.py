@@ -437,10 +437,12 @@ def short_answers(hypotheses: Sequence[VerdictLine], statistics: Statistics) -> 
         elif claim.compares_scores:
             # A claim that holds needs all its comparisons; of another each may be found by chance.
             compared = [comparison for comparison in line.verdict.comparisons if comparison.against]
-            known = [comparison.difference for comparison in compared if comparison.difference is not None]
+            differences = [
+                comparison.difference for comparison in compared if comparison.difference is not None
+            ]
             decided = {
                 difference: line.verdict.outcome.holds or (p is not None and p < TWO_SIDED_LEVEL)
-                for difference, p in with_holm(known)
+                for difference, p in with_holm(differences)
             }
             of_scores += [
                 (Word.OPEN, f"{_pair(comparison)} is not known: {comparison.why}.")

@@ -6,7 +6,7 @@ Naming files or folders on the command line runs whatever is in them. What is no
 from pathlib import Path
 from typing import Final
 
-FAST: Final = "fast"  # on any machine, with nothing but Python: eight minutes on two cores at most
+FAST: Final = "fast"  # on any machine, with nothing but Python; docs/tests.md says how long
 FULL: Final = "full"  # needs a server, an apt package, root, or minutes
 SOAK: Final = "soak"  # finds rare things by volume or chance; not in CI
 
@@ -23,7 +23,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
         SOAK,
         "asks the package index, whose answer changes",
     ),
-    "cores/test_core_conformance.py": (FULL, "a dozen processes that load torch or MLflow"),
+    "cores/test_core_conformance.py": (FULL, "processes that load torch or MLflow"),
     "launch/test_batches.py": (FULL, "groups of runs, killed and continued in processes"),
     "launch/test_conformance.py": (FULL, "twenty processes"),
     "launch/test_launch.py": (

@@ -343,7 +343,7 @@ class Standing:
 def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
     """The standing of a claim in this report."""
     same = [registered for registered in stated.registered if registered.digest == stated.digest]
-    others = [registered for registered in stated.registered if registered.digest != stated.digest]
+    versions = [registered for registered in stated.registered if registered.digest != stated.digest]
     now = next((registered for registered in same if not registered.settings_differ), None)
     if now is None:
         words = "Not registered: `cppo launch` registers hypotheses before their runs."
@@ -352,8 +352,8 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
                 f"Not as registered on {_when(same[-1].time_ms)} ({stated.digest}): settings of its runs outside the "
                 "sweep file (in conf/) have changed since."
             )
-        elif others:
-            last = others[-1]
+        elif versions:
+            last = versions[-1]
             changed = f": {'; '.join(last.changes)}" if last.changes else ""
             words = (
                 f"Not as registered on {_when(last.time_ms)} ({last.digest}): the sweep file or the overrides have "
@@ -391,11 +391,11 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
             text += f" Of the {total} that test it, {without}: exploratory."
         if now.code not in ("", stated.code):
             text += f" Registered with version {now.code}, analysed with {stated.code}."
-    if others:  # somebody could have chosen from them afterwards
+    if versions:  # somebody could have chosen from them afterwards
         listed = "; ".join(
-            f"{other.digest} on {_when(other.time_ms)}"
-            + (f" ({', '.join(other.changes)})" if other.changes else "")
-            for other in others
+            f"{version.digest} on {_when(version.time_ms)}"
+            + (f" ({', '.join(version.changes)})" if version.changes else "")
+            for version in versions
         )
         text += f" Other versions registered for this sweep: {listed}."
     return Standing(text, confirmatory)

@@ -177,11 +177,8 @@ def slope(parts: Sequence[Difference], lengths: Mapping[str, float], runs: Finis
     weights = slope_weights([lengths[part.model] for part in parts])
     if weights is None:
         return None
-    seeds, values, count = (
-        over_models(parts, weights, runs),
-        [part.estimate.value for part in parts],
-        len(parts),
-    )
+    seeds, count = over_models(parts, weights, runs), len(parts)
+    values = [part.estimate.value for part in parts]
     unknown = seeds.unknown or (TOO_FEW if count < FEWEST_MODELS else "")
     if unknown:
         return replace(_sum_of(parts), estimate=SlopeEstimate(seeds.value, count, unknown=unknown))

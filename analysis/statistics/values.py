@@ -268,4 +268,4 @@ def _area(means: pd.Series) -> float:
     steps, scores = means.index.to_numpy(dtype=np.float64), means.to_numpy(dtype=np.float64)
     if len(steps) < 2:
         return float(scores[0])
-    return float(np.trapezoid(scores, steps) / (steps[-1] - steps[0]))
+    return float(np.sum(np.diff(steps) * (scores[1:] + scores[:-1]) / 2) / (steps[-1] - steps[0]))

@@ -1,7 +1,7 @@
 """`cppo status`, `watch`, `logs`, `cancel`, `retry`, `sync`, `note`, `clean`: many runs, whoever launched them."""
 
 import contextlib
-import io
+import os
 import re
 import sys
 from argparse import Namespace
@@ -82,8 +82,9 @@ def watch(options: Namespace) -> int:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
     command = status.parse_command(options.notify) if options.notify is not None else None
     run_statuses = status_reader(_planned(options)[0])
-    out = io.StringIO() if options.json else sys.stdout
-    runs = status.watch(run_statuses, options.every, out, coloured())
+    with contextlib.ExitStack() as stack:
+        out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
+        runs = status.watch(run_statuses, options.every, out, coloured())
     answer(options, status.as_values(runs, runs))
     if command is not None:
         status.notify(command, Path(options.sweep).stem if options.sweep else "", runs)
@@ -287,7 +288,7 @@ def retry(options: Namespace) -> int:
     from dataclasses import replace
 
     from cppo_lab.cli.training import answer_launch, plan_states, planned, run_of, train
-    from cppo_lab.sweep.launch import Asked, Launched
+    from cppo_lab.sweep.launch import Launched, LaunchRequest
 
     if options.failed == bool(options.run):
         raise UserError("cppo retry: choose the runs with either --failed, or --run ID once or more")
@@ -318,8 +319,10 @@ def retry(options: Namespace) -> int:
         return Exit.DONE
     runs = tuple(run for run in plan.runs if run.run_id in chosen)
     unfinished = any(states[i].state not in schema.FINISHED for i in states.keys() - chosen)
-    asked = Asked(retry=chosen, finished=chosen if options.finished else (), keep_going=options.keep_going)
-    return train(replace(plan, runs=runs), uri, asked, options, others_unfinished=unfinished)
+    request = LaunchRequest(
+        retry=chosen, finished=chosen if options.finished else (), keep_going=options.keep_going
+    )
+    return train(replace(plan, runs=runs), uri, request, options, others_unfinished=unfinished)
 
 
 def _planned(options: Namespace) -> "tuple[Plan | None, str]":

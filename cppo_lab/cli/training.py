@@ -24,7 +24,7 @@ from cppo_lab.cli.command import (
     width,
 )
 from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.errors import StoreAway, UserError, counted, few, say
+from cppo_lab.errors import StoreAway, UserError, counted, few, has, say
 from cppo_lab.files import redacted, require_folder, runs_folder
 from cppo_lab.tracking import address
 
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from cppo_lab.search.space import Tuning
     from cppo_lab.sweep.cost import Cost
     from cppo_lab.sweep.enumerate import PlannedRun
-    from cppo_lab.sweep.launch import Asked, Launched
+    from cppo_lab.sweep.launch import Launched, LaunchRequest
     from cppo_lab.sweep.plan import FoundRun, Plan
     from cppo_lab.sweep.power import PowerQuestion
 
@@ -61,6 +61,7 @@ def plan(options: Namespace) -> int:
     from cppo_lab.sweep.columns import to_csv
     from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.file import Search
+    from cppo_lab.sweep.plan import make_plan
 
     declared = load_checked(options)
     question = _power_question(options)
@@ -73,7 +74,8 @@ def plan(options: Namespace) -> int:
         tuning = resolve(declared, options.overrides)
         return _outline(tuning, storage_url(), options, {"sweep": declared.name, "core": tuning.core})
     only = parse_states(options.state)
-    plan, _ = planned(options)
+    plan = make_plan(declared, options.overrides)
+    address.known_store(address.tracking_uri(plan.tracking.uri))  # refuses an address that no launch can use
     states, costs = plan_states(plan), past_costs(plan.runs)
     values = table.listing(plan, states, costs, only)
     if question is not None:
@@ -131,9 +133,9 @@ def without_folders(plan: "Plan", options: Namespace) -> str:
     count = sum(not (runs_folder() / run.run_id).is_dir() for run in plan.runs)
     if not count:
         return ""
-    have, they_were = ("has", "it was") if count == 1 else ("have", "they were")
+    they_were = "it was" if count == 1 else "they were"
     asks = f"`cppo pull {typed(options)}` asks the tracking store whether {they_were} finished elsewhere"
-    return f"{counted(count, 'run')} {have} no folder here: {asks}"
+    return f"{counted(count, 'run')} {has(count)} no folder here: {asks}"
 
 
 def _power_question(options: Namespace) -> "PowerQuestion | None":
@@ -224,9 +226,9 @@ def launch(options: Namespace) -> int:
             f"--stop-hopeless: nobody watches runs of launcher={name}: choose launcher=local, or remove it"
         )
     from cppo_lab.sweep.cost import Limits
-    from cppo_lab.sweep.launch import Asked
+    from cppo_lab.sweep.launch import LaunchRequest
 
-    asked = Asked(
+    request = LaunchRequest(
         replace=options.replace,
         without_store=options.without_store,
         limits=Limits(options.max_gpu_hours, options.max_disk),
@@ -234,13 +236,13 @@ def launch(options: Namespace) -> int:
         stop_hopeless=options.stop_hopeless,
     )
     if options.until_decided:
-        return _until_decided(plan, uri, asked, options)
+        return _until_decided(plan, uri, request, options)
     if options.max_seeds is not None:
         raise UserError(f"--max-seeds {options.max_seeds}: only valid with --until-decided")
-    return train(plan, uri, asked, options)
+    return train(plan, uri, request, options)
 
 
-def _until_decided(plan: "Plan", uri: str, asked: "Asked", options: Namespace) -> int:
+def _until_decided(plan: "Plan", uri: str, request: "LaunchRequest", options: Namespace) -> int:
     """Train seed by seed until each hypothesis is decided; with a launcher that has a queue, one look."""
     from dataclasses import replace
 
@@ -259,7 +261,7 @@ def _until_decided(plan: "Plan", uri: str, asked: "Asked", options: Namespace) -
         if not runs or runs == before:
             break
         one_look = options.dry_run or launcher_of(plan.launcher.name).queue is not None
-        code = train(replace(plan, runs=runs), uri, asked, options, quiet=not one_look)
+        code = train(replace(plan, runs=runs), uri, request, options, quiet=not one_look)
         if code or one_look:
             return code
         before = runs
@@ -268,7 +270,7 @@ def _until_decided(plan: "Plan", uri: str, asked: "Asked", options: Namespace) -
             "results of the last look are not in the tracking store: `cppo sync`, then the same command"
         )
     looked = runs_at(plan, {verdict.claim: verdict.looked for verdict in verdicts})
-    code = train(replace(plan, runs=looked), uri, asked, options)
+    code = train(replace(plan, runs=looked), uri, request, options)
     for verdict in verdicts:
         say(f"{verdict.claim.text}: {verdict.outcome.value}. {reason(verdict)}")
     return code
@@ -323,7 +325,7 @@ def preflight(options: Namespace) -> int:
 def train(
     plan: "Plan",
     uri: str,
-    asked: "Asked",
+    request: "LaunchRequest",
     options: Namespace,
     quiet: bool = False,
     others_unfinished: bool = False,
@@ -341,13 +343,13 @@ def train(
     from cppo_lab.tracking.page import where_to_look
 
     if options.dry_run:
-        return _dry_run(plan, uri, asked, options)
+        return _dry_run(plan, uri, request, options)
     require_plan(plan, uri)
     interrupt_on_termination()  # the runs are ended and recorded
     passing("reading the tracking store")
     # What is said of how to go on has no address of a webhook.
     options.overrides = [text for text in options.overrides if not text.startswith("notify.")]
-    done = launch(plan, uri, asked)
+    done = launch(plan, uri, request)
     if quiet and all(state.state in schema.FINISHED for state in done.states.values()):
         return Exit.DONE
     if options.json:
@@ -397,7 +399,7 @@ def amount(text: str) -> float:
     return value
 
 
-def _dry_run(plan: "Plan", uri: str, asked: "Asked", options: Namespace) -> int:
+def _dry_run(plan: "Plan", uri: str, request: "LaunchRequest", options: Namespace) -> int:
     """Say what `train` would do. Writes nothing."""
     from cppo_lab.launch.queues import read_queues
     from cppo_lab.runs.state import explained, state_of
@@ -406,8 +408,8 @@ def _dry_run(plan: "Plan", uri: str, asked: "Asked", options: Namespace) -> int:
     from cppo_lab.sweep.table import cost_summary, run_table
 
     queued = read_queues(runs_folder(), warn=True)
-    ahead = look_ahead(plan, uri, queued, asked)
-    todo, failed, held, not_started = choose(plan, ahead, uri, asked)
+    ahead = look_ahead(plan, uri, queued, request)
+    todo, failed, held, not_started = choose(plan, ahead, uri, request)
     present = {run_id: state_of(ahead.folders[run_id], queued) for run_id in ahead.replaces}
     states = explained(ahead.states | present, queued)
     code = Exit.STORE_AWAY if held else Exit.DONE

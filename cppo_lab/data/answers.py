@@ -308,15 +308,16 @@ def compiled(*rewrites: tuple[Any, Any]) -> list[tuple[re.Pattern[str], Any]]:
 
 
 def _value_of(chinese: str) -> Fraction:
+    """Of a number in Chinese, with or without digits: 四十二 is 42, 3万 is 30,000."""
     for scale, size in zip("亿万千百十", (100_000_000, 10_000, 1_000, 100, 10), strict=True):
-        before, found, behind = chinese.rpartition(scale)
-        if found:
+        before, sign, behind = chinese.rpartition(scale)
+        if sign:
             return size * (_value_of(before) if before else 1) + _value_of(behind)
     return Fraction(chinese.translate(_CHINESE_DIGITS) or 0)
 
 
 def _in_chinese(match: re.Match[str]) -> str:
-    """A number in Chinese in digits: 四十二, 3万."""
+    """A number in Chinese, in digits."""
     return str(_value_of(match[0]))
 
 

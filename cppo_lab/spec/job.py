@@ -384,9 +384,8 @@ def estimate_memory(
     layer = LAYER_MOE if shape.is_moe else LAYER
     per_token = (kept - at_once) * CHECKPOINT + (shape.layers - kept + at_once) * layer
     activations = layout.tokens_per_device * shape.width * per_token / split
-    if (
-        layout.megatron is None
-    ):  # FSDP2 gathers two layers (one prefetched), and the embedding and output matrices
+    # FSDP2 gathers two layers (one prefetched), and the embedding and output matrices.
+    if layout.megatron is None:
         activations += WEIGHT * 2 * (shape.parameters / shape.layers + shape.vocabulary * shape.width)
     logit = LOGIT_MEGATRON if layout.megatron else LOGIT
     logits = layout.tokens_per_device * shape.vocabulary * logit / split + CHUNK

@@ -23,6 +23,7 @@ from cppo_lab.errors import (
     UserError,
     counted,
     few,
+    has,
     one_line,
     printable,
     say,
@@ -130,7 +131,7 @@ class Ahead:
 
 
 @dataclass(frozen=True)
-class Asked:
+class LaunchRequest:
     """What is asked of a launch besides the runs of its plan that are neither done nor running, and have not failed
     with an error.
 
@@ -149,11 +150,11 @@ class Asked:
     stop_hopeless: bool = False
 
 
-NOTHING = Asked()
+USUAL = LaunchRequest()
 
 
-def launch(plan: Plan, uri: str, asked: Asked = NOTHING) -> Launched:
-    """Train the unfinished runs of `plan`, and what else is asked."""
+def launch(plan: Plan, uri: str, request: LaunchRequest = USUAL) -> Launched:
+    """Train the unfinished runs of `plan`, and what else `request` asks for."""
     runs, run_ids, url = runs_folder(), [run.run_id for run in plan.runs], webhook(plan.notify.url)
     mirror = mirror_name(plan.tracking.mirror)
     require_folder(runs)
@@ -161,8 +162,8 @@ def launch(plan: Plan, uri: str, asked: Asked = NOTHING) -> Launched:
         settle_jobs(runs)
     queued = read_queues(runs, warn=True)
     unheld = record_dead_ends(runs, run_ids, queued)
-    ahead = look_ahead(plan, uri, queued, asked, opens=True)
-    todo, left, held_ids, not_started = choose(plan, ahead, uri, asked)
+    ahead = look_ahead(plan, uri, queued, request, opens=True)
+    todo, left, held_ids, not_started = choose(plan, ahead, uri, request)
     _require_one_machine(todo, plan.launcher)
     _require_code(todo)
     write_stubs(plan, uri, ahead)
@@ -173,7 +174,7 @@ def launch(plan: Plan, uri: str, asked: Asked = NOTHING) -> Launched:
         register_hypotheses(plan, uri, parents)
         adopt(plan, uri, parents, ahead)
     trained = tuple(run.run_id for run in todo)
-    progress = Progress(plan, ahead.states, list(trained), past_paces(todo), asked.stop_hopeless)
+    progress = Progress(plan, ahead.states, list(trained), past_paces(todo), request.stop_hopeless)
     describe_sweeps(plan, uri, parents, ahead.states)  # first, so that it is available during training
     if not todo:
         return Launched(ahead.states, left=left, held=held_ids, not_started=not_started)
@@ -202,7 +203,7 @@ def launch(plan: Plan, uri: str, asked: Asked = NOTHING) -> Launched:
             replaces=ahead.replaces.get(run.run_id, ()),
             mismatch=plan.tracking.mismatch,
             answers=plan.tracking.answers,
-            canaries=() if asked.keep_going or len(trained) <= FIRST else trained[:FIRST],
+            canaries=() if request.keep_going or len(trained) <= FIRST else trained[:FIRST],
         )
         for run in todo
     ]
@@ -252,7 +253,9 @@ def _send(folders: Iterable[Path], uri: str) -> None:
         say(f"cppo: {error}")
 
 
-def look_ahead(plan: Plan, uri: str, queued: Queued, asked: Asked = NOTHING, opens: bool = False) -> Ahead:
+def look_ahead(
+    plan: Plan, uri: str, queued: Queued, request: LaunchRequest = USUAL, opens: bool = False
+) -> Ahead:
     """What a launch would start from. Writes nothing.
 
     The store is asked which runs without a record here have been finished elsewhere; not if all runs have a record,
@@ -275,14 +278,14 @@ def look_ahead(plan: Plan, uri: str, queued: Queued, asked: Asked = NOTHING, ope
             silence = str(error)
     lacking = [run_id for run_id in stubs if not silence and run_id not in elsewhere]
     gone = tuple(run_id for run_id in lacking if sought and stubs[run_id] == redacted(uri))
-    if absent := [run_id for run_id in lacking if run_id not in (*gone, *asked.finished)]:
+    if absent := [run_id for run_id in lacking if run_id not in (*gone, *request.finished)]:
         stores = printable(few(sorted({stubs[run_id] for run_id in absent})))
         say(
             f"cppo: {counted(len(absent), 'run')} finished elsewhere ({few(absent)}), not in this tracking store: a "
             f"report needs the one that has them ({stores}), or `cppo retry SWEEP --run ID --finished`"
         )
     if sought and unknown and not silence:
-        runs = f"{counted(len(unknown), 'run')} {'has' if len(unknown) == 1 else 'have'}"
+        runs = f"{counted(len(unknown), 'run')} {has(len(unknown))}"
         count = len(elsewhere.keys() & {*unknown})
         say(f"cppo: {runs} no record here; the tracking store has {count} of these as finished elsewhere")
     for run_id, run in elsewhere.items():
@@ -295,16 +298,16 @@ def look_ahead(plan: Plan, uri: str, queued: Queued, asked: Asked = NOTHING, ope
     }
     version = code_version()
     others = {
-        run_id: code for run_id, code in results.items() if code != version and run_id not in asked.finished
+        run_id: code for run_id, code in results.items() if code != version and run_id not in request.finished
     }
     if others:
         named = printable(few(sorted({code or "unknown" for code in others.values()})))
         fate = "kept; --replace trains them again"
-        if asked.replace:
+        if request.replace:
             fate = "trained again; each is replaced once that has finished"
         were = "were" if len(others) > 1 else "was"
         say(f"{counted(len(others), 'finished run')} {were} made by other code ({named}): {fate}")
-    again = [i for i in results if i in asked.finished or (asked.replace and i in others)]
+    again = [i for i in results if i in request.finished or (request.replace and i in others)]
     replaces = {
         run_id: (_record_of(elsewhere[run_id]),) if run_id in elsewhere else _results(folders[run_id])
         for run_id in again
@@ -396,7 +399,7 @@ def _record_of(stored: StoredRun) -> str:
 
 
 def choose(
-    plan: Plan, ahead: Ahead, uri: str, asked: Asked
+    plan: Plan, ahead: Ahead, uri: str, request: LaunchRequest
 ) -> tuple[list[PlannedRun], tuple[str, ...], tuple[str, ...], dict[str, str]]:
     """The runs to train, and the ids of those left out: that failed with an error, that are held, and, with the reason,
     that do not fit into the `limits` of the whole plan.
@@ -405,18 +408,18 @@ def choose(
     unless the store is a file in the working folder, or `without_store`. Runs whose hypotheses it cannot register are
     held in any case. This is said on standard error. With `stop_hopeless`, runs that were stopped are left.
     """
-    never = schema.FINISHED | {schema.RUNNING} | ({schema.STOPPED} if asked.stop_hopeless else set())
+    never = schema.FINISHED | {schema.RUNNING} | ({schema.STOPPED} if request.stop_hopeless else set())
     states = {run.run_id: ahead.states[run.run_id].state for run in plan.runs}
-    again = {*asked.retry, *ahead.replaces}
+    again = {*request.retry, *ahead.replaces}
     left = tuple(i for i, state in states.items() if state == schema.FAILED and i not in again)
     todo = [run for run in plan.runs if states[run.run_id] not in never and run.run_id not in left]
     at_once = 1 if any(core_of(run.spec.core).gpus(run.layout) for run in todo) else None
-    beyond = asked.limits.beyond(plan.runs, todo, states, _workers(plan.launcher, len(todo), at_once))
+    beyond = request.limits.beyond(plan.runs, todo, states, _workers(plan.launcher, len(todo), at_once))
     todo = [run for run in todo if run.run_id not in beyond]
     if not ahead.silence:
         return todo, left, (), beyond
     database = address.sqlite_file(uri)
-    trained = asked.without_store or (database is not None and database.parent.resolve() == Path.cwd())
+    trained = request.without_store or (database is not None and database.parent.resolve() == Path.cwd())
     tests = {sweep.name for sweep in plan.sweeps if sweep.hypotheses}
     held_ids = tuple(
         run.run_id

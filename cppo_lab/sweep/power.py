@@ -346,8 +346,8 @@ def _hours_needed(plan: Plan, powers: Sequence[PlannedPower], costs: Costs) -> t
     """The unit in which runs cost, empty where the cost is not known; and what the runs that each claim compares cost
     with the seeds that it needs, None where that is not known.
     """
-    known = {run_id: cost for run_id, cost in costs.items() if cost is not None}
-    if not known or len(known) < len(costs):
+    by_run = {run_id: cost for run_id, cost in costs.items() if cost is not None}
+    if not by_run or len(by_run) < len(costs):
         return "", [None] * len(powers)
     needed: list[float | None] = []
     for planned in powers:
@@ -359,11 +359,11 @@ def _hours_needed(plan: Plan, powers: Sequence[PlannedPower], costs: Costs) -> t
             for run in plan.runs:
                 variant = run.variants.get(claim.sweep)
                 if run.spec.model.name == model and variant in names:
-                    cost = known[run.run_id]
+                    cost = by_run[run.run_id]
                     of_run = cost.hours if cost.gpu_hours is None else cost.gpu_hours
                     hours += of_run / counts[variant]  # per seed
         needed.append(None if planned.needed is None else hours * planned.needed)
-    on_gpus = all(cost.gpu_hours is not None for cost in known.values())
+    on_gpus = all(cost.gpu_hours is not None for cost in by_run.values())
     return "GPU-hours" if on_gpus else "hours", needed
 
 

@@ -183,15 +183,15 @@ class _Part:
     row_times: dict[str, float] = field(default_factory=dict)
     memory: Mapping[str, float] = field(default_factory=dict)
     error: str = ""
-    known: int = -1
+    resumed_from: int = -1  # the last step of the part before
 
     def begin(self, step: int | None) -> None:
         """The rows up to `step` belong to an earlier part and are logged again."""
-        self.known = -1 if step is None else step
+        self.resumed_from = -1 if step is None else step
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Keep a new row."""
-        if step > self.known:
+        if step > self.resumed_from:
             self.rows[str(step)], self.row_times[str(step)] = dict(metrics), time.time()
 
     def tag(self, name: str, value: str) -> None:

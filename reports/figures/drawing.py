@@ -332,17 +332,17 @@ class Drawn:
     def inline(self) -> str:
         """The SVG as an element of a page: without its head, with unique ids, and with colours as variables."""
         name, shown = self.picture.name, re.sub(r"(?s)<metadata>.*?</metadata>", "", self.svg)
-        opening, rest = shown.split("<svg", 1)[1].split(">", 1)
-        rest = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", rest)
-        rest = re.sub(
+        opening, body = shown.split("<svg", 1)[1].split(">", 1)
+        body = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\g<1>{name}-", body)
+        body = re.sub(
             r"#([0-9a-f]{6})(?=[;\"])",
             lambda match: f"var(--k{match[1]}, {match[0]})" if match[0] in DARK else match[0],
-            rest,
+            body,
         )
         width, height = map(float, re.findall(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', opening)[0])
         box = f'viewBox="0 {self.head:g} {width:g} {height - self.head:g}"'
         label = escape(self.picture.heading, quote=True)
-        return f'<svg {box} style="--w:{width:.0f}" role="img" aria-label="{label}">{rest.strip()}'
+        return f'<svg {box} style="--w:{width:.0f}" role="img" aria-label="{label}">{body.strip()}'
 
     @property
     def values(self) -> str:

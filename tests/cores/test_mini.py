@@ -361,8 +361,8 @@ def test_rates_of_a_warm_start_with_a_target(tiny_spec: RunSpec) -> None:
     def rates(*accuracies: float) -> list[float]:
         optimizer, measured = torch.optim.SGD([torch.zeros(1)]), iter(accuracies)
         found = []
-        for told in _until_learned(made, optimizer, lambda: next(measured)):
-            progress.append(told)
+        for report in _until_learned(made, optimizer, lambda: next(measured)):
+            progress.append(report)
             found.append(optimizer.param_groups[0]["lr"])
         return found
 

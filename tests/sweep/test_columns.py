@@ -1,6 +1,7 @@
 """Tables of runs on narrow terminals, and in colour."""
 
 import re
+from typing import Any
 
 import pytest
 
@@ -14,9 +15,9 @@ from cppo_lab.sweep.table import run_table
 LONG = "RuntimeError: the disk of the node is full and nothing can be written any more"
 
 
-def run(number: int, state: str = "done", reason: str = "", **others: object) -> RunStatus:
-    others["variants"] = {"grid": f"cppo w_min=0.{number}"}
-    return RunStatus(f"{number}{'a' * 11}", "cppo", "mini_base", number, state, reason, **others)  # type: ignore[arg-type]
+def run(number: int, state: str = "done", reason: str = "", **numbers: Any) -> RunStatus:
+    numbers["variants"] = {"grid": f"cppo w_min=0.{number}"}
+    return RunStatus(f"{number}{'a' * 11}", "cppo", "mini_base", number, state, reason, **numbers)
 
 
 RUNS = [

@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,8 +42,8 @@ class Scene:
         self.ids = [run.run_id for run in self.plan.runs]
         self.folder = self.attempts[0].folder
 
-    def progress(self, *waiting: int, **others: object) -> Progress:
-        progress = Progress(self.plan, {}, [self.ids[i] for i in waiting], **others)  # type: ignore[arg-type]
+    def progress(self, *waiting: int, **options: Any) -> Progress:
+        progress = Progress(self.plan, {}, [self.ids[i] for i in waiting], **options)
         self.capsys.readouterr()
         return progress
 
