@@ -129,6 +129,7 @@ LATE_SHARE = 0.3  # of [0, T_stop], its end: the validations of `val/final_mean`
 HORIZON = (
     "rollout.max_response_length"  # the key of the horizon of the exact core, also a parameter of its runs
 )
+SUMMARIES = ("avg", "base", "gain", "step")  # columns of the tables beside those of the benchmarks
 MEAN = "mean"  # the pseudo-benchmark: unweighted mean over the benchmarks of a run
 MOST_SAMPLES = 2**16 - 1  # answers to a problem of a validation: 16 bits in the record of outcomes count them
 # {gpu}_memory_peak_megabytes is the highest sample; the rest is MLflow's.

@@ -32,6 +32,7 @@ from cppo_lab.launch.launchers import launcher_kind, launcher_of, other_launcher
 from cppo_lab.plugins import code_digest, digest_of
 from cppo_lab.rules import RULES, from_environment, path_of_user
 from cppo_lab.runs.tags import dotted
+from cppo_lab.schema import SUMMARIES
 from cppo_lab.spec import (
     AnswersSpec,
     LayoutSpec,
@@ -170,6 +171,10 @@ def _with_digests(data: dict[str, Any]) -> dict[str, Any]:
         data["benchmarks"] = [*validation]
         named = {f"{VALIDATION}{name}": path for name, path in validation.items()} | {"data.train": train}
         data["files"] = {key.rpartition(".")[2]: _own_file(key, path) for key, path in named.items()}
+    if taken := [name for name in data.get("benchmarks") or () if name in SUMMARIES]:
+        raise UserError(
+            f"data.benchmarks: tables have a column {taken[0]!r}: give that validation set another name"
+        )
     return data
 
 

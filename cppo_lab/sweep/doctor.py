@@ -13,6 +13,7 @@ import socket
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from urllib.parse import parse_qs, urlsplit
 
 from packaging.specifiers import SpecifierSet
@@ -30,17 +31,19 @@ from cppo_lab.plugins import (
     Requirement,
     install_extra,
     lacking,
+    load,
     snapshot,
 )
 from cppo_lab.spec import HubModel, LayoutSpec, MathData, PathsSpec, RunSpec
 from cppo_lab.spec.job import estimate, estimate_disk
+from cppo_lab.spec.run import TRAIN
 from cppo_lab.sweep.compose import Composed
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.address import sqlite_file
 
 PATIENCE = 5.0  # seconds for a server to answer
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
-TRAINING = "train.parquet"
+TRAINING = f"{TRAIN}.parquet"
 LEAST_DISK = 1e9
 
 
@@ -133,31 +136,39 @@ def check_packages(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
 
 
 def check_data(run: RunSpec, paths: PathsSpec) -> Check:
-    """Prepared data is there, unchanged, and has the run's benchmarks."""
+    """Prepared data is there and unchanged, or the user's files and reward can be used; a batch can be made of it."""
     data = run.data
     if not isinstance(data, MathData):
         return Check("data", UNNEEDED, f"data={data.name} is made by the run itself")
-    if data.files is not None:  # they were read for the run's id
-        return Check("data", OK, ", ".join(file.path for file in data.files.values()))
     try:
-        from cppo_lab.data.prepare import check_folder
+        from cppo_lab.data.prepare import check_folder, prepare
     except ModuleNotFoundError as error:
         return Check("data", MISSING, f"cannot be checked without {error.name}", install_extra("data"))
-    folder = Path(paths.data)
+    prepared = Path(paths.data)
+    remedy = f"cppo data prepare --from hub --out {shlex.quote(str(prepared))}"
+    text = f"{prepared}, unchanged"
     try:
-        records = check_folder(folder)
+        if data.reward is not None and not callable(load(data.reward, "data.reward")):
+            raise UserError(f"data.reward={data.reward!r} cannot be called: name a function")
+        if data.files is None:
+            records = check_folder(prepared)
+        else:
+            sets = {name: Path(file.path) for name, file in data.files.items()}
+            prepared, remedy = sets.pop(TRAIN), "lower batch.prompts"
+            text = ", ".join(map(str, (prepared, *sets.values())))
+            with TemporaryDirectory() as folder:
+                records = prepare(str(prepared), Path(folder) / "data", validation=sets)
     except UserError as error:
         return Check("data", MISSING, str(error))
     files = (TRAINING, *(f"{benchmark}.parquet" for benchmark in data.benchmarks))
     if missing := [name for name in files if name not in records]:
-        remedy = "choose data.benchmarks among those prepared"
-        return Check("data", MISSING, f"{folder} has no {', '.join(missing)}", remedy)
+        chosen = "choose data.benchmarks among those prepared"
+        return Check("data", MISSING, f"{prepared} has no {', '.join(missing)}", chosen)
     rows = records[TRAINING].rows
     if rows < run.batch.prompts:
-        text = f"{folder} has {rows} training problems, a batch takes {run.batch.prompts}"
-        remedy = f"cppo data prepare --from hub --out {shlex.quote(str(folder))}"
+        text = f"{prepared} has {rows} training problems, a batch takes {run.batch.prompts}"
         return Check("data", MISSING, text, remedy)
-    return Check("data", OK, f"{folder}, unchanged, {rows} training problems")
+    return Check("data", OK, f"{text}, {rows} training problems")
 
 
 def check_model(run: RunSpec, paths: PathsSpec) -> Check:

@@ -208,6 +208,8 @@ LINES = {
         "data.validation.held='gone.jsonl' cannot be read (No such file or directory)",
     "doctor core=verl model=tiny_qwen3 data=files data.train=/dev/zero data.validation.held=/dev/zero":
         "data.validation.held='/dev/zero' cannot be read (not a regular file)",
+    "doctor core=verl model=tiny_qwen3 data=dapo_math data.benchmarks=[aime24,gain]":
+        "tables have a column 'gain': give that validation set another name",
     "show main core=verl model.parameters=inf": "model.parameters=inf: must be a finite number in (0, inf)",
     "plan main core=verl '++layout.verl={actor_rollout_ref.rollout.max_num_seqs: many}'":
         "layout.verl sets actor_rollout_ref.rollout.max_num_seqs='many': must be a whole number",

@@ -64,7 +64,7 @@ class Here:
         said = [re.sub(" +", " ", line) for line in lines(self.checks(overrides))]
         for text in texts:
             pattern = ".*".join(map(re.escape, text.split("...")))
-            assert any(re.match(pattern, line) for line in said), (text, said)
+            assert any(re.match(pattern, line) for line in said), (text, "\n".join(said))
 
     def gpus(self, count: int, gigabytes: float) -> None:
         """Makes torch see so many GPUs."""
@@ -198,6 +198,36 @@ def test_prepared_data(here: Here) -> None:
     here.patch.setitem(sys.modules, "pyarrow", None)
     here.patch.delitem(sys.modules, "cppo_lab.data.prepare", raising=False)
     here.says(PAPER, f"missing data: cannot be checked without pyarrow: {install_extra('data')}")
+
+
+@pytest.mark.parametrize(
+    ("batch", "reward", "text"),
+    [
+        (2, "rewards:score", "ok data: ...train.jsonl, ...held.jsonl, 2 training problems"),
+        (
+            4,
+            "rewards:score",
+            "missing data: ...train.jsonl has 2 training problems, a batch takes 4: lower batch.prompts",
+        ),
+        (
+            2,
+            "rewards:scroe",
+            "missing data: data.reward='rewards:scroe' cannot be imported (AttributeError: ",
+        ),
+        (2, "rewards:LIMIT", "missing data: data.reward='rewards:LIMIT' cannot be called: name a function"),
+        (2, "", "missing data: ...held.jsonl, line 1: `answer` is missing"),
+    ],
+)
+def test_own_files_and_reward(here: Here, batch: int, reward: str, text: str) -> None:
+    here.patch.syspath_prepend(here.folder)
+    here.patch.delitem(sys.modules, "rewards", raising=False)
+    Path("rewards.py").write_text("LIMIT = 1\ndef score(**response): return 1.0\n")
+    rows = ['{"problem": "1+1", "answer": "2"}\n', '{"problem": "1+2", "answer": "3"}\n']
+    Path("train.jsonl").write_text("".join(rows))
+    Path("held.jsonl").write_text(rows[0] if reward else rows[0].replace("answer", "reply"))
+    files = "data=files data.train=train.jsonl data.validation.held=held.jsonl"
+    own = f"{files} data.reward={reward or 'null'} batch.prompts={batch} batch.minibatch_prompts=1"
+    here.says(f"{TINY} {own}", text)
 
 
 def test_models_on_disk(here: Here) -> None:
