@@ -355,7 +355,7 @@ def load_part(name: str, part: str) -> Any:
     """
     function = core_of(name).load(part)
     if function is None:
-        raise unknown(_NOT_OF_ALL[part], name, cores_that(part))
+        raise UserError(f"core={name!r} is no {_NOT_OF_ALL[part]}: these are {', '.join(cores_that(part))}")
     return function
 
 

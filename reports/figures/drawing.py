@@ -617,7 +617,7 @@ def _series(node: Any, names: Mapping[str, Scalar], *path: str) -> Iterator[_Lin
         elif isinstance(value, Scalar):
             if names.get(name, value) != value:
                 raise TypeError(f"{name} of {type(node).__name__} would replace that of a part above it")
-            named[name] = value
+            named[name] = int(value) if isinstance(value, bool) else value
         elif isinstance(value, tuple) and all(isinstance(part, _PLAIN) for part in value):
             plain = (int(part) if isinstance(part, bool) else part for part in value)
             groups.setdefault(len(value), {})[name] = tuple(plain)

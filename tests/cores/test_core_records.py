@@ -208,9 +208,9 @@ def test_what_a_core_lacks_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         "cppo_lab.core_records.core_of", lambda name: bare if name == "bare" else core_of(name)
     )
     for part, said in (
-        ("exporter", "that exports its models 'bare'.*mini, verl"),
-        ("worker_node", "that uses several machines 'bare'.*verl"),
-        ("stand_ins", "with models of random weights 'bare'.*verl"),
+        ("exporter", "that exports its models: these are mini, verl"),
+        ("worker_node", "that uses several machines: these are verl"),
+        ("stand_ins", "with models of random weights: these are verl"),
     ):
-        with user_error(f"unknown core {said}"):
+        with user_error(f"core='bare' is no core {said}"):
             load_part("bare", part)
