@@ -249,30 +249,6 @@ API_CONTRACT = tuple(
                 "slice_input_tensor": "x dim padding group",
             },
         ),
-        # Export
-        (
-            OVERRIDE,
-            "verl.model_merger.fsdp_model_merger",
-            {
-                "FSDPModelMerger.__init__": "self config",
-                "FSDPModelMerger._get_world_size": "self",
-                "FSDPModelMerger._load_rank_zero_state_dict": "self world_size",
-                "FSDPModelMerger._load_and_merge_state_dicts": "self world_size total_shards mesh_shape mesh_dim_names",
-                "FSDPModelMerger._merge_by_placement": "self tensors placement",
-                "FSDPModelMerger.save_hf_model_and_tokenizer": "self state_dict",
-                "FSDPModelMerger.merge_and_save": "self",
-            },
-        ),
-        (CALL, "verl.model_merger.fsdp_model_merger", {"merge_non_dtensor_shards": "key shards"}),
-        (
-            CALL,
-            "verl.model_merger.base_model_merger",
-            {
-                "ModelMergerConfig": "operation backend target_dir hf_upload_path private test_hf_dir "
-                "tie_word_embedding trust_remote_code is_value_model local_dir hf_model_config_path "
-                "use_cpu_initialization"
-            },
-        ),
         # Reward
         (
             OVERRIDE,

@@ -31,6 +31,7 @@ from cppo_lab.cores.verl.cluster import (
     own_handlers,
     without_working_folder,
 )
+from cppo_lab.cores.verl.export import export
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
 from cppo_lab.cores.verl.rollout import SOCKET_VARIABLE
 from cppo_lab.errors import Interrupted, UserError, find_interruption, interruption
@@ -141,8 +142,6 @@ def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, 
         files = planned_files(evaluated, resources.paths, resources.shared, folder)
         files = replace(files, model=str(model))
         with _ray_for(files, resources) as ray_init:
-            from cppo_lab.cores.verl.export import export  # which loads Ray, too
-
             step = export(spec, resources.shared, model, resources.doing).step
             config = _configuration(evaluated, files, resources, ray_init)
             config.trainer.val_only = True

@@ -1,4 +1,5 @@
-"""The best model of a run in Hugging Face's format: of verl by verl's merger, of the embedded core as a Qwen3.
+"""The best model of a run in Hugging Face's format: of verl from the weights of its checkpoint, of the embedded core as
+a Qwen3.
 
 Others may have write access to the folder of a run: no link in it is followed, weights are read as tensors only, and
 of the other files only those that describe the model and tokenizer are used.
@@ -12,9 +13,9 @@ import logging
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
+from functools import reduce
 from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cppo_lab.core_records import BEST_CHECKPOINT, BEST_MODEL, Exported
 from cppo_lab.cores.verl.checkpoints import MALFORMED, STEP
@@ -22,6 +23,9 @@ from cppo_lab.errors import UserError, one_line
 from cppo_lab.files import names_below, open_below
 from cppo_lab.plugins import install_extra
 from cppo_lab.spec import MiniRun, RunSpec
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Say = Callable[[str], None]
 # Files that describe the model and tokenizer. No code, and nothing that a reader would unpickle.
@@ -34,7 +38,7 @@ def export(spec: RunSpec, runs: Path, target: Path, say: Say) -> Exported:
 
     FSDP's shards, and weights that Megatron-Bridge has saved, keep their precision.
     """
-    _require("transformers", "verl")
+    _require("transformers")
     at = (spec.run_id, BEST_CHECKPOINT, "actor")
     step = _step(runs, spec.run_id)
     if "fsdp_config.json" in names_below(runs, *at):
@@ -108,8 +112,14 @@ def _step(runs: Path, run_id: str) -> int:
 
 
 def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say, lora_scale: float) -> None:
-    """Merge the shards that FSDP's ranks have saved, a single shard or several."""
-    from cppo_lab.cores.verl.export_fsdp import merge
+    """Merge the shards that FSDP's ranks have saved, a single shard or several; adapters times `lora_scale` go into it.
+
+    Not by verl's merger, which unpickles shards and rounds every weight to bfloat16.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+
+    from cppo_lab.cores.checkpoint import load_whole
 
     where = runs.joinpath(*at)
     try:
@@ -118,7 +128,7 @@ def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say, lora_sc
         raise UserError(
             f"{where}/fsdp_config.json does not say how many ranks there were: it is damaged"
         ) from None
-    with TemporaryDirectory(prefix="cppo-export-") as folder, contextlib.ExitStack() as opened:
+    with contextlib.ExitStack() as opened:
         shards = []
         # Open all first, so that they belong to the same checkpoint even if it is replaced.
         for rank in range(ranks):
@@ -126,9 +136,84 @@ def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say, lora_sc
             if file is None:
                 raise UserError(f"{where}: the shard of rank {rank} of {ranks} is missing: it is damaged")
             shards.append(opened.enter_context(file))
-        copy_description(runs, (*at, "huggingface"), Path(folder))
+
+        def read(rank: int) -> dict[str, Any]:
+            say(f"reading shard {rank + 1} of {ranks}")
+            try:
+                weights = load_whole(shards[rank])
+            except ValueError as error:
+                raise UserError(f"the shard of rank {rank} is not read: {error}") from None
+            if (
+                not isinstance(weights, dict)
+                or not weights
+                or not all(map(torch.is_tensor, weights.values()))
+            ):
+                raise UserError(f"the shard of rank {rank} is not read: it contains more than weights")
+            return weights
+
+        copy_description(runs, (*at, "huggingface"), target)
         with quiet(), refusing("the checkpoint cannot be merged"):
-            merge(shards, Path(folder), target, say, lora_scale)
+            config = AutoConfig.from_pretrained(target)
+            weights = _without_adapters(merged(read, ranks), lora_scale)
+            kinds = (weight.dtype for weight in weights.values() if weight.is_floating_point())
+            with torch.device("meta"):
+                model = AutoModelForCausalLM.from_config(config, dtype=reduce(torch.promote_types, kinds))
+            for tied in model.all_tied_weights_keys:
+                weights.pop(tied, None)
+            if (target / "generation_config.json").exists():
+                model.generation_config = GenerationConfig.from_pretrained(target)
+            say("writing the model")
+            model.save_pretrained(target, state_dict=weights)
+
+
+def merged(read: Callable[[int], dict[str, Any]], ranks: int) -> "dict[str, Tensor]":
+    """The complete weights by name. `read` gives those of a rank: tensors, and how they are spread over `ranks`.
+
+    Raises ValueError if they do not fit together.
+    """
+    from torch.distributed.tensor import DTensor  # importing it also allows torch to load it from shards
+
+    first = read(0)
+    meshes = [weight.device_mesh.mesh for weight in first.values() if isinstance(weight, DTensor)]
+    # Of replicas of a model, the first has each part once.
+    parts = [first, *map(read, range(1, meshes[0].shape[-1] if meshes else ranks))]
+    if any(part.keys() != first.keys() for part in parts):
+        raise ValueError("the ranks have saved different weights")
+    return {name: _whole(name, [part.pop(name) for part in parts]) for name in sorted(first)}
+
+
+def _whole(name: str, parts: list[Any]) -> "Tensor":
+    """One complete weight from the ranks' parts of it."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(parts[0], DTensor):
+        for rank, part in enumerate(parts):
+            if not torch.equal(part, parts[0]):
+                raise ValueError(f"{name!r} differs between rank 0 and rank {rank}")
+        return parts[0]
+    *replicas, way = parts[0].placements
+    known = not way.is_partial() and all(replica.is_replicate() for replica in replicas)
+    if not known or any(part.placements != parts[0].placements for part in parts):
+        raise ValueError(f"{name} is spread over ranks in a way that verl's merger does not know")
+    local = [part._local_tensor for part in parts]
+    whole = torch.cat(local, way.dim) if way.is_shard() else local[0]
+    if whole.shape != parts[0].shape:
+        raise ValueError(f"{name} has the shape {tuple(whole.shape)}, not {tuple(parts[0].shape)}")
+    return whole
+
+
+def _without_adapters(weights: "dict[str, Tensor]", scale: float) -> "dict[str, Tensor]":
+    """The weights under the model's names, with each adapter added to the matrix that it adapts."""
+    plain = {}
+    for name, value in weights.items():
+        layer, is_adapted, _ = name.partition("base_layer.weight")
+        if is_adapted:
+            down, up = (weights[f"{layer}lora_{part}.default.weight"] for part in "AB")
+            value = value + scale * (up @ down)
+        if ".lora_" not in name:
+            plain[name.removeprefix("base_model.model.").replace("base_layer.", "")] = value
+    return plain
 
 
 # Folders in Hugging Face's format: copied from folders that others can write to, and checked afterwards.

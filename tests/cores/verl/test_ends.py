@@ -16,7 +16,7 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.core_records import CHECKPOINTS, Resources
-from cppo_lab.cores.verl import checkpoints, core, export
+from cppo_lab.cores.verl import checkpoints, core
 from cppo_lab.cores.verl.checkpoints import HandOver, score_name
 from cppo_lab.cores.verl.checks import check_placement
 from cppo_lab.errors import Interrupted
@@ -218,7 +218,7 @@ def test_more_ranks_than_a_prompt_has_responses_evaluate_a_run(
     """Eight, which share the run's minibatches of four prompts with four responses."""
     wide = compose(["core=verl", "model=tiny_qwen3", "layout.devices_per_node=8"])
     monkeypatch.setattr(core, "_ray_for", lambda *_: contextlib.nullcontext({}))
-    monkeypatch.setattr(export, "export", Mock())
+    monkeypatch.setattr(core, "export", Mock())
     monkeypatch.setattr(core, "_configuration", made := Mock(side_effect=InterruptedError))
     with pytest.raises(InterruptedError):
         core.evaluate(wide.run, wide.run, lent(wide, tmp_path))
