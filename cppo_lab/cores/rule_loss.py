@@ -11,16 +11,19 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy.typing import NDArray
 from torch import Tensor
 
 from cppo_lab import schema
-from cppo_lab.answers.tokens import RuleUsed
+from cppo_lab.answers.texts import Sample
+from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths import mismatch
-from cppo_lab.maths.masks import limits_of
+from cppo_lab.maths.masks import decisions, limits_of
 from cppo_lab.maths.rules import aggregate, centred, corrected
 from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import PERMUTATION, RULES, Rule, rule_of
@@ -197,6 +200,80 @@ class ObservedTokens:
     valid: Tensor  # bool
     tokens: Tensor  # ids
     origin_logp: Tensor  # log-probability under the policy from which D_t measures
+
+
+@dataclass(frozen=True, eq=False)
+class KeptResponse:
+    """A response of T tokens as it was trained, on the CPU. `columns`: those of `RecordedTokens`, by name, [T] each."""
+
+    advantage: float
+    tests: tuple[str, ...]
+    columns: dict[str, NDArray[Any]]
+
+
+@torch.no_grad()
+def kept_responses(
+    seen: ObservedTokens, output: RuleOutput, order: Tensor | None, rows: Tensor
+) -> list[KeptResponse]:
+    """The responses of a minibatch that `rows` [B] bool selects, with the rule's decisions. `order` [B, T] permutes
+    positions, for the rule that shuffles.
+    """
+    part = seen.valid & rows[:, None]
+    decision, lengths = decisions(output, part), part.sum(1)[rows].tolist()
+    values = {
+        "token": seen.tokens[part].int(),
+        "rollout_logp": seen.rollout_logp[part].float(),
+        "logp": seen.logp[part].float(),
+        "divergence": seen.divergence[part].float(),
+        "keep": decision.keep.float(),
+        "reason": decision.reason,
+    }
+    if order is not None:
+        values["order"] = order[:, : part.shape[1]][part].int()
+    columns = {name: column.cpu().split(lengths) for name, column in values.items()}
+    return [
+        KeptResponse(
+            advantage, decision.tests, {name: parts[place].numpy() for name, parts in columns.items()}
+        )
+        for place, advantage in enumerate(seen.advantages[rows, 0].tolist())
+    ]
+
+
+def token_table(
+    step: int,
+    spec: RunSpec,
+    kept: Mapping[tuple[int, int], KeptResponse],
+    samples: Sequence[Sample],
+    piece: Callable[[int], str],
+) -> RecordedTokens | None:
+    """The tokens of responses that are `kept` by group and draw, in the order of their `samples`; None if there are
+    none. `piece` is the text of a token by itself.
+    """
+    pairs = [
+        (kept[sample.group, sample.draw], sample)
+        for sample in samples
+        if sample.group is not None and (sample.group, sample.draw) in kept
+    ]
+    if not pairs:
+        return None
+    columns: dict[str, Any] = {
+        name: np.concatenate([response.columns[name] for response, _ in pairs])
+        for name in pairs[0][0].columns
+    }
+    vocabulary = np.unique(columns["token"])
+    return RecordedTokens(
+        step=step,
+        rule=rule_used(spec),
+        tests=pairs[0][0].tests,
+        ends=np.cumsum([len(response.columns["token"]) for response, _ in pairs], dtype=np.int64),
+        group=np.array([sample.group for _, sample in pairs], np.int64),
+        draw=np.array([sample.draw for _, sample in pairs], np.int64),
+        advantage=np.array([response.advantage for response, _ in pairs], np.float32),
+        reward=np.array([sample.reward for _, sample in pairs], np.float32),
+        **columns,
+        vocabulary=vocabulary,
+        pieces=tuple(map(piece, vocabulary.tolist())),
+    )
 
 
 class Diagnostics:

@@ -101,13 +101,11 @@ def test_too_long_a_sequence_is_refused(model: Transformer) -> None:
         model(tokens, tokens == 0)
 
 
-def nucleus(probabilities: list[float], top_p: float, top_k: int = -1) -> list[float]:
-    """The truncated distribution by its definition: most likely tokens until their mass reaches `top_p`, at most
-    `top_k` of them if it is above 0.
-    """
+def nucleus(probabilities: list[float], top_p: float) -> list[float]:
+    """The truncated distribution by its definition: most likely tokens until their mass reaches `top_p`."""
     kept, mass = [0.0] * len(probabilities), 0.0
-    for rank, token in enumerate(sorted(range(len(probabilities)), key=lambda i: -probabilities[i])):
-        if mass >= top_p or rank == top_k > 0:
+    for token in sorted(range(len(probabilities)), key=lambda i: -probabilities[i]):
+        if mass >= top_p:
             break
         kept[token] = probabilities[token]
         mass += probabilities[token]

@@ -14,14 +14,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from cppo_lab import schema
 from cppo_lab.answers.outcomes import Outcomes, chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample
-from cppo_lab.answers.tokens import RecordedTokens, chosen_groups
+from cppo_lab.answers.tokens import chosen_groups
 from cppo_lab.core_records import BEST_MODEL, Ended, MetricSink, Resources, TogetherRun
 from cppo_lab.cores.base import require_same_task
 from cppo_lab.cores.checkpoint import read_checkpoint, same_form
@@ -38,19 +37,20 @@ from cppo_lab.cores.mini.tasks import (
 )
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.rule_loss import (
+    KeptResponse,
     ObservedTokens,
     Recorded,
     RuleLoss,
+    kept_responses,
     measured_divergence,
     measured_drift,
     mismatch_of_step,
     own_permutation,
     recorded_tokens,
-    rule_used,
+    token_table,
 )
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.files import open_below
-from cppo_lab.maths.masks import decisions
 from cppo_lab.maths.mismatch import log_ratios, relative_logprob_error
 from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import DRIFT
@@ -391,16 +391,17 @@ class MiniAnswerRecorder:
         self._chosen = chosen_problems(places, settings.wanted_problems)
         self._outcomes: Outcomes | None = None
         self._samples: list[Sample] = []
-        self._groups: dict[int, _Group] = {}
+        self._kept: dict[tuple[int, int], KeptResponse] = {}  # by group and draw
         self._trained_groups: list[int] = []
 
     def take(self) -> StepAnswers | None:
         """What was collected since the last call; None if there was no validation."""
         answers = None
         if self._outcomes is not None:
-            step = int(self._outcomes.steps[-1])
-            answers = StepAnswers(self._outcomes, tuple(self._samples), self._tokens(step))
-        self._outcomes, self._samples, self._groups, self._trained_groups = None, [], {}, []
+            step, piece = int(self._outcomes.steps[-1]), self._pieces.item
+            tokens = token_table(step, self.spec, self._kept, self._samples, piece)
+            answers = StepAnswers(self._outcomes, tuple(self._samples), tokens)
+        self._outcomes, self._samples, self._kept, self._trained_groups = None, [], {}, []
         return answers
 
     def validation(self, step: int, problems: Problems, rollout: Rollout, rewards: Tensor) -> None:
@@ -441,38 +442,10 @@ class MiniAnswerRecorder:
     def update(self, rows: Tensor, result: ObjectiveResult, order: Tensor | None) -> None:
         """Add the tokens of a minibatch, whose responses are the batch's `rows` [B], before its optimiser step."""
         n = self.spec.batch.responses
-        owners = (rows // n).cpu()
-        for group in self._trained_groups:
-            members = (owners == group).nonzero()[:, 0]
-            if len(members):
-                self._groups[group] = _Group.of(result, members.to(rows.device), order)
-
-    def _tokens(self, step: int) -> RecordedTokens | None:
-        groups = [(number, self._groups[number]) for number in self._trained_groups if number in self._groups]
-        if not groups:
-            return None
-        rewards = {
-            (sample.group, sample.draw): sample.reward for sample in self._samples if sample.kind == TRAINING
-        }
-        draws = [(number, draw) for number, group in groups for draw in range(len(group.lengths))]
-        columns: dict[str, Any] = {
-            name: np.concatenate([group.columns[name] for _, group in groups])
-            for name in groups[0][1].columns
-        }
-        vocabulary = np.unique(columns["token"])
-        return RecordedTokens(
-            step=step,
-            rule=rule_used(self.spec),
-            tests=groups[0][1].tests,
-            ends=np.cumsum(np.concatenate([group.lengths for _, group in groups])),
-            group=np.array([number for number, _ in draws], dtype=np.int64),
-            draw=np.array([draw for _, draw in draws], dtype=np.int64),
-            advantage=np.concatenate([group.advantage for _, group in groups]),
-            reward=np.array([rewards[place] for place in draws], dtype=np.float32),
-            **columns,
-            vocabulary=vocabulary,
-            pieces=tuple(self._pieces[vocabulary].tolist()),
-        )
+        chosen = torch.isin(rows // n, torch.tensor(self._trained_groups, device=rows.device))
+        places = (divmod(row, n) for row in rows[chosen].tolist())
+        responses = kept_responses(result.seen, result.output, order, chosen)
+        self._kept |= zip(places, responses, strict=True)
 
     def _responses(
         self,
@@ -514,35 +487,3 @@ class MiniAnswerRecorder:
         """Whether each response has its end token [B]."""
         last = rollout.responses.gather(1, (rollout.lengths[:, None] - 1).clamp(min=0))[:, 0]
         return (rollout.lengths > 0) & (last == self.task.tokenizer.eos)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """The concatenated tokens of a group's responses; see `RecordedTokens`."""
-
-    tests: tuple[str, ...]
-    lengths: NDArray[np.int64]
-    advantage: NDArray[np.float32]
-    columns: dict[str, NDArray[Any]]  # of RecordedTokens, [n] each
-
-    @classmethod
-    def of(cls, result: ObjectiveResult, members: Tensor, order: Tensor | None) -> "_Group":
-        """The responses `members` of a minibatch; `order` [B, T] permutes positions, for the rule that shuffles."""
-        seen = result.seen
-        part = seen.valid & torch.zeros_like(seen.valid).index_fill_(0, members, True)
-        decision = decisions(result.output, part)
-        values = {
-            "token": (seen.tokens[part], np.int32),
-            "rollout_logp": (seen.rollout_logp[part], np.float32),
-            "logp": (seen.logp[part], np.float32),
-            "divergence": (seen.divergence[part], np.float32),
-            "keep": (decision.keep, np.float32),
-            "reason": (decision.reason, np.uint8),
-            "order": (part.new_zeros(0) if order is None else order[:, : part.shape[1]][part], np.int32),
-        }
-        return cls(
-            decision.tests,
-            seen.valid[members].sum(1).cpu().numpy(),
-            seen.advantages[members, 0].cpu().numpy().astype(np.float32),
-            {name: tensor.cpu().numpy().astype(kind) for name, (tensor, kind) in values.items()},
-        )

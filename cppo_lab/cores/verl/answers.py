@@ -4,16 +4,14 @@ Workers collect what a rule decided on the kept training responses. The trainer 
 data row, and the answer of a response, for mathematics and our tasks, and records them.
 """
 
-import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 import transfer_queue as tq
-from numpy.typing import NDArray
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 
@@ -22,10 +20,8 @@ from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample, as_text
 from cppo_lab.answers.tokens import RecordedTokens, chosen_groups
 from cppo_lab.cores.mini.tasks import make_task
-from cppo_lab.cores.rule_loss import ObservedTokens, rule_used
+from cppo_lab.cores.rule_loss import KeptResponse, token_table
 from cppo_lab.data.answers import answer_of
-from cppo_lab.maths.masks import decisions
-from cppo_lab.maths.tokens import RuleOutput
 from cppo_lab.spec import AnswersSpec, MathData, TaskData, VerlRun
 
 # The kept training responses, from the micro-batches of all ranks to a table of tokens.
@@ -35,31 +31,6 @@ from cppo_lab.spec import AnswersSpec, MathData, TaskData, VerlRun
 PLACE = "kept_place"  # int64 [1]: index of the row among the kept responses of the step
 
 
-class MarkedBatch(NamedTuple):
-    """A micro-batch with the rule's decisions; [B, T], right-padded."""
-
-    places: Tensor  # [B] of PLACE
-    seen: ObservedTokens
-    order: Tensor | None  # of the shuffled weights
-    output: RuleOutput
-
-
-@dataclass(frozen=True, eq=False)
-class KeptResponse:
-    """One response of T tokens as trained by its rank, on the CPU; fields as in `RecordedTokens`, all [T]."""
-
-    place: int
-    advantage: float
-    tests: tuple[str, ...]
-    token: NDArray[np.int32]
-    rollout_logp: NDArray[np.float32]
-    logp: NDArray[np.float32]
-    divergence: NDArray[np.float32]
-    keep: NDArray[np.float32]
-    reason: NDArray[np.uint8]
-    order: NDArray[np.int32]  # empty unless the rule shuffles its weights
-
-
 def places_of(data: Any) -> Tensor | None:
     """The marks of a micro-batch's rows [B]; None if no row is marked."""
     column = data.get(PLACE, None)
@@ -67,36 +38,6 @@ def places_of(data: Any) -> Tensor | None:
         return None
     marks: Tensor = (column.values() if column.is_nested else column).flatten()
     return marks if bool((marks >= 0).any()) else None
-
-
-@torch.no_grad()
-def kept_responses(batch: MarkedBatch) -> list[KeptResponse]:
-    """The kept responses of a micro-batch, in order."""
-    seen, chosen = batch.seen, batch.places >= 0
-    valid = seen.valid & chosen[:, None]
-    decision = decisions(batch.output, valid)
-    lengths = valid.sum(1)[chosen].tolist()
-
-    def parts(values: Tensor, dtype: torch.dtype) -> list[NDArray[Any]]:
-        """Split the values of the chosen rows' tokens [N] into an array per row."""
-        return [part.numpy() for part in values.to(dtype).cpu().split(lengths)]
-
-    empty: list[NDArray[Any]] = [np.empty(0, np.int32)] * len(lengths)
-    columns = (
-        parts(seen.tokens[valid], torch.int32),
-        parts(seen.rollout_logp[valid], torch.float32),
-        parts(seen.logp[valid], torch.float32),
-        parts(seen.divergence[valid], torch.float32),
-        parts(decision.keep, torch.float32),
-        parts(decision.reason, torch.uint8),
-        empty if batch.order is None else parts(batch.order[valid], torch.int32),
-    )
-    return [
-        KeptResponse(place, advantage, decision.tests, *arrays)
-        for place, advantage, *arrays in zip(
-            batch.places[chosen].tolist(), seen.advantages[chosen, 0].tolist(), *columns, strict=True
-        )
-    ]
 
 
 # How the trainer reads a row of data and a response to it.
@@ -263,10 +204,8 @@ class VerlAnswerRecorder:
         self.chosen = sorted(responses, key=lambda response: (chosen.index(response.group), response.draw))
         return self.chosen
 
-    def training(self, step: int, partition: str, of_ranks: Sequence[Sequence[KeptResponse]]) -> None:
-        """Add the chosen responses, which are still in the queue, with what the ranks have kept of them."""
-        responses = sorted(itertools.chain(*of_ranks), key=lambda response: response.place)
-        self._tokens = self._table(step, responses) if responses else None
+    def training(self, step: int, partition: str, of_ranks: Sequence[Mapping[int, KeptResponse]]) -> None:
+        """Add the chosen responses, which are still in the queue, with what each rank has kept of them, by place."""
         names = ("prompts", "responses", "raw_prompt", "reward_model")
         columns = self._fetch(partition, [choice.key for choice in self.chosen], *names)
         for choice, prompt, response, raw_prompt, model in zip(self.chosen, *columns, strict=True):
@@ -285,6 +224,14 @@ class VerlAnswerRecorder:
                     **self._written(step, prompt, response),
                 )
             )
+        kept = {
+            (self.chosen[place].group, self.chosen[place].draw): response
+            for responses in of_ranks
+            for place, response in responses.items()
+        }
+        self._tokens = token_table(
+            step, self.spec, kept, self._samples, lambda token: as_text(self._spell([token]))
+        )
         self.chosen = []
 
     def take(self, step: int) -> StepAnswers | None:
@@ -318,29 +265,3 @@ class VerlAnswerRecorder:
             "cut_off": cut_off,
             "stop": "length" if cut_off else "end",
         }
-
-    def _table(self, step: int, responses: Sequence[KeptResponse]) -> RecordedTokens:
-        """The tokens of `responses`, whose places are those in `chosen`."""
-        chosen = [self.chosen[response.place] for response in responses]
-
-        def joined(name: str) -> NDArray[Any]:
-            return np.concatenate([getattr(response, name) for response in responses])
-
-        columns: dict[str, Any] = {name: joined(name) for name in _COLUMNS}
-        vocabulary = np.unique(columns["token"])
-        return RecordedTokens(
-            step=step,
-            rule=rule_used(self.spec),
-            tests=responses[0].tests,
-            ends=np.cumsum([len(response.token) for response in responses], dtype=np.int64),
-            group=np.array([response.group for response in chosen], np.int64),
-            draw=np.array([response.draw for response in chosen], np.int64),
-            advantage=np.array([response.advantage for response in responses], np.float32),
-            reward=np.array([response.reward for response in chosen], np.float32),
-            **columns,
-            vocabulary=vocabulary,
-            pieces=tuple(as_text(self._spell([token])) for token in vocabulary.tolist()),
-        )  # fmt: skip
-
-
-_COLUMNS = ("token", "rollout_logp", "logp", "divergence", "keep", "reason", "order")

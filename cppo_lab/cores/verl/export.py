@@ -185,7 +185,7 @@ def merged(read: Callable[[int], dict[str, Any]], ranks: int) -> "dict[str, Tens
 def _whole(name: str, parts: list[Any]) -> "Tensor":
     """One complete weight from the ranks' parts of it."""
     import torch
-    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor import DTensor, Shard
 
     if not isinstance(parts[0], DTensor):
         for rank, part in enumerate(parts):
@@ -197,7 +197,7 @@ def _whole(name: str, parts: list[Any]) -> "Tensor":
     if not known or any(part.placements != parts[0].placements for part in parts):
         raise ValueError(f"{name} is spread over ranks in a way that verl's merger does not know")
     local = [part._local_tensor for part in parts]
-    whole = torch.cat(local, way.dim) if way.is_shard() else local[0]
+    whole = torch.cat(local, way.dim) if isinstance(way, Shard) else local[0]
     if whole.shape != parts[0].shape:
         raise ValueError(f"{name} has the shape {tuple(whole.shape)}, not {tuple(parts[0].shape)}")
     return whole

@@ -17,9 +17,15 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from cppo_lab import schema
-from cppo_lab.cores.rule_loss import ObservedTokens, applied, mismatch_metrics
+from cppo_lab.cores.rule_loss import (
+    KeptResponse,
+    ObservedTokens,
+    applied,
+    kept_responses,
+    mismatch_metrics,
+)
 from cppo_lab.cores.verl import logits as from_engine
-from cppo_lab.cores.verl.answers import MarkedBatch, places_of
+from cppo_lab.cores.verl.answers import places_of
 from cppo_lab.errors import NotFinite, UserError, unknown
 from cppo_lab.maths import divergence, mismatch
 from cppo_lab.maths.mismatch import log_ratios, mismatch_sums, relative_logprob_error
@@ -225,7 +231,7 @@ def trust_region_loss(
     data_format: str = "thd",
     *,
     watch: Callable[[ObservedTokens], None] | None = None,
-    record_decisions: Callable[[MarkedBatch], None] | None = None,
+    record_decisions: Callable[[dict[int, KeptResponse]], None] | None = None,
 ) -> Any:
     """Both phases of the loss; bind `config` (an ActorConfig), `watch` and `record_decisions` with `functools.partial`.
 
@@ -237,8 +243,7 @@ def trust_region_loss(
             `rollout_log_probs`, if it is not pi_old; for the seq-mean modes `minibatch_responses`; for the shuffled
             rule `weight_permutation`.
         watch: called with the tokens of every micro-batch.
-        record_decisions: called with the rule's decisions on a micro-batch that has marked rows
-            (`answers.kept_responses`).
+        record_decisions: called with the marked responses of a micro-batch that has any, by place.
 
     Raises:
         NotFinite: a log-probability of a response token is NaN or infinite.
@@ -298,7 +303,9 @@ def trust_region_loss(
         stats, metrics = result.stats, {}
         # Not of a decoupled run, as in the embedded core.
         if record_decisions and loss_config.weights is None and (places := places_of(data)) is not None:
-            record_decisions(MarkedBatch(places, seen, order, result))
+            marked = places >= 0
+            responses_kept = kept_responses(seen, result, order, marked)
+            record_decisions(dict(zip(places[marked].tolist(), responses_kept, strict=True)))
     else:
         if responses is not None:  # verl counts rows that pad
             data = data.clone(recurse=False)

@@ -19,8 +19,7 @@ from verl.utils.distributed import initialize_global_process_group_ray
 from verl.utils.transferqueue_utils import kv_batch_meta2batch_meta
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from cppo_lab.cores.rule_loss import Diagnostics, ObservedTokens
-from cppo_lab.cores.verl.answers import KeptResponse, MarkedBatch, kept_responses
+from cppo_lab.cores.rule_loss import Diagnostics, KeptResponse, ObservedTokens
 from cppo_lab.cores.verl.logits import CODE
 from cppo_lab.cores.verl.loss import summarise_mismatch, trust_region_loss
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP, socket_of_this_run
@@ -125,7 +124,7 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         self.actor_config = self.loss_fn.keywords["config"]
         self.diagnostics: Diagnostics | None = None
         self._watched_step = 0
-        self._kept_responses: list[KeptResponse] = []
+        self._kept_responses: dict[int, KeptResponse] = {}  # by place
         self._staleness = 0
         self._policies: dict[int, dict[str, torch.Tensor]] = {}  # this rank's shards, by step and name
         self.use_loss(self.actor_config)
@@ -218,9 +217,9 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         return engine.get_data_parallel_rank() == 0 and bool(engine.is_mp_src_rank_with_outputs())
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def take_kept_responses(self) -> list[KeptResponse]:
-        """The marked responses that this rank has trained since the last call; each is on one rank only."""
-        responses, self._kept_responses = self._kept_responses, []
+    def take_kept_responses(self) -> dict[int, KeptResponse]:
+        """The marked responses that this rank has trained since the last call, by place; each is on one rank only."""
+        responses, self._kept_responses = self._kept_responses, {}
         return responses
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -281,10 +280,10 @@ class TrustRegionWorker(ActorRolloutRefWorker):
             self.diagnostics.end_step()
         return output
 
-    def _keep(self, batch: MarkedBatch) -> None:
+    def _keep(self, responses: dict[int, KeptResponse]) -> None:
         # The other processes of its group have the same rows.
         if self.actor.engine.is_mp_src_rank_with_outputs():
-            self._kept_responses += kept_responses(batch)
+            self._kept_responses |= responses
 
     def _watch(self, seen: ObservedTokens) -> None:
         if self._watched_step and self.diagnostics is not None and self._traces():

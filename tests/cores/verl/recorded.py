@@ -8,7 +8,8 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.config import FSDPActorConfig
 
-from cppo_lab.cores.verl.answers import PLACE, KeptResponse, kept_responses
+from cppo_lab.cores.rule_loss import KeptResponse
+from cppo_lab.cores.verl.answers import PLACE
 from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
 from cppo_lab.rules import ENTROPY, PERMUTATION, RULES
 from tests.maths.maths_batches import TokenBatch, head, random_permutation
@@ -71,7 +72,7 @@ class Trained(NamedTuple):
     loss: float
     gradient: Tensor
     metrics: list[list[dict[str, Any]]]
-    kept: list[list[KeptResponse]]
+    kept: list[dict[int, KeptResponse]]
 
 
 def train(
@@ -106,7 +107,7 @@ def train(
             "rollout_topk_ids": columns["responses"][..., None].int(),
             "rollout_topk_logp": head(batch),
         }
-    trained = Trained(0.0, logp, [[] for _ in cuts], [[] for _ in cuts])
+    trained = Trained(0.0, logp, [[] for _ in cuts], [{} for _ in cuts])
     loss = 0.0
     for cut, metrics, kept in zip(cuts, trained.metrics, trained.kept, strict=True):
         for index in map(list, cut):
@@ -123,8 +124,7 @@ def train(
             values |= {} if entropy is None else {"policy_entropy": entropy}
             output = {name: packed_output(value[index], lengths, prompts) for name, value in values.items()}
             part, reported = trust_region_loss(
-                config, output, data, watch=watch,
-                record_decisions=lambda batch, kept=kept: kept.extend(kept_responses(batch)),
+                config, output, data, watch=watch, record_decisions=kept.update
             )  # fmt: skip
             (part / len(cuts)).backward()  # FSDP averages gradients over the ranks
             loss += float(part.detach()) / len(cuts)

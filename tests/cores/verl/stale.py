@@ -5,7 +5,6 @@ another run. Servers decode request by request, so that numbers do not depend on
 goes to FOLDER/<run>.pt.
 """
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ def has(server: Any) -> str:
 
 def one_by_one(server: Any) -> None:
     """Let a rollout server decode request by request."""
-    server.limits = replace(server.limits, max_num_seqs=1)
+    server.config.max_num_seqs = 1
 
 
 def train_all(trainer: Any, run: VerlRun, start: Path, folder: Path, loops: Any) -> None:

@@ -18,9 +18,9 @@ from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab.cores.verl.rollout import POLICY_STEP, cpu, seed_of
 from cppo_lab.cores.verl.rollout.agent_loop import VALIDATE, ResumingClient, TopKAgentLoop
-from cppo_lab.cores.verl.rollout.cpu import CpuServer, Limits
+from cppo_lab.cores.verl.rollout.cpu import CpuServer
 from tests.conftest import user_error
-from tests.cores.verl.test_rollout import recomputed
+from tests.cores.verl.test_rollout import LIMITS, recomputed
 from tests.waiting import until
 
 K, LIMIT = 4, 6
@@ -152,7 +152,7 @@ def test_what_would_train_wrongly_is_refused(
 # Answers that are interrupted for new weights.
 
 ABORTS, BETWEEN = 3, 3  # interruptions, and tokens before each
-PIECES = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "logprobs": True, "cppo_topk": K, "ignore_eos": True}
+PIECES = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "logprobs": True, "cppo_topk": K}
 
 
 class Client(ResumingClient):
@@ -191,7 +191,7 @@ def test_each_piece_of_an_answer_has_mu_of_the_policy_that_sampled_it(
     """The batch is interrupted three times in the middle, and goes on with other weights each time."""
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     policies = {10 + number: moved(model, number) for number in range(ABORTS + 1)}
-    server = CpuServer(copy.deepcopy(model), Limits(8, 64, 256, 64), {1})
+    server = CpuServer(copy.deepcopy(model), *LIMITS, ())
     client, prompts = Client(server), [[3, 5, 15, 6], [4, 7], [3, 8, 9, 10, 11]]
     limits = [5, 8, 20]
     reached, decoded, log_mu = threading.Event(), itertools.count(1), cpu.log_policy

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel, Qwen3ForCausalLM
+from verl.workers.config import RolloutConfig
 from verl.workers.engine.fsdp.utils import unfuse_moe_params
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
 from cppo_lab.cores.verl.rollout.cpu import (
     CpuServer,
-    Limits,
     Request,
     SamplingRule,
     decode,
@@ -31,7 +31,7 @@ from tests.waiting import CEILING_SECONDS
 
 EOS = TOKENIZER.eos
 PLAIN = SamplingRule()
-LIMITS = Limits(prompt_length=8, response_length=12, max_model_len=256, max_num_seqs=64)
+LIMITS = RolloutConfig("cppo_cpu", prompt_length=8, response_length=12, max_num_seqs=64), 256
 TRAIN = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "repetition_penalty": 1.0, "logprobs": True}
 PROMPTS = [[3, 5, 15, 6], [4, 7], [3, 8, 9, 10, 11, 12, 4], [5]]
 
@@ -51,7 +51,7 @@ def recomputed(
 
 
 def request(prompt: list[int], limit: int, seed: int | None = None) -> Request:
-    return Request(prompt, limit, frozenset({EOS}), seed)
+    return Request(prompt, limit, seed)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -61,7 +61,7 @@ def test_logp_and_topk_are_those_of_a_full_forward_pass(
 ) -> None:
     # Different prompt lengths, limits and stops: rows are padded, and leave the batch at different steps.
     requests = [request(prompt, 6 + 3 * i, seed=i) for i, prompt in enumerate(PROMPTS)]
-    together, moved = decode(model, requests, SamplingRule(temperature), topk), []
+    together, moved = decode(model, requests, SamplingRule(temperature, topk=topk), [EOS]), []
     for asked, response in zip(requests, together, strict=True):
         expected = recomputed(model, list(asked.prompt), response.tokens, temperature)
         n = len(response.tokens)
@@ -73,17 +73,17 @@ def test_logp_and_topk_are_those_of_a_full_forward_pass(
         moved += np.abs(logp[1:] - logp[:-1]).max(1).tolist()
     assert max(moved) > 1e-2  # neighbouring states differ, so rows moved by one would have failed
     # A sample depends on its seed and not on its batch.
-    alone = [decode(model, [asked], SamplingRule(temperature), 0)[0].tokens for asked in requests]
+    alone = [decode(model, [asked], SamplingRule(temperature), [EOS])[0].tokens for asked in requests]
     assert [response.tokens for response in together] == alone
     reseeded = [request(list(asked.prompt), 12, seed=100) for asked in requests]
-    other = decode(model, reseeded, SamplingRule(temperature), 0)
+    other = decode(model, reseeded, SamplingRule(temperature), [EOS])
     assert [response.tokens for response in other] != alone
 
 
 def test_a_response_ends_with_its_first_stop_token_or_at_its_own_limit(model: PreTrainedModel) -> None:
     def tokens(*limits: int, stop: tuple[int, ...] = (), rule: SamplingRule = PLAIN) -> list[list[int]]:
-        requests = [Request(PROMPTS[2], limit, frozenset(stop), 1) for limit in limits]
-        return [response.tokens for response in decode(model, requests, rule, 0)]
+        requests = [request(PROMPTS[2], limit, seed=1) for limit in limits]
+        return [response.tokens for response in decode(model, requests, rule, stop)]
 
     [free] = tokens(20)
     assert len(free) == 20
@@ -93,27 +93,27 @@ def test_a_response_ends_with_its_first_stop_token_or_at_its_own_limit(model: Pr
     assert recomputed(model, PROMPTS[2], greedy, 1.0).argmax(-1).tolist() == greedy
 
 
-@pytest.mark.parametrize("rule", [PLAIN, SamplingRule(0.6, 0.9), SamplingRule(top_k=4)])
+@pytest.mark.parametrize("rule", [PLAIN, SamplingRule(0.6, 0.9)])
 def test_draws_follow_the_truncated_softmax(rule: SamplingRule) -> None:
     logits = torch.randn(1, 12, generator=seeded(0)) * 2
     log_mu = log_policy(logits, rule)
     uniforms = torch.tensor(np.random.default_rng(1).random(40_000))
     tokens = draw(log_mu.expand(len(uniforms), -1), rule, uniforms)
-    check_frequencies(tokens, nucleus(log_mu[0].exp().tolist(), rule.top_p, rule.top_k))
+    check_frequencies(tokens, nucleus(log_mu[0].exp().tolist(), rule.top_p))
 
 
 def test_extreme_uniforms_never_draw_an_impossible_token() -> None:
     log_mu = torch.tensor([[-torch.inf, 0.0, -torch.inf]])
     last = np.nextafter(1.0, 0.0)
     assert draw(log_mu.expand(2, -1), PLAIN, torch.tensor([0.0, last])).tolist() == [1, 1]
-    assert truncate(torch.tensor([[0.5, 0.25, 0.25]]), SamplingRule(top_p=0.5)).tolist() == [[0.5, 0.0, 0.0]]
+    assert truncate(torch.tensor([[0.5, 0.25, 0.25]]), 0.5).tolist() == [[0.5, 0.0, 0.0]]
 
 
 def test_diverged_weights_fail(model: PreTrainedModel) -> None:
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="diverged"):
-        decode(model, [request([3], 4)], PLAIN, 0)
+        decode(model, [request([3], 4)], PLAIN, [EOS])
 
 
 async def all_of(
@@ -128,26 +128,26 @@ def ask(server: CpuServer, *calls: tuple[list[int], dict[str, Any]]) -> list[Tok
 
 
 def test_requests_of_different_rules_are_served_at_once(model: PreTrainedModel) -> None:
-    server = CpuServer(model, LIMITS, {EOS})
+    server = CpuServer(model, *LIMITS, {EOS})
     calls = [(prompt, TRAIN | {"seed": i, "cppo_topk": 4}) for i, prompt in enumerate(PROMPTS)]
     calls += [(prompt, TRAIN | {"temperature": 0, "logprobs": False}) for prompt in PROMPTS]
     outputs = ask(server, *calls)
     for i, (prompt, sampled, best) in enumerate(zip(PROMPTS, outputs[:4], outputs[4:], strict=True)):
         limit = min(12, 8 + 12 - len(prompt))
-        [expected] = decode(model, [request(prompt, limit, seed=i)], PLAIN, 4)
+        [expected] = decode(model, [request(prompt, limit, seed=i)], SamplingRule(topk=4), [EOS])
         assert sampled.token_ids == expected.tokens
         np.testing.assert_allclose(sampled.log_probs, expected.logp, atol=5e-5)
         np.testing.assert_array_equal(sampled.extra_fields[TOPK_IDS], expected.topk_ids)
         assert sampled.extra_fields[TOPK_LOGP].dtype == np.float32
-        [greedy] = decode(model, [request(prompt, limit)], SamplingRule(temperature=0.0), 0)
+        [greedy] = decode(model, [request(prompt, limit)], SamplingRule(temperature=0.0), [EOS])
         assert best.token_ids == greedy.tokens
         assert best.log_probs is None and TOPK_IDS not in best.extra_fields
         assert best.stop_reason == "completed"
 
 
 def test_limits_are_those_of_verl(model: PreTrainedModel) -> None:
-    server = CpuServer(model, LIMITS, {EOS})
-    free = TRAIN | {"ignore_eos": True, "seed": 0}
+    server = CpuServer(model, *LIMITS, ())
+    free = TRAIN | {"seed": 0}
     calls = [
         ([3] * 4, free),  # response_length
         ([3] * 8 + [4] * 5, free),  # a prompt beyond prompt_length: what is left of the sum
@@ -160,7 +160,7 @@ def test_limits_are_those_of_verl(model: PreTrainedModel) -> None:
 @pytest.mark.parametrize(
     "prompt, change, message",
     [
-        ([3], {"repetition_penalty": 1.2}, "repetition_penalty=1.2"),
+        ([3], {"repetition_penalty": 1.2, "top_k": 4}, "top_k=4, repetition_penalty=1.2"),
         ([3], {"cppo_topk": 17}, "vocabulary of 16"),
         ([3] * 256, {}, "max_model_len=256"),
     ],
@@ -169,11 +169,11 @@ def test_what_the_server_cannot_do_is_refused(
     model: PreTrainedModel, prompt: list[int], change: dict[str, Any], message: str
 ) -> None:
     with user_error(message):
-        ask(CpuServer(model, LIMITS, {EOS}), (prompt, TRAIN | change))
+        ask(CpuServer(model, *LIMITS, {EOS}), (prompt, TRAIN | change))
 
 
 def test_a_batch_that_fails_and_a_client_that_gives_up_harm_no_others(model: PreTrainedModel) -> None:
-    server = CpuServer(model, LIMITS, {EOS})
+    server = CpuServer(model, *LIMITS, {EOS})
     # Token 999 has no embedding; the greedy request is decoded apart.
     calls = [([3], TRAIN), ([999], TRAIN), ([4], TRAIN | {"temperature": 0})]
 

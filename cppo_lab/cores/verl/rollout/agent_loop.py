@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
+from pydantic import Field
 from tensordict import TensorDict
 from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
@@ -36,21 +36,18 @@ VALIDATE = "cppo_validate"
 
 
 class TopKAgentLoopOutput(AgentLoopOutput):
-    """A response with mu's Top-K, and the policy that sampled each token, in separate columns.
+    """A response with columns of ours: mu's Top-K, and the policy that sampled each token.
 
     Not in `extra_fields`: those travel to the reward workers as well, and as pickled objects.
     """
 
-    rollout_topk_ids: Any = None  # int32 [R, K]
-    rollout_topk_logp: Any = None  # float16 or float32 [R, K]
-    policy_step: Any = None  # int32 [R], of asynchronous rollouts
+    # TOPK_IDS int32 [R, K], TOPK_LOGP float16 or float32 [R, K]; of asynchronous rollouts POLICY_STEP int32 [R]
+    columns: dict[str, Any] = Field({}, exclude=True)
 
     def as_dict(self) -> dict[str, Any]:
         """verl's columns, and ours as tensors."""
-        given = {name: getattr(self, name) for name in (TOPK_IDS, TOPK_LOGP, POLICY_STEP)}
-        return super().as_dict() | {
-            name: torch.from_numpy(column) for name, column in given.items() if column is not None
-        }
+        ours = {name: torch.from_numpy(column) for name, column in self.columns.items()}
+        return super().as_dict() | ours
 
 
 @register(AGENT_LOOP_NAME)
@@ -80,15 +77,13 @@ class TopKAgentLoop(SingleTurnAgentLoop):
         columns: dict[str, Any] = {}
         length = len(output.response_ids)
         if topk:
-            columns[TOPK_IDS], columns[TOPK_LOGP] = _response_rows(
-                ids, logp, length, topk, self.response_length
-            )
+            _require_rows(ids, logp, length, topk, self.response_length)
+            # Copies: arrays that came over Ray cannot be written to, which torch tensors must allow.
+            columns = {TOPK_IDS: ids[:length].copy(), TOPK_LOGP: logp[:length].copy()}
         if steps is not None and not validate:
             columns[POLICY_STEP] = steps[:length]
-        if not columns:
-            return output
         given = {name: getattr(output, name) for name in output.model_fields_set}
-        return TopKAgentLoopOutput(**given | {"extra_fields": output.extra_fields} | columns)
+        return TopKAgentLoopOutput(**given | {"extra_fields": output.extra_fields}, columns=columns)
 
 
 def _seed(settings: RolloutSettings, row: dict[str, Any], validate: bool) -> int:
@@ -104,28 +99,19 @@ def _seed(settings: RolloutSettings, row: dict[str, Any], validate: bool) -> int
     return seed_of(settings.seed, step, str(row.get("data_source", "")), index, int(row["session_id"]))
 
 
-def _response_rows(
-    ids: NDArray[np.int32] | None, logp: NDArray[np.floating] | None, length: int, topk: int, limit: int
-) -> tuple[NDArray[np.int32], NDArray[np.floating]]:
-    """The first `length` rows of mu's Top-K, which has a row per response token; verl cuts responses at `limit` tokens.
+def _require_rows(ids: Any, logp: Any, length: int, topk: int, limit: int) -> None:
+    """Check that mu's Top-K has a row per response token; verl cuts responses at `limit` tokens.
 
     Raises UserError when there are none, or not as many as tokens.
     """
-    if (
-        ids is None
-        or logp is None
-        or ids.shape != logp.shape
-        or ids.shape[1:] != (topk,)
-        or not (len(ids) == length or len(ids) > length == limit)
-    ):
-        shapes = [None if part is None else part.shape for part in (ids, logp)]
+    shapes = [None if part is None else part.shape for part in (ids, logp)]
+    rows = 0 if ids is None else len(ids)
+    if shapes != [(rows, topk)] * 2 or not (rows == length or rows > length == limit):
         raise UserError(
             f"the rollout server returned a Top-K of shapes {shapes} for {length} response tokens and "
             f"engine_kwargs.{ENGINE_KEY}.topk={topk}: it is not ours (VERL_USE_EXTERNAL_MODULES="
             "cppo_lab.cores.verl.plugin), or the chat template adds tokens"
         )
-    # Copies: arrays that came over Ray cannot be written to, which torch tensors must allow.
-    return ids[:length].copy(), logp[:length].copy()
 
 
 # verl's agent loop manager for TransferQueue, which also marks every row as training or validation.

@@ -31,31 +31,20 @@ from cppo_lab.errors import UserError
 
 # A decoding step on logits: log mu, mu's Top-K, and a draw by inversion of the cumulative distribution.
 
-_NEUTRAL = {"repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
-
 
 @dataclass(frozen=True)
 class SamplingRule:
-    """How tokens are drawn; requests with the same rule are decoded together."""
+    """How tokens are drawn, and what is kept of mu; requests with the same rule are decoded together."""
 
     temperature: float = 1.0  # 0: the most likely token
     top_p: float = 1.0
-    top_k: int = -1  # -1 or 0: all tokens
-
-    @classmethod
-    def take(cls, parameters: dict[str, Any]) -> "SamplingRule":
-        """Removes the sampling keys from verl's `sampling_params`."""
-        return cls(
-            float(parameters.pop("temperature", 1.0)),
-            float(parameters.pop("top_p", 1.0)),
-            int(parameters.pop("top_k", -1)),
-        )
+    topk: int = 0  # tokens of mu kept per step; the vocabulary's size: all
 
 
 def log_policy(logits: Tensor, rule: SamplingRule) -> Tensor:
     """log mu of every token, float32 [B, V]: log-softmax of the logits [B, V] at the sampling temperature.
 
-    mu is the *untruncated* softmax: under top_p < 1 or top_k >= 1 a drawn token's probability under the truncated
+    mu is the *untruncated* softmax: under top_p < 1 a drawn token's probability under the truncated
     distribution is higher by the mass cut off. Training samples untruncated, so there the two are the same; with
     truncation (validation) the number is the model's probability, not the frequency of draws. With
     temperature 0 it is the softmax at temperature 1. vLLM's `processed_logprobs` differ under truncation only.
@@ -63,19 +52,16 @@ def log_policy(logits: Tensor, rule: SamplingRule) -> Tensor:
     return torch.log_softmax(logits.float() / (rule.temperature or 1.0), -1)
 
 
-def truncate(probabilities: Tensor, rule: SamplingRule) -> Tensor:
-    """`probabilities` [B, V] with 0 outside the top_k most likely tokens and the smallest set of mass >= top_p.
+def truncate(probabilities: Tensor, top_p: float) -> Tensor:
+    """`probabilities` [B, V] with 0 outside the smallest set of mass >= top_p.
 
     The most likely token always stays. Not renormalised. Ties at the edge are cut by token id.
     """
-    vocabulary = probabilities.shape[-1]
-    if rule.top_p == 1 and not 0 < rule.top_k < vocabulary:
+    if top_p == 1:
         return probabilities
     ordered, order = probabilities.sort(dim=-1, descending=True, stable=True)
-    if 0 < rule.top_k < vocabulary:
-        ordered[:, rule.top_k :] = 0
     before = ordered.cumsum(-1) - ordered
-    ordered = ordered.masked_fill(before >= rule.top_p * ordered.sum(-1, keepdim=True), 0)
+    ordered = ordered.masked_fill(before >= top_p * ordered.sum(-1, keepdim=True), 0)
     return torch.zeros_like(probabilities).scatter(-1, order, ordered)
 
 
@@ -87,7 +73,7 @@ def draw(log_mu: Tensor, rule: SamplingRule, uniforms: Tensor) -> Tensor:
     """
     if rule.temperature == 0:
         return log_mu.argmax(-1)
-    cumulative = truncate(log_mu.double().exp(), rule).cumsum(-1)
+    cumulative = truncate(log_mu.double().exp(), rule.top_p).cumsum(-1)
     total = cumulative[:, -1:]
     # uniform * total < total, so the first entry above it exists and belongs to a token of positive probability.
     return torch.searchsorted(cumulative, uniforms.double()[:, None] * total, right=True).squeeze(-1)
@@ -102,7 +88,6 @@ class Request:
 
     prompt: Sequence[int]
     max_tokens: int
-    stop: frozenset[int]  # the response ends with the first of these tokens, which is part of it
     seed: int | None = None  # None: a fresh seed
 
 
@@ -123,22 +108,17 @@ def decode(
     model: PreTrainedModel,
     requests: Sequence[Request],
     rule: SamplingRule,
-    topk: int,
+    ends: Sequence[int],
     interrupted: Callable[[], bool] = lambda: False,
 ) -> list[Generation]:
-    """Continues every prompt until a stop token or its `max_tokens`, or until it is `interrupted`.
-
-    `topk`: tokens of mu kept per step, 0 for none, the vocabulary's size for all. Probabilities are float32 whatever
-    the model's type.
+    """Continues every prompt until the first of the tokens `ends`, which is part of the response, or its `max_tokens`,
+    or until it is `interrupted`. Probabilities are float32 whatever the model's type.
 
     Raises FloatingPointError when the model's probabilities are not finite.
     """
     # A separate generator for each request: its sample does not depend on its batch.
     uniforms = [np.random.default_rng(request.seed).random(request.max_tokens) for request in requests]
     limits = np.array([request.max_tokens for request in requests])
-    stops = torch.zeros(len(requests), model.config.vocab_size, dtype=torch.bool)
-    for row, request in enumerate(requests):
-        stops[row, list(request.stop)] = True
     responses = [Generation() for _ in requests]
     prompts = [torch.tensor(request.prompt, device=model.device) for request in requests]
     ids, mask = (
@@ -164,13 +144,13 @@ def decode(
             raise FloatingPointError("the model's probabilities are not finite: its weights diverged")
         tokens = draw(log_mu, rule, torch.tensor([uniforms[row][step] for row in rows], device=logits.device))
         logp = log_mu.gather(-1, tokens[:, None]).squeeze(-1)
-        most_likely = log_mu.topk(topk, -1)
+        most_likely = log_mu.topk(rule.topk, -1)
         for place, response in enumerate(responses[row] for row in rows):
             response.tokens.append(int(tokens[place]))
             response.logp.append(float(logp[place]))
             response.topk_ids.append(most_likely.indices[place].int().numpy(force=True))
             response.topk_logp.append(most_likely.values[place].numpy(force=True))
-        running = ~stops[rows, tokens.cpu()].numpy() & (step + 1 < limits[rows])
+        running = ~np.isin(tokens.numpy(force=True), ends) & (step + 1 < limits[rows])
         for row in rows[~running]:
             responses[row].ended = True
         if not running.any():
@@ -194,50 +174,32 @@ def decode(
 GATHER_SECONDS = 0.02
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Lengths in tokens, under verl's names."""
-
-    prompt_length: int
-    response_length: int
-    max_model_len: int
-    max_num_seqs: int  # rows of a batch
-
-    def max_tokens(self, prompt: int, parameters: dict[str, Any]) -> int:
-        """Tokens a request may generate, with verl's defaults for vLLM; removes the limit from `parameters`.
-
-        Raises UserError when the prompt leaves no room in the model's context.
-        """
-        room = self.max_model_len - prompt
-        if room < 1:
-            raise UserError(
-                f"a prompt of {prompt} tokens leaves no room in max_model_len={self.max_model_len}: raise "
-                "rollout.max_model_len or drop long prompts with data.filter_overlong_prompts=true"
-            )
-        default = min(self.response_length, self.prompt_length + self.response_length - prompt)
-        return max(1, min(int(parameters.pop("max_tokens", default)), room))
-
-
-@dataclass(frozen=True, eq=False)
-class _Waiting:
-    request: Request
-    rule: SamplingRule
-    topk: int
-    response: "asyncio.Future[Generation]"
+# What a request may ask for, and what else verl always sends: at its neutral value it changes nothing, and no other is
+# implemented here.
+_SAMPLING = {
+    "temperature": 1.0, "top_p": 1.0, "seed": None, "max_tokens": None, "logprobs": False,
+    TOPK_REQUEST: 0, TOPK_DTYPE_REQUEST: "float32",
+}  # fmt: skip
+_NEUTRAL = {
+    "top_k": -1, "repetition_penalty": 1.0, "min_p": 0.0, "presence_penalty": 0.0, "frequency_penalty": 0.0
+}  # fmt: skip
 
 
 class CpuServer:
-    """Decodes queued requests in batches: those with the same sampling rule and Top-K together.
+    """Decodes queued requests in batches: those with the same sampling rule together. `context`: tokens that the model
+    takes at most.
 
     Weights change only between batches, so what is returned for a request comes from one policy.
     """
 
-    def __init__(self, model: PreTrainedModel, limits: Limits, end_tokens: Iterable[int]) -> None:
+    def __init__(
+        self, model: PreTrainedModel, config: RolloutConfig, context: int, end_tokens: Iterable[int]
+    ) -> None:
         self.model = model.eval()
-        self.limits = limits
-        self.end_tokens = frozenset(end_tokens)
+        self.config, self.context = config, context
+        self.end_tokens = list(end_tokens)
         self.global_steps: int | None = None  # training step of the weights, as verl's servers report it
-        self._queue: list[_Waiting] = []
+        self._queue: list[tuple[SamplingRule, Request, asyncio.Future[Generation]]] = []
         self._serving: asyncio.Task[None] | None = None
         self._model_in_use = asyncio.Lock()
         self._running = asyncio.Event()
@@ -255,53 +217,67 @@ class CpuServer:
 
         Raises UserError for what this server cannot do: unknown sampling parameters, too long a prompt.
         """
-        parameters = dict(sampling_params)
-        topk = int(parameters.pop(TOPK_REQUEST, 0))
-        if topk > self.model.config.vocab_size:
-            raise UserError(
-                f"engine_kwargs.cppo_lab.topk={topk} exceeds the vocabulary of {self.model.config.vocab_size} tokens: "
-                "the exact divergence needs no more than that"
-            )
-        dtype = np.dtype(parameters.pop(TOPK_DTYPE_REQUEST, "float32"))
-        with_logp = parameters.pop("logprobs", False)
-        rule = SamplingRule.take(parameters)
-        prompt = [int(token) for token in prompt_ids]
-        stop = frozenset() if parameters.pop("ignore_eos", False) else self.end_tokens
-        limit, seed = self.limits.max_tokens(len(prompt), parameters), parameters.pop("seed", None)
-        # verl always sends some of them; at their neutral value they change nothing, and no other is implemented here.
-        foreign = {name: value for name, value in parameters.items() if _NEUTRAL.get(name, object()) != value}
+        asked = _SAMPLING | sampling_params
+        foreign = [
+            f"{name}={value!r}"
+            for name, value in asked.items()
+            if name not in _SAMPLING and _NEUTRAL.get(name, object()) != value
+        ]
         if foreign:
-            names = ", ".join(f"{name}={value!r}" for name, value in foreign.items())
             raise UserError(
-                f"sampling parameters {names} are not implemented by the CPU rollout server: leave them out"
+                f"sampling parameters {', '.join(foreign)} are not implemented by the CPU rollout server: leave "
+                "them out"
             )
+        rule = SamplingRule(float(asked["temperature"]), float(asked["top_p"]), int(asked[TOPK_REQUEST]))
+        if rule.topk > self.model.config.vocab_size:
+            raise UserError(
+                f"engine_kwargs.cppo_lab.topk={rule.topk} exceeds the vocabulary of {self.model.config.vocab_size} "
+                "tokens: the exact divergence needs no more than that"
+            )
+        prompt = [int(token) for token in prompt_ids]
+        request = Request(prompt, self._max_tokens(len(prompt), asked["max_tokens"]), asked["seed"])
         response = asyncio.get_running_loop().create_future()
-        self._queue.append(_Waiting(Request(prompt, limit, stop, seed), rule, topk, response))
+        self._queue.append((rule, request, response))
         if self._serving is None or self._serving.done():
             self._serving = asyncio.create_task(self._serve())
         generation: Generation = await response
         extra: dict[str, Any] = {"global_steps": generation.policy_step}
-        if topk and generation.tokens:
+        if rule.topk and generation.tokens:
             extra[TOPK_IDS] = np.stack(generation.topk_ids)
-            extra[TOPK_LOGP] = np.stack(generation.topk_logp).astype(dtype)
+            extra[TOPK_LOGP] = np.stack(generation.topk_logp).astype(asked[TOPK_DTYPE_REQUEST])
         return TokenOutput(
             token_ids=generation.tokens,
-            log_probs=generation.logp if with_logp else None,
+            log_probs=generation.logp if asked["logprobs"] else None,
             # verl's words; the first is for an end token and for the length limit alike
             stop_reason="completed" if generation.ended else "aborted",
             extra_fields=extra,
         )
+
+    def _max_tokens(self, prompt: int, asked: int | None) -> int:
+        """Tokens that a request may generate, with verl's defaults for vLLM.
+
+        Raises UserError when the prompt leaves no room in the model's context.
+        """
+        room = self.context - prompt
+        if room < 1:
+            raise UserError(
+                f"a prompt of {prompt} tokens leaves no room in max_model_len={self.context}: raise "
+                "rollout.max_model_len or drop long prompts with data.filter_overlong_prompts=true"
+            )
+        if asked is None:
+            longest = self.config.response_length
+            asked = min(longest, self.config.prompt_length + longest - prompt)
+        return max(1, min(asked, room))
 
     async def _serve(self) -> None:
         """Runs batches until the queue is empty."""
         while self._queue:
             await self._running.wait()
             await self._gather()
-            first = self._queue[0]
-            alike = [item for item in self._queue if (item.rule, item.topk) == (first.rule, first.topk)]
-            members = alike[: self.limits.max_num_seqs]
+            rule = self._queue[0][0]
+            members = [item for item in self._queue if item[0] == rule][: self.config.max_num_seqs]
             self._queue = [item for item in self._queue if item not in members]
-            requests = [item.request for item in members]
+            requests = [request for _, request, _ in members]
             async with self._model_in_use:
                 # A failure belongs to this batch's requests, and must not end the server.
                 [decoded] = await asyncio.gather(
@@ -309,26 +285,26 @@ class CpuServer:
                         decode,
                         self.model,
                         requests,
-                        first.rule,
-                        first.topk,
+                        rule,
+                        self.end_tokens,
                         lambda: not self._running.is_set(),
                     ),
                     return_exceptions=True,
                 )
                 step = self.global_steps
-            for place, item in enumerate(members):
-                if item.response.done():  # its client has gone
+            for place, (_, _, response) in enumerate(members):
+                if response.done():  # its client has gone
                     continue
                 if isinstance(decoded, BaseException):
-                    item.response.set_exception(decoded)
+                    response.set_exception(decoded)
                 else:
                     decoded[place].policy_step = step
-                    item.response.set_result(decoded[place])
+                    response.set_result(decoded[place])
 
     async def _gather(self) -> None:
         """Waits until no more requests come, or a batch is full."""
         seen = -1
-        while seen < len(self._queue) < self.limits.max_num_seqs:
+        while seen < len(self._queue) < self.config.max_num_seqs:
             seen = len(self._queue)
             await asyncio.sleep(GATHER_SECONDS)
 
@@ -420,13 +396,9 @@ class CpuServerActor(CpuServer):
             attn_implementation="sdpa",
             trust_remote_code=named.trust_remote_code,
         )
-        limits = Limits(
-            config.prompt_length,
-            config.response_length,
-            config.max_model_len or get_max_position_embeddings(named.hf_config),
-            config.max_num_seqs,
-        )
-        super().__init__(model, limits, end_tokens(named.tokenizer.eos_token_id, named.generation_config))
+        context = config.max_model_len or get_max_position_embeddings(named.hf_config)
+        ends = end_tokens(named.tokenizer.eos_token_id, named.generation_config)
+        super().__init__(model, config, context, ends)
 
     async def ready(self) -> None:
         """Returns when the model is loaded."""
