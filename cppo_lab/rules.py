@@ -261,21 +261,30 @@ _GIVEN = {
 # The records of the built-in rules, and of named settings of these rules.
 
 CPPO_PAPER, TRM_PAPER = "2606.10968", "2512.23075"
-_MASKS, _CLIPS, _RESPONSES = "cppo_lab.maths.masks", "cppo_lab.maths.clips", "cppo_lab.maths.responses"
 _BUDGET = frozenset({DIVERGENCE, RESPONSE})
-_OF_KL = frozenset({DIVERGENCE, KL, RESPONSE})
 _OF_RESPONSE = frozenset({RESPONSE})
 _NO_BUDGET = {"delta_b": math.inf, "delta_b_mode": "fixed"}
 
-_grpo = functools.partial(Rule, function=f"{_CLIPS}:grpo", row=Row("ratio", beyond="clipped"))
+
+def _rule(module: str, name: str, title: str, function: str = "", **more: Any) -> Rule:
+    """A rule of a module of `maths`, whose function has the rule's name unless it is given."""
+    return Rule(name=name, function=f"cppo_lab.maths.{module}:{function or name}", title=title, **more)
+
+
+_mask, _clip = functools.partial(_rule, "masks"), functools.partial(_rule, "clips")
+_response = functools.partial(_rule, "responses", needs=_OF_RESPONSE)
+_grpo = functools.partial(_clip, function="grpo", row=Row("ratio", beyond="clipped"))
 # CPPO, and its ablations and controls.
-_cppo = functools.partial(Rule, function=f"{_MASKS}:cppo", paper=CPPO_PAPER, needs=_BUDGET)
+_cppo = functools.partial(_mask, function="cppo", paper=CPPO_PAPER, needs=_BUDGET)
+_trm = functools.partial(
+    _response, function="trm", paper=TRM_PAPER, needs=frozenset({DIVERGENCE, KL, RESPONSE})
+)
 
 # In the order of the table of rule differences.
 BUILT_IN = (
     _grpo(
-        name="grpo",
-        title="GRPO",
+        "grpo",
+        "GRPO",
         paper="2402.03300",
         place=1,
         stroke=Stroke("#59A14F"),
@@ -283,21 +292,20 @@ BUILT_IN = (
     ),
     # One function: PPO is the symmetric choice clip_low = clip_high.
     _grpo(
-        name="ppo",
-        title="PPO",
+        "ppo",
+        "PPO",
         paper="1707.06347",
     ),
     # Dr. GRPO keeps PPO's clip. It removes two things outside the rule: the division of advantages by the group's
     # standard deviation (`maths.rules.group_advantages`), and of each response by its length (`aggregate`).
     _grpo(
-        name="dr_grpo",
-        title="Dr. GRPO",
+        "dr_grpo",
+        "Dr. GRPO",
         paper="2503.20783",
     ),
-    Rule(
-        name="dppo",
-        function=f"{_MASKS}:dppo",
-        title="DPPO",
+    _mask(
+        "dppo",
+        "DPPO",
         paper="2602.04879",
         needs=frozenset({DIVERGENCE}),
         row=Row("divergence"),
@@ -305,43 +313,42 @@ BUILT_IN = (
         stroke=Stroke("#E05759"),
         accessible=Stroke(VERMILLION, LONG, "s"),
     ),
-    Rule(
-        name="pdm",
-        function=f"{_MASKS}:pdm",
-        title="PDM",
+    _mask(
+        "pdm",
+        "PDM",
         paper="2607.10848",
         needs=frozenset({DIVERGENCE, DRIFT}),
         row=Row("divergence, by its own direction"),
     ),
     _cppo(
-        name="cppo",
-        title="CPPO",
+        "cppo",
+        "CPPO",
         row=Row("divergence", position="yes", prefix="yes"),
         place=7,
         stroke=Stroke("#0052D9"),
         accessible=Stroke(BLUE),
     ),
     _cppo(
-        name="cppo_no_position_weight",
+        "cppo_no_position_weight",
+        "CPPO without position weight",
         fixed={"w_min": 1.0, "span": None},
-        title="CPPO without position weight",
         row=Row("divergence", prefix="yes"),
         stroke=Stroke("#00A3A1"),
         accessible=Stroke(GREEN, SHORT, "^"),
     ),
     _cppo(
-        name="cppo_no_prefix_budget",
+        "cppo_no_prefix_budget",
+        "CPPO without prefix budget",
         fixed=_NO_BUDGET,
-        title="CPPO without prefix budget",
         row=Row("divergence", position="yes"),
         stroke=Stroke("#7B4FB5"),
         accessible=Stroke(PURPLE, DASH_DOT, "v"),
     ),
     # Tests whether the order of the weights matters, or only their distribution.
     _cppo(
-        name="cppo_no_prefix_budget_shuffled",
+        "cppo_no_prefix_budget_shuffled",
+        "CPPO without prefix budget, shuffled weights",
         fixed=_NO_BUDGET,
-        title="CPPO without prefix budget, shuffled weights",
         needs=_BUDGET | {PERMUTATION},
         row=Row("divergence", position="shuffled"),
         stroke=Stroke("#E377C2"),
@@ -349,81 +356,69 @@ BUILT_IN = (
     ),
     # The lightest weight first. If early tokens are decisive, it should do worse than shuffled and ordered weights.
     _cppo(
-        name="cppo_no_prefix_budget_reversed",
+        "cppo_no_prefix_budget_reversed",
+        "CPPO without prefix budget, reversed weights",
         fixed=_NO_BUDGET | {"reverse": True},
-        title="CPPO without prefix budget, reversed weights",
         row=Row("divergence", position="reversed"),
         stroke=Stroke("#17BECF"),
         accessible=Stroke(ORANGE, LONG_SHORT, "<"),
     ),
     # A control: as many tokens of each response are dropped, at random places.
     _cppo(
-        name="cppo_random_mask",
+        "cppo_random_mask",
+        "random mask of CPPO's size",
         fixed={"random_mask": True},
-        title="random mask of CPPO's size",
         needs=_BUDGET | {PERMUTATION},
         row=Row("divergence", position="yes", prefix="yes", beyond="dropped at random places"),
         stroke=Stroke("#A0A0A0"),
         accessible=Stroke(BLACK, LONG_SHORT, "x"),
     ),
-    Rule(
-        name="cppo_soft",
-        function=f"{_MASKS}:cppo_soft",
-        title="CPPO soft gate",
+    _mask(
+        "cppo_soft",
+        "CPPO soft gate",
         paper=CPPO_PAPER,
         needs=_BUDGET,
         row=Row("divergence", position="yes", prefix="yes", beyond="weighed less"),
         stroke=Stroke("#8C8C00"),
         accessible=Stroke(BLACK, SHORT, "P"),
     ),
-    Rule(
-        name="trm_max",
-        function=f"{_RESPONSES}:trm",
+    _trm(
+        "trm_max",
+        "TRM-Max",
         fixed={"delta_avg": math.inf},
-        title="TRM-Max",
-        paper=TRM_PAPER,
-        needs=_OF_KL,
         row=Row("largest divergence", per="response"),
         place=5,
         stroke=Stroke("#B5651D"),
         accessible=Stroke(PURPLE, SHORT, "v"),
     ),
-    Rule(
-        name="trm_avg",
-        function=f"{_RESPONSES}:trm",
+    _trm(
+        "trm_avg",
+        "TRM-Avg",
         fixed={"delta_max": math.inf},
-        title="TRM-Avg",
-        paper=TRM_PAPER,
-        needs=_OF_KL,
         row=Row("mean divergence", per="response"),
         place=6,
         stroke=Stroke("#D9A521"),
         accessible=Stroke(ORANGE, DASH_DOT, "^"),
     ),
-    Rule(
-        name="trm_max_avg",
-        function=f"{_RESPONSES}:trm",
-        title="TRM-Max&Avg",
-        paper=TRM_PAPER,
-        needs=_OF_KL,
+    _trm(
+        "trm_max_avg",
+        "TRM-Max&Avg",
         row=Row("largest, mean divergence", per="response"),
         stroke=Stroke("#9C755F"),
         accessible=Stroke(BLACK, DASH_DOTS, "P"),
     ),
-    Rule(
-        name="cispo",
-        function=f"{_CLIPS}:cispo",
-        title="CISPO",
+    _clip(
+        "cispo",
+        "CISPO",
         paper="2506.13585",
         row=Row("ratio", beyond="capped"),
         place=3,
         stroke=Stroke("#B07AA1"),
         accessible=Stroke(SKY, LONG_SHORT, "D"),
     ),
-    Rule(
-        name="minpro",
-        function=f"{_CLIPS}:minpro",
-        title="MinPRO",
+    _clip(
+        "minpro",
+        "MinPRO",
         paper="2601.22718",
         needs=_OF_RESPONSE,
         row=Row("ratio x least prefix ratio", prefix="yes", beyond="capped"),
@@ -431,147 +426,118 @@ BUILT_IN = (
         stroke=Stroke("#282828"),
         accessible=Stroke(BLACK, DOTS, "<"),
     ),
-    Rule(
-        name="gspo",
-        function=f"{_RESPONSES}:gspo",
-        title="GSPO",
+    _response(
+        "gspo",
+        "GSPO",
         paper="2507.18071",
-        needs=_OF_RESPONSE,
         row=Row("mean ratio", per="response", beyond="clipped"),
     ),
-    Rule(
-        name="luspo",
-        function=f"{_RESPONSES}:luspo",
-        title="LUSPO",
+    _response(
+        "luspo",
+        "LUSPO",
         paper="2602.05261",
-        needs=_OF_RESPONSE,
         row=Row("mean ratio", per="response", beyond="clipped"),
     ),
-    Rule(
-        name="geo_mean",
-        function=f"{_RESPONSES}:geo_mean",
-        title="GMPO",
+    _response(
+        "geo_mean",
+        "GMPO",
         paper="2507.20673",
-        needs=_OF_RESPONSE,
         row=Row("ratio within a mean", beyond="clipped"),
     ),
-    Rule(
-        name="sapo",
-        function=f"{_CLIPS}:sapo",
-        title="SAPO",
+    _clip(
+        "sapo",
+        "SAPO",
         paper="2511.20347",
         row=Row("ratio", beyond="weighed less"),
     ),
-    Rule(
-        name="pspo",
-        function=f"{_CLIPS}:pspo",
-        title="PSPO",
+    _clip(
+        "pspo",
+        "PSPO",
         paper="2509.21282",
         row=Row("nothing", beyond="weighed less"),
     ),
-    Rule(
-        name="estr",
-        function=f"{_CLIPS}:estr",
-        title="ESTR",
+    _clip(
+        "estr",
+        "ESTR",
         paper="2607.22186",
         needs=frozenset({ENTROPY}),
         row=Row("ratio; log-ratio for its entropy", beyond="clipped; masked"),
     ),
-    Rule(
-        name="icepop",
-        function=f"{_MASKS}:icepop",
-        title="IcePop",
+    _mask(
+        "icepop",
+        "IcePop",
         paper="2510.18855",
         row=Row("ratio, both directions"),
     ),
     # prime-rl's loss, without a paper.
-    Rule(
-        name="ipo",
-        function=f"{_MASKS}:ipo",
-        title="IPO",
+    _mask(
+        "ipo",
+        "IPO",
         row=Row("probability, both directions", beyond="masked, pulled back"),
     ),
     # From a blog: ringtech.notion.site/kpop.
-    Rule(
-        name="kpop",
-        function=f"{_MASKS}:kpop",
-        title="KPop",
+    _mask(
+        "kpop",
+        "KPop",
         row=Row("KL both ways, both directions"),
     ),
-    Rule(
-        name="drpo",
-        function=f"{_CLIPS}:drpo",
-        title="DRPO",
+    _clip(
+        "drpo",
+        "DRPO",
         paper="2606.09821",
         row=Row("probability", beyond="weighed less, pulled back"),
     ),
-    Rule(
-        name="cfpo",
-        function=f"{_CLIPS}:cfpo",
-        title="CFPO",
+    _clip(
+        "cfpo",
+        "CFPO",
         paper="2601.22801",
         row=Row("ratio", beyond="weighed less, pulled back"),
     ),
-    Rule(
-        name="m2po",
-        function=f"{_RESPONSES}:m2po",
-        title="M2PO",
+    _response(
+        "m2po",
+        "M2PO",
         paper="2510.01161",
         needs=frozenset({MINIBATCH, RESPONSE}),
         row=Row("mean squared log-ratio", per="minibatch"),
     ),
     # These three are from a blog: richardli.xyz/rl-collapse.
-    Rule(
-        name="seq_tis",
-        function=f"{_RESPONSES}:seq_tis",
-        title="Seq-TIS",
-        needs=_OF_RESPONSE,
+    _response(
+        "seq_tis",
+        "Seq-TIS",
         row=Row("product of ratios", per="response", beyond="capped"),
     ),
-    Rule(
-        name="seq_mis",
-        function=f"{_RESPONSES}:seq_mis",
-        title="Seq-MIS",
-        needs=_OF_RESPONSE,
+    _response(
+        "seq_mis",
+        "Seq-MIS",
         row=Row("product of ratios", per="response"),
     ),
-    Rule(
-        name="geo_mask",
-        function=f"{_RESPONSES}:geo_mask",
-        title="Geo-Mask",
-        needs=_OF_RESPONSE,
+    _response(
+        "geo_mask",
+        "Geo-Mask",
         row=Row("mean ratio", per="response"),
     ),
-    Rule(
-        name="opsm",
-        function=f"{_RESPONSES}:opsm",
-        title="Off-policy sequence mask",
+    _response(
+        "opsm",
+        "Off-policy sequence mask",
         paper="2512.02556",
-        needs=_OF_RESPONSE,
         row=Row("ratio; mean ratio if A < 0", per="token; response", beyond="clipped; masked"),
     ),
-    Rule(
-        name="topr",
-        function=f"{_RESPONSES}:topr",
-        title="TOPR",
+    _response(
+        "topr",
+        "TOPR",
         paper="2503.14286",
-        needs=_OF_RESPONSE,
         row=Row("product of ratios if A < 0", per="response", beyond="capped"),
     ),
-    Rule(
-        name="vespo",
-        function=f"{_RESPONSES}:vespo",
-        title="VESPO",
+    _response(
+        "vespo",
+        "VESPO",
         paper="2602.10693",
-        needs=_OF_RESPONSE,
         row=Row("product of ratios", per="response", beyond="weighed less"),
     ),
-    Rule(
-        name="vaco",
-        function=f"{_RESPONSES}:vaco",
-        title="VACO",
+    _response(
+        "vaco",
+        "VACO",
         paper="2603.01365",
-        needs=_OF_RESPONSE,
         row=Row("mean distance of the ratio from 1", per="response"),
     ),
 )

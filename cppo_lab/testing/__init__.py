@@ -13,6 +13,10 @@ Begin with `rules.py`, `cores.py` or `launchers.py`. docs/extending.md shows a s
 """
 
 import importlib
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -55,8 +59,16 @@ def __getattr__(name: str) -> Any:
     return getattr(module, name)
 
 
-def call_all(tests: object) -> None:
-    """Call the test methods of an instance."""
+@contextmanager
+def temporary_folder() -> Iterator[Path]:
+    """A folder for the block."""
+    with tempfile.TemporaryDirectory() as name:
+        yield Path(name)
+
+
+def call_all(kind: type, **attributes: Any) -> None:
+    """Call the test methods of a class with these attributes."""
+    tests = type("Checked", (kind,), attributes)()
     for name in dir(tests):
         if name.startswith("test_"):
             getattr(tests, name)()

@@ -19,21 +19,19 @@ import math
 import multiprocessing
 import os
 import signal
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.core_records import CoreRecord, MetricSink, Resources, core_of
+from cppo_lab.core_records import CoreRecord, Resources, core_of
 from cppo_lab.errors import UserError
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.parse import parse_run
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.testing import call_all
+from cppo_lab.testing import call_all, temporary_folder
 
 TIMED = "perf/"  # metrics that differ between any two runs
 EVENTS = "events.jsonl"
@@ -49,6 +47,14 @@ class Life:
     outcome: tuple[str, int] | None  # status and step; None: it was killed
     first: str  # the kind of the first event
 
+    @property
+    def numbers(self) -> list[tuple[int, dict[str, str]]]:
+        """The rows without times, with values as text, so that NaN equals itself."""
+        return [
+            (step, {name: repr(value) for name, value in metrics.items() if not name.startswith(TIMED)})
+            for step, metrics in self.rows
+        ]
+
 
 def check_core(
     core: CoreRecord, overrides: Sequence[str], refused: Mapping[str, str], seconds: float = 600
@@ -57,8 +63,7 @@ def check_core(
 
     Raises AssertionError.
     """
-    attributes = {"core": core, "overrides": overrides, "refused": refused, "seconds": seconds}
-    call_all(type("Checked", (CoreTests,), attributes)())
+    call_all(CoreTests, core=core, overrides=overrides, refused=refused, seconds=seconds)
 
 
 class CoreTests:
@@ -100,7 +105,7 @@ class CoreTests:
     def test_datasets_are_listed_before_training(self) -> None:
         """Datasets are listed even if their files do not exist."""
         composed = self._composed()
-        with _folder() as shared:
+        with temporary_folder() as shared:
             for dataset in self.core.load("datasets")(composed.run, _resources(composed, shared, shared)):
                 assert dataset.context in (schema.TRAINING, schema.VALIDATION), dataset
                 assert 0 < len(dataset.digest) <= 36, dataset
@@ -132,7 +137,7 @@ class CoreTests:
         """
         whole = self._whole
         last = whole.rows[-1][0]
-        with _folder() as folder:
+        with temporary_folder() as folder:
             (killed,) = self._train([self._composed()], folder, kill_at=last)
             assert killed.outcome is None and len(killed.rows) == last, (
                 "the attempt was not killed at its last step"
@@ -142,15 +147,15 @@ class CoreTests:
         assert begun is not None and 0 < begun <= last, (
             f"it began at {begun}: nothing was kept of {last} steps"
         )
-        kept = dict(killed.rows)
-        rows = {step: metrics for step, metrics in kept.items() if step <= begun} | dict(continued.rows)
+        kept, expected = dict(killed.numbers), dict(whole.numbers)
+        rows = {step: kept[step] for step in kept if step <= begun} | dict(continued.numbers)
         assert continued.outcome == whole.outcome, f"it ended with {continued.outcome}, not {whole.outcome}"
-        steps = [step for step, _ in whole.rows]
-        assert sorted(rows) == steps, f"steps {sorted(rows)} of a run that was killed, not {steps}"
-        for step, metrics in whole.rows:
-            assert _timeless(rows[step]) == _timeless(metrics), f"step {step} of the continued run"
-            if step in kept:
-                assert _timeless(kept[step]) == _timeless(metrics), f"step {step} before the kill"
+        assert sorted(rows) == [*expected], (
+            f"steps {sorted(rows)} of a run that was killed, not {[*expected]}"
+        )
+        for step, metrics in expected.items():
+            assert rows[step] == metrics, f"step {step} of the continued run"
+            assert kept.get(step, metrics) == metrics, f"step {step} before the kill"
         assert continued.artifacts == whole.artifacts
 
     def test_a_run_does_not_depend_on_the_one_before_it(self) -> None:
@@ -158,24 +163,22 @@ class CoreTests:
         numbers that it has alone; the other seed gives others.
         """
         runs = [self._composed("seed=1"), self._composed()]
-        with _folder() as folder:
+        with temporary_folder() as folder:
             if self.core.fresh_process:
                 other, again = (self._train([run], folder)[0] for run in runs)
             else:
                 other, again = self._train(runs, folder)
-        expected = [(step, _timeless(metrics)) for step, metrics in self._whole.rows]
-        rows = [(step, _timeless(metrics)) for step, metrics in again.rows]
+        expected = self._whole.numbers
         assert again.begun == (None,), f"it resumes another run: begin{again.begun}"
-        assert rows == expected, "its numbers depend on the run before it"
-        others = [(step, _timeless(metrics)) for step, metrics in other.rows]
-        assert others != expected, "the seed changes nothing"
+        assert again.numbers == expected, "its numbers depend on the run before it"
+        assert other.numbers != expected, "the seed changes nothing"
 
     @cached_property
     def _whole(self) -> Life:
         """An uninterrupted run, trained once for all tests of the same core and overrides."""
         key = (self.core.name, tuple(self.overrides))
         if key not in _WHOLE:
-            with _folder() as folder:
+            with temporary_folder() as folder:
                 (_WHOLE[key],) = self._train([self._composed()], folder)
         return _WHOLE[key]
 
@@ -217,23 +220,24 @@ class _FileSink:
     kill_at: int | None
 
     def begin(self, step: int | None) -> None:
-        self._add("begin", step)
+        self.add("begin", step)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if step == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
-        self._add("row", step, dict(metrics))
+        self.add("row", step, dict(metrics))
 
     def tag(self, name: str, value: str) -> None:
-        self._add("tag", name, value)
+        self.add("tag", name, value)
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
-        self._add("artifact", name, dict(values))
+        self.add("artifact", name, dict(values))
 
     def file(self, name: str, content: bytes) -> None:
         """Ignored: no answers are requested."""
 
-    def _add(self, *event: Any) -> None:
+    def add(self, *event: Any) -> None:
+        """Write an event."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
@@ -242,10 +246,9 @@ def _attempts(
     core: CoreRecord, attempts: Sequence[tuple[RunSpec, Resources, Path]], kill_at: int | None
 ) -> None:
     for run, resources, events in attempts:
-        sink: MetricSink = _FileSink(events, kill_at)
+        sink = _FileSink(events, kill_at)
         outcome = core.load("train")(run, sink, resources)
-        with events.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(["outcome", outcome.status, outcome.step]) + "\n")
+        sink.add("outcome", outcome.status, outcome.step)
 
 
 def _read(path: Path) -> Life:
@@ -263,12 +266,6 @@ def _resources(composed: Composed, shared: Path, folder: Path) -> Resources:
     return Resources(shared, folder, device="cpu", layout=composed.layout, paths=composed.paths)
 
 
-@contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)
-
-
 def _check_scores(run: RunSpec, step: int, metrics: Mapping[str, float]) -> None:
     """Every benchmark has a score, a fraction; `mean` is their unweighted mean."""
     samples = run.validation.samples
@@ -279,8 +276,3 @@ def _check_scores(run: RunSpec, step: int, metrics: Mapping[str, float]) -> None
     assert math.isclose(mean, sum(scores) / len(scores), rel_tol=1e-9, abs_tol=1e-12), (
         f"step {step}: {mean}, {scores}"
     )
-
-
-def _timeless(metrics: Mapping[str, float]) -> dict[str, str]:
-    """All metrics except times, as text, so that NaN equals itself."""
-    return {name: repr(value) for name, value in metrics.items() if not name.startswith(TIMED)}

@@ -14,10 +14,8 @@ The launcher must be installed. The jobs are small: they write a file, wait for 
 
 import json
 import os
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -27,7 +25,7 @@ from cppo_lab.launch.launchers import LauncherRecord, jobs_in_queue, launcher_ki
 from cppo_lab.runs.folder import cancel, is_cancelled
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.sweep.compose import compose
-from cppo_lab.testing import call_all
+from cppo_lab.testing import call_all, temporary_folder
 
 KINDS = frozenset({"submitted", "started", "progress", "ended", "cancelled"})
 JOB_SECONDS = 0.3
@@ -86,8 +84,7 @@ def check_launcher(launcher: LauncherRecord, overrides: Sequence[str] = (), seco
 
     Raises AssertionError.
     """
-    attributes = {"launcher": launcher, "overrides": overrides, "seconds": seconds}
-    call_all(type("Checked", (LauncherTests,), attributes)())
+    call_all(LauncherTests, launcher=launcher, overrides=overrides, seconds=seconds)
 
 
 class LauncherTests:
@@ -108,7 +105,7 @@ class LauncherTests:
         """Every job has a separate process unless the record says `in_process`; a failing job does not stop the
         others.
         """
-        with _folder() as runs:
+        with temporary_folder() as runs:
             jobs = [SmallJob(name, runs, fails=name == "b") for name in ("a", "b", "c")]
             self._launch(jobs)
             ran = {job.name: _lines(job) for job in jobs}
@@ -122,7 +119,7 @@ class LauncherTests:
 
         Where processes start slowly, jobs that were started together may not overlap: only the reports show them.
         """
-        with _folder() as runs:
+        with temporary_folder() as runs:
             jobs = [SmallJob(name, runs) for name in ("a", "b", "c")]
             events = self._launch(jobs, workers=1)
             times = sorted((line[1], line[2]) for job in jobs for line in _lines(job))
@@ -142,7 +139,7 @@ class LauncherTests:
         after it, and of a job that fails as well.
         """
         early = []
-        with _folder() as runs:
+        with temporary_folder() as runs:
             jobs = [SmallJob(name, runs, fails=name == "b") for name in ("a", "b")]
 
             def see(event: Event[SmallJob]) -> None:
@@ -163,7 +160,7 @@ class LauncherTests:
 
         A queued job checks it itself: it has to see the folder that `cppo cancel` writes to, and leave the queue.
         """
-        with _folder() as runs:
+        with temporary_folder() as runs:
             created = time.time() if self.launcher.queue else None
             jobs = [SmallJob(name, runs, created=created) for name in ("a", "b")]
             jobs[1].folder.mkdir()
@@ -207,9 +204,3 @@ class LauncherTests:
 def _lines(job: SmallJob) -> list[list[float]]:
     path = job.folder / "ran"
     return [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
-
-
-@contextmanager
-def _folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as name:
-        yield Path(name)

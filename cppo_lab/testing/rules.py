@@ -86,7 +86,7 @@ def check_rule(rule: Rule, constants: Mapping[str, Any], **claims: bool) -> None
 
     Raises AssertionError.
     """
-    call_all(type("Checked", (RuleTests,), {"rule": rule, "constants": constants, **claims})())
+    call_all(RuleTests, rule=rule, constants=constants, **claims)
 
 
 class RuleTests:

@@ -161,7 +161,7 @@ class Case:
     def __init__(self, vectors: Vectors, name: str, dtype: torch.dtype) -> None:
         self.vectors, self.name, self.dtype = vectors, name, dtype
         self.facts = vectors.cases.get(name, {})
-        self._outputs: dict[str, tuple[RuleOutput, Tensor] | None] = {}
+        self.output = cache(self._output)
 
     def stored(self, name: str) -> Tensor:
         """The input `<case>/in/<name>` in its stored dtype. LookupError if the file lacks it."""
@@ -186,18 +186,13 @@ class Case:
             raise LookupError(f"the manifest gives no {name!r} for case {self.name!r}")
         return self.facts["hp"][name]
 
-    def output(self, method: str) -> tuple[RuleOutput, Tensor] | None:
+    def _output(self, name: str) -> tuple[RuleOutput, Tensor] | None:
         """A method's output and the logp [B, T] it is computed in; None: no such method.
 
         Raises:
             LookupError: an array or a hyper-parameter that it needs is missing.
             ValueError, RuntimeError, TypeError: the inputs are not what the rule takes.
         """
-        if method not in self._outputs:
-            self._outputs[method] = self._computed(method)
-        return self._outputs[method]
-
-    def _computed(self, name: str) -> tuple[RuleOutput, Tensor] | None:
         match = re.fullmatch(rf"(.+)_logp_cap{NUMBER}", name)
         masking = self.output(match[1]) if match else None
         method = _find_method(match[1] if match else name)
@@ -247,11 +242,8 @@ def _theory_value(vectors: Vectors, key: str) -> Tensor | None:
     """
     if key == "theory/constants":
         return _constants(vectors)
-    name = key.removeprefix("theory/mdp/")
-    if name == key or key in THEORY_INPUTS or name not in {*PROCESS_VALUES, "bound"}:
-        return None
-    process = EnumeratedProcess(vectors)
-    return _bound(process, vectors) if name == "bound" else PROCESS_VALUES[name](process)
+    compute = PROCESS_VALUES.get(key.removeprefix("theory/mdp/"))
+    return None if compute is None else compute(EnumeratedProcess(vectors))
 
 
 def _constants(vectors: Vectors) -> Tensor:
@@ -279,16 +271,18 @@ class EnumeratedProcess:
     """
 
     def __init__(self, vectors: Vectors) -> None:
-        get = partial(vectors.tensor, dtype=torch.float64)
-        sequences = vectors.tensor("theory/mdp/sequences")
-        tables = get("theory/mdp/mu"), get("theory/mdp/pi")
-        prefixes = vectors.tensor("theory/mdp/prefixes").tolist()
-        index = {tuple(token for token in prefix if token >= 0): row for row, prefix in enumerate(prefixes)}
+        self.vectors = vectors
+        prefixes, sequences = (vectors.tensor(f"theory/mdp/{name}") for name in ("prefixes", "sequences"))
+        mu, pi, self.reward = (
+            vectors.tensor(f"theory/mdp/{name}", torch.float64) for name in ("mu", "pi", "reward")
+        )
+        index = {
+            tuple(token for token in prefix if token >= 0): n for n, prefix in enumerate(prefixes.tolist())
+        }
         self.length = sequences.shape[1]
         rows = torch.tensor([[index[tuple(y[:t])] for t in range(self.length)] for y in sequences.tolist()])
-        self.mu, self.pi = (table[rows].gather(-1, sequences[..., None])[..., 0] for table in tables)
-        self.tv = (0.5 * (tables[0] - tables[1]).abs().sum(-1))[rows]
-        self.reward = get("theory/mdp/reward")
+        self.mu, self.pi = (table[rows].gather(-1, sequences[..., None])[..., 0] for table in (mu, pi))
+        self.tv = (0.5 * (mu - pi).abs().sum(-1))[rows]
 
     def residual(self) -> Tensor:
         """Delta = sum_t E_{s_t ~ mu} sum_a (pi - mu)(a) (Q_mu - Q_pi)(s_t, a), sequence by sequence."""
@@ -299,6 +293,20 @@ class EnumeratedProcess:
             terms.append((before * (self.pi[:, t] - self.mu[:, t]) * after * self.reward).sum())
         return torch.stack(terms).sum()
 
+    def bound(self) -> Tensor:
+        """Theorem 1's constant, 2 xi T (T - 1) delta_b l.
+
+        The file gives no limits for its process: either those of PROCESS or what the process reaches, l_1 for delta_b
+        (the first token's whole budget) and max l_t for l, whichever comes nearer to the file's value.
+        """
+        xi, largest = float(self.reward.abs().amax()), self.tv.amax(0)
+        reached = bounds.cppo_constant(self.length, float(largest[0]), float(largest.amax()), xi)
+        candidates = torch.tensor(
+            [bounds.weighted_constant(self.length, **PROCESS, xi=xi), reached], dtype=torch.float64
+        )
+        nearest = (candidates - self.vectors.tensor("theory/mdp/bound", torch.float64)).abs().argmin()
+        return candidates[nearest]
+
 
 PROCESS_VALUES: dict[str, Callable[[EnumeratedProcess], Tensor]] = {
     "J_mu": lambda process: (process.mu.prod(1) * process.reward).sum(),
@@ -306,24 +314,10 @@ PROCESS_VALUES: dict[str, Callable[[EnumeratedProcess], Tensor]] = {
     # L' = E_mu[R sum_t (rho_t - 1)]
     "L": lambda p: (p.mu.prod(1) * p.reward * (p.pi / p.mu - 1).sum(1)).sum(),
     "Delta": EnumeratedProcess.residual,
+    "bound": EnumeratedProcess.bound,
     "u": lambda process: (process.mu.prod(1)[:, None] * process.tv).sum(0),  # E_mu[D_t], [T]
     "ell": lambda process: process.tv.amax(0),  # max over states of D_t, [T]
 }
-
-
-def _bound(process: EnumeratedProcess, vectors: Vectors) -> Tensor:
-    """Theorem 1's constant, 2 xi T (T - 1) delta_b l.
-
-    The file gives no limits for its process: either those of PROCESS or what the process reaches, l_1 for delta_b
-    (the first token's whole budget) and max l_t for l, whichever comes nearer to the file's value.
-    """
-    xi, largest = float(process.reward.abs().amax()), process.tv.amax(0)
-    reached = bounds.cppo_constant(process.length, float(largest[0]), float(largest.amax()), xi)
-    candidates = torch.tensor(
-        [bounds.weighted_constant(process.length, **PROCESS, xi=xi), reached], dtype=torch.float64
-    )
-    nearest = (candidates - vectors.tensor("theory/mdp/bound", torch.float64)).abs().argmin()
-    return candidates[nearest]
 
 
 # `<case>/in/...` that nothing else in the file determines.
