@@ -2,13 +2,13 @@
 
 Guarantees of this package:
 
-- A subcommand loads its files only, so that each answers at once.
+- A subcommand loads its files only, and help none of them, so that each answers at once.
 - A user's mistake is a line on standard error with a remedy, and no traceback; `command.py` has the exit codes.
 - `--json` prints one object on standard output, with the same heading for every command, errors included.
 - Functions here read arguments and print. What a command does is in the other rooms.
 
-Begin with `command.py` (all subcommands and the file of each) and `main` below, then the subcommand's file, which has
-its function and its arguments: `training.py` for `plan`, `show` and `launch`. docs/commands.md is for users.
+Begin with `command.py` (all subcommands with their arguments, and the file of each) and `main` below, then the
+subcommand's file, which has its function: `training.py` for `plan`, `show` and `launch`. docs/commands.md is for users.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ def _leave() -> None:
 
 
 with announcing_interrupt(_leave):
-    from cppo_lab.cli.command import Exit, UsageError, document, exclusive_output, parse, passing
+    from cppo_lab.cli.command import Exit, UsageError, carry_out, document, exclusive_output, parse, passing
     from cppo_lab.files import redacted, share_with_group
 
 _REMEDIES = {
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _run(lambda: sys.stdout.write(f"{refused}\n"))
         raise SystemExit(Exit.USAGE) from None
     if not options.json:
-        return int(_run(lambda: options.command(options))[0])
+        return int(_run(lambda: carry_out(options))[0])
 
     def answer_in_json() -> int:
         with exclusive_output() as out:
@@ -96,7 +96,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     options.answered = True
 
             options.answer, options.answered, options.answer_now = None, False, print_answer
-            code, wrong = _run(lambda: options.command(options))
+            code, wrong = _run(lambda: carry_out(options))
             print_answer(code, wrong)
         return code
 

@@ -1,6 +1,6 @@
 """What every command of `cppo` has: its arguments, what several of them take, what it answers, and its exit codes.
 
-The arguments of a command are beside its function. Only the module of the command that is named is imported. With
+COMMANDS lists all of them. Only the module of the command that is named is imported, once its arguments are read. With
 `--json` a command prints an object, with the same heading for all; docs/commands.md is its schema: the keys of the
 heading, and of each command.
 """
@@ -14,77 +14,24 @@ import shlex
 import shutil
 import sys
 import textwrap
-from argparse import ArgumentParser, Namespace, _SubParsersAction
+from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from importlib import import_module  # noqa: TID251  of the literal list COMMANDS
-from typing import IO, TYPE_CHECKING, Any, NoReturn
+from pathlib import Path
+from typing import IO, Any, NoReturn
 
 from cppo_lab import __version__, schema
-from cppo_lab.errors import UserError, say, together, unknown
+from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
+from cppo_lab.errors import UserError, say, unknown
 from cppo_lab.sweep.groups import groups
 
-if TYPE_CHECKING:
-    from cppo_lab.sweep.file import Search, Study, Sweep
-
-# Name -> the module with its function and, as `NAME_arguments`, its arguments; and what it does.
-COMMANDS = {
-    "list": ("names", "list sweeps, models, rules or keys, a line each"),
-    "new": ("names", "write a first sweep file, which runs as it is"),
-    "plan": ("training", "list the runs of a sweep with their ids, states and cost"),
-    "show": ("training", "print the resolved configuration of a run, or of the runs of a sweep"),
-    "diff": ("training", "show how two runs differ"),
-    "launch": ("training", "train the unfinished runs of a sweep"),
-    "pull": (
-        "training",
-        "ask the tracking store which runs were finished elsewhere, and note them in the folder of runs",
-    ),
-    "preflight": (
-        "training",
-        "run a short test job for each kind of run (core=verl): does it start, does it fit, and what will it cost",
-    ),
-    "status": ("monitoring", "show the state of runs, whoever launched them"),
-    "watch": (
-        "monitoring",
-        "show the state of runs until all have ended; the exit code is 0 if all are done",
-    ),
-    "dash": ("ui", "serve a page of a sweep that renews itself: the report, states of runs and time left"),
-    "logs": ("monitoring", "print a run's output"),
-    "cancel": ("monitoring", "stop runs cleanly, and remove queued runs from the queue"),
-    "retry": ("monitoring", "retrain runs that failed with an error, or finished ones"),
-    "sync": (
-        "monitoring",
-        "after a crash or an outage, upload metrics that never reached the tracking store",
-    ),
-    "note": ("monitoring", "write a note or tags on a run, for MLflow and the report"),
-    "clean": ("monitoring", "show what runs take on the disk, by sweep, and free what is not needed"),
-    "archive": ("exporting", "put a sweep's configurations, records and report into one file"),
-    "tune": ("training", "search for the best constants with Optuna; run it again to resume"),
-    "report": ("reporting", "write tables, curves and the report page of a sweep"),
-    "compare": ("reporting", "show how two reports differ"),
-    "reference": ("reporting", "import the paper's own curves"),
-    "export": (
-        "exporting",
-        "export a run's best checkpoint in Hugging Face format, or the metrics of a sweep as tables",
-    ),
-    "evaluate": ("exporting", "ask finished runs the problems of a benchmark that was not in their training"),
-    "samples": ("exporting", "print the prompts and responses that a run has stored"),
-    "replay": (
-        "exporting",
-        "apply another rule's mask to the training tokens that a run has stored, without training",
-    ),
-    "ui": ("ui", "serve the MLflow UI for the tracking store until Ctrl-C"),
-    "data": ("environment", "prepare or check the training and validation sets of the verl core"),
-    "doctor": ("environment", "check what this machine lacks for a run, and say how to fix it"),
-    "completion": (
-        "names",
-        "print a script with which a shell completes commands, sweeps, variants and run ids",
-    ),
-}
 SCHEMA = 1  # of the answers with --json: keys may be added; none is removed, or changes its meaning
-RUN = "run id, or a prefix of it (at least 4 digits), of a launched run or of a run in a sweep that `cppo list` names"
-SOME_RUN = "run id, or a prefix of it"
-SWEEP = "name of a shipped sweep or study, or path of a sweep file"
+PARQUET, CSV = FORMATS = "parquet", "csv"
+_RUN = "run id, or a prefix of it (at least 4 digits), of a launched run or of a run in a sweep that `cppo list` names"
+_SOME_RUN = "run id, or a prefix of it"
+_SWEEP = "name of a shipped sweep or study, or path of a sweep file"
+_EVERY_RUN = f"{_SWEEP} (default: every known run)"
 _OVERRIDES = (
     "configuration overrides in Hydra's syntax, for example rule.delta=0.1 training.t_stop=20 launcher=inline. "
     "model=, variant= and the sweep's axes (seed=0,1,2) select which runs to use."
@@ -104,8 +51,11 @@ class UsageError(UserError):
 
 
 class CommandParser(ArgumentParser):
-    """A command's parser. Where it takes overrides, its help lists the groups."""
+    """The parser of `cppo`, whose `leaves` are those of its commands by their words; or of a command. Where that takes
+    overrides, its help lists the groups.
+    """
 
+    leaves: "dict[str, CommandParser]"
     lists_groups = False
 
     def error(self, message: str) -> NoReturn:
@@ -122,23 +72,10 @@ class CommandParser(ArgumentParser):
         text = f"{message}: see `{self.prog} --help`"
         raise UsageError(text, self.prog.removeprefix("cppo").strip(), self.format_usage())
 
-    def add_flag(self, *names: str, help: str) -> None:
-        """An option without a value."""
-        self.add_argument(*names, action="store_true", help=help)
-
-    def add_value(self, name: str, metavar: str, help: str, **how: Any) -> None:
-        """An argument, or an option with a value."""
-        self.add_argument(name, metavar=metavar, help=help, **how)
-
-    def add_values(self, name: str, metavar: str, help: str, **how: Any) -> None:
-        """Any number of arguments, or an option that can be repeated."""
-        many: dict[str, Any] = {"action": "append"} if name.startswith("-") else {"nargs": "*"}
-        self.add_argument(name, metavar=metavar, help=help, default=[], **many, **how)
-
     def format_help(self) -> str:
         """The help text; conf/ is read only now."""
         text = super().format_help()
-        if subcommands(self):
+        if self._subparsers:
             codes = (f"  {code.value:>3}  {meaning}\n" for code, meaning in MEANINGS.items())
             text += f"\nexit codes:\n{''.join(codes)}"
         if not self.lists_groups:
@@ -150,8 +87,497 @@ class CommandParser(ArgumentParser):
         return "\n".join([text, "configuration groups (GROUP=OPTION):", *lines, ""])
 
 
+Argument = Callable[[CommandParser], object]  # adds itself
+
+
+def flag(name: str, help: str, *short: str, **how: Any) -> Argument:
+    """An option without a value."""
+    return lambda command: command.add_argument(*short, name, help=help, **{"action": "store_true", **how})
+
+
+def value(name: str, metavar: str | None, help: str, **how: Any) -> Argument:
+    """An argument, or an option with a value."""
+    return lambda command: command.add_argument(name, metavar=metavar, help=help, **how)
+
+
+def values(name: str, metavar: str, help: str, **how: Any) -> Argument:
+    """Any number of arguments, or an option that can be repeated."""
+    many: dict[str, Any] = {"action": "append"} if name.startswith("-") else {"nargs": "*"}
+    return value(name, metavar, help, default=[], **many, **how)
+
+
+def sweep(metavar: str = "SWEEP", text: str = _SWEEP, **how: Any) -> Argument:
+    """A sweep, of whose runs the overrides select some."""
+
+    def add(command: CommandParser) -> None:
+        command.lists_groups = True
+        value("sweep", metavar, text, **how)(command)
+        values("overrides", "KEY=VALUE", _OVERRIDES)(command)
+
+    return add
+
+
+def amount(text: str) -> float:
+    """A number of 0 or more. Raises ValueError, which argparse reports."""
+    if not 0 <= (number := float(text)) < math.inf:
+        raise ValueError
+    return number
+
+
+def _listing(command: CommandParser) -> None:
+    """Which runs a command lists, and in which form."""
+    value("--state", "STATE,...", f"list only runs in these states: {', '.join(schema.STATES)}")(command)
+    form = command.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help=_JSON)
+    form.add_argument("--csv", action="store_true", help="print CSV, one line per run")
+
+
+_RUNS = values("--run", "ID", f"{_SOME_RUN}; repeatable")
+_ONE_RUN = value("run", "RUN", _SOME_RUN)
+_ANY_RUN = value("run", "RUN", _RUN)
+_STEP = value("--step", "S", "a step with a validation (default: the newest)", type=int)
+_KEEP_GOING = flag("--keep-going", "begin all runs, even if the first three fail with the same error")
+_WITHIN = values("--in", "SWEEP", "also search this sweep or file for the run; repeatable", dest="within")
+_OUT = value("--out", "DIR", "output folder, new or empty; created atomically", type=Path, required=True)
+
+
+class Command:
+    """A command: what it does, and its arguments. `place`: the module with its function, which is called as the command
+    or `module:function`; empty if the command has commands below it. `shown`: what else its help shows.
+    """
+
+    def __init__(self, place: str, text: str, *arguments: Argument, **shown: Any) -> None:
+        self.place, self.text, self.arguments, self.shown = place, text, arguments, shown
+
+
+_EXPORTED = "export a run's best checkpoint in Hugging Face format, with a model card"
+COMMANDS = {
+    "list": Command(
+        "names:list_names",
+        "list sweeps, models, rules or keys, a line each",
+        value(
+            "what",
+            "KIND",
+            "sweeps (default; also those of the working folder and its folder `sweeps`), models, rules, or keys of the "
+            "configuration with their defaults",
+            nargs="?",
+            choices=["sweeps", "models", "rules", "keys"],
+            default="sweeps",
+        ),
+        values(
+            "overrides",
+            "KEY=VALUE",
+            "with keys: overrides of the configuration that is listed, for example core=exact model=exact_early",
+        ),
+    ),
+    "new": Command(
+        "names",
+        "write a first sweep file, which runs as it is",
+        value("sweep_name", "NAME", "name of the sweep: letters, digits, `_` and `-`"),
+    ),
+    "plan": Command(
+        "training",
+        "list the runs of a sweep with their ids, states and cost",
+        sweep(text=f"{_SWEEP}; without it, the sweeps are listed", nargs="?"),
+        _listing,
+        flag(
+            "--power",
+            "show what the planned runs can decide: the power of each claim or, without claims, which difference "
+            "between two methods the seeds can show",
+        ),
+        value(
+            "--deviation",
+            "POINTS,...",
+            "with --power: the standard deviations over seeds to assume (default: 1,2; for the sweep's own hypotheses "
+            "on core=mini 5,10; without claims that of finished runs)",
+        ),
+        value(
+            "--correlation",
+            "R",
+            "with --power: the correlation of runs of the same seed to assume (default: 0)",
+        ),
+        value(
+            "--error-deviation",
+            "PERCENT,...",
+            "with --power: for hypotheses about the surrogate's error, the standard deviations over seeds of the log "
+            "ratio of errors to assume (default: 30,60)",
+        ),
+        value(
+            "--effect",
+            "POINTS|table1",
+            "with --power: the true lead to assume (default: the paper's final means, or with table1 its Table 1; for "
+            "the sweep's own hypotheses twice the smallest lead that counts)",
+        ),
+    ),
+    "show": Command(
+        "training",
+        "print the resolved configuration of a run, or of the runs of a sweep",
+        sweep("SWEEP|RUN", f"{_SWEEP}; or {_RUN}"),
+        _WITHIN,
+        value("--run", "ID", "print only the run with this id or prefix"),
+        flag("--verl", "also print verl's full configuration of each run"),
+    ),
+    "diff": Command(
+        "training",
+        "show how two runs differ",
+        *(value(side, "RUN", _RUN) for side in ("left", "right")),
+        _WITHIN,
+    ),
+    "launch": Command(
+        "training",
+        "train the unfinished runs of a sweep",
+        sweep(),
+        flag("--dry-run", "only list what would be trained; write nothing"),
+        flag(
+            "--replace",
+            "retrain runs that another code version finished; each old result is deleted once the new one is finished",
+        ),
+        flag(
+            "--without-store",
+            "if the tracking store does not answer, also train runs that may have been finished elsewhere",
+        ),
+        *(
+            value(
+                name,
+                metavar,
+                f"start no run, in the plan's order, with which the sweep exceeds this: {what}",
+                type=amount,
+            )
+            for name, metavar, what in (
+                ("--max-gpu-hours", "H", "GPU-hours used and to come, by the estimates of `cppo plan`"),
+                ("--max-disk", "GB", "disk for best weights and checkpoints in training, by the same"),
+            )
+        ),
+        flag(
+            "--until-decided",
+            "train seed by seed until the sweep's hypotheses, all of them sequential, are decided",
+        ),
+        value("--max-seeds", "N", "with it: end after so many of the test seeds", type=int),
+        flag(
+            "--stop-hopeless",
+            "stop runs with early signs of a collapse: they have no result, and a launch without this resumes them",
+        ),
+        _KEEP_GOING,
+    ),
+    "pull": Command(
+        "training",
+        "ask the tracking store which runs were finished elsewhere, and note them in the folder of runs",
+        sweep(),
+    ),
+    "preflight": Command(
+        "training",
+        "run a short test job for each kind of run (core=verl): does it start, does it fit, and what will it cost",
+        sweep(),
+        flag("--again", "repeat measurements whose results are already stored"),
+        flag("--show", "only show stored results"),
+        flag(
+            "--random-weights",
+            "measure with random weights of the same shapes and with generated problems; needs no download",
+        ),
+    ),
+    "status": Command(
+        "monitoring",
+        "show the state of runs, whoever launched them",
+        sweep(text=_EVERY_RUN, nargs="?"),
+        _listing,
+        value(
+            "--sort",
+            None,
+            "sort by a score, highest first: that of the last validation, that of the best validation, or the mean "
+            "over the validations in the last 30 %% of the run",
+            choices=["last", "best", "final-mean"],
+        ),
+        flag("--repair", "first clean up after killed runs, also in MLflow"),
+    ),
+    "watch": Command(
+        "monitoring",
+        "show the state of runs until all have ended; the exit code is 0 if all are done",
+        sweep(text=_EVERY_RUN, nargs="?"),
+        value("--every", "SECONDS", "refresh interval (default: 5)", type=float, default=5.0),
+        value(
+            "--notify",
+            "COMMAND",
+            "run this command when all runs have ended, without a shell, with CPPO_SWEEP, CPPO_DONE, CPPO_FAILED and "
+            "CPPO_LEFT in its environment",
+        ),
+    ),
+    "dash": Command(
+        "ui",
+        "serve a page of a sweep that renews itself: the report, states of runs and time left",
+        sweep(),
+        value("--every", "SECONDS", "time between updates (default: 30)", type=float, default=30.0),
+        value("--port", "N", "port (default: the first free one from 5000)", type=int),
+    ),
+    "logs": Command(
+        "monitoring",
+        "print a run's output",
+        _ONE_RUN,
+        flag("--follow", "keep printing until the run has ended", "-f"),
+        flag("--all", "print the output of every attempt, newest last"),
+    ),
+    "cancel": Command(
+        "monitoring",
+        "stop runs cleanly, and remove queued runs from the queue",
+        sweep(text=f"{_SWEEP}; or use --run", nargs="?"),
+        _RUNS,
+        flag("--queued", "cancel only runs that have not started"),
+        flag("--dry-run", "only list what would be cancelled"),
+    ),
+    "retry": Command(
+        "monitoring",
+        "retrain runs that failed with an error, or finished ones",
+        sweep(),
+        flag("--failed", "retrain all failed runs of the sweep"),
+        flag("--dry-run", "only list what would be trained"),
+        _KEEP_GOING,
+        _RUNS,
+        flag(
+            "--finished",
+            "with --run: retrain finished runs; each old result is deleted once the new one is finished",
+        ),
+    ),
+    "sync": Command(
+        "monitoring",
+        "after a crash or an outage, upload metrics that never reached the tracking store",
+        _RUNS,
+        flag("--watch", "keep uploading the metrics of running runs until Ctrl-C"),
+        flag("--dry-run", "only list the runs that have metrics to upload"),
+    ),
+    "note": Command(
+        "monitoring",
+        "write a note or tags on a run, for MLflow and the report",
+        _ONE_RUN,
+        values("words", "TEXT", "added to the run's note"),
+        values("--tag", "KEY=VALUE", "repeatable"),
+    ),
+    "clean": Command(
+        "monitoring",
+        "show what runs take on the disk, by sweep, and free what is not needed",
+        sweep(text=_EVERY_RUN, nargs="?"),
+        flag(
+            "--checkpoints", "free the weights of finished runs: `cppo export` cannot export these any more"
+        ),
+        flag("--superseded", "free the results that newer results of the same runs replaced"),
+        flag("--code", "free the copies of the code that no job in Slurm's queue reads"),
+        flag("--yes", "do not ask"),
+    ),
+    "archive": Command(
+        "exporting",
+        "put a sweep's configurations, records and report into one file",
+        sweep(),
+        value("--out", "FILE", "a new ZIP file", type=Path, required=True),
+    ),
+    "tune": Command(
+        "training",
+        "search for the best constants with Optuna; run it again to resume",
+        sweep(),
+        value(
+            "--storage",
+            "URL",
+            "where the study is stored: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, "
+            "or sqlite:///optuna.db in the working folder)",
+        ),
+        flag("--dry-run", "only show the search and its remaining trials"),
+        value("--study", "NAME", "name of the study (default: SEARCH-MODEL)"),
+        value("--trials", "N", "total number of trials; overrides the number in the file", type=int),
+    ),
+    "report": Command(
+        "reporting",
+        "write tables, curves and the report page of a sweep",
+        sweep(text=f"{_SWEEP}; or a file of `cppo archive`"),
+        value("--out", "DIR", "output folder (default: reports/build/SWEEP)", type=Path),
+        value(
+            "--from",
+            None,
+            "report your runs (default) or the paper's curves (main and study; see `cppo reference import`)",
+            dest="source",
+            choices=["runs", "paper"],
+            default="runs",
+        ),
+        flag("--partial", "report even if runs are missing"),
+        flag(
+            "--watch",
+            "with --partial: update the report repeatedly, until every run is a result or until Ctrl-C",
+        ),
+        value(
+            "--every", "SECONDS", "with --watch: time between updates (default: 60)", type=float, default=60.0
+        ),
+        value(
+            "--palette",
+            None,
+            "colours of the figures: those of the paper (default), or a palette for colour-blind readers and "
+            "black-and-white prints, with dashes and markers",
+            choices=["paper", "colorblind"],
+            default="paper",
+        ),
+        value(
+            "--figures",
+            "KEY=VALUE,...",
+            "how the figures are set, for a paper: width=3.3in (or cm, mm, pt), font=serif (or sans, or an installed "
+            "family), size=8pt",
+        ),
+        value("--study", "NAME", "for a search: name of its study (default: SEARCH-MODEL)"),
+        flag(
+            "--no-log", "do not upload page, figures and verdicts to MLflow", dest="log", action="store_false"
+        ),
+    ),
+    "compare": Command(
+        "reporting",
+        "show how two reports differ",
+        *(
+            value(side, "REPORT", "folder of a report, or the sweep that it belongs to")
+            for side in ("before", "after")
+        ),
+    ),
+    "reference": Command("", "import the paper's own curves"),
+    "reference import": Command(
+        "reporting", "load the paper's curves as runs of the MLflow experiment `paper`"
+    ),
+    "export": Command(
+        "",
+        "export a run's best checkpoint in Hugging Face format, or the metrics of a sweep as tables",
+        description="ACTION may be left out: `cppo export RUN --out DIR` means `cppo export model RUN --out DIR`.",
+    ),
+    "export model": Command(
+        "exporting",
+        _EXPORTED,
+        value("run", "RUN", "run id, or a prefix of it (at least 4 digits)"),
+        _OUT,
+        prog="cppo export",
+        description=f"{_EXPORTED[0].upper()}{_EXPORTED[1:]}. Load it with from_pretrained. verl's shards are "
+        "merged and keep their precision; the embedded core's transformer becomes a Qwen3. "
+        "Progress goes to standard error, the folder's path to standard output. See docs/verl.md.",
+    ),
+    "export metrics": Command(
+        "exporting",
+        "export the metrics that the runs of a sweep have logged (docs/notebook.md)",
+        sweep(),
+        value(
+            "--format",
+            None,
+            "of the tables `runs`, `history` and `outcomes` (default: parquet)",
+            choices=FORMATS,
+            default=PARQUET,
+        ),
+        _OUT,
+        flag("--force", "replace an earlier export of metrics in DIR"),
+        value(
+            "--metrics",
+            "PATTERN,...",
+            "export only these metrics, for example 'val/*,train/reward' (default: all)",
+        ),
+        value(
+            "--from",
+            None,
+            "export your runs (default) or the paper's curves (main, study and the ablations; without overrides)",
+            dest="source",
+            choices=["runs", "paper"],
+            default="runs",
+        ),
+    ),
+    "evaluate": Command(
+        "exporting",
+        "ask finished runs the problems of a benchmark that was not in their training",
+        sweep("SWEEP|RUN", f"{_SWEEP}, whose finished runs are asked; or {_SOME_RUN}"),
+        value(
+            "--benchmark",
+            "NAME",
+            "an option of the group `data`, as for data=NAME; with core=verl also a file (.jsonl or .parquet) with "
+            "`problem` and `answer`",
+            required=True,
+        ),
+    ),
+    "samples": Command(
+        "exporting",
+        "print the prompts and responses that a run has stored",
+        _ANY_RUN,
+        _STEP,
+        value("--problem", "ID", "print only this problem (id or prefix)"),
+        flag("--wrong", "print only wrong responses"),
+    ),
+    "replay": Command(
+        "exporting",
+        "apply another rule's mask to the training tokens that a run has stored, without training",
+        _ANY_RUN,
+        _STEP,
+        value("--rule", "NAME", "rule to apply (default: the run's own)"),
+        values(
+            "overrides",
+            "KEY=VALUE",
+            "constants of the rule (delta=0.1), or divergence=binary_kl to use another D_t of the sampled tokens",
+        ),
+    ),
+    "ui": Command(
+        "ui",
+        "serve the MLflow UI for the tracking store until Ctrl-C",
+        value("--port", "N", "port (default: the first free port from 5000)", type=int),
+        value(
+            "--host",
+            "ADDRESS",
+            "address to listen on (default: 127.0.0.1, which only this machine can reach)",
+            default="127.0.0.1",
+        ),
+        flag("--open", "also open a browser"),
+        value(
+            "--report",
+            "DIR",
+            "also print the address of the report in DIR, with links to its runs",
+            type=Path,
+        ),
+    ),
+    "data": Command("", "prepare or check the training and validation sets of the verl core"),
+    "data prepare": Command(
+        "environment",
+        "write DAPO-Math-17k and AIME 2024 to 2026 in verl's format",
+        value(
+            "--from",
+            "SOURCE",
+            "hub (downloads 300 MB), a .jsonl or .parquet file or a folder of them, or sample (default), which is the "
+            "8 training problems and the AIME problems shipped with this package; a row has problem or messages, and "
+            "answer",
+            dest="source",
+            default="sample",
+        ),
+        values("--validation", "NAME=FILE", "your validation set, in place of those of AIME; repeatable"),
+        flag("--skip", "skip and count damaged rows; without it, the first is an error"),
+        value("--out", "DIR", "output folder (default: data)", type=Path, default=Path("data")),
+    ),
+    "data check": Command(
+        "environment",
+        "verify the checksums of prepared data",
+        value("folder", "DIR", "a folder written by `cppo data prepare`", type=Path),
+    ),
+    "doctor": Command(
+        "environment",
+        "check what this machine lacks for a run, and say how to fix it",
+        value(
+            "--core",
+            "CORE",
+            f"trainer core: {' or '.join(BUILT_IN)} (default: {DEFAULT_CORE})",
+            default=DEFAULT_CORE,
+        ),
+        values(
+            "overrides",
+            "KEY=VALUE",
+            "overrides of the run to check for, for example model=tiny_qwen3 layout=two_nodes paths.data=/data",
+        ),
+    ),
+    "completion": Command(
+        "names",
+        "print a script with which a shell completes commands, sweeps, variants and run ids",
+        value(
+            "shell",
+            "SHELL",
+            'bash: add `eval "$(cppo completion bash)"` to ~/.bashrc; zsh: add `eval "$(cppo completion zsh)"` to '
+            "~/.zshrc, after `compinit`; fish: cppo completion fish > ~/.config/fish/completions/cppo.fish",
+            choices=["bash", "fish", "zsh"],
+        ),
+    ),
+}
+
+
 def parse(arguments: Sequence[str]) -> Namespace:
-    """What the user asked for; the chosen function is its `command`. Overrides may come before and after options."""
+    """What the user asked for. Overrides may come before and after options."""
     given = list(arguments)
     if given[:1] == ["export"] and not {*given[1:2]} <= {"model", "metrics", "-h", "--help"}:
         given.insert(1, "model")  # a run: no run's id is a word
@@ -161,7 +587,7 @@ def parse(arguments: Sequence[str]) -> Namespace:
     # remain.
     words = "words" if "words" in options else "overrides"
     if any(text.startswith("-") for text in remaining) or (remaining and words not in options):
-        leaves(parser)[options.name].error(f"unrecognized arguments: {' '.join(remaining)}")
+        parser.leaves[options.name].error(f"unrecognized arguments: {' '.join(remaining)}")
     if remaining:
         setattr(options, words, [*getattr(options, words), *remaining])
     return options
@@ -176,72 +602,32 @@ def build_parser(chosen: str | None = None) -> CommandParser:
         "in the working folder).",
     )
     parser.add_argument("--version", action="version", version=f"cppo {__version__}")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for name, (module, text) in COMMANDS.items():
-        command = commands.add_parser(name, help=text)
-        if chosen in (name, None):
-            family = import_module(f"cppo_lab.cli.{module}")
-            command.set_defaults(command=getattr(family, name, None))  # else its arguments say it
-            getattr(family, f"{name}_arguments")(command)
-    for words, leaf in leaves(parser).items():
+    parser.leaves = {}
+    actions: dict[str, Any] = {"": parser.add_subparsers(metavar="COMMAND", required=True)}
+    for words, command in COMMANDS.items():
+        group, _, name = words.rpartition(" ")
+        if group not in actions:
+            continue
+        leaf = actions[group].add_parser(name, help=command.text, **command.shown)
+        if chosen not in (words.partition(" ")[0], None):
+            continue
+        if not command.place:
+            actions[words] = leaf.add_subparsers(metavar="ACTION", required=True)
+            continue
+        parser.leaves[words] = leaf
         leaf.set_defaults(name=words)
-        if not any("--json" in action.option_strings for action in leaf._actions):
-            leaf.add_argument("--json", action="store_true", help=_JSON)
+        for add in command.arguments:
+            add(leaf)
+        if _listing not in command.arguments:
+            flag("--json", _JSON)(leaf)
     return parser
 
 
-def subcommands(parser: ArgumentParser) -> dict[str, ArgumentParser]:
-    """The parsers of a parser's subcommands, by name; none for a parser that has no subcommands."""
-    for action in parser._actions:
-        if isinstance(action, _SubParsersAction):
-            return dict(action.choices)
-    return {}
-
-
-def leaves(parser: ArgumentParser, name: str = "") -> dict[str, ArgumentParser]:
-    """Every command that does something, by its words: `plan`, `data check`."""
-    below = subcommands(parser)
-    if not below:
-        return {name: parser}
-    return {
-        words: leaf
-        for key, command in below.items()
-        for words, leaf in leaves(command, f"{name} {key}".strip()).items()
-    }
-
-
-def add_sweep(
-    command: CommandParser, metavar: str = "SWEEP", text: str = SWEEP, optional: bool = False
-) -> None:
-    """A sweep, of whose runs the overrides select some."""
-    command.lists_groups = True
-    command.add_value("sweep", metavar, text, nargs="?" if optional else None)
-    command.add_values("overrides", "KEY=VALUE", _OVERRIDES)
-
-
-def add_runs(command: CommandParser) -> None:
-    """Runs by their ids."""
-    command.add_values("--run", "ID", f"{SOME_RUN}; repeatable")
-
-
-def add_keep_going(command: CommandParser) -> None:
-    """Of commands that train."""
-    command.add_flag("--keep-going", help="begin all runs, even if the first three fail with the same error")
-
-
-def add_within(command: CommandParser) -> None:
-    """Where else a run may be looked for."""
-    command.add_values(
-        "--in", "SWEEP", "also search this sweep or file for the run; repeatable", dest="within"
-    )
-
-
-def add_listing(command: CommandParser) -> None:
-    """Which runs a command lists, and in which form."""
-    command.add_value("--state", "STATE,...", f"list only runs in these states: {', '.join(schema.STATES)}")
-    form = command.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help=_JSON)
-    form.add_argument("--csv", action="store_true", help="print CSV, one line per run")
+def carry_out(options: Namespace) -> int:
+    """Call the function of the command."""
+    module, _, name = COMMANDS[options.name].place.partition(":")
+    function = getattr(import_module(f"cppo_lab.cli.{module}"), name or options.name.replace(" ", "_"))
+    return int(function(options))
 
 
 def parse_states(text: str | None) -> frozenset[str]:
@@ -365,25 +751,3 @@ def counter(what: str) -> Callable[[int, int], None]:
             print(f"\r{done}/{of} {what}", end=end, file=sys.stderr, flush=True)
 
     return show
-
-
-def load_checked(options: Namespace) -> "Sweep | Study | Search":
-    """`load_sweep`, whose error also has the mistakes that only a plan, or `resolve`, finds."""
-    from cppo_lab.sweep.file import Search, SweepFaults, load_sweep
-    from cppo_lab.sweep.plan import make_plan
-
-    try:
-        return load_sweep(options.sweep)
-    except SweepFaults as error:
-        faults, kind = [str(error)], "sweep"
-        try:
-            if isinstance(error.sound, Search):
-                from cppo_lab.search.space import resolve
-
-                kind = "search"
-                resolve(error.sound, options.overrides)
-            elif error.sound is not None:
-                make_plan(error.sound, options.overrides)
-        except UserError as more:
-            faults.append(str(more))
-        raise together(faults, f"{kind} {options.sweep}: ") from None

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
-from cppo_lab.cli.command import CommandParser, Exit, answer
-from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
+from cppo_lab.cli.command import Exit, answer
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import runs_folder
 from cppo_lab.plugins import NAME
@@ -69,40 +68,3 @@ def doctor(options: Namespace) -> int:
         "\n".join([*lines(checks), f"\nA run of model={model} with core={core} {verdict}"]),
     )
     return Exit.DONE if ready(checks) else Exit.NO
-
-
-def data_arguments(command: CommandParser) -> None:
-    actions = command.add_subparsers(metavar="ACTION", required=True)
-    prepare = actions.add_parser("prepare", help="write DAPO-Math-17k and AIME 2024 to 2026 in verl's format")
-    prepare.set_defaults(command=data_prepare)
-    prepare.add_value(
-        "--from",
-        "SOURCE",
-        "hub (downloads 300 MB), a .jsonl or .parquet file or a folder of them, or sample (default), which is the "
-        "8 training problems and the AIME problems shipped with this package; a row has problem or messages, and "
-        "answer",
-        dest="source",
-        default="sample",
-    )
-    prepare.add_values(
-        "--validation", "NAME=FILE", "your validation set, in place of those of AIME; repeatable"
-    )
-    prepare.add_flag("--skip", help="skip and count damaged rows; without it, the first is an error")
-    prepare.add_value("--out", "DIR", "output folder (default: data)", type=Path, default=Path("data"))
-    check = actions.add_parser("check", help="verify the checksums of prepared data")
-    check.set_defaults(command=data_check)
-    check.add_value("folder", "DIR", "a folder written by `cppo data prepare`", type=Path)
-
-
-def doctor_arguments(command: CommandParser) -> None:
-    command.add_value(
-        "--core",
-        "CORE",
-        f"trainer core: {' or '.join(BUILT_IN)} (default: {DEFAULT_CORE})",
-        default=DEFAULT_CORE,
-    )
-    command.add_values(
-        "overrides",
-        "KEY=VALUE",
-        "overrides of the run to check for, for example model=tiny_qwen3 layout=two_nodes paths.data=/data",
-    )

@@ -12,39 +12,43 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
-from cppo_lab.cli.command import RUN, SOME_RUN, SWEEP, CommandParser, Exit, add_sweep, answer, typed
+from cppo_lab.cli.command import PARQUET, Exit, answer, typed
 from cppo_lab.cli.training import planned
 from cppo_lab.errors import UserError, counted, printable, say
-from cppo_lab.files import appearing, require_free, runs_folder
+from cppo_lab.files import appearing, replacing, require_free, runs_folder
 from cppo_lab.plugins import install_extra
+from cppo_lab.runs import export
+from cppo_lab.runs.folder import is_locked, read_status
+from cppo_lab.runs.machine import code_version
+from cppo_lab.runs.spool import newest_record
+from cppo_lab.runs.state import RunFolder
+from cppo_lab.sweep.compose import rule_on
+from cppo_lab.sweep.file import files_of
+from cppo_lab.sweep.plan import is_run_id, recorded_texts, recorded_tokens
+from cppo_lab.sweep.status import run_by_beginning, run_statuses
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
     from cppo_lab.answers.texts import Sample, Texts
 
-PARQUET, CSV = FORMATS = "parquet", "csv"
 ABOUT = "about.json"
 _MARK = "cppo export metrics"  # in ABOUT: only such a folder is replaced
 
 
-def model(options: Namespace) -> int:
+def export_model(options: Namespace) -> int:
     """Write a run's best checkpoint in Hugging Face's format."""
-    from cppo_lab.runs.export import being_trained
-    from cppo_lab.runs.export import export as write
-    from cppo_lab.sweep.status import run_by_beginning, run_statuses
-
     require_free(options.out)
     runs = runs_folder()
     run_id = run_by_beginning(runs, options.run)
     # Slurm knows of runs on machines whose locks are not seen here.
     [run] = run_statuses(runs, {run_id: {}})
     if run.state == schema.RUNNING:
-        raise being_trained(run_id)
-    place = write(runs, run_id, options.out, _say)
+        raise export.being_trained(run_id)
+    place = export.export(runs, run_id, options.out, _say)
     return answer(options, {"run_id": run_id, "folder": str(place)}, place)
 
 
-def metrics(options: Namespace) -> int:
+def export_metrics(options: Namespace) -> int:
     """Write what the runs of a sweep have logged as Parquet or CSV, to a folder that appears as a whole or not at all:
     `runs`, `history` and, if a run kept outcomes, `outcomes`, as `cppo_lab.load` gives them. ABOUT is beside them.
     """
@@ -104,14 +108,6 @@ def _is_tables(out: Path) -> bool:
 
 def archive(options: Namespace) -> int:
     """Write what a sweep's runs have recorded, and its report, into a file."""
-    from cppo_lab.files import replacing
-    from cppo_lab.runs.export import archive as write
-    from cppo_lab.runs.folder import is_locked, read_status
-    from cppo_lab.runs.machine import code_version
-    from cppo_lab.runs.spool import newest_record
-    from cppo_lab.runs.state import RunFolder
-    from cppo_lab.sweep.file import files_of
-
     plan, _ = planned(options)
     if options.out.exists():
         raise UserError(f"--out {options.out} exists: name another file, or remove it yourself")
@@ -138,7 +134,7 @@ def archive(options: Namespace) -> int:
         files[os.path.relpath(path, root)] = text
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(options.out) as file:
-        write(roots, {**values, "files": files}, file)
+        export.archive(roots, {**values, "files": files}, file)
     partial = sum(read_status(place).get("status") not in schema.FINISHED for place in ended.values())
     text = f"{options.out}: {len(ended)} of {counted(len(folders), 'run')}"
     text += f", {partial} of them without a result" if partial else ""
@@ -148,10 +144,7 @@ def archive(options: Namespace) -> int:
 
 def evaluate(options: Namespace) -> int:
     """Score the best checkpoints of finished runs on a further benchmark, and record the scores with the runs."""
-    from cppo_lab.runs.folder import read_status
     from cppo_lab.sweep.launch import evaluate_runs
-    from cppo_lab.sweep.plan import is_run_id
-    from cppo_lab.sweep.status import run_by_beginning
     from cppo_lab.tracking.upload import upload
 
     runs, rows, overrides = runs_folder(), [], ()
@@ -182,76 +175,8 @@ def _say(activity: str, done: int | None = None, of: int | None = None) -> None:
     say(f"cppo: {activity}")
 
 
-def export_arguments(command: CommandParser) -> None:
-    command.description = (
-        "ACTION may be left out: `cppo export RUN --out DIR` means `cppo export model RUN --out DIR`."
-    )
-    actions = command.add_subparsers(metavar="ACTION", required=True)
-    text = "export a run's best checkpoint in Hugging Face format, with a model card"
-    run = actions.add_parser(
-        "model",
-        prog="cppo export",
-        help=text,
-        description=f"{text[0].upper()}{text[1:]}. Load it with from_pretrained. verl's shards are "
-        "merged and keep their precision; the embedded core's transformer becomes a Qwen3. "
-        "Progress goes to standard error, the folder's path to standard output. See docs/verl.md.",
-    )
-    run.set_defaults(command=model)
-    run.add_value("run", "RUN", "run id, or a prefix of it (at least 4 digits)")
-    _add_out(run)
-    tables = actions.add_parser(
-        "metrics", help="export the metrics that the runs of a sweep have logged (docs/notebook.md)"
-    )
-    tables.set_defaults(command=metrics)
-    add_sweep(tables)
-    tables.add_argument(
-        "--format",
-        choices=FORMATS,
-        default=FORMATS[0],
-        help="of the tables `runs`, `history` and `outcomes` (default: parquet)",
-    )
-    _add_out(tables)
-    tables.add_flag("--force", help="replace an earlier export of metrics in DIR")
-    tables.add_value(
-        "--metrics",
-        "PATTERN,...",
-        "export only these metrics, for example 'val/*,train/reward' (default: all)",
-    )
-    tables.add_argument(
-        "--from",
-        dest="source",
-        choices=["runs", "paper"],
-        default="runs",
-        help="export your runs (default) or the paper's curves (main, study and the ablations; without overrides)",
-    )
-
-
-def archive_arguments(command: CommandParser) -> None:
-    add_sweep(command)
-    command.add_value("--out", "FILE", "a new ZIP file", type=Path, required=True)
-
-
-def evaluate_arguments(command: CommandParser) -> None:
-    add_sweep(command, "SWEEP|RUN", f"{SWEEP}, whose finished runs are asked; or {SOME_RUN}")
-    command.add_value(
-        "--benchmark",
-        "NAME",
-        "an option of the group `data`, as for data=NAME; with core=verl also a file (.jsonl or .parquet) with "
-        "`problem` and `answer`",
-        required=True,
-    )
-
-
-def _add_out(command: CommandParser) -> None:
-    command.add_value(
-        "--out", "DIR", "output folder, new or empty; created atomically", type=Path, required=True
-    )
-
-
 def samples(options: Namespace) -> int:
     """Print prompts and responses of a validated step."""
-    from cppo_lab.sweep.plan import recorded_texts
-
     run, texts = recorded_texts(options.run, runs_folder(), options.step)
     step = texts.step
     chosen = [
@@ -295,8 +220,6 @@ def replay(options: Namespace) -> int:
     """Print what another rule keeps of the tokens of some training responses."""
     from cppo_lab.analysis.replay import as_lines, comparison
     from cppo_lab.analysis.replay import replay as replayed
-    from cppo_lab.sweep.compose import rule_on
-    from cppo_lab.sweep.plan import recorded_tokens
 
     run, tokens = recorded_tokens(options.run, runs_folder(), options.step)
     given = dict(_assignment(text) for text in options.overrides)
@@ -326,24 +249,3 @@ def _assignment(text: str) -> tuple[str, float | str]:
         except ValueError:
             continue
     return name, value
-
-
-def samples_arguments(command: CommandParser) -> None:
-    _add_run(command)
-    command.add_value("--problem", "ID", "print only this problem (id or prefix)")
-    command.add_flag("--wrong", help="print only wrong responses")
-
-
-def replay_arguments(command: CommandParser) -> None:
-    _add_run(command)
-    command.add_value("--rule", "NAME", "rule to apply (default: the run's own)")
-    command.add_values(
-        "overrides",
-        "KEY=VALUE",
-        "constants of the rule (delta=0.1), or divergence=binary_kl to use another D_t of the sampled tokens",
-    )
-
-
-def _add_run(command: CommandParser) -> None:
-    command.add_value("run", "RUN", RUN)
-    command.add_value("--step", "S", "a step with a validation (default: the newest)", type=int)

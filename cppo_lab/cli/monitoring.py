@@ -4,68 +4,57 @@ import contextlib
 import os
 import re
 import sys
+import time
 from argparse import Namespace
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
-from cppo_lab.cli.command import (
-    SOME_RUN,
-    SWEEP,
-    CommandParser,
-    Exit,
-    add_keep_going,
-    add_listing,
-    add_runs,
-    add_sweep,
-    answer,
-    coloured,
-    counter,
-    parse_states,
-    typed,
-    width,
-)
+from cppo_lab.cli.command import Exit, answer, coloured, counter, parse_states, typed, width
 from cppo_lab.errors import UserError, counted, say
 from cppo_lab.files import redacted, runs_folder
+from cppo_lab.launch import queues
+from cppo_lab.runs.folder import parse_variants, read_status
+from cppo_lab.runs.spool import add_notes, newest_record, notes, unsent
+from cppo_lab.sweep import status as statuses
+from cppo_lab.sweep.columns import aligned, to_csv
+from cppo_lab.sweep.status import RunStatus, run_by_beginning, run_folders, run_statuses
 from cppo_lab.tracking import address
 
-_EVERY_RUN = f"{SWEEP} (default: every known run)"
 SYNC_SECONDS = 5.0  # between two looks of `cppo sync --watch`
 
 if TYPE_CHECKING:
     from cppo_lab.sweep.plan import Plan
-    from cppo_lab.sweep.status import RunStatus
 
 
 def status(options: Namespace) -> int:
     """Print the state of the runs of a sweep, or of all known runs."""
-    from cppo_lab.sweep import status
-    from cppo_lab.sweep.columns import to_csv
-
     states = parse_states(options.state)
     plan, uri = _planned(options)
-    run_statuses = status_reader(plan)
+    read_statuses = status_reader(plan)
     if options.repair:
-        from cppo_lab.launch.queues import repair
-
-        run_ids = [run.run_id for run in run_statuses()]
-        for line in repair(runs_folder(), run_ids, uri) or ["nothing to repair"]:
+        run_ids = [run.run_id for run in read_statuses()]
+        for line in queues.repair(runs_folder(), run_ids, uri) or ["nothing to repair"]:
             say(line)
-    runs = run_statuses()
-    shown = status.ordered(runs, options.sort and options.sort.replace("-", "_"))
+    runs = read_statuses()
+    shown = statuses.ordered(runs, options.sort and options.sort.replace("-", "_"))
     shown = [run for run in shown if not states or run.state in states]
     if options.json:
-        answer(options, status.as_values(shown, runs))
+        answer(options, statuses.as_values(shown, runs))
     elif options.csv:
-        print(to_csv(status.COLUMNS, map(status.values, shown)), end="")
+        print(to_csv(statuses.COLUMNS, map(statuses.values, shown)), end="")
     elif not runs:
         print(f"there are no runs in {runs_folder()}: `cppo launch SWEEP` trains some")
     else:
         print(
-            status.table(shown, width(), coloured()) if shown else f"no run is {' or '.join(sorted(states))}"
+            statuses.table(shown, width(), coloured())
+            if shown
+            else f"no run is {' or '.join(sorted(states))}"
         )
-        print(f"\n{status.totals(runs)}")
+        print(f"\n{statuses.totals(runs)}")
         if plan is not None:
             from cppo_lab.cli.training import without_folders
 
@@ -76,18 +65,16 @@ def status(options: Namespace) -> int:
 
 def watch(options: Namespace) -> int:
     """Show the runs until all have ended; 0 only if all are done."""
-    from cppo_lab.sweep import status
-
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
-    command = status.parse_command(options.notify) if options.notify is not None else None
-    run_statuses = status_reader(_planned(options)[0])
+    command = statuses.parse_command(options.notify) if options.notify is not None else None
+    read_statuses = status_reader(_planned(options)[0])
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
-        runs = status.watch(run_statuses, options.every, out, coloured())
-    answer(options, status.as_values(runs, runs))
+        runs = statuses.watch(read_statuses, options.every, out, coloured())
+    answer(options, statuses.as_values(runs, runs))
     if command is not None:
-        status.notify(command, Path(options.sweep).stem if options.sweep else "", runs)
+        statuses.notify(command, Path(options.sweep).stem if options.sweep else "", runs)
     if any(run.state == schema.FAILED for run in runs):
         return Exit.RUNS_FAILED
     return Exit.DONE if all(run.state in schema.FINISHED for run in runs) else Exit.NO
@@ -95,29 +82,25 @@ def watch(options: Namespace) -> int:
 
 def logs(options: Namespace) -> int:
     """Print what a run has printed."""
-    from cppo_lab.sweep.status import follow_logs, log_values, print_logs, run_by_beginning
-
     runs = runs_folder()
     run_id = run_by_beginning(runs, options.run)
     if options.json:
         if options.follow:
             raise UserError("--json with -f: the object is printed at once; omit one of them")
-        return answer(options, {"run_id": run_id, **log_values(runs, run_id, options.all)})
+        return answer(options, {"run_id": run_id, **statuses.log_values(runs, run_id, options.all)})
     if not options.follow:
-        print_logs(runs, run_id, options.all, sys.stdout)
+        statuses.print_logs(runs, run_id, options.all, sys.stdout)
         return Exit.DONE
     if options.all:
         raise UserError("--all with -f: only the newest attempt grows; omit one of them")
-    follow_logs(runs, run_id, lambda: any(run.state in schema.ALIVE for run in _these([run_id])), sys.stdout)
+    statuses.follow_logs(
+        runs, run_id, lambda: any(run.state in schema.ALIVE for run in _these([run_id])), sys.stdout
+    )
     return Exit.DONE
 
 
 def sync(options: Namespace) -> int:
     """Send what is on file and not in the tracking store."""
-    import time
-
-    from cppo_lab.runs.spool import unsent
-    from cppo_lab.sweep.status import run_folders
     from cppo_lab.tracking.services import Mirror, mirror_name
     from cppo_lab.tracking.upload import forget_lost, tell_of_lost, upload
 
@@ -170,8 +153,6 @@ def sync(options: Namespace) -> int:
 
 def note(options: Namespace) -> int:
     """Add to the note and tags of a run, also while it trains; without anything to add, print them."""
-    from cppo_lab.runs.spool import add_notes, newest_record, notes
-    from cppo_lab.sweep.status import run_by_beginning
     from cppo_lab.tracking.upload import upload
 
     added = dict(tag.partition("=")[::2] for tag in options.tag)
@@ -204,8 +185,6 @@ def note(options: Namespace) -> int:
 
 def cancel(options: Namespace) -> int:
     """End runs, and take those that wait off their lists."""
-    from cppo_lab.launch.queues import cancel
-
     if bool(options.sweep) == bool(options.run):
         raise UserError("cppo cancel: name either a sweep, or runs with --run ID")
     runs = status_reader(_planned(options)[0])() if options.sweep else _these(options.run)
@@ -218,7 +197,7 @@ def cancel(options: Namespace) -> int:
             f"{names[run.run_id]}: {run.state}{f', {run.job}' if run.job else ''}: {text}" for run in chosen
         ]
         return answer(options, {"runs": values, "dry_run": True}, "\n".join(lines) if lines else None)
-    done = cancel(runs_folder(), [run.run_id for run in chosen], options.queued) if chosen else []
+    done = queues.cancel(runs_folder(), [run.run_id for run in chosen], options.queued) if chosen else []
     lines = [f"{names[line.run_id]}: {line.text}" for line in done]
     lines.append(
         f"{sum(line.done for line in done)} of {len(runs)} runs cancelled" if done else "nothing to cancel"
@@ -229,14 +208,7 @@ def cancel(options: Namespace) -> int:
 
 def clean(options: Namespace) -> int:
     """Show what runs take on the disk, and free what is not needed any more."""
-    from collections import Counter
-
-    from cppo_lab.launch.queues import spare_code
     from cppo_lab.runs.export import PARTS, remove, usage
-    from cppo_lab.runs.folder import parse_variants, read_status
-    from cppo_lab.runs.spool import unsent
-    from cppo_lab.sweep.columns import aligned
-    from cppo_lab.sweep.status import run_folders
 
     plan, uri = _planned(options)
     if options.code and plan:
@@ -257,7 +229,7 @@ def clean(options: Namespace) -> int:
         [name, str(sums["runs"]), *(f"{sums[key] / 1e9:.3f}" for key in columns)]
         for name, sums in sweeps.items()
     ]
-    code = spare_code(runs) if options.code else 0
+    code = queues.spare_code(runs) if options.code else 0
     text = aligned(["sweep", "runs", *(f"{key} GB" for key in columns)], rows, width=width())
     of = [counted(len(chosen), "run")] * bool(chosen) + ["old code"] * bool(code)
     what = f"{(size + code) / 1e9:.3f} GB of {' and '.join(of)}"
@@ -275,7 +247,7 @@ def clean(options: Namespace) -> int:
         if not agreed:
             return Exit.NO
     freed = sum(remove(folder, parts) for folder in chosen)
-    freed += spare_code(runs, remove=True) if code else 0
+    freed += queues.spare_code(runs, remove=True) if code else 0
     return answer(
         options,
         {"sweeps": sweeps, "freed": freed},
@@ -285,8 +257,6 @@ def clean(options: Namespace) -> int:
 
 def retry(options: Namespace) -> int:
     """Train failed or finished runs of a sweep again."""
-    from dataclasses import replace
-
     from cppo_lab.cli.training import answer_launch, plan_states, planned, run_of, train
     from cppo_lab.sweep.launch import Launched, LaunchRequest
 
@@ -334,87 +304,13 @@ def _planned(options: Namespace) -> "tuple[Plan | None, str]":
     return planned(options)
 
 
-def status_reader(plan: "Plan | None") -> "Callable[[], list[RunStatus]]":
+def status_reader(plan: "Plan | None") -> Callable[[], list[RunStatus]]:
     """A function that reads the statuses of the runs of a plan, or of all known runs."""
-    from cppo_lab.sweep.status import run_statuses
-
     names = None if plan is None else {run.run_id: run.names for run in plan.runs}
     return lambda: run_statuses(runs_folder(), names)
 
 
-def _these(beginnings: Sequence[str]) -> "list[RunStatus]":
+def _these(beginnings: Sequence[str]) -> list[RunStatus]:
     """The known runs whose ids begin so."""
-    from cppo_lab.sweep.status import run_folders, run_statuses
-
     runs = runs_folder()
     return run_statuses(runs, {folder.name: {} for folder in run_folders(runs, beginnings)})
-
-
-def status_arguments(command: CommandParser) -> None:
-    add_sweep(command, text=_EVERY_RUN, optional=True)
-    add_listing(command)
-    command.add_argument(
-        "--sort",
-        choices=["last", "best", "final-mean"],
-        help="sort by a score, highest first: that of the last validation, that of the best validation, or the mean "
-        "over the validations in the last 30 %% of the run",
-    )
-    command.add_flag("--repair", help="first clean up after killed runs, also in MLflow")
-
-
-def watch_arguments(command: CommandParser) -> None:
-    add_sweep(command, text=_EVERY_RUN, optional=True)
-    command.add_value("--every", "SECONDS", "refresh interval (default: 5)", type=float, default=5.0)
-    command.add_value(
-        "--notify",
-        "COMMAND",
-        "run this command when all runs have ended, without a shell, with CPPO_SWEEP, CPPO_DONE, CPPO_FAILED and "
-        "CPPO_LEFT in its environment",
-    )
-
-
-def logs_arguments(command: CommandParser) -> None:
-    command.add_value("run", "RUN", SOME_RUN)
-    command.add_flag("-f", "--follow", help="keep printing until the run has ended")
-    command.add_flag("--all", help="print the output of every attempt, newest last")
-
-
-def cancel_arguments(command: CommandParser) -> None:
-    add_sweep(command, text=f"{SWEEP}; or use --run", optional=True)
-    add_runs(command)
-    command.add_flag("--queued", help="cancel only runs that have not started")
-    command.add_flag("--dry-run", help="only list what would be cancelled")
-
-
-def note_arguments(command: CommandParser) -> None:
-    command.add_value("run", "RUN", SOME_RUN)
-    command.add_values("words", "TEXT", "added to the run's note")
-    command.add_values("--tag", "KEY=VALUE", "repeatable")
-
-
-def clean_arguments(command: CommandParser) -> None:
-    add_sweep(command, text=_EVERY_RUN, optional=True)
-    command.add_flag(
-        "--checkpoints", help="free the weights of finished runs: `cppo export` cannot export these any more"
-    )
-    command.add_flag("--superseded", help="free the results that newer results of the same runs replaced")
-    command.add_flag("--code", help="free the copies of the code that no job in Slurm's queue reads")
-    command.add_flag("--yes", help="do not ask")
-
-
-def retry_arguments(command: CommandParser) -> None:
-    add_sweep(command)
-    command.add_flag("--failed", help="retrain all failed runs of the sweep")
-    command.add_flag("--dry-run", help="only list what would be trained")
-    add_keep_going(command)
-    add_runs(command)
-    command.add_flag(
-        "--finished",
-        help="with --run: retrain finished runs; each old result is deleted once the new one is finished",
-    )
-
-
-def sync_arguments(command: CommandParser) -> None:
-    add_runs(command)
-    command.add_flag("--watch", help="keep uploading the metrics of running runs until Ctrl-C")
-    command.add_flag("--dry-run", help="only list the runs that have metrics to upload")

@@ -7,7 +7,7 @@ from argparse import Namespace
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from cppo_lab.cli.command import COMMANDS, CommandParser, answer, build_parser, leaves, width
+from cppo_lab.cli.command import COMMANDS, answer, build_parser, width
 from cppo_lab.errors import UserError
 from cppo_lab.sweep.groups import groups
 
@@ -103,7 +103,7 @@ def complete() -> None:
         os.environ["COMP_LINE"] = f"{export[0]}model {line[export.end() :]}"
         os.environ["COMP_POINT"] = str(int(os.environ["COMP_POINT"]) + len("model "))
     parser = build_parser(next((word for word in line.split() if word in COMMANDS), ""))
-    for command in leaves(parser).values():
+    for command in parser.leaves.values():
         for action in command._actions:
             if completer := _COMPLETERS.get(action.dest):
                 action.completer = completer  # type: ignore[attr-defined]
@@ -146,35 +146,3 @@ _COMPLETERS: dict[str, Callable[..., Iterable[str]]] = {
     "rule": lambda **_: groups()["rule"],
     "core": lambda **_: groups()["core"],
 }
-
-
-def list_arguments(command: CommandParser) -> None:
-    command.set_defaults(command=list_names)
-    command.add_value(
-        "what",
-        "KIND",
-        "sweeps (default; also those of the working folder and its folder `sweeps`), models, rules, or keys of "
-        "the configuration with their defaults",
-        nargs="?",
-        choices=["sweeps", "models", "rules", "keys"],
-        default="sweeps",
-    )
-    command.add_values(
-        "overrides",
-        "KEY=VALUE",
-        "with keys: overrides of the configuration that is listed, for example core=exact model=exact_early",
-    )
-
-
-def new_arguments(command: CommandParser) -> None:
-    command.add_value("sweep_name", "NAME", "name of the sweep: letters, digits, `_` and `-`")
-
-
-def completion_arguments(command: CommandParser) -> None:
-    command.add_value(
-        "shell",
-        "SHELL",
-        'bash: add `eval "$(cppo completion bash)"` to ~/.bashrc; zsh: add `eval "$(cppo completion zsh)"` to '
-        "~/.zshrc, after `compinit`; fish: cppo completion fish > ~/.config/fish/completions/cppo.fish",
-        choices=["bash", "fish", "zsh"],
-    )

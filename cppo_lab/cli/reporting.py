@@ -5,11 +5,10 @@ import gc
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
-from cppo_lab.cli.command import SWEEP, CommandParser, Exit, add_sweep, answer, load_checked, passing, typed
-from cppo_lab.cli.training import planned
+from cppo_lab.cli.command import Exit, answer, passing, typed
 from cppo_lab.errors import StoreAway, StoreBroken, UserError, counted, say
 from cppo_lab.files import redacted
 from cppo_lab.tracking import address
@@ -112,27 +111,31 @@ def pause(seconds: float) -> None:
 
 def _report_once(options: Namespace, quiet: bool = False) -> Path:
     """Make the report and return its page; unless `quiet`, say what is done and where it is."""
+    from cppo_lab.cli.training import load_checked
     from cppo_lab.sweep.file import Search
 
     out: Path = options.out or BUILT / Path(options.sweep).stem
-    options.about_figures = {}  # the style that --figures asks for, as an argument of requests
+    # The command is on the page, and beside the figures.
+    about: dict[str, Any] = {
+        "out": out,
+        "command": redacted(f"cppo report {typed(options, *_chosen(options))}"),
+    }
     if options.figures is not None:
         from cppo_lab.reports.figures.drawing import parse_style
 
-        options.about_figures["style"] = parse_style(options.figures)
+        about["style"] = parse_style(options.figures)
     options.tell = partial(passing, piped=not quiet)
-    # It is on the page, and beside the figures.
-    command = redacted(f"cppo report {typed(options, *_chosen(options))}")
+    about_runs = about | {"partial": options.partial, "palette": options.palette}
     if options.source == "paper":
-        page = _report_runs(options, _paper_request(options, out, command))
+        page = _report_runs(options, _paper_request(options, about_runs))
     elif isinstance(declared := load_checked(options), Search):
-        page = _search_report(declared, options, out, command)
+        page = _search_report(declared, options, about)
     elif options.study is not None:
         raise UserError(
             f"--study {options.study!r}: {options.sweep} is not a search, so it has no study; remove it"
         )
     else:
-        page = _report_runs(options, _own_request(options, out, command))
+        page = _report_runs(options, _own_request(options, about_runs))
     passing("")
     if not options.json and not quiet:
         print(f"report: {page}", flush=True)
@@ -183,7 +186,8 @@ def _report_runs(options: Namespace, asked: "Asked") -> Path:
     return page
 
 
-def _paper_request(options: Namespace, out: Path, command: str) -> "Asked":
+def _paper_request(options: Namespace, about: dict[str, Any]) -> "Asked":
+    """The request of the paper's curves; `about`: what the options say of any request."""
     from cppo_lab.reports.study import paper_study_request
     from cppo_lab.reports.sweep import paper_request
     from cppo_lab.sweep.file import load_sweep
@@ -198,17 +202,16 @@ def _paper_request(options: Namespace, out: Path, command: str) -> "Asked":
             "overrides: cppo report main --from paper"
         )
     uri = address.tracking_uri()
-    about = {"partial": options.partial, "command": command, "palette": options.palette}
-    about |= options.about_figures
     if options.sweep == "study":
-        whole = paper_study_request(uri, out, **about)
+        whole = paper_study_request(uri, **about)
         return whole, SweepText(whole.name, whole.title, whole.question)
     declared = load_sweep("main")  # its description in MLflow is that of `cppo reference import`
     text = SweepText("main", declared.title, declared.question, getattr(declared, "feeds", ()))
-    return paper_request(uri, out, **about), text
+    return paper_request(uri, **about), text
 
 
-def _own_request(options: Namespace, out: Path, command: str) -> "Asked":
+def _own_request(options: Namespace, about: dict[str, Any]) -> "Asked":
+    from cppo_lab.cli.training import planned
     from cppo_lab.sweep.claims import axes_of, grids_of, note_looks, stated_in
     from cppo_lab.tracking.page import SweepText
 
@@ -216,18 +219,13 @@ def _own_request(options: Namespace, out: Path, command: str) -> "Asked":
     address.require_store(uri)
     passing("reading the tracking store")  # in a pipe only what comes after all mistakes: they cost one line
     experiment = schema.experiment_name(plan.core)
-    about = {
+    about |= {
         "name": plan.name,
         "uri": uri,
         "experiment": experiment,
-        "out": out,
         "title": plan.title,
         "question": plan.question,
         "sweeps": grids_of(plan, options.overrides),
-        "partial": options.partial,
-        "command": command,
-        "palette": options.palette,
-        **options.about_figures,
     }
     if options.partial or options.overrides:  # a whole report is of what has ended
         note_looks(plan, uri)
@@ -241,13 +239,15 @@ def _own_request(options: Namespace, out: Path, command: str) -> "Asked":
     [sweep] = plan.sweeps
     about |= {
         "axes": axes_of(plan, sweep, options.overrides),
-        "beside": sweep.beside if out.name == plan.name else (),  # elsewhere the links would lead nowhere
+        "beside": sweep.beside
+        if about["out"].name == plan.name
+        else (),  # elsewhere the links would lead nowhere
         "factorial": sweep.analysis == "factorial",
     }
     return ReportRequest(**about), SweepText(plan.name, plan.title, plan.question, sweep.feeds)
 
 
-def _search_report(declared: "Search", options: Namespace, out: Path, command: str) -> Path:
+def _search_report(declared: "Search", options: Namespace, about: dict[str, Any]) -> Path:
     from cppo_lab.reports.build import build_report
     from cppo_lab.reports.search import SearchRequest
     from cppo_lab.runs.tags import dotted
@@ -268,12 +268,10 @@ def _search_report(declared: "Search", options: Namespace, out: Path, command: s
             uri=address.tracking_uri(tuning.base.tracking.uri),
             experiment=schema.experiment_name(tuning.core),
             study=tuning.study,
-            out=out,
-            command=command,
             tune=redacted(f"cppo tune {typed(options, *study)}"),
             shipped={key: shipped.get(key) for key in tuning.space},
             chosen=main_overrides(tuning),
-            **options.about_figures,
+            **about,
         ),
         options.tell,
     )
@@ -323,56 +321,3 @@ def reference_import(options: Namespace) -> int:
         raise store_error(uri, error, "used") from None
     text = f"experiment `paper` in {redacted(uri)}: {counted(added, 'run')} added"
     return answer(options, {"store": redacted(uri), "added": added}, text)
-
-
-def report_arguments(command: CommandParser) -> None:
-    add_sweep(command, text=f"{SWEEP}; or a file of `cppo archive`")
-    command.add_value("--out", "DIR", "output folder (default: reports/build/SWEEP)", type=Path)
-    command.add_argument(
-        "--from",
-        dest="source",
-        choices=["runs", "paper"],
-        default="runs",
-        help="report your runs (default) or the paper's curves (main and study; see `cppo reference import`)",
-    )
-    command.add_flag("--partial", help="report even if runs are missing")
-    command.add_flag(
-        "--watch",
-        help="with --partial: update the report repeatedly, until every run is a result or until Ctrl-C",
-    )
-    command.add_value(
-        "--every", "SECONDS", "with --watch: time between updates (default: 60)", type=float, default=60.0
-    )
-    command.add_argument(
-        "--palette",
-        choices=["paper", "colorblind"],
-        default="paper",
-        help="colours of the figures: those of the paper (default), or a palette for colour-blind readers and "
-        "black-and-white prints, with dashes and markers",
-    )
-    command.add_value(
-        "--figures",
-        "KEY=VALUE,...",
-        "how the figures are set, for a paper: width=3.3in (or cm, mm, pt), font=serif (or sans, or an installed "
-        "family), size=8pt",
-    )
-    command.add_value("--study", "NAME", "for a search: name of its study (default: SEARCH-MODEL)")
-    command.add_argument(
-        "--no-log",
-        dest="log",
-        action="store_false",
-        help="do not upload page, figures and verdicts to MLflow",
-    )
-
-
-def compare_arguments(command: CommandParser) -> None:
-    for side in ("before", "after"):
-        command.add_value(side, "REPORT", "folder of a report, or the sweep that it belongs to")
-
-
-def reference_arguments(command: CommandParser) -> None:
-    actions = command.add_subparsers(metavar="ACTION", required=True)
-    load = actions.add_parser(
-        "import", help="load the paper's curves as runs of the MLflow experiment `paper`"
-    )
-    load.set_defaults(command=reference_import)

@@ -3,47 +3,56 @@
 import contextlib
 import math
 from argparse import Namespace
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cppo_lab import schema
-from cppo_lab.cli.command import (
-    RUN,
-    SWEEP,
-    CommandParser,
-    Exit,
-    add_keep_going,
-    add_listing,
-    add_sweep,
-    add_within,
-    answer,
-    coloured,
-    load_checked,
-    parse_states,
-    passing,
-    typed,
-    width,
-)
+from cppo_lab.cli.command import Exit, answer, coloured, parse_states, passing, typed, width
 from cppo_lab.core_records import core_of, cores_that
-from cppo_lab.errors import StoreAway, UserError, counted, few, has, say
+from cppo_lab.errors import StoreAway, UserError, counted, few, has, interrupt_on_termination, say, together
 from cppo_lab.files import redacted, require_folder, runs_folder
+from cppo_lab.launch.launchers import launcher_of
+from cppo_lab.launch.queues import read_queues
+from cppo_lab.runs.folder import read_status
+from cppo_lab.runs.state import RunState, explained, state_of, states
+from cppo_lab.sweep import table
+from cppo_lab.sweep.columns import to_csv
+from cppo_lab.sweep.cost import Cost, Limits, past_costs
+from cppo_lab.sweep.doctor import require_machine, require_plan
+from cppo_lab.sweep.enumerate import PlannedRun
+from cppo_lab.sweep.file import Search, Study, Sweep, SweepFaults, load_sweep
+from cppo_lab.sweep.plan import FoundRun, Plan, find_run, is_run_id, make_plan
 from cppo_lab.tracking import address
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from cppo_lab.runs.state import RunState
     from cppo_lab.search.space import Tuning
-    from cppo_lab.sweep.cost import Cost
-    from cppo_lab.sweep.enumerate import PlannedRun
     from cppo_lab.sweep.launch import Launched, LaunchRequest
-    from cppo_lab.sweep.plan import FoundRun, Plan
     from cppo_lab.sweep.power import PowerQuestion
 
 
-def planned(options: Namespace) -> "tuple[Plan, str]":
-    """The plan of the named sweep and the store to use."""
-    from cppo_lab.sweep.plan import make_plan
+def load_checked(options: Namespace) -> Sweep | Study | Search:
+    """`load_sweep`, whose error also has the mistakes that only a plan, or `resolve`, finds."""
+    try:
+        return load_sweep(options.sweep)
+    except SweepFaults as error:
+        faults, kind = [str(error)], "sweep"
+        try:
+            if isinstance(error.sound, Search):
+                from cppo_lab.search.space import resolve
 
+                kind = "search"
+                resolve(error.sound, options.overrides)
+            elif error.sound is not None:
+                make_plan(error.sound, options.overrides)
+        except UserError as more:
+            faults.append(str(more))
+        raise together(faults, f"{kind} {options.sweep}: ") from None
+
+
+def planned(options: Namespace) -> tuple[Plan, str]:
+    """The plan of the named sweep and the store to use."""
     plan = make_plan(load_checked(options), options.overrides)
     return plan, address.known_store(address.tracking_uri(plan.tracking.uri))
 
@@ -57,12 +66,6 @@ def plan(options: Namespace) -> int:
             raise UserError("name a sweep, before the options: `cppo list` lists them")
         options.what = "sweeps"
         return list_names(options)
-    from cppo_lab.sweep import table
-    from cppo_lab.sweep.columns import to_csv
-    from cppo_lab.sweep.cost import past_costs
-    from cppo_lab.sweep.file import Search
-    from cppo_lab.sweep.plan import make_plan
-
     declared = load_checked(options)
     question = _power_question(options)
     if isinstance(declared, Search):
@@ -104,7 +107,7 @@ def plan(options: Namespace) -> int:
 
 
 def _power(
-    plan: "Plan", question: "PowerQuestion", costs: "Mapping[str, Cost | None]", options: Namespace
+    plan: Plan, question: "PowerQuestion", costs: Mapping[str, Cost | None], options: Namespace
 ) -> int:
     """What the planned runs can decide: of each claim, or of two methods."""
     from cppo_lab.sweep import power
@@ -119,16 +122,13 @@ def _power(
     return answer(options, values, text)
 
 
-def plan_states(plan: "Plan") -> "dict[str, RunState]":
+def plan_states(plan: Plan) -> dict[str, RunState]:
     """The state of every run of a plan. Writes nothing, and asks no store."""
-    from cppo_lab.launch.queues import read_queues
-    from cppo_lab.runs.state import states
-
     runs = runs_folder()
     return states(runs, [run.run_id for run in plan.runs], read_queues(runs, warn=True))
 
 
-def without_folders(plan: "Plan", options: Namespace) -> str:
+def without_folders(plan: Plan, options: Namespace) -> str:
     """A line on the runs that have no folder here, and may have been finished elsewhere; empty if all have a folder."""
     count = sum(not (runs_folder() / run.run_id).is_dir() for run in plan.runs)
     if not count:
@@ -155,9 +155,6 @@ def _power_question(options: Namespace) -> "PowerQuestion | None":
 
 def show(options: Namespace) -> int:
     """Print the resolved configuration of a run, or of the runs of a sweep, as YAML."""
-    from cppo_lab.sweep.plan import is_run_id, make_plan
-    from cppo_lab.sweep.table import describe, run_yaml, sections_of
-
     if is_run_id(options.sweep):
         if options.overrides or options.run or options.verl:
             raise UserError(
@@ -165,8 +162,8 @@ def show(options: Namespace) -> int:
                 f"instead: cppo show SWEEP --run {options.sweep}"
             )
         single = _find(options.sweep, options)
-        sections = sections_of(single)
-        text = run_yaml(single.planned, sections).removesuffix("\n")
+        sections = table.sections_of(single)
+        text = table.run_yaml(single.planned, sections).removesuffix("\n")
         return answer(
             options, {"runs": [{"source": single.source, **sections}]}, f"# from {single.source}\n{text}"
         )
@@ -179,15 +176,15 @@ def show(options: Namespace) -> int:
         raise UserError(f"--in {options.within[0]}: only valid with a run's id: remove it")
     documents, values = [], []
     for run in [run_of(plan, options.run)] if options.run else plan.runs:
-        sections = describe(run, plan.paths)
+        sections = table.describe(run, plan.paths)
         if trainer_config is not None:
             sections[plan.core] = trainer_config(run.spec, run.layout, plan.paths, runs_folder())
-        documents.append(run_yaml(run, sections))
+        documents.append(table.run_yaml(run, sections))
         values.append({"source": f"sweep {plan.name}", **sections})
     return answer(options, {"runs": values}, "---\n".join(documents).removesuffix("\n"))
 
 
-def run_of(plan: "Plan", beginning: str) -> "PlannedRun":
+def run_of(plan: Plan, beginning: str) -> PlannedRun:
     """The run of a plan whose id begins so. Raises UserError unless a single id does."""
     chosen = [run for run in plan.runs if run.run_id.startswith(beginning)]
     if len(chosen) != 1 or not beginning:
@@ -199,21 +196,17 @@ def run_of(plan: "Plan", beginning: str) -> "PlannedRun":
 
 def diff(options: Namespace) -> int:
     """Print what two runs differ in."""
-    from cppo_lab.sweep import table
 
     left, right = _find(options.left, options), _find(options.right, options)
     return answer(options, table.difference_values(left, right), table.difference_text(left, right))
 
 
-def _find(beginning: str, options: Namespace) -> "FoundRun":
-    from cppo_lab.sweep.plan import find_run
-
+def _find(beginning: str, options: Namespace) -> FoundRun:
     return find_run(beginning, runs_folder(), options.within)
 
 
 def launch(options: Namespace) -> int:
     """Train the runs of a sweep that are not done."""
-    from cppo_lab.launch.launchers import launcher_of
 
     plan, uri = planned(options)
     if options.stop_hopeless and options.until_decided:
@@ -225,7 +218,6 @@ def launch(options: Namespace) -> int:
         raise UserError(
             f"--stop-hopeless: nobody watches runs of launcher={name}: choose launcher=local, or remove it"
         )
-    from cppo_lab.sweep.cost import Limits
     from cppo_lab.sweep.launch import LaunchRequest
 
     request = LaunchRequest(
@@ -242,11 +234,8 @@ def launch(options: Namespace) -> int:
     return train(plan, uri, request, options)
 
 
-def _until_decided(plan: "Plan", uri: str, request: "LaunchRequest", options: Namespace) -> int:
+def _until_decided(plan: Plan, uri: str, request: "LaunchRequest", options: Namespace) -> int:
     """Train seed by seed until each hypothesis is decided; with a launcher that has a queue, one look."""
-    from dataclasses import replace
-
-    from cppo_lab.launch.launchers import launcher_of
     from cppo_lab.reports.verdict_view import reason
     from cppo_lab.sweep.claims import judged, next_look, runs_at
 
@@ -278,7 +267,6 @@ def _until_decided(plan: "Plan", uri: str, request: "LaunchRequest", options: Na
 
 def pull(options: Namespace) -> int:
     """Write what was finished elsewhere into the folders of runs without a record here."""
-    from cppo_lab.launch.queues import read_queues
     from cppo_lab.sweep.launch import look_ahead, write_stubs
 
     plan, uri = planned(options)
@@ -295,10 +283,7 @@ def pull(options: Namespace) -> int:
 
 def preflight(options: Namespace) -> int:
     """Measure each kind of run of a sweep with a short job, and say what the whole sweep will take."""
-    from cppo_lab.errors import interrupt_on_termination
-    from cppo_lab.launch.launchers import launcher_of
     from cppo_lab.sweep import preflight as short
-    from cppo_lab.sweep.doctor import require_plan
 
     plan, uri = planned(options)
     runs = runs_folder()
@@ -323,7 +308,7 @@ def preflight(options: Namespace) -> int:
 
 
 def train(
-    plan: "Plan",
+    plan: Plan,
     uri: str,
     request: "LaunchRequest",
     options: Namespace,
@@ -333,12 +318,7 @@ def train(
     """Train the runs of a plan, and say what came of it; if `quiet`, only of what is not done. `others_unfinished`: the
     sweep has unfinished runs beside the plan's.
     """
-    from cppo_lab.errors import interrupt_on_termination
-    from cppo_lab.runs.folder import read_status
-    from cppo_lab.sweep.cost import past_costs
-    from cppo_lab.sweep.doctor import require_plan
     from cppo_lab.sweep.launch import launch
-    from cppo_lab.sweep.table import run_table, score_table
     from cppo_lab.tracking.client import STORE_FAULTS
     from cppo_lab.tracking.page import where_to_look
 
@@ -357,9 +337,9 @@ def train(
     else:
         costs = past_costs(plan.runs)
         statuses = {run.run_id: read_status(runs_folder() / run.run_id) for run in plan.runs}
-        scores = score_table(plan.runs, statuses, width())
+        scores = table.score_table(plan.runs, statuses, width())
         others = [run for run in plan.runs if done.states[run.run_id].state != schema.DONE]
-        listed = run_table(others, done.states, costs, width(), coloured()) if others else ""
+        listed = table.run_table(others, done.states, costs, width(), coloured()) if others else ""
         print("\n\n".join(filter(None, (scores, listed))))
         for run_id, old in done.replaced.items():
             for mlflow_id in old:
@@ -376,11 +356,8 @@ def train(
     return _what_is_left(plan, done, options)
 
 
-def answer_launch(plan: "Plan", done: "Launched", options: Namespace) -> None:
+def answer_launch(plan: Plan, done: "Launched", options: Namespace) -> None:
     """What --json says of a launch, also of a dry run or with nothing to train."""
-    from cppo_lab.sweep.cost import past_costs
-    from cppo_lab.sweep.table import listing
-
     of_launch = {
         "dry_run": options.dry_run,
         "to_train": list(done.trained),
@@ -389,7 +366,7 @@ def answer_launch(plan: "Plan", done: "Launched", options: Namespace) -> None:
         "held": list(done.held),
         "not_started": done.not_started,
     }
-    answer(options, listing(plan, done.states, past_costs(plan.runs)) | of_launch)
+    answer(options, table.listing(plan, done.states, past_costs(plan.runs)) | of_launch)
 
 
 def amount(text: str) -> float:
@@ -399,39 +376,35 @@ def amount(text: str) -> float:
     return value
 
 
-def _dry_run(plan: "Plan", uri: str, request: "LaunchRequest", options: Namespace) -> int:
+def _dry_run(plan: Plan, uri: str, request: "LaunchRequest", options: Namespace) -> int:
     """Say what `train` would do. Writes nothing."""
-    from cppo_lab.launch.queues import read_queues
-    from cppo_lab.runs.state import explained, state_of
-    from cppo_lab.sweep.cost import past_costs
     from cppo_lab.sweep.launch import Launched, choose, look_ahead
-    from cppo_lab.sweep.table import cost_summary, run_table
 
     queued = read_queues(runs_folder(), warn=True)
     ahead = look_ahead(plan, uri, queued, request)
     todo, failed, held, not_started = choose(plan, ahead, uri, request)
     present = {run_id: state_of(ahead.folders[run_id], queued) for run_id in ahead.replaces}
-    states = explained(ahead.states | present, queued)
+    shown = explained(ahead.states | present, queued)
     code = Exit.STORE_AWAY if held else Exit.DONE
     if options.json:
         run_ids = tuple(run.run_id for run in todo)
-        done = Launched(states, ahead.replaced(uri), failed, run_ids, held, not_started)
+        done = Launched(shown, ahead.replaced(uri), failed, run_ids, held, not_started)
         answer_launch(plan, done, options)
         return code
     costs = past_costs(plan.runs)
     if todo:
-        print(run_table(todo, states, costs, width(), coloured()) + "\n")
+        print(table.run_table(todo, shown, costs, width(), coloured()) + "\n")
     again = f", {len(ahead.replaces)} of them again" if ahead.replaces else ""
     print(f"would train {len(todo)} of {len(plan.runs)} runs{again} with launcher={plan.launcher.name}")
     _tell_not_started(not_started)
     if failed:
         print(f"{len(failed)} failed with an error: only `cppo retry` retrains them")
-    if cost := cost_summary(todo, costs):
+    if cost := table.cost_summary(todo, costs):
         print(cost)
     return code
 
 
-def _tell_not_started(not_started: "Mapping[str, str]", how: str = "") -> None:
+def _tell_not_started(not_started: Mapping[str, str], how: str = "") -> None:
     """A line for each reason why runs have not begun, and `how` to go on."""
     for why in dict.fromkeys(not_started.values()):
         run_ids = [run_id for run_id, reason in not_started.items() if reason == why]
@@ -439,11 +412,8 @@ def _tell_not_started(not_started: "Mapping[str, str]", how: str = "") -> None:
         say(f"cppo: {counted(len(run_ids), 'run')} not started ({few(run_ids)}): {why}{remedy}")
 
 
-def _what_is_left(plan: "Plan", done: "Launched", options: Namespace) -> int:
+def _what_is_left(plan: Plan, done: "Launched", options: Namespace) -> int:
     """Say how to go on; 0 if that needs nothing but time."""
-    from collections import Counter
-
-    from cppo_lab.launch.launchers import launcher_of
 
     sweep = typed(options)
     if done.left:
@@ -474,101 +444,11 @@ def _what_is_left(plan: "Plan", done: "Launched", options: Namespace) -> int:
     return Exit.NO if counts else Exit.DONE
 
 
-def plan_arguments(command: CommandParser) -> None:
-    add_sweep(command, text=f"{SWEEP}; without it, the sweeps are listed", optional=True)
-    add_listing(command)
-    command.add_flag(
-        "--power",
-        help="show what the planned runs can decide: the power of each claim or, without claims, which difference "
-        "between two methods the seeds can show",
-    )
-    command.add_value(
-        "--deviation",
-        "POINTS,...",
-        "with --power: the standard deviations over seeds to assume (default: 1,2; for the sweep's own hypotheses "
-        "on core=mini 5,10; without claims that of finished runs)",
-    )
-    command.add_value(
-        "--correlation", "R", "with --power: the correlation of runs of the same seed to assume (default: 0)"
-    )
-    command.add_value(
-        "--error-deviation",
-        "PERCENT,...",
-        "with --power: for hypotheses about the surrogate's error, the standard deviations over seeds of the log "
-        "ratio of errors to assume (default: 30,60)",
-    )
-    command.add_value(
-        "--effect",
-        "POINTS|table1",
-        "with --power: the true lead to assume (default: the paper's final means, or with table1 its Table 1; for "
-        "the sweep's own hypotheses twice the smallest lead that counts)",
-    )
-
-
-def show_arguments(command: CommandParser) -> None:
-    add_sweep(command, "SWEEP|RUN", f"{SWEEP}; or {RUN}")
-    add_within(command)
-    command.add_value("--run", "ID", "print only the run with this id or prefix")
-    command.add_flag("--verl", help="also print verl's full configuration of each run")
-
-
-def diff_arguments(command: CommandParser) -> None:
-    for side in ("left", "right"):
-        command.add_value(side, "RUN", RUN)
-    add_within(command)
-
-
-def launch_arguments(command: CommandParser) -> None:
-    add_sweep(command)
-    command.add_flag("--dry-run", help="only list what would be trained; write nothing")
-    command.add_flag(
-        "--replace",
-        help="retrain runs that another code version finished; each old result is deleted once the new one is finished",
-    )
-    command.add_flag(
-        "--without-store",
-        help="if the tracking store does not answer, also train runs that may have been finished elsewhere",
-    )
-    for name, metavar, what in (
-        ("--max-gpu-hours", "H", "GPU-hours used and to come, by the estimates of `cppo plan`"),
-        ("--max-disk", "GB", "disk for best weights and checkpoints in training, by the same"),
-    ):
-        text = f"start no run, in the plan's order, with which the sweep exceeds this: {what}"
-        command.add_value(name, metavar, text, type=amount)
-    command.add_flag(
-        "--until-decided",
-        help="train seed by seed until the sweep's hypotheses, all of them sequential, are decided",
-    )
-    command.add_value("--max-seeds", "N", "with it: end after so many of the test seeds", type=int)
-    command.add_flag(
-        "--stop-hopeless",
-        help="stop runs with early signs of a collapse: they have no result, and a launch without this resumes them",
-    )
-    add_keep_going(command)
-
-
-def preflight_arguments(command: CommandParser) -> None:
-    add_sweep(command)
-    command.add_flag("--again", help="repeat measurements whose results are already stored")
-    command.add_flag("--show", help="only show stored results")
-    command.add_flag(
-        "--random-weights",
-        help="measure with random weights of the same shapes and with generated problems; needs no download",
-    )
-
-
-def pull_arguments(command: CommandParser) -> None:
-    add_sweep(command)
-
-
 def tune(options: Namespace) -> int:
     """Search for the best constants; go on where an earlier command, or another command, is."""
-    from cppo_lab.errors import interrupt_on_termination
     from cppo_lab.search.space import resolve
     from cppo_lab.search.study import storage_url
     from cppo_lab.search.worker import tune as carry_out
-    from cppo_lab.sweep.doctor import require_machine
-    from cppo_lab.sweep.file import Search
     from cppo_lab.tracking.page import where_to_look
 
     declared = load_checked(options)
@@ -613,16 +493,3 @@ def _outline(tuning: "Tuning", url: str, options: Namespace, more: dict[str, obj
         "states": counts(tuning, trials),
     }
     return answer(options, {"search": values, **more})
-
-
-def tune_arguments(command: CommandParser) -> None:
-    add_sweep(command)
-    command.add_value(
-        "--storage",
-        "URL",
-        "where the study is stored: sqlite:///FILE.db, PATH.journal or postgresql://... (default: OPTUNA_STORAGE, "
-        "or sqlite:///optuna.db in the working folder)",
-    )
-    command.add_flag("--dry-run", help="only show the search and its remaining trials")
-    command.add_value("--study", "NAME", "name of the study (default: SEARCH-MODEL)")
-    command.add_value("--trials", "N", "total number of trials; overrides the number in the file", type=int)

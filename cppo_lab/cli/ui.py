@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.cli.command import CommandParser, Exit, add_sweep, answer
+from cppo_lab.cli.command import Exit, answer
 from cppo_lab.core_records import core_names
 from cppo_lab.errors import UserError, describe, interrupt_on_termination, say
 from cppo_lab.files import redacted
@@ -117,20 +117,6 @@ def _show(links: list[tuple[str, str]], options: Namespace) -> None:
         import webbrowser
 
         webbrowser.open(links[0][1])
-
-
-def ui_arguments(command: CommandParser) -> None:
-    command.add_value("--port", "N", "port (default: the first free port from 5000)", type=int)
-    command.add_value(
-        "--host",
-        "ADDRESS",
-        "address to listen on (default: 127.0.0.1, which only this machine can reach)",
-        default="127.0.0.1",
-    )
-    command.add_flag("--open", help="also open a browser")
-    command.add_value(
-        "--report", "DIR", "also print the address of the report in DIR, with links to its runs", type=Path
-    )
 
 
 # MLflow's server
@@ -313,6 +299,8 @@ def dash(options: Namespace) -> int:
     from cppo_lab.cli.training import planned
     from cppo_lab.sweep import status
 
+    # Of `cppo report`.
+    vars(options).update(source="runs", partial=True, palette="paper", figures=None, study=None, log=False)
     reporting.require_every(options)
     read_statuses = status_reader(planned(options)[0])
 
@@ -339,11 +327,3 @@ def dash(options: Namespace) -> int:
             while True:
                 reporting.pause(options.every)
     return Exit.DONE
-
-
-def dash_arguments(command: CommandParser) -> None:
-    given = {"source": "runs", "partial": True, "palette": "paper", "figures": None, "study": None}
-    command.set_defaults(log=False, **given)  # of `cppo report`
-    add_sweep(command)
-    command.add_value("--every", "SECONDS", "time between updates (default: 30)", type=float, default=30.0)
-    command.add_value("--port", "N", "port (default: the first free one from 5000)", type=int)

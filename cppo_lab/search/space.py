@@ -105,19 +105,14 @@ def resolve(
     for key in search.search.parameters:
         try:
             parameter = search.parameter_of(key, core)
+            if key not in faults:
+                space[key] = parameter
         except UserError as error:
             faults.setdefault(key, str(error))
-        else:
-            space |= {key: parameter} if key not in faults else {}
     model, seeds, others = _chosen(search, core, overrides, faults)
-    for text in others:
-        if (key := parse_override(text).key) in search.search.parameters:
-            faults[text] = f"override {text!r}: {where} tunes {key!r} itself; remove the override"
     given = {parse_override(text).key for text in others} | faults.keys()
     settings = [override_text(key, value) for key, value in search.settings.items() if key not in given]
-    fixed = (
-        [f"model={quote(model)}"] * bool(model) + settings + [text for text in others if text not in faults]
-    )
+    fixed = [f"model={quote(model)}"] * bool(model) + settings + others
     texts = {key: override_text(key, parameter.ends[0]) for key, parameter in space.items()}
     sound = _sound([*fixed, *texts.values()], seeds[0], where, faults)
     fixed = [text for text in fixed if text in sound]
@@ -145,6 +140,11 @@ def _chosen(
             seeds = tuple(dict.fromkeys(map(int, given.names)))
         elif given.sets("seed"):
             faults[given.text] = f"override {given.text!r}: seeds are whole numbers: seed=0,1"
+        elif given.key in search.search.parameters:
+            where = f"search {search.source}"
+            faults[given.text] = (
+                f"override {given.text!r}: {where} tunes {given.key!r} itself; remove the override"
+            )
         else:
             others.append(given.text)
     try:
@@ -182,7 +182,7 @@ def _sound(texts: Sequence[str], seed: int, where: str, faults: dict[str, str]) 
             return f"{where}: {error}"
         return ""
 
-    if not (first := fault(texts)):
+    if not fault(texts):
         return [*texts]
     core, model = ([text for text in texts if parse_override(text).sets(key)] for key in ("core", "model"))
     sound = [*core, *model]
@@ -192,20 +192,14 @@ def _sound(texts: Sequence[str], seed: int, where: str, faults: dict[str, str]) 
         if fault(sound):
             return []
     waiting = [text for text in texts if text not in (*core, *model)]
-    while True:
-        errors = {}
-        for text in waiting:
-            if error := fault([*sound, text]):
-                errors[text] = error
-            else:
-                sound.append(text)
-        if len(errors) == len(waiting):  # two may need each other
-            pairs = combinations(errors, 2)
-            if (pair := next((pair for pair in pairs if not fault([*sound, *pair])), None)) is None:
-                faults |= errors or ({} if wrong else {"": first})
-                return sound
-            sound += pair
-        waiting = [text for text in errors if text not in sound]
+    # Two may need each other.
+    while fitting := next(
+        (few for size in (1, 2) for few in combinations(waiting, size) if not fault([*sound, *few])), ()
+    ):
+        sound += fitting
+        waiting = [text for text in waiting if text not in fitting]
+    faults |= {text: fault([*sound, text]) for text in waiting}
+    return sound
 
 
 def _check_ends(

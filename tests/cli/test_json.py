@@ -13,7 +13,7 @@ import pytest
 
 from cppo_lab.answers.tokens import tokens_name, write
 from cppo_lab.cli import main, ui
-from cppo_lab.cli.command import MEANINGS, Exit, build_parser, document, leaves
+from cppo_lab.cli.command import MEANINGS, Exit, build_parser, document
 from cppo_lab.plugins import OK, Check
 from cppo_lab.runs import attempt as execute
 from cppo_lab.runs.recorder import Recorder
@@ -73,7 +73,7 @@ RUN_KEYS = ["run_id", "variants", "rule", "model", "seed", "state", "reason", "s
 
 def test_every_command_is_here_and_in_the_document() -> None:
     """A new subcommand needs a case above and its keys in docs/commands.md; --json it has by itself."""
-    commands = leaves(build_parser())
+    commands = build_parser().leaves
     assert commands.keys() == CASES.keys() == {name for name, keys in KEYS.items() if keys}
     assert [name for name, keys in KEYS.items() if not keys] == [*HEADING, *RUN_KEYS]
     assert {f"| {code.value} | {meaning} |" for code, meaning in MEANINGS.items()} <= {*LINES}

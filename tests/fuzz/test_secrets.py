@@ -64,8 +64,8 @@ def test_a_report_names_its_command_without_passwords(
     """The command is on the page, in the drawings and in report.json."""
     named: list[str] = []
 
-    def request(options: object, out: Path, command: str) -> None:
-        named.append(command)
+    def request(options: object, about: dict[str, str]) -> None:
+        named.append(about["command"])
         raise UserError("enough")
 
     monkeypatch.setattr(reporting, "_own_request", request)
