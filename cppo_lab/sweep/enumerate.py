@@ -602,14 +602,14 @@ def _declared_runs(grid: Grid) -> DeclaredRuns:
     """What hypotheses are registered about. The settings of a model and variant are those of its first run."""
     places: set[RunPlace] = set()
     starts: set[tuple[Any, int]] = set()
-    cells: dict[str, tuple[str, Any]] = {}
+    cells: dict[str, RunSpec] = {}
     for point in included(grid):
-        run = _composed(grid, point).run
-        settings = (run.model_copy(update={"seed": 0}).run_id, getattr(run.model, "warm_start", None))
-        _, start = cells.setdefault(f"{point.model} {point.label}", settings)
-        places.add((run.model.name, point.label, run.seed))
-        starts.add((start, run.seed))
-    lines = [f"{cell} {run_id}" for cell, (run_id, _) in cells.items()]
+        cell = f"{point.model} {point.label}"
+        run = cells.get(cell) or cells.setdefault(cell, _composed(grid, point).run)
+        seed = int(point.values.get("seed", run.seed))
+        places.add((run.model.name, point.label, seed))
+        starts.add((getattr(run.model, "warm_start", None), seed))
+    lines = [f"{cell} {run.model_copy(update={'seed': 0}).run_id}" for cell, run in cells.items()]
     return DeclaredRuns(frozenset(places), schema.digest("\n".join(sorted(lines))), frozenset(starts))
 
 
