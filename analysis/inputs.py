@@ -157,10 +157,11 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
     values = [np.empty(0, np.float64)]
     for mlflow_id, history in histories:
         runs.append(mlflow_id)
-        segments += [(mlflow_id, name, place.stop - place.start) for name, place in history.points()]
-        fits = np.all(np.abs(history.step) < 2**31)
-        steps.append(history.step.astype(np.int32 if fits else np.int64))
-        values.append(np.array(history.value))  # a copy, so that the file's buffer can be freed
+        segments += [(mlflow_id, name, len(step)) for name, (step, _, _) in history.items()]
+        step = np.concatenate([steps[0], *(column for column, _, _ in history.values())])
+        fits = np.all(np.abs(step) < 2**31)
+        steps.append(step.astype(np.int32 if fits else np.int64))
+        values.append(np.concatenate([values[0], *(column for _, column, _ in history.values())]))
     ids, metrics, lengths = zip(*segments, strict=True) if segments else ((), (), ())
     # Each column is joined and its parts dropped before the next, so that the data is never held twice.
     step = np.concatenate(steps)

@@ -98,11 +98,9 @@ def write(folder: Path, runs: int, histories: list[History], every_point: bool) 
         place.mkdir(parents=True)
         (place / HISTORY).write_bytes(packed[index % len(packed)])
         history = histories[index % len(histories)]
-        for name, place_of in history.points():
-            columns = (column[place_of].tolist() for column in (history.time_ms, history.value, history.step))
-            points = [
-                (name, time_ms, mlflow_id, value, step) for time_ms, value, step in zip(*columns, strict=True)
-            ]
+        for name, columns in history.items():
+            triples = zip(*(column.tolist() for column in columns), strict=True)
+            points = [(name, time_ms, mlflow_id, value, step) for step, value, time_ms in triples]
             tables["latest_metrics"].append(points[-1])
             tables["metrics"] += points if every_point else []
     with sqlite3.connect(database) as connection:

@@ -11,11 +11,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
 from difflib import SequenceMatcher
 from types import FrameType
-from typing import Any, TextIO
+from typing import Any, TextIO, TypeVar
 from unicodedata import normalize
 
+T = TypeVar("T")
 _JOINTS = re.compile(r"[\s/-]+")  # between the words of a name, where ours have `_`
 _SEPARATORS = re.compile(r"[._]+")
 _LONGEST_NAME = 100  # characters of a wrong name that are compared
@@ -299,6 +301,29 @@ def deferred(at_signal: Callable[[], None] = lambda: None) -> Iterator[None]:
             signal.signal(number, handler)
         if came:
             signal.raise_signal(came[0])
+
+
+def in_time(ask: Callable[[], T], seconds: float | None) -> T:
+    """What `ask` returns or raises.
+
+    Raises TimeoutError if there is no answer by then: a server that sends a byte now and then never times out. No
+    `seconds`: waits in this thread.
+    """
+    if seconds is None:
+        return ask()
+    answer: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(ask())
+        except Exception as error:  # noqa: BLE001  raised by `result`
+            answer.set_exception(error)
+
+    # In a thread, since a request to a server that hangs cannot be ended.
+    threading.Thread(target=work, daemon=True).start()
+    if wait([answer], seconds).not_done:
+        raise TimeoutError(f"it has not answered within {seconds:.0f} seconds")
+    return answer.result()
 
 
 def handle_signals(now: bool = True) -> None:

@@ -102,7 +102,7 @@ def logs(options: Namespace) -> int:
 def sync(options: Namespace) -> int:
     """Send what is on file and not in the tracking store."""
     from cppo_lab.tracking.services import Mirror, mirror_name
-    from cppo_lab.tracking.upload import forget_lost, tell_of_lost, upload
+    from cppo_lab.tracking.upload import forget_lost, upload
 
     mirror = Mirror(name) if (name := mirror_name()) and not options.dry_run else None
     runs, uri = runs_folder(), address.known_store(address.tracking_uri())
@@ -124,7 +124,7 @@ def sync(options: Namespace) -> int:
             was_away, away = away, True  # until the store has taken everything
             try:
                 if first:
-                    tell_of_lost(forget_lost(folders, uri))
+                    forget_lost(folders, uri)
                 else:
                     folders = run_folders(runs, options.run)
                 first = False

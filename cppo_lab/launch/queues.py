@@ -4,7 +4,7 @@ import contextlib
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from cppo_lab.runs.spool import files
 from cppo_lab.runs.state import Queued, RunFolder, state_of
 
 if TYPE_CHECKING:
-    from cppo_lab.launch.slurm.queue import QueuedJob
+    from cppo_lab.launch.slurm.queue import Ledger, QueuedJob
 
 _ENDED = (*schema.FINISHED, schema.FAILED, schema.PARTIAL, schema.STOPPED)
 PATIENCE_SECONDS = 60.0  # for runs to record their progress
@@ -57,11 +57,11 @@ def settle_jobs(runs: Path) -> list[str]:
 
     Raises UserError if Slurm's controller does not answer.
     """
-    if not has_database(runs / LEDGER):
-        return []
-    from cppo_lab.launch.slurm.queue import Ledger, refresh, submitting
+    with _submitted(runs) as ledger:
+        if ledger is None:
+            return []
+        from cppo_lab.launch.slurm.queue import refresh
 
-    with submitting(runs), Ledger(runs) as ledger:
         before = [task.name for task in ledger.open_tasks()]
         refresh(ledger)
         still_open = {task.name for task in ledger.open_tasks()}
@@ -73,20 +73,30 @@ def settle_jobs(runs: Path) -> list[str]:
     ]
 
 
+@contextlib.contextmanager
+def _submitted(runs: Path) -> Iterator["Ledger | None"]:
+    """The record of Slurm jobs, which no launcher changes during the block; None where there is none."""
+    if not has_database(runs / LEDGER):
+        yield None
+        return
+    from cppo_lab.launch.slurm.queue import Ledger, submitting
+
+    with submitting(runs), Ledger(runs) as ledger:
+        yield ledger
+
+
 def spare_code(runs: Path, remove: bool = False) -> int:
     """Bytes of the copies of the code that no job in Slurm's queue reads; with `remove`, they are removed. Raises
     UserError if Slurm's controller does not answer.
     """
     from cppo_lab.runs.export import size_of
 
-    settle_jobs(runs)
-    with contextlib.ExitStack() as stack:
+    with _submitted(runs) as ledger:  # a launch would use a copy again
         scripts = ""
-        if has_database(runs / LEDGER):
-            from cppo_lab.launch.slurm.queue import Ledger, submitting
+        if ledger is not None:
+            from cppo_lab.launch.slurm.queue import refresh
 
-            stack.enter_context(submitting(runs))  # a launch would use a copy again
-            ledger = stack.enter_context(Ledger(runs))
+            refresh(ledger)
             folders = {ledger.folder_of(task.token) for task in ledger.open_tasks()}
             scripts = "".join(path.read_text() for folder in folders for path in folder.glob("*.sh"))
         spare = [path for path in (runs / "code").glob("*") if path.name not in scripts]
@@ -157,12 +167,12 @@ def send(folders: Sequence[Path], uri: str) -> None:
 
     Raises UserError if the store does not answer or refuses a run.
     """
-    from cppo_lab.tracking.upload import forget_lost, tell_of_lost, upload
+    from cppo_lab.tracking.upload import forget_lost, upload
     from cppo_lab.tracking.uploader import tell_left
 
-    lost, tell = forget_lost(folders, uri), tell_left()
+    forget_lost(folders, uri)
+    tell = tell_left()
     upload(folders, uri, lambda done, of: tell(of - done, of))
-    tell_of_lost(lost)
 
 
 @dataclass(frozen=True)
@@ -236,16 +246,13 @@ def _cancel_jobs(
     Returns the jobs that were in the queue, by run, and those that other runs share: these continue, and skip runs that
     are marked as cancelled.
     """
-    if not has_database(runs / LEDGER):
-        return {}, set()
-    from cppo_lab.launch.slurm.queue import Ledger, refresh, submitting
-    from cppo_lab.launch.slurm.queue import cancel as cancel_jobs
-
     with contextlib.ExitStack() as stack:
         try:
-            stack.enter_context(submitting(runs))
-            ledger = stack.enter_context(Ledger(runs))
-            queue = refresh(ledger)
+            if (ledger := stack.enter_context(_submitted(runs))) is None:
+                return {}, set()
+            from cppo_lab.launch.slurm import queue as slurm
+
+            queue = slurm.refresh(ledger)
         except BaseException:
             for run_id in unmarked:
                 forget_cancelled(runs / run_id)
@@ -263,7 +270,7 @@ def _cancel_jobs(
             task.job for task in tasks if task.name not in run_ids and not is_cancelled(runs / task.name)
         }
         ending = {job.job for run_id, job in cancellable.items() if run_id in waiting or not queued_only}
-        cancel_jobs(sorted(ending - shared))
+        slurm.cancel(sorted(ending - shared))
         # The others are recorded when they have left the queue.
         ledger.end([task for task in tasks if task.name in waiting], CANCELLED)
     return jobs, shared

@@ -13,7 +13,6 @@ from cppo_lab.runs.attempt import (
     abandon,
     groups,
     lend_machine,
-    resources_of,
     shared_process,
     train,
 )
@@ -132,7 +131,7 @@ class TrainingJob:
         """Train the runs, in this process; on the other machines of an allocation, help with the first."""
         first = self.attempts[0]
         if first.allocation is not None and first.allocation.rank:
-            lend_machine(first.spec.core, [resources_of(first)], first.visible_devices)
+            lend_machine(first.spec.core, [first.resources_in(first.folder)], first.visible_devices)
             return
         with contextlib.ExitStack() as stack:
             if self.batch:

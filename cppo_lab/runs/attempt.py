@@ -55,7 +55,7 @@ from cppo_lab.runs.folder import (
 )
 from cppo_lab.runs.machine import Environment, deadline, environment, sampling
 from cppo_lab.runs.recorder import Recorder, first_line, record_end
-from cppo_lab.runs.spool import End, Line, Record, has_finished, new_record_name, newest_record
+from cppo_lab.runs.spool import End, Line, has_finished, new_record_name, newest_record
 from cppo_lab.runs.state import OF_OTHERS
 from cppo_lab.runs.tags import resolved_yaml
 from cppo_lab.schema import Outcome
@@ -87,6 +87,8 @@ class Equipped:
     visible_devices: str | None = None  # CUDA_VISIBLE_DEVICES of the run; None: every device
     allocation: Allocation | None = None  # the machines of the run; None: only this machine
     grace_seconds: float = 0.0  # how long before its time limit it is warned; 0: it is not
+    mismatch: bool = True  # whether to log the metrics `mismatch/*`
+    answers: AnswersSpec | None = None  # which responses to keep; None: none
 
     @property
     def nodes(self) -> int:
@@ -121,6 +123,8 @@ class Equipped:
             allocation=self.allocation,
             deadline=deadline(self.resources.hours) if self.resources else None,
             grace_seconds=self.grace_seconds,
+            mismatch=self.mismatch,
+            answers=self.answers,
         )
 
 
@@ -130,8 +134,6 @@ class Attempt(Equipped):
 
     tags: Mapping[str, str] = field(default_factory=dict)
     replaces: tuple[str, ...] = ()  # the finished results that this attempt replaces
-    mismatch: bool = True  # whether to log the metrics `mismatch/*`
-    answers: AnswersSpec | None = None  # which responses to keep; None: none
     canaries: tuple[str, ...] = ()  # the first runs of its launch: if they fail alike, it does not begin
     # Only a cancellation or failure after this time (seconds since the epoch) applies to this attempt.
     created: float = field(default_factory=time.time, compare=False)
@@ -304,14 +306,17 @@ def _train_runs(open_runs: Sequence[_OpenRun], alone: bool) -> None:
     if not alone:
         for run in open_runs:
             run.recorder.is_cancelled = run.attempt.is_cancelled
-        runs = [TogetherRun(run.attempt.spec, run.recorder, resources_of(run.attempt)) for run in open_runs]
+        runs = [
+            TogetherRun(run.attempt.spec, run.recorder, run.attempt.resources_in(run.attempt.folder))
+            for run in open_runs
+        ]
         load_part(core, "train_together")(runs, ended)
         ignore_signals(lambda: None)
         return
     [run] = open_runs
     with sampling(run.attempt.folder) as load:
         run.recorder.sampled = load
-        resources = replace(resources_of(run.attempt), doing=run.recorder.doing)
+        resources = replace(run.attempt.resources_in(run.attempt.folder), doing=run.recorder.doing)
         outcome = load_core(core)(run.attempt.spec, run.recorder, resources)
         ignore_signals(lambda: None)  # held for the next run
         run.end(outcome)
@@ -321,25 +326,36 @@ def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorde
     """Begin the record of an attempt; None if the run is done.
 
     The attempt continues the record in its folder, with its sweeps and parent, unless that is of a result it is to
-    replace: the files of that are moved aside. An OSError while writing is recorded as a failure of the run and
-    re-raised.
+    replace, or of another run, whose folder was copied: the files of that are moved aside. An OSError while writing is
+    recorded as a failure of the run and re-raised.
     """
-    spec, folder = attempt.spec, attempt.folder
-    record, status = _newest_record(attempt), read_status(folder)
-    elsewhere = record is None and bool(status.get("origin")) and status.get("status") in schema.FINISHED
-    replaced = set(record.begin.tags.get(schema.TAG_REPLACES, "").split()) if record else set()
-    continues = record is not None and (not attempt.replaces or bool(replaced & set(attempt.replaces)))
+    spec, folder, replaces = attempt.spec, attempt.folder, attempt.replaces
+    record = newest_record(folder)
+    before = record.begin.tags if record else {}
+    if (other := before.get(schema.TAG_RUN_ID, attempt.run_id)) != attempt.run_id:
+        say(f"{folder} was copied from run {other}: its contents are moved aside")
+        set_aside(folder, f"{OF_OTHERS}{other}")
+        record, before = None, {}
+    is_new = replaces and {*replaces}.isdisjoint(before.get(schema.TAG_REPLACES, "").split())
+    continues = record is not None and not is_new
+    if is_new:  # else an earlier attempt at the same replacement has moved them
+        set_aside(folder, replaces[0])
     if continues and has_finished(record):
         remove_checkpoints(folder)  # the attempt that finished was killed before it removed them
         return None
-    if elsewhere and not attempt.replaces:  # seen after the job was submitted
+    status = read_status(folder)
+    elsewhere = record is None and bool(status.get("origin")) and status.get("status") in schema.FINISHED
+    if elsewhere and not replaces:  # seen after the job was submitted
         return None
-    if attempt.replaces and not continues:  # an earlier attempt at the same replacement has moved them
-        set_aside(folder, attempt.replaces[0])
     clear_status(folder)
-    before = record.begin.tags if record and continues else {}
     membership = (schema.TAG_SWEEP_PREFIX, schema.TAG_PARENT)
-    tags = {key: before[key] for key in before if key.startswith(membership)} | _tags(attempt)
+    tags = {key: before[key] for key in before if continues and key.startswith(membership)} | dict(
+        attempt.tags
+    )
+    if attempt.layout is not None and core_of(spec.core).uses_layout:
+        tags[schema.TAG_LAYOUT] = layout_tag(attempt.layout)
+    if replaces:
+        tags[schema.TAG_REPLACES] = " ".join(replaces)
     try:
         return Recorder(
             spec,
@@ -347,7 +363,7 @@ def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorde
             folder,
             continues,
             gpus=attempt.gpus * attempt.nodes,
-            datasets=load_part(spec.core, "datasets")(spec, resources_of(attempt)),
+            datasets=load_part(spec.core, "datasets")(spec, attempt.resources_in(folder)),
             yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
             here=here,
         )
@@ -368,27 +384,6 @@ def _record_unstarted(
             return
     begin = first_line(spec, tags, folder, new_record_name())
     rescue(folder, [begin, End(begin.record, schema.FAILED, None, begin.time_ms, reason)], False)
-
-
-def _newest_record(attempt: Attempt) -> Record | None:
-    """The newest record in the run's folder. The contents of a folder copied from another run are moved aside."""
-    folder, run_id = attempt.folder, attempt.run_id
-    record = newest_record(folder)
-    if record is None or (other := record.begin.tags.get(schema.TAG_RUN_ID, run_id)) == run_id:
-        return record
-    say(f"{folder} was copied from run {other}: its contents are moved aside")
-    set_aside(folder, f"{OF_OTHERS}{other}")
-    return None
-
-
-def _tags(attempt: Attempt) -> dict[str, str]:
-    """The launcher's tags, and those that follow from its settings."""
-    tags = dict(attempt.tags)
-    if attempt.layout is not None and core_of(attempt.spec.core).uses_layout:
-        tags[schema.TAG_LAYOUT] = layout_tag(attempt.layout)
-    if attempt.replaces:
-        tags[schema.TAG_REPLACES] = " ".join(attempt.replaces)
-    return tags
 
 
 def abandon(attempt: Attempt, why: str) -> None:
@@ -414,11 +409,6 @@ def lend_machine(core: str, starts: Sequence[Resources], visible_devices: str | 
     with contextlib.suppress(Interrupted):
         for resources in starts:
             load_part(core, "worker_node")(resources)
-
-
-def resources_of(attempt: Attempt) -> Resources:
-    """The resources that are passed to the core of an attempt."""
-    return replace(attempt.resources_in(attempt.folder), mismatch=attempt.mismatch, answers=attempt.answers)
 
 
 def tidy(folder: Path) -> None:

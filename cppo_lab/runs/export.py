@@ -39,7 +39,7 @@ from cppo_lab.errors import UserError, first_fault, printable
 from cppo_lab.files import appearing, names_below, open_below, require_free
 from cppo_lab.runs.folder import ASIDE, CONFIG, AlreadyRunning, is_locked, read_config, read_status, run_lock
 from cppo_lab.runs.machine import code_version, versions_in
-from cppo_lab.runs.spool import SPOOL_FOLDER, StepEvent, add_evaluation, evaluations, lines, newest_record
+from cppo_lab.runs.spool import SPOOL_FOLDER, StepEvent, add_evaluation, lines, newest_record
 from cppo_lab.runs.tags import as_yaml, code, resolved_yaml, run_name, variants_in
 from cppo_lab.spec import HubModel, MathData, RunSpec
 from cppo_lab.spec.parse import parse_run
@@ -149,14 +149,15 @@ def evaluate(subject: Subject, other: RunSpec, resources: Resources) -> tuple[in
         raise being_trained(spec.run_id)
     metrics = {name: schema.evaluation_metric(name, samples) for name in other.data.benchmarks}
     with run_lock(folder):
-        if not {*metrics.values()} <= evaluations(folder).keys():
+        record = newest_record(folder)
+        if record is None or not {*metrics.values()} <= record.evaluations.keys():
             step, scores = load_part(spec.core, "evaluator")(spec, other, resources)
-            add_evaluation(folder, step, {metrics[name]: score for name, score in scores.items()})
+            record = add_evaluation(folder, step, {metrics[name]: score for name, score in scores.items()})
         else:
             resources.doing(
                 f"run {spec.run_id} was evaluated on this before: its recorded scores, not measured again"
             )
-    rows = {name: evaluations(folder)[metric] for name, metric in metrics.items()}
+    rows = {name: record.evaluations[metric] for name, metric in metrics.items()}
     return rows[other.data.benchmarks[0]].step, {
         name: row.metrics[metrics[name]] for name, row in rows.items()
     }

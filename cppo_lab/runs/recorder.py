@@ -25,7 +25,7 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.errors import Interrupted, say
-from cppo_lab.files import NO_ROOM, redacted, replace_file
+from cppo_lab.files import redacted
 from cppo_lab.runs.folder import (
     CONFIG,
     TRACEBACK,
@@ -117,10 +117,10 @@ class Recorder:
         self._activity = ""
         self._told_at = time.monotonic()
         self.spool.add(first_line(self.spec, self._tags, self.folder, record, self._datasets))
-        self._keep(CONFIG, self.spec.model_dump_json(indent=2) + "\n")
-        self._keep("requirements.txt", "\n".join(self._packages) + "\n")
+        self.spool.keep(CONFIG, self.spec.model_dump_json(indent=2) + "\n")
+        self.spool.keep("requirements.txt", "\n".join(self._packages) + "\n")
         if self._yaml:
-            self._keep("config.yaml", self._yaml)
+            self.spool.keep("config.yaml", self._yaml)
         self._status(schema.RUNNING, self.step or 0)
 
     def _scored(self, row: StepEvent) -> StepEvent:
@@ -129,7 +129,7 @@ class Recorder:
             return row
         self._scores[row.step] = score
         scores = summarise(self._scores, self.spec.training.t_stop)
-        return replace(row, metrics={**row.metrics, **(scores.metrics if scores else {})})
+        return replace(row, metrics={**row.metrics, **scores.metrics})
 
     def begin(self, step: int | None) -> None:
         """The core says that it resumes after `step`, or, with None, that it starts from scratch.
@@ -191,18 +191,8 @@ class Recorder:
         self.spool.add(Tags({name: value}))
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
-        """Keep `values` as the JSON file `name` (a relative path) of the run, as `file` does.
-
-        Raises OSError if it cannot be written for another reason than a full disk.
-        """
-        text = json.dumps(values)
-        self._waiting.pop(name, None)
-        try:
-            self._keep(name, text)
-        except OSError as error:
-            if error.errno not in NO_ROOM:
-                raise
-            self.file(name, text.encode())
+        """Keep `values` as the JSON file `name` (a relative path) of the run, as `file` does."""
+        self.file(name, json.dumps(values).encode())
 
     def file(self, name: str, content: bytes) -> bool:
         """Keep `content` as the file `name` (a relative path) of the run; a later file of the same name replaces it.
@@ -217,16 +207,13 @@ class Recorder:
     def _write_waiting(self, quiet: bool = False) -> bool:
         for name in list(self._waiting):
             try:
-                self._keep(name, self._waiting[name])
+                self.spool.keep(name, self._waiting[name])
             except OSError as error:
                 if not quiet:
                     say(f"{self.folder / name} could not be written: {error}")
                 return False
             del self._waiting[name]
         return True
-
-    def _keep(self, name: str, content: str | bytes) -> None:
-        _keep(self.folder, self.spool, name, content)
 
     def finish(self, outcome: schema.Outcome) -> None:
         """Record that training ended with `outcome`: at its last step, or by a collapse."""
@@ -251,7 +238,7 @@ class Recorder:
         if self._ended:
             return
         with contextlib.suppress(OSError):
-            self._keep(TRACEBACK, redacted(traceback))
+            self.spool.keep(TRACEBACK, redacted(traceback))
         self._end(schema.FAILED, self.step, redacted(reason), Cause.ERROR)
 
     def _end(self, status: str, step: int | None, reason: str, cause: str = "") -> None:
@@ -283,7 +270,6 @@ class Recorder:
         """
         now = time.time()
         first_step, first_time = self._first
-        scores = summarise(self._scores, self.spec.training.t_stop)
         elapsed = time.monotonic() - self._began
         write_status(
             self.folder,
@@ -291,10 +277,7 @@ class Recorder:
                 "run_id": self.spec.run_id,
                 "status": status,
                 "step": step,
-                "score": scores.last if scores else None,
-                "best": scores.best if scores else None,
-                "best_step": scores.best_step if scores else None,
-                "final_mean": scores.final_mean if scores else None,
+                **summarise(self._scores, self.spec.training.t_stop)._asdict(),
                 "reason": reason,
                 "cause": cause,
                 "code_version": self._tags.get(schema.TAG_CODE_VERSION, ""),
@@ -357,14 +340,6 @@ def record_end(folder: Path, status: str, reason: str, cause: str = "") -> bool:
             cause = cause or before.get("cause") or ""
             write_status(folder, {**before, "status": status, "reason": reason, "cause": cause})
     return not spool.unwritten
-
-
-def _keep(folder: Path, spool: Spool, name: str, content: str | bytes) -> None:
-    """Write a file of the run, and record it."""
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(path, content)
-    spool.add(Artifact(name))
 
 
 def _now() -> int:
@@ -450,4 +425,4 @@ def _keep_output(folder: Path, spool: Spool, printed: Mapping[str, int]) -> None
     """Store the output of the attempts with the run; on a full disk it is omitted."""
     with contextlib.suppress(OSError):
         for name, content in captured_output(folder, printed).items():
-            _keep(folder, spool, name, content)
+            spool.keep(name, content)

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from cppo_lab.errors import UserError, say
 from cppo_lab.files import NOWHERE, ignoring, open_lock, open_plain, read_plain, redacted, replace_file
@@ -146,6 +146,13 @@ class Spool:
             raise
         self._end += done
 
+    def keep(self, name: str, content: str | bytes) -> None:
+        """Write a file of the run, and record it. Raises OSError if it cannot be written."""
+        path = self.path.parent.parent / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(path, content)
+        self.add(Artifact(name))
+
     def sync(self) -> None:
         """Flush the file to disk, so that a crash of the machine cannot lose it."""
         os.fsync(self._file)
@@ -163,23 +170,16 @@ def new_record_name() -> str:
 def open_spool(folder: Path) -> Spool:
     """Create the next file in the run's folder, whose lock the caller holds."""
     (folder / SPOOL_FOLDER).mkdir(parents=True, exist_ok=True)
+    return Spool(_next_file(folder))
+
+
+def _next_file(folder: Path) -> Path:
     number = max((int(path.stem) for path in files(folder)), default=0) + 1
-    return Spool(folder / SPOOL_FOLDER / f"{number:04d}.jsonl")
+    return folder / SPOOL_FOLDER / f"{number:04d}.jsonl"
 
 
-def evaluations(folder: Path) -> dict[str, StepEvent]:
-    """The evaluations of the newest record in a run's folder, by metric."""
-    record, rows = "", dict[str, StepEvent]()
-    for line in lines(folder):
-        if isinstance(line, Begin) and line.record != record:
-            record, rows = line.record, {}
-        elif isinstance(line, StepEvent):
-            rows |= {name: line for name in line.metrics if is_evaluation(name)}
-    return rows
-
-
-def add_evaluation(folder: Path, step: int, metrics: Mapping[str, float]) -> None:
-    """Add scores of the checkpoint of `step` to the record of a finished run, whose lock the caller holds.
+def add_evaluation(folder: Path, step: int, metrics: Mapping[str, float]) -> "Record":
+    """Add scores of the checkpoint of `step` to the record of a finished run, whose lock the caller holds; gives that.
 
     The file appears as a whole, with the record's end: at no time is the run without an end.
 
@@ -191,9 +191,10 @@ def add_evaluation(folder: Path, step: int, metrics: Mapping[str, float]) -> Non
         raise UserError(
             f"run {folder.name} is not finished, or its record here is not whole: it has no evaluation"
         )
-    number = max(int(path.stem) for path in files(folder)) + 1
-    added: tuple[Line, ...] = (record.begin, StepEvent(step, int(time.time() * 1000), metrics), end)
-    replace_file(folder / SPOOL_FOLDER / f"{number:04d}.jsonl", b"".join(map(encoded, added)))
+    event = StepEvent(step, int(time.time() * 1000), metrics)
+    replace_file(_next_file(folder), encoded(record.begin) + encoded(event) + encoded(end))
+    record.evaluations |= dict.fromkeys(metrics, event)
+    return record
 
 
 def notes(folder: Path) -> dict[str, str]:
@@ -248,7 +249,8 @@ def files(folder: Path) -> list[Path]:
 
 
 def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
-    """The whole lines of a file from byte `offset` on, each with the offset after it.
+    """The whole lines of a file from byte `offset` on, each with the offset after it; all of them if no line ends at
+    `offset`, since that is wrong.
 
     Reading stops at a line cut off by a kill, or of another format: nothing after it is known to be complete.
     """
@@ -256,7 +258,9 @@ def read_lines(path: Path, offset: int = 0) -> Iterator[tuple[Line, int]]:
     if file is None:
         return
     with file:
-        file.seek(offset)
+        descriptor = file.fileno()
+        is_end = 0 < offset <= os.fstat(descriptor).st_size and os.pread(descriptor, 1, offset - 1) == b"\n"
+        offset = file.seek(offset if is_end else 0)
         while text := file.readline(LONGEST):
             line = decoded(text) if text.endswith(b"\n") else None
             if line is None:
@@ -284,18 +288,6 @@ def decoded(text: bytes) -> Line | None:
         return None
 
 
-def place_in(path: Path, offset: int) -> int:
-    """`offset` if it is the start of a line or the end of the file; otherwise 0, since the stored offset is wrong."""
-    file = open_plain(path) if offset > 0 else None
-    if file is None:
-        return 0
-    with file:
-        if offset > os.fstat(file.fileno()).st_size:
-            return 0
-        file.seek(offset - 1)
-        return offset if file.read(1) == b"\n" else 0
-
-
 # The newest record
 
 
@@ -306,6 +298,7 @@ class Record:
     begin: Begin
     rows: dict[int, StepEvent] = field(default_factory=dict)  # by step; the first record of a step is kept
     end: End | None = None  # None: an attempt is running, or died without recording its end
+    evaluations: dict[str, StepEvent] = field(default_factory=dict)  # of its checkpoint, by metric
 
 
 def has_finished(record: Record | None) -> TypeGuard[Record]:
@@ -325,7 +318,8 @@ def newest_record(folder: Path) -> Record | None:
                 record.begin = replace(line, time_ms=record.begin.time_ms, tags=tags)
             record.end = None
         elif record is not None and isinstance(line, StepEvent):
-            record.rows.setdefault(line.step, line)
+            if record.rows.setdefault(line.step, line) is not line:
+                record.evaluations |= {name: line for name in line.metrics if is_evaluation(name)}
         elif record is not None and isinstance(line, End) and line.record == record.begin.record:
             record.end = line
     return record
@@ -356,7 +350,7 @@ class RunRows:
         """The rows since the last call, oldest first; a step counts once, as the tracking store has it."""
         for path in files(self.folder):
             # The files of a result that is replaced are moved aside: those of the new record have their names.
-            for line, offset in read_lines(path, place_in(path, self._offsets.get(path, 0))):
+            for line, offset in read_lines(path, self._offsets.get(path, 0)):
                 self._offsets[path] = offset
                 if isinstance(line, Begin) and line.record != self._record:
                     self._record, self._steps, self.scores, self.times = line.record, set(), {}, []
@@ -377,22 +371,21 @@ class RunRows:
 # Scores
 
 
-@dataclass(frozen=True)
-class Scores:
-    """`last`: of the newest validation. `best`: the highest, first reached at `best_step`. `final_mean`: the mean
-    over the validations in the last LATE_SHARE of [0, T_stop]; None before the first of them.
+class Scores(NamedTuple):
+    """As a run's status has them. `score`: of the newest validation. `best`: the highest, first reached at `best_step`.
+    `final_mean`: the mean over the validations in the last LATE_SHARE of [0, T_stop]. None before the first of these.
     """
 
-    last: float
-    best: float
-    best_step: int
-    final_mean: float | None
+    score: float | None = None
+    best: float | None = None
+    best_step: int | None = None
+    final_mean: float | None = None
 
     @property
     def metrics(self) -> dict[str, float]:
         """As metrics of the validation's step (schema.py)."""
-        late = {} if self.final_mean is None else {FINAL_MEAN: self.final_mean}
-        return {BEST: self.best, BEST_STEP: float(self.best_step), **late}
+        named = zip((BEST, BEST_STEP, FINAL_MEAN), self[1:], strict=True)
+        return {name: float(value) for name, value in named if value is not None}
 
 
 def score_of(row: StepEvent) -> float | None:
@@ -406,18 +399,13 @@ def score_of(row: StepEvent) -> float | None:
     return None
 
 
-def summarise(scores: Mapping[int, float], t_stop: int) -> Scores | None:
-    """The scores of a run from those of its validations, by training step; None without a validation."""
+def summarise(scores: Mapping[int, float], t_stop: int) -> Scores:
+    """The scores of a run from those of its validations, by training step."""
     if not scores:
-        return None
+        return Scores()
     best_step = max(sorted(scores), key=scores.__getitem__)  # the first of equal ones
     late = [score for step, score in scores.items() if late_after(t_stop) < step <= t_stop]
-    return Scores(
-        last=scores[max(scores)],
-        best=scores[best_step],
-        best_step=best_step,
-        final_mean=fmean(late) if late else None,
-    )
+    return Scores(scores[max(scores)], scores[best_step], best_step, fmean(late) if late else None)
 
 
 def score_text(
@@ -457,6 +445,12 @@ class Shipped:
     def pending(self) -> bool:
         return any(record.mlflow_id and (record.pending or record.ended) for record in self.records.values())
 
+    def rest(self, path: Path) -> Iterator[tuple[Line, int]]:
+        """The lines of a file that the store does not have, each with the offset after it."""
+        offset = self.offsets.get(path.name, 0)
+        is_whole = path.is_file() and path.stat().st_size == offset
+        return iter(()) if is_whole else read_lines(path, offset)
+
 
 def unsent(folder: Path, uri: str) -> bool:
     """Whether a run's folder has anything that the store at `uri` does not have. Queries no store."""
@@ -464,15 +458,9 @@ def unsent(folder: Path, uri: str) -> bool:
     if not paths:
         return False
     state = load_shipped(folder, uri)
-    paths.append(folder / SPOOL_FOLDER / NOTES)
-    return state.pending or any(_has_more(path, state.offsets.get(path.name, 0)) for path in paths)
-
-
-def _has_more(path: Path, offset: int) -> bool:
-    """Whether a complete line follows; a line cut off by a kill is never sent."""
-    if not path.is_file() or path.stat().st_size == offset:
-        return False
-    return next(read_lines(path, place_in(path, offset)), None) is not None
+    # A line that a kill has cut off is never sent.
+    rests = (state.rest(path) for path in (*paths, folder / SPOOL_FOLDER / NOTES))
+    return state.pending or any(next(rest, None) for rest in rests)
 
 
 def _store_key(uri: str) -> str:
@@ -505,11 +493,6 @@ def load_shipped(folder: Path, uri: str) -> Shipped:
         return Shipped({str(name): int(offset) for name, offset in values["offsets"].items()}, records)
     except (LookupError, TypeError, ValueError, OverflowError, AttributeError):
         return Shipped()
-
-
-def forget_shipped(folder: Path, uri: str) -> None:
-    """Have all of a run's folder uploaded again: the store has been replaced."""
-    save_shipped(folder, uri, Shipped())
 
 
 def save_shipped(folder: Path, uri: str, state: Shipped) -> None:

@@ -300,9 +300,8 @@ class Progress:
             return f"{steps - started.steps_left:,} of {steps:,} steps"
         [(run_id, rows)] = started.rows.items()
         t_stop, parts = self.t_stop[run_id], [] if activity == STARTING else [activity]
-        if scores := summarise(rows.scores, t_stop):
-            parts.insert(0, score_text(scores.last, scores.best))
-        return ", ".join(filter(None, [f"step {rows.step}/{t_stop}", *parts]))
+        scores = score_text(*summarise(rows.scores, t_stop)[:2])
+        return ", ".join(filter(None, [f"step {rows.step}/{t_stop}", scores, *parts]))
 
     def share(self) -> str:
         """`34 % of 9,600 steps, 21 steps/s, about 4 min left`, as far as it is measured; slow: `90 s per step`."""

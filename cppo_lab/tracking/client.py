@@ -5,12 +5,10 @@ import logging
 import os
 import re
 import secrets
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, wait
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from google.protobuf.json_format import ParseError  # type: ignore[import-untyped]
@@ -27,11 +25,10 @@ from sqlalchemy.pool import NullPool
 
 from cppo_lab import schema
 from cppo_lab.core_records import core_if_installed
-from cppo_lab.errors import StoreAway, StoreBroken, UserError, deferred, one_line, say
+from cppo_lab.errors import StoreAway, StoreBroken, UserError, deferred, in_time, one_line, say
 from cppo_lab.files import open_append, redacted
 from cppo_lab.tracking import address
 
-T = TypeVar("T")
 # What MLflow's client raises on an answer with values of other types than MLflow's.
 WRONG_TYPES = (
     ParseError,
@@ -73,18 +70,19 @@ class StoreClient(MlflowClient):
     is a fault of MLflow's, so that the same errors of our code are none of the store.
     """
 
+    def __init__(self, uri: str) -> None:
+        super().__init__(uri)
+        self.patience = 3 * MLFLOW_HTTP_REQUEST_TIMEOUT.get() if uri.startswith("http") else None
+
     def __getattribute__(self, name: str) -> Any:
         attribute = super().__getattribute__(name)
         if name.startswith("_") or not callable(attribute):
             return attribute
 
         def ask(*given: Any, **named: Any) -> Any:
-            timed = "artifact" not in name and self.tracking_uri.startswith("http")
             try:
-                return in_time(
-                    partial(attribute, *given, **named),
-                    3 * MLFLOW_HTTP_REQUEST_TIMEOUT.get() if timed else None,
-                )
+                seconds = None if "artifact" in name else self.patience
+                return in_time(partial(attribute, *given, **named), seconds)
             except WRONG_TYPES as error:
                 raise MlflowException(f"its answer is not MLflow's ({error})") from error
 
@@ -174,29 +172,6 @@ def require_answer(uri: str) -> None:
     """
     if not uri.startswith(("http://", "https://")) and address.sqlite_file(uri) is None:
         create_engine(uri, poolclass=NullPool).connect().close()
-
-
-def in_time(ask: Callable[[], T], seconds: float | None) -> T:
-    """What `ask` returns or raises.
-
-    Raises TimeoutError if there is no answer by then: a server that sends a byte now and then never times out. No
-    `seconds`: waits in this thread.
-    """
-    if seconds is None:
-        return ask()
-    answer: Future[T] = Future()
-
-    def work() -> None:
-        try:
-            answer.set_result(ask())
-        except Exception as error:  # noqa: BLE001  raised by `result`
-            answer.set_exception(error)
-
-    # In a thread, since a request to a server that hangs cannot be ended.
-    threading.Thread(target=work, daemon=True).start()
-    if wait([answer], seconds).not_done:
-        raise TimeoutError(f"it has not answered within {seconds:.0f} seconds")
-    return answer.result()
 
 
 def _make_tables(path: Path) -> None:

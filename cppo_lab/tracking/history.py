@@ -9,7 +9,7 @@ import math
 import sys
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,29 +33,9 @@ _COLUMNS = {
 
 Column = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]  # steps, values, times of a metric
 Row = tuple[int, int, Mapping[str, float]]  # step, time in milliseconds since 1970, metric -> value
-
-
-@dataclass(frozen=True, eq=False)
-class History:
-    """All points of a run, sorted by metric and step, with one point for each (metric, step).
-
-    `metrics`: M names, sorted, none without points. `ends` [M] int64: the points of metric i are those from ends[i - 1]
-    (0 for the first) up to ends[i]. `step` [N] int64, `value` [N] float64 (NaN and infinities as logged), `time_ms` [N]
-    int64, milliseconds since 1970.
-    """
-
-    metrics: tuple[str, ...]
-    ends: NDArray[np.int64]
-    step: NDArray[np.int64]
-    value: NDArray[np.float64]
-    time_ms: NDArray[np.int64]
-
-    def points(self) -> Iterator[tuple[str, slice]]:
-        """Each metric with the slice of its points in the columns."""
-        start = 0
-        for name, end in zip(self.metrics, self.ends.tolist(), strict=True):
-            yield name, slice(start, end)
-            start = end
+# All points of a run: metric -> its points by increasing step, one for each step (values are NaN and infinite as they
+# were logged). The metrics are sorted, and none is without points.
+History = Mapping[str, Column]
 
 
 def from_rows(rows: Iterable[Row]) -> History:
@@ -78,27 +58,17 @@ def from_rows(rows: Iterable[Row]) -> History:
 
 def from_columns(columns: Mapping[str, tuple[Any, Any, Any]]) -> History:
     """The history from each metric's steps, values and times, three sequences of equal length."""
-    kinds = (np.int64, np.float64, np.int64)
-    names: list[str] = []
-    parts: list[Any] = [tuple(np.empty(0, kind) for kind in kinds)]
+    history: dict[str, Column] = {}
     for name in sorted(columns):
-        step, value, time_ms = (np.asarray(*column) for column in zip(columns[name], kinds, strict=True))
+        steps, values, times = columns[name]
+        step, time_ms = (np.asarray(column, np.int64) for column in (steps, times))
+        value = np.asarray(values, np.float64)
         if np.any(step[1:] <= step[:-1]):
             step, first = np.unique(step, return_index=True)
             value, time_ms = value[first], time_ms[first]
         if len(step):
-            names.append(name)
-            parts.append((step, value, time_ms))
-    ends = np.cumsum([len(part[0]) for part in parts[1:]], dtype=np.int64)
-    return History(tuple(names), ends, *map(np.concatenate, zip(*parts, strict=True)))
-
-
-def columns_of(history: History) -> dict[str, Column]:
-    """Each metric's steps, values and times."""
-    return {
-        name: (history.step[place], history.value[place], history.time_ms[place])
-        for name, place in history.points()
-    }
+            history[name] = step, value, time_ms
+    return history
 
 
 def unclipped(value: float) -> float:
@@ -106,18 +76,12 @@ def unclipped(value: float) -> float:
     return math.copysign(math.inf, value) if abs(value) >= sys.float_info.max else value
 
 
-def last_of_each_step(points: Iterable[tuple[int, float, int]]) -> Column:
-    """The points (step, value, time in ms) of a metric, as MLflow has them, as columns by step; if several have the
-    same step, the last counts.
-    """
-    by_step = {step: (unclipped(value), time_ms) for step, value, time_ms in points}
-    values, times = zip(*(by_step[step] for step in sorted(by_step)), strict=True) if by_step else ((), ())
-    return np.array(sorted(by_step), np.int64), np.array(values, np.float64), np.array(times, np.int64)
-
-
 def pack(history: History) -> bytes:
     """The file's bytes."""
-    return pack_arrays({"format": FORMAT, "metrics": history.metrics}, vars(history), _COLUMNS)
+    ends = np.cumsum([len(step) for step, _, _ in history.values()], dtype=np.int64)
+    columns = zip([np.empty(0, np.int64)] * 3, *history.values(), strict=True)
+    arrays = dict(zip(_COLUMNS, (ends, *map(np.concatenate, columns)), strict=True))
+    return pack_arrays({"format": FORMAT, "metrics": [*history]}, arrays, _COLUMNS)
 
 
 def unpack(data: bytes, what: str) -> History:
@@ -127,20 +91,19 @@ def unpack(data: bytes, what: str) -> History:
     """
     kind = f"{what} is no metric history"
     with unpacked_arrays(data, _COLUMNS, FORMAT, LARGEST_UNPACKED, kind, REMEDY) as (about, arrays):
-        history = History(tuple(about["metrics"]), **arrays)
-        if about["metrics"] != sorted({str(name) for name in history.metrics}):
+        names, (ends, step, value, time_ms) = about["metrics"], (arrays[name] for name in _COLUMNS)
+        if names != sorted({str(name) for name in names}):
             raise ValueError("its metrics are not different names in order")
-        bounds, step = np.concatenate([[0], history.ends]), history.step
-        if len(history.ends) != len(history.metrics) or {len(history.value), len(history.time_ms)} != {
-            len(step)
-        }:
+        if len(ends) != len(names) or {len(value), len(time_ms)} != {len(step)}:
             raise ValueError("its columns have different lengths")
+        bounds = np.concatenate([[0], ends])
         if bounds[-1] != len(step) or np.any(bounds[1:] <= bounds[:-1]):
             raise ValueError("its metrics do not cover its points")
         falls = np.flatnonzero(step[1:] <= step[:-1]) + 1
         if not np.isin(falls, bounds).all():  # but where the next metric begins
             raise ValueError("its steps are not sorted")
-    return history
+        places = map(slice, bounds[:-1].tolist(), ends.tolist())
+        return {name: (step[at], value[at], time_ms[at]) for name, at in zip(names, places, strict=True)}
 
 
 @dataclass(frozen=True)

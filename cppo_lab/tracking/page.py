@@ -23,18 +23,19 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import accumulate
 from operator import attrgetter, sub
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlencode
 
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Metric, Param, Run, ViewType
 from mlflow.exceptions import MlflowException
+from pydantic import Field, StrictInt, TypeAdapter
 
 from cppo_lab import schema
 from cppo_lab.errors import UserError
@@ -45,7 +46,7 @@ from cppo_lab.runs.tags import escaped
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, may_fail, open_client
 from cppo_lab.tracking.history import recorded_status, unclipped
-from cppo_lab.tracking.read import StoredFiles, is_active, newest_runs
+from cppo_lab.tracking.read import StoredFiles, is_active, newest_of_each, newest_runs
 
 VARIANT_MEAN = "variant_mean"  # metrics of a parent only
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")  # MLflow allows few characters, and no empty or dotted parts
@@ -75,16 +76,6 @@ class SweepText:
     title: str
     question: str
     feeds: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class NotedRun:
-    """A run of a sweep as the store has it; `score` is the last validation, a fraction."""
-
-    variant: str
-    model: str
-    state: str
-    score: float | None
 
 
 @dataclass(frozen=True)
@@ -153,15 +144,22 @@ def update_parent(
     `planned`: run id -> state of the runs that a launcher has planned. The states of other runs of the sweep, from
     earlier launches, come from the store. The verdict stays if none is given.
     """
-    run = client.get_run(parent)
-    runs = noted_runs(client, client.get_experiment(run.info.experiment_id).name, sweep.name)
-    states = {run_id: noted.state for run_id, noted in runs.items()} | dict(planned)
+    run, tag = client.get_run(parent), schema.sweep_tag(sweep.name)
+    experiment = client.get_experiment(run.info.experiment_id).name
+    runs = newest_of_each(newest_runs(client, experiment, tag=tag))
+    states = {run_id: recorded_status(noted.data.tags) for run_id, noted in runs.items()} | dict(planned)
     _write_note(client, run, sweep, states.values(), verdict)
-    means = variant_means(replace(noted, state=states[run_id]) for run_id, noted in runs.items())
+    scores = (
+        (noted.data.tags[tag], noted.data.tags.get(schema.TAG_MODEL, ""), unclipped(value))
+        for run_id, noted in runs.items()
+        if states[run_id] in schema.FINISHED
+        for name, value in noted.data.metrics.items()
+        if (parsed := schema.parse_validation_metric(name)) is not None and parsed[0] == schema.MEAN
+    )
     time_ms = int(time.time() * 1000)
     new = [
         Metric(name, value, time_ms, 0)
-        for name, value in means.items()
+        for name, value in variant_means(scores).items()
         if unclipped(run.data.metrics.get(name, math.nan)) != value
     ]
     if new:
@@ -194,13 +192,13 @@ def sweep_note(sweep: SweepText, states: Collection[str], verdict: str = "") -> 
     return f"{note}{_VERDICT}\n{verdict.strip()[:_MOST_VERDICT]}\n" if verdict.strip() else note
 
 
-def variant_means(runs: Iterable[NotedRun]) -> dict[str, float]:
-    """`variant_mean/MODEL/VARIANT` -> the mean of the last validations of its finished runs, a fraction."""
+def variant_means(runs: Iterable[tuple[str, str, float]]) -> dict[str, float]:
+    """`variant_mean/MODEL/VARIANT` -> the mean of the last validations, a fraction, of runs given by variant, model and
+    that.
+    """
     scores: dict[str, list[float]] = {}
-    for run in runs:
-        if run.score is not None and run.state in schema.FINISHED:
-            parts = (_name_part(text) for text in (run.model, run.variant))
-            scores.setdefault("/".join((VARIANT_MEAN, *parts)), []).append(run.score)
+    for variant, model, score in runs:
+        scores.setdefault("/".join((VARIANT_MEAN, _name_part(model), _name_part(variant))), []).append(score)
     return {name: fmean(values) for name, values in scores.items()}
 
 
@@ -213,23 +211,6 @@ def _name_part(text: str) -> str:
         return text
     end = f"-{schema.digest(text)}"
     return (plain.encode()[: _LONGEST_PART - len(end)].decode(errors="ignore") or "_") + end
-
-
-def noted_runs(client: MlflowClient, experiment: str, sweep: str) -> dict[str, NotedRun]:
-    """The runs of a sweep by run id: of each the newest result, or else the newest attempt."""
-    tag = schema.sweep_tag(sweep)
-    runs: dict[str, NotedRun] = {}
-    for run in newest_runs(client, experiment, tag=tag):
-        tags, state = run.data.tags, recorded_status(run.data.tags)
-        run_id = tags.get(schema.TAG_RUN_ID, "")
-        if run_id in runs and (runs[run_id].state in schema.FINISHED or state not in schema.FINISHED):
-            continue
-        parsed = ((schema.parse_validation_metric(name), value) for name, value in run.data.metrics.items())
-        scores = [unclipped(value) for name, value in parsed if name is not None and name[0] == schema.MEAN]
-        runs[run_id] = NotedRun(
-            tags[tag], tags.get(schema.TAG_MODEL, ""), state, scores[0] if scores else None
-        )
-    return runs
 
 
 def keep_report(uri: str, experiment: str, log: ReportLog) -> None:
@@ -281,11 +262,11 @@ class Registration:
     """
 
     digest: str
-    time_ms: int
+    time_ms: Annotated[StrictInt, Field(lt=2**53)]
     settings: str = ""
     code: str = ""
     pairing: str = ""
-    looks: tuple[tuple[int, int], ...] = ()
+    looks: tuple[tuple[StrictInt, StrictInt], ...] = ()
     parent: str = ""
 
     def covers(self, digest: str, settings: str) -> bool:
@@ -334,24 +315,11 @@ def _keep(client: MlflowClient, parent: str, registrations: Iterable[Registratio
 
 def parse_registrations(text: str, parent: str = "") -> tuple[Registration, ...]:
     """The entries of the tag, the oldest first. A tag of another format counts as none."""
+    names = [entry.name for entry in fields(Registration)][:-1]
     try:
-        registrations = [
-            replace(
-                Registration(*entry[:5]),
-                looks=tuple((seeds, of) for seeds, of in (*entry[5:], ())[0]),
-                parent=parent,
-            )
-            for entry in json.loads(text or "[]")
-        ]
-    except (ValueError, TypeError, LookupError, RecursionError):
-        return ()
-    if not all(
-        type(entry.time_ms) is int
-        and entry.time_ms < 2**53
-        and all(isinstance(text, str) for text in (entry.digest, entry.settings, entry.code, entry.pairing))
-        and all(type(count) is int for look in entry.looks for count in look)
-        for entry in registrations
-    ):
+        entries = [dict(zip(names, entry, strict=False), parent=parent) for entry in json.loads(text or "[]")]
+        registrations = TypeAdapter(list[Registration]).validate_python(entries)
+    except (ValueError, TypeError, RecursionError):
         return ()
     return tuple(sorted(registrations, key=attrgetter("time_ms")))
 

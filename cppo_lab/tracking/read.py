@@ -5,13 +5,15 @@ import logging
 import math
 import re
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, cached_property
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
@@ -21,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from cppo_lab import schema
 from cppo_lab.answers import ANSWERS
-from cppo_lab.errors import StoreAway, UserError, counted
+from cppo_lab.errors import StoreAway, UserError, counted, in_time
 from cppo_lab.files import read_plain, redacted
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import (
@@ -30,7 +32,6 @@ from cppo_lab.tracking.client import (
     WRONG_TYPES,
     StoreClient,
     fault_line,
-    in_time,
     open_client,
     prepare,
     require_answer,
@@ -42,9 +43,7 @@ from cppo_lab.tracking.history import (
     Column,
     History,
     StoredRun,
-    columns_of,
-    from_columns,
-    last_of_each_step,
+    recorded_status,
     unclipped,
     unpack,
 )
@@ -58,6 +57,7 @@ _SERVED = ("mlflow-artifacts:", "http:", "https:")
 SILENCE_SECONDS = 10.0  # without an answer, after which a server or a database counts as away
 T = TypeVar("T")
 _PLAIN = re.compile(r"[\w.\-]+")
+_OF_RUN = f"tags.`{schema.TAG_RUN_ID}` = '{{}}'"  # MLflow's filter for the attempts at a run
 _log = logging.getLogger(__name__)
 
 
@@ -181,8 +181,18 @@ def stored_run(run: Run) -> StoredRun:
 
 def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[StoredRun]:
     """All attempts at a run, newest first."""
-    runs = newest_runs(client, experiment, f"tags.`{schema.TAG_RUN_ID}` = '{run_id}'")
-    return [stored_run(run) for run in runs]
+    return list(map(stored_run, newest_runs(client, experiment, _OF_RUN.format(run_id))))
+
+
+def newest_of_each(attempts: Iterable[Run]) -> dict[str, Run]:
+    """The newest result of each run, or else its newest attempt, by run id; `attempts` are in order, newest first."""
+    newest: dict[str, Run] = {}
+    for run in attempts:
+        run_id, status = run.data.tags.get(schema.TAG_RUN_ID, ""), recorded_status(run.data.tags)
+        newer = newest.setdefault(run_id, run)
+        if status in schema.FINISHED and recorded_status(newer.data.tags) not in schema.FINISHED:
+            newest[run_id] = run
+    return newest
 
 
 def find(uri: str, core: str, run_ids: Collection[str]) -> dict[str, StoredRun]:
@@ -191,37 +201,23 @@ def find(uri: str, core: str, run_ids: Collection[str]) -> dict[str, StoredRun]:
     Few take a request each; for more, every run of the experiment is read once. Raises StoreAway if the store cannot be
     read, or a server or database does not answer for SILENCE_SECONDS.
     """
-    stored: dict[str, StoredRun] = {}
-    seconds = (
-        SILENCE_SECONDS if address.sqlite_file(uri) is None else None
-    )  # a file answers, or is said to be locked
-    answers = _answers(uri, schema.experiment_name(core), run_ids)
+    # A file answers, or is said to be locked.
+    seconds = SILENCE_SECONDS if address.sqlite_file(uri) is None else None
+    experiment = schema.experiment_name(core)
     try:
-        while (attempts := in_time(lambda: next(answers, None), seconds)) is not None:
-            for run in attempts:
-                run_id = run.tags[schema.TAG_RUN_ID]
-                newer = stored.get(run_id)
-                if run_id in run_ids and (newer is None or (run.is_result and not newer.is_result)):
-                    stored[run_id] = run
+        client = in_time(lambda: (open_store if uri.startswith("http") else open_client)(uri), seconds)
+        client.patience = seconds
+        attempts = newest_runs(client, experiment, tag=schema.TAG_RUN_ID)
+        if len(run_ids) <= FEW:
+            attempts = chain(*(newest_runs(client, experiment, _OF_RUN.format(run_id)) for run_id in run_ids))
+        newest = newest_of_each(run for run in attempts if run.data.tags[schema.TAG_RUN_ID] in run_ids)
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - a server may answer anything in place of runs
         raise StoreAway(
             f"tracking store {redacted(uri)} cannot be read: {fault_line(error)}: {REMEDY}"
         ) from None
-    return stored
-
-
-def _answers(uri: str, experiment: str, run_ids: Collection[str]) -> Iterator[list[StoredRun]]:
-    """The answers to the requests for attempts at some runs; for many also of other runs."""
-    client = open_store(uri) if uri.startswith("http") else open_client(uri)
-    yield []
-    if len(run_ids) <= FEW:
-        for run_id in run_ids:
-            yield attempts_at(client, experiment, run_id)
-        return
-    for run in newest_runs(client, experiment, tag=schema.TAG_RUN_ID):
-        yield [stored_run(run)]
+    return {run_id: stored_run(run) for run_id, run in newest.items()}
 
 
 class StoredFiles:
@@ -290,7 +286,10 @@ def stored_files(uri: str, core: str, run_id: str) -> StoredFiles | None:
 def metric_history(client: StoreClient, mlflow_id: str, metric: str) -> Column:
     """The points of a metric, by step. If a step was logged twice, the last value counts."""
     with _no_collection():
-        return last_of_each_step(client.points(mlflow_id, metric))
+        points = client.points(mlflow_id, metric)
+        rows = sorted({step: (step, unclipped(value), time_ms) for step, value, time_ms in points}.values())
+    steps, values, times = zip(*rows, strict=True) if rows else ((), (), ())
+    return np.array(steps, np.int64), np.array(values, np.float64), np.array(times, np.int64)
 
 
 def histories(
@@ -307,14 +306,13 @@ def histories(
     def read(run: StoredRun) -> History:
         names = [name for name in sorted(run.latest) if wanted is None or wanted(name)]
         packed = _packed(client, run, broken) if names and run.status != schema.RUNNING else {}
-        return from_columns(
-            {
-                name: packed[name]
-                if name in packed and _reaches(packed[name], run.latest[name])
-                else metric_history(client, run.mlflow_id, name)
-                for name in names
-            }
-        )
+        history = {
+            name: packed[name]
+            if name in packed and _reaches(packed[name], run.latest[name])
+            else metric_history(client, run.mlflow_id, name)
+            for name in names
+        }
+        return {name: columns for name, columns in history.items() if len(columns[0])}
 
     with ThreadPoolExecutor(REQUESTS) as pool:
         served = str(client.tracking_uri).startswith("http")
@@ -324,7 +322,7 @@ def histories(
         _log.warning("asked the store point by point for %s: %s", counted(len(broken), "run"), min(broken))
 
 
-def _packed(client: MlflowClient, run: StoredRun, broken: list[str]) -> dict[str, Column]:
+def _packed(client: MlflowClient, run: StoredRun, broken: list[str]) -> History:
     """The metrics in the run's file; none if it is missing, or cannot be used: its fault is added to `broken`."""
     folder = address.artifact_folder(run.artifact_uri, client.tracking_uri)
     if folder is None and not run.artifact_uri.startswith(_SERVED):
@@ -334,7 +332,7 @@ def _packed(client: MlflowClient, run: StoredRun, broken: list[str]) -> dict[str
             data = StoredFiles(client, run.mlflow_id, run.artifact_uri).content(HISTORY, LARGEST)
         else:  # a twentieth of the time that MLflow takes
             data = read_plain(folder / HISTORY, LARGEST)
-        return {} if data is None else columns_of(unpack(data, f"{HISTORY} of MLflow run {run.mlflow_id}"))
+        return {} if data is None else unpack(data, f"{HISTORY} of MLflow run {run.mlflow_id}")
     except (UserError, OSError) as error:
         broken.append(redacted(str(error).partition("\n")[0]))
         return {}

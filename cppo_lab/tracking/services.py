@@ -25,7 +25,6 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -36,7 +35,7 @@ from urllib.error import URLError
 from urllib.parse import urlsplit
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError, one_line, say
+from cppo_lab.errors import UserError, in_time, one_line, say
 from cppo_lab.files import open_lock, redacted
 from cppo_lab.runs.folder import Cause, is_locked
 from cppo_lab.runs.spool import (
@@ -72,16 +71,32 @@ SLACK, SLACK_HOST = "slack", "hooks.slack.com"
 _KEYS = ("variants", "rule", "model", "seed", "step", "t_stop", "reason")  # of a status that a message has
 
 
-def _beside(main: str, task: list[Any]) -> tuple["subprocess.Popen[str]", IO[str]]:
-    """Start the function `main` of this module in another process; its task is the first line of the stream."""
+@contextlib.contextmanager
+def _beside(main: str, task: list[Any], seconds: float) -> Iterator["subprocess.Popen[str]"]:
+    """Have the function `main` of this module work in another process, whose task is the first line of its input.
+
+    At the end of the block a second line tells it that, unless the block was interrupted, and so many `seconds` are
+    left for the rest; then its input ends.
+    """
     command = [sys.executable, "-P", "-c", f"from cppo_lab.tracking.services import {main}; {main}()"]
     # A new session, since Ctrl-C is for the owner.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, text=True, start_new_session=True)
-    assert process.stdin is not None
+    stream = process.stdin
+    assert stream is not None
     with contextlib.suppress(OSError):  # it has been killed
-        process.stdin.write(json.dumps(task) + "\n")
-        process.stdin.flush()
-    return process, process.stdin
+        stream.write(json.dumps(task) + "\n")
+        stream.flush()
+    is_over = True
+    try:
+        yield process
+    except BaseException as error:
+        is_over = isinstance(error, Exception)
+        raise
+    finally:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            stream.write("ended\n" * is_over)
+            stream.close()
+            process.wait(seconds * is_over)
 
 
 def mirror_name(configured: str | None = None) -> str:
@@ -109,21 +124,12 @@ def mirroring(folders: Sequence[Path]) -> Iterator[None]:
     if not (name := os.environ.get(MIRROR_VARIABLE)):
         yield
         return
-    process, stream = _beside("mirror_main", [name, *map(str, folders)])
-    seconds = 0.0
-    try:
+    with _beside("mirror_main", [name, *map(str, folders)], MIRROR_LAST_SECONDS) as process:
         yield
-        seconds = MIRROR_LAST_SECONDS
-    finally:
-        with contextlib.suppress(OSError):
-            stream.close()
-        try:
-            process.wait(seconds)
-        except subprocess.TimeoutExpired:
-            if seconds:
-                say(
-                    f"mirror {name} has not taken everything yet: `{MIRROR_VARIABLE}={name} cppo sync` sends the rest"
-                )
+    if process.poll() is None:
+        say(
+            f"mirror {name} has not taken everything yet: `{MIRROR_VARIABLE}={name} cppo sync` sends the rest"
+        )
 
 
 def mirror_main() -> None:
@@ -301,19 +307,8 @@ def notifying(folders: Sequence[Path], launch: Sequence[Path], mark: str, waits:
         yield
         return
     names = [list(map(str, paths)) for paths in (folders, launch)]
-    process, stream = _beside("notify_main", [*names, mark, waits, time.time()])
-    seconds = 0.0
-    try:
+    with _beside("notify_main", [*names, mark, waits, time.time()], NOTIFY_LAST_SECONDS):
         yield
-        seconds = NOTIFY_LAST_SECONDS
-    except Exception:
-        seconds = NOTIFY_LAST_SECONDS
-        raise
-    finally:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            stream.write("ended\n" if seconds else "")
-            stream.close()
-            process.wait(seconds)
 
 
 def notify_main() -> None:
@@ -389,24 +384,17 @@ class _Messages:
 
 def post(url: str, body: bytes) -> str:
     """Send a message; why it certainly did not arrive, else empty. Takes SEND_SECONDS at most."""
-    faults: list[str] = []
-
-    def work() -> None:
-        try:
-            headers = {"Content-Type": "application/json", "User-Agent": "cppo"}
-            request = urllib.request.Request(url, body, headers)  # noqa: S310  `webhook` has checked it
-            opener = urllib.request.build_opener(_NoRedirect)
-            opener.open(request, timeout=ANSWER_SECONDS).close()
-        except URLError as error:  # it could not connect, or the server refused
-            code = getattr(error, "code", None)
-            faults.append(f"HTTP {code}" if code else type(error.reason).__name__)
-        except Exception as error:  # noqa: BLE001  no answer: it may have arrived
-            say(f"cppo: the webhook of notify.url gave no answer: {type(error).__name__}")
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    thread.join(SEND_SECONDS)
-    return "".join(faults)
+    headers = {"Content-Type": "application/json", "User-Agent": "cppo"}
+    request = urllib.request.Request(url, body, headers)  # noqa: S310  `webhook` has checked it
+    opener = urllib.request.build_opener(_NoRedirect)
+    try:
+        in_time(lambda: opener.open(request, timeout=ANSWER_SECONDS).close(), SEND_SECONDS)
+    except URLError as error:  # it could not connect, or the server refused
+        code = getattr(error, "code", None)
+        return f"HTTP {code}" if code else type(error.reason).__name__
+    except Exception as error:  # noqa: BLE001  no answer: it may have arrived
+        say(f"cppo: the webhook of notify.url gave no answer: {type(error).__name__}")
+    return ""
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

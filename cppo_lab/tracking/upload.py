@@ -36,16 +36,15 @@ from cppo_lab.runs.spool import (
     Begin,
     End,
     Line,
+    Shipped,
     ShippedRecord,
     StepEvent,
     Tags,
+    decoded,
     files,
-    forget_shipped,
     lines,
     load_shipped,
     newest_record,
-    place_in,
-    read_lines,
     save_shipped,
     shipping,
     unsent,
@@ -157,7 +156,7 @@ def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]
 
 def forget_lost(folders: Iterable[Path], uri: str) -> list[Path]:
     """Forget what has been sent of finished runs that the store does not have any more: deleted there, or the store has
-    been replaced or put back. The next upload sends them again. Returns their folders.
+    been replaced or put back. The next upload sends them again, which is said. Returns their folders.
 
     Asks the store for all runs of an experiment at once. Raises UserError if it cannot be read.
     """
@@ -178,16 +177,12 @@ def forget_lost(folders: Iterable[Path], uri: str) -> list[Path]:
     absent = [folder for folder, (record, _) in records.items() if record and record not in stored]
     lost = [folder for folder in absent if not unsent(folder, uri)]
     for folder in lost:
-        forget_shipped(folder, uri)
-    return lost
-
-
-def tell_of_lost(folders: Sequence[Path]) -> None:
-    """Say on standard error that finished runs are uploaded again; nothing if there are none."""
-    if folders:
-        count = "1 finished run was" if len(folders) == 1 else f"{len(folders)} finished runs were"
-        named = few([folder.name for folder in folders])
+        save_shipped(folder, uri, Shipped())
+    if lost:
+        count = "1 finished run was" if len(lost) == 1 else f"{len(lost)} finished runs were"
+        named = few([folder.name for folder in lost])
         say(f"cppo: {count} not in the tracking store any more: uploaded again ({named})")
+    return lost
 
 
 def retire(client: MlflowClient, mlflow_id: str) -> bool:
@@ -265,17 +260,22 @@ class _Shipment:
             raise UserError(f"the folder is a copy of run {other}: give it its run's name, or move it away")
         self.validated_points = core_if_installed(tags.get(schema.TAG_CORE, "")).validated_points
         self.evaluated = False  # whether what is sent has evaluations of its checkpoint, after its end
-        self.is_later = False  # whether an earlier file has the same record
+        self.before = ""  # the record at the end of the file before that which is sent
         self.sent: Counter[str] = Counter()  # points, by record
 
     @property
     def record(self) -> ShippedRecord:
         return self.state.records.setdefault(self.token, ShippedRecord())
 
+    @property
+    def is_later(self) -> bool:
+        """Whether the file before has lines of the same record."""
+        return self.token == self.before
+
     def send(self) -> int:
-        paths = files(self.folder)
-        for number, path in enumerate(paths):
-            self._send_file(path, paths[:number])
+        for path in files(self.folder):
+            self._send_file(path)
+            self.before = _owner(path)
         if self.unwritten and (newest := newest_record(self.folder)) is not None:
             self.token = newest.begin.record  # needed if the files had nothing to send
         for line in self.unwritten:
@@ -297,24 +297,22 @@ class _Shipment:
             return False
         del self.state.records[self.token]
         for path in files(self.folder):
-            if _owner(path) == self.token:
+            if self.token.encode() in path.read_bytes():
                 self.state.offsets.pop(path.name, None)
         save_shipped(self.folder, self.uri, self.state)
         return True
 
-    def _send_file(self, path: Path, earlier: Sequence[Path]) -> None:
-        offset = self.state.offsets.get(path.name, 0)
-        if not path.is_file() or path.stat().st_size == offset:
+    def _send_file(self, path: Path) -> None:
+        rest = self.state.rest(path)
+        if (first := next(rest, None)) is None:
             return
-        offset = place_in(path, offset)
         # Sync first: if the machine crashed and lost an uploaded step, the step would get a second, later point.
         with path.open("rb") as file:
             safe = os.fstat(file.fileno()).st_size
             os.fsync(file.fileno())
-        self.token = _owner(path)
-        self.is_later = self.token in map(_owner, earlier)
-        sent = self.sent.total()
-        for line, end in read_lines(path, offset):
+        self.token = _owner(path, self.state.offsets.get(path.name, 0))
+        offset, sent = 0, self.sent.total()
+        for line, end in chain([first], rest):
             if end > safe:
                 break
             self._take(line)
@@ -331,7 +329,7 @@ class _Shipment:
     def _send_notes(self) -> None:
         """What somebody has noted on the run becomes tags of its newest record."""
         path = self.folder / SPOOL_FOLDER / NOTES
-        added = list(read_lines(path, place_in(path, self.state.offsets.get(NOTES, 0))))
+        added = list(self.state.rest(path))
         if not added or (newest := newest_record(self.folder)) is None:
             return
         if (shipped := self.state.records.get(newest.begin.record)) is None:
@@ -585,30 +583,33 @@ class _Shipment:
         Raises MlflowException if it lacks some even then.
         """
         # A file took all of them a moment ago: to read them all back takes as long as to send them.
-        if address.sqlite_file(self.uri) is not None and self.sent[self.token] == len(whole.step):
+        count = sum(len(steps) for steps, _, _ in whole.values())
+        if address.sqlite_file(self.uri) is not None and self.sent[self.token] == count:
             return
         if not self._lost(whole):
             return
         with exclusive(self.uri):
             self._log(self._lost(whole), {})
         if lost := self._lost(whole):
-            raise MlflowException(f"it accepted {len(whole.step)} points and lacks {len(lost)} of them")
+            raise MlflowException(f"it accepted {count} points and lacks {len(lost)} of them")
 
     def _lost(self, whole: history.History) -> list[Metric]:
         """The points of a record that the store lacks, by their steps: it may have values as other numbers."""
         lost = []
-        for name, place in whole.points():
+        for name, columns in whole.items():
             stored = {point.step for point in self.client.get_metric_history(self.record.mlflow_id, name)}
-            columns = (column[place].tolist() for column in (whole.step, whole.value, whole.time_ms))
-            for step, value, time_ms in zip(*columns, strict=True):
+            for step, value, time_ms in zip(*(column.tolist() for column in columns), strict=True):
                 if step not in stored:
                     lost.append(Metric(name, value, time_ms, step))
         return lost
 
     def _lines(self) -> list[Line]:
         """All lines of the record that are in files."""
-        paths = [path for path in files(self.folder) if _owner(path) == self.token]
-        return [line for path in paths for line, _ in read_lines(path)]
+        of_record, token = [], ""
+        for line in lines(self.folder):
+            token = line.record if isinstance(line, Begin) else token
+            of_record += [line] * (token == self.token)
+        return of_record
 
 
 def _place(name: str) -> str | None:
@@ -657,10 +658,13 @@ def _cell(value: object) -> object:
     return f"{value[:half]} [{len(value) - LONGEST_CELL} characters are left out here] {value[-half:]}"
 
 
-def _owner(path: Path) -> str:
-    """The record that a spool's file belongs to, by its first line."""
-    first = next(read_lines(path), None)
-    return first[0].record if first and isinstance(first[0], Begin) else ""
+def _owner(path: Path, end: int | None = None) -> str:
+    """The record that begins last before byte `end` of a spool's file. A file has two if the end of the first had to
+    wait for room on the disk.
+    """
+    text = path.read_bytes()[:end]
+    first = decoded(text[max(text.rfind(b'{"kind": "begin"'), 0) :].partition(b"\n")[0])
+    return first.record if isinstance(first, Begin) else ""
 
 
 def _plain(record: str) -> str:

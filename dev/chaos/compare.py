@@ -80,8 +80,8 @@ def _recorded(client: MlflowClient, mlflow_id: str, metrics: Iterable[str]) -> R
         }
         if HISTORY in paths:
             history = unpack(paths[HISTORY].read_bytes(), HISTORY)
-            for metric, place in filter(lambda column: is_result(column[0]), history.points()):
-                rows = zip(history.step[place].tolist(), history.value[place].tolist(), strict=True)
+            for metric in filter(is_result, history):
+                rows = zip(*(column.tolist() for column in history[metric][:2]), strict=True)
                 in_file.update((metric, int(step), repr(float(value))) for step, value in rows)
     return Recorded({STORE: stored, HISTORY: in_file}, artifacts)
 

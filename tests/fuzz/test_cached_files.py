@@ -65,8 +65,8 @@ RECORD: dict[str, Any] = {
 def test_history(data: bytes) -> None:
     def load() -> None:
         found = unpack(data, "history.npz of run x")
-        assert list(found.metrics) == sorted(set(found.metrics))
-        assert len(found.step) == len(found.value) == len(found.time_ms)
+        assert list(found) == sorted(set(found))
+        assert all(len(step) == len(value) == len(time_ms) > 0 for step, value, time_ms in found.values())
 
     refused(load, "history.npz of run x")
 

@@ -104,7 +104,8 @@ def test_an_inline_batch_leaves_what_single_runs_leave(cppo: Command) -> None:
         assert run.data.metrics["exact/error"] == rows[6]
         client = mlflow_client()
         [(_, read)] = histories(client, [stored_run(run)], "exact/error".__eq__)  # of its file
-        assert dict(zip(read.step.tolist(), read.value.tolist(), strict=True)) == rows
+        steps, values, _ = read["exact/error"]
+        assert dict(zip(steps.tolist(), values.tolist(), strict=True)) == rows
         names = {file.path for file in client.list_artifacts(run.info.run_id)}
         assert {"config.json", "config.yaml", "diagnostics", "history.npz", "requirements.txt"} <= names
         status = read_status(folder)

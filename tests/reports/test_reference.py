@@ -109,7 +109,7 @@ def test_a_killed_import_is_finished_by_the_next(
     )
     monkeypatch.setattr(client, "points", None)  # a report reads the file of each
     for run_id, history_in_file in histories(client, everything):
-        assert str(vars(history_in_file)) == str(vars(point_by_point[run_id]))
+        assert str(history_in_file) == str(point_by_point[run_id])
     assert runs["paper-m-grpo"].info.run_id == left["paper-m-grpo"].info.run_id
 
 

@@ -29,9 +29,10 @@ from cppo_lab.runs.spool import Artifact, End, RunRows, StepEvent, lines, newest
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
+from cppo_lab.tracking.history import HISTORY, unpack
 from tests.conftest import FINISHED
 from tests.jobs import job
-from tests.recorded import mlflow_run, mlflow_runs, sent
+from tests.recorded import mlflow_client, mlflow_run, mlflow_runs, sent
 from tests.runs.test_folder import full
 
 
@@ -128,6 +129,16 @@ def test_a_record_that_ends_on_a_full_disk_has_its_end_once_there_is_room(
     assert [row.metrics["train/reward"] for row in record.rows.values()] == [0.7]
     assert sent(recorder.folder) == 2
     assert sorted(run.info.status for run in mlflow_runs()) == ["KILLED", "RUNNING"]
+    again.log(1, {"train/reward": 0.9})
+    again.finish(Outcome(schema.DONE, 1))  # two records are in one file, and each has its points alone
+    sent(recorder.folder)
+    client, steps = mlflow_client(), {}
+    for run in mlflow_runs():
+        history = Path(client.download_artifacts(run.info.run_id, HISTORY)).read_bytes()
+        packed = unpack(history, HISTORY)["train/reward"][0].tolist()
+        stored = [point.step for point in client.get_metric_history(run.info.run_id, "train/reward")]
+        steps[run.info.status] = (stored, packed)
+    assert steps == {"KILLED": ([0], [0]), "FINISHED": ([0, 1], [0, 1])}
 
 
 def test_what_a_full_disk_cannot_take_is_written_with_the_next_file_or_goes_with_the_end(

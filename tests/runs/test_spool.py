@@ -166,7 +166,7 @@ def test_the_three_scores_by_hand() -> None:
     scores = summarise({0: 0.1, 2: 0.6, 4: 0.2, 6: 0.6, 7: 0.3, 8: 0.4, 10: 0.5}, t_stop=10)
     assert scores == Scores(0.5, 0.6, 2, pytest.approx(0.45))
     assert scores.metrics == {"val/best": 0.6, "val/best_step": 2.0, "val/final_mean": scores.final_mean}
-    assert summarise({}, 10) is None
+    assert summarise({}, 10) == Scores(None, None, None, None) and not summarise({}, 10).metrics
     assert "val/final_mean" not in summarise({0: 0.1, 7: 0.2}, t_stop=10).metrics
     # 0.7 x 90 is below 63 in binary; step 63 is none of the last 27.
     assert summarise({63: 0.2, 64: 0.4, 90: 0.6}, t_stop=90).final_mean == pytest.approx(0.5)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cppo_lab.tracking import history
-from cppo_lab.tracking.history import HISTORY, History, columns_of, from_rows, pack, unpack
+from cppo_lab.tracking.history import HISTORY, History, from_rows, pack, unpack
 from tests.conftest import user_error
 from tests.fuzz.mangling import members, zipped
 
@@ -27,7 +27,7 @@ def plain(history: History) -> dict[tuple[str, int], tuple[bytes, int]]:
     """(metric, step) -> (the value's bits, time)."""
     return {
         (name, step): (struct.pack("<d", value), time_ms)
-        for name, columns in columns_of(history).items()
+        for name, columns in history.items()
         for step, value, time_ms in zip(*(column.tolist() for column in columns), strict=True)
     }
 

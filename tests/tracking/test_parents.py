@@ -22,18 +22,17 @@ from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.page import (
     MOST,
-    NotedRun,
     ReportLog,
     SweepText,
     ensure_parent,
     keep_report,
-    noted_runs,
     parse_registrations,
     sweep_note,
     update_parent,
     variant_means,
     verdict_markdown,
 )
+from cppo_lab.tracking.read import newest_of_each, newest_runs
 from tests.conftest import Command, user_error
 from tests.recorded import mlflow_client, mlflow_runs
 
@@ -180,8 +179,10 @@ def test_the_newest_result_is_shown_or_the_newest_attempt(
     for time, state in enumerate(oldest_first):
         tags = {schema.sweep_tag("s"): f"v{time}", schema.TAG_RUN_ID: "r", schema.TAG_STATUS: state}
         client.create_run(number, start_time=time + 1, tags=tags)
-    result = NotedRun(f"v{shown}", "", oldest_first[shown], None)
-    assert noted_runs(client, "cppo-mini", "s") == {"r": result}
+    newest = newest_of_each(newest_runs(client, "cppo-mini", tag=schema.sweep_tag("s")))
+    assert {run_id: run.data.tags[schema.sweep_tag("s")] for run_id, run in newest.items()} == {
+        "r": f"v{shown}"
+    }
 
 
 def test_of_a_planned_run_the_planner_knows_the_state(made: tuple[MlflowClient, str], uri: str) -> None:
@@ -317,9 +318,7 @@ def test_two_variants_or_models_have_two_metrics(names: tuple[str, str]) -> None
     """Their names are those that MLflow takes; one that it takes stays as it is."""
     pairs = [*((name, "m") for name in names), *(("cppo", name) for name in names), ("a w_min 0.8", "-a.b")]
     scores = [0.046875, 0.015625, 0.5, 0.25, 0.75]
-    means = variant_means(
-        NotedRun(*pair, schema.DONE, score) for pair, score in zip(pairs, scores, strict=True)
-    )
+    means = variant_means((*pair, score) for pair, score in zip(pairs, scores, strict=True))
     assert list(means.values()) == scores and "variant_mean/-a.b/a w_min 0.8" in means
     for name in means:
         assert re.fullmatch(r"variant_mean(/[\w\-. ]{1,100}){2}", name, re.ASCII)

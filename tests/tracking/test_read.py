@@ -18,8 +18,8 @@ from cppo_lab.analysis.search import read_search_file
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.tracking import read
 from cppo_lab.tracking.client import StoreClient, ensure_experiment, open_client
-from cppo_lab.tracking.history import HISTORY, Row, columns_of, from_columns, from_rows, pack
-from cppo_lab.tracking.page import noted_runs
+from cppo_lab.tracking.history import HISTORY, Row, from_columns, from_rows, pack
+from cppo_lab.tracking.page import SweepText, update_parent
 from cppo_lab.tracking.read import (
     histories,
     metric_history,
@@ -118,7 +118,7 @@ def read_all(
     return {
         mlflow_id: [
             (name, int(step), repr(float(value)))
-            for name, (steps, values, _) in columns_of(history).items()
+            for name, (steps, values, _) in history.items()
             for step, value in zip(steps, values, strict=True)
         ]
         for mlflow_id, history in histories(client, runs, wanted)
@@ -133,7 +133,7 @@ def expected(rows: list[Row] = ROWS) -> Points:
 def changed(name: str, *values: float) -> bytes:
     """The file with these values of a metric, or without it."""
     column = (range(1, len(values) + 1), values, [0] * len(values))
-    return pack(from_columns({**columns_of(from_rows(ROWS)), name: column}))
+    return pack(from_columns({**from_rows(ROWS), name: column}))
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,17 @@ def test_infinity_comes_back(client: StoreClient, write: Writer) -> None:
     assert client.get_run(mlflow_id).data.metrics["train/loss"] < -1e308
     assert metric_history(client, mlflow_id, "train/loss")[1].tolist() == [0.5, math.inf, -math.inf]
     client.log_metric(mlflow_id, schema.validation_metric(schema.MEAN), math.inf)
-    client.set_tag(mlflow_id, schema.sweep_tag("s"), "v")
-    assert [run.score for run in noted_runs(client, "cppo-mini", "s").values()] == [math.inf]
+    for key, value in {
+        schema.sweep_tag("s"): "v",
+        schema.TAG_MODEL: "m",
+        schema.TAG_STATUS: schema.DONE,
+    }.items():
+        client.set_tag(mlflow_id, key, value)
+    parent = client.create_run(client.get_run(mlflow_id).info.experiment_id).info.run_id
+    for _ in range(2):
+        update_parent(client, parent, SweepText("s", "S", ""))
+    [mean] = client.get_metric_history(parent, "variant_mean/m/v")
+    assert mean.value > 1e308
 
 
 def test_a_moved_store_has_its_artifacts(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -223,7 +232,7 @@ def test_a_moved_store_has_its_artifacts(tmp_path: Path, capfd: pytest.CaptureFi
     run = stored_run(client.get_run(mlflow_id))
     with pytest.raises(Exception, match="outcomes"):
         read_outcomes(uri, [run])
-    assert [list(columns_of(history)) for _, history in histories(client, [run])] == [sorted(NAMES)]
+    assert [list(history) for _, history in histories(client, [run])] == [sorted(NAMES)]
     later = client.create_run(number).info.run_id  # also what is written from now on
     client.log_text(later, "{}", "search.json")
     for written in (mlflow_id, later):

@@ -31,7 +31,6 @@ from cppo_lab.runs.spool import (
     SPOOL_FOLDER,
     add_evaluation,
     add_notes,
-    evaluations,
     newest_record,
     notes,
     unsent,
@@ -82,7 +81,7 @@ def packed_history(folder: Path) -> dict[str, list[tuple[int, float, int]]]:
     packed = history.unpack(stored(folder, history.HISTORY), "it")
     return {
         name: list(zip(*(column.tolist() for column in columns), strict=True))
-        for name, columns in history.columns_of(packed).items()
+        for name, columns in packed.items()
     }
 
 
@@ -552,7 +551,7 @@ def test_an_evaluation_after_the_end_is_a_point_and_in_the_history_once(
     before, metric = mlflow_run(folder), schema.evaluation_metric("other", 4)
     add_evaluation(folder, 1, {metric: 0.5})
     assert newest_record(folder).end.status == schema.DONE  # also for launches, which would train it again
-    assert evaluations(folder)[metric].metrics == {metric: 0.5}
+    assert newest_record(folder).evaluations[metric].metrics == {metric: 0.5}
     for _ in range(2):
         sent(folder)
         if again == "progress lost":

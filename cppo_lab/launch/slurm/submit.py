@@ -4,6 +4,7 @@ The settings of the launcher, from a job's resources to its batch script, and wh
 launcher=slurm are here too.
 """
 
+import contextlib
 import json
 import math
 import os
@@ -595,26 +596,17 @@ def _partition(requested: str | None) -> Check:
 
 def _shared(runs: Path) -> Check:
     """Judged by the type of the file system: a local file system is rarely visible to other machines."""
-    kind = _file_system(runs)
+    kinds: dict[str, str] = {}
+    with contextlib.suppress(OSError):
+        for line in MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines():
+            _, place, kind, *_ = line.split()
+            kinds[place.replace("\\040", " ")] = kind  # a later one hides those before
+    real = runs.resolve()
+    kind = next((kinds[str(place)] for place in (real, *real.parents) if str(place) in kinds), "")
     if kind.startswith(SHARED) or kind.startswith("fuse."):
         return Check("shared runs folder", OK, f"{runs} is on {kind}")
     remedy = "work in a folder that all nodes see under the same path, and MLflow's file in one too"
     return Check("shared runs folder", WARNING, f"{runs} is on {kind or 'an unknown file system'}", remedy)
-
-
-def _file_system(path: Path) -> str:
-    """The type of the file system that holds `path`, as the kernel calls it; empty where that is not known."""
-    try:
-        lines = MOUNTS.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return ""
-    best = ("", "")
-    for line in lines:
-        _, place, kind, *_ = line.split()
-        place = place.replace("\\040", " ")
-        if path.resolve().is_relative_to(place) and len(place) >= len(best[0]):
-            best = (place, kind)
-    return best[1]
 
 
 def _ask(*command: str) -> tuple[str, str]:
