@@ -29,7 +29,7 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import upload
 from tests import many_runs
 
-FEW, MANY = 10, 20
+FEW, MANY = 10, 12
 
 
 @dataclass

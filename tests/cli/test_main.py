@@ -67,9 +67,10 @@ def test_help_loads_nothing_heavy_and_lists_the_groups() -> None:
     assert all("  launcher=inline, local, slurm\n" in page and "topk_tv" in page for page in pages[:-1])
 
 
-def test_commands_that_look_start_without_heavy_libraries_and_ask_no_store(
+def test_commands_need_no_libraries_but_their_own_and_name_what_is_missing(
     cppo: Command, no_training: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Those that look need no heavy ones and ask no store; reports need no trainer."""
     cppo(f"launch {SMALL} launcher=inline")
     one, two = sorted(path.parent.name for path in Path("runs").glob("*/config.json"))
     lines = [f"plan {SMALL}", f"show {one}", f"show {SMALL}", f"diff {one} {two}", f"status {SMALL}"]
@@ -78,6 +79,20 @@ def test_commands_that_look_start_without_heavy_libraries_and_ask_no_store(
     assert codes == [0] * 8 + [2, 0], errors
     assert "is not installed" not in errors
     assert said.count(" done") >= 4
+    report, launch = (
+        f"report {SMALL} --out page --partial --no-log",
+        "launch quickstart variant=dppo launcher",
+    )
+    before = {*Path().iterdir(), *Path("runs").iterdir(), Path("page")}
+    codes, _, _, said = without(
+        TRAINING, f"launch {SMALL} --dry-run", report, f"{launch}=inline", f"{launch}=local"
+    )
+    assert codes == [0, 0, 5, 5]
+    assert Path("page/index.html").is_file() and before == {*Path().iterdir(), *Path("runs").iterdir()}
+    errors = [line for line in said.splitlines() if line.startswith("cppo: error: ")]
+    for error, package in zip(errors, ("torch", "submitit"), strict=True):
+        assert error.startswith(f"cppo: error: package {package!r} is not installed: pip install ")
+        assert "cppo-lab[" not in error
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     codes, [of_plan, of_status], _, errors = without(READING, f"plan {SMALL}", "status", trace=True)
     assert codes == [0, 0], errors
@@ -85,25 +100,6 @@ def test_commands_that_look_start_without_heavy_libraries_and_ask_no_store(
     assert len(of_status) <= 15, of_status
     assert not any("slurm" in name or "training" in name for name in of_status)
     assert len(of_plan) <= 36
-
-
-def test_reports_need_no_trainer(cppo: Command, no_training: None) -> None:
-    sweep = "quickstart variant=grpo seed=0"
-    cppo(f"launch {sweep} launcher=inline")
-    report = f"report {sweep} --out page --partial --no-log"
-    assert without(TRAINING, f"launch {sweep} --dry-run", report)[0] == [0, 0]
-    assert Path("page/index.html").is_file()
-
-
-def test_what_is_missing_is_named_with_a_command_that_works_here(workspace: Path) -> None:
-    launch = "launch quickstart variant=grpo seed=0 launcher"
-    codes, _, _, said = without({"torch", "submitit"}, f"{launch}=inline", f"{launch}=local")
-    assert codes == [5, 5]
-    errors = [line for line in said.splitlines() if line.startswith("cppo: error: ")]
-    for error, package in zip(errors, ("torch", "submitit"), strict=True):
-        assert error.startswith(f"cppo: error: package {package!r} is not installed: pip install ")
-        assert "cppo-lab[" not in error
-    assert list(workspace.iterdir()) == []
 
 
 REQUIRES = ("pydantic>=2", 'torch<3,>=2.4; extra == "train"', 'cppo-lab[train]; extra == "all"')
@@ -157,9 +153,9 @@ def test_half_a_sweep_is_refused_or_marked(
     """On a store named from outside. A whole one: tests/test_main_job.py."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workspace}/tracking.db?timeout=30")
     assert "note: tracking database" in cppo("plan quickstart").err
-    cppo("launch quickstart launcher=inline variant=grpo,cppo")
+    cppo("launch quickstart launcher=inline variant=cppo")
     assert not Path("mlflow.db").exists() and Path("tracking.db").is_file()
-    assert "6 runs: 4 done, 2 missing" in cppo("plan quickstart").out
+    assert "6 runs: 2 done, 4 missing" in cppo("plan quickstart").out
     error = cppo("report quickstart --out page", code=2).err
     assert "dppo" in error and "--partial" in error and not Path("page").exists()
     cppo("report quickstart --out page --partial")

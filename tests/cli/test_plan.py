@@ -244,21 +244,49 @@ def test_power_without_claims_is_what_the_seeds_of_two_methods_show(
     assert "8 runs" in said and ("seed by seed" in said) == (core == "exact")
 
 
+ERRORS = """
+title: Tiny
+question: Does it show?
+models: {exact: [exact_early, exact_late]}
+variants: {loose: {rule: dppo, rule.delta: 0.012}, dppo: {rule: dppo}, cppo: {rule: cppo}}
+axes: {rollout.max_response_length: [8, 16], seed: &seeds [0, 1, 2, 3]}
+hypotheses:
+  smaller:
+    claim: It is smaller
+    better: [dppo]
+    than: [loose]
+    outcome: error
+    only: [exact_early]
+    smallest: 10.0
+    test_seeds: *seeds
+"""
+GROWS = """
+  grows:
+    claim: It grows
+    better: [cppo]
+    than: [dppo]
+    outcome: error_slope
+    models: mean
+    smallest: 5.0
+    test_seeds: *seeds
+"""
+
+
 def test_power_of_hypotheses_about_the_error(cppo: Command) -> None:
-    claims = powers(cppo, "exact --error-deviation=50")
-    units = {claim["deviation_is"] for claim in claims.values()}
-    assert len(claims) == 11 and units == {"percent, of the log ratio of errors"}
-    first = claims["hypothesis cppo"]
+    Path("tiny.yaml").write_text(ERRORS.replace("[0, 1, 2, 3]", f"{[*range(40)]}") + GROWS)
+    claims = powers(cppo, "tiny.yaml --error-deviation=50")
+    assert {claim["deviation_is"] for claim in claims.values()} == {"percent, of the log ratio of errors"}
+    first = claims["hypothesis smaller"]
     assert (first["seeds"], first["comparisons"], first["lead"]) == (40, 1, 0.81)
-    for name, smallest in (("cppo", 0.9), ("cppo_horizon", 0.95)):
+    for name, smallest in (("smaller", 0.9), ("grows", 0.95)):
         shift = -2 * math.log(smallest) * math.sqrt(40) / 0.5
         assert claims[f"hypothesis {name}"]["power"] == pytest.approx(power_of_t(shift, 39), abs=0.005)
     needed = first["seeds_needed"]
     more, fewer = (power_of_t(-2 * math.log(0.9) * math.sqrt(n) / 0.5, n - 1) for n in (needed, needed - 1))
     assert fewer < 0.8 < more + 0.005
-    alone = powers(cppo, "exact seed=0 --error-deviation=50")["hypothesis cppo"]
+    alone = powers(cppo, "tiny.yaml seed=0 --error-deviation=50")["hypothesis smaller"]
     assert (alone["seeds"], alone["power"], alone["seeds_needed"]) == (1, 0.0, needed)
-    said = cppo("plan exact seed=0,1,2,3 --power").out
+    said = cppo("plan tiny.yaml seed=0,1,2,3 --power").out
     assert "30 %" in said and "twice the smallest that counts" in said
     assert "scores" not in said.split("Claims")[0]
 
@@ -277,24 +305,6 @@ def test_power_says_what_the_needed_seeds_cost(cppo: Command) -> None:
     said = cppo(f"{command} --power --deviation=2").out
     assert "GPU-hours for it: of all runs that the claim compares" in said
     assert f"{claims['cppo_mean']['hours_needed']:,.0f}\n" in said
-
-
-ERRORS = """
-title: Tiny
-question: Does it show?
-models: {exact: [exact_early, exact_late]}
-variants: {loose: {rule: dppo, rule.delta: 0.012}, dppo: {rule: dppo}, cppo: {rule: cppo}}
-axes: {rollout.max_response_length: [8, 16], seed: [0, 1, 2, 3]}
-hypotheses:
-  smaller:
-    claim: It is smaller
-    better: [dppo]
-    than: [loose]
-    outcome: error
-    only: [exact_early]
-    smallest: 10.0
-    test_seeds: [0, 1, 2, 3]
-"""
 
 
 def test_the_cost_of_a_claim_about_the_error_is_that_of_its_own_process(cppo: Command) -> None:

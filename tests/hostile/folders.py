@@ -45,10 +45,7 @@ RUNS = [
         Case(words, "runs is writable for every user", make=_for_everybody)
         for words in (f"launch {RUN}", "tune tune_cppo")
     ),
-    *(
-        Case("report bad.zip", "bad.zip cannot be read as a file of `cppo archive`", {"bad.zip": content})
-        for content in ("", "text")
-    ),
+    Case("report bad.zip", "bad.zip cannot be read as a file of `cppo archive`", {"bad.zip": "text"}),
     Case(f"launch {RUN}", "runs is a file, but runs keep their folders there: move it away", {"runs": ""}),
     *(
         Case(words, "runs is a circular link: remove it", make=_link("runs", "runs"))
@@ -82,7 +79,6 @@ RUNS = [
 OCCUPIED: list[tuple[str, str, dict[str, Content] | Callable[[Path], None]]] = [
     (RUN, "d", {"d/mine.txt": "x"}),
     (RUN, "f", {"f": "x"}),
-    (RUN, "l", _link("l", ".")),
     (RUN, "l", _link("l", "gone")),
     (RUN, "l", _link("l", "l")),
     (RUN, "''", {}),
@@ -93,8 +89,6 @@ OCCUPIED: list[tuple[str, str, dict[str, Content] | Callable[[Path], None]]] = [
 ]
 RECORDS: dict[Content, str] = {
     "{": "is invalid: Invalid JSON: …",
-    "[]": "is invalid: Input should be an object",
-    "{}": "has format: Field required",
     '{"format": 99}': "has format=99: Input should be 'cppo-report-1'",
     '{"format": "cppo-report-1"}': "has kind: Field required",
     '{"format": "cppo-report-1", "sweeps": [], "verdicts": [], "figures": {}, "files": {}, "kind": 5}': (
@@ -196,12 +190,10 @@ NAME_A_FILE = "name a file, sqlite:///FILE.db (MLFLOW_TRACKING_URI, or tracking.
 ANOTHER = "set MLFLOW_TRACKING_URI to another"
 UNSUPPORTED = (
     "./mlruns",
-    "sqllite:///x.db",
     "sqlite://",
     "sqlite:///",
     "sqlite+pysqlite:///x.db",
     " sqlite:///x.db",
-    "sqlite://x.db",
     "sqlite:///:memory:",
     "http:///x",
     "http://h:99999",
@@ -214,14 +206,13 @@ UNSUPPORTED_SHOWN = {
     "http://[::1": "'http://[:***'",
     "https://u:secret@": "'https://u:***@'",
     "postgres://u:secret@h/d": "'postgres://u:***@h/d'",
-    "postgresql://u:secret@h:99999/d": "'postgresql://u:***@h:99999/d'",
 }
 UNUSABLE = {
     # SQLAlchemy looks for the host behind the first `@`, and a blank ends an address in any text.
     **{
         f"postgresql://u:{password}@h:1/d":
             f"tracking URI 'postgresql://u:***@h:1/d' {FORMS}…; in a password write `@`, `/`, `#` and such as %40"
-        for password in ("se@cret", "se cret", "se/cret", "se#cret")
+        for password in ("se@cret", "se cret", "se/cret")
     },
     "postgresql+nodriver://u:secret@h/d":
         "postgresql+nodriver://u:***@h/d: its driver 'nodriver' is not installed",
@@ -326,7 +317,6 @@ STORES = [
 PORT = "must be in [1, 65535]: leave it out, or choose another"
 PAGE = {
     "ui --port 0": f"--port 0: {PORT}",
-    "ui --port -1": f"--port -1: {PORT}",
     "ui --port 99999": f"--port 99999: {PORT}",
     "ui --host ''": "--host '': name an address of this machine, or leave it out",
     "ui --host 192.0.2.1": "cannot listen on 192.0.2.1 port …: name an address of this machine",
@@ -355,7 +345,6 @@ BESIDE = {
     "plan mine.yml": "sweep file mine.yml does not exist: did you mean 'mine.yaml'? (shipped",
     "plan sub/theirz.yaml": "sweep file sub/theirz.yaml does not exist: did you mean 'sub/theirs.yaml'? (shipped",
     "plan other.yaml": "sweep file other.yaml does not exist (shipped",
-    "plan quikstart": "unknown sweep 'quikstart': did you mean 'quickstart'? valid: ",
     "plan settings.yaml": "settings.yaml is no sweep file: it has the keys host, port",
     "plan notes": "notes is a file, but a sweep file ends with .yaml",
 }

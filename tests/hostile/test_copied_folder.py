@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import schema
-from tests.conftest import TINY, Command
+from tests.conftest import Command
 from tests.jobs import planned
 from tests.recorded import history, mlflow_runs
 
-SWEEP = ["quickstart", *TINY, "variant=cppo"]
+SWEEP = ["quickstart", "variant=cppo"]
 
 
 def run_id(seed: int) -> str:
@@ -28,6 +28,7 @@ def histories() -> dict[str, list[dict[int, float]]]:
     return rewards
 
 
+@pytest.mark.usefixtures("no_training")
 @pytest.mark.parametrize("interrupted", [False, True])
 def test_a_copied_folder(cppo: Command, interrupted: bool) -> None:
     runs = Path("runs")

@@ -4,8 +4,10 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
+from matplotlib.figure import Figure
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import SweepGrid
@@ -62,6 +64,18 @@ def reference_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     uri = f"sqlite:///{tmp_path_factory.mktemp('reference') / 'new' / 'mlflow.db'}"
     assert import_reference(uri) == 37
     return uri
+
+
+@pytest.fixture
+def svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are saved once, which takes half the time. The other forms: test_figures.py, test_build.py."""
+    save = Figure.savefig
+
+    def saved(figure: Figure, out: BinaryIO, *, format: str, **options: Any) -> None:
+        if format == "svg":
+            save(figure, out, format=format, **options)
+
+    monkeypatch.setattr(Figure, "savefig", saved)
 
 
 @pytest.fixture(scope="session")

@@ -153,6 +153,7 @@ def test_an_interrupted_build_leaves_the_old_report(
     build_report(demo_request)
 
 
+@pytest.mark.usefixtures("svg_alone")
 def test_the_paper_report(reference_uri: str, tmp_path: Path) -> None:
     request = paper_request(reference_uri, tmp_path / "deep" / "main")
     files = contents(build_report(request).parent)
@@ -175,7 +176,10 @@ def test_the_paper_report(reference_uri: str, tmp_path: Path) -> None:
 def test_equal_runs_give_equal_bytes_in_whatever_order_they_came(
     built: ReportRequest, tmp_path: Path
 ) -> None:
-    """In another process, too. Only MLflow's ids differ, in the list of runs and the page: not in the other files."""
+    """In another process, too. Only MLflow's ids differ, in the list of runs and the page: not in the other files.
+
+    The figures alone import matplotlib, and nothing pyplot.
+    """
     other = replace(built, out=tmp_path / "report", uri=f"sqlite:///{tmp_path / 'mlflow.db'}")
     MlflowClient(other.uri).create_experiment("another")  # so that the numbers of experiments differ too
     runs = [
@@ -186,8 +190,11 @@ def test_equal_runs_give_equal_bytes_in_whatever_order_they_came(
     ]
     write_runs(other.uri, runs, "demo")
     code = (
-        "import pickle, sys; from cppo_lab.reports.build import build_report;"
-        "build_report(pickle.loads(sys.stdin.buffer.read()))"
+        "import pickle, sys, cppo_lab.analysis.scoring, cppo_lab.reports.tables;"
+        "assert 'matplotlib' not in sys.modules; from cppo_lab.reports.build import build_report;"
+        "build_report(pickle.loads(sys.stdin.buffer.read()));"
+        "bad = {'matplotlib.pyplot', 'torch', 'hydra', 'submitit', 'cppo_lab.sweep'} & set(sys.modules);"
+        "assert not bad, bad"
     )
     environment = dict(os.environ, PYTHONHASHSEED="7")
     subprocess.run([sys.executable, "-c", code], input=pickle.dumps(other), check=True, env=environment)

@@ -73,11 +73,11 @@ def test_the_page_of_very_many_variants_is_bounded_and_says_what_it_leaves_out(
     monkeypatch.setattr(build, "MOST_ROWS", 10)
     monkeypatch.setattr(sections, "MANY", 12)
     assert "1 run." in page_of(scored(made(1, 1)))[1]
-    few, small, large = (page_of(scored(made(count, 1)))[1] for count in (3, 15, 60))
+    few, small, large = (page_of(scored(made(count, 1)))[1] for count in (3, 15, 30))
     assert "more, in the" not in few
     assert len(large) < 1.05 * len(small)
-    assert "and 50 more, in the files beside this page" in large
-    assert "and 48 more, in the CSV file of runs beside this page" in large
+    assert "and 20 more, in the files beside this page" in large
+    assert "and 18 more, in the CSV file of runs beside this page" in large
 
 
 def test_further_answers_are_linked_in_a_part_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_workers_are_killed_at_any_statement(search: Terminals) -> None:
     """To the study or to MLflow, each one later than the one before, which it follows. The curves are made up."""
     write_search(search_values())
     mlflow_client()  # its tables alone take hundreds
-    for statement in itertools.count(20, 45):
+    for statement in itertools.count(20, 70):
         if (ended := search.tune(INLINE, kill=statement, trains=False).end()) == 0:
             break
         assert ended == -signal.SIGKILL, LOG.read_text()

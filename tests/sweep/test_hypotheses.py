@@ -269,9 +269,7 @@ def test_a_look_before_the_end_is_kept_once_for_each_state_and_named(cppo: Comma
     assert looks() == [()]  # no test seed has both sides yet
     cppo(f"{LAUNCH} seed=1")
     cppo("plan two.yaml")
-    cppo("cancel two.yaml --dry-run")
     cppo("report two.yaml", code=2)  # gaps, and no result
-    cppo("status two.yaml")  # asks no store
     assert looks() == [()]
     cppo("report two.yaml --partial --no-log")
     assert looks() == [((1, 3),)]
@@ -282,12 +280,9 @@ def test_a_look_before_the_end_is_kept_once_for_each_state_and_named(cppo: Comma
     load("two.yaml", seed=2)
     cppo(LAUNCH)
     said = words()
-    cppo("watch two.yaml")
     assert looks() == [((1, 3), (2, 3))]
     assert LOOKED in said and not judged()[0]["exploratory"]
-    # Another launch with these hypotheses registers nothing, and a version of another statement was not looked at.
-    cppo(LAUNCH)
-    assert LOOKED in words()
+    # A version of another statement was not looked at.
     loaded(with_test_seeds(3).replace("2.0", "1.0"))
     cppo(LAUNCH)
     cppo("report two.yaml seed=1,2")
@@ -393,8 +388,8 @@ def test_a_trend_is_judged_over_the_response_lengths_of_the_models(
     monkeypatch.setattr(attempt, "load_core", lambda name: train_with_leads)
     trend = STATED.replace("smallest: 2.0", "smallest: 2.0\n    models: trend")
     loaded(trend.replace("[mini_base]", f"[{', '.join(LEADS)}]"))
-    cppo(f"{LAUNCH} training.t_stop=20")
-    cppo("report two.yaml training.t_stop=20")
+    cppo(f"{LAUNCH} training.t_stop=20 seed=1,2")
+    cppo("report two.yaml training.t_stop=20 seed=1,2")
     [verdict] = [verdict for verdict in judged() if verdict["claim"] == "hypothesis above"]
     assert (verdict["outcome"], verdict["pairs"]) == ("supported", 3)
     assert verdict["estimate"] == pytest.approx(0.03)  # 6 points over two doublings, from 20 to 80 tokens

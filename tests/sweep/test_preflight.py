@@ -60,7 +60,7 @@ RESULT = PreflightResult(
 
 @pytest.fixture(scope="module")
 def main_plan() -> Plan:
-    return make_plan(load_sweep("main"), ["core=verl"])
+    return make_plan(load_sweep("main"), ["core=verl", "variant=cppo,grpo"])
 
 
 @pytest.fixture

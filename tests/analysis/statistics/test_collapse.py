@@ -1,6 +1,8 @@
 """Collapses: intervals and tests against SciPy, published examples and enumeration; the table of cells by hand."""
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,40 +190,45 @@ def test_a_claim_about_collapses() -> None:
     assert (verdict.outcome, verdict.power.lead) == (VerdictOutcome.UNDECIDED, pytest.approx(0.2))
 
 
+def section(*runs: MadeRun) -> Mapping[str, Any]:
+    """What the page says of the collapses of these runs."""
+    found = collapse_section(Scored("main", "Main", scored(runs, "main"), ""))
+    assert found is not None
+    return found.view
+
+
+def fell(*scores: tuple[int, float], variant: str = "a", seed: int = 1) -> MadeRun:
+    """A run that was at 0.8 in step 30, and what came then."""
+    return MadeRun(variant, "m", seed, both({0: 0.1, 30: 0.8, **dict(scores)}), status=schema.COLLAPSED)
+
+
 def test_the_page_says_what_the_early_warning_was_worth() -> None:
     """Of the broken runs one falls at step 40 and ends at 50, the other falls and ends at once."""
-    at_once = MadeRun("a", "m", 1, both({0: 0.1, 30: 0.8, 40: 0.0}), status=schema.COLLAPSED)
+    at_once = fell((40, 0.0))
     back = MadeRun("a", "m", 2, both({0: 0.5, 10: 0.01, 100: 0.6}))
     steady = flat({"b": [0.5, 0.6, 0.7]})
     falling = MadeRun("b", "m", 3, both({0: 0.5, 10: 0.6, 20: 0.01}), status=schema.RUNNING)
     risen = MadeRun("b", "m", 4, both({0: 0.5, 10: 0.01, 20: 0.6}), status=schema.STOPPED)
-    board = scored([broken("a", 0, 0.8), at_once, back, *steady, falling, risen], "main")
-    section = collapse_section(Scored("main", "Main", board, ""))
-    assert section is not None
-    assert section.view["summary"] == (
+    assert section(broken("a", 0, 0.8), at_once, back, *steady, falling, risen)["summary"] == (
         "2 of 6 finished runs collapsed. The early warning came before 1 of 2 collapses, 10 steps ahead in the median. "
         "It also came in 1 of 4 runs without a collapse. Early signs of a collapse: b on m, seed 3 (running)."
     )
-    curve = both({0: 0.1, 30: 0.8, 40: 0.0, 41: 0.0})
-    after_one = MadeRun("a", "m", 1, curve, status=schema.COLLAPSED)
-    one_each = collapse_section(Scored("main", "Main", scored([after_one, back], "main"), ""))
-    assert one_each is not None and one_each.view["summary"].endswith(
-        "1 of 1 collapse, 1 step ahead in the median. It also came in 1 of 1 run without a collapse."
-    )
-    recovered = both({0: 0.1, 30: 0.8, 40: 0.0, 50: 0.7, 80: 0.2, 82: 0.0, 84: 0.2, 86: 0.0})
-    again = MadeRun("a", "m", 1, recovered, status=schema.COLLAPSED)
-    twice = collapse_section(Scored("main", "Main", scored([again, back], "main"), ""))
-    assert twice is not None and "1 of 1 collapse, 4 steps ahead" in twice.view["summary"]
-    unwarned = collapse_section(Scored("main", "Main", scored([at_once, *steady], "main"), ""))
-    assert unwarned is not None
-    assert unwarned.view["table"].notes[1].endswith("A dash for the baseline, and without a collapse.")
-    assert "marked" not in unwarned.view["table"].notes[1]
+    one_each = "It also came in 1 of 1 run without a collapse."
+    for run, ahead in (
+        (fell((40, 0.0), (41, 0.0)), "1 step"),
+        (fell((40, 0.0), (50, 0.7), (80, 0.2), (82, 0.0), (84, 0.2), (86, 0.0)), "4 steps"),
+    ):
+        said = f"1 of 1 collapse, {ahead} ahead in the median. {one_each}"
+        assert section(run, back)["summary"].endswith(said)
+    unwarned = section(at_once, *steady)
+    assert unwarned["summary"].endswith("The early warning came before 0 of 1 collapse.")
+    note = unwarned["table"].notes[1]
+    assert note.endswith("A dash for the baseline, and without a collapse.") and "marked" not in note
     many = [
-        MadeRun(name, "m", seed, both({0: 0.1, 30: 0.8, first + 2 * seed: 0.0}), status=schema.COLLAPSED)
-        for name, first in (("a", 31), ("b", 32))
+        fell((step + 2 * seed, 0.0), variant=name, seed=seed)
+        for name, step in (("a", 31), ("b", 32))
         for seed in range(20)
     ]
-    marked = collapse_section(Scored("main", "Main", scored(many, "main"), ""))
-    assert marked is not None and marked.view["table"].rows[1].cells[-1].endswith(" (normal)")
-    assert "or, where marked, by the normal approximation;" in marked.view["table"].notes[1]
-    assert unwarned.view["summary"].endswith("The early warning came before 0 of 1 collapse.")
+    table = section(*many)["table"]
+    assert table.rows[1].cells[-1].endswith(" (normal)")
+    assert "or, where marked, by the normal approximation;" in table.notes[1]
