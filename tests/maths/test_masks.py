@@ -21,7 +21,7 @@ from tests.maths.maths_batches import TokenBatch, apply, random_batch
 from tests.oracles.authors import authors_loss
 
 SEEDS = st.integers(0, 2**32 - 1)
-MANY = settings(max_examples=150)
+MANY = settings(max_examples=60)
 
 
 @MANY
