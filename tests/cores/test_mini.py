@@ -64,17 +64,14 @@ def joined_logits(model: Transformer, rollout: Rollout) -> torch.Tensor:
     """Logits at every response token [B, T, V], from whole sequences, prompt and response in one row."""
     prompts = rollout.prompts[rollout.group]
     tokens = torch.cat([prompts, rollout.responses], dim=1)[:, :-1]
-    present = torch.cat([prompts != TOKENIZER.pad, torch.ones_like(rollout.responses).bool()], dim=1)[:, :-1]
-    return model(tokens, present)[:, prompts.shape[1] - 1 :]
+    return model(tokens)[:, prompts.shape[1] - 1 :]
 
 
-@pytest.mark.parametrize("padded, longest", [(False, 9), (True, 9), (True, 1)])
-def test_shared_prompts_equal_whole_sequences(model: Transformer, padded: bool, longest: int) -> None:
-    """Values and gradients; responses in any order, prompts of different lengths."""
+@pytest.mark.parametrize("longest", [9, 1])
+def test_shared_prompts_equal_whole_sequences(model: Transformer, longest: int) -> None:
+    """Values and gradients; responses in any order."""
     generator = seeded(4)
     prompts = torch.randint(0, 10, (3, 7), generator=generator)
-    if padded:
-        prompts[1, :4] = TOKENIZER.pad
     rollout = sample(
         model, prompts, TOKENIZER, copies=4, max_response_length=longest, temperature=1.0, top_p=1.0,
         generator=generator,
@@ -83,24 +80,10 @@ def test_shared_prompts_equal_whole_sequences(model: Transformer, padded: bool, 
     model.double()
     weight = torch.randn(5, rollout.responses.shape[1], TOKENIZER.vocabulary, generator=generator).double()
     ways = []
-    for logits in (rollout.logits(model, TOKENIZER.pad), joined_logits(model, rollout)):
+    for logits in (rollout.logits(model), joined_logits(model, rollout)):
         gradients = torch.autograd.grad((logits * weight).sum(), [*model.parameters()])
         ways.append([logits, *gradients])
     torch.testing.assert_close(*ways, atol=1e-9, rtol=1e-9)
-
-
-def test_left_padding_changes_nothing(model: Transformer) -> None:
-    tokens = torch.randint(0, 10, (2, 8), generator=seeded(2))
-    padded = torch.cat([torch.full((2, 5), TOKENIZER.pad), tokens], dim=1)
-    plain = model(tokens, tokens != TOKENIZER.pad)
-    shifted = model(padded, padded != TOKENIZER.pad)[:, 5:]
-    torch.testing.assert_close(shifted, plain, atol=1e-5, rtol=1e-5)
-
-
-def test_too_long_a_sequence_is_refused(model: Transformer) -> None:
-    tokens = torch.zeros(1, 65, dtype=torch.long)
-    with pytest.raises(ValueError, match="65 tokens exceeds the context of 64"):
-        model(tokens, tokens == 0)
 
 
 def nucleus(probabilities: list[float], top_p: float) -> list[float]:
@@ -122,13 +105,12 @@ def check_frequencies(tokens: torch.Tensor, expected: list[float]) -> None:
     assert ((seen - law).abs() <= 5 * (law * (1 - law) / n).sqrt() + 2 / n).all()
 
 
-@pytest.mark.parametrize("copies, padded", [(1, False), (4, False), (4, True)])
-def test_what_is_recorded_of_a_rollout(model: Transformer, copies: int, padded: bool) -> None:
+@pytest.mark.parametrize("copies", [1, 4])
+def test_what_is_recorded_of_a_rollout(model: Transformer, copies: int) -> None:
     """On policy, the sampler's log-probabilities, from its cache, and those of whole sequences agree to float32
     rounding; copies of a prompt are neighbours and differ; a row ends at its end token.
     """
     prompts = TASK.sample(16, seeded(3)).prompts
-    prompts[1, :4] = TOKENIZER.pad if padded else prompts[1, :4]
     rollout = sample(
         model, prompts, TOKENIZER, copies=copies, max_response_length=12, temperature=0.8, top_p=1.0,
         generator=seeded(4), top_k=TOKENIZER.vocabulary,

@@ -253,7 +253,7 @@ def test_the_warm_starts_loss_is_the_mean_over_spellings() -> None:
     response = task.noisy_traces(problems, 0.0, seeded(0))
     tokens = torch.cat([problems.prompts, response], dim=1)
     loss = _imitation_loss(model, tokens, response, task.tokenizer)
-    logp = model(tokens[:, :-1], tokens[:, :-1] >= 0)[:, -4:].log_softmax(-1)
+    logp = model(tokens[:, :-1])[:, -4:].log_softmax(-1)
     expected, shares = torch.tensor(0.0), [12 / 25, 6 / 25, 4 / 25, 3 / 25]
     for row in range(2):
         for position, symbol in enumerate(response[row].tolist()):

@@ -21,76 +21,57 @@ from cppo_lab.spec import Architecture
 
 
 class KVCache:
-    """Keys and values of every layer, preallocated: [layers, B, kv_heads, capacity, head_dim]."""
+    """Keys and values of every layer, preallocated: [2, layers, B, kv_heads, capacity, head_dim]."""
 
     def __init__(self, shape: tuple[int, int, int, int, int], like: Tensor) -> None:
-        self.keys, self.values = like.new_empty(shape), like.new_empty(shape)
-        self.length = 0
+        self.kept, self.length = like.new_empty((2, *shape)), 0
 
     def rows(self, index: Tensor, capacity: int) -> "KVCache":
         """A cache of the rows at `index` [B'], with room for `capacity` positions."""
-        layers, _, heads, _, width = self.keys.shape
-        chosen = KVCache((layers, len(index), heads, capacity, width), self.keys)
+        _, layers, _, heads, _, width = self.kept.shape
+        chosen = KVCache((layers, len(index), heads, capacity, width), self.kept)
         chosen.length = self.length
-        for new, old in ((chosen.keys, self.keys), (chosen.values, self.values)):
-            new[:, :, :, : self.length] = old[:, index, :, : self.length]
+        chosen.kept[..., : self.length, :] = self.kept[..., : self.length, :].index_select(2, index)
         return chosen
 
-    def append(self, layer: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Append the new k, v [B, KV, S, D] of `layer`; returns all, [B, KV, length + S, D]."""
-        end = self.length + k.shape[2]
-        self.keys[layer, :, :, self.length : end] = k
-        self.values[layer, :, :, self.length : end] = v
-        return self.keys[layer, :, :, :end], self.values[layer, :, :, :end]
+    def append(self, layer: int, *new: Tensor) -> Tensor:
+        """Append the new keys and values [B, KV, S, D] of `layer`; returns all, [2, B, KV, length + S, D]."""
+        end = self.length + new[0].shape[2]
+        for kept, part in zip(self.kept[:, layer], new, strict=True):
+            kept[:, :, self.length : end] = part
+        return self.kept[:, layer, :, :, :end]
 
 
 class Rows:
-    """B rows of S tokens, which follow those in a cache; S is 1 if that has any.
+    """B rows of S tokens, which follow those in a cache; S is 1 if that has any."""
 
-    `present` [B, past + S] is True where a position holds a real token; None where all do. Positions after
-    a row's end need no mask, because attention is causal.
-    """
-
-    def __init__(
-        self, shape: tuple[int, int], present: Tensor | None, cache: KVCache | None, device: torch.device
-    ) -> None:
-        self.batch, self.length = shape
-        self.cache = cache
-        past = 0 if cache is None else cache.length
-        positions = torch.arange(past, past + self.length, device=device)
-        self.positions = positions.repeat(self.batch)
-        self.mask = None if present is None else _visible(present, positions)
+    def __init__(self, tokens: Tensor, cache: KVCache | None = None) -> None:
+        self.batch, length = tokens.shape
+        self.cache, past = cache, 0 if cache is None else cache.length
+        positions = torch.arange(past, past + length, device=tokens.device)
+        self.positions = positions if length == 1 else positions.repeat(self.batch)  # one is that of all rows
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the flat q [N, H, D] over k, v [N, KV, D] and the cache; [N, H * D]."""
         q, k, v = (_heads_first(x, self.batch) for x in (q, k, v))
         if self.cache is not None:
             k, v = self.cache.append(layer, k, v)
-        if self.length == 1:
-            return _one_query(q, k, v, self.mask).flatten(1)
-        return _attention(q, k, v, self.mask)
+        return _one_query(q, k, v) if q.shape[2] == 1 else _attention(q, k, v)
 
 
 class SharedPrompts:
     """G prompts of P tokens, then B responses of T tokens that continue them: each prompt is read once.
 
-    `group` [B] is the prompt of each response; `present` [G, P] is True at the real tokens of prompts (None:
-    all are).
+    `group` [B] is the prompt of each response.
     """
 
-    def __init__(self, prompts: tuple[int, int], group: Tensor, length: int, present: Tensor | None) -> None:
-        self.group, (count, self.prompt_length) = group, prompts
-        device = group.device
-        self.prompts = Rows(prompts, present, None, device)
-        self.split = [count * self.prompt_length, len(group) * length]
-        positions = torch.arange(self.prompt_length, self.prompt_length + length, device=device)
+    def __init__(self, prompts: Tensor, group: Tensor, responses: Tensor) -> None:
+        self.group, self.prompts = group, Rows(prompts)
+        self.split = [prompts.numel(), responses.numel()]
+        past, length = prompts.shape[1], responses.shape[1]
+        positions = torch.arange(past, past + length, device=group.device)
         self.positions = torch.cat([self.prompts.positions, positions.repeat(len(group))])
-        everything = torch.ones(
-            1 if present is None else len(group), self.prompt_length + length, dtype=torch.bool, device=device
-        )
-        if present is not None:
-            everything[:, : self.prompt_length] = present[group]
-        self.mask = _visible(everything, positions)
+        self.mask = torch.ones(length, past + length, dtype=torch.bool, device=group.device).tril(past)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Attention of the flat q [N, H, D] over k, v [N, KV, D]; [N, H * D]."""
@@ -111,14 +92,7 @@ def _heads_first(x: Tensor, batch: int) -> Tensor:
     return x.view(batch, -1, *x.shape[1:]).transpose(1, 2)
 
 
-def _visible(present: Tensor, query: Tensor) -> Tensor:
-    """The attention mask [B, 1, S, L] of queries at positions `query` [S], given `present` [B, L]."""
-    key = torch.arange(present.shape[1], device=present.device)
-    # A padded query may attend to itself: an empty softmax row would be NaN and poison gradients.
-    return ((present[:, None] & (key <= query[:, None])) | (key == query[:, None]))[:, None]
-
-
-def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
     """Attention of q [B, H, S, D] over k, v [B, KV, L, D]; [B * S, H * D]. Without a mask, it is causal."""
     mixed = F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
@@ -126,17 +100,14 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
     return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
 
 
-def _one_query(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None) -> Tensor:
+def _one_query(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Attention of one query per row [B, H, 1, D] (decoding): the heads of a group are the rows of one product.
 
     On a CPU this takes two thirds of the time of `scaled_dot_product_attention`.
     """
     batch, _, _, width = q.shape
-    grouped = q.reshape(batch, k.shape[1], -1, width)
-    scores = grouped @ k.transpose(-1, -2) * width**-0.5
-    if mask is not None:
-        scores = scores.masked_fill(~mask, float("-inf"))
-    return scores.softmax(-1) @ v
+    scores = q.reshape(batch, k.shape[1], -1, width) @ k.transpose(-1, -2) * width**-0.5
+    return (scores.softmax(-1) @ v).flatten(1)
 
 
 # A small decoder-only transformer like Qwen3: RMSNorm, RoPE, grouped-query attention with QK-norm, SwiGLU.
@@ -155,18 +126,14 @@ class RMSNorm(nn.Module):
 
 
 def _rope_tables(length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [length, head_dim] of rotary position embedding in the half-split layout."""
+    """Cosine and sine [length, 1, head_dim] of rotary position embedding in the half-split layout.
+
+    x * cos + x.roll(head_dim // 2, -1) * sin: the first half of the sine is negative.
+    """
     frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angle = torch.arange(length, dtype=torch.float32)[:, None] * frequency[None, :]
-    angle = torch.cat([angle, angle], dim=-1)
-    return angle.cos(), angle.sin()
-
-
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Apply rotary embedding to x [N, H, head_dim] with tables [N, 1, head_dim]."""
-    half = x.shape[-1] // 2
-    turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
-    return x * cos + turned * sin
+    angle = torch.arange(length, dtype=torch.float32)[:, None, None] * frequency
+    cos, sin = angle.cos(), angle.sin()
+    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
 
 
 class Attention(nn.Module):
@@ -180,7 +147,7 @@ class Attention(nn.Module):
         self.q_norm, self.k_norm = RMSNorm(arch.head_dim), RMSNorm(arch.head_dim)
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], layout: "Rows | SharedPrompts", layer: int
+        self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Rows | SharedPrompts, layer: int
     ) -> Tensor:
         qkv = self.qkv(x).view(len(x), -1, self.head_dim)
         qk, v = qkv.split([self.heads + self.kv_heads, self.kv_heads], dim=1)
@@ -188,8 +155,9 @@ class Attention(nn.Module):
         gain = torch.cat(
             [self.q_norm.gain.expand(self.heads, -1), self.k_norm.gain.expand(self.kv_heads, -1)]
         )
-        qk = _rotate(F.rms_norm(qk, (self.head_dim,), eps=self.q_norm.eps) * gain, *rope)
-        q, k = qk.split([self.heads, self.kv_heads], dim=1)
+        qk = F.rms_norm(qk, (self.head_dim,), eps=self.q_norm.eps) * gain
+        cos, sin = rope
+        q, k = (qk * cos + qk.roll(self.head_dim // 2, -1) * sin).split([self.heads, self.kv_heads], dim=1)
         return self.out(layout.attend(layer, q, k, v))
 
 
@@ -204,7 +172,7 @@ class Block(nn.Module):
         self.down = nn.Linear(arch.mlp_width, arch.width, bias=False)
 
     def forward(
-        self, x: Tensor, rope: tuple[Tensor, Tensor], layout: "Rows | SharedPrompts", layer: int
+        self, x: Tensor, rope: tuple[Tensor, Tensor], layout: Rows | SharedPrompts, layer: int
     ) -> Tensor:
         x = x + self.attention(self.attention_norm(x), rope, layout, layer)
         gate, up = self.gate_up(self.mlp_norm(x)).chunk(2, dim=-1)
@@ -214,8 +182,7 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Token ids to logits; input and output embeddings are tied, as in the small Qwen3 models.
 
-    Prompts are left-padded. RoPE sees only distances, so a row's offset needs no correction; padded
-    positions are kept out of attention by `present`.
+    No row is padded on the left; no real token sees what follows a row's end, because attention is causal.
     """
 
     cos: Tensor  # [context, 1, head_dim], as `sin`
@@ -228,8 +195,8 @@ class Transformer(nn.Module):
         self.blocks = nn.ModuleList(Block(arch) for _ in range(arch.layers))
         self.norm = RMSNorm(arch.width)
         cos, sin = _rope_tables(context, arch.head_dim, arch.rope_theta)
-        self.register_buffer("cos", cos[:, None], persistent=False)
-        self.register_buffer("sin", sin[:, None], persistent=False)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
         self.apply(self._initialise)
 
     @staticmethod
@@ -237,33 +204,28 @@ class Transformer(nn.Module):
         if isinstance(module, nn.Linear | nn.Embedding):
             nn.init.normal_(module.weight, std=0.05)
 
-    def forward(self, tokens: Tensor, present: Tensor | None = None) -> Tensor:
-        """Logits [B, S, V] for tokens [B, S].
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, S, V] for tokens [B, S], S at most the context."""
+        return F.linear(self._states(tokens, Rows(tokens)).view(*tokens.shape, -1), self.embedding.weight)
 
-        `present` [B, S] is True where a position holds a real token; None where all do.
-        Raises ValueError if the sequence is longer than the context.
-        """
-        return F.linear(self._states(tokens, present, None), self.embedding.weight)
-
-    def next_token(self, tokens: Tensor, present: Tensor | None, cache: KVCache) -> Tensor:
+    def next_token(self, tokens: Tensor, cache: KVCache) -> Tensor:
         """Logits [B, V] of the token after tokens [B, S], which are a prompt or one token behind what is in the cache.
 
-        Their keys and values are appended to it. `present` [B, past + S] as `forward`'s; errors as there.
+        Their keys and values are appended to it.
         """
-        return F.linear(self._states(tokens, present, cache)[:, -1], self.embedding.weight)
+        states = self._states(tokens, Rows(tokens, cache)).view(*tokens.shape, -1)
+        cache.length += tokens.shape[1]
+        return F.linear(states[:, -1], self.embedding.weight)
 
-    def continuations(
-        self, prompts: Tensor, group: Tensor, responses: Tensor, present: Tensor | None = None
-    ) -> Tensor:
+    def continuations(self, prompts: Tensor, group: Tensor, responses: Tensor) -> Tensor:
         """Logits [B, T, V] for each token of `responses` [B, T], which continue `prompts` [G, P].
 
-        `group` [B] is the prompt of each response; `present` [G, P] marks real tokens of prompts. Equal to
-        `forward` on the joined sequences, but a prompt is read once for all its responses.
+        `group` [B] is the prompt of each response. Equal to `forward` on the joined sequences, but a prompt is read
+        once for all its responses.
         """
         inputs = responses[:, :-1]
-        self._check_length(prompts.shape[1] + inputs.shape[1])
-        layout = SharedPrompts((len(prompts), prompts.shape[1]), group, inputs.shape[1], present)
-        x = self._run(torch.cat([prompts.flatten(), inputs.flatten()]), layout)
+        layout = SharedPrompts(prompts, group, inputs)
+        x = self._states(torch.cat([prompts.flatten(), inputs.flatten()]), layout)
         before, after = x.split(layout.split)
         first = before.view(*prompts.shape, -1)[:, -1][group]
         states = torch.cat([first[:, None], after.view(*inputs.shape, first.shape[-1])], dim=1)
@@ -276,25 +238,13 @@ class Transformer(nn.Module):
             (arch.layers, batch, arch.kv_heads, capacity, arch.head_dim), self.embedding.weight.detach()
         )
 
-    def _states(self, tokens: Tensor, present: Tensor | None, cache: KVCache | None) -> Tensor:
-        batch, length = tokens.shape
-        self._check_length(length + (0 if cache is None else cache.length))
-        x = self._run(tokens.flatten(), Rows((batch, length), present, cache, tokens.device))
-        if cache is not None:
-            cache.length += length
-        return x.view(batch, length, -1)
-
-    def _run(self, tokens: Tensor, layout: "Rows | SharedPrompts") -> Tensor:
-        """Last hidden states [N, width] of flat tokens [N]."""
+    def _states(self, tokens: Tensor, layout: Rows | SharedPrompts) -> Tensor:
+        """Last hidden states [N, width] of N tokens."""
         rope = (self.cos[layout.positions], self.sin[layout.positions])
-        x = self.embedding(tokens)
+        x = self.embedding(tokens.flatten())
         for layer, block in enumerate(self.blocks):
             x = block(x, rope, layout, layer)
         return self.norm(x)
-
-    def _check_length(self, length: int) -> None:
-        if length > self.context:
-            raise ValueError(f"sequence of {length} tokens exceeds the context of {self.context}")
 
 
 # Sampling with a preallocated key-value cache; every token comes with the policy's log-probabilities.
@@ -315,44 +265,14 @@ class Rollout:
     topk_logp: Tensor  # [B, T, K]
     entropy: Tensor  # [B, T] nats
 
-    @classmethod
-    def empty(cls, prompts: Tensor, group: Tensor, horizon: int, top_k: int, pad: int) -> "Rollout":
-        """Responses without tokens, of which `write` adds up to `horizon`."""
-        shape = len(group), horizon
-        zeros = partial(torch.zeros, device=prompts.device)
-        return cls(
-            prompts,
-            group,
-            responses=torch.full(shape, pad, device=prompts.device),
-            lengths=zeros(len(group), dtype=torch.long),
-            logp=zeros(shape),
-            topk_ids=zeros((*shape, top_k), dtype=torch.long),
-            topk_logp=torch.full((*shape, top_k), float("-inf"), device=prompts.device),
-            entropy=zeros(shape),
-        )
-
-    def write(self, position: int, rows: Tensor, logp: Tensor, tokens: Tensor) -> None:
-        """Put the tokens [R] of the responses `rows` [R] at `position`, with the policy's log-probabilities [R, V]."""
-        self.responses[rows, position] = tokens
-        self.lengths[rows] += 1
-        if not (top_k := self.topk_ids.shape[-1]):
-            return
-        self.logp[rows, position] = logp.gather(-1, tokens[:, None])[:, 0]
-        self.entropy[rows, position] = -(logp.exp() * logp).sum(-1)
-        self.topk_logp[rows, position], self.topk_ids[rows, position] = logp.topk(top_k, dim=-1)
-
     def valid(self) -> Tensor:
         """True at real response tokens [B, T]."""
         position = torch.arange(self.responses.shape[1], device=self.responses.device)
         return position < self.lengths[:, None]
 
-    def logits(self, model: Transformer, pad: int) -> Tensor:
-        """The logits of `model` at every response token [B, T, V].
-
-        Only prompts are padded on the left. What follows a response's end is not masked: no real token sees it,
-        and a sampled token is real whatever its id (an unskilled policy may well sample the padding symbol).
-        """
-        return model.continuations(self.prompts, self.group, self.responses, _real(self.prompts, pad))
+    def logits(self, model: Transformer) -> Tensor:
+        """The logits of `model` at every response token [B, T, V]."""
+        return model.continuations(self.prompts, self.group, self.responses)
 
     def select(self, index: Tensor) -> "Rollout":
         """The responses at `index`, with their prompts, cut to the longest of them."""
@@ -361,12 +281,6 @@ class Rollout:
         per_token = self.responses, self.logp, self.topk_ids, self.topk_logp, self.entropy
         responses, *recorded = (part[index, :width] for part in per_token)
         return Rollout(self.prompts[used], group, responses, self.lengths[index], *recorded)
-
-
-def _real(prompts: Tensor, pad: int) -> Tensor | None:
-    """True at the real tokens of prompts; None if all are."""
-    real = prompts != pad
-    return None if real.all() else real
 
 
 def draw(probabilities: Tensor, generator: torch.Generator) -> Tensor:
@@ -416,33 +330,45 @@ def sample(
     `top_k` > 0 records log-probabilities, entropies and the K most likely tokens of the policy, all of the
     untruncated softmax at `temperature`; 0 records nothing but tokens (validation).
     """
-    device = prompts.device
-    group = torch.arange(len(prompts), device=device).repeat_interleave(copies)
-    rollout = Rollout.empty(prompts, group, max_response_length, top_k, tokenizer.pad)
-    present = _real(prompts, tokenizer.pad)
+    group = torch.arange(len(prompts), device=prompts.device).repeat_interleave(copies)
+    shape = len(group), max_response_length
+    zeros = partial(torch.zeros, device=prompts.device)
+    rollout = Rollout(
+        prompts,
+        group,
+        responses=torch.full(shape, tokenizer.pad, device=prompts.device),
+        lengths=zeros(len(group), dtype=torch.long),
+        logp=zeros(shape),
+        topk_ids=zeros((*shape, top_k), dtype=torch.long),
+        topk_logp=torch.full((*shape, top_k), float("-inf"), device=prompts.device),
+        entropy=zeros(shape),
+    )
     # Copies share the prompt: it is read once.
     cache = model.new_cache(*prompts.shape)
-    logits = model.next_token(prompts, present, cache)[group]
+    logits = model.next_token(prompts, cache)[group]
     capacity = prompts.shape[1] + max_response_length
-    cache, present = cache.rows(group, capacity), None if present is None else present[group]
-    rows = torch.arange(len(group), device=device)  # of the output, for the rows of the batch
-    running = torch.ones(len(group), dtype=torch.bool, device=device)
+    cache = cache.rows(group, capacity)
+    rows = torch.arange(len(group), device=prompts.device)  # of the output, for the rows of the batch
+    running = torch.arange(len(group), device=prompts.device)  # rows of the batch that have not ended
     for position in range(max_response_length):
         logp = (logits.float() / temperature).log_softmax(-1)
         mass = logp.exp()
         tokens = draw(mass, generator) if top_p == 1 else draw_nucleus(mass, top_p, generator)
-        rollout.write(position, rows[running], logp[running], tokens[running])
-        running &= tokens != tokenizer.eos
-        still = int(running.sum())
-        if still == 0 or position == max_response_length - 1:
+        at, sampled = (rows[running], position), tokens[running]
+        rollout.responses[at] = sampled
+        rollout.lengths[at[0]] += 1
+        if top_k:
+            logp = logp[running]
+            rollout.logp[at] = logp.gather(-1, sampled[:, None])[:, 0]
+            rollout.entropy[at] = -(logp.exp() * logp).sum(-1)
+            rollout.topk_logp[at], rollout.topk_ids[at] = logp.topk(top_k, dim=-1)
+        running = running[sampled != tokenizer.eos]
+        if not len(running) or position == max_response_length - 1:
             break
-        if still < COMPACT_BELOW * len(running):
-            unfinished = running.nonzero()[:, 0]
-            rows, tokens, cache = rows[unfinished], tokens[unfinished], cache.rows(unfinished, capacity)
-            present, running = None if present is None else present[unfinished], running[unfinished]
-        if present is not None:
-            present = torch.cat([present, torch.ones_like(present[:, :1])], dim=1)
-        logits = model.next_token(tokens[:, None], present, cache)
+        if len(running) < COMPACT_BELOW * len(rows):
+            rows, tokens, cache = rows[running], tokens[running], cache.rows(running, capacity)
+            running = torch.arange(len(rows), device=prompts.device)
+        logits = model.next_token(tokens[:, None], cache)
     return rollout
 
 

@@ -72,13 +72,13 @@ class Objective:
     """The objective of `spec` on `model`."""
 
     def __init__(self, spec: MiniRun, model: Transformer, tokenizer: Tokenizer) -> None:
-        self.spec, self.model, self.pad = spec, model, tokenizer.pad
+        self.spec, self.model = spec, model
         self.loss = RuleLoss(spec)
         self.top_k = recorded_tokens(spec.divergence, tokenizer.vocabulary)
 
     def _log_policy(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
         """log pi [B, T, V] at every response token, and of the token [B, T]."""
-        logits = rollout.logits(self.model, self.pad)
+        logits = rollout.logits(self.model)
         pi_logp = (logits / self.spec.rollout.temperature).log_softmax(-1)
         return pi_logp, pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
 

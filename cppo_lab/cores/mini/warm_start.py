@@ -199,7 +199,7 @@ def _accuracy(model: Transformer, prompts: Tensor, responses: Tensor, tokenizer:
     """Share of the tokens of `responses` [N, R] at which the most likely token has the right value."""
     device = next(model.parameters()).device
     read = torch.cat([prompts, responses], dim=1)[:, :-1].to(device)
-    guesses = model(read, read != tokenizer.pad)[:, -responses.shape[1] :].argmax(-1).cpu()
+    guesses = model(read)[:, -responses.shape[1] :].argmax(-1).cpu()
     number = tokenizer.values(responses) >= 0
     same_value = tokenizer.values(guesses) == tokenizer.values(responses)
     return float(torch.where(number, same_value, guesses == responses).float().mean())
@@ -222,7 +222,7 @@ def _imitation_loss(model: Transformer, tokens: Tensor, responses: Tensor, token
     """
     device = next(model.parameters()).device
     read = tokens[:, :-1].to(device)
-    logits = model(read, read != tokenizer.pad)[:, -responses.shape[1] :]
+    logits = model(read)[:, -responses.shape[1] :]
     logits, targets = logits.flatten(0, 1), responses.to(device).flatten()
     if tokenizer.spellings == 1:
         return F.cross_entropy(logits, targets)

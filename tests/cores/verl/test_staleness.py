@@ -185,7 +185,7 @@ def test_the_embedded_core_trains_the_same_on_the_same_responses(seen_of: Seen, 
         valid = batch.rollout.valid()
         gaps = []
         for model in (trainer.policy.current(), trainer.model):
-            logits = batch.rollout.logits(model, trainer.tokenizer.pad) / run.rollout.temperature
+            logits = batch.rollout.logits(model) / run.rollout.temperature
             logp = logits.log_softmax(-1).gather(-1, batch.rollout.responses[..., None])[..., 0]
             gaps.append(float((logp - batch.rollout.logp)[valid].abs().max()))
         assert gaps[0] < 1e-4, step
