@@ -27,6 +27,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
         FULL,
         "a process that loads torch and trains twice",
     ),
+    "cores/test_core_records.py::test_a_core_of_another_package_conforms": (FULL, "attempts in processes"),
     "cores/test_core_conformance.py": (FULL, "processes that load torch or MLflow"),
     "launch/test_batches.py": (FULL, "groups of runs, killed and continued in processes"),
     "launch/test_conformance.py": (FULL, "twenty processes"),

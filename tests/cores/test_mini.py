@@ -249,10 +249,9 @@ def test_every_kind_of_rule_trains_and_speaks_the_schema(
     assert "rule/masked_fraction" in rows[1][1] | rows[2][1]
 
 
-@pytest.mark.parametrize("rule, divergence", [("cppo", "topk_tv"), ("ipo", "exact_kl")])
-def test_a_centred_loss_trains_another_policy(shared: Path, rule: str, divergence: str) -> None:
+def test_a_centred_loss_trains_another_policy(shared: Path) -> None:
     """From a mu that is not pi; from the same, what is subtracted is the mean score of pi, which is 0."""
-    kind = (f"rule={rule}", f"divergence={divergence}", "training.t_stop=4", "rollout.precision=bfloat16")
+    kind = ("training.t_stop=4", "rollout.precision=bfloat16")
     plain, centred = (
         train_tiny(shared, *kind, "optim.learning_rate=0.01", f"objective.centering={choice}")[2][1]
         for choice in ("false", "true")

@@ -54,7 +54,7 @@ def test_the_rule_that_trains_measures_its_own_training() -> None:
     "rule, changes",
     [
         *((rule, {}) for rule in (CPPO, NO_TRUST_REGION, SHUFFLED, REVERSED)),
-        *((rule, STALE | {"training": {"t_stop": 12}}) for rule in (CPPO, NO_TRUST_REGION)),
+        *((rule, STALE | {"training": {"t_stop": 8}}) for rule in (CPPO, NO_TRUST_REGION)),
     ],
     ids=lambda value: str(value.get("name", "stale" if value else "")),
 )
@@ -117,7 +117,7 @@ def test_the_movement_of_an_update_by_its_definition(match: str) -> None:
 
 
 def test_matched_by_the_movement_of_the_policy_itself_the_noise_of_mu_is_no_part_of_it() -> None:
-    stale = STALE | {"model": {"mismatch": 0.2}, "training": {"t_stop": 12}}
+    stale = STALE | {"model": {"mismatch": 0.2}, "training": {"t_stop": 8}}
     from_mu, of_policy = (
         exact_rows(along(NO_TRUST_REGION, {**ALONG, "match": match}, **stale))
         for match in ("scale", "update")
@@ -126,7 +126,7 @@ def test_matched_by_the_movement_of_the_policy_itself_the_noise_of_mu_is_no_part
         assert row["exact/matched"] == 1
         assert row["exact/update_movement"] < other["exact/update_movement"]
     training = exact_rows(along(TIGHT, {**ALONG, "match": "update"}, **stale))
-    assert [row["exact/update_length"] for row in training] == pytest.approx([1.0] * 12, rel=1e-12)
+    assert [row["exact/update_length"] for row in training] == pytest.approx([1.0] * 8, rel=1e-12)
 
 
 def test_a_step_that_no_length_matches_says_so_and_has_no_error() -> None:
