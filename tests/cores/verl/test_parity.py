@@ -100,8 +100,7 @@ def assert_reported(trained: Trained, output: RuleOutput) -> dict[str, float]:
     return metrics
 
 
-@pytest.mark.parametrize("ranks", CUTS)
-@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("mode, ranks", list(zip(AGGREGATIONS, (1, 2, 2, 1), strict=True)))
 @pytest.mark.parametrize("name", [*OF_RESPONSES, "one_sided"])
 def test_micro_batches_make_the_mini_cores_loss(name: str, mode: str, ranks: int) -> None:
     """The last rule is of another package."""
@@ -113,8 +112,7 @@ def test_micro_batches_make_the_mini_cores_loss(name: str, mode: str, ranks: int
     torch.testing.assert_close(trained.gradient == 0, gradient == 0)  # the same tokens are dropped
 
 
-@pytest.mark.parametrize("ranks", CUTS)
-@pytest.mark.parametrize("name", OF_RESPONSES)
+@pytest.mark.parametrize("name, ranks", [*((name, 2) for name in OF_RESPONSES), ("cppo", 1)])
 def test_metrics_survive_verls_reductions(name: str, ranks: int) -> None:
     """Three minibatches, the last of padding alone; shares and means over a step, as the embedded core's."""
     batches = [responses(3), responses(4), responses(5)]
@@ -271,9 +269,13 @@ def three(seed: int) -> tuple[TokenBatch, Tensor]:
     return batch, (batch.rollout_logp - 0.2 * noise).clamp(max=-1e-3)
 
 
-@pytest.mark.parametrize("ranks", CUTS)
-@pytest.mark.parametrize("weigh, reject", CORRECTIONS[:3])
-@pytest.mark.parametrize("name", [name for name in OF_RESPONSES if ENTROPY not in records.RULES[name].needs])
+@pytest.mark.parametrize(
+    "name, weigh, reject, ranks",  # what is weighed and rejected does not depend on the rule
+    [
+        *((name, *CORRECTIONS[1], 2) for name in OF_RESPONSES if ENTROPY not in records.RULES[name].needs),
+        *(("cppo", *CORRECTIONS[place], ranks) for place in (0, 2) for ranks in CUTS),
+    ],
+)
 def test_micro_batches_make_the_mini_cores_decoupled_loss(
     name: str, weigh: tuple | None, reject: tuple | None, ranks: int
 ) -> None:
