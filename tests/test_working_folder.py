@@ -86,10 +86,10 @@ def test_the_uploading_process_and_a_spawned_one(trapped: Path) -> None:
     """What a job starts while it trains, in the environment that `cppo` has made."""
     code = (
         "from cppo_lab.cli import main; main(['completion', 'bash'])\n"
-        "import json, multiprocessing, subprocess\n"
+        "import multiprocessing, subprocess, sys\n"
         "from cppo_lab.tracking import uploader\n"
-        "orphan = json.dumps({'folders': [], 'uri': 'sqlite:///none.db', 'owner': 0, 'first': 0})\n"
-        "subprocess.run(uploader._COMMAND, input=orphan, text=True, check=True)\n"
+        "command, orphan = [sys.executable, '-P', '-c', uploader.CODE], '[\"sqlite:///none.db\", 0]\\n'\n"
+        "subprocess.run(command, input=orphan, text=True, check=True)\n"
         "child = multiprocessing.get_context('spawn').Process(target=print, args=('x',)); child.start(); child.join()\n"
         "assert child.exitcode == 0, child.exitcode\n"
     )

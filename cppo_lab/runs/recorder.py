@@ -123,14 +123,6 @@ class Recorder:
             self.spool.keep("config.yaml", self._yaml)
         self._status(schema.RUNNING, self.step or 0)
 
-    def _scored(self, row: StepEvent) -> StepEvent:
-        """A step, with the scores of the run up to it if it is a validation, whose score is noted."""
-        if (score := score_of(row)) is None:
-            return row
-        self._scores[row.step] = score
-        scores = summarise(self._scores, self.spec.training.t_stop)
-        return replace(row, metrics={**row.metrics, **scores.metrics})
-
     def begin(self, step: int | None) -> None:
         """The core says that it resumes after `step`, or, with None, that it starts from scratch.
 
@@ -165,7 +157,12 @@ class Recorder:
         if step not in self._steps:
             if self._first[0] is None:
                 self._first = step, time.time()
-            self.spool.add(self._scored(StepEvent(step, _now(), {**self.sampled(), **metrics})))
+            row = StepEvent(step, _now(), {**self.sampled(), **metrics})
+            if (score := score_of(row)) is not None:
+                self._scores[step] = score
+                scores = summarise(self._scores, self.spec.training.t_stop)
+                row = replace(row, metrics={**row.metrics, **scores.metrics})
+            self.spool.add(row)
             self._steps.add(step)  # on file, or in `unwritten` until the disk has room
         self._activity = ""
         if time.monotonic() - self._told_at >= STATUS_SECONDS:

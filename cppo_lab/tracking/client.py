@@ -110,10 +110,15 @@ def open_client(uri: str) -> StoreClient:
     database = address.sqlite_file(uri)
     try:
         require_answer(uri)
-        with _plain_default_experiment():
+        # MLflow inserts the working folder's name into the SQL for its experiment 0 without escaping: quotes and colons
+        # would cause an error, or change the SQL. As a URI the name has neither.
+        root = os.environ.get(DEFAULT_ROOT, (Path.cwd() / "mlruns").as_uri())
+        with address.in_the_environment(root, DEFAULT_ROOT):
             if database is not None and address.is_new(database):
                 with exclusive(uri):
-                    create_atomically(database, _make_tables)
+                    create_atomically(
+                        database, lambda path: SqlAlchemyStore(f"sqlite:///{path}", root).engine.dispose()
+                    )
             client = StoreClient(uri)
             client.search_experiments(max_results=1)
     except STORE_FAULTS as error:
@@ -172,23 +177,6 @@ def require_answer(uri: str) -> None:
     """
     if not uri.startswith(("http://", "https://")) and address.sqlite_file(uri) is None:
         create_engine(uri, poolclass=NullPool).connect().close()
-
-
-def _make_tables(path: Path) -> None:
-    """Create a SQLite file with MLflow's tables and its experiment 0, like MLflow's client."""
-    SqlAlchemyStore(f"sqlite:///{path}", os.environ[DEFAULT_ROOT]).engine.dispose()
-
-
-@contextlib.contextmanager
-def _plain_default_experiment() -> Iterator[None]:
-    """MLflow inserts the working folder's name into the SQL for its experiment 0 without escaping: quotes and colons
-    would cause an error, or change the SQL. As a URI the name has neither.
-    """
-    if DEFAULT_ROOT in os.environ:
-        yield
-        return
-    with address.in_the_environment((Path.cwd() / "mlruns").as_uri(), DEFAULT_ROOT):
-        yield
 
 
 def ensure_experiment(client: MlflowClient, uri: str, name: str, description: str = "") -> str:

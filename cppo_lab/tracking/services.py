@@ -21,9 +21,7 @@ import importlib.util
 import io
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
 import time
 import urllib.request
@@ -54,6 +52,7 @@ from cppo_lab.runs.spool import (
 )
 from cppo_lab.runs.state import Queued, RunFolder, counts, state_of
 from cppo_lab.runs.tags import BETWEEN
+from cppo_lab.tracking.uploader import begin, beside, goes_on
 
 MIRROR_VARIABLE = "CPPO_MIRROR"  # how the process and jobs get the name
 TRACKIO, WANDB = "trackio", "wandb"
@@ -69,34 +68,6 @@ EARLY_SIGNS = "early signs"  # an event beside the states
 _TOLD = schema.FINISHED | {schema.FAILED, schema.STOPPED, EARLY_SIGNS}
 SLACK, SLACK_HOST = "slack", "hooks.slack.com"
 _KEYS = ("variants", "rule", "model", "seed", "step", "t_stop", "reason")  # of a status that a message has
-
-
-@contextlib.contextmanager
-def _beside(main: str, task: list[Any], seconds: float) -> Iterator["subprocess.Popen[str]"]:
-    """Have the function `main` of this module work in another process, whose task is the first line of its input.
-
-    At the end of the block a second line tells it that, unless the block was interrupted, and so many `seconds` are
-    left for the rest; then its input ends.
-    """
-    command = [sys.executable, "-P", "-c", f"from cppo_lab.tracking.services import {main}; {main}()"]
-    # A new session, since Ctrl-C is for the owner.
-    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, text=True, start_new_session=True)
-    stream = process.stdin
-    assert stream is not None
-    with contextlib.suppress(OSError):  # it has been killed
-        stream.write(json.dumps(task) + "\n")
-        stream.flush()
-    is_over = True
-    try:
-        yield process
-    except BaseException as error:
-        is_over = isinstance(error, Exception)
-        raise
-    finally:
-        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-            stream.write("ended\n" * is_over)
-            stream.close()
-            process.wait(seconds * is_over)
 
 
 def mirror_name(configured: str | None = None) -> str:
@@ -124,7 +95,8 @@ def mirroring(folders: Sequence[Path]) -> Iterator[None]:
     if not (name := os.environ.get(MIRROR_VARIABLE)):
         yield
         return
-    with _beside("mirror_main", [name, *map(str, folders)], MIRROR_LAST_SECONDS) as process:
+    code = "from cppo_lab.tracking.services import mirror_main; mirror_main()"
+    with beside(code, [name, *map(str, folders)], MIRROR_LAST_SECONDS) as process:
         yield
     if process.poll() is None:
         say(
@@ -133,17 +105,12 @@ def mirroring(folders: Sequence[Path]) -> Iterator[None]:
 
 
 def mirror_main() -> None:
-    """The mirroring process: its task is the first line of standard input, whose end is that of the owner's block."""
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # Slurm signals all processes of a job
-    name, *paths = json.loads(sys.stdin.readline())
+    """The mirroring process."""
+    name, *paths = begin()
     folders, mirror, pause, fault = [Path(path) for path in paths], Mirror(name), EVERY_SECONDS, ""
     owned = trains = True
     while trains:
-        if owned:
-            owned = not select.select([sys.stdin], [], [], pause)[0]
-        else:
-            time.sleep(pause)
+        owned = goes_on(owned, pause)
         trains = owned or any(map(is_locked, folders))
         if not trains:
             signal.alarm(round(MIRROR_LAST_SECONDS))  # ends this process: a server may never answer
@@ -307,13 +274,14 @@ def notifying(folders: Sequence[Path], launch: Sequence[Path], mark: str, waits:
         yield
         return
     names = [list(map(str, paths)) for paths in (folders, launch)]
-    with _beside("notify_main", [*names, mark, waits, time.time()], NOTIFY_LAST_SECONDS):
+    code = "from cppo_lab.tracking.services import notify_main; notify_main()"
+    with beside(code, [*names, mark, waits, time.time()], NOTIFY_LAST_SECONDS):
         yield
 
 
 def notify_main() -> None:
-    """The sending process: its task is the first line of standard input, whose end is that of the owner's block."""
-    folders, launch, mark, waits, since = json.loads(sys.stdin.readline())
+    """The sending process."""
+    folders, launch, mark, waits, since = begin()
     messages = _Messages(webhook(None), list(map(Path, folders)), since)
     messages.send_all(list(map(Path, launch)), mark, waits)
 
@@ -327,7 +295,7 @@ class _Messages:
     def send_all(self, launch: Sequence[Path], mark: str, waits: bool) -> None:
         """Send messages until the owner has ended and none of its runs is being trained."""
         pause = EVERY_SECONDS
-        while not select.select([sys.stdin], [], [], pause)[0]:
+        while goes_on(True, pause):
             pause = EVERY_SECONDS if self.of_runs() else min(2 * pause, LONGEST_PAUSE_SECONDS)
         ended = bool(sys.stdin.readline())
         while any(map(is_locked, self.folders)):

@@ -143,7 +143,10 @@ def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line]
     """
     if not files(folder) and not unwritten:
         return 0
-    safe = _safe_to_send(unwritten)
+    # A resumed run trains steps that are in no file again, and would record them twice: only a finished run sends
+    # them.
+    is_over = bool(unwritten) and isinstance(end := unwritten[-1], End) and end.status in schema.FINISHED
+    safe = [line for line in unwritten if is_over or not isinstance(line, StepEvent)]
     with shipping(folder):
         shipment = _Shipment(folder, uri, client, safe)
         try:
@@ -229,18 +232,6 @@ def _named(client: MlflowClient, experiment_id: str, name: str) -> list[Run]:
         if error.error_code == "RESOURCE_DOES_NOT_EXIST":  # `mlflow gc` removes deleted runs for good
             return []
         raise
-
-
-def _safe_to_send(unwritten: Sequence[Line]) -> Sequence[Line]:
-    """The lines that may be uploaded although no file has them.
-
-    A resumed run trains steps that are in no file again, and would record them twice. So steps are sent only if the run
-    has finished.
-    """
-    last = unwritten[-1] if unwritten else None
-    if isinstance(last, End) and last.status in schema.FINISHED:
-        return unwritten
-    return [line for line in unwritten if not isinstance(line, StepEvent)]
 
 
 class _Shipment:
@@ -516,7 +507,11 @@ class _Shipment:
         run = self._run()
         if run.info.lifecycle_stage != "active":
             raise MlflowException("it was deleted meanwhile", RESOURCE_DOES_NOT_EXIST)
-        recorded, tags = [*self._lines(), *unwritten], run.data.tags
+        recorded, token, tags = [], "", run.data.tags
+        for line in lines(self.folder):
+            token = line.record if isinstance(line, Begin) else token
+            recorded += [line] * (token == self.token)
+        recorded += unwritten
         # What a full disk did not accept is in the last line of a file.
         contents = {line.path: line.content() for line in recorded if isinstance(line, Artifact)}
         if recorded_status(tags) in schema.FINISHED and tags.get(schema.TAG_FILES) == "complete":
@@ -602,14 +597,6 @@ class _Shipment:
                 if step not in stored:
                     lost.append(Metric(name, value, time_ms, step))
         return lost
-
-    def _lines(self) -> list[Line]:
-        """All lines of the record that are in files."""
-        of_record, token = [], ""
-        for line in lines(self.folder):
-            token = line.record if isinstance(line, Begin) else token
-            of_record += [line] * (token == self.token)
-        return of_record
 
 
 def _place(name: str) -> str | None:

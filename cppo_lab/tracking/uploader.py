@@ -7,8 +7,8 @@ MLflow only when there is something to upload.
 
 import contextlib
 import json
-import os
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -32,7 +32,54 @@ HURRY_SECONDS = 8.0  # the same for a process that is being ended: Slurm kills 3
 LOOK_SECONDS = 0.5
 # Between two lines of an upload that takes long: thousands of short runs take minutes.
 TELL_SECONDS = 15.0
-_COMMAND = [sys.executable, "-P", "-c", "from cppo_lab.tracking.uploader import main; main()"]
+CODE = "from cppo_lab.tracking.uploader import main; main()"  # of the uploading process
+
+
+# A process beside a launcher, or beside a job.
+
+
+@contextlib.contextmanager
+def beside(code: str, task: Any, seconds: float = 0.0) -> Iterator["subprocess.Popen[str]"]:
+    """Have another process run `code` during the block, which begins with `begin`: that gives it its `task`.
+
+    At the end of the block a second line tells it that, unless the block was interrupted, and so many `seconds` are
+    left for the rest; then its input ends. If the process that has the block is killed, its input ends without a word.
+    """
+    # A new session, since Ctrl-C is for the owner. Standard output is for what the owner prints.
+    command = [sys.executable, "-P", "-c", code]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=2, text=True, start_new_session=True)
+    stream = process.stdin
+    assert stream is not None
+    with contextlib.suppress(OSError):  # it has been killed
+        # Not on the command line, which all users of the machine can read: an address may hold a password.
+        stream.write(json.dumps(task) + "\n")
+        stream.flush()
+    is_over = True
+    try:
+        yield process
+    except BaseException as error:
+        is_over = isinstance(error, Exception)
+        raise
+    finally:
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            stream.write("ended\n" * is_over)
+            stream.close()
+            process.wait(seconds * is_over)
+
+
+def begin() -> Any:
+    """The task of this process, which no signal ends from now on: Slurm signals all processes of a job."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    return json.loads(sys.stdin.readline())
+
+
+def goes_on(owned: bool, seconds: float) -> bool:
+    """Wait so long, or, if it is still `owned`, until the owner's block has ended; whether that goes on."""
+    if owned:
+        return not select.select([sys.stdin], [], [], seconds)[0]
+    time.sleep(seconds)
+    return False
 
 
 @contextlib.contextmanager
@@ -42,16 +89,11 @@ def uploading(folders: Sequence[Path], uri: str) -> Iterator["subprocess.Popen[s
     Gives the uploading process. If the process that has the block is killed, it goes on until no run is being trained.
     """
     process, hurry = None, False
-    with contextlib.suppress(OSError):  # without it, everything is uploaded at the end
-        # A new session, since Ctrl-C is for the owner, which then ends this process.
-        process = subprocess.Popen(_COMMAND, stdin=subprocess.PIPE, text=True, start_new_session=True)
-        # Not on the command line, which all users of the machine can read: the URI may hold a password.
-        task = {"uri": uri, "folders": list(map(str, folders)), "owner": os.getpid(), "first": FIRST_SECONDS}
-        assert process.stdin is not None
-        with process.stdin as stream:
-            stream.write(json.dumps(task))
     try:
-        yield process
+        with contextlib.ExitStack() as stack:
+            with contextlib.suppress(OSError):  # without it, everything is uploaded at the end
+                process = stack.enter_context(beside(CODE, [uri, FIRST_SECONDS, *map(str, folders)]))
+            yield process
     except BaseException as error:
         hurry = not isinstance(error, Exception)
         raise
@@ -149,19 +191,16 @@ class _LastUpload:
 
 
 def main() -> None:
-    """The uploading process; its task comes on standard input."""
-    task: dict[str, Any] = json.load(sys.stdin)
-    work([Path(folder) for folder in task["folders"]], task["uri"], task["owner"], task["first"])
+    """The uploading process."""
+    uri, first, *folders = begin()
+    work(list(map(Path, folders)), uri, first)
 
 
-def work(folders: Sequence[Path], uri: str, owner: int, first: float) -> None:
-    """Upload in this process until its `owner` (a process id) has ended, or, if that is killed while its runs go on,
-    until these have. Begins after `first` seconds.
+def work(folders: Sequence[Path], uri: str, first: float) -> None:
+    """Upload in this process until the block that it stands beside has ended, or, if its owner is killed while its runs
+    go on, until these have. Begins after `first` seconds.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)  # Slurm signals all processes of a job
-    os.dup2(2, 1)  # standard output is for what the owner prints
-    pause, away_since, orphaned = first, 0.0, False
+    pause, away_since, owned = first, 0.0, True
     waiting, began = dict.fromkeys(folders), time.time()
 
     def sent(folder: Path) -> None:
@@ -173,11 +212,10 @@ def work(folders: Sequence[Path], uri: str, owner: int, first: float) -> None:
             waiting.pop(folder, None)
 
     while True:
-        time.sleep(pause) if orphaned else _wait(pause, owner)
-        trains = os.getppid() == owner or any(map(is_locked, folders))
-        if not trains and not orphaned:
+        was_owned, owned = owned, goes_on(owned, pause)
+        trains = owned or any(map(is_locked, folders))
+        if was_owned and not trains:
             return  # the next launch sends the rest
-        orphaned = os.getppid() != owner
         fault = upload_once(list(waiting), uri, sent)
         if fault and not away_since:
             away_since = time.monotonic()
@@ -190,13 +228,6 @@ def work(folders: Sequence[Path], uri: str, owner: int, first: float) -> None:
             return
         # Exponential back-off with jitter, so that a hundred jobs do not return to a server at the same moment.
         pause = min(LONGEST_PAUSE_SECONDS, 2 * pause) * random.uniform(0.8, 1.0) if fault else EVERY_SECONDS
-
-
-def _wait(seconds: float, owner: int) -> None:
-    """Sleep, but not much longer than the owner lives."""
-    until = time.monotonic() + seconds
-    while (remaining := until - time.monotonic()) > 0 and os.getppid() == owner:
-        time.sleep(min(LOOK_SECONDS, remaining))
 
 
 def upload_once(

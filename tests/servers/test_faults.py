@@ -171,7 +171,7 @@ import sys, time
 from pathlib import Path
 from cppo_lab.tracking import uploader
 uploader.FIRST_SECONDS = float(sys.argv[3])
-uploader._COMMAND[-1] = (
+uploader.CODE = (
     "import mlflow; from cppo_lab.tracking import upload, uploader; uploader.EVERY_SECONDS = 0.1\\n"
     "ship = upload.ship\\n"
     "upload.ship = lambda *arguments: print('View run', flush=True) or ship(*arguments)\\n"

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cppo_lab import schema
@@ -185,6 +187,15 @@ def test_messages_go_on_when_the_launcher_is_killed(folder: Path, receiver: Fake
             [sys.executable, "-c", program, str(folder)], env=environment, stdout=subprocess.PIPE
         )
         assert owner.stdout.readline()
+        [process] = psutil.Process(owner.pid).children()
+
+        def ignores() -> bool:
+            """What Slurm sends to all processes of a job."""
+            status = Path(f"/proc/{process.pid}/status").read_text()
+            mask = int(re.search(r"SigIgn:\s*(\w+)", status)[1], 16)
+            return all(mask >> (number - 1) & 1 for number in (signal.SIGTERM, signal.SIGUSR2))
+
+        until("it has begun", ignores)
         owner.send_signal(signal.SIGKILL)
         owner.communicate()
         write_status(folder, {"status": "failed", "reason": "late", "updated": LATER})

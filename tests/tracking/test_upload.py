@@ -177,12 +177,10 @@ def test_a_run_that_has_ended_and_is_sent_is_looked_at_no_more_unless_its_end_is
             sent(folder)
         return "no route" if len(looks) % 2 else ""
 
-    system = Mock(getppid=Mock(side_effect=[7] * 8 + [8]))
-    for name in ("os", "signal", "_wait"):
-        monkeypatch.setattr(uploader, name, system)
+    monkeypatch.setattr(uploader, "goes_on", Mock(side_effect=[True] * 4 + [False]))
     monkeypatch.setattr(uploader, "upload_once", upload_once)
     monkeypatch.setattr(uploader, "unsent", lambda folder, _: folder.name == "unsent")
-    uploader.work(folders, tracking_uri(), 7, 0.0)
+    uploader.work(folders, tracking_uri(), 0.0)
     assert looks == [[*ends], *[["trains", "retried", "unsent"]] * 3]
     silent, back = "does not answer, training continues: no route", "is back after 0 s"
     assert capsys.readouterr().err.splitlines() == [f"tracking store {silent}", f"tracking store {back}"] * 2

@@ -100,6 +100,7 @@ class Ledger:
             open_append(self.path).close()
         with self._naming_faults():
             self._database = sqlite3.connect(self.path, timeout=BUSY_SECONDS, isolation_level=None)
+            self._database.row_factory = sqlite3.Row
             self._database.executescript(_TABLES)
 
     def __enter__(self) -> "Ledger":
@@ -178,11 +179,9 @@ class Ledger:
 
     def _tasks(self, condition: str, *values: object) -> list[LedgerTask]:
         with self._naming_faults():
-            cursor = self._database.execute(
-                f"{_ALL_TASKS} WHERE {condition} ORDER BY created DESC, position", values
-            )
-            columns = [column for column, *_ in cursor.description]
-            return [LedgerTask(**dict(zip(columns, row, strict=True))) for row in cursor]
+            order = "ORDER BY created DESC, position"
+            rows = self._database.execute(f"{_ALL_TASKS} WHERE {condition} {order}", values)
+            return [LedgerTask(**dict(row)) for row in rows]
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
