@@ -4,7 +4,6 @@ import fcntl
 import itertools
 import json
 import os
-import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,14 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.answers import outcomes, texts, tokens
+from cppo_lab.answers import ANSWERS
 from cppo_lab.answers.records import Recording, StepAnswers
-from cppo_lab.answers.texts import Texts
 from cppo_lab.core_records import BEST_CHECKPOINT, CHECKPOINTS, MetricSink, Resources
 from cppo_lab.errors import UserError, say
-from cppo_lab.files import open_append, open_lock, open_plain, read_plain, replace_file
+from cppo_lab.files import appearing, open_append, open_lock, open_plain, read_plain, replace_file
 from cppo_lab.schema import Outcome
-from cppo_lab.spec import VerlRun
+from cppo_lab.spec import AnswersSpec, VerlRun
 
 
 def score_name(spec: VerlRun) -> str:
@@ -375,52 +373,52 @@ def _newest(folder: Path) -> int | None:
     return max((step for _, (step, _) in rows(folder)), default=None)
 
 
-# The way of the kept responses of a validated step, from verl's trainer to the process that records the run.
+# The way of the answer files of a validated step, from verl's trainer to the process that records the run.
 #
-# The trainer writes them to a separate folder before it writes the row of the step, outcomes last. The process that
-# reads the rows moves them to the run's files and then removes them. So the responses of a step are recorded once,
-# whichever of the two processes is killed, and the run's files have a single writer.
+# The trainer writes them to a separate folder, which appears as a whole, before it writes the row of the step. The
+# process that reads the rows moves them to the run's files. So the responses of a step are recorded once, whichever of
+# the two processes is killed.
 
-STAGED = "verl_answers"  # in the run's folder
+STAGED = "verl_answers"  # in the run's folder: a folder for each step
 TAGS_FILE = "verl_tags.json"  # of the run, known once its rollout servers run
-_OUTCOMES, _TEXTS, _TOKENS = "outcomes.npz", "texts.jsonl.gz", "tokens.npz"
-_OF_STEP = re.compile(rf"(\d+)-{re.escape(_OUTCOMES)}")
+LONGEST_FILE = 2**30  # bytes
 
 
-def stage(folder: Path, answers: StepAnswers) -> None:
-    """Write the responses of a validated step of the run in `folder`."""
-    step = int(answers.outcomes.steps[-1])
-    (folder / STAGED).mkdir(exist_ok=True)
-    if answers.tokens is not None:
-        replace_file(_staged_file(folder, step, _TOKENS), tokens.write(answers.tokens))
-    if answers.samples:
-        replace_file(_staged_file(folder, step, _TEXTS), texts.write(Texts(step, tuple(answers.samples))))
-    replace_file(_staged_file(folder, step, _OUTCOMES), outcomes.write(answers.outcomes))
+class Staging:
+    """The trainer's side. It resumes from the checkpoint of `step` (None: from the beginning), and drops the records of
+    later steps.
+    """
+
+    def __init__(self, spec: VerlRun, settings: AnswersSpec, folder: Path, step: int | None) -> None:
+        validations = 1 + spec.training.t_stop // spec.validation.every
+        self._folder, self._place = folder, Path()
+        self._recording = Recording(settings, folder, validations, self._write)
+        self._recording.begin(step)
+
+    def add(self, step: int, answers: StepAnswers) -> None:
+        """Write the answers of a validated step."""
+        (self._folder / STAGED).mkdir(exist_ok=True)
+        with appearing(_staged(self._folder, step), replace=True) as self._place:
+            self._recording.add(answers)
+
+    def _write(self, name: str, content: bytes) -> None:
+        (self._place / Path(name).name).write_bytes(content)
 
 
 class HandOver:
-    """Moves responses from the trainer's folder to the files of the run."""
+    """Moves answers from the trainer's folder to the files of the run, of which it is the only writer."""
 
-    def __init__(self, spec: VerlRun, resources: Resources, sink: MetricSink) -> None:
-        validations = 1 + spec.training.t_stop // spec.validation.every
-        self._folder, self._sink = resources.folder, sink
-        # A sink need not have `file` unless answers are kept.
-        self._recording = Recording(
-            resources.answers, resources.folder, validations, lambda name, content: sink.file(name, content)
-        )
+    def __init__(self, resources: Resources, sink: MetricSink) -> None:
+        self._folder, self._sink, self._answers = resources.folder, sink, resources.answers
 
     def begin(self, step: int | None) -> None:
-        """Resume from the checkpoint of `step`; None: from the beginning. Records of later steps are dropped.
-
-        Steps that an earlier attempt's trainer has written, but that were not moved completely, are left to `add`.
+        """Resume from the checkpoint of `step`; None: from the beginning. Drops what is staged of later steps; that of
+        earlier ones, which an earlier attempt has not moved completely, is left to `add`.
         """
-        last = -1 if step is None or not self._recording.keeps else step
-        written = self._steps()
-        for later in (staged for staged in written if staged > last):
-            self._remove(later)
-        if written and (first := written[0]) <= last:
-            step = first - 1 if first else None
-        self._recording.begin(step)
+        last = -1 if step is None or self._answers is None or not self._answers.keep else step
+        for place in (self._folder / STAGED).glob("*"):
+            if not place.name.isdecimal() or int(place.name) > last:
+                shutil.rmtree(place, ignore_errors=True)
 
     def add(self, step: int) -> None:
         """Move what the trainer has written for `step`, if anything, and the tags that it has found."""
@@ -429,39 +427,18 @@ class HandOver:
             for name, value in json.loads(tags).items():
                 self._sink.tag(name, value)
             (self._folder / TAGS_FILE).unlink()
-        waits = self._recording.keeps and step in self._steps()
-        if waits and self._recording.add(_staged(self._folder, step)):
-            self._remove(step)
+        place = _staged(self._folder, step)
+        contents = ((path.name, read_plain(path, LONGEST_FILE)) for path in sorted(place.glob("*")))
+        saved = [
+            self._sink.file(f"{ANSWERS}/{name}", content) for name, content in contents if content is not None
+        ]
+        if False not in saved:
+            shutil.rmtree(place, ignore_errors=True)
 
     def end(self) -> None:
         """Finish, after all steps were moved."""
         shutil.rmtree(self._folder / STAGED, ignore_errors=True)
 
-    def _steps(self) -> list[int]:
-        """The steps that are written completely."""
-        try:
-            names = [path.name for path in (self._folder / STAGED).iterdir()]
-        except FileNotFoundError:
-            return []
-        return sorted(int(match[1]) for name in names if (match := _OF_STEP.fullmatch(name)))
 
-    def _remove(self, step: int) -> None:
-        for name in (_OUTCOMES, _TEXTS, _TOKENS):
-            _staged_file(self._folder, step, name).unlink(missing_ok=True)
-
-
-def _staged_file(folder: Path, step: int, name: str) -> Path:
-    return folder / STAGED / f"{step:06d}-{name}"
-
-
-def _staged(folder: Path, step: int) -> StepAnswers:
-    """What the trainer has written for a step. Raises UserError for files that it did not write."""
-
-    def read(name: str, form: Any) -> Any:
-        path = _staged_file(folder, step, name)
-        content = read_plain(path, form.LARGEST)
-        return None if content is None else form.read(content, str(path))
-
-    written = read(_TEXTS, texts)
-    samples = () if written is None else written.samples
-    return StepAnswers(read(_OUTCOMES, outcomes), samples, read(_TOKENS, tokens))
+def _staged(folder: Path, step: int) -> Path:
+    return folder / STAGED / f"{step:06d}"

@@ -60,7 +60,7 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
         checkpoints.keep_best(folder, score_name(spec))
         checkpoints.drop_checkpoints_except(folder, step)
         checkpoints.take_request(folder)  # of an attempt that ended before it was saved
-    answers = HandOver(spec, resources, sink)
+    answers = HandOver(resources, sink)
     sink.begin(step)
     answers.begin(step)
     for row in recorded:

@@ -31,7 +31,14 @@ from cppo_lab.core_records import read_phases
 from cppo_lab.cores.base import write_phases
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.answers import PLACE, VerlAnswerRecorder
-from cppo_lab.cores.verl.checkpoints import TAGS_FILE, keep_best, score_name, seal, stage, validation_metrics
+from cppo_lab.cores.verl.checkpoints import (
+    TAGS_FILE,
+    Staging,
+    keep_best,
+    score_name,
+    seal,
+    validation_metrics,
+)
 from cppo_lab.cores.verl.config import lab_settings, top_k
 from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.cores.verl.rewards import reward_parts
@@ -305,6 +312,7 @@ class LabTrainer(PPOTrainerSync):
             self._answers = VerlAnswerRecorder(
                 self.spec, self._answer_settings, rows, decode, self.tokenizer.decode
             )
+            self._staging = Staging(self.spec, self._answer_settings, self.folder, self.global_steps or None)
         self.replay_buffer.on_validation = self._on_validation
 
     def _on_validation(self, batch: KVBatchMeta) -> None:
@@ -611,7 +619,7 @@ class LabTrainer(PPOTrainerSync):
                 replace_file(path, json.dumps(table))
         answers = self._answers.take(step) if validation and self._answers is not None else None
         if answers is not None:
-            stage(self.folder, answers)
+            self._staging.add(step, answers)
         checkpoints.append_row(self.folder, step, row | validation)
         self._row_at = time.monotonic()
         if not validation:

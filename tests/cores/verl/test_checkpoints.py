@@ -25,6 +25,7 @@ from cppo_lab.cores.verl.checkpoints import (
     STAGED,
     TAGS_FILE,
     HandOver,
+    Staging,
     append_row,
     best_step,
     drop_checkpoints_except,
@@ -34,7 +35,6 @@ from cppo_lab.cores.verl.checkpoints import (
     make_room,
     read_outcome,
     seal,
-    stage,
     unname_best_after,
 )
 from cppo_lab.schema import Outcome
@@ -365,17 +365,24 @@ def answers_of(step: int) -> StepAnswers:
 
 
 def hand_over(folder: Path, sink: Mock, settings: AnswersSpec | None = KEPT) -> HandOver:
+    return HandOver(Resources(folder.parent, folder, answers=settings), sink)
+
+
+def staging(folder: Path, resumed: int | None) -> Staging:
     run = compose(["core=verl", "model=tiny_qwen3", "training.t_stop=4", "validation.every=2"]).run
-    return HandOver(run, Resources(folder.parent, folder, answers=settings), sink)
+    return Staging(run, KEPT, folder, resumed)
 
 
 def train(folder: Path, sink: Mock, resumed: int | None, steps: tuple[int, ...] = STEPS) -> None:
     """An attempt: rows up to `resumed` are on file already; the trainer validates the others."""
     answers = hand_over(folder, sink)
     answers.begin(resumed)
-    for step in steps:
-        if resumed is None or step > resumed:
-            stage(folder, answers_of(step))
+    trained = [step for step in steps if resumed is None or step > resumed]
+    for step in steps[: len(steps) - len(trained)]:
+        answers.add(step)
+    trainer = staging(folder, resumed)
+    for step in trained:
+        trainer.add(step, answers_of(step))
         answers.add(step)
     answers.end()
 
@@ -405,8 +412,9 @@ def test_whoever_is_killed_the_files_are_those_of_an_unbroken_run(
     """
     for number in itertools.count():
         (folder := tmp_path / f"{number}").mkdir()
-        for step in STEPS:  # the trainer does not wait for the process that records
-            stage(folder, answers_of(step))
+        trainer = staging(folder, None)
+        for step in STEPS:  # it does not wait for the process that records
+            trainer.add(step, answers_of(step))
         answers = hand_over(folder, sink := recorder(folder))
         through = survives(monkeypatch, number, lambda answers=answers: [*map(answers.add, STEPS)])
         train(folder, recorder(folder), resumed)
@@ -418,19 +426,22 @@ def test_whoever_is_killed_the_files_are_those_of_an_unbroken_run(
 
 @pytest.mark.parametrize("settings", [KEPT, None, KEPT.model_copy(update={"keep": False})])
 def test_a_step_that_was_not_written_to_its_end_or_is_not_kept(
-    tmp_path: Path, settings: AnswersSpec | None
+    tmp_path: Path, settings: AnswersSpec | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The trainer was killed between the texts and the outcomes: the step has no row, and is trained again."""
-    stage(tmp_path, answers_of(2))
-    if settings is KEPT:
-        (tmp_path / STAGED / "000002-outcomes.npz").unlink()
-    sink = recorder(tmp_path)
-    answers = hand_over(tmp_path, sink, settings)
-    answers.begin(None)
-    answers.add(2)
-    answers.end()
-    sink.file.assert_not_called()
-    assert not (tmp_path / STAGED).exists()
+    """The trainer is killed at each operation on files: all files of a step are there, or none."""
+    for number in itertools.count():
+        (folder := tmp_path / f"{number}").mkdir()
+        trainer = staging(folder, None)
+        through = survives(monkeypatch, number, lambda trainer=trainer: trainer.add(2, answers_of(2)))
+        answers = hand_over(folder, sink := recorder(folder), settings)
+        answers.begin(2)
+        answers.add(2)
+        answers.end()
+        assert sink.file.call_count == 2 * (through and settings is KEPT)
+        assert not (folder / STAGED).exists()
+        if through:
+            break
+    assert number > 1
 
 
 @pytest.mark.parametrize("settings", [KEPT, None])
