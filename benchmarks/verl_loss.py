@@ -66,6 +66,7 @@ def recorded(responses: int, prompt: int, length: int) -> dict[str, Tensor]:
             "loss_mask": torch.ones(n).long(),
             "old_log_probs": torch.full((n,), -10.4),  # a random model's: -log V
             "advantages": torch.randn(1, generator=generator).expand(n),
+            "minibatch_responses": torch.tensor([float(responses)]),
             "rollout_topk_ids": torch.rand(n, VOCABULARY, generator=generator).topk(K).indices.int(),
             "rollout_topk_logp": torch.full((n, K), -10.4).half(),
         }

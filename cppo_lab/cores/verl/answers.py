@@ -84,21 +84,6 @@ class Wording:
 Decode = Callable[[list[int]], str]
 
 
-@dataclass(frozen=True)
-class Graded:
-    """A response to a validation problem. `draw`: its number among the responses to it; `length` in tokens.
-
-    A response as long as the limit counts as cut off. The embedded core knows the end token and excepts those that end
-    just there; here only the lengths are fetched.
-    """
-
-    key: str  # in the queue
-    place: int
-    draw: int
-    right: bool
-    length: int
-
-
 def _draw_of(key: str) -> int:
     """The number of a response among those to its prompt, from its key in the queue: prompt_draw_turn."""
     return int(key.rsplit("_", 2)[1])
@@ -146,7 +131,9 @@ class VerlAnswerRecorder:
         self._forget()
 
     def _forget(self) -> None:
-        self._graded: list[Graded] = []
+        # By problem: right responses, those as long as the limit, all, and the tokens of all. The embedded core knows
+        # the end token, and counts none as cut off that ends just at the limit; here only lengths are fetched.
+        self._counts = np.zeros((4, len(self.problems)), np.int64)
         self._samples: list[Sample] = []
         self._tokens: RecordedTokens | None = None
         self.chosen: list[Chosen] = []
@@ -154,27 +141,28 @@ class VerlAnswerRecorder:
     def validation(self, step: int, batch: KVBatchMeta) -> None:
         """Add a batch of a validation, which is still in the queue."""
         columns = self._fetch(batch.partition_id, batch.keys, "data_source", "extra_info", "extra_fields")
-        scored = []
+        recorded = []
         for key, tag, source, info, extra in zip(batch.keys, batch.tags, *columns, strict=True):
-            place = self._places.get((str(source), int(info["index"])))
-            if place is not None:
-                right = float(extra["reward_extra_info"]["acc"]) > 0.5
-                scored.append(Graded(key, place, _draw_of(key), right, int(tag["response_len"])))
-        scored.sort(key=lambda grade: (grade.place, grade.draw))
-        self._graded += scored
-        recorded = [grade for grade in scored if grade.place in self._texts_of]
+            place, length = self._places.get((str(source), int(info["index"]))), int(tag["response_len"])
+            if place is None:
+                continue
+            right = float(extra["reward_extra_info"]["acc"]) > 0.5
+            self._counts[:, place] += right, length >= self._longest, 1, length
+            if place in self._texts_of:
+                recorded.append((place, _draw_of(key), key, right))
         if not recorded:
             return
-        columns = self._fetch(batch.partition_id, [grade.key for grade in recorded], "prompts", "responses")
-        for grade, prompt, response in zip(recorded, *columns, strict=True):
+        recorded.sort()
+        columns = self._fetch(batch.partition_id, [key for *_, key, _ in recorded], "prompts", "responses")
+        for (place, draw, _, right), prompt, response in zip(recorded, *columns, strict=True):
             self._samples.append(
                 Sample(
                     kind=VALIDATION,
-                    benchmark=self.spec.data.benchmarks[self._benchmark_of[grade.place]],
-                    problem=self.problems[grade.place],
-                    draw=grade.draw,
-                    truth=as_text(self._truths[grade.place]),
-                    right=grade.right,
+                    benchmark=self.spec.data.benchmarks[self._benchmark_of[place]],
+                    problem=self.problems[place],
+                    draw=draw,
+                    truth=as_text(self._truths[place]),
+                    right=right,
                     **self._written(step, prompt, response),
                 )
             )
@@ -237,16 +225,11 @@ class VerlAnswerRecorder:
     def take(self, step: int) -> StepAnswers | None:
         """What was collected since the last call; None if there was no validation."""
         answers = None
-        if self._graded:
+        right, cut_off, count, tokens = self._counts  # those of failed ones count as wrong, as in verl's mean
+        if count.any():
             before = no_outcomes(
                 self.spec.validation.samples, self.spec.data.benchmarks, self.problems, self._benchmark_of
             )
-            right, cut_off, count, tokens = (np.zeros(len(self.problems), np.int64) for _ in range(4))
-            for grade in self._graded:  # failed responses are missing and count as wrong, as in verl's mean
-                right[grade.place] += grade.right
-                cut_off[grade.place] += grade.length >= self._longest
-                count[grade.place] += 1
-                tokens[grade.place] += grade.length
             outcomes = before.append(step, right, cut_off, tokens / np.maximum(count, 1))
             answers = StepAnswers(outcomes, tuple(self._samples), self._tokens)
         self._forget()

@@ -1,7 +1,6 @@
 """What verl's trainer leaves in a run's folder: rows of metrics, checkpoints, kept responses; where it resumes."""
 
 import fcntl
-import itertools
 import json
 import os
 import shutil
@@ -41,14 +40,12 @@ def validation_metrics(
     """
     metrics: dict[str, float] = {}
     named = {"acc": schema.validation_metric, "answer_rule": schema.answer_rule_metric}
-    for benchmark, section, variable in itertools.product(benchmarks, ("core", "aux"), named):
-        value = reported.get(f"val-{section}/{benchmark}/{variable}/mean@{samples}")
-        if value is not None:
-            metrics[named[variable](benchmark, samples)] = float(value)
-    for key, value in reported.items() if parts else ():
+    for key, value in reported.items():
         match key.split("/"):
-            case [_, benchmark, variable, mean] if benchmark in benchmarks and variable not in _GRADES:
-                if mean == f"mean@{samples}":
+            case [_, benchmark, variable, mean] if benchmark in benchmarks and mean == f"mean@{samples}":
+                if variable in named:
+                    metrics[named[variable](benchmark, samples)] = float(value)
+                if parts and variable not in _GRADES:
                     metrics[schema.reward_metric(variable, benchmark)] = float(value)
     names = [schema.validation_metric(benchmark, samples) for benchmark in benchmarks]
     missing = [name for name in names if name not in metrics]
@@ -296,25 +293,25 @@ def best_step(folder: Path) -> int | None:
         return None
 
 
-def unname_best_after(folder: Path, step: int | None) -> None:
-    """Let a best checkpoint of a step after `step`, which will be retrained, no longer count as that of its step.
+def resume(folder: Path, metric: str) -> tuple[int | None, list[Row]]:
+    """Where a run resumes: the step of its checkpoint (None: from the beginning), and the rows up to it.
 
-    Its files may be those of a damaged checkpoint. They stay until another checkpoint replaces them.
+    What later steps have left is dropped, and the best checkpoint by `metric` is the one that is kept.
     """
+    step = last_readable(folder)
+    recorded = drop_rows_after(folder, step)
     kept_step = best_step(folder)
     if kept_step is not None and (step is None or kept_step > step):
+        # Its files may be those of a damaged checkpoint. They stay until another checkpoint replaces them.
         (folder / BEST_CHECKPOINT / STEP).unlink()
-
-
-def drop_checkpoints_except(folder: Path, step: int | None) -> None:
-    """Remove every checkpoint except that of `step`.
-
-    A trainer does not know those of an earlier attempt. It would overwrite the files of a checkpoint with the same
-    step, to which the best checkpoint may be linked.
-    """
+    keep_best(folder, metric)
+    # A trainer does not know the checkpoints of an earlier attempt. It would overwrite the files of one with the same
+    # step, to which the best checkpoint may be linked.
     for saved in _saved(folder):
         if saved != step:
             shutil.rmtree(checkpoint_folder(folder, saved))
+    take_request(folder)  # of an attempt that ended before it was saved
+    return step, recorded
 
 
 def make_room(folder: Path, most: int | None) -> None:
@@ -406,7 +403,7 @@ class Staging:
 
 
 class HandOver:
-    """Moves answers from the trainer's folder to the files of the run, of which it is the only writer."""
+    """Passes what the trainer has written to the recorder, and is the only writer of the run's files of answers."""
 
     def __init__(self, resources: Resources, sink: MetricSink) -> None:
         self._folder, self._sink, self._answers = resources.folder, sink, resources.answers
@@ -420,8 +417,11 @@ class HandOver:
             if not place.name.isdecimal() or int(place.name) > last:
                 shutil.rmtree(place, ignore_errors=True)
 
-    def add(self, step: int) -> None:
-        """Move what the trainer has written for `step`, if anything, and the tags that it has found."""
+    def add(self, row: Row) -> None:
+        """Record a row, and before it, so that they are on disk earlier, the answer files of its step, if any, and the
+        tags that the trainer has found.
+        """
+        step, metrics = row
         tags = read_plain(self._folder / TAGS_FILE, 2**16)
         if tags is not None:
             for name, value in json.loads(tags).items():
@@ -434,6 +434,7 @@ class HandOver:
         ]
         if False not in saved:
             shutil.rmtree(place, ignore_errors=True)
+        self._sink.log(step, metrics)
 
     def end(self) -> None:
         """Finish, after all steps were moved."""

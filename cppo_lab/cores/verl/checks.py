@@ -61,39 +61,35 @@ PERFORMANCE = tuple(
     }.items()
     for name in names.split()
 )
-# Fields of a layout that set keys of verl.
+# The field that sets a key of verl: of a layout, or of the run, since it changes the run's numbers.
 FIELDS = {
-    "trainer.nnodes": "nodes",
-    "trainer.n_gpus_per_node": "devices_per_node",
-    "trainer.device": "device",
-    f"{ROLLOUT}.name": "rollout",
-    f"{ROLLOUT}.gpu_memory_utilization": "rollout_memory",
-    f"{ROLLOUT}.tensor_model_parallel_size": "rollout_tensor_parallel",
-    f"{ROLLOUT}.engine_kwargs.cppo_lab.topk_dtype": "topk_dtype",
-    f"{ACTOR}.strategy": "strategy",
-    f"{ACTOR}.ppo_max_token_len_per_gpu": "tokens_per_device",
-    f"{ACTOR}.ulysses_sequence_parallel_size": "sequence_parallel",
-    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": "sequence_parallel",
-    **{
-        f"{ACTOR}.megatron.{size}_model_parallel_size": f"megatron.{size}"
-        for size in ("tensor", "pipeline", "expert")
-    },
-    f"{ACTOR}.megatron.context_parallel_size": "megatron.context",
-    **{
-        f"{ACTOR}.{engine}.{part}_offload": "offload"
-        for engine in ("fsdp_config", "megatron")
-        for part in ("param", "optimizer")
-    },
-    "trainer.save_freq": "checkpoint_every",
-}
-# Fields of a run that do, since they change its numbers.
-RUN_FIELDS = {
-    "actor_rollout_ref.model.lora_rank": "optim.lora_rank",
-    "actor_rollout_ref.model.lora_alpha": "optim.lora_alpha",
-    f"{ACTOR}.fsdp_config.model_dtype": "optim.master_dtype",
-    f"{ACTOR}.megatron.router_replay.mode": "rollout.router_replay",
-    f"{ROLLOUT}.enable_rollout_routing_replay": "rollout.router_replay",
-    f"{ROLLOUT}.quantization": "rollout.quantization",
+    key: field
+    for field, keys in {
+        "layout.nodes": "trainer.nnodes",
+        "layout.devices_per_node": "trainer.n_gpus_per_node",
+        "layout.device": "trainer.device",
+        "layout.checkpoint_every": "trainer.save_freq",
+        "layout.rollout": f"{ROLLOUT}.name",
+        "layout.rollout_memory": f"{ROLLOUT}.gpu_memory_utilization",
+        "layout.rollout_tensor_parallel": f"{ROLLOUT}.tensor_model_parallel_size",
+        "layout.topk_dtype": f"{ROLLOUT}.engine_kwargs.cppo_lab.topk_dtype",
+        "layout.strategy": f"{ACTOR}.strategy",
+        "layout.tokens_per_device": f"{ACTOR}.ppo_max_token_len_per_gpu",
+        "layout.sequence_parallel": f"{ACTOR}.ulysses_sequence_parallel_size "
+        f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size",
+        "layout.offload": f"{ACTOR}.fsdp_config.param_offload {ACTOR}.fsdp_config.optimizer_offload "
+        f"{ACTOR}.megatron.param_offload {ACTOR}.megatron.optimizer_offload",
+        "layout.megatron.tensor": f"{ACTOR}.megatron.tensor_model_parallel_size",
+        "layout.megatron.pipeline": f"{ACTOR}.megatron.pipeline_model_parallel_size",
+        "layout.megatron.expert": f"{ACTOR}.megatron.expert_model_parallel_size",
+        "layout.megatron.context": f"{ACTOR}.megatron.context_parallel_size",
+        "optim.lora_rank": "actor_rollout_ref.model.lora_rank",
+        "optim.lora_alpha": "actor_rollout_ref.model.lora_alpha",
+        "optim.master_dtype": f"{ACTOR}.fsdp_config.model_dtype",
+        "rollout.router_replay": f"{ACTOR}.megatron.router_replay.mode {ROLLOUT}.enable_rollout_routing_replay",
+        "rollout.quantization": f"{ROLLOUT}.quantization",
+    }.items()
+    for key in keys.split()
 }
 
 
@@ -186,9 +182,7 @@ def check_keys(layout: LayoutSpec) -> None:
 def _remedy(name: str) -> str:
     """What to do instead of setting the key `name`."""
     if name in FIELDS:
-        return f"set layout.{FIELDS[name]}"
-    if name in RUN_FIELDS:
-        return f"set {RUN_FIELDS[name]}, which enters the id"
+        return f"set {FIELDS[name]}" + ("" if FIELDS[name].startswith("layout.") else ", which enters the id")
     meant = " or ".join(map(repr, sorted(nearest(name, PERFORMANCE))))
     hint = f"; did you mean {meant}?" if meant else ""
     return (
@@ -293,37 +287,37 @@ def check_machine(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
         yield from _host_memory(run, layout)
 
 
+def _judged(name: str, good: bool, text: str, remedy: str) -> Check:
+    return Check(name, OK, text) if good else Check(name, WARNING, text, remedy)
+
+
 def _shared_memory(layout: LayoutSpec) -> Check:
     if not SHARED.is_dir():
         return Check("shared memory", WARNING, f"no {SHARED}", "Ray will use the disk, which is slow")
     size, needed = shutil.disk_usage(SHARED).total, SHARED_BYTES[layout.device]
-    text = f"{size / 1e9:.1f} GB in {SHARED}"
-    if size >= needed:
-        return Check("shared memory", OK, text)
     remedy = f"{needed / 1e9:.0f} GB or more: docker run --shm-size, or mount -o remount,size=... {SHARED}"
-    return Check("shared memory", WARNING, text, remedy)
+    return _judged("shared memory", size >= needed, f"{size / 1e9:.1f} GB in {SHARED}", remedy)
 
 
 def _open_files(layout: LayoutSpec) -> Check:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = OPEN_FILES[layout.device]
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return Check(
-            "open files (ulimit -n)", OK, "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
-        )
-    return Check("open files (ulimit -n)", WARNING, str(soft), f"ulimit -n {needed} before the run")
+    needed, unlimited = OPEN_FILES[layout.device], soft == resource.RLIM_INFINITY
+    text = "unlimited" if unlimited else str(soft)
+    return _judged(
+        "open files (ulimit -n)", unlimited or soft >= needed, text, f"ulimit -n {needed} before the run"
+    )
 
 
 def _locked_memory() -> Check:
     """Check the memory that NCCL may register with network devices; containers have a few megabytes by default."""
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    name = "locked memory (ulimit -l)"
-    if soft == resource.RLIM_INFINITY:
-        return Check(name, OK, "unlimited")
-    remedy = (
-        "docker run --ulimit memlock=-1, or ulimit -l unlimited before the run: NCCL over InfiniBand takes it"
+    unlimited = soft == resource.RLIM_INFINITY
+    return _judged(
+        "locked memory (ulimit -l)",
+        unlimited,
+        "unlimited" if unlimited else f"{soft / 1e6:.1f} MB",
+        "docker run --ulimit memlock=-1, or ulimit -l unlimited before the run: NCCL over InfiniBand takes it",
     )
-    return Check(name, WARNING, f"{soft / 1e6:.1f} MB", remedy)
 
 
 def _libraries() -> Iterator[Check]:
@@ -331,10 +325,9 @@ def _libraries() -> Iterator[Check]:
     for name, package, otherwise in LIBRARIES:
         if name == RDMA and not any(INFINIBAND.glob("*")):
             continue  # no such network here
-        if can_load(name):
-            yield Check(name, OK, "found")
-        else:
-            yield Check(name, WARNING, f"not found, and {otherwise}", f"apt-get install {package}")
+        there = can_load(name)
+        text = "found" if there else f"not found, and {otherwise}"
+        yield _judged(name, there, text, f"apt-get install {package}")
 
 
 def can_load(library: str) -> bool:
@@ -389,11 +382,8 @@ def _host_memory(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
         return
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     text = f"{total / 1e9:.0f} GB on this node"
-    if total >= needed:
-        yield Check("host memory", OK, text)
-        return
     remedy = f"{taken} takes about {needed / 1e9:.0f} GB of each node: more nodes, or do without"
-    yield Check("host memory", WARNING, text, remedy)
+    yield _judged("host memory", total >= needed, text, remedy)
 
 
 VERL = CoreChecks(

@@ -100,30 +100,27 @@ def alone(layout: LayoutSpec, memory_gb: float | None) -> Iterator[dict[str, Any
     with own_folder() as (folder, _):
         place = folder.resolve() / "ray"
         place.mkdir(mode=0o700)
-        os.environ.update(WORKERS)
         os.environ.update(
+            WORKERS | _environment(private_token(place / "token"), "127.0.0.1"),
             # Off for a single machine, so that Ray takes 127.0.0.1 as the node's address.
             RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0",
-            RAY_AUTH_MODE="token",
-            RAY_AUTH_TOKEN_PATH=str(private_token(place / "token")),
-            RAY_USAGE_STATS_ENABLED="0",
             # Override the address and folder of another cluster that the shell may export.
             RAY_ADDRESS="local",
             RAY_TMPDIR=str(place),
-            # For collectives of CPU ranks: by default gloo uses the interface of the host name.
-            GLOO_SOCKET_IFNAME="lo",
         )
-        # Both are logical: the number of actors that verl may place, and of training ranks.
-        numbers = {"num_cpus": logical_cpus(layout), "num_gpus": layout.devices_per_node}
-        if memory_gb is not None:
-            numbers["object_store_memory"] = object_store_bytes(memory_gb)
         with shut_down_after():
-            yield numbers | {"include_dashboard": False, "_temp_dir": str(place)}
+            yield capacity(layout, memory_gb) | {"include_dashboard": False, "_temp_dir": str(place)}
 
 
-def logical_cpus(layout: LayoutSpec) -> int:
-    """The number of logical processors of a machine for Ray."""
-    return LOGICAL_CPUS if layout.device == "cpu" else max(LOGICAL_CPUS, os.cpu_count() or 1)
+def capacity(layout: LayoutSpec, memory_gb: float | None) -> dict[str, Any]:
+    """What Ray is told of a machine of which a run may use `memory_gb` (2^30 bytes): as many logical processors and
+    GPUs as verl may place actors and training ranks, and the bytes of the object store.
+    """
+    cpus = LOGICAL_CPUS if layout.device == "cpu" else max(LOGICAL_CPUS, os.cpu_count() or 1)
+    told = {"num_cpus": cpus, "num_gpus": layout.devices_per_node}
+    if memory_gb is not None:
+        told["object_store_memory"] = max(OBJECT_STORE_LEAST, int(OBJECT_STORE_SHARE * memory_gb * 2**30))
+    return told
 
 
 def openmp_threads(layout: LayoutSpec) -> int:
@@ -141,11 +138,6 @@ def openmp_threads(layout: LayoutSpec) -> int:
             "lower layout.cpus_per_gpu permits a machine that has no more"
         )
     return cpus // layout.devices_per_node
-
-
-def object_store_bytes(memory_gb: float) -> int:
-    """Bytes of Ray's object store for a run that may use `memory_gb` (2^30 bytes) of a machine."""
-    return max(OBJECT_STORE_LEAST, int(OBJECT_STORE_SHARE * memory_gb * 2**30))
 
 
 @contextmanager
@@ -358,6 +350,7 @@ def _interface(address: str) -> str:
 
 
 def _environment(token: Path, host: str) -> dict[str, str]:
+    """For Ray, and for collectives of CPU ranks: by default gloo uses the interface of the host name."""
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
@@ -371,15 +364,12 @@ def _start(layout: LayoutSpec, allocation: Allocation, host: str, memory_gb: flo
     options: dict[str, object] = {
         "node-ip-address": host,
         "node-name": allocation.machine,
-        "num-cpus": logical_cpus(layout),
-        "num-gpus": layout.devices_per_node,
         # 0: any free port. Ray's range is the same on every start, and jobs that share a machine would fight.
         "min-worker-port": 0,
         "max-worker-port": 0,
         "dashboard-agent-listen-port": free_port(host),
+        **{name.replace("_", "-"): number for name, number in capacity(layout, memory_gb).items()},
     }
-    if memory_gb is not None:
-        options["object-store-memory"] = object_store_bytes(memory_gb)
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     return [sys.executable, "-m", __name__, "start", "--block", "--disable-usage-stats", *words]
 

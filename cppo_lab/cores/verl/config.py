@@ -4,16 +4,16 @@ before anything starts.
 
 import copy
 import glob
+import json
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_module
 from omegaconf import DictConfig, OmegaConf, open_dict
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from cppo_lab.core_records import CHECKPOINTS
 from cppo_lab.cores.verl import check_api
@@ -23,7 +23,6 @@ from cppo_lab.cores.verl.rollout import CPU_ROLLOUT, ENGINE_KEY
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.spec import AnswersSpec, LayoutSpec, MathData, PathsSpec, TaskData, VerlRun
 from cppo_lab.spec.job import KEPT_CHECKPOINTS, estimate
-from cppo_lab.spec.parse import parse_run
 
 # The values that a run sets in verl's tree: everything that determines its numbers, and its parallelism.
 
@@ -75,7 +74,7 @@ def _literal(path: Path) -> str:
 
 
 def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
-    loss, divergence, longest = spec.rule.verl_loss, spec.divergence, spec.rollout.max_response_length
+    loss, longest = spec.rule.verl_loss, spec.rollout.max_response_length
     values: dict[str, Any] = {
         "strategy": layout.strategy,
         "ppo_mini_batch_size": spec.batch.minibatch_prompts,
@@ -98,14 +97,10 @@ def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
         "policy_loss.rule": "" if loss else spec.rule.name,
         "policy_loss.path": spec.rule.path,
         "policy_loss.constants": {} if loss else spec.rule.arguments(longest),
-        "policy_loss.estimator": divergence.estimator,
-        "policy_loss.measure": divergence.measure,
-        "policy_loss.k": divergence.k,
-        "policy_loss.convention": divergence.convention,
+        **{f"policy_loss.{name}": value for name, value in spec.divergence},
         "policy_loss.horizon": longest,
         "policy_loss.centering": spec.objective is not None,
         "policy_loss.weights": spec.rollout.weights,
-        "policy_loss.origin": divergence.origin,
     }
     if layout.strategy == "fsdp2":
         values["optim.lr_scheduler_type"] = "constant"
@@ -313,8 +308,7 @@ def _check_types(layout: LayoutSpec, config: Any) -> None:
 SECTION = "cppo_lab"  # ours in verl's tree
 
 
-@dataclass(frozen=True)
-class LabSettings:
+class LabSettings(BaseModel):
     """Our section of verl's tree: the settings of the run that the trainer's process needs."""
 
     spec: VerlRun
@@ -326,12 +320,7 @@ class LabSettings:
 
 def lab_settings(config: DictConfig) -> LabSettings:
     """Our section of `config`, typed again."""
-    values: Any = OmegaConf.to_container(config[SECTION], resolve=True)
-    spec = parse_run(values["spec"], "cppo_lab.spec")
-    assert isinstance(spec, VerlRun)
-    answers = values["answers"]
-    recorded = None if answers is None else AnswersSpec.model_validate(answers)
-    return LabSettings(spec, Path(values["folder"]), recorded, values["checkpoint_every"], values["deadline"])
+    return LabSettings.model_validate_json(json.dumps(OmegaConf.to_container(config[SECTION], resolve=True)))
 
 
 def verl_config(
@@ -357,14 +346,16 @@ def verl_config(
     for key, value in (settings(spec, layout, files) | layout.verl).items():
         with open_dict(config):
             OmegaConf.update(config, key.removeprefix("+"), value, merge=False, force_add=True)
+    ours = LabSettings(
+        spec=spec,
+        folder=files.folder,
+        answers=answers if answers is not None and answers.keep else None,
+        checkpoint_every=layout.checkpoint_every,
+        deadline=deadline,
+    )
     with open_dict(config):
-        config[SECTION] = {
-            "spec": spec.model_dump(mode="json", exclude_none=True),
-            "folder": str(files.folder),
-            "answers": answers.model_dump(mode="json") if answers is not None and answers.keep else None,
-            "checkpoint_every": layout.checkpoint_every,
-            "deadline": deadline,
-        }
+        plain = ours.model_dump(mode="json")
+        config[SECTION] = plain | {"spec": spec.model_dump(mode="json", exclude_none=True)}
         config.actor_rollout_ref.actor.policy_loss.mismatch = mismatch
     OmegaConf.resolve(config)  # once, not at every access
     return config

@@ -54,29 +54,17 @@ def train(spec: RunSpec, sink: MetricSink, resources: Resources) -> Outcome:
         raise UserError(f"package 'verl' is not installed: {install_extra('verl')}")
     with checkpoints.writing(folder):
         resources.doing("reading the checkpoint")
-        step = checkpoints.last_readable(folder)
-        recorded = checkpoints.drop_rows_after(folder, step)
-        checkpoints.unname_best_after(folder, step)
-        checkpoints.keep_best(folder, score_name(spec))
-        checkpoints.drop_checkpoints_except(folder, step)
-        checkpoints.take_request(folder)  # of an attempt that ended before it was saved
-    answers = HandOver(resources, sink)
+        step, recorded = checkpoints.resume(folder, score_name(spec))
+    hand_over = HandOver(resources, sink)
     sink.begin(step)
-    answers.begin(step)
+    hand_over.begin(step)
     for row in recorded:
-        _record_row(row, answers, sink)
-    outcome = _ended(spec, recorded) or _train_on(spec, sink, answers, resources, step)
-    answers.end()
+        hand_over.add(row)
+    outcome = _ended(spec, recorded) or _train_on(spec, hand_over, resources, step)
+    hand_over.end()
     for path in sorted((folder / "diagnostics").glob("*.json")):
         sink.artifact(f"diagnostics/{path.name}", json.loads(path.read_text(encoding="utf-8")))
     return outcome
-
-
-def _record_row(row: checkpoints.Row, answers: HandOver, sink: MetricSink) -> None:
-    """Pass a row and its step's responses to the recorder; responses first, so that they are on disk earlier."""
-    step, metrics = row
-    answers.add(step)
-    sink.log(step, metrics)
 
 
 def _ended(spec: VerlRun, recorded: list[checkpoints.Row]) -> Outcome | None:
@@ -89,9 +77,7 @@ def _ended(spec: VerlRun, recorded: list[checkpoints.Row]) -> Outcome | None:
     return Outcome(schema.DONE, last) if last >= spec.training.t_stop else None
 
 
-def _train_on(
-    spec: VerlRun, sink: MetricSink, answers: HandOver, resources: Resources, step: int | None
-) -> Outcome:
+def _train_on(spec: VerlRun, hand_over: HandOver, resources: Resources, step: int | None) -> Outcome:
     """Train from `step` (None: from the beginning) with verl."""
     paths, folder = resources.paths, resources.folder
     assert paths is not None
@@ -99,7 +85,7 @@ def _train_on(
     files = planned_files(spec, paths, resources.shared, folder, resume)
     with _ray_for(files, resources) as ray_init:
         config = _configuration(spec, files, resources, ray_init)
-        with _following(folder, answers, sink) as failures:
+        with _following(folder, hand_over) as failures:
             try:
                 _run(config)
             except Interrupted as warned:
@@ -333,7 +319,7 @@ def _signals_after_ray() -> Iterator[Any]:
 
 
 @contextmanager
-def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[list[Exception]]:
+def _following(folder: Path, hand_over: HandOver) -> Iterator[list[Exception]]:
     """Pass on rows to the recorder while the trainer writes them.
 
     The value: why a row was not recorded. That ends the block at once, as Ctrl-C would; the caller raises it after the
@@ -349,7 +335,7 @@ def _following(folder: Path, answers: HandOver, sink: MetricSink) -> Iterator[li
             while True:
                 last = ended.is_set()
                 for behind, row in checkpoints.rows(folder, offset):
-                    _record_row(row, answers, sink)
+                    hand_over.add(row)
                     offset = behind
                 if last:
                     return

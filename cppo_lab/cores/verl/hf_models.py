@@ -17,12 +17,14 @@ from safetensors.torch import save_file
 from tokenizers import Regex, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as FastTokenizer
 from transformers import (
+    AutoModelForCausalLM,
     PretrainedConfig,
     PreTrainedTokenizerFast,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
 )
+from transformers.core_model_loading import revert_weight_conversion
 
 from cppo_lab.cores.mini.model import Block, Transformer
 from cppo_lab.cores.mini.tasks import (
@@ -103,28 +105,30 @@ def as_qwen3(ours: Transformer, eos: int) -> Qwen3ForCausalLM:
 def as_fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     """The task's symbols with their ids: a text is its symbols, separated by spaces."""
     names = [tokenizer.name(symbol) for symbol in range(tokenizer.vocabulary)]
-    fast = FastTokenizer(models.WordLevel({name: symbol for symbol, name in enumerate(names)}, unk_token=PAD))
-    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=fast,
-        pad_token=PAD,
-        eos_token=names[tokenizer.eos],
-        unk_token=PAD,
-        additional_special_tokens=list(CHATML),
-        chat_template=CHAT_TEMPLATE,
-    )
+    model = models.WordLevel(_numbered(names), unk_token=PAD)
+    return _fast(model, pre_tokenizers.WhitespaceSplit(), eos_token=names[tokenizer.eos], unk_token=PAD)
 
 
 def _byte_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of embedded models on text, with BYTES symbols: the bytes of UTF-8, padding, and CHATML."""
-    names = [*sorted(pre_tokenizers.ByteLevel.alphabet()), PAD, *CHATML]
-    fast = FastTokenizer(models.BPE({name: symbol for symbol, name in enumerate(names)}, []))
-    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    fast.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(
-        tokenizer_object=fast, pad_token=PAD, eos_token=END, additional_special_tokens=list(CHATML),
-        chat_template=CHAT_TEMPLATE,
-    )  # fmt: skip
+    model = models.BPE(_numbered([*sorted(pre_tokenizers.ByteLevel.alphabet()), PAD, *CHATML]), [])
+    return _fast(model, pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel())
+
+
+def _numbered(names: Sequence[str]) -> dict[str, int]:
+    return {name: symbol for symbol, name in enumerate(names)}
+
+
+def _fast(model: Any, splits: Any, decoder: Any = None, **special: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer with PAD, END, CHATML and CHAT_TEMPLATE, but for what `special` names."""
+    fast = FastTokenizer(model)
+    fast.pre_tokenizer = splits
+    if decoder is not None:
+        fast.decoder = decoder
+    usual = {
+        "pad_token": PAD, "eos_token": END, "additional_special_tokens": list(CHATML), "chat_template": CHAT_TEMPLATE
+    }  # fmt: skip
+    return PreTrainedTokenizerFast(tokenizer_object=fast, **usual | special)
 
 
 def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
@@ -287,34 +291,14 @@ def config_of(model: HubModel, sizes: Sizes) -> PretrainedConfig:
 
 
 def weights_of(config: PretrainedConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Name and shape of every weight, as in the hub's files."""
-    width, vocabulary = config.hidden_size, config.vocab_size
-    yield "model.embed_tokens.weight", (vocabulary, width)
-    for layer in range(config.num_hidden_layers):
-        yield from _weights_of_layer(config, f"model.layers.{layer}.")
-    yield "model.norm.weight", (width,)
-    if not config.tie_word_embeddings:
-        yield "lm_head.weight", (vocabulary, width)
-
-
-def _weights_of_layer(config: PretrainedConfig, at: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    width = config.hidden_size
-    query, shared = config.num_attention_heads * HEAD, config.num_key_value_heads * HEAD
-    for name, shape in {
-        "q_proj": (query, width), "k_proj": (shared, width), "v_proj": (shared, width), "o_proj": (width, query),
-        "q_norm": (HEAD,), "k_norm": (HEAD,),
-    }.items():  # fmt: skip
-        yield f"{at}self_attn.{name}.weight", shape
-    for name in ("input_layernorm", "post_attention_layernorm"):
-        yield f"{at}{name}.weight", (width,)
-    experts = getattr(config, "num_experts", 0)
-    inner = config.moe_intermediate_size if experts else config.intermediate_size
-    if experts:
-        yield f"{at}mlp.gate.weight", (experts, width)
-    for place in [f"experts.{expert}." for expert in range(experts)] or [""]:
-        yield f"{at}mlp.{place}gate_proj.weight", (inner, width)
-        yield f"{at}mlp.{place}up_proj.weight", (inner, width)
-        yield f"{at}mlp.{place}down_proj.weight", (width, inner)
+    """Name and shape of every weight, as in the hub's files: each expert by itself."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    weights = {
+        name: weight for name, weight in model.state_dict().items() if name not in model.all_tied_weights_keys
+    }
+    for name, weight in revert_weight_conversion(model, weights).items():
+        yield name, tuple(weight.shape)
 
 
 def _write_weights(config: PretrainedConfig, folder: Path) -> None:
@@ -342,12 +326,11 @@ def _stand_in_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     """
     first = [UNKNOWN, PAD, END, "\n"]
     words = [*first, *(f"w{number}" for number in range(len(first), vocabulary))]
-    fast = FastTokenizer(
-        models.WordLevel({word: place for place, word in enumerate(words)}, unk_token=UNKNOWN)
+    return _fast(
+        models.WordLevel(_numbered(words), unk_token=UNKNOWN),
+        pre_tokenizers.WhitespaceSplit(),
+        decoders.Replace(Regex("w[0-9]+"), ""),
+        unk_token=UNKNOWN,
+        additional_special_tokens=["\n"],
+        chat_template=SPACED_TEMPLATE,
     )
-    fast.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast.decoder = decoders.Replace(Regex("w[0-9]+"), "")
-    return PreTrainedTokenizerFast(
-        tokenizer_object=fast, unk_token=UNKNOWN, pad_token=PAD, eos_token=END,
-        additional_special_tokens=["\n"], chat_template=SPACED_TEMPLATE,
-    )  # fmt: skip

@@ -189,22 +189,18 @@ def rule_metrics(reduced: Mapping[str, float]) -> dict[str, float]:
     `train/entropy` is that of the policy being updated, at the states of the rollouts, since verl's sampling engines do
     not return the entropy of mu. The two are equal in the first minibatch of a step.
     """
-    names = {key.removeprefix("actor/"): key for key in reduced}
-    sums = {
-        name.removeprefix(PREFIX): float(reduced[key])
-        for name, key in names.items()
-        if name.startswith(PREFIX)
-    }
+    values = {key.removeprefix("actor/"): float(value) for key, value in reduced.items()}
+    sums = {name.removeprefix(PREFIX): value for name, value in values.items() if name.startswith(PREFIX)}
     if not sums.get("updates"):
         return {}
     tensors = {name: torch.tensor(value, dtype=torch.float64) for name, value in sums.items()}
     metrics = {f"rule/{name}": value for name, value in summarise(tensors).items()}
     ready = (schema.MISMATCH, "rule/")  # `summarise_mismatch` has made them
-    metrics |= {name: float(reduced[key]) for name, key in names.items() if name.startswith(ready)}
+    metrics |= {name: value for name, value in values.items() if name.startswith(ready)}
     metrics["train/loss"] = sums["loss"] / sums["updates"]
-    if "grad_norm" in names:
+    if "grad_norm" in values:
         # A minibatch of padding only has norm 0 and makes no update.
-        metrics["train/grad_norm"] = float(reduced[names["grad_norm"]]) / sums["updates"]
+        metrics["train/grad_norm"] = values["grad_norm"] / sums["updates"]
     metrics["train/relative_logprob_error"] = (
         sums["logprob_difference"] / sums["logprob_scale"] if sums["logprob_scale"] else 0.0
     )
@@ -239,9 +235,9 @@ def trust_region_loss(
     the micro-batch's loss and its metrics, see above.
 
     Args:
-        data: the micro-batch. Columns `responses`, `response_mask`, `old_log_probs` (of pi_old), `advantages`; of mu
-            `rollout_log_probs`, if it is not pi_old; for the seq-mean modes `minibatch_responses`; for the shuffled
-            rule `weight_permutation`.
+        data: the micro-batch. Columns `responses`, `response_mask`, `old_log_probs` (of pi_old), `advantages`,
+            `minibatch_responses`; of mu `rollout_log_probs`, if it is not pi_old; for the shuffled rule
+            `weight_permutation`.
         watch: called with the tokens of every micro-batch.
         record_decisions: called with the marked responses of a micro-batch that has any, by place.
 
@@ -276,9 +272,9 @@ def trust_region_loss(
     if watch is not None:
         watch(seen)
     dp_size, tokens_in_all = int(data["dp_size"]), float(data["batch_num_tokens"])
-    counts = data.get("minibatch_responses", None)
-    # Without padding, over all ranks: the same number in every row.
-    responses = None if counts is None else float((counts.values() if counts.is_nested else counts).max())
+    counts = data["minibatch_responses"]
+    # Without padding, over all ranks: the same number in every row. verl counts rows that pad.
+    responses = float((counts.values() if counts.is_nested else counts).max())
     if loss_config.loss_mode == NAME:
         order = column("weight_permutation").long() if "weight_permutation" in data else None
         drift, given = output(from_engine.DRIFT), {"origin_logp": origin_logp}
@@ -299,7 +295,14 @@ def trust_region_loss(
             centering=loss_config.centering,
             weights=loss_config.weights,
         )
-        loss = _part(config, result.objective, valid, tokens_in_all, responses) * dp_size
+        mode = config.loss_agg_mode
+        denominator = tokens_in_all if mode == "token-mean" else responses
+        if denominator:
+            horizon = loss_config.horizon if mode == "seq-mean-token-sum-norm" else None
+            part = aggregate(result.objective, valid, mode, denominator=denominator, horizon=horizon)
+            loss = -part * dp_size
+        else:  # a minibatch of padding only
+            loss = 0.0 * result.objective.sum()
         stats, metrics = result.stats, {}
         # Not of a decoupled run, as in the embedded core.
         if record_decisions and loss_config.weights is None and (places := places_of(data)) is not None:
@@ -307,9 +310,8 @@ def trust_region_loss(
             responses_kept = kept_responses(seen, result, order, marked)
             record_decisions(dict(zip(places[marked].tolist(), responses_kept, strict=True)))
     else:
-        if responses is not None:  # verl counts rows that pad
-            data = data.clone(recurse=False)
-            tu.assign_non_tensor(data, global_batch_size=max(responses, 1.0))
+        data = data.clone(recurse=False)
+        tu.assign_non_tensor(data, global_batch_size=max(responses, 1.0))
         loss, metrics = ppo_loss(config, model_output, data, dp_group)
         batch = Tokens(logp.detach(), rollout_logp, advantages, valid, d)
         # verl's losses apply their masks and report them.
@@ -318,17 +320,6 @@ def trust_region_loss(
         metrics = metrics | report_mismatch(mismatch_sums(log_ratios(logp, rollout_logp, d, valid)))
     stats = stats | _diagnostic_sums(logp.detach(), rollout_logp, valid, output(from_engine.ENTROPY))
     return loss, metrics | report(stats, loss=loss, minibatch_tokens=tokens_in_all, dp_size=dp_size)
-
-
-def _part(config: Any, objective: Tensor, valid: Tensor, tokens: float, responses: float | None) -> Tensor:
-    """This micro-batch's part of the loss of a minibatch of that many tokens and responses."""
-    mode = config.loss_agg_mode
-    denominator = tokens if mode == "token-mean" else responses
-    assert denominator is not None  # verl's count of rows has those that pad
-    if not denominator:  # a minibatch of padding only
-        return 0.0 * objective.sum()
-    horizon = config.policy_loss.horizon if mode == "seq-mean-token-sum-norm" else None
-    return -aggregate(objective, valid, mode, denominator=denominator, horizon=horizon)
 
 
 def _divergence(

@@ -7,6 +7,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 import ray
 import torch
 import transfer_queue as tq
+from numpy.typing import NDArray
 from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
@@ -62,9 +64,9 @@ from cppo_lab.schema import Outcome
 # verl sorts a batch by length, cuts it anywhere, and cannot drop a group. Here, as in the embedded core, minibatch m
 # holds the groups of its prompts; a group without reward variance is dropped and not replaced, so that its minibatch
 # is smaller; an empty minibatch makes no update. verl requires minibatches of equal size, so they are filled up with
-# padding rows (`None`).
+# padding rows.
 
-Arrangement = list[list[list[int | None]]]  # [minibatch][rank][row]: index of a response, or None for padding
+PADDING = -1
 
 
 def arrange(
@@ -75,8 +77,11 @@ def arrange(
     groups_per_minibatch: int,
     ranks: int,
     rows: int,
-) -> Arrangement:
-    """The responses of every minibatch by rank.
+) -> NDArray[np.int64]:
+    """Indices of the responses, or PADDING, [ranks, minibatches, rows of a rank]: in verl's order, which gives each
+    rank an equal part of a batch and cuts that into minibatches.
+
+    The longest come first, each to the rank with the fewest tokens that has a free row.
 
     Args:
         groups: index of each response's prompt within the batch, from 0.
@@ -90,24 +95,15 @@ def arrange(
     for index, (group, is_kept) in enumerate(zip(groups, keep, strict=True)):
         if is_kept:
             members.setdefault(group // groups_per_minibatch, []).append(index)
-    return [_balance(members[number], lengths, ranks, rows // ranks) for number in sorted(members)]
-
-
-def _balance(members: list[int], lengths: Sequence[int], ranks: int, places: int) -> list[list[int | None]]:
-    """Distribute `members`, longest first, each to the rank with the fewest tokens that has a free row."""
-    shares: list[list[int | None]] = [[] for _ in range(ranks)]
-    tokens = [0] * ranks
-    for index in sorted(members, key=lambda member: (-lengths[member], member)):
-        rank = min((r for r in range(ranks) if len(shares[r]) < places), key=lambda r: (tokens[r], r))
-        shares[rank].append(index)
-        tokens[rank] += lengths[index]
-    return [share + [None] * (places - len(share)) for share in shares]
-
-
-def by_rank(arrangement: Arrangement) -> list[int | None]:
-    """All rows in verl's order: first those of rank 0, and so on; within a rank by minibatch."""
-    ranks = len(arrangement[0]) if arrangement else 0
-    return [row for rank in range(ranks) for minibatch in arrangement for row in minibatch[rank]]
+    table = np.full((ranks, len(members), rows // ranks), PADDING)
+    for shares, number in zip(table.swapaxes(0, 1), sorted(members), strict=True):
+        taken, tokens = [0] * ranks, [0] * ranks
+        for index in sorted(members[number], key=lambda member: (-lengths[member], member)):
+            rank = min((r for r in range(ranks) if taken[r] < rows // ranks), key=lambda r: (tokens[r], r))
+            shares[rank, taken[rank]] = index
+            taken[rank] += 1
+            tokens[rank] += lengths[index]
+    return table
 
 
 def padding_rows(
@@ -304,8 +300,7 @@ class LabTrainer(PPOTrainerSync):
         super()._load_checkpoint()
         traces = checkpoints.checkpoint_folder(self.folder, self.global_steps) / TRACES
         state = torch.load(traces, weights_only=True) if traces.exists() else None
-        rule = self.spec.rule.model_dump(mode="json")
-        self.actor_rollout_wg.start_diagnostics(rule, self.spec.rollout.max_response_length, state)
+        self.actor_rollout_wg.start_diagnostics(self.spec.rule, self.spec.rollout.max_response_length, state)
         if self._answer_settings is not None:
             rows = (self.val_dataset[place] for place in range(len(self.val_dataset)))
             decode = partial(self.tokenizer.decode, skip_special_tokens=True)
@@ -415,14 +410,17 @@ class LabTrainer(PPOTrainerSync):
         keep_minibatch: bool = False,
     ) -> KVBatchMeta:
         """Grade the batch, drop groups without learning signal, and arrange the others into minibatches."""
-        keys, tags = list(batch.keys), list(batch.tags)
+
+        def place(key: str) -> tuple[int, ...]:
+            uid, *numbers = key.split("_")
+            return self._order[uid], *map(int, numbers)
+
+        # Sessions arrive in any order; the order of the data makes runs repeatable.
+        arrived = sorted(zip(map(place, batch.keys), batch.keys, batch.tags, strict=True))
+        places, keys, tags = (list(column) for column in zip(*arrived, strict=True))
         data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["rm_scores"])
         rewards = torch.tensor([float(scores.sum()) for scores in data["rm_scores"].unbind()])
-        groups = torch.tensor([self._order[key.split("_")[0]] for key in keys])
-        # Sessions arrive in any order; the order of the data makes runs repeatable.
-        order = sorted(range(len(keys)), key=lambda i: (int(groups[i]), *map(int, keys[i].split("_")[1:])))
-        keys, tags = [keys[i] for i in order], [tags[i] for i in order]
-        rewards, groups = rewards[order], groups[order]
+        groups = torch.tensor([group for group, *_ in places])
         advantages, keep = group_advantages(rewards, groups, normalize_std=self.spec.advantage.normalize_std)
         responses, longest = [tag["response_len"] for tag in tags], self.spec.rollout.max_response_length
         wide = self.config.actor_rollout_ref.rollout.engine_kwargs.cppo_lab.topk_dtype == "float32"
@@ -442,7 +440,7 @@ class LabTrainer(PPOTrainerSync):
         if not self._trains:  # verl clears the rows of an empty batch like those of any other
             return batch
         self._trained_tokens = sum(n for n, is_kept in zip(responses, keep.tolist(), strict=True) if is_kept)
-        arrangement = arrange(
+        table = arrange(
             groups.tolist(),
             [tag["seq_len"] for tag in tags],
             keep.tolist(),
@@ -450,32 +448,26 @@ class LabTrainer(PPOTrainerSync):
             ranks=self._ranks(),
             rows=self.spec.batch.minibatch_prompts * self.spec.batch.responses,
         )
-        dropped = [key for key, is_kept in zip(keys, keep.tolist(), strict=True) if not is_kept]
-        rows = by_rank(arrangement)
-        missing = sum(row is None for row in rows)
-        padding = padding_rows(batch.partition_id, keys[0], tags[0], missing, self.tokenizer.eos_token_id)
-        if dropped:
-            tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
-        spare = iter(padding)
-        arranged_rows = [next(spare) if row is None else (keys[row], tags[row]) for row in rows]
-        counts = [sum(row is not None for rank in minibatch for row in rank) for minibatch in arrangement]
-        # The order of `by_rank`: every rank has all minibatches, each with the same number of rows.
-        per_rank = [n for n, minibatch in zip(counts, arrangement, strict=True) for _ in minibatch[0]]
-        arranged = KVBatchMeta(
-            keys=[key for key, _ in arranged_rows],
-            tags=[tag for _, tag in arranged_rows],
-            partition_id=batch.partition_id,
-            fields=batch.fields,
-            extra_info=batch.extra_info,
+        is_padding = table == PADDING
+        spare = iter(
+            padding_rows(
+                batch.partition_id, keys[0], tags[0], int(is_padding.sum()), self.tokenizer.eos_token_id
+            )
         )
-        columns = {
-            "minibatch_responses": torch.tensor(per_rank * self._ranks(), dtype=torch.float32)[:, None]
-        }
+        if dropped := [key for key, is_kept in zip(keys, keep.tolist(), strict=True) if not is_kept]:
+            tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
+        rows = [
+            next(spare) if index == PADDING else (keys[index], tags[index])
+            for index in table.ravel().tolist()
+        ]
+        arranged = replace(batch, keys=[key for key, _ in rows], tags=[tag for _, tag in rows])
+        counts = np.broadcast_to((~is_padding).sum((0, 2), keepdims=True), table.shape)
+        columns = {"minibatch_responses": torch.tensor(counts.reshape(-1, 1), dtype=torch.float32)}
         if self._answers is not None and self._validates(self.global_steps):
             per_response = (groups.tolist(), rewards.tolist(), advantages.tolist(), keep.tolist())
             chosen = self._answers.choose(keys, *per_response)
-            places = {choice.key: place for place, choice in enumerate(chosen)}
-            columns[PLACE] = torch.tensor([places.get(key, -1) for key in arranged.keys])[:, None]
+            kept = {choice.key: number for number, choice in enumerate(chosen)}
+            columns[PLACE] = torch.tensor([kept.get(key, -1) for key in arranged.keys])[:, None]
         rule = self.spec.rule
         if rule.verl_loss is None and PERMUTATION in rule_of(rule.name, rule.path).needs:
             # A fresh order per rollout, kept for all its minibatches; a resumed run draws the same.

@@ -199,9 +199,9 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         self._policies = torch.load(path, weights_only=True) if path.exists() else {}
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def start_diagnostics(self, rule: dict[str, Any], horizon: int, state: dict[str, Any] | None) -> None:
+    def start_diagnostics(self, rule: RuleSpec, horizon: int, state: dict[str, Any] | None) -> None:
         """Start the traces of a run, or resume them from `state`."""
-        self.diagnostics = Diagnostics(RuleSpec.model_validate(rule), horizon)
+        self.diagnostics = Diagnostics(rule, horizon)
         if state is not None:
             self.diagnostics.load_state(state)
 

@@ -28,14 +28,13 @@ from cppo_lab.cores.verl.checkpoints import (
     Staging,
     append_row,
     best_step,
-    drop_checkpoints_except,
     drop_rows_after,
     keep_best,
     last_readable,
     make_room,
     read_outcome,
+    resume,
     seal,
-    unname_best_after,
 )
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import AnswersSpec
@@ -300,30 +299,29 @@ def test_a_disk_that_cannot_be_read_costs_no_checkpoint(
 
 def test_the_best_checkpoint_of_a_step_that_is_trained_again_is_replaced(tmp_path: Path) -> None:
     """It is linked to the damaged one. That of step 2 was the best before it, and is lost."""
+    (new := tmp_path / "new").mkdir()
+    assert resume(new, SCORE) == (None, [])
     append_row(tmp_path, 2, {SCORE: 0.3})
     save(tmp_path, 4, 0.4)
-    save(tmp_path, 6, 0.6)
+    damaged = save(tmp_path, 6, 0.6)
     keep_best(tmp_path, SCORE)
     assert best(tmp_path) == (6, "weights of 6")
-    drop_rows_after(tmp_path, 4)
-    unname_best_after(tmp_path, 4)
+    cut(damaged / MODEL)
     copy = tmp_path / CHECKPOINTS / "global_step_6_copy"
     copy.mkdir()  # by the user
-    drop_checkpoints_except(tmp_path, 4)
+    step, rows = resume(tmp_path, SCORE)
+    assert (step, [number for number, _ in rows], best(tmp_path)) == (4, [2, 4], (4, "weights of 4"))
     assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == ["global_step_4", copy.name]
     copy.rmdir()
-    assert best(tmp_path) == (None, "weights of 6")  # as long as nothing replaces it
-    keep_best(tmp_path, SCORE)
     save(tmp_path, 8, 0.2)
     cut(save(tmp_path, 10, 0.9) / MODEL)  # a damaged checkpoint does not replace it
     keep_best(tmp_path, SCORE)
-    unname_best_after(tmp_path, 4)
     assert best_step(tmp_path) == 4
-    unname_best_after(tmp_path, None)
-    assert best_step(tmp_path) is None
-    drop_checkpoints_except(tmp_path, None)
+    for path in (tmp_path / CHECKPOINTS).iterdir():
+        empty(path / OPTIMISER)
+    assert resume(tmp_path, SCORE) == (None, [])
+    assert best(tmp_path) == (None, "weights of 4")  # as long as nothing replaces it
     assert list((tmp_path / CHECKPOINTS).iterdir()) == []
-    drop_checkpoints_except(tmp_path / "nothing here", None)
 
 
 def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
@@ -379,11 +377,11 @@ def train(folder: Path, sink: Mock, resumed: int | None, steps: tuple[int, ...] 
     answers.begin(resumed)
     trained = [step for step in steps if resumed is None or step > resumed]
     for step in steps[: len(steps) - len(trained)]:
-        answers.add(step)
+        answers.add((step, {}))
     trainer = staging(folder, resumed)
     for step in trained:
         trainer.add(step, answers_of(step))
-        answers.add(step)
+        answers.add((step, {}))
     answers.end()
 
 
@@ -416,7 +414,9 @@ def test_whoever_is_killed_the_files_are_those_of_an_unbroken_run(
         for step in STEPS:  # it does not wait for the process that records
             trainer.add(step, answers_of(step))
         answers = hand_over(folder, sink := recorder(folder))
-        through = survives(monkeypatch, number, lambda answers=answers: [*map(answers.add, STEPS)])
+        through = survives(
+            monkeypatch, number, lambda answers=answers: [answers.add((step, {})) for step in STEPS]
+        )
         train(folder, recorder(folder), resumed)
         assert files_of(folder) == unbroken, number
         if through:
@@ -435,7 +435,7 @@ def test_a_step_that_was_not_written_to_its_end_or_is_not_kept(
         through = survives(monkeypatch, number, lambda trainer=trainer: trainer.add(2, answers_of(2)))
         answers = hand_over(folder, sink := recorder(folder), settings)
         answers.begin(2)
-        answers.add(2)
+        answers.add((2, {}))
         answers.end()
         assert sink.file.call_count == 2 * (through and settings is KEPT)
         assert not (folder / STAGED).exists()
@@ -451,6 +451,6 @@ def test_tags_of_a_start_are_passed_on_once(tmp_path: Path, settings: AnswersSpe
     moved = hand_over(tmp_path, sink, settings)
     for text in ('{"cppo.env.rollout": "a"}', '{"cppo.env.rollout": "b"}'):
         (tmp_path / TAGS_FILE).write_text(text)
-        moved.add(1)
-        moved.add(2)
+        moved.add((1, {}))
+        moved.add((2, {}))
     assert sink.tag.mock_calls == [call("cppo.env.rollout", value) for value in "ab"]

@@ -124,7 +124,7 @@ def test_rows_are_handed_over_as_they_are_written(
     monkeypatch.setattr(core, "FOLLOW_SECONDS", 0.01)
     checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})  # of an earlier attempt
     sink = Refusing()
-    following = partial(core._following, tmp_path, HandOver(Resources(tmp_path, tmp_path), sink), sink)
+    following = partial(core._following, tmp_path, HandOver(Resources(tmp_path, tmp_path), sink))
     with following() as failures:
         checkpoints.append_row(tmp_path, 1, {"train/reward": 0.1})
         until("the row is handed over", lambda: sink.rows)
@@ -161,7 +161,7 @@ def test_a_warned_trainer_saves_its_step_and_a_refused_row_or_no_outcome_fails_t
     checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})
     resources, sink = lent(composed, tmp_path), Refusing()
     with pytest.raises(error, match=said):
-        core._train_on(composed.run, sink, HandOver(resources, sink), resources, None)
+        core._train_on(composed.run, HandOver(resources, sink), resources, None)
     assert saved.called == (getattr(verl, "number", None) == signal.SIGUSR2)
 
 

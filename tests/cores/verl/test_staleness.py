@@ -18,6 +18,7 @@ from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
 from cppo_lab.cores.verl.trainer import LabTrainer
 from cppo_lab.cores.verl.worker import TrustRegionWorker
 from cppo_lab.schema import MISMATCH
+from cppo_lab.spec import RuleSpec
 from cppo_lab.spec.job import shape_of
 from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error
@@ -119,7 +120,7 @@ def test_tokens_are_traced_where_the_loss_is(data_rank: int, has_outputs: bool, 
     worker.__dict__.update(
         _rank=1, actor=SimpleNamespace(engine=engine), actor_config=config, _watched_step=1
     )
-    worker.start_diagnostics({"name": "grpo"}, 6, None)
+    worker.start_diagnostics(RuleSpec(name="grpo"), 6, None)
     worker._watch(watched([3]))
     worker.diagnostics.end_step()
     read = worker.read_diagnostics()

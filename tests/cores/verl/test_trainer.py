@@ -43,7 +43,7 @@ from cppo_lab.cores.verl.hf_models import as_fast_tokenizer, write_task
 from cppo_lab.cores.verl.rewards import FAULT
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
 from cppo_lab.cores.verl.trainer import (
-    Arrangement,
+    PADDING,
     AsyncLabReplayBuffer,
     AsyncLabTrainer,
     LabReplayBuffer,
@@ -51,7 +51,6 @@ from cppo_lab.cores.verl.trainer import (
     PolicyBroken,
     ages_of,
     arrange,
-    by_rank,
     row_of_test,
     self_test,
 )
@@ -183,16 +182,14 @@ def test_groups_without_variance_are_left_out_of_their_minibatch(tmp_path: Path,
             torch.testing.assert_close(row["advantages"], torch.full_like(row["advantages"], float(value)))
 
 
-def test_a_validated_step_leaves_its_answers_before_its_row(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_validated_step_leaves_its_answers_before_its_row(tmp_path: Path) -> None:
     staged: list[Any] = []
-    monkeypatch.setattr(module, "stage", lambda *given: staged.append((*given, *checkpoints.rows(tmp_path))))
     made = trainer(tmp_path, "training.t_stop=8")
     made._answers = SimpleNamespace(chosen=(), take=lambda step: f"of step {step}")
+    made._staging = SimpleNamespace(add=lambda *given: staged.append((*given, *checkpoints.rows(tmp_path))))
     for step, score in ((2, 0.5), (3, None)):
         validated(made, step, score)
-    assert staged == [(tmp_path, "of step 2")]
+    assert staged == [(2, "of step 2")]
 
 
 def test_weights_are_shuffled_afresh_at_each_step_and_the_same_when_it_is_repeated(
@@ -320,11 +317,7 @@ def attempt(folder: Path) -> None:
     """Of a run to its end, as `core.train` and verl's loop go; validated every 2 steps, and saved every 3 as well."""
     made = trainer(folder, "training.t_stop=6")
     made._checkpoint_every = 3
-    last = checkpoints.last_readable(folder)
-    checkpoints.drop_rows_after(folder, last)
-    checkpoints.unname_best_after(folder, last)
-    checkpoints.keep_best(folder, score_name(made.spec))
-    checkpoints.drop_checkpoints_except(folder, last)
+    last, _ = checkpoints.resume(folder, score_name(made.spec))
     if last is None:
         made._validation = {score_name(made.spec): 0.1}
         made._write_row(0, {})
@@ -606,11 +599,11 @@ def test_the_longest_come_first_and_then_fill_the_ranks() -> None:
     """Two minibatches of two groups of two on two ranks: 8 | 7 + 5 would leave no place, so 8 + 5 | 7 + 6."""
     groups, lengths = [0, 0, 1, 1, 2, 2, 3, 3], [5, 6, 7, 8, 4, 3, 2, 1]
     rows = arrange(groups, lengths, [True] * 8, groups_per_minibatch=2, ranks=2, rows=4)
-    assert rows == [[[3, 0], [2, 1]], [[4, 7], [5, 6]]]
+    assert rows.tolist() == [[[3, 0], [4, 7]], [[2, 1], [5, 6]]]
 
 
-def present(minibatch: Sequence[Sequence[int | None]]) -> list[int]:
-    return sorted(row for rank in minibatch for row in rank if row is not None)
+def present(minibatch: Sequence[Sequence[int]]) -> list[int]:
+    return sorted(row for rank in minibatch for row in rank if row != PADDING)
 
 
 @settings(max_examples=200, deadline=None)
@@ -625,10 +618,12 @@ def test_any_batch(data: st.DataObject, random: Random) -> None:
     random.shuffle(groups)
     lengths = [random.randint(1, 10_000) for _ in groups]
 
-    def arranged(order: Sequence[int]) -> Arrangement:
+    def arranged(order: Sequence[int]) -> list[list[list[int]]]:
+        """[minibatch][rank][row]."""
         of = [groups[i] for i in order]
         columns = of, [lengths[i] for i in order], [signal[group] for group in of]
-        return arrange(*columns, groups_per_minibatch=size, ranks=ranks, rows=rows)
+        table = arrange(*columns, groups_per_minibatch=size, ranks=ranks, rows=rows)
+        return table.swapaxes(0, 1).tolist()
 
     arrangement = arranged(range(len(groups)))
     trained = [row for minibatch in arrangement for row in present(minibatch)]
@@ -639,8 +634,8 @@ def test_any_batch(data: st.DataObject, random: Random) -> None:
     for minibatch in arrangement:
         assert [len(share) for share in minibatch] == [rows // ranks] * ranks  # what verl needs
         # As long as every rank has a place left, no two differ by more tokens than the longest response has.
-        tokens = [sum(lengths[row] for row in share if row is not None) for share in minibatch]
-        if all(None in share for share in minibatch):
+        tokens = [sum(lengths[row] for row in share if row != PADDING) for share in minibatch]
+        if all(PADDING in share for share in minibatch):
             assert max(tokens) - min(tokens) <= max(lengths[row] for row in present(minibatch))
     # The order of arrival does not change a minibatch.
     order = random.sample(range(len(groups)), len(groups))
@@ -649,7 +644,7 @@ def test_any_batch(data: st.DataObject, random: Random) -> None:
     # verl's dispatch gives each rank an equal part of the keys in a row; its worker cuts their rows into minibatches.
     if not arrangement:
         return
-    flat = by_rank(arrangement)
+    flat = np.array(arrangement).swapaxes(0, 1).ravel().tolist()
     keys = [*map(str, range(len(flat)))]
     batch = KVBatchMeta(keys=keys, tags=[{}] * len(keys), partition_id="train")
     for rank, part in enumerate(batch.chunk(ranks)):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.base import BaseRollout
@@ -337,32 +338,13 @@ class CpuServer:
     start_profile = stop_profile = _nothing
 
 
-def _packed(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """The weights with all experts of a layer in one tensor, as transformers has them. verl sends each expert by itself
-    (`unfuse_moe_params`), in order.
-    """
-    packed: dict[str, torch.Tensor] = {}
-    experts: dict[str, dict[str, list[torch.Tensor]]] = {}
-    for name, value in weights.items():
-        layer, _, expert = name.partition(".mlp.experts.")
-        number, _, part = expert.partition(".")
-        if number.isdecimal():
-            experts.setdefault(f"{layer}.mlp.experts", {}).setdefault(part, []).append(value)
-        else:
-            packed[name] = value
-    for layer, parts in experts.items():
-        gate, up, down = (torch.stack(parts[f"{part}_proj.weight"]) for part in ("gate", "up", "down"))
-        packed |= {f"{layer}.gate_up_proj": torch.cat([gate, up], dim=1), f"{layer}.down_proj": down}
-    return packed
-
-
 def load_named_tensors(model: PreTrainedModel, weights: dict[str, torch.Tensor]) -> None:
     """Copies `weights` into the parameters and buffers of `model`; see `CpuServer.load_weights`."""
-    weights = _packed(weights)
-    state = model.state_dict(keep_vars=True)
-    # Names that share a tensor are tied: a single name is enough.
-    given = {id(state[name]) for name in weights.keys() & state.keys()}
-    missing = sorted(name for name, tensor in state.items() if id(tensor) not in given)
+    # verl sends each expert by itself, as the hub has them: here they are views of the tensors that pack them.
+    state = revert_weight_conversion(model, model.state_dict())
+    # Names that share memory are tied: a single name is enough.
+    given = {state[name].data_ptr() for name in weights.keys() & state.keys()}
+    missing = sorted(name for name, tensor in state.items() if tensor.data_ptr() not in given)
     unexpected = sorted(weights.keys() - state.keys())
     if unexpected or missing:
         raise UserError(
@@ -370,7 +352,12 @@ def load_named_tensors(model: PreTrainedModel, weights: dict[str, torch.Tensor])
             f"{unexpected or 'none'}: actor_rollout_ref.model.path must name the same model for the actor and the "
             "rollout, without LoRA adapters"
         )
-    model.load_state_dict(weights, strict=False)
+    for name, value in weights.items():
+        if value.shape != state[name].shape:
+            raise RuntimeError(
+                f"size mismatch for {name}: {tuple(value.shape)}, not {tuple(state[name].shape)}"
+            )
+        state[name].copy_(value)
 
 
 # The CPU rollout server inside verl: Ray actor, replica, and transfer of the actor's weights.
