@@ -422,24 +422,27 @@ class LabTrainer(PPOTrainerSync):
         rewards = torch.tensor([float(scores.sum()) for scores in data["rm_scores"].unbind()])
         groups = torch.tensor([group for group, *_ in places])
         advantages, keep = group_advantages(rewards, groups, normalize_std=self.spec.advantage.normalize_std)
-        responses, longest = [tag["response_len"] for tag in tags], self.spec.rollout.max_response_length
+        lengths, longest = (
+            np.array([tag["response_len"] for tag in tags]),
+            self.spec.rollout.max_response_length,
+        )
+        self._sampled_tokens = int(lengths.sum())
         wide = self.config.actor_rollout_ref.rollout.engine_kwargs.cppo_lab.topk_dtype == "float32"
         bytes_per_token = top_k(self.spec) * (4 + (4 if wide else 2))
         self._collected = {
             "train/reward": float(rewards.mean()),
-            "train/response_length": sum(responses) / len(responses),
-            "train/truncated_share": sum(n >= longest for n in responses) / len(responses),
+            "train/response_length": float(lengths.mean()),
+            "train/truncated_share": float((lengths >= longest).mean()),
             # Of groups, which have different sizes where rollouts failed.
             "train/zero_variance_group_share": len(groups[~keep].unique()) / len(groups.unique()),
-            "perf/topk_megabytes": sum(responses) * bytes_per_token / 1e6,
+            "perf/topk_megabytes": self._sampled_tokens * bytes_per_token / 1e6,
         } | self._reward_parts(batch)
-        self._sampled_tokens = sum(responses)
         if not self.spec.advantage.drop_zero_variance:
             keep = torch.ones_like(keep)
         self._trains = bool(keep.any())
         if not self._trains:  # verl clears the rows of an empty batch like those of any other
             return batch
-        self._trained_tokens = sum(n for n, is_kept in zip(responses, keep.tolist(), strict=True) if is_kept)
+        self._trained_tokens = int(lengths[keep.numpy()].sum())
         table = arrange(
             groups.tolist(),
             [tag["seq_len"] for tag in tags],
@@ -454,7 +457,7 @@ class LabTrainer(PPOTrainerSync):
                 batch.partition_id, keys[0], tags[0], int(is_padding.sum()), self.tokenizer.eos_token_id
             )
         )
-        if dropped := [key for key, is_kept in zip(keys, keep.tolist(), strict=True) if not is_kept]:
+        if dropped := [keys[place] for place in (~keep).nonzero()[:, 0]]:
             tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
         rows = [
             next(spare) if index == PADDING else (keys[index], tags[index])
