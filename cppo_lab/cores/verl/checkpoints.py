@@ -116,20 +116,14 @@ def rows(folder: Path, offset: int = 0) -> Iterator[tuple[int, Row]]:
         return
     with file:
         file.seek(offset)
-        while line := file.readline(LONGEST_LINE):
-            row = _row(line) if line.endswith(b"\n") else None
-            if row is None:
+        while (line := file.readline(LONGEST_LINE)).endswith(b"\n"):
+            try:
+                values = json.loads(line)
+                row = int(values["step"]), {name: float(value) for name, value in values["metrics"].items()}
+            except MALFORMED:
                 return
             offset += len(line)
             yield offset, row
-
-
-def _row(line: bytes) -> Row | None:
-    try:
-        values = json.loads(line)
-        return int(values["step"]), {name: float(value) for name, value in values["metrics"].items()}
-    except MALFORMED:
-        return None
 
 
 def checkpoint_folder(folder: Path, step: int) -> Path:
@@ -230,22 +224,21 @@ def size_fault(checkpoint: Path) -> str:
 
 def _content_fault(checkpoint: Path) -> str:
     """Which file of torch's format or JSON cannot be read, and why; empty for none. Megatron's shards are not read."""
-    with ThreadPoolExecutor(READERS) as pool:
-        return next(filter(None, pool.map(_content_fault_of, _files(checkpoint))), "")
-
-
-def _content_fault_of(path: Path) -> str:
     from cppo_lab.cores.checkpoint import check_whole  # imports torch
 
-    try:
-        if path.suffix == ".json":
-            json.loads(path.read_bytes())
-        elif path.suffix == ".pt":
-            with path.open("rb") as file:
-                check_whole(file)
-    except (ValueError, RecursionError) as error:
-        return f"{path.name}: {error}"
-    return ""
+    def fault(path: Path) -> str:
+        try:
+            if path.suffix == ".json":
+                json.loads(path.read_bytes())
+            elif path.suffix == ".pt":
+                with path.open("rb") as file:
+                    check_whole(file)
+        except (ValueError, RecursionError) as error:
+            return f"{path.name}: {error}"
+        return ""
+
+    with ThreadPoolExecutor(READERS) as pool:
+        return next(filter(None, pool.map(fault, _files(checkpoint))), "")
 
 
 def _files(checkpoint: Path) -> list[Path]:

@@ -167,18 +167,14 @@ def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:
         values.append(metrics.pop(name))
     if not values:
         return
-    updates = [_mismatch_sums(column) for column in torch.tensor(values, dtype=torch.float64).unbind(1)]
-    updates = [sums for sums in updates if sums.sums[:, 0].any()]  # padding alone makes no update
+    thirds, updates = mismatch.THIRDS, []
+    widths = [thirds * len(mismatch.FIELDS), thirds, thirds * mismatch.BINS, 1 + mismatch.BINS]
+    for numbers in torch.tensor(values, dtype=torch.float64).unbind(1):
+        sums, largest, counts, d = numbers.split(widths)
+        if sums.view(thirds, -1)[:, 0].any():  # padding alone makes no update
+            updates.append(mismatch.MismatchSums(sums.view(thirds, -1), largest, counts.view(thirds, -1), d))
     for computed in (mismatch_metrics(updates), mismatch_metrics(updates[:1], before_update=True)):
         metrics.update({name: [value] for name, value in computed.items()})
-
-
-def _mismatch_sums(numbers: Tensor) -> mismatch.MismatchSums:
-    """MismatchSums from its numbers, in order."""
-    thirds = mismatch.THIRDS
-    widths = [thirds * len(mismatch.FIELDS), thirds, thirds * mismatch.BINS, 1 + mismatch.BINS]
-    sums, largest, counts, divergence = numbers.split(widths)
-    return mismatch.MismatchSums(sums.view(thirds, -1), largest, counts.view(thirds, -1), divergence)
 
 
 def rule_metrics(reduced: Mapping[str, float]) -> dict[str, float]:

@@ -49,10 +49,9 @@ def own_score(function: str, **response: Any) -> dict[str, Any]:
             raise ValueError(
                 f"acc={numbers['acc']:g}: validations need a share from 0 to 1: return a dict with `score` and `acc`"
             )
-    except UserError as error:
-        return {"score": 0.0, "acc": 0.0, FAULT: str(error)}
     except Exception as error:  # noqa: BLE001  the user's code raises what it likes
-        return {"score": 0.0, "acc": 0.0, FAULT: f"data.reward={function!r}: {type(error).__name__}: {error}"}
+        fault = f"data.reward={function!r}: {type(error).__name__}: {error}"
+        return {"score": 0.0, "acc": 0.0, FAULT: str(error) if isinstance(error, UserError) else fault}
     return numbers
 
 
