@@ -606,7 +606,8 @@ def _declared_runs(grid: Grid) -> DeclaredRuns:
     for point in included(grid):
         cell = f"{point.model} {point.label}"
         run = cells.get(cell) or cells.setdefault(cell, _composed(grid, point).run)
-        seed = int(point.values.get("seed", run.seed))
+        values: Mapping[str, Any] = point.values
+        seed = int(values.get("seed", run.seed))
         places.add((run.model.name, point.label, seed))
         starts.add((getattr(run.model, "warm_start", None), seed))
     lines = [f"{cell} {run.model_copy(update={'seed': 0}).run_id}" for cell, run in cells.items()]
