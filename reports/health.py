@@ -18,7 +18,15 @@ from cppo_lab.errors import counted
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.figures.training import DiagnosticPanel, diagnostics_of, draw, traces_of
 from cppo_lab.reports.figures.validation import draw_survival, drawn_variants, survival_info
-from cppo_lab.reports.names import ABSENT, OURS, baseline_name, display_name, estimate_text, in_order
+from cppo_lab.reports.names import (
+    ABSENT,
+    OURS,
+    baseline_name,
+    display_name,
+    estimate_text,
+    in_order,
+    score_text,
+)
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
 
@@ -98,7 +106,7 @@ def _table(collapses: _Collapses, base: str) -> TextTable:
         if test is not None:
             marked |= not test.exact
             p = ("p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}") + " (normal)" * (not test.exact)
-        means = estimate_text(cell.surviving), estimate_text(cell.mean if pair[0] else None)
+        means = score_text(cell.surviving), estimate_text(cell.mean if pair[0] else None)
         rows.append(_row(*pair, (str(cell.runs), str(cell.collapsed), estimate_text(cell.share), *means, p)))
     ways = "over all ways to assign the runs to the two methods"
     ways += ", or, where marked, by the normal approximation" * marked
@@ -108,8 +116,8 @@ def _table(collapses: _Collapses, base: str) -> TextTable:
     )
     notes = (
         "Percent. probability: that a run collapses, with Wilson's 95 % interval. final mean of the others: of the "
-        "runs that did not collapse, with the 95 % interval (Student's t). final mean of all: with a 95 % interval "
-        "that allows for unseen collapses, too; a collapse counts as score 0 if none was seen.",
+        "runs that did not collapse, with the 95 % interval (Student's t; of two runs their range). final mean of all: "
+        "with a 95 % interval that allows for unseen collapses, too; a collapse counts as score 0 if none was seen.",
         f"against {base}: two-sided p of the log-rank test of the steps at which runs collapse, {ways}; over all "
         "models it is stratified by model. A dash for the baseline, and without a collapse.",
     )

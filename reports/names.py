@@ -137,8 +137,12 @@ def estimate_text(estimate: Estimate | Interval | None, signed: bool = False) ->
 
 
 def score_text(estimate: Estimate | None) -> str:
-    """The mean score of a cell like `estimate_text`, but with the range in place of the interval of two runs."""
-    return with_interval(estimate and Interval(estimate.value, *score_limits(estimate)), points)
+    """The mean score of a cell like `estimate_text`, but within 0 to 100, and the range of two runs for an interval."""
+    if estimate is None:
+        return ABSENT
+    low, high = score_limits(estimate)
+    within = (None, None) if low is None or high is None else (max(0.0, low), min(1.0, high))
+    return with_interval(Interval(estimate.value, *within), points)
 
 
 def edge_text(edge: Interval) -> str:

@@ -277,8 +277,8 @@ def _methods(
             edge_text(edge) if edge else _other_answers(cell, variance),
             _evaluation(error_of_run),
             number(cell.between),
-            *(estimate_text(cell.pass_at(k)) for k in _shown_k(cell.samples)),
-            *([estimate_text(majority[pair])] if voted else []),
+            *(score_text(cell.pass_at(k)) for k in _shown_k(cell.samples)),
+            *([score_text(majority[pair])] if voted else []),
             *(points(share.value) for share in cell.profile),
         )
         rows.append(cell_row(*pair, texts))

@@ -258,7 +258,7 @@ def mean_with_collapses(survived: Sequence[float], collapsed: Sequence[float]) -
         (1 - often.value) * (surviving.value - surviving.low), fall * (often.high - often.value)
     )
     up = math.hypot((1 - often.value) * (surviving.high - surviving.value), fall * (often.value - often.low))
-    return Interval(value, value - down, value + up)
+    return Interval(value, max(0.0, value - down), min(1.0, value + up))
 
 
 @dataclass(frozen=True)

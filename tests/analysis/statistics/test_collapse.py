@@ -75,6 +75,8 @@ def test_the_mean_allows_for_collapses_that_were_not_seen() -> None:
     low = mean - np.hypot(half, mean * proportion(0, 3)[1])
     assert (found.value, found.low, found.high) == pytest.approx((mean, low, mean + half))
     assert mean_with_collapses([*survived, 0.71], [0.20]).value == pytest.approx(3.10 / 5)
+    two = mean_with_collapses([0.70, 0.95], [])
+    assert (two.value, two.low, two.high) == (0.825, 0, 1)
     assert mean_with_collapses([0.7], [0.1]).low is mean_with_collapses([], []) is None
 
 
