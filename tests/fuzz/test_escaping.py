@@ -26,7 +26,7 @@ from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs.tags import code, escaped
 from cppo_lab.tracking.page import ReportLog, SweepText, sweep_note, verdict_markdown
 from tests.fuzz.mangling import fuzz
-from tests.reports.conftest import DEMO, demo_store
+from tests.reports.conftest import DEMO, demo_store, svg_alone
 
 __all__ = ["demo_store"]  # fixtures
 
@@ -122,7 +122,8 @@ def report(tmp_path_factory: pytest.TempPathFactory, demo_store: Path) -> Path:
         command=f"cppo report {ALL}",
         partial=True,
     )
-    return build_report(request).parent
+    with svg_alone():
+        return build_report(request).parent
 
 
 def test_the_page_has_no_live_script_but_its_own(report: Path) -> None:

@@ -1,7 +1,8 @@
 """One store with the paper's curves and one with a small sweep of our own, each written once per session."""
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -66,8 +67,8 @@ def reference_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
     return uri
 
 
-@pytest.fixture
-def svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@contextmanager
+def svg_alone() -> Iterator[None]:
     """Figures are saved once, which takes half the time. The other forms: test_figures.py, test_build.py."""
     save = Figure.savefig
 
@@ -75,7 +76,9 @@ def svg_alone(monkeypatch: pytest.MonkeyPatch) -> None:
         if format == "svg":
             save(figure, out, format=format, **options)
 
-    monkeypatch.setattr(Figure, "savefig", saved)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", saved)
+        yield
 
 
 @pytest.fixture(scope="session")

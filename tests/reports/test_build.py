@@ -23,7 +23,7 @@ from cppo_lab.reports.build import ZIP, build_report
 from cppo_lab.reports.saved import MARKER
 from cppo_lab.reports.sweep import ReportRequest, paper_request
 from tests.analysis.made_sweeps import scored, write_runs
-from tests.reports.conftest import DEMO_RUNS, page_of, request_in
+from tests.reports.conftest import DEMO_RUNS, page_of, request_in, svg_alone
 
 ALWAYS = {"table_long.csv", "runs.csv", "report.json", "numbers.tex", "methods.md", "methods.tex"}
 ALWAYS |= {"index.html", "tables.tex", ZIP, MARKER}
@@ -153,10 +153,10 @@ def test_an_interrupted_build_leaves_the_old_report(
     build_report(demo_request)
 
 
-@pytest.mark.usefixtures("svg_alone")
 def test_the_paper_report(reference_uri: str, tmp_path: Path) -> None:
     request = paper_request(reference_uri, tmp_path / "deep" / "main")
-    files = contents(build_report(request).parent)
+    with svg_alone():
+        files = contents(build_report(request).parent)
     figures = named(
         ("figure_4", "figure_curves", "figure_diagnostics", "figure_survival"), "png", "svg", "pdf", "csv"
     )

@@ -14,7 +14,7 @@ from cppo_lab import schema
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.saved import RECORD, compare, compare_lines, read_record
 from tests.conftest import Command, user_error
-from tests.reports.conftest import request_in
+from tests.reports.conftest import request_in, svg_alone
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +23,13 @@ def made(demo_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole = replace(request_in(tmp_path_factory.mktemp("made"), demo_store), name="main")
     folder, client = whole.out.parent, MlflowClient(whole.uri)
     few = replace(whole.sweeps[0], expected=whole.sweeps[0].expected[:3])
-    build_report(replace(whole, sweeps=(few,), partial=True, out=folder / "a"))
+    with svg_alone():
+        build_report(replace(whole, sweeps=(few,), partial=True, out=folder / "a"))
     (run,) = client.search_runs(["1"], f"tags.`{schema.TAG_RUN_ID}` = 'cppo-0'")
     for name, value in (("chain24", 0.59), ("chain25", 0.6), ("chain26", 0.61)):
         client.log_metric(run.info.run_id, schema.validation_metric(name, 8), value, 100, 40)
-    build_report(replace(whole, out=folder / "b"))
+    with svg_alone():
+        build_report(replace(whole, out=folder / "b"))
     return folder
 
 

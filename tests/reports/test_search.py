@@ -32,6 +32,7 @@ from tests.analysis.made_search import (
     made_trial,
     parsed,
 )
+from tests.reports.conftest import svg_alone
 from tests.reports.test_build import contents
 
 STUDY = "tune_made-mini_base"
@@ -69,7 +70,8 @@ def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     request, content = request_of(tmp_path_factory.mktemp("made")), made_search()
     log_search(request.uri, content)
     log_training(request.uri, content)
-    return contents(build_report(request).parent)
+    with svg_alone():
+        return contents(build_report(request).parent)
 
 
 def drawn(content: dict[str, Any]) -> dict[str, Picture]:

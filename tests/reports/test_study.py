@@ -31,6 +31,7 @@ from cppo_lab.reports.study import (
 from cppo_lab.rules import RULES
 from tests.analysis.made_sweeps import MadeRun, expect, make_data
 from tests.conftest import user_error
+from tests.reports.conftest import svg_alone
 from tests.reports.test_build import ALWAYS, assert_self_contained, contents, named
 
 MODELS = ("post", "base_s", "base_m", "moe")
@@ -191,11 +192,11 @@ def test_rewards_are_smoothed() -> None:
     assert reward.steps == tuple(range(1, T_STOP + 1)) and max(reward.smooth) < max(reward.raw)
 
 
-@pytest.mark.usefixtures("svg_alone")
 def test_the_report(tmp_path: Path) -> None:
     request = request_of(study := made_study(), tmp_path / "report")
     made = study_contents(request, study)
-    page = build_report(SimpleNamespace(out=request.out, style=request.style, contents=lambda: made))
+    with svg_alone():
+        page = build_report(SimpleNamespace(out=request.out, style=request.style, contents=lambda: made))
     files = contents(page.parent)
     figures = tuple(f"figure_{name}" for name in (*range(1, 12), "survival"))
     tables = [f"table_{name}" for name in (1, 2, 3, 4, *list(SWEEPS)[1:])]

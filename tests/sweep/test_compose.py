@@ -68,6 +68,9 @@ def assigned(keys: Sequence[str]) -> st.SearchStrategy[str]:
     | st.lists(assigned(ODD_KEYS) | assigned(KEYS) | st.sampled_from(CHOICES), max_size=3),
 )
 @example([], ["trust_region.delta=0.3", "rule.w_min=0.7", "optim.learning_rate=${rule.delta}"])
+@example([], ["trust_region.delta=0.3"])
+@example([], ["+seed=1"])
+@example([], ["~rule.delta=9"])
 @example([], ["rule.delta=1", "~rule.delta", "+rule.delta=2"])
 @example([], ["paths.data=a", "paths.data=b", "paths={models: c}"])
 def test_values_are_those_of_hydra(choices: list[str], more: list[str]) -> None:

@@ -148,16 +148,20 @@ def judged(name: str = "two") -> list[dict[str, Any]]:
     return verdicts
 
 
+def verdict() -> str:
+    """What the page says of the first claim, between its heading and its numbers."""
+    return re.search(r'<ol class="verdicts">(.*?)<dl', (PAGES / "two/index.html").read_text(), re.DOTALL)[1]
+
+
 @pytest.fixture
 def words(cppo: Command, no_training: None) -> Words:
-    """What the page says of the first claim, between its heading and its numbers. Training takes no time."""
+    """The same of a new report. Training takes no time."""
 
-    def verdict(overrides: str = "") -> str:
+    def reported(overrides: str = "") -> str:
         cppo(f"report two.yaml --partial --no-log {overrides}")
-        match = re.search(r'<ol class="verdicts">(.*?)<dl', (PAGES / "two/index.html").read_text(), re.DOTALL)
-        return match[1]
+        return verdict()
 
-    return verdict
+    return reported
 
 
 def test_registered_before_the_runs_and_judged_by_the_test_seeds_alone(cppo: Command, words: Words) -> None:
@@ -274,10 +278,11 @@ def test_a_look_before_the_end_is_kept_once_for_each_state_and_named(cppo: Comma
     cppo("report two.yaml --partial --no-log")
     assert looks() == [((1, 3),)]
     load("two.yaml")
-    assert "Looked at 1 time before the end, first at 1 of 3 seeds." in words()
+    assert "Looked at 1 time before the end, first at 1 of 3 seeds." in verdict()
     cppo(f"{LAUNCH} seed=2")
-    cppo("report two.yaml seed=2 --no-log")  # two of the three seeds are there, whatever is chosen
-    load("two.yaml", seed=2)
+    load("two.yaml", seed=2)  # two of the three seeds are there, whatever is chosen
+    assert looks() == [((1, 3), (2, 3))]
+    cppo("report two.yaml seed=2 --no-log")
     cppo(LAUNCH)
     said = words()
     assert looks() == [((1, 3), (2, 3))]
@@ -294,7 +299,7 @@ ONCE = f"  once:\n    {FIRST.replace('[1, 2]', '[1]')}"  # complete where the se
 
 @pytest.mark.parametrize("beside", ["", ONCE, None], ids=["sequential", "beside another", "judged once"])
 def test_looks_that_are_planned_or_cannot_be_kept_are_not(
-    cppo: Command, words: Words, monkeypatch: pytest.MonkeyPatch, beside: str | None
+    cppo: Command, no_training: None, monkeypatch: pytest.MonkeyPatch, beside: str | None
 ) -> None:
     text = with_test_seeds(5)
     loaded(text if beside is None else text.replace("smallest: 2.0", "sequential: true") + beside)
@@ -304,7 +309,7 @@ def test_looks_that_are_planned_or_cannot_be_kept_are_not(
         err = cppo("report two.yaml --partial --no-log").err
         assert ("this look at unfinished tests was not recorded" in err) != is_kept
         assert [registered.looks for registered in registrations()] == [()]
-        assert not is_kept or "Looked" not in words()
+        assert not is_kept or "Looked" not in verdict()
 
     if beside is None:
         with monkeypatch.context() as patched:
@@ -350,7 +355,7 @@ def test_hypotheses_of_a_study_and_those_that_were_removed_from_the_file(cppo: C
     cppo("launch all.yaml launcher=inline")
 
     def page(name: str) -> str:
-        cppo(f"report {name}.yaml --partial")
+        cppo(f"report {name}.yaml --partial --no-log")
         return (PAGES / name / "index.html").read_text()
 
     assert "before any of the 4 runs that test it; unchanged." in page("all")

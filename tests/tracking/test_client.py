@@ -47,7 +47,7 @@ def test_a_half_made_store_of_other_programs_is_recognised(tmp_path: Path) -> No
     engine, number = db_utils.create_sqlalchemy_engine(f"sqlite:///{tmp_path}/whole.db"), count(1)
 
     def as_a_kill_leaves_it(*_: object) -> None:
-        if (statement := next(number)) % 180 == 0:
+        if (statement := next(number)) % 360 == 0:
             for path in tmp_path.glob("whole.db*"):  # and its journal
                 shutil.copy(path, path.with_name(path.name.replace("whole", str(statement))))
 
