@@ -603,11 +603,14 @@ def _declared_runs(grid: Grid) -> DeclaredRuns:
     places: set[RunPlace] = set()
     starts: set[tuple[Any, int]] = set()
     cells: dict[str, RunSpec] = {}
+    seeds: dict[str, int] = {}
     for point in included(grid):
-        cell = f"{point.model} {point.label}"
-        run = cells.get(cell) or cells.setdefault(cell, _composed(grid, point).run)
-        values: Mapping[str, Any] = point.values
-        seed = int(values.get("seed", run.seed))
+        cell, given = f"{point.model} {point.label}", str(point.values.get("seed"))
+        if cell not in cells or given not in seeds:  # each seed is checked once
+            run = _composed(grid, point).run
+            cells.setdefault(cell, run)
+            seeds[given] = run.seed
+        run, seed = cells[cell], seeds[given]
         places.add((run.model.name, point.label, seed))
         starts.add((getattr(run.model, "warm_start", None), seed))
     lines = [f"{cell} {run.model_copy(update={'seed': 0}).run_id}" for cell, run in cells.items()]

@@ -61,8 +61,9 @@ def test_a_variant_is_named_with_its_axis_values() -> None:
 
 
 def test_seeds_that_are_not_asked_for_are_checked_as_the_others() -> None:
-    with user_error(r"sweep two\.yaml: axes\.seed='x': must be a whole number"):
-        make_plan(loaded(STATED.replace("[0, 1, 2]", "[0, 1, 2, x]")), ["seed=0"])
+    for seed, said in (("x", "'x'"), ("true", "True")):
+        with user_error(rf"sweep two\.yaml: axes\.seed={said}: must be a whole number"):
+            make_plan(loaded(STATED.replace("[0, 1, 2]", f"[0, 1, 2, {seed}]")), ["seed=0"])
 
 
 def test_the_digest_is_of_what_is_stated_and_of_nothing_else() -> None:
