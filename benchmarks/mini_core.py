@@ -71,7 +71,7 @@ def ours(trainer: Trainer, prompts: Tensor) -> None:
         temperature=1.0,
         top_p=1.0,
         generator=trainer.sampling,
-        top_k=trainer.objective.top_k,
+        top_k=trainer.top_k,
     )
     assert rollout.lengths.eq(spec.rollout.max_response_length).all()
 

@@ -61,8 +61,8 @@ def graded(trainer: Trainer, seed: int, aligned: bool) -> np.ndarray:
             else spec.validation.top_p,  # drawing from a nucleus may take several numbers
             generator=torch.Generator().manual_seed(seed),
         )
-    asked = problems.repeat(spec.validation.samples)
-    rewards = trainer.task.rewards(rollout.responses, rollout.lengths, asked)
+    answers = problems.answers.repeat_interleave(spec.validation.samples, 0)
+    rewards = trainer.task.rewards(rollout.responses, rollout.lengths, answers)
     return (rewards > 0).view(-1, spec.validation.samples).numpy()
 
 

@@ -25,7 +25,7 @@ from scipy.stats import chi2
 from cppo_lab import schema
 from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.trainer import GradedResponses, Learner
-from cppo_lab.cores.loop import Minibatch
+from cppo_lab.cores.loop import ObjectiveResult
 from cppo_lab.cores.rule_loss import Recorded, mismatch_of_step
 from cppo_lab.maths import mismatch
 from cppo_lab.spec import ExactRun
@@ -67,18 +67,14 @@ class Watched(Learner):
         return super().update(rollout, watched) | mismatch_of_step(self.seen)
 
     def objective(
-        self,
-        rollout: GradedResponses,
-        rows: torch.Tensor,
-        watched: int | None = None,
-        old: Recorded | None = None,
-    ) -> Minibatch:
+        self, rollout: GradedResponses, rows: torch.Tensor, old: Recorded | None = None
+    ) -> ObjectiveResult:
         places, before = rollout.places[rows], rollout.logp[rows]
         with torch.no_grad():
             logp = self.log_policy(self.spec.rollout.temperature).flatten()[places]
         zeros, valid = torch.zeros_like(logp), torch.ones_like(places, dtype=torch.bool)
         self.seen.append(mismatch.log_ratios(logp, before, zeros, valid))
-        return super().objective(rollout, rows, watched, old)
+        return super().objective(rollout, rows, old)
 
 
 def collect(variant: str) -> None:

@@ -6,7 +6,7 @@ A file is replaced atomically after it is on disk: a kill or a power cut leaves 
 import errno
 import io
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251  what torch raises for a file of other things than tensors
@@ -125,20 +125,13 @@ def _refusing() -> Iterator[None]:
         raise ValueError((str(error).strip().splitlines() or [type(error).__name__])[0]) from None
 
 
-def same_form(value: object, like: object) -> bool:
-    """Whether `value` has the types, keys and lengths of `like`, and its tensors the same shapes and kinds."""
-    if isinstance(like, Tensor):
-        return isinstance(value, Tensor) and (value.shape, value.dtype) == (like.shape, like.dtype)
-    if isinstance(like, dict):
-        return (
-            isinstance(value, dict)
-            and value.keys() == like.keys()
-            and all(same_form(value[key], like[key]) for key in like)
+def same_form(value: object, like: Mapping[str, Tensor]) -> bool:
+    """Whether `value` has the tensors of `like` by name, of the same shapes and kinds."""
+    return (
+        isinstance(value, dict)
+        and value.keys() == like.keys()
+        and all(isinstance(value[name], Tensor) for name in like)
+        and all(
+            (value[name].shape, value[name].dtype) == (part.shape, part.dtype) for name, part in like.items()
         )
-    if isinstance(like, list | tuple):
-        return (
-            isinstance(value, list | tuple)
-            and len(value) == len(like)
-            and all(same_form(part, other) for part, other in zip(value, like, strict=True))
-        )
-    return type(value) is type(like)
+    )

@@ -8,11 +8,10 @@ import inspect
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,10 +22,11 @@ from cppo_lab import schema
 from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.core_records import BEST_MODEL, CHECKPOINT, Ended, TogetherRun
 from cppo_lab.cores.checkpoint import Row, load_checkpoint, save_checkpoint
-from cppo_lab.cores.rule_loss import Diagnostics
+from cppo_lab.cores.rule_loss import Diagnostics, ObservedTokens, RuleLoss
 from cppo_lab.errors import Interrupted, NotFinite, describe, find_interruption, say
+from cppo_lab.maths.mismatch import relative_logprob_error
 from cppo_lab.maths.rules import group_advantages
-from cppo_lab.maths.tokens import merge, summarise
+from cppo_lab.maths.tokens import RuleOutput, Tokens, merge, summarise
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec, canonical
 
@@ -48,8 +48,13 @@ class AdamW(TorchAdamW):
         load_state_dict = inspect.unwrap(Optimizer.load_state_dict)
 
 
-# The loss of a minibatch, the rule's sums (maths/tokens.py), and the two sums of the relative log-prob error.
-Minibatch = tuple[Tensor, dict[str, Tensor], tuple[Tensor, Tensor]]
+class ObjectiveResult(NamedTuple):
+    """The results for a minibatch. Only `loss` and the output's objective have a gradient."""
+
+    loss: Tensor  # scalar
+    output: RuleOutput
+    seen: ObservedTokens
+    mismatch: tuple[Tensor, Tensor]  # the two sums of the relative log-prob error
 
 
 class SteppedTrainer(ABC):
@@ -59,8 +64,16 @@ class SteppedTrainer(ABC):
     # Of schema.TAGS_OF_CORES; known only once its trainer exists.
     tags: Mapping[str, str] = MappingProxyType({})
 
-    def __init__(self, spec: RunSpec, device: torch.device, parameters: Iterable[Tensor]) -> None:
-        self.run, self.device, self.steps = spec, device, 0
+    def __init__(
+        self,
+        spec: RunSpec,
+        device: torch.device,
+        parameters: Iterable[Tensor],
+        names: Callable[[list[int]], list[str]],
+    ) -> None:
+        """`names`: the readable text of each of some token ids."""
+        self.spec, self.device, self.names, self.steps = spec, device, names, 0
+        self.loss = RuleLoss(spec)
         self.trained = list(parameters)
         optim = spec.optim
         self.optimizer = AdamW(
@@ -90,18 +103,30 @@ class SteppedTrainer(ABC):
 
     def graded(self, rewards: Tensor, groups: Tensor) -> tuple[Tensor, Tensor, float]:
         """Advantages [B], which responses their groups give a learning signal [B], and the share that they do not."""
-        settings = self.run.advantage
+        settings = self.spec.advantage
         advantages, keep = group_advantages(rewards, groups, normalize_std=settings.normalize_std)
         share = 1 - float(keep.to(advantages.dtype).mean())
         return advantages, keep if settings.drop_zero_variance else torch.ones_like(keep), share
 
-    def updates(self, keep: Tensor, objective: Callable[[Tensor], Minibatch]) -> dict[str, float]:
+    def result(self, tokens: Tokens, mu_logp: Tensor, ids: Tensor) -> ObjectiveResult:
+        """The results for `tokens` with these ids; `mu_logp` is log mu [B, T] of them."""
+        loss, output = self.loss(tokens, mu_logp)
+        logp, valid = tokens.logp.detach(), tokens.valid
+        assert tokens.origin_logp is not None
+        seen = ObservedTokens(
+            logp, mu_logp, tokens.required_divergence, tokens.advantages, valid, ids, tokens.origin_logp
+        )
+        return ObjectiveResult(loss, output, seen, relative_logprob_error(logp, mu_logp, valid))
+
+    def updates(
+        self, keep: Tensor, objective: Callable[[Tensor], ObjectiveResult], watched: int | None
+    ) -> dict[str, float]:
         """One optimiser step per minibatch of the responses that `keep` [B] marks; returns the metrics.
 
-        Groups stay whole, dropped groups leave their minibatch smaller. Raises NotFinite before an update that would
-        destroy the parameters, and if the last update has.
+        Groups stay whole, dropped groups leave their minibatch smaller. `watched`: the training step, if it enters the
+        diagnostics. Raises NotFinite before an update that would destroy the parameters, and if the last update has.
         """
-        size = self.run.batch.minibatch_prompts * self.run.batch.responses
+        size = self.spec.batch.minibatch_prompts * self.spec.batch.responses
         stats, losses, norms, error = [], [], [], [0.0, 0.0]
         for part in torch.arange(len(keep), device=keep.device).split(size):
             # PAPER: the denominators after dropping a group are not stated. Here it is removed from them, too, as if it
@@ -109,9 +134,11 @@ class SteppedTrainer(ABC):
             rows = part[keep[part]]
             if len(rows) == 0:
                 continue
-            loss, sums, mismatch = objective(rows)
+            loss, output, seen, mismatch = objective(rows)
+            if watched is not None:
+                self.diagnostics.see(watched, seen, self.names)
             norms.append(self._descend(loss))
-            stats.append(sums)
+            stats.append(output.stats)
             losses.append(float(loss.detach()))
             error = [total + float(part) for total, part in zip(error, mismatch, strict=True)]
         self.diagnostics.end_step()
@@ -130,7 +157,7 @@ class SteppedTrainer(ABC):
         for part in self.trained:  # `zero_grad` would make an entry for torch's profiler, too
             part.grad = None
         loss.backward()
-        norm = float(torch.nn.utils.clip_grad_norm_(self.trained, self.run.optim.clip_grad_norm))
+        norm = float(torch.nn.utils.clip_grad_norm_(self.trained, self.spec.optim.clip_grad_norm))
         if not norm < float("inf"):
             raise NotFinite(f"gradient norm is {norm}")
         self.optimizer.step()
@@ -194,50 +221,45 @@ def train_runs(
     if len({canonical(run.spec.model_copy(update={"seed": 0})) for run in runs}) != 1:
         raise ValueError("runs that are trained together must differ only in the seed")
     torch.set_num_threads(max(run.resources.threads for run in runs))
-    courses: dict[int, _Course[T]] = {}  # of the runs that have not ended, by place
+    courses = [_course(make, run, partial(ended, i), checkpoint_seconds) for i, run in enumerate(runs)]
+    trainers: dict[int, T] = {}  # of the runs that have not ended, by place
 
-    def attempt(place: int, action: Callable[[], bool]) -> None:
-        """Call `action` for the run at `place`, which says whether the run is over. An exception ends only that run."""
+    def proceed(place: int, go: Callable[[], T]) -> None:
+        """Let a run go on to its next step or its end. An exception ends only that run."""
         try:
-            if action():
-                ended(place, courses.pop(place).end())
+            trainers[place] = go()
+            return
+        except StopIteration:
+            trainers.pop(place, None)
+            return
         except Interrupted as error:
             if error.number is not None:  # a signal ends all of them
                 raise
-            courses.pop(place, None)
-            ended(place, error)
+            failure: BaseException = error
         except Exception as error:  # noqa: BLE001 - the others continue; the caller records it
             if (asked := find_interruption(error)) is not None:  # a signal interrupted `torch.save`
                 raise asked from None
-            courses.pop(place, None)
-            ended(place, error)
+            failure = error
+        trainers.pop(place, None)
+        ended(place, failure)
 
-    def enter(place: int) -> bool:
-        courses[place] = _Course(make, runs[place], checkpoint_seconds)
-        return False
-
-    for place in range(len(runs)):
-        attempt(place, partial(enter, place))
-    new = [place for place, course in courses.items() if not course.history]
-    first = dict(zip(new, validate([courses[place].trainer for place in new]) if new else (), strict=True))
-    for place, course in list(courses.items()):
-        attempt(place, partial(course.begin, first.get(place)))
-    while courses:
-        number = min(course.trainer.steps for course in courses.values()) + 1
-        behind = [(place, course) for place, course in courses.items() if course.trainer.steps < number]
-        taken: list[tuple[int, Metrics]] = []
-        results = step([course.trainer for _, course in behind], number)
-        for (place, course), metrics in zip(behind, results, strict=True):
-            if isinstance(metrics, Exception):
-                attempt(place, partial(course.broke, metrics))
-            else:
-                course.trainer.steps = number
-                taken.append((place, metrics))
-        scores: Sequence[Metrics] = [{}] * len(taken)
+    for place, course in enumerate(courses):
+        proceed(place, partial(next, course))
+    new = {place: trainer for place, trainer in trainers.items() if not trainer.steps}
+    for place, scores in zip(new, validate([*new.values()]) if new else (), strict=True):
+        proceed(place, partial(courses[place].send, scores))
+    while trainers:
+        number = min(trainer.steps for trainer in trainers.values()) + 1
+        behind = {place: trainer for place, trainer in trainers.items() if trainer.steps < number}
+        results = dict(zip(behind, step([*behind.values()], number), strict=True))
+        taken = {place: metrics for place, metrics in results.items() if not isinstance(metrics, Exception)}
+        for place in taken:
+            trainers[place].steps = number
         if taken and number % runs[0].spec.validation.every == 0:
-            scores = validate([courses[place].trainer for place, _ in taken])
-        for (place, metrics), score in zip(taken, scores, strict=True):
-            attempt(place, partial(courses[place].add, metrics | score))
+            for place, scores in zip(taken, validate([trainers[place] for place in taken]), strict=True):
+                results[place] = taken[place] | scores
+        for place, metrics in results.items():
+            proceed(place, partial(courses[place].send, metrics))
 
 
 def train_alone(run: TogetherRun[Any], train: Callable[[Sequence[TogetherRun[Any]], Ended], None]) -> Outcome:
@@ -249,94 +271,80 @@ def train_alone(run: TogetherRun[Any], train: Callable[[Sequence[TogetherRun[Any
     return ends[-1]
 
 
-class _Course(Generic[T]):
+def _course(
+    make: Callable[[TogetherRun[Any]], T],
+    run: TogetherRun[Any],
+    ended: Callable[[Outcome], None],
+    checkpoint_seconds: float,
+) -> Generator[T, Metrics | Exception, None]:
     """The course of a run from its start or checkpoint to its end: logging, checkpoints and early stopping.
 
-    Call `begin`, then `add` after each step of the trainer until a call says that the run is over, then `end`.
+    Yields the trainer where it is to be validated before training, and where it is to take its next step; takes the
+    scores, and the step's metrics, with the scores of its validation if that was due, or what ended the run.
     """
-
-    def __init__(
-        self, make: Callable[[TogetherRun[Any]], T], run: TogetherRun[Any], checkpoint_seconds: float
-    ) -> None:
-        self.trainer, self.spec, self.sink = make(run), run.spec, run.sink
-        self.history: list[Row] = []
-        self.reason = ""  # why it ended early
-        self._score = schema.validation_metric(schema.MEAN, self.spec.validation.samples)
-        self._pause, self._saved = checkpoint_seconds, -math.inf
-        folder = run.resources.folder
-        self._path, self._best = folder / CHECKPOINT, folder / BEST_MODEL
-        self._maker = f"torch {torch.__version__} on {self.trainer.device.type}"
-        validations = 1 + self.spec.training.t_stop // self.spec.validation.every
-        self._recording = Recording(
-            run.resources.answers, folder, validations, lambda name, content: run.sink.file(name, content)
-        )
-        checkpoint = load_checkpoint(self._path, self.spec.run_id, self._maker)
-        if checkpoint is None:
-            return
+    spec, sink, folder, training = run.spec, run.sink, run.resources.folder, run.spec.training
+    trainer = make(run)
+    maker = f"torch {torch.__version__} on {trainer.device.type}"
+    validated = schema.validation_metric(schema.MEAN, spec.validation.samples)
+    history: list[Row] = []
+    checkpoint = load_checkpoint(folder / CHECKPOINT, spec.run_id, maker)
+    if checkpoint is not None:
         try:
-            self.trainer.load_state(checkpoint["trainer"])
-            self.history = [(step, dict(row)) for step, row in checkpoint["history"]]
-            if [step for step, _ in self.history] != list(range(self.trainer.steps + 1)):
+            trainer.load_state(checkpoint["trainer"])
+            history = [(step, dict(row)) for step, row in checkpoint["history"]]
+            if [step for step, _ in history] != list(range(trainer.steps + 1)):
                 raise ValueError("its rows are not those of its steps")
         except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
-            say(f"checkpoint {self._path} is ignored, training starts over: {describe(error)}")
-            self.trainer, self.history = make(run), []
+            say(f"checkpoint {folder / CHECKPOINT} is ignored, training starts over: {describe(error)}")
+            trainer, history = make(run), []
+    recording = Recording(
+        run.resources.answers,
+        folder,
+        1 + training.t_stop // spec.validation.every,
+        lambda name, content: sink.file(name, content),
+    )
+    begun = history[-1][0] if history else None
+    sink.begin(begun)
+    recording.begin(begun)
+    for name, value in trainer.tags.items():
+        sink.tag(name, value)
+    for row in history:
+        sink.log(*row)
 
-    def begin(self, scores: Metrics | None) -> bool:
-        """Log the rows of the checkpoint or, if there is none, the scores before training. Whether it is over."""
-        step = self.history[-1][0] if self.history else None
-        self.sink.begin(step)
-        self._recording.begin(step)
-        if scores is not None:
-            self.history = [(0, scores)]
-            self._recording.add(self.trainer.answers())
-        for name, value in self.trainer.tags.items():
-            self.sink.tag(name, value)
-        for row in self.history:
-            self.sink.log(*row)
-        return self._is_over()  # and if it was killed between writing its checkpoint and its best weights
-
-    def add(self, metrics: Metrics) -> bool:
-        """Log a step, with the scores of its validation if that was due, and write a checkpoint. Whether it is over."""
-        self.history.append((self.trainer.steps, metrics))
-        is_recorded = self._score not in metrics or self._recording.add(self.trainer.answers())
-        self.sink.log(self.trainer.steps, metrics)
-        if self._score not in metrics:
-            return self.trainer.steps >= self.spec.training.t_stop
-        # Otherwise a run that resumes from the checkpoint would lack these responses.
-        if is_recorded and time.monotonic() - self._saved >= self._pause:
-            self._save(self._path, self.history, self.trainer.state())
-            self._saved = time.monotonic()
-        return self._is_over()
-
-    def _save(self, path: Path, history: list[Row], state: dict[str, Any]) -> None:
-        save_checkpoint(path, self.spec.run_id, self._maker, history, state)
-
-    def _is_over(self) -> bool:
-        """Whether the run has reached its last step or has collapsed.
+    def collapse() -> str:
+        """Why the run has collapsed, or "", by the scores up to the last row.
 
         Saves the weights for `cppo export` if the last row has the highest score after step 0 (on a tie, the later).
         """
-        scores = [(step, row[self._score]) for step, row in self.history if self._score in row]
+        scores = [(step, row[validated]) for step, row in history if validated in row]
         step, last = scores[-1]
-        is_best = step == self.history[-1][0] > 0 and last == max(score for number, score in scores if number)
-        if is_best and (weights := self.trainer.weights()):
-            self._save(self._best, self.history[-1:], {"model": weights})
-        training = self.spec.training
-        self.reason = schema.collapse_reason(
+        is_best = step == history[-1][0] > 0 and last == max(score for number, score in scores if number)
+        if is_best and (weights := trainer.weights()):
+            save_checkpoint(folder / BEST_MODEL, spec.run_id, maker, history[-1:], {"model": weights})
+        return schema.collapse_reason(
             [score for _, score in scores], training.collapse_share, training.collapse_patience
         )
-        return bool(self.reason) or self.trainer.steps >= training.t_stop
 
-    def broke(self, error: Exception) -> bool:
-        """The trainer could not take its next step: the run has collapsed, or the error is raised."""
-        if not isinstance(error, NotFinite):
-            raise error
-        self.reason = f"{error} at step {self.trainer.steps + 1}"
-        return True
-
-    def end(self) -> Outcome:
-        """Write the diagnostics; returns the outcome of the run."""
-        for name, table in self.trainer.diagnostics.tables().items():
-            self.sink.artifact(f"diagnostics/{name}.json", table)
-        return Outcome(schema.COLLAPSED if self.reason else schema.DONE, self.history[-1][0], self.reason)
+    reason = (
+        collapse() if history else ""
+    )  # if it was killed between writing its checkpoint and its best weights
+    saved = -math.inf
+    while not reason and (not history or trainer.steps < training.t_stop):
+        metrics = yield trainer
+        if isinstance(metrics, NotFinite):
+            reason = f"{metrics} at step {trainer.steps + 1}"
+            break
+        if isinstance(metrics, Exception):
+            raise metrics
+        history.append((trainer.steps, metrics))
+        is_recorded = validated in metrics and recording.add(trainer.answers())
+        sink.log(trainer.steps, metrics)
+        # Otherwise a run that resumes from the checkpoint would lack these responses.
+        if is_recorded and trainer.steps and time.monotonic() - saved >= checkpoint_seconds:
+            save_checkpoint(folder / CHECKPOINT, spec.run_id, maker, history, trainer.state())
+            saved = time.monotonic()
+        if validated in metrics:
+            reason = collapse()
+    for name, table in trainer.diagnostics.tables().items():
+        sink.artifact(f"diagnostics/{name}.json", table)
+    ended(Outcome(schema.COLLAPSED if reason else schema.DONE, history[-1][0], reason))

@@ -59,10 +59,9 @@ def enumerated(learner: Learner, log_mu: torch.Tensor) -> GradedResponses:
     """Every response from every start, all with the advantage 1."""
     process = learner.process
     rules = Rules(process.family, process.vocabulary, process.horizon, process.allowed_slips)
-    tokens, places = [], []
+    places = []
     for start in range(1, process.vocabulary):
         for response in itertools.product(range(process.vocabulary), repeat=process.horizon):
-            tokens.append(response)
             places.append([])
             for t, (mode, previous, slips) in enumerate(rules.states_along(start, response)[:-1]):
                 stretch = t * process.stretches // process.horizon
@@ -74,9 +73,7 @@ def enumerated(learner: Learner, log_mu: torch.Tensor) -> GradedResponses:
     ids = torch.arange(process.vocabulary).repeat(len(rows))
     mu = Recorded(ids, rows.flatten(), top.indices, top.values)
     ones = torch.ones(len(places), dtype=torch.float64)
-    return GradedResponses(
-        mu, torch.tensor(tokens), at, at // process.vocabulary, mu.logp[at], ones, ones.bool(), None
-    )
+    return GradedResponses(mu, at, mu.logp[at], ones, ones, ones.bool(), None, 0.0)
 
 
 def of_three_symbols(rollout: dict[str, Any] | None = None, **changes: Any) -> tuple[Learner, torch.Tensor]:
@@ -123,7 +120,7 @@ def test_centering_by_enumeration_of_every_response(rule: dict[str, Any]) -> Non
         probability = rollout.logp.sum(1).exp() / 2  # two starts
         assert float(probability.sum()) == pytest.approx(1)
         baseline = (log_mu.exp() * worth).sum(-1).flatten()[rollout.places[:, -1] // 3]
-        graded = replace(rollout, advantages=worth[rollout.tokens[:, -1]] - baseline)
+        graded = replace(rollout, advantages=worth[rollout.places[:, -1] % 3] - baseline)
         losses = [learner.objective(graded, torch.tensor([row]))[0] for row in range(len(baseline))]
         each = torch.stack([torch.autograd.grad(loss, learner.parameters)[0] for loss in losses])
         return each, probability @ each
@@ -164,9 +161,8 @@ def test_the_decoupled_loss_and_its_gradient_by_finite_differences(
     rollout = enumerated(learner, log_mu)
     signs = torch.where(torch.arange(len(rollout.keep)) % 2 == 0, 1.0, -1.0).double()
     rollout = replace(rollout, advantages=signs)
-    loss, stats, _ = learner.objective(
-        rollout, torch.arange(len(rollout.keep)), None, learner.recorded(log_old)
-    )
+    result = learner.objective(rollout, torch.arange(len(rollout.keep)), learner.recorded(log_old))
+    loss, stats = result.loss, result.output.stats
     loss.backward()
     places, worth = rollout.places, signs[:, None]
     mu, old = (table.flatten()[places] for table in (log_mu, log_old))
@@ -280,8 +276,7 @@ def test_what_is_beyond_the_limits_of_a_mask(rule: dict[str, Any]) -> None:
     log_mu, generator = learner.log_rollout_policy(), np.random.default_rng(0)
     mu = log_mu.exp()[None].numpy()
     responses = sample(learner.process, mu, *(part[None].numpy() for part in learner.draw()))
-    tables = (torch.from_numpy(part[0]) for part in (responses.tokens, responses.places, responses.rewards))
-    rollout, _ = learner.rollout(log_mu, *tables)
+    rollout = learner.rollout(log_mu, *(torch.from_numpy(part[0]) for part in responses))
     divergence = torch.from_numpy(generator.exponential(0.01, log_mu.shape[:2]))
     largest = torch.from_numpy(generator.uniform(0.01, 0.05, horizon))
     measured = learner.premise(rollout, divergence, largest)

@@ -67,9 +67,9 @@ RUNS: dict[str, Callable[[], RunSpec]] = {
 
 
 def test_a_state_of_another_form_and_a_file_that_is_none(tmp_path: Path) -> None:
-    like = {"a": [torch.zeros(2), 1.0]}
-    assert same_form({"a": [torch.ones(2), 2.0]}, like)
-    for other in ({"b": []}, {"a": 5}, {"a": [torch.zeros(3), 1.0]}, {"a": [torch.zeros(2), "1"]}):
+    like = {"a": torch.zeros(2)}
+    assert same_form({"a": torch.ones(2)}, like)
+    for other in ([], {"b": torch.zeros(2)}, {"a": 5}, {"a": torch.zeros(3)}, {"a": torch.zeros(2).long()}):
         assert not same_form(other, like)
     with pytest.raises(ValueError, match="damaged"):
         load_whole(tmp_path)

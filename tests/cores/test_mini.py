@@ -296,7 +296,7 @@ def test_pi_old_is_the_policy_before_the_updates_and_not_the_stale_mu(shared: Pa
     rollout, worth = batch.rollout, torch.randn(len(batch.keep), generator=generator)
     valid = rollout.valid()
     pi_old = joined_logits(trainer.model, rollout).log_softmax(-1).detach()
-    old = trainer.objective.recorded(rollout)
+    old = trainer.recorded(rollout)
     moved()
     log_old = pi_old.gather(-1, rollout.responses[..., None])[..., 0]
     torch.testing.assert_close(old.logp[valid], log_old[valid], rtol=1e-4, atol=1e-4)

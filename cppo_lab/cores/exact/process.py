@@ -101,18 +101,26 @@ class Process:
         slips = np.arange(self.states) % self.slip_levels
         return (slips <= self.allowed_slips).astype(np.float64)
 
+    @cached_property
+    def tables(self) -> tuple[tuple[int, ...], ...]:
+        """The shape of each table of a policy as it is added to [K, 2, V, E, V]."""
+        v, e, k = self.vocabulary, self.slip_levels, self.stretches
+        return ((1, 1, v, 1, v), (1, MODES, v, 1, v), (1, 1, 1, e, v), (k, 1, 1, 1, v))
 
-@dataclass(frozen=True)
-class Responses:
-    """N responses of T tokens for each of R runs. `places` are flat indices into a run's table [K, S, V]."""
+    def cut(self, parameters: Tensor) -> tuple[Tensor, ...]:
+        """Views of a policy's `parameters` [P]: pair, mode, slips, stretch."""
+        parts = parameters.split([math.prod(shape) for shape in self.tables])
+        return tuple(part.view(shape) for part, shape in zip(parts, self.tables, strict=True))
 
-    tokens: Indices  # [R, N, T]
-    places: Indices  # [R, N, T]
-    rewards: Array  # [R, N]
+    def logits(self, parameters: Tensor) -> Tensor:
+        """[K, S, V] of a policy's `parameters` [P], differentiable."""
+        pair, mode, slips, stretch = self.cut(parameters)
+        return (pair + mode + slips + stretch).view(self.stretches, self.states, self.vocabulary)
 
 
-def sample(process: Process, policy: Array, starts: Indices, uniforms: Array) -> Responses:
-    """Responses of `policy` [R, K, S, V] (probabilities) from the states `starts` [R, N].
+def sample(process: Process, policy: Array, starts: Indices, uniforms: Array) -> tuple[Indices, Array]:
+    """N responses for each of R runs of `policy` [R, K, S, V] (probabilities) from the states `starts` [R, N]: flat
+    indices [R, N, T] into a run's table [K, S, V], whose remainder by V is the token, and rewards [R, N].
 
     `uniforms` [R, N, T] in [0, 1) decide every token, by inversion of the cumulative distribution.
     """
@@ -124,19 +132,14 @@ def sample(process: Process, policy: Array, starts: Indices, uniforms: Array) ->
     run = np.repeat(np.arange(runs) * stretches * states, starts.shape[1])
     # [T, R * N]; NumPy takes twice as long.
     points = torch.from_numpy(uniforms.reshape(len(run), -1)).t().contiguous().numpy()
-    tokens = np.empty(points.shape, dtype=np.int64)
-    visited = np.empty_like(tokens)
+    places = np.empty(points.shape, dtype=np.int64)
     state = starts.reshape(-1)
     for t in range(process.horizon):
-        visited[t] = state + process.stretch[t] * states
-        tokens[t] = (bounds.take(run + visited[t], axis=1) <= points[t]).sum(0)
-        state = process.successors[int(process.forks[t])].take(state * symbols + tokens[t])
-    shape = uniforms.shape
-    return Responses(
-        tokens.T.reshape(shape),
-        (visited * symbols + tokens).T.reshape(shape),
-        process.rewards[state].reshape(starts.shape),
-    )
+        visited = state + process.stretch[t] * states
+        token = (bounds.take(run + visited, axis=1) <= points[t]).sum(0)
+        places[t] = visited * symbols + token
+        state = process.successors[int(process.forks[t])].take(state * symbols + token)
+    return places.T.reshape(uniforms.shape), process.rewards[state].reshape(starts.shape)
 
 
 @dataclass(frozen=True)
@@ -230,35 +233,6 @@ def returns_by_start(process: Process, policy: Array) -> Array:
 FREEDOM = 3  # degrees of freedom of the Student-t noise: heavy tails, and still a variance
 
 
-@dataclass(frozen=True)
-class PolicyTables:
-    """How a flat vector of parameters is split into the four tables."""
-
-    process: Process
-
-    @cached_property
-    def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """Each table as it is added to [K, 2, V, E, V]."""
-        v, e = self.process.vocabulary, self.process.slip_levels
-        k = self.process.stretches
-        return ((1, 1, v, 1, v), (1, MODES, v, 1, v), (1, 1, 1, e, v), (k, 1, 1, 1, v))
-
-    @property
-    def size(self) -> int:
-        return sum(math.prod(shape) for shape in self.shapes)
-
-    def cut(self, parameters: Tensor) -> tuple[Tensor, ...]:
-        """Views of `parameters` [P]: pair, mode, slips, stretch."""
-        parts = parameters.split([math.prod(shape) for shape in self.shapes])
-        return tuple(part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
-
-    def logits(self, parameters: Tensor) -> Tensor:
-        """[K, S, V] of `parameters` [P], differentiable."""
-        pair, mode, slips, stretch = self.cut(parameters)
-        process = self.process
-        return (pair + mode + slips + stretch).view(process.stretches, process.states, process.vocabulary)
-
-
 def starting_parameters(process: Process, model: TableModel, generator: torch.Generator) -> Tensor:
     """[P] the initial parameters that `model` describes, plus normal noise from `generator`.
 
@@ -266,9 +240,8 @@ def starting_parameters(process: Process, model: TableModel, generator: torch.Ge
     tokens are equally likely, and so are wrong ones. Inside the fork's window the branch token has the probability
     that makes `model.fork` over the whole window.
     """
-    tables = PolicyTables(process)
-    parameters = torch.zeros(tables.size, dtype=torch.float64)
-    _, mode, _, stretch = tables.cut(parameters)
+    parameters = torch.zeros(sum(map(math.prod, process.tables)), dtype=torch.float64)
+    _, mode, _, stretch = process.cut(parameters)
     right = torch.from_numpy(process.right(forks=False))
     shares = (model.slips / process.horizon, model.second_mode_slips / process.horizon)
     for m, share in enumerate(shares):
@@ -282,7 +255,7 @@ def starting_parameters(process: Process, model: TableModel, generator: torch.Ge
         # The normalisers of previous tokens differ a little: the hazard is exact for their mean.
         scale = mode[0, 0, :, 0].logsumexp(1).mean()
         stretch[within, 0, 0, 0, BRANCH] = scale + math.log(hazard / (1 - hazard))
-    noise = torch.randn(tables.size, generator=generator, dtype=torch.float64)
+    noise = torch.randn(parameters.shape, generator=generator, dtype=torch.float64)
     return parameters + model.start_noise * noise
 
 

@@ -26,7 +26,6 @@ from cppo_lab.cores.exact.process import (
     BRANCH,
     Array,
     PolicyPair,
-    PolicyTables,
     Process,
     compare,
     returns_by_start,
@@ -35,9 +34,15 @@ from cppo_lab.cores.exact.process import (
     state_probabilities,
     student,
 )
-from cppo_lab.cores.loop import Metrics, Minibatch, SteppedTrainer, train_alone, train_runs, validation_scores
+from cppo_lab.cores.loop import (
+    Metrics,
+    ObjectiveResult,
+    SteppedTrainer,
+    train_alone,
+    train_runs,
+    validation_scores,
+)
 from cppo_lab.cores.rule_loss import (
-    ObservedTokens,
     Recorded,
     RuleLoss,
     measured_divergence,
@@ -49,7 +54,6 @@ from cppo_lab.errors import NotFinite
 from cppo_lab.maths import bounds
 from cppo_lab.maths.divergence import exact
 from cppo_lab.maths.masks import limits_of
-from cppo_lab.maths.mismatch import relative_logprob_error
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, PERMUTATION, rule_of
 from cppo_lab.schema import Outcome
@@ -61,42 +65,40 @@ class GradedResponses:
     """A graded rollout batch; `keep` marks the responses whose group has a learning signal."""
 
     mu: Recorded  # of each token of each table entry: tokens, logp [K * S * V], top-k [K * S, K']
-    tokens: Tensor  # [B, T] ids
     places: Tensor  # [B, T] flat indices into a table [K, S, V]
-    states: Tensor  # [B, T] the same into a table [K, S]
     logp: Tensor  # [B, T] log mu
+    rewards: Tensor  # [B]
     advantages: Tensor  # [B]
     keep: Tensor  # [B] bool
     permutation: Tensor | None  # [B, T] of each response's positions, for the rule that shuffles weights
+    zero_variance_share: float
 
 
 class Learner(SteppedTrainer):
     """Parameters and random generators of a run. Samples are not text: it keeps no answers and no weights."""
 
     GENERATORS = ("problems", "sampling", "shuffling", "engine")
+    spec: ExactRun
 
     def __init__(self, spec: ExactRun) -> None:
         data, horizon = spec.data, spec.rollout.max_response_length
-        self.spec = spec
         self.process = Process(
             data.family, data.vocabulary, horizon, data.allowed_slips, spec.model.stretches
         )
-        self.tables = PolicyTables(self.process)
         self.start, self.problems, self.sampling, self.shuffling, self.engine = (
             torch.Generator().manual_seed(spec.seed * 1000 + stream) for stream in range(5)
         )
         self.parameters = starting_parameters(self.process, spec.model, self.start).requires_grad_()
-        super().__init__(spec, torch.device("cpu"), [self.parameters])
+        super().__init__(spec, torch.device("cpu"), [self.parameters], _token_names)
         self.past: deque[Tensor] = deque()
         self.noise: Tensor | None = None  # [K, S, V] on the sampler's logits for this batch
-        self.loss = RuleLoss(spec)
         self.shuffles = self.loss.shuffles
         # Those of the policy that the exact metrics compare with mu, [P]; None: not measured in this step.
         self.measured: Tensor | None = self.parameters
 
     def log_policy(self, temperature: float, parameters: Tensor | None = None) -> Tensor:
         """log pi [K, S, V] at `temperature`, differentiable in `parameters` [P] (None: the current ones)."""
-        logits = self.tables.logits(self.parameters if parameters is None else parameters)
+        logits = self.process.logits(self.parameters if parameters is None else parameters)
         return (logits if temperature == 1 else logits / temperature).log_softmax(-1)
 
     @torch.no_grad()
@@ -117,7 +119,7 @@ class Learner(SteppedTrainer):
         """log-probabilities [K, S, V] with which the sampler of this batch uses `parameters` [P]."""
         if self.spec.rollout.precision == "bfloat16":
             parameters = parameters.bfloat16().double()
-        logits = self.tables.logits(parameters)
+        logits = self.process.logits(parameters)
         if self.noise is not None:
             logits = logits + self.noise
         return (logits / self.spec.rollout.temperature).log_softmax(-1)
@@ -131,23 +133,21 @@ class Learner(SteppedTrainer):
         uniforms = torch.rand((rows, process.horizon), generator=self.sampling, dtype=torch.float64)
         return starts[chosen].repeat_interleave(batch.responses), uniforms
 
-    def rollout(
-        self, log_mu: Tensor, tokens: Tensor, places: Tensor, rewards: Tensor
-    ) -> tuple[GradedResponses, float]:
-        """The graded batch of `tokens` and `places` [B, T] with `rewards` [B]; the share of groups without variance.
+    def rollout(self, log_mu: Tensor, places: Tensor, rewards: Tensor) -> GradedResponses:
+        """The graded batch of the tokens at `places` [B, T] with `rewards` [B].
 
         Raises NotFinite if mu has overflowed.
         """
         if bool(log_mu.isnan().any()):  # equal rewards would hide it, since nothing is then learned
             raise NotFinite("log-probabilities are not finite")
-        spec, mu = self.spec, self.recorded(log_mu)
-        group = torch.arange(spec.batch.prompts).repeat_interleave(spec.batch.responses)
+        batch, mu = self.spec.batch, self.recorded(log_mu)
+        group = torch.arange(batch.prompts).repeat_interleave(batch.responses)
         advantages, keep, share = self.graded(rewards, group)
         permutation = None
         if self.shuffles:
-            permutation = own_permutation(torch.ones_like(tokens, dtype=torch.bool), self.shuffling)
-        states, logp = places // self.process.vocabulary, mu.logp.take(places)
-        return GradedResponses(mu, tokens, places, states, logp, advantages, keep, permutation), share
+            permutation = own_permutation(torch.ones_like(places, dtype=torch.bool), self.shuffling)
+        logp = mu.logp.take(places)
+        return GradedResponses(mu, places, logp, rewards, advantages, keep, permutation, share)
 
     def recorded(self, log_policy: Tensor) -> Recorded:
         """What a policy [K, S, V] records of each token of each table entry."""
@@ -161,44 +161,41 @@ class Learner(SteppedTrainer):
         old = rollout.mu
         if self.spec.rollout.correction:
             old = self.recorded(self.log_policy(self.spec.rollout.temperature).detach())
-        return self.updates(rollout.keep, lambda rows: self.objective(rollout, rows, watched, old))
+        return self.updates(rollout.keep, lambda rows: self.objective(rollout, rows, old), watched)
 
     def objective(
-        self,
-        rollout: GradedResponses,
-        rows: Tensor,
-        watched: int | None = None,
-        old: Recorded | None = None,
-    ) -> Minibatch:
-        """Loss, statistics of the rule and the two sums of the relative log-prob error on the responses `rows`.
-
-        `old`: of pi_old; None: it is mu.
-        """
+        self, rollout: GradedResponses, rows: Tensor, old: Recorded | None = None
+    ) -> ObjectiveResult:
+        """Loss and statistics on the responses `rows`. `old`: of pi_old; None: it is mu."""
         places, rollout_logp = (part.index_select(0, rows) for part in (rollout.places, rollout.logp))
-        old = old or rollout.mu
+        old, symbols, given = old or rollout.mu, self.process.vocabulary, dict[str, Tensor]()
         old_logp = rollout_logp if old is rollout.mu else old.logp.take(places)
         origin = old if self.spec.divergence.origin else rollout.mu
         log_pi = self.log_policy(self.spec.rollout.temperature)
         logp = log_pi.flatten().gather(0, places.flatten()).view(places.shape)
-        seen = logp.detach()
-        if not bool(seen.sum().isfinite()):
+        if not bool(logp.detach().sum().isfinite()):
             raise NotFinite("log-probabilities are not finite")
-        divergence = self._at(measured_divergence, log_pi.detach(), origin, places)
-        valid = torch.ones_like(places, dtype=torch.bool)
-        order = rollout.permutation if self.loss.shuffles else None
-        permutation = None if order is None else order[rows]
-        advantages = rollout.advantages[rows][:, None].expand_as(seen)
-        others = self._others(log_pi, rollout.mu, origin, places)
-        origin_logp = old_logp if origin is old else rollout_logp
+        if self.loss.centering:
+            ids, topk_logp = (part[places // symbols] for part in (rollout.mu.topk_ids, rollout.mu.topk_logp))
+            topk_pi_logp = log_pi.view(-1, symbols)[places // symbols].gather(-1, ids)
+            given |= {"topk_ids": ids, "topk_logp": topk_logp, "topk_pi_logp": topk_pi_logp}
+        if DRIFT in self.loss.needs:
+            given["drift"] = self._at(measured_drift, log_pi.detach(), origin, places)
+        if ENTROPY in self.loss.needs:
+            entropy = torch.special.entr(rollout.mu.logp.exp()).view(-1, symbols).sum(-1)
+            given["rollout_entropy"] = entropy[places // symbols]
+        if self.loss.shuffles and rollout.permutation is not None:
+            given["permutation"] = rollout.permutation[rows]
         tokens = Tokens(
-            logp, old_logp, advantages, valid, divergence, permutation, origin_logp=origin_logp, **others
+            logp,
+            old_logp,
+            rollout.advantages[rows][:, None].expand_as(logp),
+            torch.ones_like(places, dtype=torch.bool),
+            self._at(measured_divergence, log_pi.detach(), origin, places),
+            origin_logp=old_logp if origin is old else rollout_logp,
+            **given,
         )
-        loss, output = self.loss(tokens, rollout_logp)
-        if watched is not None:
-            drawn = rollout.tokens[rows]
-            view = ObservedTokens(seen, rollout_logp, divergence, advantages, valid, drawn, origin_logp)
-            self.diagnostics.see(watched, view, _token_names)
-        return loss, output.stats, relative_logprob_error(seen, rollout_logp, valid)
+        return self.result(tokens, rollout_logp, places % symbols)
 
     def premise(self, rollout: GradedResponses, divergence: Tensor, largest: Tensor) -> dict[str, float]:
         """How much of the step is beyond the limits of the rule's mask, which Theorem 1 takes for granted wherever mu
@@ -210,14 +207,14 @@ class Learner(SteppedTrainer):
             divergence: [K, S] TV of mu and the policy after the updates.
             largest: [T] the largest divergence that mu reaches at each position.
         """
-        rule, valid = self.spec.rule, torch.ones_like(rollout.tokens, dtype=torch.bool)
+        rule, valid = self.spec.rule, torch.ones_like(rollout.places, dtype=torch.bool)
         record = rule_of(rule.name, rule.path)
         kind = self.spec.divergence
         tests_divergence = DIVERGENCE in record.needs and kind.measure == "tv" and not kind.origin
         if rule.delta is None or rule.path is not None or not tests_divergence:
             return {}
         constants = {**rule.arguments(self.process.horizon), **record.fixed}
-        visited = divergence.take(rollout.states)
+        visited = divergence.take(rollout.places // self.process.vocabulary)
         # A batch has an order for the rule of the training, too.
         order = rollout.permutation if PERMUTATION in record.needs else None
         weights, rate, tests = limits_of(constants, visited, valid, order)
@@ -225,25 +222,6 @@ class Learner(SteppedTrainer):
         if bool(rate.isfinite().all()):
             beyond["prefixes"] = tests.prefix_fails
         return {f"exact/premise_{name}": float(fails.double().mean()) for name, fails in beyond.items()}
-
-    def _others(self, log_pi: Tensor, mu: Recorded, origin: Recorded, places: Tensor) -> dict[str, Tensor]:
-        """What else the loss needs of mu and pi at tokens that were not sampled, as fields of `Tokens`."""
-        symbols, given = self.process.vocabulary, dict[str, Tensor]()
-        if self.loss.centering:
-            states = places // symbols
-            ids = mu.topk_ids[states]
-            given |= {
-                "topk_ids": ids,
-                "topk_logp": mu.topk_logp[states],
-                "topk_pi_logp": log_pi.view(-1, symbols)[states].gather(-1, ids),
-            }
-        if DRIFT in self.loss.needs:
-            given["drift"] = self._at(measured_drift, log_pi.detach(), origin, places)
-        if ENTROPY in self.loss.needs:
-            given["rollout_entropy"] = (
-                torch.special.entr(mu.logp.exp()).view(-1, symbols).sum(-1)[places // symbols]
-            )
-        return given
 
     def _at(self, measured: Callable[..., Tensor], log_pi: Tensor, mu: Recorded, places: Tensor) -> Tensor:
         """`measured_*` [B, T] at `places`, once for each table entry [K * S * V] that some response visited."""
@@ -462,22 +440,29 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
     before = [learner.log_policy(spec.rollout.temperature).detach() for learner in learners]
     mu = _stacked([policy.exp() for policy in log_mu])
     draws = [learner.draw() for learner in learners]
-    responses = sample(process, mu, *(_stacked(part) for part in zip(*draws, strict=True)))
+    places, rewards = sample(process, mu, *(_stacked(part) for part in zip(*draws, strict=True)))
     sampled = time.perf_counter()
     watched = step if step % spec.validation.every == 0 else None
     results: list[Metrics | Exception] = []
     rollouts: dict[int, GradedResponses] = {}
     for i, learner in enumerate(learners):
-        tokens, places, rewards = (
-            torch.from_numpy(part[i]) for part in (responses.tokens, responses.places, responses.rewards)
-        )
         try:
-            rollouts[i], share = learner.rollout(log_mu[i], tokens, places, rewards)
-            metrics = learner.update(rollouts[i], watched)
+            rollout = learner.rollout(log_mu[i], torch.from_numpy(places[i]), torch.from_numpy(rewards[i]))
+            metrics = learner.update(rollout, watched)
         except Exception as error:  # noqa: BLE001 - the other runs continue
             results.append(error)
             continue
-        results.append(metrics | _rollout_metrics(log_mu[i], rollouts[i], rewards, share))
+        rollouts[i] = rollout
+        entropy = -(log_mu[i].exp() * log_mu[i]).sum(-1).flatten()
+        results.append(
+            metrics
+            | {
+                "train/reward": float(rollout.rewards.mean()),
+                "train/response_length": float(process.horizon),
+                "train/zero_variance_group_share": rollout.zero_variance_share,
+                "train/entropy": float(entropy[rollout.places // process.vocabulary].mean()),
+            }
+        )
     updated = time.perf_counter()
     after = [learner.log_policy(spec.rollout.temperature, learner.measured).detach() for learner in learners]
     pi = _stacked([policy.exp() for policy in after])
@@ -487,7 +472,7 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
     stale = spec.rollout.staleness > 0
     start = compare(process, mu, _stacked([policy.exp() for policy in before]), apart) if stale else None
     ended = time.perf_counter()
-    tokens_each = float(responses.tokens[0].size)
+    tokens_each = float(places[0].size)
     runs = len(learners)
     seconds = {  # a run's share, since the costs of runs are added up
         "perf/step_seconds": (updated - started) / runs,
@@ -502,22 +487,12 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
             continue
         if learner.measured is not None:
             result |= exact_metrics(comparison, apart, i)
-            tables = torch.from_numpy(moved[i]), torch.from_numpy(comparison.largest[i])
-            result |= learner.premise(rollouts[i], *tables)
+            largest = torch.from_numpy(comparison.largest[i])
+            result |= learner.premise(rollouts[i], torch.from_numpy(moved[i]), largest)
             if start is not None:
                 result["exact/error_before"] = float(start.error[i].sum())
         result |= seconds
     return results
-
-
-def _rollout_metrics(log_mu: Tensor, rollout: GradedResponses, rewards: Tensor, share: float) -> Metrics:
-    entropy = -(log_mu.exp() * log_mu).sum(-1).flatten()
-    return {
-        "train/reward": float(rewards.mean()),
-        "train/response_length": float(rollout.tokens.shape[1]),
-        "train/zero_variance_group_share": share,
-        "train/entropy": float(entropy[rollout.states].mean()),
-    }
 
 
 def exact_metrics(comparison: PolicyPair, before: Array, row: int) -> Metrics:

@@ -5,7 +5,7 @@ A new task touches the dict `TASKS`, `TaskData` in `cppo_lab.spec` (its name and
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -101,28 +101,12 @@ class Problems:
         columns = zip(*((part.values, part.answers, part.prompts) for part in parts), strict=True)
         return cls(*(torch.cat(column) for column in columns))
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> "Problems":
-        return Problems(change(self.values), change(self.answers), change(self.prompts))
-
     def __len__(self) -> int:
         return len(self.values)
 
     def select(self, index: Tensor) -> "Problems":
         """The problems at `index`."""
-        return self._each(lambda column: column[index])
-
-    def repeat(self, n: int) -> "Problems":
-        """Each problem `n` times in a row, for the responses of its group."""
-        return self._each(lambda column: column.repeat_interleave(n, 0))
-
-    def replace(self, index: Tensor, fresh: "Problems") -> "Problems":
-        """A copy with the problems at `index` [M] replaced by the M problems `fresh`."""
-        places = torch.arange(len(self)).index_copy(0, index, len(self) + torch.arange(len(fresh)))
-        return Problems.cat([self, fresh]).select(places)
-
-    def to(self, device: torch.device) -> "Problems":
-        """The same problems on `device`."""
-        return self._each(lambda column: column.to(device))
+        return Problems(self.values[index], self.answers[index], self.prompts[index])
 
     def identities(self) -> list[tuple[int, ...]]:
         """One hashable identity per problem, to tell sets apart; the same in every spelling."""
@@ -156,12 +140,19 @@ class Task(ABC):
         """Worked responses [N, R] in which each step is wrong with probability `step_noise`."""
 
     @abstractmethod
-    def rewards(self, responses: Tensor, lengths: Tensor, problems: Problems) -> Tensor:
-        """Reward [N] in {0, 1} of responses [N, T], of which row i has lengths[i] tokens and answers problem i."""
+    def answers(self, responses: Tensor, lengths: Tensor) -> Tensor:
+        """The values [N, A] that grading compares with `Problems.answers`, of responses [N, T], of which row i has
+        lengths[i] tokens; -1 where there is none.
+        """
 
-    @abstractmethod
-    def answer(self, response: list[int]) -> str | None:
-        """The answer that grading extracts from a response: its values separated by spaces; None if there is none."""
+    def rewards(self, responses: Tensor, lengths: Tensor, answers: Tensor) -> Tensor:
+        """Reward [N] in {0, 1} of responses [N, T], whose true answers are `answers` [N, A]."""
+        return (self.answers(responses, lengths) == answers).all(1).float()
+
+
+def answer_text(values: Tensor) -> str | None:
+    """An answer [A] as text: its values separated by spaces; None if any is missing."""
+    return None if bool((values < 0).any()) else " ".join(map(str, values.tolist()))
 
 
 # Task `chain`: chains of modular arithmetic whose partial results are the chain of thought.
@@ -222,19 +213,11 @@ class Chain(Task):
         steps = torch.cat([operators[..., None] + tokenizer.operator, numbers], dim=-1)
         return torch.cat([steps.flatten(1), torch.full((len(problems), 1), tokenizer.eos)], dim=1)
 
-    def rewards(self, responses: Tensor, lengths: Tensor, problems: Problems) -> Tensor:
-        """Reward [N] in {0, 1}: the response [N, T] ended by itself and the token before its end is the answer."""
-        last = responses.gather(1, (lengths[:, None] - 1).clamp(min=0))[:, 0]
-        answer = self.tokenizer.values(responses.gather(1, (lengths[:, None] - 2).clamp(min=0)))
-        right = (answer == problems.answers)[:, 0]
-        return ((lengths >= 2) & (last == self.tokenizer.eos) & right).float()
-
-    def answer(self, response: list[int]) -> str | None:
-        """The number before the end."""
-        tokenizer = self.tokenizer
-        if len(response) < 2 or response[-1] != tokenizer.eos or response[-2] >= tokenizer.operator:
-            return None
-        return str(response[-2] % self.data.modulus)
+    def answers(self, responses: Tensor, lengths: Tensor) -> Tensor:
+        """The number [N, 1] before the end, of responses that ended by themselves."""
+        end = lengths[:, None] - 1
+        ended = (end > 0) & (responses.gather(1, end.clamp(min=0)) == self.tokenizer.eos)
+        return torch.where(ended, self.tokenizer.values(responses.gather(1, (end - 1).clamp(min=0))), -1)
 
     def _parts(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """First operand [N], operators [N, S], operands [N, S]."""
@@ -293,24 +276,15 @@ class Addition(Task):
         numbers = tokenizer.spell(torch.stack(written, dim=1), generator)
         return torch.cat([numbers, torch.full((len(problems), 1), tokenizer.eos)], dim=1)
 
-    def rewards(self, responses: Tensor, lengths: Tensor, problems: Problems) -> Tensor:
-        """Reward [N] in {0, 1} of responses [N, T]: the layout is complete, sum digits and last carry are right."""
+    def answers(self, responses: Tensor, lengths: Tensor) -> Tensor:
+        """The sum digits and the last carry [N, S + 1] of responses with a complete layout."""
         needed, digits = self.data.worked_length, 2 * self.data.operations
         if responses.shape[1] < needed:  # no room for a complete answer
-            return torch.zeros(len(responses), device=responses.device)
+            return torch.full((len(responses), self.data.operations + 1), -1, device=responses.device)
         complete = (lengths == needed) & (responses[:, digits] == self.tokenizer.eos)
         written = self.tokenizer.values(responses[:, :digits])
         graded = torch.cat([written[:, ::2], written[:, -1:]], dim=1)
-        return (complete & (graded == problems.answers).all(dim=1)).float()
-
-    def answer(self, response: list[int]) -> str | None:
-        """The sum digits and the last carry of a complete layout of numbers."""
-        tokenizer, digits = self.tokenizer, 2 * self.data.operations
-        complete = len(response) == self.data.worked_length and response[-1] == tokenizer.eos
-        if not complete or any(symbol >= tokenizer.operator for symbol in response[:digits]):
-            return None
-        written = [symbol % self.data.modulus for symbol in response[:digits]]
-        return " ".join(map(str, [*written[::2], written[-1]]))
+        return torch.where(complete[:, None], graded, -1)
 
 
 TASKS: dict[str, type[Task]] = {"chain": Chain, "addition": Addition}
@@ -351,5 +325,6 @@ def sample_training_problems(
     """Draw `count` problems, none of which is in `held_out` in any spelling."""
     problems = task.sample(count, generator)
     while clashes := [i for i, key in enumerate(problems.identities()) if key in held_out]:
-        problems = problems.replace(torch.tensor(clashes), task.sample(len(clashes), generator))
+        places = torch.arange(count).index_copy(0, torch.tensor(clashes), count + torch.arange(len(clashes)))
+        problems = Problems.cat([problems, task.sample(len(clashes), generator)]).select(places)
     return problems

@@ -7,7 +7,7 @@ from no generator and changes no number of the run.
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,12 +24,12 @@ from cppo_lab.answers.tokens import chosen_groups
 from cppo_lab.core_records import BEST_MODEL, Ended, MetricSink, Resources, TogetherRun
 from cppo_lab.cores.base import require_same_task
 from cppo_lab.cores.checkpoint import read_checkpoint, same_form
-from cppo_lab.cores.loop import Minibatch, SteppedTrainer, train_alone, train_runs, validation_scores
+from cppo_lab.cores.loop import ObjectiveResult, SteppedTrainer, train_alone, train_runs, validation_scores
 from cppo_lab.cores.mini.model import Rollout, RolloutPolicy, Transformer, sample
 from cppo_lab.cores.mini.tasks import (
     Problems,
     Task,
-    Tokenizer,
+    answer_text,
     identities,
     make_task,
     sample_training_problems,
@@ -38,9 +38,7 @@ from cppo_lab.cores.mini.tasks import (
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.rule_loss import (
     KeptResponse,
-    ObservedTokens,
     Recorded,
-    RuleLoss,
     kept_responses,
     measured_divergence,
     measured_drift,
@@ -51,86 +49,11 @@ from cppo_lab.cores.rule_loss import (
 )
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.files import open_below
-from cppo_lab.maths.mismatch import log_ratios, relative_logprob_error
-from cppo_lab.maths.tokens import RuleOutput, Tokens
+from cppo_lab.maths.mismatch import log_ratios
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import DRIFT
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import AnswersSpec, MiniRun
-
-
-@dataclass(frozen=True)
-class ObjectiveResult:
-    """The results for a minibatch. Only `loss` and the output's objective have a gradient."""
-
-    loss: Tensor  # scalar
-    mismatch: tuple[Tensor, Tensor]  # the two sums of the relative log-prob error
-    seen: ObservedTokens
-    output: RuleOutput
-
-
-class Objective:
-    """The objective of `spec` on `model`."""
-
-    def __init__(self, spec: MiniRun, model: Transformer, tokenizer: Tokenizer) -> None:
-        self.spec, self.model = spec, model
-        self.loss = RuleLoss(spec)
-        self.top_k = recorded_tokens(spec.divergence, tokenizer.vocabulary)
-
-    def _log_policy(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
-        """log pi [B, T, V] at every response token, and of the token [B, T]."""
-        logits = rollout.logits(self.model)
-        pi_logp = (logits / self.spec.rollout.temperature).log_softmax(-1)
-        return pi_logp, pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
-
-    @torch.no_grad()
-    def recorded(self, rollout: Rollout) -> Rollout:
-        """`rollout` as if the model, with its present weights, had sampled it; without entropy of its own."""
-        pi_logp, logp = self._log_policy(rollout)
-        top = pi_logp.topk(self.top_k, -1)
-        return replace(rollout, logp=logp, topk_ids=top.indices, topk_logp=top.values)
-
-    def __call__(
-        self,
-        rollout: Rollout,
-        advantages: Tensor,
-        permutation: Tensor | None = None,
-        old: Rollout | None = None,
-    ) -> ObjectiveResult:
-        """Loss and statistics of the responses `rollout` with `advantages` [B].
-
-        `permutation` [B, T] is the order of each response's weights, for the rule that shuffles them; `old`: `rollout`
-        as pi_old's, None where mu is pi_old. Raises NotFinite if the policy has overflowed.
-        """
-        valid, old = rollout.valid(), old or rollout
-        origin = old if self.spec.divergence.origin else rollout
-        pi_logp, logp = self._log_policy(rollout)
-        if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
-            raise NotFinite("log-probabilities are not finite")
-        worth = advantages[:, None].expand_as(logp)
-        recorded = Recorded(rollout.responses, origin.logp, origin.topk_ids, origin.topk_logp)
-        divergence = measured_divergence(self.spec.divergence, pi_logp, logp, recorded)
-        drift = None
-        if DRIFT in self.loss.needs:
-            drift = measured_drift(self.spec.divergence, pi_logp, logp, recorded)
-        tokens = Tokens(
-            logp,
-            old.logp,
-            worth,
-            valid,
-            divergence,
-            permutation=None if permutation is None else permutation[:, : valid.shape[1]],
-            topk_ids=rollout.topk_ids,
-            topk_logp=rollout.topk_logp,
-            topk_pi_logp=pi_logp.gather(-1, rollout.topk_ids) if self.loss.centering else None,
-            drift=drift,
-            rollout_entropy=rollout.entropy,
-            origin_logp=origin.logp,
-        )
-        loss, output = self.loss(tokens, rollout.logp)
-        seen = ObservedTokens(
-            logp.detach(), rollout.logp, divergence, worth, valid, rollout.responses, origin.logp
-        )
-        return ObjectiveResult(loss, relative_logprob_error(seen.logp, rollout.logp, valid), seen, output)
 
 
 @dataclass(frozen=True)
@@ -138,10 +61,10 @@ class GradedRollout:
     """A graded rollout batch; `keep` marks the responses whose group has a learning signal."""
 
     rollout: Rollout
+    rewards: Tensor  # [B]
     advantages: Tensor  # [B]
     keep: Tensor  # [B] bool
     permutation: Tensor | None  # [B, T] of each response's positions, for the rule that shuffles weights
-    reward: float
     zero_variance_share: float
 
 
@@ -149,9 +72,10 @@ class Trainer(SteppedTrainer):
     """Model and random generators of a run."""
 
     GENERATORS = ("problems", "sampling", "shuffling")
+    spec: MiniRun
 
     def __init__(self, spec: MiniRun, resources: Resources) -> None:
-        self.spec, self.mismatch, self.doing = spec, resources.mismatch, resources.doing
+        self.mismatch, self.doing = resources.mismatch, resources.doing
         self.task = make_task(spec.data)
         self.tokenizer = self.task.tokenizer
         seeded = spec.model.for_seed(spec.seed)
@@ -162,9 +86,9 @@ class Trainer(SteppedTrainer):
         self.model = Transformer(spec.model.architecture, self.tokenizer.vocabulary, context).to(device)
         start = load_warm_start(seeded, spec.data, self.model, resources.shared / "warm_starts", self.doing)
         self.tags = {schema.TAG_WARM_START: start}
-        super().__init__(spec, device, self.model.parameters())
+        super().__init__(spec, device, self.model.parameters(), self.tokenizer.names)
         self.policy = RolloutPolicy(self.model, spec.rollout.staleness, spec.rollout.precision)
-        self.objective = Objective(spec, self.model, self.tokenizer)
+        self.top_k = recorded_tokens(spec.divergence, self.tokenizer.vocabulary)
         self.validation_sets = validation_sets(self.task)
         self.held_out = identities(self.validation_sets)
         settings = resources.answers
@@ -206,7 +130,7 @@ class Trainer(SteppedTrainer):
         tokens = float(batch.rollout.lengths.sum())
         trained = float(batch.rollout.lengths[batch.keep].sum())
         return metrics | {
-            "train/reward": batch.reward,
+            "train/reward": float(batch.rewards.mean()),
             "train/response_length": float(batch.rollout.lengths.float().mean()),
             "train/truncated_share": float(
                 (batch.rollout.lengths == self.spec.rollout.max_response_length).float().mean()
@@ -231,57 +155,100 @@ class Trainer(SteppedTrainer):
         """
         spec = self.spec
         problems = sample_training_problems(self.task, spec.batch.prompts, self.problems, self.held_out)
-        n = spec.batch.responses
-        rollout = sample(
+        rollout, rewards = _answered(
             self.policy.current(),
-            problems.prompts.to(self.device),
-            self.tokenizer,
-            copies=n,
+            self.task,
+            problems,
+            copies=spec.batch.responses,
             max_response_length=spec.rollout.max_response_length,
             temperature=spec.rollout.temperature,
             top_p=spec.rollout.top_p,
             generator=self.sampling,
-            top_k=self.objective.top_k,
+            top_k=self.top_k,
         )
         # Equal rewards would hide it, since nothing is then learned.
         if not bool(rollout.logp.sum().isfinite()):
             raise NotFinite("log-probabilities are not finite")
-        rewards = self.task.rewards(rollout.responses, rollout.lengths, problems.repeat(n).to(self.device))
         advantages, keep, share = self.graded(rewards, rollout.group)
+        permutation = own_permutation(rollout.valid(), self.shuffling) if self.loss.shuffles else None
+        batch = GradedRollout(rollout, rewards, advantages, keep, permutation, share)
         if self._record is not None and self._validates(self.steps + 1):
-            self._record.batch(self.steps + 1, problems, rollout, rewards, advantages, keep)
-        permutation = (
-            own_permutation(rollout.valid(), self.shuffling) if self.objective.loss.shuffles else None
-        )
-        return GradedRollout(rollout, advantages, keep, permutation, float(rewards.mean()), share)
+            self._record.batch(self.steps + 1, problems, batch)
+        return batch
 
     def update(self, batch: GradedRollout, watched: bool = False) -> dict[str, float]:
         """The updates of a batch. `watched` steps enter the diagnostics; some of their tokens are kept."""
         gaps, decoupled = [], self.spec.rollout.correction is not None
-        old = self.objective.recorded(batch.rollout) if decoupled and not self.policy.is_pi_old else None
+        old = self.recorded(batch.rollout) if decoupled and not self.policy.is_pi_old else None
 
-        def objective(rows: Tensor) -> Minibatch:
+        def objective(rows: Tensor) -> ObjectiveResult:
             permutation = None if batch.permutation is None else batch.permutation[rows]
             result = self.objective(
                 batch.rollout.select(rows), batch.advantages[rows], permutation, old and old.select(rows)
             )
             seen = result.seen
-            if watched:
-                self.diagnostics.see(self.steps + 1, seen, self.tokenizer.names)
             # The record has one policy beside pi, and a replay would take it for both mu and pi_old.
             if watched and self._record is not None and not decoupled:
                 self._record.update(rows, result, permutation)
             if self.mismatch:
                 gaps.append(log_ratios(seen.logp, seen.rollout_logp, seen.divergence, seen.valid))
-            return result.loss, result.output.stats, result.mismatch
+            return result
 
-        return self.updates(batch.keep, objective) | mismatch_of_step(gaps)
+        return self.updates(batch.keep, objective, self.steps + 1 if watched else None) | mismatch_of_step(
+            gaps
+        )
+
+    def _log_policy(self, rollout: Rollout) -> tuple[Tensor, Tensor]:
+        """log pi [B, T, V] at every response token, and of the token [B, T]."""
+        pi_logp = (rollout.logits(self.model) / self.spec.rollout.temperature).log_softmax(-1)
+        return pi_logp, pi_logp.gather(-1, rollout.responses[..., None])[..., 0]
+
+    @torch.no_grad()
+    def recorded(self, rollout: Rollout) -> Rollout:
+        """`rollout` as if the model, with its present weights, had sampled it; without entropy of its own."""
+        pi_logp, logp = self._log_policy(rollout)
+        top = pi_logp.topk(self.top_k, -1)
+        return replace(rollout, logp=logp, topk_ids=top.indices, topk_logp=top.values)
+
+    def objective(
+        self,
+        rollout: Rollout,
+        advantages: Tensor,
+        permutation: Tensor | None = None,
+        old: Rollout | None = None,
+    ) -> ObjectiveResult:
+        """Loss and statistics of the responses `rollout` with `advantages` [B].
+
+        `permutation` [B, T] is the order of each response's weights, for the rule that shuffles them; `old`: `rollout`
+        as pi_old's, None where mu is pi_old. Raises NotFinite if the policy has overflowed.
+        """
+        kind, valid, old = self.spec.divergence, rollout.valid(), old or rollout
+        origin = old if kind.origin else rollout
+        pi_logp, logp = self._log_policy(rollout)
+        if not bool(torch.where(valid, logp.detach(), 0.0).sum().isfinite()):
+            raise NotFinite("log-probabilities are not finite")
+        recorded = Recorded(rollout.responses, origin.logp, origin.topk_ids, origin.topk_logp)
+        tokens = Tokens(
+            logp,
+            old.logp,
+            advantages[:, None].expand_as(logp),
+            valid,
+            measured_divergence(kind, pi_logp, logp, recorded),
+            permutation=None if permutation is None else permutation[:, : valid.shape[1]],
+            topk_ids=rollout.topk_ids,
+            topk_logp=rollout.topk_logp,
+            topk_pi_logp=pi_logp.gather(-1, rollout.topk_ids) if self.loss.centering else None,
+            drift=measured_drift(kind, pi_logp, logp, recorded) if DRIFT in self.loss.needs else None,
+            rollout_entropy=rollout.entropy,
+            origin_logp=origin.logp,
+        )
+        return self.result(tokens, rollout.logp, rollout.responses)
 
     def validate(self) -> dict[str, float]:
         """Avg@k on every benchmark and their unweighted mean, on sampling seeds that never change."""
         self.doing("validation")
         sets = self.validation_sets
-        problems, rollout, rewards = _validated(self.spec, self.task, self.model, sets, self.device)
+        problems, rollout, rewards = _validated(self.spec, self.task, self.model, sets)
         if self._record is not None:
             self._record.validation(self.steps, problems, rollout, rewards)
         return validation_scores(self.spec, rewards.view(len(sets), -1).mean(1).tolist())
@@ -291,23 +258,32 @@ class Trainer(SteppedTrainer):
         return None if self._record is None else self._record.take()
 
 
+def _answered(
+    model: Transformer, task: Task, problems: Problems, *, copies: int, **settings: Any
+) -> tuple[Rollout, Tensor]:
+    """`copies` responses to each of the problems, and their rewards [B]; `settings`: further arguments of `sample`."""
+    device = model.cos.device
+    rollout = sample(model, problems.prompts.to(device), task.tokenizer, copies=copies, **settings)
+    answers = problems.answers.to(device).repeat_interleave(copies, 0)
+    return rollout, task.rewards(rollout.responses, rollout.lengths, answers)
+
+
 def _validated(
-    spec: MiniRun, task: Task, model: Transformer, sets: Mapping[str, Problems], device: torch.device
+    spec: MiniRun, task: Task, model: Transformer, sets: Mapping[str, Problems]
 ) -> tuple[Problems, Rollout, Tensor]:
     """The problems of validation sets, the responses to them, and their rewards [problems x samples]."""
-    settings, n = spec.validation, spec.validation.samples
     problems = Problems.cat(sets.values())
-    rollout = sample(
+    rollout, rewards = _answered(
         model,
-        problems.prompts.to(device),
-        task.tokenizer,
-        copies=n,
+        task,
+        problems,
+        copies=spec.validation.samples,
         max_response_length=spec.rollout.max_response_length,
-        temperature=settings.temperature,
-        top_p=settings.top_p,
-        generator=torch.Generator(device).manual_seed(spec.data.validation_seed),
+        temperature=spec.validation.temperature,
+        top_p=spec.validation.top_p,
+        generator=torch.Generator(model.cos.device).manual_seed(spec.data.validation_seed),
     )
-    return problems, rollout, task.rewards(rollout.responses, rollout.lengths, problems.repeat(n).to(device))
+    return problems, rollout, rewards
 
 
 def load_best(spec: MiniRun, runs: Path, context: int) -> tuple[int, Transformer]:
@@ -346,7 +322,7 @@ def evaluate(spec: MiniRun, other: MiniRun, resources: Resources) -> tuple[int, 
     step, model = load_best(spec, resources.shared, data.prompt_length + other.rollout.max_response_length)
     task = make_task(data)
     sets = validation_sets(task)
-    _, _, rewards = _validated(evaluated, task, model, sets, torch.device("cpu"))
+    _, _, rewards = _validated(evaluated, task, model, sets)
     return step, dict(zip(sets, rewards.view(len(sets), -1).mean(1).tolist(), strict=True))
 
 
@@ -415,29 +391,22 @@ class MiniAnswerRecorder:
             (~ends).sum(1).cpu().numpy(),
             lengths.double().mean(1).cpu().numpy(),
         )
-        for row, answer in self._responses(
-            VALIDATION, step, self._chosen, k, problems, rollout, rewards, self._ids
-        ):
-            self._samples.append(replace(answer, benchmark=self._benchmarks[row // k]))
+        self._add(
+            VALIDATION, step, self._chosen, self._ids, problems, rollout, rewards,
+            lambda row: {"benchmark": self._benchmarks[row // k]},
+        )  # fmt: skip
 
-    def batch(
-        self,
-        step: int,
-        problems: Problems,
-        rollout: Rollout,
-        rewards: Tensor,
-        advantages: Tensor,
-        keep: Tensor,
-    ) -> None:
-        """Add responses of some groups of a training batch; rewards, advantages, `keep` (as in GradedRollout): [B]."""
-        n = self.spec.batch.responses
-        trained = keep.view(-1, n)[:, 0].nonzero()[:, 0].tolist()
+    def batch(self, step: int, problems: Problems, batch: GradedRollout) -> None:
+        """Add responses of some groups of a training batch."""
+        n, advantages = self.spec.batch.responses, batch.advantages
+        trained = batch.keep.view(-1, n)[:, 0].nonzero()[:, 0].tolist()
         self._trained_groups = chosen_groups(trained, self.settings.groups)
         ids = problem_ids([TRAINING] * len(problems), [str(values) for values in problems.identities()])
-        groups = self._trained_groups
-        for row, answer in self._responses(TRAINING, step, groups, n, problems, rollout, rewards, ids):
-            reward, advantage = float(rewards[row]), float(advantages[row])
-            self._samples.append(replace(answer, group=row // n, reward=reward, advantage=advantage))
+        self._add(
+            TRAINING, step, self._trained_groups, ids, problems, batch.rollout, batch.rewards,
+            lambda row: {"benchmark": "", "group": row // n, "reward": float(batch.rewards[row]),
+                         "advantage": float(advantages[row])},
+        )  # fmt: skip
 
     def update(self, rows: Tensor, result: ObjectiveResult, order: Tensor | None) -> None:
         """Add the tokens of a minibatch, whose responses are the batch's `rows` [B], before its optimiser step."""
@@ -447,43 +416,41 @@ class MiniAnswerRecorder:
         responses = kept_responses(result.seen, result.output, order, chosen)
         self._kept |= zip(places, responses, strict=True)
 
-    def _responses(
+    def _add(
         self,
         kind: Literal["validation", "training"],
         step: int,
         places: Sequence[int],
-        size: int,
+        ids: Sequence[str],
         problems: Problems,
         rollout: Rollout,
         rewards: Tensor,
-        ids: Sequence[str],
-    ) -> Iterator[tuple[int, Sample]]:
-        """The row and the sample of each of the `size` consecutive responses to the problems at `places`."""
+        others: Callable[[int], dict[str, Any]],
+    ) -> None:
+        """Add a sample of each response to the problems at `places`; `others`: its further fields, by row."""
         ended, responses = self._ended(rollout).cpu(), rollout.responses.cpu().numpy()
+        answers = self.task.answers(rollout.responses, rollout.lengths).cpu()
+        size = len(rewards) // len(problems)
         for place, draw in itertools.product(places, range(size)):
             row = place * size + draw
             end, length = bool(ended[row]), int(rollout.lengths[row])
-            response = responses[row, :length]
-            yield (
-                row,
-                Sample(
-                    kind=kind,
-                    step=step,
-                    benchmark="",
-                    problem=ids[place],
-                    draw=draw,
-                    prompt=" ".join(self._words[problems.prompts[place].numpy()]),
-                    response=" ".join(self._words[response]),
-                    truth=" ".join(map(str, problems.answers[place].tolist())),  # as `Task.answer` writes it
-                    answer=self.task.answer(response.tolist()),
-                    right=float(rewards[row]) == 1,
-                    length=length,
-                    cut_off=not end,
-                    stop="end" if end else "length",
-                ),
+            sample = Sample(
+                kind=kind,
+                step=step,
+                problem=ids[place],
+                draw=draw,
+                prompt=" ".join(self._words[problems.prompts[place].numpy()]),
+                response=" ".join(self._words[responses[row, :length]]),
+                truth=answer_text(problems.answers[place]),
+                answer=answer_text(answers[row]),
+                right=float(rewards[row]) == 1,
+                length=length,
+                cut_off=not end,
+                stop="end" if end else "length",
+                **others(row),
             )
+            self._samples.append(sample)
 
     def _ended(self, rollout: Rollout) -> Tensor:
         """Whether each response has its end token [B]."""
-        last = rollout.responses.gather(1, (rollout.lengths[:, None] - 1).clamp(min=0))[:, 0]
-        return (rollout.lengths > 0) & (last == self.task.tokenizer.eos)
+        return rollout.responses.gather(1, rollout.lengths[:, None] - 1)[:, 0] == self.task.tokenizer.eos

@@ -98,7 +98,7 @@ def _known_weights(path: Path, model: Transformer) -> dict[str, Tensor] | None:
         return None
     try:
         weights: dict[str, Tensor] = load_whole(path)
-        if not same_form(weights, dict(model.state_dict())):
+        if not same_form(weights, model.state_dict()):
             raise ValueError("it contains the weights of another model")
     except ValueError as error:
         say(f"warm start {path} is ignored and trained again: {error}")

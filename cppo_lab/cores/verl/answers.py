@@ -19,7 +19,7 @@ from cppo_lab.answers.outcomes import chosen_problems, no_outcomes, problem_ids
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import TRAINING, VALIDATION, Sample, as_text
 from cppo_lab.answers.tokens import RecordedTokens, chosen_groups
-from cppo_lab.cores.mini.tasks import make_task
+from cppo_lab.cores.mini.tasks import answer_text, make_task
 from cppo_lab.cores.rule_loss import KeptResponse, token_table
 from cppo_lab.data.answers import answer_of
 from cppo_lab.spec import AnswersSpec, MathData, TaskData, VerlRun
@@ -71,7 +71,11 @@ class Wording:
     def answer(self, ids: list[int], text: str) -> str | None:
         """The answer that the grader extracts from a response with these ids and this text; None if there is none."""
         if self.task is not None:
-            return self.task.answer(ids)
+            return (
+                answer_text(self.task.answers(torch.tensor([ids]), torch.tensor([len(ids)]))[0])
+                if ids
+                else None
+            )
         extracted = answer_of(text)
         return None if extracted is None else extracted.text
 

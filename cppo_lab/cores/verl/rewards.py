@@ -89,5 +89,5 @@ class TaskRewardManager(RewardManagerBase):
         values = json.loads(row.non_tensor_batch["reward_model"]["ground_truth"])
         # Grading uses values only, so the spelling of the prompt does not matter.
         problem = self.task.write(torch.tensor([values]), torch.Generator().manual_seed(0))
-        reward = float(self.task.rewards(responses, length, problem)[0])
+        reward = float(self.task.rewards(responses, length, problem.answers)[0])
         return {"reward_score": reward, "reward_extra_info": {"acc": reward}}

@@ -203,7 +203,7 @@ def test_the_embedded_core_trains_the_same_on_the_same_responses(seen_of: Seen, 
 
 def recorded(trainer: Trainer, rows: dict[str, list[torch.Tensor]]) -> GradedRollout:
     """verl's batch in the form of the embedded core."""
-    responses = trainer.run.batch.responses
+    responses = trainer.spec.batch.responses
     padded = {name: pad_sequence(columns, batch_first=True) for name, columns in rows.items()}
     group = torch.arange(len(rows["responses"])) // responses
     rewards = torch.tensor([float(scores.sum()) for scores in rows["rm_scores"]])
@@ -214,4 +214,4 @@ def recorded(trainer: Trainer, rows: dict[str, list[torch.Tensor]]) -> GradedRol
         padded["rollout_topk_ids"].long(), padded["rollout_topk_logp"].float(),
         torch.zeros_like(padded["rollout_log_probs"]),
     )  # fmt: skip
-    return GradedRollout(rollout, advantages, keep, None, float(rewards.mean()), share)
+    return GradedRollout(rollout, rewards, advantages, keep, None, share)
