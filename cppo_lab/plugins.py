@@ -190,14 +190,14 @@ _MODULES = {  # that are called otherwise than the package which has them, where
 def remedy(module: str) -> str:
     """A command that installs `module`: the extra that has it from the folder or address that this package is from;
     else the package itself, in the versions that go with this package."""
+    from packaging.utils import canonicalize_name
+
     package = _MODULES.get(module, module)
-    needed = _requirement(package)
-    if needed is None:
-        return f"pip install {shlex.quote(package)}"
-    requirement, extra = needed
-    if extra and (command := _from_folder(extra)):
-        return command
-    return f"pip install {shlex.quote(requirement)}"
+    for requirement, extra in _requirements():
+        match = _NAME.match(requirement)
+        if match and canonicalize_name(match[0]) == canonicalize_name(package):
+            return (extra and _from_folder(extra)) or f"pip install {shlex.quote(requirement)}"
+    return f"pip install {shlex.quote(package)}"
 
 
 def install_extra(extra: str) -> str:
@@ -232,19 +232,8 @@ def _from_folder(extra: str) -> str:
     return f"pip install {editable}{shlex.quote(f'{folder}[{extra}]')}"
 
 
-def _requirement(name: str) -> tuple[str, str] | None:
-    """What this package requires of another, with the extra that has it (empty: always); None for a stranger."""
-    from packaging.utils import canonicalize_name
-
-    for requirement, extra in _requirements():
-        match = _NAME.match(requirement)
-        if match and canonicalize_name(match[0]) == canonicalize_name(name):
-            return requirement, extra
-    return None
-
-
 def _requirements() -> list[tuple[str, str]]:
-    """(requirement, extra) of each package that this package may need, itself left out."""
+    """(requirement, extra) of each package that this package may need, itself left out; no extra: always."""
     from importlib import metadata
 
     try:
@@ -305,28 +294,25 @@ class Requirement:
 
     def check(self) -> Check:
         """Compare with what is installed."""
-        extra = install_extra(self.extra) if self.extra else ""
-        remedy = self.remedy or extra or f"pip install '{self.name}{self.versions}'"
+        # Every command reads this module, few ask for versions.
         from importlib import metadata
+
+        from packaging.specifiers import SpecifierSet
 
         # An interrupted installation leaves a folder without a version, or, for `importlib_metadata`, without a file.
         installed = None
         with contextlib.suppress(metadata.PackageNotFoundError, FileNotFoundError):
             installed = metadata.version(self.name)
-        if installed is None:
-            if not self.needed_by:
-                return Check(self.name, UNNEEDED, "not installed")
-            return Check(self.name, MISSING, f"not installed, needed by {self.needed_by}", remedy)
-        # Every command reads this module, few ask for versions.
-        from packaging.specifiers import SpecifierSet
-
-        if SpecifierSet(self.versions).contains(installed, prereleases=True):
+        if installed and SpecifierSet(self.versions).contains(installed, prereleases=True):
             return Check(self.name, OK, installed)
+        wrong = f"{installed} is outside {self.versions}" if installed else "not installed"
         if not self.needed_by:
-            return Check(self.name, UNNEEDED, f"{installed} is outside {self.versions}")
-        return Check(
-            self.name, MISSING if self.strict else WARNING, f"{installed} is outside {self.versions}", remedy
-        )
+            return Check(self.name, UNNEEDED, wrong)
+        extra = install_extra(self.extra) if self.extra else ""
+        remedy = self.remedy or extra or f"pip install '{self.name}{self.versions}'"
+        if not installed:
+            return Check(self.name, MISSING, f"{wrong}, needed by {self.needed_by}", remedy)
+        return Check(self.name, MISSING if self.strict else WARNING, wrong, remedy)
 
 
 # Where downloaded models are. Imports nothing of the hub's library, so that a launcher can ask.

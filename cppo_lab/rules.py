@@ -14,10 +14,10 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.plugins import PATH, entry_points, load
@@ -86,8 +86,7 @@ class Stroke:
         return self.line() | {"marker": self.marker, "markevery": 0.12, "markersize": 3.8}
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A rule's row in the table of the rules' differences.
 
     bounds: what is bounded, such as `ratio` or `divergence`.
@@ -101,11 +100,6 @@ class Row:
     position: str = "no"
     prefix: str = "no"
     beyond: str = "masked"
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        """The cells in the table's order."""
-        return astuple(self)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,102 +24,96 @@ class MetricInfo:
     meaning: str
 
 
-METRICS: tuple[MetricInfo, ...] = (
-    MetricInfo("train/reward", "fraction", "mean verifier reward of the rollout batch"),
-    MetricInfo("train/reward_smoothed", "fraction", "the paper's own smoothed reward curve (reference only)"),
-    MetricInfo("train/response_length", "tokens", "mean response length of the rollout batch"),
-    MetricInfo("train/truncated_share", "fraction", "responses of the maximum length"),
-    MetricInfo("train/relative_logprob_error", "ratio", "sum |lp_train - lp_rollout| / sum |lp_rollout|"),
-    MetricInfo("train/mean_abs_probability_gap", "probability", "mean |pi - mu| of the sampled tokens"),
-    MetricInfo(
-        "train/zero_variance_group_share", "fraction", "groups whose rewards are all equal, hence dropped"
-    ),
-    # Of asynchronous rollouts; also under the names that `age_metric` gives.
-    MetricInfo(
-        "train/staleness_mean", "steps", "mean age of the batch's tokens: updated batches since their mu"
-    ),
-    MetricInfo("train/staleness_max", "steps", "largest age of a token"),
-    MetricInfo("train/entropy", "nats", "mean entropy of the rollout policy at the visited states"),
-    MetricInfo("train/loss", "1", "mean loss over the minibatches of the step"),
-    MetricInfo("train/grad_norm", "1", "mean gradient norm before clipping"),
-    MetricInfo("val/best", "fraction", "highest score so far: mean validation over the benchmarks"),
-    MetricInfo("val/best_step", "step", "training step at which `val/best` was first reached"),
-    MetricInfo("val/final_mean", "fraction", "mean of the scores in the last 30 % of [0, T_stop] so far"),
-    MetricInfo("rule/masked_fraction", "fraction", "masked tokens / tokens with non-zero advantage"),
-    MetricInfo("rule/prefix_budget_share", "fraction", "of the masked: token test passes, prefix test fails"),
-    MetricInfo("rule/token_threshold_share", "fraction", "of the masked: rejected by the token threshold"),
-    MetricInfo("rule/divergence_mean", "nats or TV", "mean divergence D_t over response tokens"),
-    MetricInfo("rule/divergence_max", "nats or TV", "largest divergence D_t"),
-    # The sampler's distance: noise between the engines, stale rollouts.
-    MetricInfo("rule/divergence_before_update_mean", "nats or TV", "mean D_t before the step's first update"),
-    MetricInfo("rule/divergence_before_update_p90", "nats or TV", "90th percentile of it, within 9.1 %"),
-    MetricInfo("rule/delta_b_mean", "nats or TV", "mean effective prefix-budget rate delta_b over responses"),
-    MetricInfo("rule/ratio_mean", "ratio", "mean importance ratio rho_t, each at most e^20"),
-    MetricInfo("rule/clip_fraction", "fraction", "tokens whose ratio was clipped"),
-    MetricInfo("rule/importance_weight_mean", "ratio", "pi_old / mu, at most its threshold (decoupled)"),
-    MetricInfo("rule/rejected_fraction", "fraction", "tokens rejected for their pi_old / mu (decoupled)"),
-    # Between sampler and trainer (maths/mismatch.py), over the step's updates; also under the names that
-    # `mismatch_metric` gives.
-    MetricInfo("mismatch/k1", "nats", "KL(mu, pi), mean of -log rho"),
-    MetricInfo("mismatch/k3", "nats", "KL(mu, pi), mean of rho - 1 - log rho"),
-    MetricInfo("mismatch/chi_square", "1", "mean of rho^2, less 1"),
-    MetricInfo("mismatch/effective_sample_size", "fraction", "(sum rho)^2 / (n sum rho^2)"),
-    MetricInfo("mismatch/abs_log_ratio_p99", "nats", "99th percentile of |log rho|, within 9.1 %"),
-    MetricInfo("mismatch/abs_log_ratio_max", "nats", "largest |log rho|"),
-    MetricInfo("mismatch/token_mult_prob_error", "ratio", "mean of exp |log rho|"),
-    MetricInfo("perf/step_seconds", "s", "wall time of the training step, validation excluded"),
-    MetricInfo("perf/rollout_seconds", "s", "of it: sampling and grading"),
-    MetricInfo("perf/update_seconds", "s", "of it: minibatch updates"),
-    MetricInfo("perf/sampled_tokens_per_second", "tokens/s", "response tokens sampled per second of rollout"),
-    MetricInfo("perf/trained_tokens_per_second", "tokens/s", "response tokens trained per second of update"),
-    MetricInfo(
-        "perf/evaluation_seconds", "s", "wall time of the exact core's evaluation, not in step_seconds"
-    ),
-    MetricInfo("perf/mfu", "fraction", "model FLOPs of the update / peak of the devices"),
-    MetricInfo("perf/topk_megabytes", "MB", "mu's Top-K data sent to the trainer per rollout batch"),
-    MetricInfo(
-        "search/score", "fraction", "mean validation score of a trial's seeds so far, seed after seed"
-    ),
-    MetricInfo("search/final_score", "fraction", "mean of the last three validations, averaged over seeds"),
-    MetricInfo("search/best_score", "fraction", "highest validation, averaged over seeds"),
-    MetricInfo("search/mean_score", "fraction", "mean over all validations, averaged over seeds"),
-    MetricInfo("search/stability", "fraction", "1 - largest drop below the best so far, averaged over seeds"),
-    # Of the exact core: mu is the rollout policy of the step, pi the policy after its last update.
-    MetricInfo("exact/rollout_return", "fraction", "J(mu), the expected reward of the rollout policy"),
-    MetricInfo("exact/return", "fraction", "J(pi), the expected reward after the step's updates"),
-    MetricInfo(
-        "exact/surrogate", "fraction", "L' = E_mu[R sum (rho_t - 1)], the gain that mu's responses predict"
-    ),
-    MetricInfo(
-        "exact/error", "fraction", "Delta = L' - (J(pi) - J(mu)), the part of it that is not realised"
-    ),
-    MetricInfo("exact/movement", "TV", "mean over positions of E_mu[D_t]; `_1` to `_8`: in one eighth"),
-    MetricInfo("exact/movement_before", "TV", "of mu from the policy before the step's first update"),
-    MetricInfo(
-        "exact/matched", "share", "whether the measured update got the movement of the training it goes along"
-    ),
-    MetricInfo("exact/update_length", "ratio", "length of the measured update over that of the rule's own"),
-    MetricInfo("exact/update_movement", "TV", "of the measured update; its start: mu without its staleness"),
-    MetricInfo("exact/error_before", "fraction", "Delta of a stale mu before the step's first update"),
-    MetricInfo("exact/premise_visits", "fraction", "visits of mu with w_t D_t > delta after the updates"),
-    MetricInfo("exact/premise_positions", "fraction", "positions where some state that mu reaches has it"),
-    MetricInfo("exact/premise_prefixes", "fraction", "prefixes of mu with S_t > delta + delta_b W_(t-1)"),
-    MetricInfo("exact/bound", "fraction", "Proposition 4's bound on |Delta| at the measured divergences"),
-    MetricInfo("exact/bound_slack", "fraction", "the bound less |Delta|"),
-    MetricInfo("exact/product_bound", "fraction", "the bound in the suffix bound's product form"),
-    MetricInfo("exact/theorem_bound", "fraction", "Theorem 1's constant at the measured delta_b and l"),
-    # Under MLflow's names where it has any: its page shows `system/` apart. Means since the step before.
-    MetricInfo("system/cpu_utilization_percentage", "%", "of all hardware threads of the machine"),
-    MetricInfo("system/system_memory_usage_megabytes", "MB", "of the machine"),
-    MetricInfo("system/system_memory_usage_percentage", "%", "of the machine"),
-    MetricInfo("system/disk_usage_percentage", "%", "of the disk that the run's folder is on"),
-    MetricInfo("system/disk_usage_megabytes", "MB", "of the disk that the run's folder is on"),
-    MetricInfo("system/disk_available_megabytes", "MB", "left on the disk that the run's folder is on"),
-    MetricInfo("system/network_receive_megabytes", "MB", "received by the machine since the attempt began"),
-    MetricInfo("system/network_transmit_megabytes", "MB", "sent by the machine since the attempt began"),
-    MetricInfo("system/process_cpu_percentage", "%", "process and descendants; 100 is one hardware thread"),
-    MetricInfo("system/process_memory_megabytes", "MB", "resident; what descendants share counts in each"),
-    MetricInfo("system/process_memory_peak_megabytes", "MB", "highest sample of it"),
+METRICS = tuple(
+    MetricInfo(*texts)
+    for texts in (
+        # name, unit, meaning
+        ("train/reward", "fraction", "mean verifier reward of the rollout batch"),
+        ("train/reward_smoothed", "fraction", "the paper's own smoothed reward curve (reference only)"),
+        ("train/response_length", "tokens", "mean response length of the rollout batch"),
+        ("train/truncated_share", "fraction", "responses of the maximum length"),
+        ("train/relative_logprob_error", "ratio", "sum |lp_train - lp_rollout| / sum |lp_rollout|"),
+        ("train/mean_abs_probability_gap", "probability", "mean |pi - mu| of the sampled tokens"),
+        ("train/zero_variance_group_share", "fraction", "groups whose rewards are all equal, hence dropped"),
+        # Of asynchronous rollouts; also under the names that `age_metric` gives.
+        ("train/staleness_mean", "steps", "mean age of the batch's tokens: updated batches since their mu"),
+        ("train/staleness_max", "steps", "largest age of a token"),
+        ("train/entropy", "nats", "mean entropy of the rollout policy at the visited states"),
+        ("train/loss", "1", "mean loss over the minibatches of the step"),
+        ("train/grad_norm", "1", "mean gradient norm before clipping"),
+        ("val/best", "fraction", "highest score so far: mean validation over the benchmarks"),
+        ("val/best_step", "step", "training step at which `val/best` was first reached"),
+        ("val/final_mean", "fraction", "mean of the scores in the last 30 % of [0, T_stop] so far"),
+        ("rule/masked_fraction", "fraction", "masked tokens / tokens with non-zero advantage"),
+        ("rule/prefix_budget_share", "fraction", "of the masked: token test passes, prefix test fails"),
+        ("rule/token_threshold_share", "fraction", "of the masked: rejected by the token threshold"),
+        ("rule/divergence_mean", "nats or TV", "mean divergence D_t over response tokens"),
+        ("rule/divergence_max", "nats or TV", "largest divergence D_t"),
+        # The sampler's distance: noise between the engines, stale rollouts.
+        ("rule/divergence_before_update_mean", "nats or TV", "mean D_t before the step's first update"),
+        ("rule/divergence_before_update_p90", "nats or TV", "90th percentile of it, within 9.1 %"),
+        ("rule/delta_b_mean", "nats or TV", "mean effective prefix-budget rate delta_b over responses"),
+        ("rule/ratio_mean", "ratio", "mean importance ratio rho_t, each at most e^20"),
+        ("rule/clip_fraction", "fraction", "tokens whose ratio was clipped"),
+        ("rule/importance_weight_mean", "ratio", "pi_old / mu, at most its threshold (decoupled)"),
+        ("rule/rejected_fraction", "fraction", "tokens rejected for their pi_old / mu (decoupled)"),
+        # Between sampler and trainer (maths/mismatch.py), over the step's updates; also under the names that
+        # `mismatch_metric` gives.
+        ("mismatch/k1", "nats", "KL(mu, pi), mean of -log rho"),
+        ("mismatch/k3", "nats", "KL(mu, pi), mean of rho - 1 - log rho"),
+        ("mismatch/chi_square", "1", "mean of rho^2, less 1"),
+        ("mismatch/effective_sample_size", "fraction", "(sum rho)^2 / (n sum rho^2)"),
+        ("mismatch/abs_log_ratio_p99", "nats", "99th percentile of |log rho|, within 9.1 %"),
+        ("mismatch/abs_log_ratio_max", "nats", "largest |log rho|"),
+        ("mismatch/token_mult_prob_error", "ratio", "mean of exp |log rho|"),
+        ("perf/step_seconds", "s", "wall time of the training step, validation excluded"),
+        ("perf/rollout_seconds", "s", "of it: sampling and grading"),
+        ("perf/update_seconds", "s", "of it: minibatch updates"),
+        ("perf/sampled_tokens_per_second", "tokens/s", "response tokens sampled per second of rollout"),
+        ("perf/trained_tokens_per_second", "tokens/s", "response tokens trained per second of update"),
+        ("perf/evaluation_seconds", "s", "wall time of the exact core's evaluation, not in step_seconds"),
+        ("perf/mfu", "fraction", "model FLOPs of the update / peak of the devices"),
+        ("perf/topk_megabytes", "MB", "mu's Top-K data sent to the trainer per rollout batch"),
+        ("search/score", "fraction", "mean validation score of a trial's seeds so far, seed after seed"),
+        ("search/final_score", "fraction", "mean of the last three validations, averaged over seeds"),
+        ("search/best_score", "fraction", "highest validation, averaged over seeds"),
+        ("search/mean_score", "fraction", "mean over all validations, averaged over seeds"),
+        ("search/stability", "fraction", "1 - largest drop below the best so far, averaged over seeds"),
+        # Of the exact core: mu is the rollout policy of the step, pi the policy after its last update.
+        ("exact/rollout_return", "fraction", "J(mu), the expected reward of the rollout policy"),
+        ("exact/return", "fraction", "J(pi), the expected reward after the step's updates"),
+        ("exact/surrogate", "fraction", "L' = E_mu[R sum (rho_t - 1)], the gain that mu's responses predict"),
+        ("exact/error", "fraction", "Delta = L' - (J(pi) - J(mu)), the part of it that is not realised"),
+        ("exact/movement", "TV", "mean over positions of E_mu[D_t]; `_1` to `_8`: in one eighth"),
+        ("exact/movement_before", "TV", "of mu from the policy before the step's first update"),
+        (
+            "exact/matched",
+            "share",
+            "whether the measured update got the movement of the training it goes along",
+        ),
+        ("exact/update_length", "ratio", "length of the measured update over that of the rule's own"),
+        ("exact/update_movement", "TV", "of the measured update; its start: mu without its staleness"),
+        ("exact/error_before", "fraction", "Delta of a stale mu before the step's first update"),
+        ("exact/premise_visits", "fraction", "visits of mu with w_t D_t > delta after the updates"),
+        ("exact/premise_positions", "fraction", "positions where some state that mu reaches has it"),
+        ("exact/premise_prefixes", "fraction", "prefixes of mu with S_t > delta + delta_b W_(t-1)"),
+        ("exact/bound", "fraction", "Proposition 4's bound on |Delta| at the measured divergences"),
+        ("exact/bound_slack", "fraction", "the bound less |Delta|"),
+        ("exact/product_bound", "fraction", "the bound in the suffix bound's product form"),
+        ("exact/theorem_bound", "fraction", "Theorem 1's constant at the measured delta_b and l"),
+        # Under MLflow's names where it has any: its page shows `system/` apart. Means since the step before.
+        ("system/cpu_utilization_percentage", "%", "of all hardware threads of the machine"),
+        ("system/system_memory_usage_megabytes", "MB", "of the machine"),
+        ("system/system_memory_usage_percentage", "%", "of the machine"),
+        ("system/disk_usage_percentage", "%", "of the disk that the run's folder is on"),
+        ("system/disk_usage_megabytes", "MB", "of the disk that the run's folder is on"),
+        ("system/disk_available_megabytes", "MB", "left on the disk that the run's folder is on"),
+        ("system/network_receive_megabytes", "MB", "received by the machine since the attempt began"),
+        ("system/network_transmit_megabytes", "MB", "sent by the machine since the attempt began"),
+        ("system/process_cpu_percentage", "%", "process and descendants; 100 is one hardware thread"),
+        ("system/process_memory_megabytes", "MB", "resident; what descendants share counts in each"),
+        ("system/process_memory_peak_megabytes", "MB", "highest sample of it"),
+    )
 )
 METRIC_BY_NAME = {metric.name: metric for metric in METRICS}
 

@@ -214,7 +214,7 @@ def comparison_table(title: str, used: Collection[str]) -> TextTable:
     rows = []
     for name in (*RULES, *sorted(set(used) - set(RULES))):
         rule = known(name)
-        cells = rule.row.cells if isinstance(rule, Rule) and rule.row is not None else (ABSENT,) * 5
+        cells = rule.row if isinstance(rule, Rule) and rule.row is not None else (ABSENT,) * 5
         rows.append(TextRow(display_name(name), name == OURS, (*cells, "yes" if name in used else "no")))
     notes = (
         "Position, Prefix: whether the limit of a token depends on its position, and on the tokens before it.",

@@ -76,13 +76,13 @@ def export_metrics(options: Namespace) -> int:
         "states": states,
     }
     history = results.history(None if options.metrics is None else options.metrics.split(","))
-    frames = {"runs": results.runs, "history": history}
+    frames = {f"runs.{form}": results.runs, f"history.{form}": history}
     if options.source != "paper" and not (outcomes := results.outcomes()).empty:
-        frames["outcomes"] = outcomes
-    rows = {f"{name}.{form}": len(frame) for name, frame in frames.items()}
+        frames[f"outcomes.{form}"] = outcomes
+    rows = {file: len(frame) for file, frame in frames.items()}
     with appearing(place, replace=options.force) as folder:
-        for (file, count), frame in zip(rows.items(), frames.values(), strict=True):
-            _say(f"{file}: {count:,} rows")
+        for file, frame in frames.items():
+            _say(f"{file}: {len(frame):,} rows")
             if form == PARQUET:
                 frame.to_parquet(folder / file, engine="pyarrow", index=False)
             else:

@@ -6,7 +6,7 @@ import re
 import sys
 import time
 from argparse import Namespace
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -215,11 +215,11 @@ def clean(options: Namespace) -> int:
         raise UserError("cppo clean --code: the code is of all sweeps: name none")
     runs, parts = runs_folder(), [part for part in PARTS if getattr(options, part)]
     folders = [runs / run.run_id for run in plan.runs] if plan else run_folders(runs, [])
-    sweeps: dict[str, Counter[str]] = {}
+    sweeps = defaultdict[str, Counter[str]](Counter)
     chosen, size = [], 0
     for folder in filter(Path.is_dir, folders):
         sizes, variants = usage(folder), parse_variants(read_status(folder).get("variants"))
-        sweeps.setdefault(next(iter(variants), "-"), Counter()).update(sizes, runs=1)
+        sweeps[next(iter(variants), "-")].update(sizes, runs=1)
         # The upload of a result looks for the result that it replaces.
         if (spare := sum(sizes[part] for part in parts)) and not unsent(folder, uri):
             chosen.append(folder)

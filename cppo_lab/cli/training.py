@@ -417,10 +417,10 @@ def _what_is_left(plan: Plan, done: "Launched", options: Namespace) -> int:
 
     sweep = typed(options)
     if done.left:
-        single = len(done.left) == 1
+        they_are = "is" if len(done.left) == 1 else "are"
         say(
-            f"cppo: {len(done.left)} run{'' if single else 's'} failed with an error and {'is' if single else 'are'} "
-            f"not retrained: see `cppo status {sweep}`, then `cppo retry {sweep} --failed`"
+            f"cppo: {counted(len(done.left), 'run')} failed with an error and {they_are} not retrained: see `cppo "
+            f"status {sweep}`, then `cppo retry {sweep} --failed`"
         )
     counts = Counter(state.state for state in done.states.values() if state.state not in schema.FINISHED)
     launcher = launcher_of(plan.launcher.name)

@@ -20,7 +20,7 @@ import threading
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -585,11 +585,10 @@ def result_text(tuning: Tuning, trials: Sequence[FrozenTrial]) -> str:
 class Watch:
     """Prints a line for each trial that begins or ends, with the progress of the search, on standard error."""
 
-    def __init__(self, tuning: Tuning, trials: Callable[[], list[FrozenTrial]]) -> None:
-        self.tuning, self._trials, self._looked = tuning, trials, 0.0
-        begun = trials()
+    def __init__(self, study: SearchStudy) -> None:
+        self._study, self._looked, begun = study, 0.0, study.trials()
         self._states = {trial.number: trial.state for trial in begun}
-        say(f"{tuning.study}: {counted(tuning, begun)}")
+        say(f"{study.tuning.study}: {counted(study.tuning, begun)}")
 
     def glance(self) -> None:
         """Update if the last update was some seconds ago."""
@@ -598,21 +597,21 @@ class Watch:
 
     def look(self) -> None:
         """Print what has changed since the last update."""
-        trials = self._trials()
+        tuning, trials = self._study.tuning, self._study.trials()
         for trial in trials:
             if trial.state is self._states.get(trial.number, TrialState.WAITING):
                 continue
             if trial.state is TrialState.RUNNING:
                 say(f"trial {trial.number}: started")
             elif trial.state.is_finished():
-                say(f"{_line(trial, self.tuning)}  {self._overview(trials)}")
+                say(f"{_line(trial, tuning)}  {self._overview(trials)}")
         self._states = {trial.number: trial.state for trial in trials}
         self._looked = time.monotonic()
 
     def _overview(self, trials: Sequence[FrozenTrial]) -> str:
         """The number of ended trials, and the best so far."""
-        best, text = best_numbers(trials), f"[{ended(trials)}/{self.tuning.trials}"
-        if len(self.tuning.search.search.objectives) > 1:
+        best, text = best_numbers(trials), f"[{ended(trials)}/{self._study.tuning.trials}"
+        if len(self._study.study.directions) > 1:
             text += f", {len(best)} on the Pareto front" if best else ""
         elif best:
             text += f", best {trials[best[0]].values[0]:.4f} of trial {best[0]}"

@@ -324,7 +324,7 @@ class Worker:
             signal.signal(number, _interrupt)
         study = SearchStudy(self.tuning, storage_url(), self.training.attempts[0].runs)
         state = _SearchState(study, self.training.uri)
-        watch = Watch(self.tuning, study.trials)
+        watch = Watch(study)
         state.publish()
         leave_at = math.inf
         while time.monotonic() < leave_at:
@@ -532,7 +532,7 @@ def _run_workers(first: Worker, remaining: int, study: SearchStudy) -> None:
         return
     count = min(remaining, launcher.workers or record.search_workers or default_workers([first]))
     workers = [replace(first, number=number) for number in range(count)]
-    watch = Watch(first.tuning, study.trials)
+    watch = Watch(study)
 
     def see(event: Event[Worker]) -> None:
         watch.glance()

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 from cppo_lab.maths.rules import AGGREGATIONS, aggregate
 from cppo_lab.maths.tokens import RuleOutput, Tokens, common_stats, merge, summarise
@@ -30,7 +31,8 @@ from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, MINIBATCH, PERMUTATION, R
 from cppo_lab.testing import call_all
 
 SEEDS = range(12)
-ROUNDING = 1e-14  # vectorised exp and row sums may round differently depending on memory alignment
+# Vectorised exp and row sums may round differently depending on memory alignment.
+ROUNDED: dict[str, Any] = {"rtol": 1e-14, "atol": 0}
 CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-12}
 
 
@@ -153,7 +155,7 @@ class RuleTests:
                 assert not silent.any(), "a kept token has no gradient"
             for name, value in common_stats(tokens, output.keep).items():
                 assert name in output.stats, f"the statistic {name} is missing: see maths.tokens.rule_output"
-                torch.testing.assert_close(output.stats[name], value, msg=f"not {name} of keep", **CLOSE)
+                assert_close(output.stats[name], value, msg=f"not {name} of keep", **CLOSE)
             failed = torch.zeros_like(batch.valid)
             for test in output.tests.values():
                 failed |= test
@@ -184,7 +186,7 @@ class RuleTests:
             if (fresh := _imported_afresh(self.rule)) is not None:
                 other = fresh(Tokens(*batch, **self._drawn(batch)), **self.constants)
                 for here, there in zip(output[:2], other[:2], strict=True):
-                    assert torch.allclose(here, there, rtol=ROUNDING, atol=0), "it depends on earlier calls"
+                    assert torch.allclose(here, there, **ROUNDED), "it depends on earlier calls"
 
     def test_only_logp_carries_a_gradient(self) -> None:
         """Masks, coefficients, divergences and statistics are detached."""
@@ -207,7 +209,7 @@ class RuleTests:
         batch = random_batch(4)
         same = batch._replace(rollout_logp=batch.logp.clone(), divergence=torch.zeros_like(batch.divergence))
         _, gradient = self._differentiated(same)
-        torch.testing.assert_close(gradient, batch.advantages * batch.valid, **CLOSE)
+        assert_close(gradient, batch.advantages * batch.valid, **CLOSE)
 
     def test_padding_does_not_matter(self) -> None:
         """Additional columns change nothing, whatever they contain."""
@@ -220,15 +222,15 @@ class RuleTests:
             }
             plain, output = self._call(batch, **drawn), self._call(wide, **wider)
             width = batch.valid.shape[1]
-            torch.testing.assert_close(output.keep[:, :width], plain.keep, rtol=ROUNDING, atol=0)
-            torch.testing.assert_close(output.objective[:, :width], plain.objective, rtol=ROUNDING, atol=0)
+            assert_close(output.keep[:, :width], plain.keep, **ROUNDED)
+            assert_close(output.objective[:, :width], plain.objective, **ROUNDED)
             assert not output.keep[:, width:].any() and not output.objective[:, width:].any()
             assert output.stats.keys() == plain.stats.keys()
             for key, value in plain.stats.items():
-                torch.testing.assert_close(output.stats[key], value, **CLOSE)
+                assert_close(output.stats[key], value, **CLOSE)
             for mode in AGGREGATIONS:
                 horizon = width if mode == "seq-mean-token-sum-norm" else None
-                torch.testing.assert_close(
+                assert_close(
                     aggregate(output.objective, wide.valid, mode, horizon=horizon),
                     aggregate(plain.objective, batch.valid, mode, horizon=horizon),
                     **CLOSE,
@@ -247,8 +249,8 @@ class RuleTests:
             for index in (order, order[:2], order[2:]):
                 rows = TokenBatch(*(tensor[index] for tensor in batch))
                 part = self._call(rows, **{key: value[index] for key, value in drawn.items()})
-                torch.testing.assert_close(part.keep, whole.keep[index], rtol=ROUNDING, atol=0)
-                torch.testing.assert_close(part.objective, whole.objective[index], rtol=ROUNDING, atol=0)
+                assert_close(part.keep, whole.keep[index], **ROUNDED)
+                assert_close(part.objective, whole.objective[index], **ROUNDED)
                 parts.append(part)
             _same(summarise(merge([part.stats for part in parts[1:]])), summarise(whole.stats))
 
@@ -267,9 +269,9 @@ class RuleTests:
             tokens = Tokens.packed(ends, **values)
             output = self.rule.apply(tokens, **self.constants)
             (packed,) = torch.autograd.grad(output.objective.sum(), values["logp"])
-            torch.testing.assert_close(output.keep[tokens.valid], plain.keep[mask], rtol=1e-13, atol=0)
-            torch.testing.assert_close(output.objective[tokens.valid], plain.objective[mask], **CLOSE)
-            torch.testing.assert_close(packed, gradient[mask], **CLOSE)
+            assert_close(output.keep[tokens.valid], plain.keep[mask], rtol=1e-13, atol=0)
+            assert_close(output.objective[tokens.valid], plain.objective[mask], **CLOSE)
+            assert_close(packed, gradient[mask], **CLOSE)
             _same(summarise(output.stats), summarise(plain.stats))
 
     def test_needs_are_declared(self) -> None:
@@ -290,7 +292,7 @@ class RuleTests:
         moved = TokenBatch(*(tensor.gather(1, order) for tensor in batch))
         drawn = {key: value.gather(1, order) for key, value in self._drawn(batch).items()}
         for here, there in zip(self._call(batch)[:2], self._call(moved, **drawn)[:2], strict=True):
-            torch.testing.assert_close(here.gather(1, order), there, rtol=ROUNDING, atol=0)
+            assert_close(here.gather(1, order), there, **ROUNDED)
 
     def test_a_centred_rule_weighs_each_token_alone(self) -> None:
         """If the loss can be centred, the log-ratios of other tokens do not enter a token's gradient."""
@@ -303,7 +305,7 @@ class RuleTests:
             self._differentiated(batch._replace(rollout_logp=values))
             for values in (batch.rollout_logp, changed)
         )
-        torch.testing.assert_close(gradient[:, 0], same[:, 0], **CLOSE)
+        assert_close(gradient[:, 0], same[:, 0], **CLOSE)
 
     def test_unusable_arguments_are_refused(self) -> None:
         """A ValueError is raised for NaN at a valid token, mismatched shapes, and padding before a token."""
