@@ -9,12 +9,11 @@ import contextlib
 import json
 import math
 import os
-import re
 import shlex
 import shutil
 import sys
 import textwrap
-from argparse import ArgumentParser, Namespace
+from argparse import Action, ArgumentParser, Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from enum import IntEnum
 from importlib import import_module  # noqa: TID251  of the literal list COMMANDS
@@ -37,9 +36,6 @@ _OVERRIDES = (
     "model=, variant= and the sweep's axes (seed=0,1,2) select which runs to use."
 )
 _JSON = "print one JSON object and nothing else to standard output (docs/commands.md)"
-_INVALID_CHOICE = re.compile(
-    r"argument (?P<what>[\w/-]+): invalid choice: (?P<value>'.*?'|\".*?\") \(choose from .*\)"
-)
 
 
 class UsageError(UserError):
@@ -60,17 +56,14 @@ class CommandParser(ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """One line on the mistake, as for every other, with the usage of the command beside it."""
-        if match := _INVALID_CHOICE.fullmatch(message):
-            what = match["what"]
-            valid = next(
-                action.choices or ()
-                for action in self._actions
-                if what in (action.metavar, "/".join(action.option_strings), action.dest)
-            )
-            kind = f"value of {what}" if what.startswith("-") else what.lower()
-            message = str(unknown(kind, match["value"][1:-1], map(str, valid)))
         text = f"{message}: see `{self.prog} --help`"
         raise UsageError(text, self.prog.removeprefix("cppo").strip(), self.format_usage())
+
+    def _check_value(self, action: Action, value: object) -> None:
+        if action.choices is not None and value not in action.choices:
+            option = "/".join(action.option_strings)
+            kind = f"value of {option}" if option else str(action.metavar).lower()
+            self.error(str(unknown(kind, value, map(str, action.choices))))
 
     def format_help(self) -> str:
         """The help text; conf/ is read only now."""
@@ -662,17 +655,10 @@ def document(options: Namespace, code: int, error: str | None = None) -> str:
     """The whole object as text. What is no number (NaN, infinity) is null: JSON has none of them."""
     heading = {"schema": SCHEMA, "command": options.name, "exit_code": int(code), "error": error}
     values = {} if error is not None else options.answer or {}
-    return json.dumps(_finite(heading | values), indent=1, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): _finite(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(inner) for inner in value]
-    return value if value is None or isinstance(value, str | int) else str(value)
+    text = json.dumps(
+        heading | values, default=lambda value: dict(value) if isinstance(value, Mapping) else str(value)
+    )
+    return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1)
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import RunFolder
 from cppo_lab.sweep.compose import rule_on
 from cppo_lab.sweep.file import files_of
+from cppo_lab.sweep.overrides import parse_override
 from cppo_lab.sweep.plan import is_run_id, recorded_texts, recorded_tokens
 from cppo_lab.sweep.status import run_by_beginning, run_statuses
 from cppo_lab.tracking import address
@@ -222,7 +223,13 @@ def replay(options: Namespace) -> int:
     from cppo_lab.analysis.replay import replay as replayed
 
     run, tokens = recorded_tokens(options.run, runs_folder(), options.step)
-    given = dict(_assignment(text) for text in options.overrides)
+    given = {}
+    for override in map(parse_override, options.overrides):
+        if override.kind == "other" or not override.right or isinstance(override.value, list):
+            raise UserError(
+                f"{override.text!r}: must be KEY=VALUE, such as delta=0.1 or divergence=binary_kl"
+            )
+        given[override.key] = override.value
     divergence = given.pop("divergence", None)
     rule, path, constants = None, None, dict(tokens.rule.constants)
     if options.rule not in (None, tokens.rule.name):
@@ -234,18 +241,3 @@ def replay(options: Namespace) -> int:
     compared = comparison(tokens, result)
     text = "\n".join([f"run {run.run_id}", *as_lines(compared)])
     return answer(options, {"run": run.run_id, **compared}, text)
-
-
-def _assignment(text: str) -> tuple[str, float | str]:
-    """`delta=0.1` as a name and its value."""
-    name, equals, value = text.partition("=")
-    if not equals or not name or not value:
-        raise UserError(f"{text!r}: must be KEY=VALUE, such as delta=0.1 or divergence=binary_kl")
-    if value in ("true", "false"):
-        return name, value == "true"
-    for kind in (int, float):
-        try:
-            return name, kind(value)
-        except ValueError:
-            continue
-    return name, value

@@ -5,7 +5,6 @@ it is tracked are in other configs. `run_id` is the hash of the fully resolved R
 its parts, from the base of all configs to the rule, the divergence, and the models and data of each core.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -25,7 +24,7 @@ from pydantic import (
 
 from cppo_lab.plugins import NAME, PATH
 from cppo_lab.rules import ABOVE, AT_MOST, ENTROPY, ENTRY_POINT, KL, MINIBATCH, RULES
-from cppo_lab.schema import MEAN, MOST_SAMPLES
+from cppo_lab.schema import MEAN, MOST_SAMPLES, digest
 
 # -0.0 equals 0.0 but would be written differently, so that a run would have two ids.
 Finite = Annotated[float, Field(allow_inf_nan=False), AfterValidator(lambda value: value + 0.0)]
@@ -66,7 +65,7 @@ def canonical(spec: Spec) -> str:
 
 def fingerprint(spec: Spec) -> str:
     """The first 12 hex digits of SHA-256 of a config's canonical JSON: of a run's whole config, its id."""
-    return hashlib.sha256(canonical(spec).encode()).hexdigest()[:12]
+    return digest(canonical(spec))
 
 
 TRAIN = "train"  # among a run's files of problems, those to train on
