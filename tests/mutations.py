@@ -283,8 +283,8 @@ TRACKING = (
     Fault(
         "the stored traceback shows passwords",
         "cppo_lab/runs/recorder.py",
-        "self._keep(TRACEBACK, redacted(traceback))",
-        "self._keep(TRACEBACK, traceback)",
+        "self.spool.keep(TRACEBACK, redacted(traceback))",
+        "self.spool.keep(TRACEBACK, traceback)",
         "tests/runs/test_recorder.py",
     ),
     Fault(
