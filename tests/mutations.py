@@ -262,8 +262,8 @@ TRACKING = (
     Fault(
         "steps of an interrupted run are sent that no file has",
         "cppo_lab/tracking/upload.py",
-        "return [line for line in unwritten if not isinstance(line, StepEvent)]",
-        "return unwritten",
+        "safe = [line for line in unwritten if is_over or not isinstance(line, StepEvent)]",
+        "safe = [*unwritten]",
         "tests/runs/test_offsets.py",
     ),
     Fault(
