@@ -341,9 +341,9 @@ ANALYSIS = (
     ),
     Fault(
         "infinity is read as the largest number that a database holds",
-        "cppo_lab/tracking/history.py",
-        "by_step = {step: (unclipped(value), time_ms) for step, value, time_ms in points}",
-        "by_step = {step: (value, time_ms) for step, value, time_ms in points}",
+        "cppo_lab/tracking/read.py",
+        "{step: (step, unclipped(value), time_ms) for",
+        "{step: (step, value, time_ms) for",
         "tests/tracking/test_read.py",
     ),
     Fault(
