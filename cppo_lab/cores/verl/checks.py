@@ -99,66 +99,58 @@ def check_placement(run: VerlRun, layout: LayoutSpec) -> None:
         raise UserError(
             f"core=verl: {Path.cwd()} has ${{ in its name, which verl takes for a reference: rename the folder"
         )
-    if run.objective is not None and layout.strategy == "megatron":
-        raise UserError(
-            f"configuration: objective.centering=true with layout={layout.name}: Megatron gives no gradient in log pi "
-            "at mu's Top-K; choose a layout with FSDP"
-        )
-    _check_length(run, layout)
-    _check_ranks(run, layout)
-    _check_engine(run, layout)
+    if fault := next(_faults(run, layout), ""):
+        raise UserError(f"configuration: {fault}")
     check_keys(layout)
 
 
-def _check_length(run: VerlRun, layout: LayoutSpec) -> None:
-    """A micro-batch must hold a sequence of maximum length; verl would fail only at the first such update."""
-    prompt = run.longest_prompt
-    longest = prompt + run.rollout.max_response_length
+def _faults(run: VerlRun, layout: LayoutSpec) -> Iterator[str]:
+    """What the layout, or its engine, cannot do of a run, and `cppo export` could not read."""
+    fsdp, here = layout.strategy == "fsdp2", f"layout={layout.name}"
+    if run.objective is not None and not fsdp:
+        yield (
+            f"objective.centering=true with {here}: Megatron gives no gradient in log pi at mu's Top-K; choose a "
+            "layout with FSDP"
+        )
+    # A micro-batch must hold a sequence of maximum length; verl would fail only at the first such update.
+    longest = run.longest_prompt + run.rollout.max_response_length
     group = layout.sequence_parallel * (layout.megatron.context if layout.megatron else 1)
     if layout.tokens_per_device * group < longest:
-        raise UserError(
-            f"configuration: layout.tokens_per_device={layout.tokens_per_device} on {group} devices per sequence is "
-            f"less than the longest sequence, {prompt} + {run.rollout.max_response_length} tokens: set "
+        yield (
+            f"layout.tokens_per_device={layout.tokens_per_device} on {group} devices per sequence is less than the "
+            f"longest sequence, {run.longest_prompt} + {run.rollout.max_response_length} tokens: set "
             f"layout.tokens_per_device={-(-longest // group)} or more, or raise layout.sequence_parallel"
         )
-
-
-def _check_ranks(run: VerlRun, layout: LayoutSpec) -> None:
-    rows = run.batch.minibatch_prompts * run.batch.responses
-    if rows % layout.data_parallel_ranks:
-        raise UserError(
-            f"configuration: layout={layout.name!r} has {layout.data_parallel_ranks} data-parallel ranks, which cannot "
-            f"share a minibatch of {run.batch.minibatch_prompts} prompts x {run.batch.responses} responses equally: "
-            f"choose a layout whose ranks divide {rows}"
+    rows, ranks = run.batch.minibatch_prompts * run.batch.responses, layout.data_parallel_ranks
+    if rows % ranks:
+        yield (
+            f"layout={layout.name!r} has {ranks} data-parallel ranks, which cannot share a minibatch of "
+            f"{run.batch.minibatch_prompts} prompts x {run.batch.responses} responses equally: choose a layout whose "
+            f"ranks divide {rows}"
         )
-
-
-def _check_engine(run: VerlRun, layout: LayoutSpec) -> None:
-    """What verl's engines carry of a run's settings, and what `cppo export` reads of it."""
-    rollout, optim, fsdp = run.rollout, run.optim, layout.strategy == "fsdp2"
-    if rollout.staleness and not fsdp:
-        raise UserError(
-            f"configuration: rollout.staleness={rollout.staleness} with layout={layout.name}: Megatron's weights are "
-            "views of its optimiser's buffers, and that they come back unchanged from an earlier policy has not been "
-            "tested: choose a layout with strategy fsdp2, or rollout.staleness=0"
+    if run.rollout.staleness and not fsdp:
+        yield (
+            f"rollout.staleness={run.rollout.staleness} with {here}: Megatron's weights are views of its optimiser's "
+            "buffers, and that they come back unchanged from an earlier policy has not been tested: choose a layout "
+            "with strategy fsdp2, or rollout.staleness=0"
         )
     for key, value, works, remedy in (
         # Untested: that Megatron's engine meets rollouts that go on.
-        ("rollout.mode", rollout.mode, fsdp, "a layout with strategy fsdp2: one_node"),
+        ("rollout.mode", run.rollout.mode, fsdp, "a layout with strategy fsdp2: one_node"),
         (
             "rollout.router_replay",
-            rollout.router_replay,
+            run.rollout.router_replay,
             not fsdp,
             "a layout with Megatron: four_nodes_megatron",
         ),
-        ("rollout.quantization", rollout.quantization, layout.device == "cuda", "a layout with GPUs"),
-        ("optim.master_dtype", optim.master_dtype, fsdp, "a layout with strategy fsdp2: four_nodes_moe"),
-        ("optim.lora_rank", optim.lora_rank, fsdp, "a layout with strategy fsdp2: one_node"),
+        ("rollout.quantization", run.rollout.quantization, layout.device == "cuda", "a layout with GPUs"),
+        ("optim.master_dtype", run.optim.master_dtype, fsdp, "a layout with strategy fsdp2: four_nodes_moe"),
+        ("optim.lora_rank", run.optim.lora_rank, fsdp, "a layout with strategy fsdp2: one_node"),
     ):
         if value is not None and not works:
-            raise UserError(
-                f"configuration: {key}={value!r} cannot be had with layout={layout.name!r}, strategy={layout.strategy} "
-                f"on device={layout.device}: choose {remedy}, or set {key}=null"
+            yield (
+                f"{key}={value!r} cannot be had with layout={layout.name!r}, strategy={layout.strategy} on "
+                f"device={layout.device}: choose {remedy}, or set {key}=null"
             )
 
 

@@ -138,21 +138,20 @@ def report(
     values = dict(stats) | {"loss": loss, "updates": stats["tokens"] * dp_size / max(minibatch_tokens, 1)}
     # One transfer from the device for all of them.
     numbers = torch.stack([value.detach().double() for value in values.values()]).tolist()
-    kinds = [AggregationType.MAX if name.endswith("_max") else AggregationType.SUM for name in values]
     return {
-        PREFIX + name: Metric(kind, number) for name, kind, number in zip(values, kinds, numbers, strict=True)
+        PREFIX + name: Metric(AggregationType.MAX if name.endswith("_max") else AggregationType.SUM, number)
+        for name, number in zip(values, numbers, strict=True)
     }
 
 
 def report_mismatch(sums: mismatch.MismatchSums) -> dict[str, Metric]:
     """The micro-batch's sums as verl metrics: a number each, since verl reduces only scalars."""
     numbers = torch.cat([part.flatten() for part in sums]).tolist()  # one transfer from the device
-    kinds = [
-        AggregationType.MAX if part is sums.largest else AggregationType.SUM
-        for part in sums
-        for _ in range(part.numel())
-    ]
-    return {f"{GAP}{place}": Metric(kind, numbers[place]) for place, kind in enumerate(kinds)}
+    largest = range(sums.sums.numel(), sums.sums.numel() + sums.largest.numel())
+    return {
+        f"{GAP}{place}": Metric(AggregationType.MAX if place in largest else AggregationType.SUM, number)
+        for place, number in enumerate(numbers)
+    }
 
 
 def summarise_mismatch(metrics: MutableMapping[str, Any]) -> None:

@@ -269,10 +269,10 @@ class TrustRegionWorker(ActorRolloutRefWorker):
         """Train the minibatches of a step."""
         share_topk(data, self.same_rows)
         self._watched_step = tu.get_non_tensor_data(data, WATCHED_STEP, 0)
-        # The engine then calls our loss on the logits: D_t and the entropy come from there.
-        tu.assign_non_tensor_data(data, "distillation_use_topk", True)
-        # With FSDP the same pass gives the log-probabilities, and verl computes none.
-        tu.assign_non_tensor_data(data, "distillation_only", self.actor_config.strategy != "megatron")
+        # The engine then calls our loss on the logits: D_t and the entropy come from there. With FSDP the same pass
+        # gives the log-probabilities, and verl computes none.
+        fsdp = self.actor_config.strategy != "megatron"
+        tu.assign_non_tensor(data, distillation_use_topk=True, distillation_only=fsdp)
         output = super().update_actor(data)
         if output is not None:
             summarise_mismatch(tu.get(output, "metrics"))
