@@ -155,7 +155,7 @@ def _end(run: RunFolder) -> str:
             end["step"] = step = max(run.record.rows, default=None)
             if run.record.end is None:
                 end["reason"] += "" if step is None else f" at step {step}"
-                record_end(run.path, state.state, end["reason"], state.cause)
+                record_end(run.path, state.state, end["reason"])
         with contextlib.suppress(OSError):  # a full disk: the spool knows as much
             write_status(run.path, {**run.status, **end})
         return state.state

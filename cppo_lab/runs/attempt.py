@@ -395,8 +395,11 @@ def abandon(attempt: Attempt, why: str) -> None:
         record = newest_record(attempt.folder)
         if record is None or (record.end is not None and record.end.status != schema.PARTIAL):
             return
-        reason = record.end.reason if record.end else "interrupted"
-        record_end(attempt.folder, schema.PARTIAL, f"{reason}; {why}")
+        reason = f"{record.end.reason if record.end else 'interrupted'}; {why}"
+        record_end(attempt.folder, schema.PARTIAL, reason)
+        with contextlib.suppress(OSError):  # a full disk: the spool knows as much
+            status = {**read_status(attempt.folder), "status": schema.PARTIAL, "reason": reason}
+            write_status(attempt.folder, status)
 
 
 def lend_machine(core: str, starts: Sequence[Resources], visible_devices: str | None) -> None:

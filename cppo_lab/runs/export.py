@@ -430,8 +430,6 @@ def unpack(path: Path, into: Path) -> dict[str, Any]:
                     if not isinstance(line, StepEvent):
                         TypeAdapter(type(line)).validate_python(vars(line))
             files = about.get("files", {})
-            if "text" in about:  # of the sweep's file, in archives of early versions
-                files = {Path(about["sweep"]).name: about["text"]}
             for name, text in files.items():
                 if not (file := (into / name).resolve()).is_relative_to(into.resolve()):
                     raise ValueError(f"{name!r} lies outside")

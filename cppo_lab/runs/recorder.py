@@ -316,11 +316,11 @@ def first_line(
     )
 
 
-def record_end(folder: Path, status: str, reason: str, cause: str = "") -> bool:
+def record_end(folder: Path, status: str, reason: str) -> bool:
     """Add the end of an attempt that died without recording it, in a spool file; False if there is none to end.
 
-    If the record has an end already, another is appended. An empty `cause` keeps that in the run's status.
-    The caller holds the lock of the folder.
+    If the record has an end already, another is appended. The caller holds the lock of the folder, and writes the
+    status.
     """
     record = newest_record(folder)
     if record is None or has_finished(record):
@@ -331,11 +331,6 @@ def record_end(folder: Path, status: str, reason: str, cause: str = "") -> bool:
     spool.add(End(record.begin.record, status, max(record.rows, default=None), _now(), reason))
     spool.sync()
     spool.close()
-    before = read_status(folder)
-    if before.get("record") == record.begin.record:
-        with contextlib.suppress(OSError):
-            cause = cause or before.get("cause") or ""
-            write_status(folder, {**before, "status": status, "reason": reason, "cause": cause})
     return not spool.unwritten
 
 

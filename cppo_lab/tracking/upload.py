@@ -264,9 +264,11 @@ class _Shipment:
         return self.token == self.before
 
     def send(self) -> int:
+        before = ""
         for path in files(self.folder):
+            self.before = before
             self._send_file(path)
-            self.before = _owner(path)
+            before = _owner(path)
         if self.unwritten and (newest := newest_record(self.folder)) is not None:
             self.token = newest.begin.record  # needed if the files had nothing to send
         for line in self.unwritten:

@@ -11,7 +11,6 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab.core_records import BEST_MODEL
-from cppo_lab.launch import queues
 from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs.folder import read_status, set_aside, write_status
 from cppo_lab.runs.spool import Begin
@@ -152,7 +151,8 @@ def test_code_that_no_job_reads_is_freed(cppo: Command, monkeypatch: pytest.Monk
     for name in ("waits", "spare"):
         (runs / "code" / name).mkdir(parents=True)
         (runs / "code" / name / "a.py").write_bytes(bytes(2_000_000))
-    monkeypatch.setattr(queues, "settle_jobs", lambda runs: [])  # Slurm still has what the ledger has
+    # Slurm still has what the ledger has.
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.refresh", lambda ledger: {})
     with Ledger(runs) as ledger:
         ledger.submitted(token := ledger.claim(["0" * 12]), 70)
         (job := ledger.folder_of(token)).mkdir(parents=True, exist_ok=True)

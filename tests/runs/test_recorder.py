@@ -15,6 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab import files, schema
+from cppo_lab.launch.queues import record_dead_ends
 from cppo_lab.runs.folder import (
     TRACEBACK,
     AlreadyRunning,
@@ -26,6 +27,7 @@ from cppo_lab.runs.folder import (
 )
 from cppo_lab.runs.recorder import Recorder, captured_output, record_end
 from cppo_lab.runs.spool import Artifact, End, RunRows, StepEvent, lines, newest_record, read_rows
+from cppo_lab.runs.state import CAUSE_TEXTS, Queued
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
@@ -47,7 +49,8 @@ ENDS = [  # how; MLflow's status and ours, reason, cause
     (lambda run: run.fail("ValueError: bad", "Traceback"), "FAILED", "failed", "ValueError: bad", Cause.ERROR),
     (lambda run: run.interrupt("by it"), "KILLED", "partial", "interrupted: by it at step 3", Cause.SIGNAL),
     # It died, and others write its end.
-    (lambda run: record_end(run.folder, "partial", "killed", Cause.DIED), "KILLED", "partial", "killed", Cause.DIED),
+    (lambda run: record_dead_ends(run.folder.parent, [run.folder.name], Queued()), "KILLED", "partial",
+     f"interrupted: {CAUSE_TEXTS[Cause.DIED]} at step 3", Cause.DIED),
 ]  # fmt: skip
 
 
