@@ -124,10 +124,9 @@ def _run(command: Callable[[], int]) -> tuple[int, str | None]:
         share_with_group()
         code = command()
         sys.stdout.flush()
-    except StoreAway as error:
-        return Exit.STORE_AWAY, _refuse(str(error))
     except UserError as error:
-        return Exit.USAGE, _refuse(str(error))
+        code = Exit.STORE_AWAY if isinstance(error, StoreAway) else Exit.USAGE
+        return code, _refuse(str(error))
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("cppo_lab"):
             raise

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cppo_lab.cli.command import COMMANDS, answer, build_parser, width
 from cppo_lab.errors import UserError
+from cppo_lab.files import replace_file
 from cppo_lab.sweep.groups import groups
 
 TEMPLATE = Path(__file__).parents[1] / "sweep" / "template.yaml"
@@ -70,16 +71,9 @@ def new(options: Namespace) -> int:
         raise UserError(f"{options.sweep_name!r} is no name of a sweep: use letters, digits, `_` and `-`")
     if name in sweep_files():
         raise UserError(f"{name!r} is a sweep that comes with the product: give yours another name")
-    try:
-        with path.open("x", encoding="utf-8") as file:
-            try:
-                file.write(TEMPLATE.read_text(encoding="utf-8").replace("NAME", name))
-                file.flush()
-            except OSError:  # a full disk: half a file would be in the way of the next attempt
-                path.unlink()
-                raise
-    except FileExistsError:
-        raise UserError(f"{path} exists: edit it, or give the new sweep another name") from None
+    if path.exists() or path.is_symlink():
+        raise UserError(f"{path} exists: edit it, or give the new sweep another name")
+    replace_file(path, TEMPLATE.read_text(encoding="utf-8").replace("NAME", name))
     text = f"wrote {path}: edit it; then cppo plan {path}, cppo launch {path} and cppo report {path}"
     return answer(options, {"sweep": name, "file": str(path)}, text)
 

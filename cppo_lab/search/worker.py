@@ -15,13 +15,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from optuna.trial import Trial, TrialState
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError, blocked, describe, one_line, say
+from cppo_lab.errors import UserError, blocked, describe, interrupt_on_termination, one_line, say
 from cppo_lab.files import mask_output, open_append, redacted, replace_file, require_folder
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import (
@@ -320,8 +319,7 @@ class Worker:
             raise
 
     def _work(self) -> None:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, _interrupt)
+        interrupt_on_termination()  # the local launcher repeats its SIGTERM
         study = SearchStudy(self.tuning, storage_url(), self.training.attempts[0].runs)
         state = _SearchState(study, self.training.uri)
         watch = Watch(study)
@@ -353,12 +351,6 @@ class Worker:
                 )
             watch.glance()
             time.sleep(POLL_SECONDS)
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    # The local launcher repeats its SIGTERM; the training is ended cleanly only once.
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 class _TrialWork:
