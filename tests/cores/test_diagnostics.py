@@ -41,6 +41,7 @@ def test_empty_rows_are_neither_counted_nor_shown() -> None:
     diagnostics.end_step()
     tables = diagnostics.tables()
     assert tables["positions"]["tokens"] == [1, 1, 1]
+    assert tables["positions"]["gap_top10"] == tables["positions"]["gap_mean"]
     assert tables["window"]["symbols"] == ["<10>", "<11>", "<12>"]
     diagnostics.see(2, watched([0]), names)
     diagnostics.end_step()

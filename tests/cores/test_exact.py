@@ -30,6 +30,9 @@ from cppo_lab.cores.exact.trainer import (
 )
 from cppo_lab.cores.rule_loss import Recorded
 from cppo_lab.errors import NotFinite
+from cppo_lab.maths import divergence as divergences
+from cppo_lab.maths.rules import get_rule
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.spec import ExactRun
 from tests.conftest import user_error
 from tests.cores.exact_specs import CPPO, DISTURBED, DPPO, NO_TRUST_REGION, SHUFFLED, exact_run
@@ -196,6 +199,29 @@ def test_the_decoupled_loss_and_its_gradient_by_finite_differences(
         slopes.append((sides[0] - sides[1]) / 2e-5)
     assert learner.parameters.grad.tolist() == pytest.approx(slopes, abs=1e-9)
     assert max(map(abs, slopes)) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["pdm", "estr"])
+def test_what_a_rule_needs_of_tokens_that_were_not_sampled(name: str) -> None:
+    """The direction of D_t and the entropy of mu, by the maths on both policies' distributions at each token."""
+    constants = {"pdm": {"delta": 0.05}, "estr": {"tau": 0.05, "clip_low": 0.2, "clip_high": 0.28}}[name]
+    learner, log_mu = of_three_symbols(rule={"name": name, **constants})
+    apart(learner, 1)
+    rollout = enumerated(learner, log_mu)
+    _, stats, _ = learner.objective(rollout, torch.arange(len(rollout.keep)))
+    mu, pi = (table.flatten(0, 1)[rollout.states] for table in (log_mu, learner.log_policy(1.0).detach()))
+    symbols, sampled = torch.arange(3).expand(mu.shape), rollout.tokens[..., None]
+    logp, mu_logp = (table.gather(-1, sampled)[..., 0] for table in (pi, mu))
+    parts = symbols, mu, pi, rollout.tokens, mu_logp, logp
+    tokens = Tokens(
+        logp, mu_logp, torch.ones_like(logp), torch.ones_like(logp).bool(), divergences.exact(mu, pi),
+        drift=divergences.drift(*parts, measure="tv"), rollout_entropy=divergences.topk_entropy(mu),
+    )  # fmt: skip
+    expected = get_rule(name)(tokens, **constants).stats
+    assert {key: float(value) for key, value in stats.items()} == pytest.approx(
+        {key: float(value) for key, value in expected.items()}
+    )
+    assert 0 < float(stats["masked"]) < rollout.tokens.numel()
 
 
 def test_a_decoupled_run_measures_from_the_policy_before_its_updates() -> None:

@@ -35,15 +35,18 @@ def as_function(process: Process, policy: Array) -> Policy:
 
 
 @pytest.mark.parametrize(
-    "family, horizon, allowed, stretches", [*itertools.product(FAMILIES, (2, 3, 5), (0, 1), (1, 2))]
+    "family, vocabulary, horizon, allowed, stretches",
+    [*itertools.product(FAMILIES, (3,), (2, 3, 5), (0, 1), (1, 2)), ("early_fork", 8, 2, 1, 2)],
 )
-def test_against_every_sequence(family: str, horizon: int, allowed: int, stretches: int) -> None:
-    """J, L', Delta, movement and the bound, of three symbols, by enumeration from every start."""
-    process = Process(family, 3, horizon, allowed, stretches)
-    rules = Rules(family, 3, horizon, allowed)
+def test_against_every_sequence(
+    family: str, vocabulary: int, horizon: int, allowed: int, stretches: int
+) -> None:
+    """J, L', Delta, movement and the bound, by enumeration from every start. Eight symbols lie otherwise in memory."""
+    process = Process(family, vocabulary, horizon, allowed, stretches)
+    rules = Rules(family, vocabulary, horizon, allowed)
     mu, pi = table(process, 1), table(process, 2)
     found = compare(process, mu, pi, 0.5 * np.abs(mu - pi).sum(-1))
-    starts = (1, 2)
+    starts = range(1, vocabulary)
     before, after = (as_function(process, policy) for policy in (mu, pi))
     triples = [(rules.flatten(before, s), rules.flatten(after, s), rules.rewards(s)) for s in starts]
     values = [enumeration.value(p, r, ()) for _, p, r in triples]
@@ -54,7 +57,7 @@ def test_against_every_sequence(family: str, horizon: int, allowed: int, stretch
     surrogate = fmean(enumeration.surrogate(m, p, r) for m, p, r in triples)
     error = [0.0] * horizon  # Delta's term of each position, summed over the states there, by definition
     for m, p, r in triples:
-        for state, token in itertools.product(m, range(3)):
+        for state, token in itertools.product(m, range(vocabulary)):
             behind = (*state, token)
             gap = enumeration.value(m, r, behind) - enumeration.value(p, r, behind)
             change = p[state][token] - m[state][token]

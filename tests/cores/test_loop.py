@@ -76,12 +76,14 @@ def test_a_state_of_another_form_and_a_file_that_is_none(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_killed_at_any_step_it_continues_with_the_same_numbers(tmp_path: Path, name: str) -> None:
+def test_killed_at_any_step_it_continues_with_the_same_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
     """Many moments leave the same files: what comes of these is looked at once."""
     spec = RUNS[name]()
     unbroken = KeepingSink(tmp_path / "unbroken")
     assert run(spec, tmp_path, tmp_path / "unbroken", unbroken)[1] == Outcome(schema.DONE, 6)
-    assert len(unbroken.left) == 2 * 7
+    assert len(unbroken.left) == 2 * 7 and "diagnostics/positions.json" in unbroken.artifacts
     different = {hash(tuple(sorted(files.items()))): moment for moment, files in unbroken.left.items()}
     begun = []
     for moment in different.values():
@@ -94,6 +96,7 @@ def test_killed_at_any_step_it_continues_with_the_same_numbers(tmp_path: Path, n
         assert outcome == Outcome(schema.DONE, 6)
         begun += resumed.began
     assert begun == [None, 2, 4]
+    assert capsys.readouterr().err == ""  # no checkpoint is missed or refused
 
 
 def test_killed_at_any_file_it_keeps_the_best_weights(
