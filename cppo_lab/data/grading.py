@@ -24,7 +24,7 @@ from fractions import Fraction
 from functools import partial
 from multiprocessing import Pipe
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from cppo_lab.data.answers import (
     CURRENCY,
@@ -124,7 +124,7 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
     pool = _pools.setdefault((limit_seconds, workers), GraderPool(limit_seconds, workers))
     result = pool.grade(text, said is not None, true)
     return verdict(
-        float(result.right), timeout=float(result.fault == "timeout"), error=float(result.fault == "error")
+        float(result == "right"), timeout=float(result == "timeout"), error=float(result == "error")
     )
 
 
@@ -238,12 +238,8 @@ _OWN_FAULT = {-signal.SIGSEGV, -signal.SIGABRT, -signal.SIGBUS}
 _OUT_OF_TIME = -signal.SIGXCPU  # its limit of processor time, before this process looked at the clock
 
 
-@dataclass(frozen=True)
-class MathVerifyResult:
-    """Whether math-verify calls the answer right, and what kept it from deciding ("timeout", "error") if anything."""
-
-    right: bool
-    fault: str | None = None
+# What math-verify says of an answer, or what kept it from deciding.
+Verdict = Literal["right", "wrong", "timeout", "error"]
 
 
 class _Child:
@@ -305,20 +301,16 @@ class _Child:
             raise EOFError from None
         return self._read(deadline)
 
-    def kill(self) -> int:
-        """End the process now. Returns its exit code, -N for a death by signal N."""
+    def end(self, seconds: float | None = None) -> int:
+        """End the process, now or after `seconds` in which it may end by itself. Returns its exit code, -N for a death
+        by signal N.
+        """
+        if seconds is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=seconds)
         self.process.kill()
         self._link.close()
         return self.process.wait()
-
-    def exit_code(self) -> int:
-        """How a process ended that has closed its connection."""
-        try:
-            code = self.process.wait(timeout=1)
-        except subprocess.TimeoutExpired:
-            code = 0
-        self.kill()
-        return code
 
     def _read(self, deadline: float) -> dict[str, Any] | None:
         try:
@@ -352,7 +344,7 @@ class GraderPool:
         self._places = threading.Semaphore(workers)
         self._idle: list[_Child] = []
 
-    def grade(self, answer: str, marked: bool, truth: str) -> MathVerifyResult:
+    def grade(self, answer: str, marked: bool, truth: str) -> Verdict:
         """Math-verify's verdict.
 
         Raises:
@@ -373,23 +365,23 @@ class GraderPool:
                     try:
                         reply = child.ask(question, begun + seconds)
                     except EOFError:
-                        code = child.exit_code()
+                        code = child.end(1.0)
                         seconds -= time.monotonic() - begun
                         child = self._new_child()
                         if code == _OUT_OF_TIME:
-                            return MathVerifyResult(False, "timeout")
+                            return "timeout"
                         if code in _OWN_FAULT or seconds <= 0:
                             break
                         continue
                     if reply is None or reply["last"]:
-                        child.kill()
+                        child.end()
                         child = self._new_child()
                     if reply is None:
-                        return MathVerifyResult(False, "timeout")
-                    return MathVerifyResult(bool(reply.get("right")), "error" if "error" in reply else None)
-                return MathVerifyResult(False, "error")
+                        return "timeout"
+                    return "error" if "error" in reply else "right" if reply["right"] else "wrong"
+                return "error"
             except BaseException:
-                child.kill()  # an interrupt in the middle of an exchange: its next reply would be late
+                child.end()  # an interrupt in the middle of an exchange: its next reply would be late
                 raise
             finally:
                 if child.process.returncode is None:
@@ -399,7 +391,7 @@ class GraderPool:
         """End the children that are not grading."""
         with suppress(IndexError):
             while True:
-                self._idle.pop().kill()
+                self._idle.pop().end()
 
     def _new_child(self) -> _Child:
         return _Child(self.limit_seconds, self._memory_bytes)

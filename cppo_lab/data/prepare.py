@@ -201,13 +201,7 @@ BATCH = 4096  # rows of parquet in memory at a time
 COLUMNS = ("data_source", "prompt", "reward_model", "extra_info", "id", "problem", "messages", "answer")
 
 
-def _refuse(error: UserError) -> None:
-    raise error
-
-
-def rows_of(
-    path: Path, damaged: Callable[[UserError], None] = _refuse
-) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def rows_of(path: Path, damaged: Callable[[UserError], None]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (its place, row) for every row of the file; `damaged` takes the error of a line that cannot be read.
 
     Raises:

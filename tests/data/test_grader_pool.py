@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 
 from cppo_lab.data import grading
-from cppo_lab.data.grading import GraderPool, MathVerifyResult, close_pools, grade
+from cppo_lab.data.grading import GraderPool, Verdict, close_pools, grade
 from tests.conftest import user_error
 from tests.waiting import CEILING_SECONDS, until
 
 LIMIT = 0.3  # of what does not end by itself; easy answers take as long as this machine needs for them
 HANGING = "9^{9^{9^9}}"
 EASY = ("Answer: \\frac{84}{2}", "\\frac{42}{1}", 1.0)
-RIGHT = MathVerifyResult(True)
 
 pytestmark = pytest.mark.usefixtures("patient_grading")
 
@@ -50,7 +49,7 @@ def pool() -> Iterator[GraderPool]:
 
 def child_of(pool: GraderPool) -> int:
     """The process of a pool of one child, after a right answer that is put to math-verify."""
-    assert pool.grade("\\frac{2}{4}", True, "0.5") == RIGHT
+    assert pool.grade("\\frac{2}{4}", True, "0.5") == "right"
     [pid] = processes(pool)
     return pid
 
@@ -100,7 +99,7 @@ def test_the_limit_holds_and_is_told(response: str, truth: str, timeout: float, 
 
 def test_hostile_and_normal_answers_side_by_side() -> None:
     pool = GraderPool(LIMIT, workers=2)
-    verdicts: dict[int, MathVerifyResult] = {}
+    verdicts: dict[int, Verdict] = {}
 
     def ask(place: int) -> None:
         verdicts[place] = pool.grade(HANGING if place % 3 == 0 else "\\frac{2}{4}", True, "0.5")
@@ -110,8 +109,7 @@ def test_hostile_and_normal_answers_side_by_side() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    timeout = MathVerifyResult(False, "timeout")
-    assert verdicts == {place: RIGHT if place % 3 else timeout for place in range(6)}
+    assert verdicts == {place: "right" if place % 3 else "timeout" for place in range(6)}
     assert len(pool._idle) <= 2
     pool.close()
     assert pool._idle == []
@@ -129,13 +127,13 @@ def test_a_child_killed_in_the_middle_of_a_grade_is_replaced(
         return read(child, deadline)
 
     monkeypatch.setattr(grading._Child, "_read", reading)
-    verdicts: list[MathVerifyResult] = []
+    verdicts: list[Verdict] = []
     thread = threading.Thread(target=lambda: verdicts.append(pool.grade("\\frac{2}{4}", True, "0.5")))
     thread.start()
     assert asked.wait(CEILING_SECONDS)
     os.kill(pid, signal.SIGKILL)
     thread.join(CEILING_SECONDS)
-    assert verdicts == [RIGHT] and not alive(pid)
+    assert verdicts == ["right"] and not alive(pid)
 
 
 def test_a_child_limits_its_own_memory_and_ignores_interrupts() -> None:
@@ -187,7 +185,7 @@ def test_an_answer_that_kills_its_child_is_given_up(
 ) -> None:
     note = f"open({str(tmp_path / 'deaths')!r}, 'a').write('x')\n"
     made_child(f"{READY}link.recv_bytes()\n{note}os.kill(os.getpid(), {int(death)})\n")
-    assert pool.grade("1", True, "1") == MathVerifyResult(False, fault)
+    assert pool.grade("1", True, "1") == fault
     assert (tmp_path / "deaths").read_text() == "x" * times
 
 
@@ -236,7 +234,7 @@ def test_a_child_that_only_closes_its_connection_is_killed(
         return wait(process)
 
     monkeypatch.setattr(subprocess.Popen, "wait", impatient)
-    assert pool.grade("1", True, "1") == MathVerifyResult(False, "error")
+    assert pool.grade("1", True, "1") == "error"
     asked = [int(line) for line in (tmp_path / PIDS).read_text().split()][:2]
     assert len(asked) == 2 and not any(map(alive, asked))
 
@@ -244,7 +242,7 @@ def test_a_child_that_only_closes_its_connection_is_killed(
 def test_a_child_that_takes_too_long_is_killed(made_child: Callable[[str], None], tmp_path: Path) -> None:
     made_child(f"{READY}link.recv_bytes()\nsignal.pause()\n")
     pool = GraderPool(LIMIT, workers=1)
-    assert pool.grade("1", True, "1") == MathVerifyResult(False, "timeout")
+    assert pool.grade("1", True, "1") == "timeout"
     assert not alive(int((tmp_path / PIDS).read_text().split()[0]))
     pool.close()
 
@@ -277,7 +275,7 @@ def patient_read(child, deadline):
 
 grading._Child._read = patient_read
 pool = grading.GraderPool(1.0, workers=1)
-assert pool.grade("\\\\frac{{2}}{{4}}", True, "0.5").right
+assert pool.grade("\\\\frac{{2}}{{4}}", True, "0.5") == "right"
 print(pool._idle[0].process.pid, flush=True)
 if sys.argv[1] == "busy":
     pool.grade({HANGING!r}, True, "1")

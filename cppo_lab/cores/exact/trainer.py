@@ -436,11 +436,10 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
     """
     started = time.perf_counter()
     spec, process = learners[0].spec, learners[0].process
-    log_mu = [learner.log_rollout_policy() for learner in learners]
-    before = [learner.log_policy(spec.rollout.temperature).detach() for learner in learners]
-    mu = _stacked([policy.exp() for policy in log_mu])
-    draws = [learner.draw() for learner in learners]
-    places, rewards = sample(process, mu, *(_stacked(part) for part in zip(*draws, strict=True)))
+    log_mu = torch.stack([learner.log_rollout_policy() for learner in learners])
+    before = torch.stack([learner.log_policy(spec.rollout.temperature).detach() for learner in learners])
+    mu, draws = log_mu.exp().numpy(), [learner.draw() for learner in learners]
+    places, rewards = sample(process, mu, *(torch.stack(part).numpy() for part in zip(*draws, strict=True)))
     sampled = time.perf_counter()
     watched = step if step % spec.validation.every == 0 else None
     results: list[Metrics | Exception] = []
@@ -464,13 +463,13 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
             }
         )
     updated = time.perf_counter()
-    after = [learner.log_policy(spec.rollout.temperature, learner.measured).detach() for learner in learners]
-    pi = _stacked([policy.exp() for policy in after])
-    moved = _stacked([exact(a, b) for a, b in zip(log_mu, after, strict=True)])
-    apart = _stacked([exact(a, b) for a, b in zip(log_mu, before, strict=True)])
-    comparison = compare(process, mu, pi, moved)
+    after = torch.stack(
+        [learner.log_policy(spec.rollout.temperature, learner.measured).detach() for learner in learners]
+    )
+    moved, apart = (exact(log_mu, policy).numpy() for policy in (after, before))
+    comparison = compare(process, mu, after.exp().numpy(), moved)
     stale = spec.rollout.staleness > 0
-    start = compare(process, mu, _stacked([policy.exp() for policy in before]), apart) if stale else None
+    start = compare(process, mu, before.exp().numpy(), apart) if stale else None
     ended = time.perf_counter()
     tokens_each = float(places[0].size)
     runs = len(learners)
@@ -524,16 +523,9 @@ def exact_metrics(comparison: PolicyPair, before: Array, row: int) -> Metrics:
 def validate_together(learners: Sequence[Learner]) -> list[Metrics]:
     """The expected score of each run's policy on every benchmark, and their unweighted mean: no sampling."""
     spec, process = learners[0].spec, learners[0].process
-    policy = _stacked(
-        [learner.log_policy(spec.validation.temperature).detach().exp() for learner in learners]
-    )
+    policies = [learner.log_policy(spec.validation.temperature).detach() for learner in learners]
     count = len(spec.data.benchmarks)
     return [
         validation_scores(spec, [float(returns[i::count].mean()) for i in range(count)])
-        for returns in returns_by_start(process, policy)
+        for returns in returns_by_start(process, torch.stack(policies).exp().numpy())
     ]
-
-
-def _stacked(tensors: Sequence[Tensor]) -> Any:
-    """[R, ...] stacked, as a NumPy array."""
-    return torch.stack(list(tensors)).numpy()

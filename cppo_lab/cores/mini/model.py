@@ -231,13 +231,6 @@ class Transformer(nn.Module):
         states = torch.cat([first[:, None], after.view(*inputs.shape, first.shape[-1])], dim=1)
         return F.linear(states, self.embedding.weight)
 
-    def new_cache(self, batch: int, capacity: int) -> KVCache:
-        """An empty cache for `batch` rows of at most `capacity` tokens."""
-        arch = self.arch
-        return KVCache(
-            (arch.layers, batch, arch.kv_heads, capacity, arch.head_dim), self.embedding.weight.detach()
-        )
-
     def _states(self, tokens: Tensor, layout: Rows | SharedPrompts) -> Tensor:
         """Last hidden states [N, width] of N tokens."""
         rope = (self.cos[layout.positions], self.sin[layout.positions])
@@ -344,7 +337,8 @@ def sample(
         entropy=zeros(shape),
     )
     # Copies share the prompt: it is read once.
-    cache = model.new_cache(*prompts.shape)
+    arch, weight = model.arch, model.embedding.weight
+    cache = KVCache((arch.layers, len(prompts), arch.kv_heads, prompts.shape[1], arch.head_dim), weight)
     logits = model.next_token(prompts, cache)[group]
     capacity = prompts.shape[1] + max_response_length
     cache = cache.rows(group, capacity)

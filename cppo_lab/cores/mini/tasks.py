@@ -161,12 +161,6 @@ def answer_text(values: Tensor) -> str | None:
 # its result, `+ 5 r1 * 3 r2 - 4 r3`, and ends; the last result is the answer. Only the answer is graded.
 
 
-def apply_operator(state: Tensor, operator: Tensor, operand: Tensor, modulus: int) -> Tensor:
-    """(state op operand) mod modulus, elementwise."""
-    results = torch.stack([state + operand, state - operand, state * operand]) % modulus
-    return results.gather(0, operator[None])[0]
-
-
 class Chain(Task):
     """S = `operations` steps per problem; `Problems.values` are first operand, S operators (0..2), S operands."""
 
@@ -191,9 +185,8 @@ class Chain(Task):
         numbers = self.tokenizer.spell(torch.cat([state[:, None], operands], dim=1), generator)
         pairs = torch.stack([operators + self.tokenizer.operator, numbers[:, 1:]], dim=-1)
         equals = torch.full((len(values), 1), self.tokenizer.equals)
-        for step in range(self.data.operations):
-            state = apply_operator(state, operators[:, step], operands[:, step], self.data.modulus)
-        return Problems(values, state[:, None], torch.cat([numbers[:, :1], pairs.flatten(1), equals], dim=1))
+        answers = self._states(values, torch.zeros_like(operators, dtype=torch.bool))[:, -1:]
+        return Problems(values, answers, torch.cat([numbers[:, :1], pairs.flatten(1), equals], dim=1))
 
     def noisy_traces(self, problems: Problems, step_noise: float, generator: torch.Generator) -> Tensor:
         """Worked responses [N, 3S + 1] in which each step is wrong with probability `step_noise`.
@@ -201,15 +194,11 @@ class Chain(Task):
         A wrong step is off by one, and later steps follow the wrong state: the model learns the arithmetic and a
         habit of slipping. A systematic slip, unlike a uniformly random slip, survives sampling at low temperature.
         """
-        modulus, tokenizer = self.data.modulus, self.tokenizer
-        state, operators, operands = self._parts(problems.values)
-        states = []
-        for step in range(self.data.operations):
-            state = apply_operator(state, operators[:, step], operands[:, step], modulus)
-            slip = torch.rand(len(problems), generator=generator) < step_noise
-            state = torch.where(slip, (state + 1) % modulus, state)
-            states.append(state)
-        numbers = tokenizer.spell(torch.stack([operands, torch.stack(states, dim=1)], dim=-1), generator)
+        tokenizer = self.tokenizer
+        _, operators, operands = self._parts(problems.values)
+        drawn = torch.rand(operators.T.shape, generator=generator).T
+        states = self._states(problems.values, drawn < step_noise)
+        numbers = tokenizer.spell(torch.stack([operands, states], dim=-1), generator)
         steps = torch.cat([operators[..., None] + tokenizer.operator, numbers], dim=-1)
         return torch.cat([steps.flatten(1), torch.full((len(problems), 1), tokenizer.eos)], dim=1)
 
@@ -218,6 +207,16 @@ class Chain(Task):
         end = lengths[:, None] - 1
         ended = (end > 0) & (responses.gather(1, end.clamp(min=0)) == self.tokenizer.eos)
         return torch.where(ended, self.tokenizer.values(responses.gather(1, (end - 1).clamp(min=0))), -1)
+
+    def _states(self, values: Tensor, slips: Tensor) -> Tensor:
+        """The result of each step [N, S]; where `slips` [N, S] it is one too large."""
+        state, operators, operands = self._parts(values)
+        states = []
+        for operator, operand, slip in zip(operators.T, operands.T, slips.T, strict=True):
+            results = torch.stack([state + operand, state - operand, state * operand])
+            state = (results.gather(0, operator[None])[0] + slip) % self.data.modulus
+            states.append(state)
+        return torch.stack(states, dim=1)
 
     def _parts(self, values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """First operand [N], operators [N, S], operands [N, S]."""
