@@ -257,6 +257,7 @@ def test_keys_that_are_null_are_those_of_other_rows(tmp_path: Path, out: Path) -
     ]
     _, made = trained_on(out, write_parquet(tmp_path / "mine.parquet", rows))
     assert [row["prompt"][-1]["content"] for row in made] == [f"{BEFORE}p{AFTER}", "2 + 2?"]
+    assert {row["data_source"] for row in made} == {"math_dapo"}
 
 
 def own_rows(tmp_path: Path, data: bytes) -> Path:
@@ -304,12 +305,18 @@ def test_a_damaged_row_is_named_by_its_line_or_skipped_and_counted(tmp_path: Pat
 
 @pytest.mark.parametrize("write, suffix", [(write_jsonl, "jsonl"), (write_parquet, "parquet")])
 def test_messages_and_validation_sets_of_ones_own(tmp_path: Path, out: Path, write: Any, suffix: str) -> None:
-    asked = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2 + 2?"}]
-    file = write(tmp_path / f"mine.{suffix}", [{"messages": asked, "answer": "4"}])
+    turns = (("system", "Be brief."), ("user", "2 + 1?"), ("assistant", "3"), ("user", "2 + 2?"))
+    asked = [{"role": role, "content": text} for role, text in turns]
+    rows = [{"messages": asked, "answer": "4", "data_source": "theirs", "id": True}]
+    file = write(tmp_path / f"mine.{suffix}", rows)
     records = prepare(str(file), out, validation={"held": file})
     assert list(records) == ["train.parquet", "held.parquet"]
-    (row,) = read_parquet(out / "held.parquet")
-    assert (row["prompt"], row["reward_model"]["ground_truth"]) == (asked, "4")
-    assert row["data_source"] == "held"  # by which verl separates validation sets
+    for name, source in (
+        ("train", "theirs"),
+        ("held", "held"),
+    ):  # by the latter verl separates validation sets
+        (row,) = read_parquet(out / f"{name}.parquet")
+        assert (row["prompt"], row["reward_model"]["ground_truth"]) == (asked, "4")
+        assert (row["data_source"], row["extra_info"]["id"]) == (source, f"{source}-0")
     prepare("sample", out)  # the folder is prepared data, though that set is not named again
     assert sorted(contents(out)) == FILES

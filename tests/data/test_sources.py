@@ -17,7 +17,7 @@ from cppo_lab.data import sources
 from cppo_lab.data.prepare import prepare
 from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error
-from tests.data.made_files import dapo_row, read_parquet, shipped, write_jsonl, write_parquet
+from tests.data.made_files import AFTER, BEFORE, dapo_row, read_parquet, shipped, write_jsonl, write_parquet
 
 
 def changed(**fields: Any) -> bytes:
@@ -34,6 +34,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "an empty answer": (b'{"problem": "p", "answer": "  "}', "`answer` is '  '"),
     "a long answer": (b'{"problem": "p", "answer": "' + b"1" * 1_001 + b'"}', "`answer` has 1001 characters"),
     "a number as problem": (b'{"problem": 5, "answer": "1"}', "`problem` is 5"),
+    "an empty problem": (b'{"problem": " ", "answer": "1"}', "`problem` is ' '"),
     "a long problem": (b'{"problem": "' + b"x" * 100_001 + b'", "answer": "1"}', "has 100001 characters"),
     "no message": (changed(prompt=[]), "`prompt` is []"),
     "a message of a stranger": (changed(prompt=[{"role": "tool", "content": "a"}] * 2), "list of messages"),
@@ -78,7 +79,6 @@ def test_a_line_of_gigabytes_is_not_read_whole(tmp_path: Path) -> None:
 
 
 TRAIN = {"train.jsonl": [dapo_row("p", "1")]}
-BARE = dapo_row("p", "1") | {"prompt": [{"role": "user", "content": "Find x."}]}
 TWO_ANSWERS = [*shipped("aime25"), {**shipped("aime25")[3], "answer": "1"}]
 # Files of a folder, what is prepared from it (the folder itself if empty), and what is said.
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -105,10 +105,13 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
         (TRAIN | {"aime26.jsonl": [{"problem": "p", "answer": answer}]}, "", "AIME answers are whole numbers")
         for answer in ("-1", "1.0")
     ),
-    (
-        TRAIN | {"aime24.jsonl": [BARE]},
-        "",
-        "line 1: `prompt` of a aime24 row is 'Find x.', not a problem in DAPO's",
+    *(
+        (
+            TRAIN | {"aime24.jsonl": [dapo_row("p", "1") | {"prompt": [{"role": "user", "content": text}]}]},
+            "",
+            f"line 1: `prompt` of a aime24 row is {text[:9]!r}"[:-1],
+        )
+        for text in ("Find x.", f"{BEFORE}x", f"x{AFTER}", BEFORE + AFTER)
     ),
     (
         *(TRAIN | {"aime25.jsonl": TWO_ANSWERS}, ""),
