@@ -37,7 +37,7 @@ def test_seeds_are_averaged_after_each_was_selected() -> None:
 )
 def test_a_gap_is_refused_and_named(gap: MadeRun | None, words: str) -> None:
     data = make_data([DONE, gap] if gap else [DONE])
-    expected = expect([DONE, gap or MadeRun("cppo", seed=1)])
+    expected = expect([gap or MadeRun("cppo", seed=1), DONE])
     said = rf"1 of 2 runs .*: cppo on chain, seed 1 \({words}\)\. Run `cppo launch` with the same .*--partial"
     with user_error(said):
         score_sweep(data, expected)
@@ -85,13 +85,15 @@ def test_which_of_several_stored_runs_counts() -> None:
     older, newer = (
         MadeRun("cppo", scores=s, run_id=name) for s, name in ((GOOD, "older"), (BETTER, "newer"))
     )
-    data = make_data([older, newer, MadeRun("cppo", scores=FALLEN, run_id="newest", status=schema.RUNNING)])
+    other = MadeRun("cppo", seed=7, scores=GOOD, run_id="other")
+    going = MadeRun("cppo", scores=FALLEN, run_id="newest", status=schema.RUNNING)
+    data = make_data([other, older, newer, going])
     by_id = score_sweep(data, expect([older]))
     assert by_id.cells[CELL].score.mean == pytest.approx(0.3)
-    assert list(by_id.unused["run_id"]) == ["newer", "newest"]
-    for seed in (None, 0):
+    assert list(by_id.unused["run_id"]) == ["other", "newer", "newest"]
+    for seed, run_id in ((None, "newer"), (0, "newer"), (7, "other")):
         by_name = score_sweep(data, [ExpectedRun(None, "chain", "cppo", seed)])
-        assert by_name.runs[0].run_id == "newer"
+        assert by_name.runs[0].run_id == run_id
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ refused.
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -83,8 +84,34 @@ def test_a_store_that_goes_away_is_not_taken_for_a_sweep_without_results(
     runs = [MadeRun("cppo", logged={schema.validation_metric("chain24"): {0: 0.1, 100: 0.3}})]
     write_runs(uri, runs, "mine")
     monkeypatch.setattr(study, "read_sweep", Mock(side_effect=StoreAway("the server does not answer")))
+    grid = SweepGrid("mine", "", "", expect(runs))
     with pytest.raises(StoreAway):
-        read_study(uri, "cppo-mini", "both", [SweepGrid("mine", "", "", expect(runs))], partial=True)
+        read_study(uri, "cppo-mini", "both", [grid], partial=True)
+    monkeypatch.undo()
+    none = replace(grid, name="none", expected=expect([MadeRun("dppo")]))
+    for grids, said in (
+        ([], "has no sweeps: list"),
+        ([none], "has nothing to report: .*no run of sweep 'none'"),
+    ):
+        with user_error(f"study 'both' {said}"):
+            read_study(uri, "cppo-mini", "both", grids, partial=True)
+
+
+def test_a_study_has_the_diagnostics_that_its_figures_show(uri: str) -> None:
+    """And training metrics for the main sweep alone."""
+    logged = {schema.validation_metric("chain24"): {0: 0.1, 100: 0.3}, "train/reward": {1: 0.5}}
+    runs = [MadeRun(name, model, logged=logged) for model in "mn" for name in ("grpo", "dppo", "cppo")]
+    run_ids = {mlflow_id: run_id for run_id, mlflow_id in write_runs(uri, runs, "main").items()}
+    for mlflow_id in run_ids:
+        for name, content in (("positions", POSITIONS), ("window", WINDOW)):
+            MlflowClient(uri).log_text(mlflow_id, json.dumps(content), f"diagnostics/{name}.json")
+    grids = [SweepGrid("main", "", "", expect(runs)), SweepGrid("other", "", "", expect(runs[:1]))]
+    read = read_study(uri, "cppo-mini", "all", grids)
+    assert read.models == ("m", "n")
+    metrics = {name: {*board.data.metrics["metric"]} for name, board in read.boards.items()}
+    assert metrics == {"main": {*logged}, "other": {*logged} - {"train/reward"}}
+    assert [run_ids[mlflow_id] for mlflow_id in read.positions] == ["m-cppo-0", "m-dppo-0"]
+    assert [run_ids[mlflow_id] for mlflow_id in read.windows] == ["m-cppo-0", "n-cppo-0"]
 
 
 def run_with(store: tuple[str, str], name: str | None, content: Any) -> str:
@@ -156,6 +183,7 @@ def test_what_the_cores_keep_of_the_longest_responses_is_read_and_small(store: t
             {"masked_by": ["", "whim"]},
             r"has masked_by\.1='whim': Input should be '', 'token' or 'prefix'",
         ),
+        ("window", {"moves_away": [True]}, r"lists of different lengths: .*'moves_away': 1"),
         ("window", {"prefix_threshold": [float("nan"), 1]}, r"has prefix_threshold\.0=nan"),
         (
             "window",
@@ -212,7 +240,8 @@ def test_gaps_are_averaged_over_tokens_then_over_runs(store: tuple[str, str]) ->
     assert (curves.runs, curves.mean.positions) == (2, (1.0, 2.0))  # the third has too few tokens
     shown = (*curves.mean.mean, *curves.mean.low, *curves.mean.high, *curves.top10.mean)
     assert shown == pytest.approx((0.2, 0.2, 0.1, 0.2, 0.3, 0.2, 0.5, 0.6))
-    assert gap_curves([]) is None
+    few = run_with(store, "positions.json", POSITIONS | {"tokens": [5, 5, 0]})
+    assert gap_curves([*read_positions(store[0], [few]).values()]) is gap_curves([]) is None
 
 
 def test_the_induced_threshold_is_that_of_the_rule() -> None:
@@ -222,3 +251,4 @@ def test_the_induced_threshold_is_that_of_the_rule() -> None:
     for length in (1, 2, 7):
         weights = position_weights(torch.ones(1, length, dtype=torch.bool), 0.6, dtype=torch.float64)[0]
         assert induced_threshold(0.15, 0.6, length) == pytest.approx((0.15 / weights).tolist())
+    assert induced_threshold(0.15, 0.6, 2, span=7) == induced_threshold(0.15, 0.6, 7)[:2]
