@@ -208,11 +208,11 @@ def test_what_a_rule_needs_of_tokens_that_were_not_sampled(name: str) -> None:
     learner, log_mu = of_three_symbols(rule={"name": name, **constants})
     apart(learner, 1)
     rollout = enumerated(learner, log_mu)
-    _, stats, _ = learner.objective(rollout, torch.arange(len(rollout.keep)))
-    mu, pi = (table.flatten(0, 1)[rollout.states] for table in (log_mu, learner.log_policy(1.0).detach()))
-    symbols, sampled = torch.arange(3).expand(mu.shape), rollout.tokens[..., None]
-    logp, mu_logp = (table.gather(-1, sampled)[..., 0] for table in (pi, mu))
-    parts = symbols, mu, pi, rollout.tokens, mu_logp, logp
+    stats = learner.objective(rollout, torch.arange(len(rollout.keep))).output.stats
+    states, drawn = rollout.places // 3, rollout.places % 3
+    mu, pi = (table.flatten(0, 1)[states] for table in (log_mu, learner.log_policy(1.0).detach()))
+    logp, mu_logp = (table.gather(-1, drawn[..., None])[..., 0] for table in (pi, mu))
+    parts = torch.arange(3).expand(mu.shape), mu, pi, drawn, mu_logp, logp
     tokens = Tokens(
         logp, mu_logp, torch.ones_like(logp), torch.ones_like(logp).bool(), divergences.exact(mu, pi),
         drift=divergences.drift(*parts, measure="tv"), rollout_entropy=divergences.topk_entropy(mu),
@@ -221,7 +221,7 @@ def test_what_a_rule_needs_of_tokens_that_were_not_sampled(name: str) -> None:
     assert {key: float(value) for key, value in stats.items()} == pytest.approx(
         {key: float(value) for key, value in expected.items()}
     )
-    assert 0 < float(stats["masked"]) < rollout.tokens.numel()
+    assert 0 < float(stats["masked"]) < drawn.numel()
 
 
 def test_a_decoupled_run_measures_from_the_policy_before_its_updates() -> None:
