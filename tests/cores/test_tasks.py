@@ -199,6 +199,7 @@ CHAIN, ADDITION = ("chain", 1, [1, 0, 3]), ("addition", 2, [7, 5, 4, 5])
         (ADDITION, [2, 1, 1, 1, 24], 5, 0.0),
         (ADDITION, [2, 1, 0, 0, 24], 5, 0.0),  # the last carry is
         (ADDITION, [2, 1, 0, 1], 4, 0.0),  # truncated, no room
+        (ADDITION, [2, 1, 0, 1, 1], 5, 0.0),  # as long as a whole one, without its end
         (ADDITION, [2, 1, 0, 1, 24, 1, 24], 7, 0.0),  # too long
         (ADDITION, [2, 1, 0, 21, 24], 5, 0.0),  # an operator is no number
     ],
