@@ -94,8 +94,8 @@ def _draw_of(key: str) -> int:
 
 
 @dataclass(frozen=True)
-class Chosen:
-    """A kept training response. `group`: index of its prompt in the batch, `draw`: its index within the group."""
+class TrainedResponse:
+    """A response of a training batch. `group`: index of its prompt in the batch, `draw`: its index within the group."""
 
     key: str  # in the queue
     group: int
@@ -140,7 +140,7 @@ class VerlAnswerRecorder:
         self._counts = np.zeros((4, len(self.problems)), np.int64)
         self._samples: list[Sample] = []
         self._tokens: RecordedTokens | None = None
-        self.chosen: list[Chosen] = []
+        self.chosen: list[TrainedResponse] = []
 
     def validation(self, step: int, batch: KVBatchMeta) -> None:
         """Add a batch of a validation, which is still in the queue."""
@@ -180,21 +180,11 @@ class VerlAnswerRecorder:
             for column in columns
         ]
 
-    def choose(
-        self, keys: Sequence[str], groups: Sequence[int], rewards: Sequence[float], advantages: Sequence[float],
-        keep: Sequence[bool],
-    ) -> list[Chosen]:  # fmt: skip
-        """Choose the responses of a training batch to keep, from trained groups; all arguments are per response."""
-        trained = sorted({group for group, is_kept in zip(groups, keep, strict=True) if is_kept})
-        chosen = chosen_groups(trained, self.settings.groups)
-        rows = zip(keys, groups, rewards, advantages, strict=True)
-        responses = [
-            Chosen(key, group, _draw_of(key), *per_response)
-            for key, group, *per_response in rows
-            if group in chosen
-        ]
-        self.chosen = sorted(responses, key=lambda response: (chosen.index(response.group), response.draw))
-        return self.chosen
+    def choose(self, responses: Sequence[TrainedResponse]) -> None:
+        """Choose whole groups among those of a training batch that are trained."""
+        groups = chosen_groups(sorted({response.group for response in responses}), self.settings.groups)
+        chosen = (response for response in responses if response.group in groups)
+        self.chosen = sorted(chosen, key=lambda response: (groups.index(response.group), response.draw))
 
     def training(self, step: int, partition: str, of_ranks: Sequence[Mapping[int, KeptResponse]]) -> None:
         """Add the chosen responses, which are still in the queue, with what each rank has kept of them, by place."""

@@ -32,7 +32,7 @@ from cppo_lab import schema
 from cppo_lab.core_records import read_phases
 from cppo_lab.cores.base import write_phases
 from cppo_lab.cores.verl import checkpoints
-from cppo_lab.cores.verl.answers import PLACE, VerlAnswerRecorder
+from cppo_lab.cores.verl.answers import PLACE, TrainedResponse, VerlAnswerRecorder
 from cppo_lab.cores.verl.checkpoints import (
     TAGS_FILE,
     Staging,
@@ -467,9 +467,13 @@ class LabTrainer(PPOTrainerSync):
         counts = np.broadcast_to((~is_padding).sum((0, 2), keepdims=True), table.shape)
         columns = {"minibatch_responses": torch.tensor(counts.reshape(-1, 1), dtype=torch.float32)}
         if self._answers is not None and self._validates(self.global_steps):
-            per_response = (groups.tolist(), rewards.tolist(), advantages.tolist(), keep.tolist())
-            chosen = self._answers.choose(keys, *per_response)
-            kept = {choice.key: number for number, choice in enumerate(chosen)}
+            self._answers.choose(
+                [
+                    TrainedResponse(keys[row], *places[row][:2], float(rewards[row]), float(advantages[row]))
+                    for row in keep.nonzero()[:, 0].tolist()
+                ]
+            )
+            kept = {choice.key: number for number, choice in enumerate(self._answers.chosen)}
             columns[PLACE] = torch.tensor([kept.get(key, -1) for key in arranged.keys])[:, None]
         rule = self.spec.rule
         if rule.verl_loss is None and PERMUTATION in rule_of(rule.name, rule.path).needs:

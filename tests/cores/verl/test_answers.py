@@ -13,8 +13,9 @@ from cppo_lab import schema
 from cppo_lab.answers.outcomes import problem_ids
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import VALIDATION
+from cppo_lab.answers.tokens import chosen_groups
 from cppo_lab.cores.mini.tasks import make_task, validation_sets
-from cppo_lab.cores.verl.answers import VerlAnswerRecorder, Wording
+from cppo_lab.cores.verl.answers import TrainedResponse, VerlAnswerRecorder, Wording
 from cppo_lab.cores.verl.checkpoints import score_name, validation_metrics
 from cppo_lab.cores.verl.hf_models import as_fast_tokenizer, write_task
 from cppo_lab.spec import AnswersSpec, VerlRun
@@ -197,6 +198,20 @@ def test_only_the_texts_of_the_chosen_problems_are_fetched(
     every = SETTINGS.model_copy(update={"problems": "all"})
     answered, answers = validated(run, rows["validation"], monkeypatch, every)
     assert len(answers.samples) == len(answered.keys)
+
+
+def test_training_responses_are_chosen_by_whole_groups(run: VerlRun, rows: dict[str, Rows]) -> None:
+    record = record_of(run, rows["validation"])
+    trained = [
+        TrainedResponse(f"{group}_{draw}", group, draw, 1.0, 0.5) for draw in (1, 0) for group in (5, 2, 9)
+    ]
+    record.choose(trained)
+    assert [response.group for response in record.chosen] == [
+        group for group in chosen_groups([2, 5, 9], SETTINGS.groups) for _ in range(2)
+    ]
+    assert [response.draw for response in record.chosen] == [0, 1] * SETTINGS.groups
+    record.choose([])
+    assert record.chosen == []
 
 
 def test_the_words_of_mathematics() -> None:

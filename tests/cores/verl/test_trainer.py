@@ -36,6 +36,7 @@ from cppo_lab.cores.base import write_phases
 from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
+from cppo_lab.cores.verl.answers import PLACE
 from cppo_lab.cores.verl.checkpoints import TAGS_FILE, best_step, score_name
 from cppo_lab.cores.verl.config import verl_config
 from cppo_lab.cores.verl.files import planned_files
@@ -190,6 +191,28 @@ def test_a_validated_step_leaves_its_answers_before_its_row(tmp_path: Path) -> N
     for step, score in ((2, 0.5), (3, None)):
         validated(made, step, score)
     assert staged == [(2, "of step 2")]
+
+
+def test_the_responses_that_are_kept_are_chosen_from_the_trained_and_marked(
+    tmp_path: Path, queue: Queue
+) -> None:
+    made, kept = trainer(tmp_path, "validation.every=1"), list[Any]()
+    trained: list[Any] = []
+
+    def choose(responses: Sequence[Any]) -> None:
+        trained.extend(responses)
+        kept.extend(responses[::5])
+
+    made._answers = SimpleNamespace(choose=choose, chosen=kept)
+    batch = made._balance_batch(rollout(made, queue, MIXED), {})
+    rows = [(group, draw) for group in (0, *range(3, PROMPTS)) for draw in range(RESPONSES)]
+    assert [(response.group, response.draw) for response in trained] == rows
+    assert [response.key for response in trained] == [f"uid-{group}_{draw}_0" for group, draw in rows]
+    assert [response.reward for response in trained] == [MIXED[group][draw] for group, draw in rows]
+    marked = {key: int(queue.rows[key][PLACE]) for key in batch.keys}
+    assert {key: place for key, place in marked.items() if place >= 0} == {
+        response.key: place for place, response in enumerate(kept)
+    }
 
 
 def test_weights_are_shuffled_afresh_at_each_step_and_the_same_when_it_is_repeated(
