@@ -467,12 +467,12 @@ class LabTrainer(PPOTrainerSync):
         counts = np.broadcast_to((~is_padding).sum((0, 2), keepdims=True), table.shape)
         columns = {"minibatch_responses": torch.tensor(counts.reshape(-1, 1), dtype=torch.float32)}
         if self._answers is not None and self._validates(self.global_steps):
-            self._answers.choose(
-                [
-                    TrainedResponse(keys[row], *places[row][:2], float(rewards[row]), float(advantages[row]))
-                    for row in keep.nonzero()[:, 0].tolist()
-                ]
-            )
+            trained = []
+            for row in keep.nonzero()[:, 0].tolist():
+                group, draw, *_ = places[row]
+                graded = float(rewards[row]), float(advantages[row])
+                trained.append(TrainedResponse(keys[row], group, draw, *graded))
+            self._answers.choose(trained)
             kept = {choice.key: number for number, choice in enumerate(self._answers.chosen)}
             columns[PLACE] = torch.tensor([kept.get(key, -1) for key in arranged.keys])[:, None]
         rule = self.spec.rule
