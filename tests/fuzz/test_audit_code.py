@@ -141,6 +141,7 @@ def test_ruff_finds_the_others() -> None:
 
 # Where anything listens or starts something that does, and on which address.
 LISTENERS = {
+    "cppo_lab/cli/command.py": "the option `cppo ui --host`, and starts nothing",
     "cppo_lab/cli/ui.py": "`cppo ui --host`, 127.0.0.1 by default, `cppo dash`, 127.0.0.1; asks whether a port is free",
     "cppo_lab/cores/verl/cluster.py": "Ray on 127.0.0.1 or among the machines of an allocation, with a token",
     "cppo_lab/cores/verl/platform_cpu.py": "names ray.init, and starts nothing",
