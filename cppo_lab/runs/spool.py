@@ -448,7 +448,7 @@ class Shipped:
     def rest(self, path: Path) -> Iterator[tuple[Line, int]]:
         """The lines of a file that the store does not have, each with the offset after it."""
         offset = self.offsets.get(path.name, 0)
-        is_whole = path.is_file() and path.stat().st_size == offset
+        is_whole = not path.is_file() or path.stat().st_size == offset
         return iter(()) if is_whole else read_lines(path, offset)
 
 
