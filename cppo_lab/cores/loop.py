@@ -325,10 +325,8 @@ def _course(
             [score for _, score in scores], training.collapse_share, training.collapse_patience
         )
 
-    reason = (
-        collapse() if history else ""
-    )  # if it was killed between writing its checkpoint and its best weights
-    saved = -math.inf
+    # A run that is resumed may have been killed between writing its checkpoint and its best weights.
+    reason, saved = collapse() if history else "", -math.inf
     while not reason and (not history or trainer.steps < training.t_stop):
         metrics = yield trainer
         if isinstance(metrics, NotFinite):

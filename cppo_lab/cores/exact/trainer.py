@@ -9,7 +9,6 @@ import copy
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -397,8 +396,10 @@ def histories_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[
             raise how
         reasons[place] = how.reason
 
-    with ExitStack() as stack:
-        folders = [Path(stack.enter_context(TemporaryDirectory())) for _ in specs]
+    with TemporaryDirectory() as place:
+        folders = [Path(place, str(i)) for i in range(len(specs))]
+        for folder in folders:
+            folder.mkdir()
         runs = [
             TogetherRun(spec, _Rows(metrics), Resources(folder, folder))
             for spec, metrics, folder in zip(specs, rows, folders, strict=True)

@@ -127,14 +127,12 @@ class Trainer(SteppedTrainer):
         metrics = self.update(batch, watched=self._validates(self.steps + 1))
         ended = time.perf_counter()
         self.steps += 1
-        tokens = float(batch.rollout.lengths.sum())
-        trained = float(batch.rollout.lengths[batch.keep].sum())
+        lengths, longest = batch.rollout.lengths, self.spec.rollout.max_response_length
+        tokens, trained = float(lengths.sum()), float(lengths[batch.keep].sum())
         return metrics | {
             "train/reward": float(batch.rewards.mean()),
-            "train/response_length": float(batch.rollout.lengths.float().mean()),
-            "train/truncated_share": float(
-                (batch.rollout.lengths == self.spec.rollout.max_response_length).float().mean()
-            ),
+            "train/response_length": float(lengths.float().mean()),
+            "train/truncated_share": float((lengths == longest).float().mean()),
             "train/zero_variance_group_share": batch.zero_variance_share,
             "train/entropy": float((batch.rollout.entropy * batch.rollout.valid()).sum() / tokens),
             "perf/step_seconds": ended - started,
