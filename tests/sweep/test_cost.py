@@ -8,8 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.runs.attempt import Attempt, _tags
+from cppo_lab.core_records import core_of
+from cppo_lab.launch.training import TrainingJob
+from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.recorder import Recorder
+from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import RunState
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.job import TimeEstimate, estimate, layout_tag
@@ -27,6 +30,7 @@ from cppo_lab.sweep.cost import (
 )
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.table import cost_summary
+from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY
 
 LARGE = ["core=verl", "model=qwen3_8b_base"]
@@ -38,9 +42,11 @@ def planned(composed: Composed) -> PlannedRun:
 
 def past_run(workspace: Path, composed: Composed, *seconds: float) -> None:
     """A finished run whose steps took `seconds`, as an attempt with this layout records it."""
-    attempt = Attempt(composed.run, workspace / "runs", layout=composed.layout)
-    attempt.folder.mkdir(parents=True, exist_ok=True)
-    recorder = Recorder(composed.run, _tags(attempt), attempt.folder)
+    folder = workspace / "runs" / composed.run.run_id
+    folder.mkdir(parents=True, exist_ok=True)
+    layout = core_of(composed.run.core).uses_layout
+    tags = {schema.TAG_LAYOUT: layout_tag(composed.layout)} if layout else {}
+    recorder = Recorder(composed.run, tags, folder)
     for step, value in enumerate(seconds, start=1):
         recorder.log(step, {METRIC: value})
     recorder.finish(FINISHED)
@@ -115,8 +121,17 @@ def test_another_layout_is_another_kind(workspace: Path) -> None:
     for composed, basis in ((here, (ESTIMATE, 0)), (there, (MEASURED, 1))):
         [cost] = past_costs([planned(composed)]).values()
         assert (cost.basis, cost.measured_runs) == basis
-    tiny = compose(TINY)
-    assert schema.TAG_LAYOUT not in _tags(Attempt(tiny.run, workspace, layout=tiny.layout))
+
+
+@pytest.mark.parametrize("words, has_layout", [(TINY, False), (["core=verl", "model=tiny_qwen3"], True)])
+def test_an_attempt_records_the_layout_of_a_core_that_has_one(
+    workspace: Path, no_training: None, words: list[str], has_layout: bool
+) -> None:
+    composed = compose(words)
+    attempt = Attempt(composed.run, workspace / "runs", layout=composed.layout)
+    TrainingJob((attempt,), tracking_uri(composed.tracking.uri)).run()
+    tags = newest_record(attempt.folder).begin.tags
+    assert tags.get(schema.TAG_LAYOUT) == (layout_tag(composed.layout) if has_layout else None)
 
 
 def test_what_is_left_out_of_measured_costs_is_said() -> None:
