@@ -237,11 +237,10 @@ def _own_request(options: Namespace, about: dict[str, Any]) -> "Asked":
     from cppo_lab.reports.sweep import ReportRequest
 
     [sweep] = plan.sweeps
+    is_at_home = about["out"].name == plan.name  # elsewhere links to other reports would lead nowhere
     about |= {
         "axes": axes_of(plan, sweep, options.overrides),
-        "beside": sweep.beside
-        if about["out"].name == plan.name
-        else (),  # elsewhere the links would lead nowhere
+        "beside": sweep.beside if is_at_home else (),
         "factorial": sweep.analysis == "factorial",
     }
     return ReportRequest(**about), SweepText(plan.name, plan.title, plan.question, sweep.feeds)

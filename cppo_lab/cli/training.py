@@ -196,7 +196,6 @@ def run_of(plan: Plan, beginning: str) -> PlannedRun:
 
 def diff(options: Namespace) -> int:
     """Print what two runs differ in."""
-
     left, right = _find(options.left, options), _find(options.right, options)
     return answer(options, table.difference_values(left, right), table.difference_text(left, right))
 
@@ -207,7 +206,6 @@ def _find(beginning: str, options: Namespace) -> FoundRun:
 
 def launch(options: Namespace) -> int:
     """Train the runs of a sweep that are not done."""
-
     plan, uri = planned(options)
     if options.stop_hopeless and options.until_decided:
         raise UserError(

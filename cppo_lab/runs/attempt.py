@@ -349,9 +349,8 @@ def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorde
         return None
     clear_status(folder)
     membership = (schema.TAG_SWEEP_PREFIX, schema.TAG_PARENT)
-    tags = {key: before[key] for key in before if continues and key.startswith(membership)} | dict(
-        attempt.tags
-    )
+    kept_tags = {key: before[key] for key in before if continues and key.startswith(membership)}
+    tags = {**kept_tags, **attempt.tags}
     if attempt.layout is not None and core_of(spec.core).uses_layout:
         tags[schema.TAG_LAYOUT] = layout_tag(attempt.layout)
     if replaces:

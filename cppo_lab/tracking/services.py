@@ -52,7 +52,7 @@ from cppo_lab.runs.spool import (
 )
 from cppo_lab.runs.state import Queued, RunFolder, counts, state_of
 from cppo_lab.runs.tags import BETWEEN
-from cppo_lab.tracking.uploader import begin, beside, goes_on
+from cppo_lab.tracking.uploader import begin, beside, still_owned
 
 MIRROR_VARIABLE = "CPPO_MIRROR"  # how the process and jobs get the name
 TRACKIO, WANDB = "trackio", "wandb"
@@ -110,7 +110,7 @@ def mirror_main() -> None:
     folders, mirror, pause, fault = [Path(path) for path in paths], Mirror(name), EVERY_SECONDS, ""
     owned = trains = True
     while trains:
-        owned = goes_on(owned, pause)
+        owned = still_owned(owned, pause)
         trains = owned or any(map(is_locked, folders))
         if not trains:
             signal.alarm(round(MIRROR_LAST_SECONDS))  # ends this process: a server may never answer
@@ -295,7 +295,7 @@ class _Messages:
     def send_all(self, launch: Sequence[Path], mark: str, waits: bool) -> None:
         """Send messages until the owner has ended and none of its runs is being trained."""
         pause = EVERY_SECONDS
-        while goes_on(True, pause):
+        while still_owned(True, pause):
             pause = EVERY_SECONDS if self.of_runs() else min(2 * pause, LONGEST_PAUSE_SECONDS)
         ended = bool(sys.stdin.readline())
         while any(map(is_locked, self.folders)):

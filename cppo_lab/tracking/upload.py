@@ -296,8 +296,8 @@ class _Shipment:
         return True
 
     def _send_file(self, path: Path) -> None:
-        rest = self.state.rest(path)
-        if (first := next(rest, None)) is None:
+        unsent_lines = self.state.rest(path)
+        if (first := next(unsent_lines, None)) is None:
             return
         # Sync first: if the machine crashed and lost an uploaded step, the step would get a second, later point.
         with path.open("rb") as file:
@@ -305,7 +305,7 @@ class _Shipment:
             os.fsync(file.fileno())
         self.token = _owner(path, self.state.offsets.get(path.name, 0))
         offset, sent = 0, self.sent.total()
-        for line, end in chain([first], rest):
+        for line, end in chain([first], unsent_lines):
             if end > safe:
                 break
             self._take(line)

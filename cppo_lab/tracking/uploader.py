@@ -74,8 +74,8 @@ def begin() -> Any:
     return json.loads(sys.stdin.readline())
 
 
-def goes_on(owned: bool, seconds: float) -> bool:
-    """Wait so long, or, if it is still `owned`, until the owner's block has ended; whether that goes on."""
+def still_owned(owned: bool, seconds: float) -> bool:
+    """Wait for `seconds`, or, if this process is `owned`, until the owner's block ends; whether it still is."""
     if owned:
         return not select.select([sys.stdin], [], [], seconds)[0]
     time.sleep(seconds)
@@ -212,7 +212,7 @@ def work(folders: Sequence[Path], uri: str, first: float) -> None:
             waiting.pop(folder, None)
 
     while True:
-        was_owned, owned = owned, goes_on(owned, pause)
+        was_owned, owned = owned, still_owned(owned, pause)
         trains = owned or any(map(is_locked, folders))
         if was_owned and not trains:
             return  # the next launch sends the rest

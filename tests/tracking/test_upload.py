@@ -177,7 +177,7 @@ def test_a_run_that_has_ended_and_is_sent_is_looked_at_no_more_unless_its_end_is
             sent(folder)
         return "no route" if len(looks) % 2 else ""
 
-    monkeypatch.setattr(uploader, "goes_on", Mock(side_effect=[True] * 4 + [False]))
+    monkeypatch.setattr(uploader, "still_owned", Mock(side_effect=[True] * 4 + [False]))
     monkeypatch.setattr(uploader, "upload_once", upload_once)
     monkeypatch.setattr(uploader, "unsent", lambda folder, _: folder.name == "unsent")
     uploader.work(folders, tracking_uri(), 0.0)

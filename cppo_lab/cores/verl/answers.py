@@ -206,13 +206,13 @@ class VerlAnswerRecorder:
                     **self._written(step, prompt, response),
                 )
             )
-        kept = {
+        responses_by_place = {
             (self.chosen[place].group, self.chosen[place].draw): response
             for responses in of_ranks
             for place, response in responses.items()
         }
         self._tokens = token_table(
-            step, self.spec, kept, self._samples, lambda token: as_text(self._spell([token]))
+            step, self.spec, responses_by_place, self._samples, lambda token: as_text(self._spell([token]))
         )
         self.chosen = []
 

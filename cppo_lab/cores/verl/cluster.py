@@ -113,14 +113,16 @@ def alone(layout: LayoutSpec, memory_gb: float | None) -> Iterator[dict[str, Any
 
 
 def capacity(layout: LayoutSpec, memory_gb: float | None) -> dict[str, Any]:
-    """What Ray is told of a machine of which a run may use `memory_gb` (2^30 bytes): as many logical processors and
-    GPUs as verl may place actors and training ranks, and the bytes of the object store.
+    """The resources for Ray on a machine of which a run may use `memory_gb` (2^30 bytes): as many logical processors
+    and GPUs as verl may place actors and training ranks, and the bytes of the object store.
     """
     cpus = LOGICAL_CPUS if layout.device == "cpu" else max(LOGICAL_CPUS, os.cpu_count() or 1)
-    told = {"num_cpus": cpus, "num_gpus": layout.devices_per_node}
+    resources = {"num_cpus": cpus, "num_gpus": layout.devices_per_node}
     if memory_gb is not None:
-        told["object_store_memory"] = max(OBJECT_STORE_LEAST, int(OBJECT_STORE_SHARE * memory_gb * 2**30))
-    return told
+        resources["object_store_memory"] = max(
+            OBJECT_STORE_LEAST, int(OBJECT_STORE_SHARE * memory_gb * 2**30)
+        )
+    return resources
 
 
 def openmp_threads(layout: LayoutSpec) -> int:

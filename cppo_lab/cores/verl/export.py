@@ -193,8 +193,8 @@ def _whole(name: str, parts: list[Any]) -> "Tensor":
                 raise ValueError(f"{name!r} differs between rank 0 and rank {rank}")
         return parts[0]
     *replicas, way = parts[0].placements
-    known = not way.is_partial() and all(replica.is_replicate() for replica in replicas)
-    if not known or any(part.placements != parts[0].placements for part in parts):
+    can_merge = not way.is_partial() and all(replica.is_replicate() for replica in replicas)
+    if not can_merge or any(part.placements != parts[0].placements for part in parts):
         raise ValueError(f"{name} is spread over ranks in a way that verl's merger does not know")
     local = [part._local_tensor for part in parts]
     whole = torch.cat(local, way.dim) if isinstance(way, Shard) else local[0]

@@ -473,8 +473,8 @@ class LabTrainer(PPOTrainerSync):
                 graded = float(rewards[row]), float(advantages[row])
                 trained.append(TrainedResponse(keys[row], group, draw, *graded))
             self._answers.choose(trained)
-            kept = {choice.key: number for number, choice in enumerate(self._answers.chosen)}
-            columns[PLACE] = torch.tensor([kept.get(key, -1) for key in arranged.keys])[:, None]
+            place_of = {choice.key: number for number, choice in enumerate(self._answers.chosen)}
+            columns[PLACE] = torch.tensor([place_of.get(key, -1) for key in arranged.keys])[:, None]
         rule = self.spec.rule
         if rule.verl_loss is None and PERMUTATION in rule_of(rule.name, rule.path).needs:
             # A fresh order per rollout, kept for all its minibatches; a resumed run draws the same.
