@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, Field
 
-from cppo_lab.answers import ANSWERS, ArrayColumn, pack_arrays, unpacked_arrays
+from cppo_lab.answers import ANSWERS, pack_arrays, unpacked_arrays
 
 OUTCOMES = f"{ANSWERS}/outcomes.npz"
 FORMAT = 1
@@ -18,12 +18,13 @@ FORMAT = 1
 LARGEST = 256 * 2**20
 REMEDY = "delete that file"
 _COLUMNS = {
-    "benchmark_of": ArrayColumn("<i8"),
-    "steps": ArrayColumn("<i8"),
-    "right": ArrayColumn("<u2", 2),
-    "cut_off": ArrayColumn("<u2", 2),
-    "length": ArrayColumn("<f4", 2),
+    "benchmark_of": "<i8",
+    "steps": "<i8",
+    "right": "<u2",
+    "cut_off": "<u2",
+    "length": "<f4",
 }
+_WIDE = ("right", "cut_off", "length")  # a value for each problem at each validation
 _MOST_SAMPLES = np.iinfo(np.uint16).max  # answers to a problem that `right` and `cut_off` can count
 
 
@@ -60,7 +61,7 @@ class Outcomes:
             raise ValueError("its problems and benchmarks have different numbers")
         if set(self.benchmark_of.tolist()) != set(range(len(self.benchmarks))):
             raise ValueError("a problem has no benchmark, or a benchmark no problem")
-        if any(values.shape != shape for values in (self.right, self.cut_off, self.length)):
+        if any(getattr(self, name).shape != shape for name in _WIDE):
             raise ValueError("its columns have different shapes")
         if np.any(self.steps[1:] <= self.steps[:-1]) or np.any(self.steps < 0):
             raise ValueError("its steps do not increase from 0")
@@ -88,11 +89,7 @@ class Outcomes:
         """The validations up to `step`: where a run that resumes from a checkpoint continues."""
         count = int(np.searchsorted(self.steps, step, side="right"))
         return replace(
-            self,
-            steps=self.steps[:count],
-            right=self.right[:count],
-            cut_off=self.cut_off[:count],
-            length=self.length[:count],
+            self, steps=self.steps[:count], **{name: getattr(self, name)[:count] for name in _WIDE}
         )
 
     @property
@@ -161,12 +158,8 @@ def read(data: bytes, what: str) -> Outcomes:
 
     Raises UserError if it is too large, broken, or not such a file.
     """
-    with unpacked_arrays(
-        data, _COLUMNS, FORMAT, LARGEST, f"{what} has no outcomes of validations", REMEDY
-    ) as (
-        about,
-        arrays,
-    ):
+    said = f"{what} has no outcomes of validations"
+    with unpacked_arrays(data, _COLUMNS, FORMAT, LARGEST, said, REMEDY, _WIDE) as (about, arrays):
         return Outcomes(**vars(_About.model_validate(about)) | arrays)
 
 

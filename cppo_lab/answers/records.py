@@ -140,8 +140,12 @@ class Recording:
         self._outcomes = None
         if step is None and Path(OUTCOMES).name in names:
             (self.folder / OUTCOMES).unlink(missing_ok=True)
-        elif step is not None and (earlier := self._on_file()) is not None:
-            self._outcomes = earlier.until(step)
+        elif step is not None:
+            try:  # those written by an earlier attempt
+                earlier = read_outcomes(FolderFiles(self.folder))
+                self._outcomes = earlier and earlier.until(step)
+            except UserError as error:
+                say(f"outcomes of earlier validations are lost: {error}")
 
     def add(self, answers: StepAnswers | None) -> bool:
         """Record the answers of a validated step, if there are any.
@@ -167,11 +171,3 @@ class Recording:
             contents = Texts(step, texts.in_order_of_draws(answers.samples))
             saved.append(self._save(texts_name(step), texts.write_within(contents, room)))
         return False not in saved
-
-    def _on_file(self) -> Outcomes | None:
-        """The outcomes written by an earlier attempt."""
-        try:
-            return read_outcomes(FolderFiles(self.folder))
-        except UserError as error:
-            say(f"outcomes of earlier validations are lost: {error}")
-            return None

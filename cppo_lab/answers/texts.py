@@ -114,7 +114,13 @@ def read(data: bytes, what: str) -> Texts:
     Raises UserError if it is too large, broken, or not such a file.
     """
     try:
-        first, *lines = _unpacked(data).decode().removesuffix("\n").split("\n")
+        if len(data) > LARGEST:
+            raise ValueError(f"it has {len(data)} bytes, more than the {LARGEST} allowed")
+        packed = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        content = packed.decompress(data, LARGEST_UNPACKED)
+        if not packed.eof or packed.unused_data:
+            raise ValueError("it is truncated, or larger than allowed")
+        first, *lines = content.decode().removesuffix("\n").split("\n")
         about, samples = _parsed(_ABOUT, first), tuple(_parsed(_SAMPLE, line) for line in lines)
         if any(sample.step != about.step for sample in samples):
             raise ValueError("a sample is of another step than its file")
@@ -122,17 +128,6 @@ def read(data: bytes, what: str) -> Texts:
     except (ValueError, EOFError, RecursionError, OSError, zlib.error) as error:
         reason = str(error).partition("\n")[0][:200] or type(error).__name__
         raise UserError(f"{what} has no texts of a run ({reason}): {REMEDY}") from None
-
-
-def _unpacked(data: bytes) -> bytes:
-    """Decompress within a memory limit."""
-    if len(data) > LARGEST:
-        raise ValueError(f"it has {len(data)} bytes, more than the {LARGEST} allowed")
-    packed = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
-    content = packed.decompress(data, LARGEST_UNPACKED)
-    if not packed.eof or packed.unused_data:
-        raise ValueError("it is truncated, or larger than allowed")
-    return content
 
 
 class _About(BaseModel):

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from cppo_lab.answers import ANSWERS, ArrayColumn, pack_arrays, unpacked_arrays
+from cppo_lab.answers import ANSWERS, pack_arrays, unpacked_arrays
 from cppo_lab.answers.texts import Count, Text
 
 FORMAT = 1
@@ -21,19 +21,19 @@ LARGEST = 256 * 2**20  # bytes, of the file and of what it unpacks to
 REMEDY = "delete that file"
 OTHER_TEST = "rule"  # the reason if a rule does not name its tests
 _COLUMNS = {
-    "ends": ArrayColumn("<i8"),
-    "group": ArrayColumn("<i8"),
-    "draw": ArrayColumn("<i8"),
-    "advantage": ArrayColumn("<f4"),
-    "reward": ArrayColumn("<f4"),
-    "token": ArrayColumn("<i4"),
-    "rollout_logp": ArrayColumn("<f4"),
-    "logp": ArrayColumn("<f4"),
-    "divergence": ArrayColumn("<f4"),
-    "keep": ArrayColumn("<f4"),
-    "reason": ArrayColumn("<u1"),
-    "order": ArrayColumn("<i4"),
-    "vocabulary": ArrayColumn("<i4"),
+    "ends": "<i8",
+    "group": "<i8",
+    "draw": "<i8",
+    "advantage": "<f4",
+    "reward": "<f4",
+    "token": "<i4",
+    "rollout_logp": "<f4",
+    "logp": "<f4",
+    "divergence": "<f4",
+    "keep": "<f4",
+    "reason": "<u1",
+    "order": "<i4",
+    "vocabulary": "<i4",
 }
 _PER_RESPONSE = ("group", "draw", "advantage", "reward")
 _PER_TOKEN = ("token", "rollout_logp", "logp", "divergence", "keep", "reason")
@@ -196,12 +196,8 @@ def read(data: bytes, what: str) -> RecordedTokens:
 
     Raises UserError if it is too large, broken, or not such a file.
     """
-    with unpacked_arrays(
-        data, _COLUMNS, FORMAT, LARGEST, f"{what} has no tokens of training responses", REMEDY
-    ) as (
-        about,
-        arrays,
-    ):
+    said = f"{what} has no tokens of training responses"
+    with unpacked_arrays(data, _COLUMNS, FORMAT, LARGEST, said, REMEDY) as (about, arrays):
         return RecordedTokens(**vars(_About.model_validate(about)) | arrays)
 
 

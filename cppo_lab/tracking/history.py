@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cppo_lab import schema
-from cppo_lab.answers import ArrayColumn, pack_arrays, unpacked_arrays
+from cppo_lab.answers import pack_arrays, unpacked_arrays
 
 HISTORY = "history.npz"
 FORMAT = 1
@@ -25,10 +25,10 @@ LARGEST = 256 * 2**20  # bytes, of the file; sixty metrics over a thousand steps
 LARGEST_UNPACKED = 2**30  # bytes; a run of 40 million points
 REMEDY = "delete that file, or run that configuration again"
 _COLUMNS = {
-    "ends": ArrayColumn("<i8"),
-    "step": ArrayColumn("<i8"),
-    "value": ArrayColumn("<f8"),
-    "time_ms": ArrayColumn("<i8"),
+    "ends": "<i8",
+    "step": "<i8",
+    "value": "<f8",
+    "time_ms": "<i8",
 }
 
 Column = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]  # steps, values, times of a metric
