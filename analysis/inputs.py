@@ -151,13 +151,13 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
     Columns METRIC_COLUMNS: `mlflow_id` and `metric` categorical, `step` int32 (int64 if a step does not fit), `value`
     float64; sorted by the order of the runs, metric and step.
     """
-    runs: list[str] = []
-    segments: list[tuple[str, str, int]] = []  # run, metric, points
+    runs, segments = [], []  # segments: run, metric, points
     steps: list[NDArray[Any]] = [np.empty(0, np.int32)]
     values = [np.empty(0, np.float64)]
     for mlflow_id, history in histories:
         runs.append(mlflow_id)
-        segments += [(mlflow_id, name, len(step)) for name, (step, _, _) in history.items()]
+        for name, (step, _, _) in history.items():
+            segments.append((mlflow_id, name, len(step)))
         step = np.concatenate([steps[0], *(column for column, _, _ in history.values())])
         fits = np.all(np.abs(step) < 2**31)
         steps.append(step.astype(np.int32 if fits else np.int64))

@@ -44,8 +44,14 @@ MOST_RUNS = 300  # answers of a larger sweep are not read: its page shows no sin
 
 T = TypeVar("T")
 _RESULT_TAGS = (
-    *(schema.TAG_RUN_ID, schema.TAG_RULE, schema.TAG_MODEL, schema.TAG_CORE, schema.TAG_SEED),
-    *(schema.TAG_T_STOP, schema.TAG_STATUS, schema.TAG_REASON),
+    schema.TAG_RUN_ID,
+    schema.TAG_RULE,
+    schema.TAG_MODEL,
+    schema.TAG_CORE,
+    schema.TAG_SEED,
+    schema.TAG_T_STOP,
+    schema.TAG_STATUS,
+    schema.TAG_REASON,
 )
 
 
@@ -134,18 +140,46 @@ def read_searches(uri: str, experiment: str) -> dict[str, list[str]]:
 
 def _newest_of_each(attempts: Iterable[StoredRun]) -> list[StoredRun]:
     """One run per run id, sorted by id: the newest that is a result, or the newest of all if none is."""
-
-    def rank(run: StoredRun) -> tuple[str, bool, int, str]:
-        return run_id_of(run), run.is_result, run.start_ms or 0, run.mlflow_id
-
-    return list({run_id_of(run): run for run in sorted(attempts, key=rank)}.values())
+    ranked = sorted(
+        attempts, key=lambda run: (run_id_of(run), run.is_result, run.start_ms or 0, run.mlflow_id)
+    )
+    return list({run_id_of(run): run for run in ranked}.values())
 
 
 def _sweep_data(
     uri: str, experiment: str, sweep: str, attempts: list[StoredRun], metrics: Callable[[str], bool] | None
 ) -> SweepData:
     runs = _newest_of_each(attempts)
-    frame = pd.DataFrame([_run_row(run, sweep) for run in runs], columns=list(RUN_COLUMNS))
+    rows, versions = [], {}
+    for run in runs:
+        tags = run.tags
+        row = (
+            run.mlflow_id,
+            run_id_of(run),
+            tags.get(schema.sweep_tag(sweep)) or tags.get(schema.TAG_RULE, ""),
+            tags.get(schema.TAG_RULE, ""),
+            tags.get(schema.TAG_MODEL, ""),
+            tags.get(schema.TAG_CORE, ""),
+            integer(tags.get(schema.TAG_SEED, "")),
+            integer(tags.get(schema.TAG_T_STOP, "")),
+            run.status,
+            tags.get(schema.TAG_REASON, ""),
+            run.name,
+            # Anybody may have written a time beyond all years, which is none.
+            *(pd.to_datetime(ms, unit="ms", utc=True, errors="coerce") for ms in (run.start_ms, run.end_ms)),
+            tags.get(schema.TAG_WARM_START, ""),
+        )
+        rows.append(row)
+        # A digest of the run's configuration and result, the same for copies of a run in different stores.
+        result = (
+            [(name, tags.get(name, "")) for name in _RESULT_TAGS],
+            sorted(run.params.items()),
+            sorted(
+                (name, step, repr(value)) for name, (step, _, value) in run.latest.items() if is_result(name)
+            ),
+        )
+        versions[run.mlflow_id] = hashlib.sha256(repr(result).encode()).hexdigest()
+    frame = pd.DataFrame(rows, columns=list(RUN_COLUMNS))
     points = read_points(uri, runs, metrics)
     return SweepData(
         experiment,
@@ -153,7 +187,7 @@ def _sweep_data(
         frame.astype({"seed": "Int64", "t_stop": "Int64"}),
         points,
         {run.mlflow_id: run.params for run in runs},
-        {run.mlflow_id: _result_version(run) for run in runs},
+        versions,
         read_outcomes(uri, runs) if len(runs) <= MOST_RUNS else {},
         frozenset(
             run.mlflow_id
@@ -172,40 +206,11 @@ def _sweep_data(
     )
 
 
-def _result_version(run: StoredRun) -> str:
-    """A digest of the run's configuration and result, the same for copies of a run in different stores."""
-    tags = [(name, run.tags.get(name, "")) for name in _RESULT_TAGS]
-    points = sorted(
-        (name, step, repr(value)) for name, (step, _, value) in run.latest.items() if is_result(name)
-    )
-    return hashlib.sha256(repr((tags, sorted(run.params.items()), points)).encode()).hexdigest()
-
-
 def _note(tags: Mapping[str, str]) -> str:
     if tags.get(schema.TAG_CORE) == schema.PAPER:  # whose descriptions are ours
         return ""
     given = [f"{key}={value}" for key, value in sorted(tags.items()) if not key.startswith(schema.OUR_TAGS)]
     return "; ".join(filter(None, [tags.get(schema.TAG_NOTE, ""), *given]))
-
-
-def _run_row(run: StoredRun, sweep: str) -> tuple[object, ...]:
-    tags = run.tags
-    return (
-        run.mlflow_id,
-        run_id_of(run),
-        tags.get(schema.sweep_tag(sweep)) or tags.get(schema.TAG_RULE, ""),
-        tags.get(schema.TAG_RULE, ""),
-        tags.get(schema.TAG_MODEL, ""),
-        tags.get(schema.TAG_CORE, ""),
-        integer(tags.get(schema.TAG_SEED, "")),
-        integer(tags.get(schema.TAG_T_STOP, "")),
-        run.status,
-        tags.get(schema.TAG_REASON, ""),
-        run.name,
-        # Anybody may have written a time beyond all years, which is none.
-        *(pd.to_datetime(ms, unit="ms", utc=True, errors="coerce") for ms in (run.start_ms, run.end_ms)),
-        tags.get(schema.TAG_WARM_START, ""),
-    )
 
 
 # What runs kept of their answers: outcomes, texts and tokens (`cppo_lab.answers`).

@@ -244,17 +244,13 @@ class ValidationCurves:
     benchmarks: tuple[str, ...]
     samples_of: Mapping[str, int]
     of_model: Mapping[str, tuple[str, ...]]  # model -> its benchmarks, sorted by name
+    # Split once: looking a run up in the whole frame takes longer the more runs there are.
+    of_run: Mapping[str, pd.DataFrame]
 
     def of(self, mlflow_id: str) -> pd.DataFrame:
         """One run's curves, indexed by step; empty if it has no validation."""
-        curve = self._of_run.get(mlflow_id)
+        curve = self.of_run.get(mlflow_id)
         return self.frame.iloc[:0].droplevel("mlflow_id") if curve is None else curve
-
-    @cached_property
-    def _of_run(self) -> Mapping[str, pd.DataFrame]:
-        """Split once: looking a run up in the whole frame takes longer the more runs there are."""
-        parts = self.frame.groupby(level="mlflow_id", sort=False, observed=True)
-        return {str(mlflow_id): part.droplevel("mlflow_id") for mlflow_id, part in parts}
 
 
 def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCurves:
@@ -287,7 +283,10 @@ def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCu
             only_mean = parts.isna().groupby(level="mlflow_id").transform("all").all(axis=1)
             mean = parts.mean(axis=1, skipna=False)
             wide.loc[inside, schema.MEAN] = mean.mask(only_mean, wide.loc[inside, schema.MEAN])
-    return ValidationCurves(wide[[*benchmarks, schema.MEAN]], benchmarks, samples_of, of_model)
+    wide = wide[[*benchmarks, schema.MEAN]]
+    parts = wide.groupby(level="mlflow_id", sort=False, observed=True)
+    of_run = {str(mlflow_id): part.droplevel("mlflow_id") for mlflow_id, part in parts}
+    return ValidationCurves(wide, benchmarks, samples_of, of_model, of_run)
 
 
 _MOST_LISTED = 20  # gaps that are named; the others are counted
@@ -299,7 +298,8 @@ class NothingScored(UserError):
 
 @dataclass(frozen=True, eq=False)
 class Scoreboard:
-    """A scored sweep. `models` and `variants` are in declaration order; `cells` has every declared pair.
+    """A scored sweep. `models` and `variants` are in declaration order; `cells` has every declared pair, `of_cell` its
+    runs.
 
     `unused` are runs of the sweep that the declaration does not name (older configurations); they are listed but never
     counted. `pairing`: whether the sweep file requests comparison seed by seed; None if it does not say.
@@ -311,6 +311,7 @@ class Scoreboard:
     variants: tuple[str, ...]
     runs: tuple[RunScore, ...]
     cells: dict[tuple[str, str], CellScore]
+    of_cell: Mapping[tuple[str, str], tuple[RunScore, ...]]
     unused: pd.DataFrame
     pairing: bool | None = None
 
@@ -339,26 +340,18 @@ class Scoreboard:
 
     def runs_of(self, model: str, variant: str) -> tuple[RunScore, ...]:
         """The runs of a cell in declaration order; empty if the cell is not declared."""
-        return self._of_cell.get((model, variant), ())
+        return self.of_cell.get((model, variant), ())
 
     def window(self, run: RunScore) -> pd.DataFrame:
         """The validations of a run up to T_stop; all if that is not known."""
         return self.curves.of(run.mlflow_id).loc[: run.t_stop]
 
-    @cached_property
-    def _of_cell(self) -> Mapping[tuple[str, str], tuple[RunScore, ...]]:
-        """Grouped once, so that a lookup does not scan all runs."""
-        return by_cell(self.runs)
-
     def logged(self, model: str, variant: str, metric: str) -> pd.DataFrame:
         """The points of a metric that the runs of a cell have, as in `data.metrics`."""
-        return self._points(metric, self.runs_of(model, variant))
+        return self.points(metric, *self.runs_of(model, variant))
 
-    def points_of(self, run: RunScore, metric: str) -> pd.DataFrame:
-        """The points of a metric of a run, as in `data.metrics`."""
-        return self._points(metric, [run])
-
-    def _points(self, metric: str, runs: Sequence[RunScore]) -> pd.DataFrame:
+    def points(self, metric: str, *runs: RunScore) -> pd.DataFrame:
+        """The points of a metric that these runs have, as in `data.metrics`."""
         rows = [self._rows.get((metric, run.mlflow_id), ()) for run in runs]
         places = np.sort(np.concatenate([np.empty(0, np.int64), *rows]))
         return self.data.metrics.take(places.astype(np.int64))
@@ -403,14 +396,42 @@ def score_sweep(
                 f"{entry.run_id}): give each setting a different variant name in its file"
             )
     curves = validation_curves(data.metrics, data.runs)
-    # The rows of the runs by the ways in which a declaration may identify them (`_score`). If several runs match by
+    # The rows of the runs by the ways in which a declaration may identify them (see below). If several runs match by
     # name alone, finished runs are preferred, then newer ones.
     stored: dict[tuple[object, ...], Any] = {}
     done = data.runs.assign(done=data.runs["status"].isin(schema.FINISHED))
     for row in done.sort_values(["done", "start", "mlflow_id"]).itertuples():
         name = row.model, row.variant
         stored[(row.run_id,)] = stored[name] = stored[*name, _whole(row.seed)] = row
-    runs = tuple(_score(entry, stored, curves) for entry in dict.fromkeys(expected))
+    scores = []
+    for entry in dict.fromkeys(expected):
+        place = (
+            (entry.model, entry.variant) if entry.seed is None else (entry.model, entry.variant, entry.seed)
+        )
+        row = stored.get(place if entry.run_id is None else (entry.run_id,))
+        if row is None:
+            state = SelectionState.MISSING
+            about = entry.run_id, "", entry.model, entry.variant, entry.seed
+            scores.append(RunScore(*about, state, Choice(state)))
+            continue
+        t_stop = _whole(row.t_stop)
+        choice = choose(curves.of(row.mlflow_id), t_stop, curves.benchmarks)
+        score = RunScore(
+            run_id=row.run_id,
+            mlflow_id=row.mlflow_id,
+            model=entry.model,
+            variant=entry.variant,
+            seed=_whole(row.seed),
+            state=state_in_store(row.status, row.core, choice),
+            choice=choice,
+            rule=row.rule,
+            core=row.core,
+            status=row.status,
+            reason=row.reason,
+            t_stop=t_stop,
+        )
+        scores.append(score)
+    runs = tuple(scores)
     gaps = [run for run in runs if not run.is_result]
     if gaps and not partial:
         raise UserError(
@@ -423,7 +444,8 @@ def score_sweep(
             f"sweep {data.sweep!r} has no validation score yet: none of its {counted(len(runs), 'run')} evaluated "
             f"inside its window; wait for the first evaluation, or see `cppo status`"
         )
-    cells = {pair: score_cell(of_cell, curves.benchmarks) for pair, of_cell in by_cell(runs).items()}
+    of_cell = by_cell(runs)
+    cells = {pair: score_cell(of_pair, curves.benchmarks) for pair, of_pair in of_cell.items()}
     used = {run.mlflow_id for run in runs}
     return Scoreboard(
         data=data,
@@ -432,6 +454,7 @@ def score_sweep(
         variants=tuple(dict.fromkeys(variant for _, variant in cells)),
         runs=runs,
         cells=cells,
+        of_cell=of_cell,
         unused=data.runs[~data.runs["mlflow_id"].isin(used)],
         pairing=pairing,
     )
@@ -448,32 +471,6 @@ def by_cell(runs: Iterable[Any]) -> Mapping[tuple[str, str], tuple[Any, ...]]:
 def _whole(value: Any) -> int | None:
     """Of a nullable integer."""
     return None if pd.isna(value) else int(value)
-
-
-def _score(
-    entry: ExpectedRun, stored: Mapping[tuple[object, ...], Any], curves: ValidationCurves
-) -> RunScore:
-    name = (entry.model, entry.variant) if entry.seed is None else (entry.model, entry.variant, entry.seed)
-    row = stored.get(name if entry.run_id is None else (entry.run_id,))
-    if row is None:
-        state = SelectionState.MISSING
-        return RunScore(entry.run_id, "", entry.model, entry.variant, entry.seed, state, Choice(state))
-    t_stop = _whole(row.t_stop)
-    choice = choose(curves.of(row.mlflow_id), t_stop, curves.benchmarks)
-    return RunScore(
-        run_id=row.run_id,
-        mlflow_id=row.mlflow_id,
-        model=entry.model,
-        variant=entry.variant,
-        seed=_whole(row.seed),
-        state=state_in_store(row.status, row.core, choice),
-        choice=choice,
-        rule=row.rule,
-        core=row.core,
-        status=row.status,
-        reason=row.reason,
-        t_stop=t_stop,
-    )
 
 
 def describe_gap(run: RunScore, *others: RunScore) -> str:

@@ -262,7 +262,12 @@ def read_seed_values(uri: str, experiment: str, result: SearchResult) -> tuple[S
     if len(result.seeds) < 2:
         return ()
     run_ids = {run_id for trial in result.complete for run_id in trial.user_attrs["run_ids"]}
-    data = read_runs(uri, experiment, run_ids, _is_mean_score)
+    data = read_runs(
+        uri,
+        experiment,
+        run_ids,
+        lambda name: (schema.parse_validation_metric(name) or ("",))[0] == schema.MEAN,
+    )
     curves = mean_curves(data, result.t_stop)
     paired = all(
         starts_with_seed(data, str(run.mlflow_id), None if pd.isna(run.seed) else int(run.seed))
@@ -318,8 +323,3 @@ def best_trial_lead(result: SearchResult, seeds: Sequence[SeedValues]) -> BestTr
     leads = {trial.number: ranked[0].values[0] - trial.values[0] for trial in ranked[1:]}
     close = tuple(number for number, lead in leads.items() if lead <= FAR * error)
     return BestTrialLead(scatter, paired, len(table), error, min(leads.values()), close)
-
-
-def _is_mean_score(name: str) -> bool:
-    parsed = schema.parse_validation_metric(name)
-    return parsed is not None and parsed[0] == schema.MEAN

@@ -259,10 +259,14 @@ def read_study(
     Raises UserError as `read_sweep` and `score_sweep` do for the first incomplete sweep; with `partial`, only if no
     sweep has any score, or if the store fails.
     """
-    listing, boards, absent = list_runs(uri, experiment), dict[str, Scoreboard](), dict[str, str]()
+    listing, boards, absent = list_runs(uri, experiment), {}, {}
     for grid in sweeps:
         # The ablations show scores only; other training metrics are read for the main sweep alone.
-        metrics = is_result if grid.name == MAIN else _is_judged
+        metrics = (
+            is_result
+            if grid.name == MAIN
+            else lambda name: name == LENGTH or schema.parse_validation_metric(name) is not None
+        )
         try:
             of_sweep = claims.get(grid.name, ())
             boards[grid.name] = score_grid(uri, experiment, grid, of_sweep, partial, metrics, listing)
@@ -281,7 +285,3 @@ def read_study(
     ours = [run.mlflow_id for model in main.models for run in main.runs_of(model, OURS)]
     positions, windows = read_positions(uri, filter(None, pair)), read_windows(uri, filter(None, ours))
     return replace(study, positions=positions, windows=windows)
-
-
-def _is_judged(metric: str) -> bool:
-    return metric == LENGTH or schema.parse_validation_metric(metric) is not None

@@ -97,7 +97,7 @@ def logrank(strata: Sequence[tuple[Sequence[RunValues], Sequence[RunValues]]]) -
 
 
 def _scores(runs: Sequence[RunValues]) -> list[float]:
-    hazard, before = 0.0, dict[int, float]()
+    hazard, before = 0.0, {}
     for step, at_risk, collapses in _ends(runs):
         hazard += collapses / at_risk
         before[step] = hazard
@@ -122,8 +122,19 @@ def _exact_p(
     """The share of permutations whose sum is at least as far from 0; None if there are too many sums to enumerate."""
     whole = {0.0: 1.0}
     for ours, theirs in strata:
-        of_stratum = _sums(_scores([*ours, *theirs]), len(ours))
-        if of_stratum is None or len(whole) * len(of_stratum) > _MOST_SUMS:
+        # Number of runs and sum of their scores -> the ways to choose them.
+        ways = Counter[tuple[int, float]]({(0, 0.0): 1})
+        for score in _scores([*ours, *theirs]):
+            for (count, total), number in list(ways.items()):
+                if count < len(ours):
+                    ways[count + 1, round(total + score, _DIGITS)] += number
+            if len(ways) > _MOST_SUMS:
+                return None
+        choices = math.comb(len(ours) + len(theirs), len(ours))
+        of_stratum = {
+            total: number / choices for (count, total), number in ways.items() if count == len(ours)
+        }
+        if len(whole) * len(of_stratum) > _MOST_SUMS:
             return None
         joined = defaultdict[float, float](float)
         for (total, p), (further, q) in itertools.product(whole.items(), of_stratum.items()):
@@ -131,19 +142,6 @@ def _exact_p(
         whole = dict(joined)
     far = math.fsum(p for total, p in whole.items() if abs(total) >= distance - 10**-_DIGITS * 10)
     return min(1.0, far)
-
-
-def _sums(scores: Sequence[float], size: int) -> dict[float, float] | None:
-    """Sum -> its probability over all choices of `size` of the scores; None if there are too many."""
-    ways = Counter[tuple[int, float]]({(0, 0.0): 1})
-    for score in scores:
-        for (count, total), number in list(ways.items()):
-            if count < size:
-                ways[count + 1, round(total + score, _DIGITS)] += number
-        if len(ways) > _MOST_SUMS:
-            return None
-    choices = math.comb(len(scores), size)
-    return {total: number / choices for (count, total), number in ways.items() if count == size}
 
 
 # The probability that a run collapses, with intervals and tests.

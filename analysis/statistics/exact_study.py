@@ -110,7 +110,7 @@ def read_curves(board: Scoreboard) -> dict[Condition, Curves]:
     """
     if board in _CURVES_OF_BOARD:  # each claim and the tables need them
         return _CURVES_OF_BOARD[board]
-    curves: dict[Condition, Curves] = {}
+    curves = {}
     for model, variant in board.cells:
         runs = {
             run.mlflow_id: run.seed
@@ -158,7 +158,7 @@ def controls(board: Scoreboard) -> dict[str, str]:
         if params := next(filter(None, logged), None):
             rule = {key: value for key, value in params.items() if key.startswith("rule.")}
             rules.setdefault((model, without_horizon(variant)), rule)
-    kinds: dict[str, str] = {}
+    kinds = {}
     for (model, variant), rule in rules.items():
         reference = rules.get((model, REFERENCE))
         if variant == REFERENCE or reference is None:
@@ -354,11 +354,9 @@ def summarise(curves: Curves) -> ConditionSummary:
     fell = np.diff(curves.returns, axis=1)
     moved = nan_mean(curves.movement_by_position, (0, 1))
     erred = nan_mean(np.abs(curves.error_by_position), (0, 1))
-
-    def over_error(bound: Array) -> float:
-        ratios = bound[has_error] / error[has_error]
-        return float(np.median(ratios)) if len(ratios) else math.nan
-
+    bounds = (curves.bound, curves.product_bound, curves.theorem_bound)
+    ratios = (bound[has_error] / error[has_error] for bound in bounds)
+    proposition, product, theorem = (float(np.median(of)) if len(of) else math.nan for of in ratios)
     return ConditionSummary(
         len(curves.seeds),
         float(np.nanmean(error)),
@@ -366,9 +364,9 @@ def summarise(curves: Curves) -> ConditionSummary:
         float(np.nanmean(curves.before)),
         float(np.nanmean(curves.returns)),
         float((fell < 0).sum() / max(np.isfinite(fell).sum(), 1)),
-        over_error(curves.bound),
-        over_error(curves.product_bound),
-        over_error(curves.theorem_bound),
+        proposition,
+        product,
+        theorem,
         (float(nan_mean(curves.visits)), float(nan_mean(curves.positions)), float(nan_mean(curves.prefixes))),
         tuple(moved.tolist()),
         tuple((erred / np.where(moved > 0, moved, math.nan)).tolist()),

@@ -94,14 +94,6 @@ def with_holm(differences: Sequence[Difference]) -> list[tuple[Difference, float
     ]
 
 
-def above_zero(runs: FinishedRuns, model: str, variant: str, quantity: Measure) -> Difference | None:
-    """The mean of a quantity over the runs of a cell, as a difference from 0; None if no run has it."""
-    values = list(by_seed(runs, model, variant, quantity).values())
-    if not values:
-        return None
-    return Difference(model, variant, "", quantity, mean_of(values), False, len(values), 0, None)
-
-
 def over_models(parts: Sequence[Difference], weights: Sequence[float], runs: FinishedRuns) -> Estimate:
     """The weighted sum of differences between the same two variants, one or more, of a model each.
 
@@ -110,18 +102,17 @@ def over_models(parts: Sequence[Difference], weights: Sequence[float], runs: Fin
     """
     sides = ((part.model, name) for part in parts for name in (part.variant, part.against))
     if all(run.common for side in sides for run in cell_runs(runs, *side)):
-        table = pd.DataFrame([_by_seed(runs, part) for part in parts]).dropna(axis="columns")
+        leads = []  # of the seeds that both sides have; the values of ours if there is no other side
+        for part in parts:
+            ours, theirs = (
+                by_seed(runs, part.model, name, part.score) for name in (part.variant, part.against)
+            )
+            leads.append(_minus(ours, theirs) if part.against else ours)
+        table = pd.DataFrame(leads).dropna(axis="columns")
         sums = [math.fsum(column) for column in table.mul(list(weights), axis="index").to_numpy().T]
         if len(sums) > 1:
             return replace(mean_of(sums), n=sum(part.estimate.n for part in parts))
     return combine([part.estimate for part in parts], weights)
-
-
-def _by_seed(runs: FinishedRuns, part: Difference) -> dict[int | None, float]:
-    """Seed -> difference, of the seeds that both sides have; the values of ours if there is no other side."""
-    ours = by_seed(runs, part.model, part.variant, part.score)
-    theirs = by_seed(runs, part.model, part.against, part.score) if part.against else dict.fromkeys(ours, 0.0)
-    return _minus(ours, theirs)
 
 
 def mean_difference(parts: Sequence[Difference], runs: FinishedRuns) -> Difference:

@@ -103,7 +103,26 @@ def reached_power(
         return None
 
     def all_hold(n: int) -> float:
-        return float(np.prod([_chance(claim, estimate, runs, n) for estimate in estimates]))
+        """The probability that every comparison holds with `n` runs of each variant and model.
+
+        That a share is higher is simulated: the true share of the other side is its pooled share over all strata; ours
+        is higher by the claim's lead.
+        """
+        chances = []
+        for estimate in estimates:
+            if isinstance(estimate, ShareDifference):
+                theirs, rng = estimate.theirs, np.random.default_rng(n)
+                base = sum(collapsed for collapsed, _ in theirs) / sum(count for _, count in theirs)
+                ours, others = (
+                    rng.binomial(n, share, (STUDIES, len(theirs))) / n
+                    for share in (min(1.0, base + claim.lead), base)
+                )
+                chances.append((newcombe(ours, others, n, n, Z95, -1) > 0).mean())
+            else:
+                spread = spread_of(estimate, runs)
+                assert spread is not None, "an estimate without an error says why"
+                chances.append(spread_power(claim.lead, claim.margin, spread, n))
+        return float(np.prod(chances))
 
     return ReachedPower(claim.lead, all_hold(runs), runs, _fewest(all_hold))
 
@@ -121,25 +140,6 @@ def _fewest(chance: Callable[[int], float]) -> int | None:
         middle = (low + high) // 2
         low, high = (low, middle) if chance(middle) >= POWER else (middle, high)
     return high
-
-
-def _chance(claim: Claim, estimate: Estimate, runs: int, n: int) -> float:
-    """The probability that a comparison, estimated from `runs` of each variant and model, holds with `n` of them.
-
-    That a share is higher is simulated: the true share of the other side is its pooled share over all strata; ours is
-    higher by the claim's lead.
-    """
-    if isinstance(estimate, ShareDifference):
-        theirs, rng = estimate.theirs, np.random.default_rng(n)
-        base = sum(collapsed for collapsed, _ in theirs) / sum(count for _, count in theirs)
-        ours, others = (
-            rng.binomial(n, share, (STUDIES, len(theirs))) / n
-            for share in (min(1.0, base + claim.lead), base)
-        )
-        return float((newcombe(ours, others, n, n, Z95, -1) > 0).mean())
-    spread = spread_of(estimate, runs)
-    assert spread is not None, "an estimate without an error says why"
-    return spread_power(claim.lead, claim.margin, spread, n)
 
 
 def spread_power(lead: float, margin: float | None, spread: Spread, n: int) -> float:
@@ -263,7 +263,7 @@ def _simulated(
                 return 0.0, seeds  # like a verdict that lacks the runs of a side
             sides[variant, against][model] = runs[variant], runs[against]
     trend = claim.kind is Kind.TREND
-    groups: list[tuple[tuple[float, ...], list[tuple[FloatArray, FloatArray]]]] = []
+    groups = []
     for of_models in sides.values():
         together = claim.over_models or trend
         for models in [list(of_models)] if together else [[model] for model in of_models]:

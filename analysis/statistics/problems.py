@@ -41,21 +41,10 @@ from cppo_lab.analysis.statistics.estimate import (
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.values import late_weights
 from cppo_lab.answers.outcomes import Outcomes
-from cppo_lab.answers.texts import VALIDATION, Sample, Texts
+from cppo_lab.answers.texts import VALIDATION, Texts
 from cppo_lab.data.answers import value
 
 CountArray = NDArray[np.integer]
-
-
-@dataclass(frozen=True)
-class EvaluationVariance:
-    """Of the unweighted mean over benchmarks. `answers`: its variance over other answers to the same problems; None for
-    one answer per problem. `between`: rho, the share of p (1 - p) that lies between problems; None if `answers` is None
-    or nothing varies.
-    """
-
-    answers: float | None
-    between: float | None
 
 
 def _strata_of(benchmark_of: CountArray) -> list[NDArray[np.intp]]:
@@ -69,12 +58,15 @@ def _within_problem(right: CountArray, samples: int) -> FloatArray:
     return shares * (1 - shares) * samples / (samples - 1)
 
 
-def evaluation_variance(right: CountArray, samples: int, benchmark_of: CountArray) -> EvaluationVariance:
-    """The variance of an evaluation. `right` [P]: right answers of `samples`; `benchmark_of` [P]: each problem's
-    benchmark number.
+def evaluation_variance(
+    right: CountArray, samples: int, benchmark_of: CountArray
+) -> tuple[float | None, float | None]:
+    """The variance of the unweighted mean over benchmarks over other answers to the same problems, None for one answer
+    per problem; and rho, the share of p (1 - p) that lies between problems, None also if nothing varies. `right` [P]:
+    right answers of `samples`; `benchmark_of` [P]: each problem's benchmark number.
     """
     if samples < 2:
-        return EvaluationVariance(None, None)
+        return None, None
     shares, inside = np.asarray(right, dtype=np.float64) / samples, _within_problem(right, samples)
     strata = _strata_of(benchmark_of)
     parts = [(float(inside[part].mean()), float(np.var(shares[part])), len(part)) for part in strata]
@@ -82,7 +74,7 @@ def evaluation_variance(right: CountArray, samples: int, benchmark_of: CountArra
     # The observed variance of the s_i exceeds that of the p_i by p_i (1 - p_i) / k; means over benchmarks.
     spread = math.fsum(observed - mean / samples for mean, observed, _ in parts)
     total = spread + math.fsum(mean for mean, *_ in parts)
-    return EvaluationVariance(answers, min(1.0, max(0.0, spread / total)) if total > 0 else None)
+    return answers, min(1.0, max(0.0, spread / total)) if total > 0 else None
 
 
 def edge_share(shares: Sequence[float], answers: Sequence[int]) -> Interval | None:
@@ -266,7 +258,23 @@ def problem_difference(
     mine, other = ours.mean(axis=0), theirs.mean(axis=0)
     problems = clustered_mean(mine - other, benchmark_of)
     sides = [ours - theirs] if paired else [ours, theirs]
-    both = _both(seeds, problems, sum(_interaction(side, benchmark_of) for side in sides))
+    both = Estimate(problems.value, seeds.n, unknown=seeds.unknown or problems.unknown)
+    if not (
+        seeds.error is None or problems.error is None or seeds.degrees is None or problems.degrees is None
+    ):
+        # The part of the variance over problems that is theirs alone, without the interaction with runs.
+        interaction = sum(_interaction(side, benchmark_of) for side in sides)
+        over_problems = problems.error**2
+        alone = max(over_problems - interaction, 0.0)
+        error = math.sqrt(max(seeds.error**2 + alone, over_problems))
+        half = math.hypot(
+            t_quantile(seeds.degrees) * seeds.error, t_quantile(problems.degrees) * math.sqrt(alone)
+        )
+        low, high = sorted((seeds.degrees, problems.degrees))
+        for _ in range(60):  # the degrees of freedom between both at which t has the quantile half / error
+            middle = (low + high) / 2
+            low, high = (middle, high) if t_quantile(middle) > half / error else (low, middle)
+        both = estimate(problems.value, seeds.n, error, (low + high) / 2)
     a, b = mine - mine.mean(), other - other.mean()
     scale = math.sqrt(float((a * a).sum()) * float((b * b).sum()))
     correlation = float(np.clip((a * b).sum() / scale, -1, 1)) if scale > 0 else None
@@ -282,27 +290,6 @@ def _interaction(values: FloatArray, benchmark_of: CountArray) -> float:
         square = float((residuals**2).sum()) / ((runs - 1) * (part.shape[1] - 1))
         variances.append(square / part.size)
     return math.fsum(variances) / len(strata) ** 2
-
-
-def _both(seeds: Estimate, problems: Estimate, interaction: float) -> Estimate:
-    if seeds.error is None or problems.error is None or seeds.degrees is None or problems.degrees is None:
-        return Estimate(problems.value, seeds.n, unknown=seeds.unknown or problems.unknown)
-    over_seeds, over_problems = seeds.error**2, problems.error**2
-    alone = max(over_problems - interaction, 0.0)  # problems alone, without the interaction with runs
-    error = math.sqrt(max(over_seeds + alone, over_problems))
-    half = math.hypot(
-        t_quantile(seeds.degrees) * seeds.error, t_quantile(problems.degrees) * math.sqrt(alone)
-    )
-    return estimate(problems.value, seeds.n, error, _degrees(half / error, seeds.degrees, problems.degrees))
-
-
-def _degrees(quantile: float, *ends: float) -> float:
-    """The degrees of freedom between the `ends` at which t has this quantile."""
-    low, high = sorted(ends)
-    for _ in range(60):  # the quantile falls as the degrees rise
-        middle = (low + high) / 2
-        low, high = (middle, high) if t_quantile(middle) > quantile else (low, middle)
-    return (low + high) / 2
 
 
 # Answers drawn with repeated sampling seeds: the dependence between the errors of two evaluations of the same
@@ -441,7 +428,7 @@ class CellProblems:
     def between(self) -> float | None:
         """rho at the last validation, averaged over runs; None if no run shows it."""
         variances = (evaluation_variance(run, self.samples, self.benchmark_of) for run in self.last)
-        shares = [variance.between for variance in variances if variance.between is not None]
+        shares = [between for _, between in variances if between is not None]
         return sum(shares) / len(shares) if shares else None
 
     def pass_at(self, k: int) -> Estimate:
@@ -521,6 +508,9 @@ def paired_problems(
     return tuple(pairs)
 
 
+_RIGHT = "right"
+
+
 def majority_score(
     board: Scoreboard, cell: CellProblems, answers: Mapping[str, RunAnswers]
 ) -> Estimate | None:
@@ -532,9 +522,15 @@ def majority_score(
     for mlflow_id in cell.mlflow_ids:
         step = int(_in_window(runs[mlflow_id], board.data.outcomes[mlflow_id]).steps[-1])
         texts = answers[mlflow_id].texts if mlflow_id in answers else ()
-        votes = _votes(
-            [sample for validation in texts if validation.step == step for sample in validation.samples]
-        )
+        # Problem -> how often each answer was given. Answers of equal value agree, whatever their spelling, as all
+        # right ones do. Missing answers never agree with each other.
+        votes = defaultdict[str, Counter[str]](Counter)
+        for sample in (
+            sample for validation in texts if validation.step == step for sample in validation.samples
+        ):
+            if sample.kind == VALIDATION:
+                wrong = f"#{sample.draw}" if sample.answer is None else f"={value(sample.answer)}"
+                votes[sample.problem][_RIGHT if sample.right else wrong] += 1
         if any(votes[name].total() != cell.samples for name in cell.problems):
             return None
         of_run = []
@@ -574,23 +570,8 @@ def _graded(texts: Texts, samples: int) -> dict[str, list[bool]]:
     }
 
 
-_RIGHT = "right"
-
-
-def _votes(samples: Sequence[Sample]) -> Mapping[str, Counter[str]]:
-    """Problem -> how often each answer was given. Answers of equal value agree, whatever their spelling, as all right
-    ones do. Missing answers never agree with each other.
-    """
-    votes = defaultdict[str, Counter[str]](Counter)
-    for sample in samples:
-        if sample.kind == VALIDATION:
-            wrong = f"#{sample.draw}" if sample.answer is None else f"={value(sample.answer)}"
-            votes[sample.problem][_RIGHT if sample.right else wrong] += 1
-    return votes
-
-
 def _cell(board: Scoreboard, runs: Sequence[RunScore]) -> CellProblems | None:
-    final, inside, evaluations = [], [], list[tuple[float, float]]()
+    final, inside, evaluations = [], [], []
     first = board.data.outcomes[runs[0].mlflow_id]
     for run in runs:
         outcomes = _in_window(run, board.data.outcomes[run.mlflow_id])
@@ -602,8 +583,9 @@ def _cell(board: Scoreboard, runs: Sequence[RunScore]) -> CellProblems | None:
         final.append(total / outcomes.samples)
         inside.append(outcomes.right)
         for step, weight in weights.items():
-            variance = evaluation_variance(rows[step], outcomes.samples, outcomes.benchmark_of).answers
-            evaluations += [] if variance is None else [(weight / len(runs), variance)]
+            variance, _ = evaluation_variance(rows[step], outcomes.samples, outcomes.benchmark_of)
+            if variance is not None:
+                evaluations.append((weight / len(runs), variance))
     return CellProblems(
         model=runs[0].model,
         variant=runs[0].variant,

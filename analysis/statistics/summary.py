@@ -98,7 +98,7 @@ def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None
     outcomes, step = board.data.outcomes.get(run.mlflow_id), run.choice.step
     if outcomes is not None and step in outcomes.steps:
         right = outcomes.right[int(np.searchsorted(outcomes.steps, step or 0))]
-        variance = evaluation_variance(right, outcomes.samples, outcomes.benchmark_of).answers
+        variance, _ = evaluation_variance(right, outcomes.samples, outcomes.benchmark_of)
         if variance is not None:
             edge = evaluation_edge(right / outcomes.samples, outcomes.samples, outcomes.benchmark_of)
             return SamplingError(math.sqrt(variance), True, edge)
@@ -109,22 +109,6 @@ def run_sampling_error(board: Scoreboard, run: RunScore) -> SamplingError | None
     if not scores or not problems or samples < 1:
         return None
     return sampling_error(list(scores.values()), problems, samples)
-
-
-def cell_sampling_error(board: Scoreboard, runs: Sequence[RunScore]) -> SamplingError | None:
-    """The sampling error of an evaluation of a typical run of a cell (root mean square); None if it is unknown for any
-    run, or if some have only right answers and all others only wrong ones.
-    """
-    errors = [error for run in runs if (error := run_sampling_error(board, run)) is not None]
-    if not errors or len(errors) < len(runs):
-        return None
-    edges, widest = [error.edge for error in errors if error.edge is not None], None
-    if len(edges) == len(errors):
-        if len({edge.value for edge in edges}) > 1:
-            return None
-        widest = max(edges, key=lambda edge: (edge.high or 0.0) - (edge.low or 0.0))
-    answers = math.sqrt(math.fsum(error.answers**2 for error in errors) / len(errors))
-    return SamplingError(answers, all(error.known for error in errors), widest)
 
 
 # The noise of a map of cells: how far apart the final means of equally good cells are.
@@ -159,17 +143,20 @@ def map_noise(board: Scoreboard, model: str, variants: Sequence[str]) -> MapNois
     if len(counts) < 2:
         return None
     residual = _residual(runs, all(run.paired for run in runs)) or _residual(runs, False)
-    if residual is not None:
-        variance, degrees = residual
-        error = math.sqrt(2 * variance * math.fsum(1 / count for count in counts.values()) / len(counts))
-        return _noise_of(error, degrees, len(counts), True)
-    # The variance over other answers of each cell's final mean, as for fresh answers.
-    cells = cell_problems(board)
-    of_map = [cell for pair, cell in cells.items() if pair[0] == model and pair[1] in counts]
-    sampled = [mean_variance(cell.evaluations) for cell in of_map if cell.evaluations]
-    if len(sampled) < len(counts):
-        return None
-    return _noise_of(math.sqrt(2 * math.fsum(sampled) / len(sampled)), _LARGE, len(sampled), False)
+    variance, degrees = residual or (0.0, _LARGE)
+    variances = [variance / count for count in counts.values()]  # of each cell's final mean
+    if residual is None:  # over other answers, as for fresh answers
+        cells = cell_problems(board)
+        of_map = [cell for pair, cell in cells.items() if pair[0] == model and pair[1] in counts]
+        variances = [mean_variance(cell.evaluations) for cell in of_map if cell.evaluations]
+        if len(variances) < len(counts):
+            return None
+    error = math.sqrt(2 * math.fsum(variances) / len(counts))
+    if error < _ROUNDING:
+        error = 0.0
+    pairs = len(counts) * (len(counts) - 1) / 2
+    reach = float(stdtrit(degrees, 1 - (1 - LEVEL) / (2 * pairs))) * error
+    return MapNoise(error, reach, residual is not None)
 
 
 def _residual(runs: Sequence[RunValues], paired: bool) -> tuple[float, int] | None:
@@ -184,13 +171,6 @@ def _residual(runs: Sequence[RunValues], paired: bool) -> tuple[float, int] | No
     fitted, _, rank, _ = np.linalg.lstsq(design, scores, rcond=None)
     degrees = len(runs) - int(rank)
     return (float(((scores - design @ fitted) ** 2).sum()) / degrees, degrees) if degrees else None
-
-
-def _noise_of(error: float, degrees: float, cells: int, seeds: bool) -> MapNoise:
-    if error < _ROUNDING:
-        return MapNoise(0.0, 0.0, seeds)
-    pairs = cells * (cells - 1) / 2
-    return MapNoise(error, float(stdtrit(degrees, 1 - (1 - LEVEL) / (2 * pairs))) * error, seeds)
 
 
 # The order of the methods on each model by each score, and how the margins compare with noise.
@@ -222,8 +202,16 @@ def rankings(board: Scoreboard, runs: FinishedRuns) -> dict[tuple[str, Score], R
     for model, score in product(board.models, Score):
         cells = {variant: list(by_seed(runs, model, variant, score).values()) for variant in board.variants}
         means = {variant: fmean(values) for variant, values in cells.items() if values}
-        order = sorted(means, key=lambda variant: -means[variant])
-        noise = {variant: _noise(cell_runs(runs, model, variant), score) for variant in order}
+        order, noise = sorted(means, key=lambda variant: -means[variant]), {}
+        for variant in order:  # from the scatter of evaluations; None if it is unknown for any of the runs
+            of_cell = cell_runs(runs, model, variant)
+            squares = [
+                run.step_noise**2 / {Score.FINAL: run.late, Score.AREA: run.evaluations}.get(score, 1)
+                for run in of_cell
+                if run.step_noise is not None
+            ]
+            known = len(squares) == len(of_cell)
+            noise[variant] = math.sqrt(math.fsum(squares)) / len(of_cell) if known else None
         places = {}
         for variant, below in zip_longest(order, order[1:]):
             margin = both = None
@@ -244,16 +232,6 @@ def kendall(first: Ranking, second: Ranking) -> float | None:
     pairs = [(place.rank, second[variant].rank) for variant, place in first.items() if variant in second]
     tau = float(pd.DataFrame(pairs, columns=["first", "second"], dtype=float).corr("kendall").iloc[0, 1])
     return None if math.isnan(tau) else tau
-
-
-def _noise(runs: Sequence[RunValues], score: Score) -> float | None:
-    """Standard error of a cell's score from the scatter of evaluations; None if it is unknown for any of the runs."""
-    squares = [
-        run.step_noise**2 / {Score.FINAL: run.late, Score.AREA: run.evaluations}.get(score, 1)
-        for run in runs
-        if run.step_noise is not None
-    ]
-    return math.sqrt(math.fsum(squares)) / len(runs) if len(squares) == len(runs) else None
 
 
 # All statistics of a scored sweep, for tables and pages.
@@ -327,7 +305,19 @@ def sweep_statistics(board: Scoreboard, resamples: int = RESAMPLES, baseline: Ba
             leads[pair[1]].append(differences[Score.FINAL])
         finished = [run for run in board.runs_of(*pair) if run.is_result]
         collapsed = sum(run.state is SelectionState.COLLAPSE for run in finished)
-        sampling = cell_sampling_error(board, finished)
+        # That of a typical run (root mean square); unknown if it is for any, or if some have only right answers and all
+        # others only wrong ones.
+        errors = [error for run in finished if (error := run_sampling_error(board, run)) is not None]
+        edges = [error.edge for error in errors if error.edge is not None]
+        sampling, at_edge = None, len(edges) == len(errors)
+        if (
+            errors
+            and len(errors) == len(finished)
+            and not (at_edge and len({edge.value for edge in edges}) > 1)
+        ):
+            answers = math.sqrt(math.fsum(error.answers**2 for error in errors) / len(errors))
+            widest = max(edges, key=lambda edge: (edge.high or 0.0) - (edge.low or 0.0)) if at_edge else None
+            sampling = SamplingError(answers, all(error.known for error in errors), widest)
         cells[pair] = CellStatistics(len(finished), collapsed, sampling, scores, differences)
     adjusted: dict[tuple[str, str, Score], float] = {}
     for score in Score:

@@ -154,9 +154,39 @@ _OF_BOARD: WeakKeyDictionary[Scoreboard, FinishedRuns] = WeakKeyDictionary()
 
 def run_values(board: Scoreboard) -> FinishedRuns:
     """Every run of the board that is a result, in the board's order."""
-    if board not in _OF_BOARD:  # several parts of a report need them
-        _OF_BOARD[board] = FinishedRuns(_values(board, run) for run in board.runs if run.is_result)
-    return _OF_BOARD[board]
+    if board in _OF_BOARD:  # several parts of a report need them
+        return _OF_BOARD[board]
+    values = []
+    for run in [run for run in board.runs if run.is_result]:
+        window, paired = board.window(run), board.pairing
+        if paired is None:  # the sweep file does not say
+            paired = starts_with_seed(board.data, run.mlflow_id, run.seed)
+        means = _to_the_end(window[schema.MEAN].dropna(), run)
+        means = means if len(means) else pd.Series([0.0])
+        late = late_curve(board.curves.of(run.mlflow_id), run.t_stop)
+        collapsed = run.state is SelectionState.COLLAPSE
+        steps, scores = means.index.to_numpy(dtype=np.float64), means.to_numpy(dtype=np.float64)
+        area = float(scores[0])
+        if len(steps) > 1:
+            area = float(np.sum(np.diff(steps) * (scores[1:] + scores[:-1]) / 2) / (steps[-1] - steps[0]))
+        of_run = RunValues(
+            model=run.model,
+            variant=run.variant,
+            seed=run.seed,
+            collapsed=collapsed,
+            best=run.choice.score,
+            corrected=corrected_score(window, board.benchmarks_of(run.model)),
+            final=fmean(_late(means, run.t_stop)),
+            area=area,
+            step_noise=step_noise(late),
+            evaluations=len(window),
+            late=len(late),
+            ended=(run.choice.last_step or 0) if collapsed or run.t_stop is None else run.t_stop,
+            paired=paired,
+            common=paired and run.mlflow_id in board.data.drawn_starts,
+        )
+        values.append(of_run)
+    return _OF_BOARD.setdefault(board, FinishedRuns(values))
 
 
 def by_seed(runs: FinishedRuns, model: str, variant: str, score: Measure) -> dict[int | None, float]:
@@ -183,32 +213,6 @@ def late_weights(board: Scoreboard, run: RunScore) -> dict[int, float]:
     for step in late.index:
         shares[int(step if step <= seen.index[-1] else filled)] += 1 / len(late)
     return dict(shares)
-
-
-def _values(board: Scoreboard, run: RunScore) -> RunValues:
-    curve = board.curves.of(run.mlflow_id)
-    window, paired = board.window(run), board.pairing
-    if paired is None:  # the sweep file does not say
-        paired = starts_with_seed(board.data, run.mlflow_id, run.seed)
-    means, late = _to_the_end(window[schema.MEAN].dropna(), run), late_curve(curve, run.t_stop)
-    means = means if len(means) else pd.Series([0.0])
-    collapsed, final = run.state is SelectionState.COLLAPSE, _late(means, run.t_stop)
-    return RunValues(
-        model=run.model,
-        variant=run.variant,
-        seed=run.seed,
-        collapsed=collapsed,
-        best=run.choice.score,
-        corrected=corrected_score(window, board.benchmarks_of(run.model)),
-        final=fmean(final),
-        area=_area(means),
-        step_noise=step_noise(late),
-        evaluations=len(window),
-        late=len(late),
-        ended=(run.choice.last_step or 0) if collapsed or run.t_stop is None else run.t_stop,
-        paired=paired,
-        common=paired and run.mlflow_id in board.data.drawn_starts,
-    )
 
 
 _START = "model.warm_start."  # prefix of the logged configuration keys
@@ -262,10 +266,3 @@ def _late(means: pd.Series, t_stop: int | None) -> pd.Series:
 
 def _end(means: pd.Series, t_stop: int | None) -> int:
     return int(means.index[-1]) if t_stop is None else t_stop
-
-
-def _area(means: pd.Series) -> float:
-    steps, scores = means.index.to_numpy(dtype=np.float64), means.to_numpy(dtype=np.float64)
-    if len(steps) < 2:
-        return float(scores[0])
-    return float(np.sum(np.diff(steps) * (scores[1:] + scores[:-1]) / 2) / (steps[-1] - steps[0]))

@@ -21,9 +21,9 @@ from cppo_lab.analysis.inputs import ExpectedRun, SweepData
 from cppo_lab.analysis.scoring import NothingScored, RunScore, Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Kind, pairs
 from cppo_lab.analysis.statistics.collapse import share_difference
-from cppo_lab.analysis.statistics.estimate import Estimate, holm, look_level
+from cppo_lab.analysis.statistics.estimate import Estimate, holm, look_level, mean_of
 from cppo_lab.analysis.statistics.exact_study import METRICS, EqualIn, advantage, of_seeds, read_curves
-from cppo_lab.analysis.statistics.paired import Difference, above_zero, difference, mean_difference, slope
+from cppo_lab.analysis.statistics.paired import Difference, difference, mean_difference, slope
 from cppo_lab.analysis.statistics.power import ONE_SIDED_LEVEL, ReachedPower, reached_power
 from cppo_lab.analysis.statistics.values import (
     ONE_BENCHMARK,
@@ -31,6 +31,7 @@ from cppo_lab.analysis.statistics.values import (
     Measure,
     Quantity,
     Score,
+    by_seed,
     cell_runs,
     rise,
     run_values,
@@ -57,7 +58,7 @@ def with_quantity(board: Scoreboard, runs: FinishedRuns, quantity: Quantity) -> 
 
 def _early_prefix(board: Scoreboard, run: RunScore) -> float | None:
     """Training ends with the window, or else at the last logged step."""
-    points = board.points_of(run, PREFIX_SHARE)
+    points = board.points(PREFIX_SHARE, run)
     if points.empty:
         return None
     end = run.t_stop or int(points["step"].max())
@@ -67,7 +68,7 @@ def _early_prefix(board: Scoreboard, run: RunScore) -> float | None:
 
 
 def _over_steps(board: Scoreboard, run: RunScore, metric: str) -> float | None:
-    points = board.points_of(run, metric)
+    points = board.points(metric, run)
     values = points["value"][points["step"] > 0]
     if metric == METRICS["error"]:
         values = np.log(values[values != 0].abs())
@@ -144,7 +145,10 @@ def _compared(claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Measur
             if claim.kind is Kind.COLLAPSE:
                 lead = _collapses(runs, [model], pair, score) if all(sides) else None
             elif claim.kind is Kind.POSITIVE:
-                lead = above_zero(runs, model, pair[0], score)
+                values = [*by_seed(runs, model, pair[0], score).values()]  # as differences from 0
+                lead = None
+                if values:
+                    lead = Difference(model, *pair, score, mean_of(values), False, len(values), 0, None)
             else:
                 lead = difference(runs, model, *pair, score)
             why = _NO_RUN
@@ -287,29 +291,22 @@ def score_claimed(
     """As `score_sweep`; runs that no claim waits for are no gaps: those without a result whose seeds come after the
     look that decided the sequential claims which they test.
     """
-    not_awaited: set[ExpectedRun] = set()
+    late, awaited = set[tuple[str, str, int | None]](), set[tuple[str, str, int | None]]()
     if any(claim.sequential for claim in claims):
         with contextlib.suppress(NothingScored):  # no look without scores
-            places = _not_needed(score_sweep(data, expected, True, pairing), claims)
-            not_awaited = {run for run in expected if (run.model, run.variant, run.seed) in places}
+            board = score_sweep(data, expected, True, pairing)
+            for verdict in verdicts({data.sweep: board}, claims):
+                claim = verdict.claim
+                is_decided = claim.sequential and verdict.outcome is not VerdictOutcome.UNDECIDED
+                seeds = (claim.seeds or ())[verdict.looked :] if is_decided else ()
+                later = {place for place in claim.tests if place[2] in seeds}
+                late |= later
+                awaited |= claim.tests - later
+            awaited |= board.results
+    not_awaited = {run for run in expected if (run.model, run.variant, run.seed) in late - awaited}
     board = score_sweep(data, [run for run in expected if run not in not_awaited], partial, pairing)
     unused = board.unused["run_id"].isin({run.run_id for run in not_awaited})
     return replace(board, unused=board.unused[~unused])
-
-
-def _not_needed(board: Scoreboard, claims: Sequence[Claim]) -> frozenset[tuple[str, str, int]]:
-    """(model, variant, seed) of the runs without a result that come after the look that decided a sequential claim,
-    and that no other claim waits for.
-    """
-    late, awaited = set[tuple[str, str, int]](), set[tuple[str, str, int]]()
-    for verdict in verdicts({board.data.sweep: board}, claims):
-        claim = verdict.claim
-        is_decided = claim.sequential and verdict.outcome is not VerdictOutcome.UNDECIDED
-        seeds = (claim.seeds or ())[verdict.looked :] if is_decided else ()
-        later = {place for place in claim.tests if place[2] in seeds}
-        late |= later
-        awaited |= claim.tests - later
-    return frozenset(late - awaited - board.results)
 
 
 def _closed_by(claim: Claim, judged: Mapping[str, Verdict]) -> Claim | None:
@@ -374,48 +371,39 @@ def judge(claim: Claim, board: Scoreboard | None, runs: FinishedRuns) -> Verdict
 def _compare_all(
     claim: Claim, board: Scoreboard, runs: FinishedRuns, score: Measure
 ) -> tuple[Comparison, ...]:
-    measured = _compared(claim, board, runs, score)
-    if claim.sequential:
-        measured = [_at_a_look(claim, comparison) for comparison in measured]
-    p_for, p_against = (
-        [None if comparison.estimate is None else p_of(claim, comparison.estimate) for comparison in measured]
-        for p_of in (_p_for, _p_against)
-    )
-    every = zip(
-        measured, p_for, p_against, p_for if claim.of_errors else _holm(p_for), _holm(p_against), strict=True
-    )
+    tested = [_tested(claim, comparison) for comparison in _compared(claim, board, runs, score)]
+    p_for = [comparison.p_for for comparison in tested]
+    of_all = p_for if claim.of_errors else _holm(p_for)
+    against = _holm([comparison.p_against for comparison in tested])
     return tuple(
-        replace(
-            comparison, p_for=p, p_against=against, p_adjusted=of_all, outcome=outcome_of(p, against_of_all)
-        )
-        for comparison, p, against, of_all, against_of_all in every
+        replace(comparison, p_adjusted=adjusted, outcome=outcome_of(comparison.p_for, p_against))
+        for comparison, adjusted, p_against in zip(tested, of_all, against, strict=True)
     )
 
 
-def _at_a_look(claim: Claim, comparison: Comparison) -> Comparison:
-    """A comparison of a sequential claim, at the level of a look; without an interval before the first."""
-    if comparison.difference is None:
+def _tested(claim: Claim, comparison: Comparison) -> Comparison:
+    """A comparison with its p-values; of a sequential claim, at the level of a look, and without an interval before the
+    first.
+    """
+    lead, margin = comparison.difference, claim.margin
+    if lead is None:
         return comparison
-    estimate, early = comparison.difference.estimate, f"the first look is after {schema.FIRST_LOOK} seeds"
-    if comparison.runs < schema.FIRST_LOOK:
-        estimate = Estimate(estimate.value, estimate.n, unknown=early)
+    estimate = lead.estimate
+    if claim.sequential:
+        if comparison.runs < schema.FIRST_LOOK:
+            early = f"the first look is after {schema.FIRST_LOOK} seeds"
+            estimate = Estimate(estimate.value, estimate.n, unknown=early)
+        else:
+            estimate = replace(estimate, level=look_level(len(claim.seeds or ())))
+    if margin is None:
+        p_for, p_against = estimate.p_above(), estimate.p_below(claim.smallest)
     else:
-        estimate = replace(estimate, level=look_level(len(claim.seeds or ())))
-    return replace(comparison, difference=replace(comparison.difference, estimate=estimate))
-
-
-def _p_for(claim: Claim, difference: Estimate) -> float | None:
-    if claim.margin is None:
-        return difference.p_above(0.0)
-    above, below = difference.p_above(-claim.margin), difference.p_below(claim.margin)
-    return None if above is None or below is None else max(above, below)
-
-
-def _p_against(claim: Claim, difference: Estimate) -> float | None:
-    if claim.margin is None:
-        return difference.p_below(claim.smallest)
-    above, below = difference.p_above(claim.margin), difference.p_below(-claim.margin)
-    return None if above is None or below is None else min(above, below)
+        above, below = estimate.p_above(-margin), estimate.p_below(margin)
+        p_for = None if above is None or below is None else max(above, below)
+        above, below = estimate.p_above(margin), estimate.p_below(-margin)
+        p_against = None if above is None or below is None else min(above, below)
+    difference = replace(lead, estimate=estimate)
+    return replace(comparison, difference=difference, p_for=p_for, p_against=p_against)
 
 
 def _holm(p_values: Sequence[float | None]) -> list[float | None]:
@@ -477,16 +465,14 @@ def _deciding(claim: Claim, comparisons: Sequence[Comparison], outcome: VerdictO
     """The comparison that determines the outcome: the strongest refutation if the claim is not supported, the most
     certainly small comparison if the claim is small, else a comparison without a number, or the least certain.
     """
-
-    def doubt(comparison: Comparison) -> tuple[int, float]:
-        if comparison.estimate is None:
-            return 2, 0.0
-        if comparison.p_for is None:
-            value = comparison.estimate.value
-            return 1, -value if claim.margin is None else abs(value)
-        return 0, comparison.p_for
-
     if outcome in (VerdictOutcome.NOT_SUPPORTED, VerdictOutcome.SMALL):
         alike = [comparison for comparison in comparisons if comparison.outcome is outcome]
         return min(alike, key=lambda comparison: comparison.p_against or 0.0)
-    return max(comparisons, key=doubt, default=None)
+    doubts = []
+    for comparison in comparisons:
+        doubt = (2, 0.0)
+        if comparison.estimate is not None:
+            value = comparison.estimate.value
+            doubt = (1, -value if claim.margin is None else abs(value))
+        doubts.append(doubt if comparison.p_for is None else (0, comparison.p_for))
+    return comparisons[doubts.index(max(doubts))] if doubts else None
