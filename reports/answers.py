@@ -112,7 +112,17 @@ def problem_maps(board: Scoreboard) -> list[dict[str, Any]]:
 def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> dict[str, Any]:
     first = next(iter(methods.values()))[0]
     steps = sorted({int(step) for runs in methods.values() for run in runs for step in run.steps})
-    shares = {name: _shares(runs, steps) for name, runs in methods.items()}
+    shares = {}
+    for (
+        name,
+        runs,
+    ) in methods.items():  # [V, P], mean over the runs that were validated at a step; NaN where none was
+        total, count = np.zeros((len(steps), len(first.problems))), np.zeros((len(steps), 1))
+        for run in runs:
+            validated = np.searchsorted(steps, run.steps)
+            total[validated] += run.right / run.samples
+            count[validated] += 1
+        shares[name] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
     difficulty = np.nan_to_num(np.nanmean(np.concatenate(list(shares.values())), axis=0))
     order = sorted(range(len(first.problems)), key=lambda place: (-difficulty[place], first.problems[place]))
     order = evenly_spaced(order, min(_MOST_PROBLEMS, max(2, most // (2 * len(methods)))))
@@ -139,17 +149,6 @@ def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> dict[str,
         "methods": shown_methods,
         "alone": alone,
     }
-
-
-def _shares(runs: Sequence[Outcomes], steps: Sequence[int]) -> NDArray[np.float64]:
-    """[V, P], mean over the runs that were validated at a step; NaN where none was."""
-    total = np.zeros((len(steps), len(runs[0].problems)))
-    count = np.zeros((len(steps), 1))
-    for run in runs:
-        rows = np.searchsorted(steps, run.steps)
-        total[rows] += run.right / run.samples
-        count[rows] += 1
-    return np.where(count > 0, total / np.maximum(count, 1), np.nan)
 
 
 MOST_SAMPLE_BYTES = 2_000_000  # of all texts of a page, as embedded in it

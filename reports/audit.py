@@ -149,26 +149,22 @@ def discrepancies(audit: Audit, board: Scoreboard, ablations: pd.DataFrame) -> l
 
     `ablations`: see `tables.ablation_curves`.
     """
-    known = [
-        _cutting(audit.cells),
-        _printed_otherwise(audit, "Qwen3-1.7B", "dppo", {"aime25": "28.33", "aime26": "25.21"}),
-        _printed_otherwise(audit, "Qwen3-1.7B-Base", "trm_avg", {"aime26": "9.38", AVERAGE: "11.67"}),
-        *_collapses(audit),
-        _noise(audit, board),
-        _late(audit),
-        *_of_ablations(board, ablations),
-    ]
     return [
         Discrepancy(claim, seen if shown else NOT_SEEN, evidence)
-        for findings, seen in ((known, CONFIRMED), (_in_curves(audit), FOUND))
+        for findings, seen in ((_noted(audit, board, ablations), CONFIRMED), (_in_curves(audit), FOUND))
         for claim, shown, evidence in findings
     ]
 
 
-def _cutting(cells: pd.DataFrame) -> _Finding:
-    counts = cells["printing"].value_counts().reindex([_EITHER, _TRUNCATED, _ROUNDED, _NEITHER], fill_value=0)
+def _noted(audit: Audit, board: Scoreboard, ablations: pd.DataFrame) -> Iterator[_Finding]:
+    """The known discrepancies."""
+    counts = (
+        audit.cells["printing"]
+        .value_counts()
+        .reindex([_EITHER, _TRUNCATED, _ROUNDED, _NEITHER], fill_value=0)
+    )
     either, cut, rounded, neither = counts
-    telling = cells[cells["printing"].isin([_TRUNCATED, _ROUNDED])]
+    telling = audit.cells[audit.cells["printing"].isin([_TRUNCATED, _ROUNDED])]
     # The part below the second decimal, as a fraction of the last printed digit.
     telling = telling.assign(rest=telling["exact"] * 100 % 1, up=telling["printing"] == _ROUNDED)
     is_ours = telling["method"] == OURS
@@ -181,45 +177,32 @@ def _cutting(cells: pd.DataFrame) -> _Finding:
         f"{display_name(cell.method)} on {cell.model}, {_column(cell.column)}: {cell.exact} printed {cell.printed}"
         for cell in above.itertuples()
     )
-    return (
+    yield (
         "The paper truncates instead of rounding, but not everywhere.",
         cut and rounded,
         f"{either} printed numbers are the same either way, {cut} are truncated, {rounded} are rounded, "
         f"{neither} are neither; the largest difference from the curve is "
-        f"{cells['difference'].dropna().abs().max()} points. In the "
+        f"{audit.cells['difference'].dropna().abs().max()} points. In the "
         f"{display_name(OURS)} rows {ours['up'].sum()} of {len(ours)} distinguishing "
         f"numbers are rounded. In the other rows a remainder of up to {highest:.2f} of the last digit is truncated "
         f"and one from {threshold:.2f} is rounded up, except: {exceptions}. This report rounds half up everywhere.",
     )
-
-
-def _column(column: str) -> str:
-    return "mean" if column == AVERAGE else benchmark_name(column)
-
-
-def _printed_otherwise(audit: Audit, model: str, method: str, claimed: dict[str, str]) -> _Finding:
-    rows = audit.cells.set_index(["model", "method"]).loc[[(model, method)]]
-    cells = [cell for cell in rows.itertuples() if cell.column in claimed]
-    off = any(cell.difference is None or abs(cell.difference) >= CENT for cell in cells)
-    noted = ", ".join(f"{_column(column)} {value}" for column, value in claimed.items())
-    exact = ", ".join(f"{_column(cell.column)} {cell.exact} (printed {cell.printed})" for cell in cells)
-    return (
-        f"{display_name(method)} on {model}: the curve at its best step was noted as {noted}, unlike the printed row.",
-        off,
-        f"At the selected step {audit.runs['run'][model, method].choice.step} the curve gives {exact}"
-        + ("." if off else ": print and curve agree to less than 0.01 points."),
-    )
-
-
-def _scores(audit: Audit, model: str) -> list[float]:
-    """The best means of the runs on a model that did not collapse, the highest first."""
-    runs = audit.runs["run"][model]
-    return sorted(
-        (run.choice.score or 0.0 for run in runs if run.state is SelectionState.SCORED), reverse=True
-    )
-
-
-def _collapses(audit: Audit) -> Iterator[_Finding]:
+    for model, method, claimed in (
+        ("Qwen3-1.7B", "dppo", {"aime25": "28.33", "aime26": "25.21"}),
+        ("Qwen3-1.7B-Base", "trm_avg", {"aime26": "9.38", AVERAGE: "11.67"}),
+    ):
+        rows = audit.cells.set_index(["model", "method"]).loc[[(model, method)]]
+        cells = [cell for cell in rows.itertuples() if cell.column in claimed]
+        off = any(cell.difference is None or abs(cell.difference) >= CENT for cell in cells)
+        noted = ", ".join(f"{_column(column)} {value}" for column, value in claimed.items())
+        exact = ", ".join(f"{_column(cell.column)} {cell.exact} (printed {cell.printed})" for cell in cells)
+        yield (
+            f"{display_name(method)} on {model}: the curve at its best step was noted as {noted}, unlike the printed "
+            "row.",
+            off,
+            f"At the selected step {audit.runs['run'][model, method].choice.step} the curve gives {exact}"
+            + ("." if off else ": print and curve agree to less than 0.01 points."),
+        )
     for run, printed in zip(audit.runs["run"], audit.runs["printed"], strict=True):
         if run.state is SelectionState.COLLAPSE:
             choice, others = run.choice, _scores(audit, run.model)
@@ -231,9 +214,6 @@ def _collapses(audit: Audit) -> Iterator[_Finding]:
                 f"{choice.last_step}, at {points(choice.last_score or 0.0)}. By the selection rule alone it would rank "
                 f"{1 + sum(score >= best for score in others)} of {len(others) + 1} on this model.",
             )
-
-
-def _noise(audit: Audit, board: Scoreboard) -> _Finding:
     noise = sorted(100 * audit.runs["noise"].dropna())
     margins = [
         100 * (high - low)
@@ -242,16 +222,13 @@ def _noise(audit: Audit, board: Scoreboard) -> _Finding:
     ]
     middle = statistics.median(noise)
     smaller = sum(margin < middle for margin in margins)
-    return (
+    yield (
         "The step-to-step noise of one run is as large as several of the printed margins.",
         smaller,
         f"In the last 30 % of the window one evaluation scatters by {noise[0]:.2f} to {noise[-1]:.2f} points "
         f"(median {middle:.2f}); {smaller} of the {len(margins)} margins between neighbours in a column are smaller "
         "than that median. One run per cell cannot tell such neighbours apart.",
     )
-
-
-def _late(audit: Audit) -> _Finding:
     parts, first = [], set()
     for model, runs in audit.runs.dropna(subset="late").groupby(level=0, sort=False):
         ranked = runs.droplevel(0).sort_values("late_rank", kind="stable")
@@ -264,15 +241,12 @@ def _late(audit: Audit) -> _Finding:
             f" (rank differs from print for {', '.join(map(display_name, moved))})" if len(moved) else ""
         )
         parts.append(f"{model}: {top}{differs}")
-    return (
+    yield (
         "The mean of the last 30 % of the window keeps CPPO first in every column, but not every second place.",
         first == {OURS},
         "First and second: " + "; ".join(parts) + ".",
     )
-
-
-def _of_ablations(board: Scoreboard, ablations: pd.DataFrame) -> Iterator[_Finding]:
-    """Which panels of the ablations have a curve in common, and which curves are those of the main table."""
+    # Which panels of the ablations have a curve in common, and which curves are those of the main table.
     curves = {
         names: rows.set_index("step")["value"].sort_index()
         for names, rows in ablations.groupby(["ablation", "variant", "model"])
@@ -301,6 +275,18 @@ def _of_ablations(board: Scoreboard, ablations: pd.DataFrame) -> Iterator[_Findi
         "Two ablation curves, DPPO and full CPPO, are runs of the main table.",
         {"dppo", "cppo"} == set(by_method),
         f"Equal point by point with the main grid: {evidence}.",
+    )
+
+
+def _column(column: str) -> str:
+    return "mean" if column == AVERAGE else benchmark_name(column)
+
+
+def _scores(audit: Audit, model: str) -> list[float]:
+    """The best means of the runs on a model that did not collapse, the highest first."""
+    runs = audit.runs["run"][model]
+    return sorted(
+        (run.choice.score or 0.0 for run in runs if run.state is SelectionState.SCORED), reverse=True
     )
 
 

@@ -41,11 +41,11 @@ from cppo_lab.reports.figures.drawing import (
     dark_style,
     render,
 )
-from cppo_lab.reports.names import escape_latex, origin
+from cppo_lab.reports.names import escape_json, escape_latex, origin
 from cppo_lab.reports.saved import FORMAT, MARKER, PAGE, RECORD, require_ours
-from cppo_lab.reports.sections import Scored, Section, run_files
+from cppo_lab.reports.sections import Scored, Section, long_csv, runs_csv
 from cppo_lab.reports.tables import latex_wrapper, table_files
-from cppo_lab.reports.verdict_view import VerdictLine, reason, short_answers
+from cppo_lab.reports.verdict_view import reason, short_answers
 from cppo_lab.reports.words import METHODS, paper_texts
 
 ZIP = "overleaf.zip"
@@ -56,10 +56,13 @@ MOST_ROWS = 500  # of a table; a longer table is cut on the page, and complete i
 _OF_CELL = ("model", "variant", "state", "provisional", "expected")
 
 
-@dataclass(frozen=True)
-class About:
-    """Report-level information; `kind` is sweep, study or search. `withdrawn`: see `claims.withdrawn`, a sentence
-    for each sweep. The record omits the question, the links and these sentences.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Contents:
+    """A report, scored and not yet drawn. `kind` is sweep, study or search.
+
+    `texts`: files by name. `boards`: the scored sweeps for the record. `page`: what `template` renders beside the
+    `sections`, by name. `pictures`: figures that are written to separate files. `withdrawn`: see `claims.withdrawn`, a
+    sentence for each sweep. The record omits the question, the links and these sentences.
     """
 
     kind: str
@@ -69,6 +72,12 @@ class About:
     experiment: str
     core: str
     command: str
+    texts: Mapping[str, str]
+    boards: Mapping[str, Scoreboard]
+    template: str
+    page: Mapping[str, Any]
+    pictures: tuple[Picture, ...] = ()
+    sections: tuple[Section, ...] = ()
     beside: tuple[str, ...] = ()  # sweeps whose reports are in sibling folders of their names
     withdrawn: tuple[str, ...] = ()
 
@@ -81,23 +90,6 @@ class About:
             return ""
         before_options = takewhile(lambda word: not word.startswith("-"), words)
         return shlex.join(word for word in before_options if "=" in word)
-
-
-@dataclass(frozen=True, eq=False)
-class Contents:
-    """The content of a report, scored and not yet drawn.
-
-    `texts`: files by name. `pictures`: figures that are written to separate files. `boards`: the scored sweeps for the
-    record. `page`: what `template` renders beside the `sections`, by name.
-    """
-
-    about: About
-    texts: Mapping[str, str]
-    pictures: tuple[Picture, ...]
-    boards: Mapping[str, Scoreboard]
-    template: str
-    page: Mapping[str, Any]
-    sections: tuple[Section, ...] = ()
 
     @property
     def figures(self) -> tuple[Picture, ...]:
@@ -173,21 +165,20 @@ class GridRequest(BuildRequest):
         sentences = tuple(text for name, stated in self.stated.items() for text in withdrawn(name, stated))
         texts = paper_texts(scored.values(), shown, sentences)
         for sweep in scored.values():
-            texts |= run_files(sweep)
+            scores = f"long{sweep.suffix}.csv" if sweep.suffix else "table_long.csv"
+            texts |= {scores: long_csv(sweep.board), f"runs{sweep.suffix}.csv": runs_csv(sweep.board)}
         if gap_count:
             counts += f", of which {gap_count} {has(gap_count)} no result yet"
         return Contents(
-            about=About(
-                kind=kind,
-                name=self.name,
-                title=self.title,
-                question=self.question,
-                experiment=self.experiment,
-                core=core,
-                command=self.command or f"cppo report {self.name}",
-                beside=self.beside,
-                withdrawn=sentences,
-            ),
+            kind=kind,
+            name=self.name,
+            title=self.title,
+            question=self.question,
+            experiment=self.experiment,
+            core=core,
+            command=self.command or f"cppo report {self.name}",
+            beside=self.beside,
+            withdrawn=sentences,
             texts=texts,
             pictures=pictures,
             boards={name: sweep.board for name, sweep in scored.items()},
@@ -213,21 +204,20 @@ def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda tex
     out = request.out.absolute()
     require_ours(out)
     contents = request.contents()
-    about, pictures, sections = contents.about, contents.figures, contents.sections
+    pictures = contents.figures
     runs = sum(len(board.runs) - len(board.gaps) for board in contents.boards.values())
     tell((f"scored {counted(runs, 'run')}; " if runs else "") + f"drawing {counted(len(pictures), 'figure')}")
-    figures = {picture.name: render(picture, about.command, request.style) for picture in pictures}
+    figures = {picture.name: render(picture, contents.command, request.style) for picture in pictures}
     drawn = {name: data for figure in figures.values() for name, data in figure.files.items()}
     texts = dict(contents.texts)
-    for section in sections:
+    for section in contents.sections:
         texts |= table_files(section.tables)
     texts["tables.tex"] = latex_wrapper(texts)
     drawn[ZIP] = _overleaf(texts, drawn, pictures)
-    page = {**contents.page, "sections": sections}
-    texts[PAGE] = render_template(contents.template, about, page, figures, sorted([*texts, *drawn, RECORD]))
+    texts[PAGE] = render_template(contents, figures, sorted([*texts, *drawn, RECORD]))
     files = {name: text.encode() for name, text in texts.items()} | drawn
-    files[RECORD] = record(about, contents.boards, files, sections)
-    files[MARKER] = f"{about.name}; {origin(about.core)}\n".encode()
+    files[RECORD] = record(contents, files)
+    files[MARKER] = f"{contents.name}; {origin(contents.core)}\n".encode()
     tell("writing the page")
     with appearing(out, replace=True) as folder:
         for name, data in files.items():
@@ -235,29 +225,28 @@ def build_report(request: BuildRequest, tell: Callable[[str], None] = lambda tex
     return request.out / PAGE
 
 
-def render_template(
-    name: str, about: About, page: Mapping[str, Any], figures: Mapping[str, Drawn], files: Sequence[str]
-) -> str:
-    """The HTML of `page`, rendered with the template `name`; `figures` are by name, `files` are the names of the
-    files beside it.
+def render_template(contents: Contents, figures: Mapping[str, Drawn], files: Sequence[str]) -> str:
+    """The HTML of the page; `figures` are by name, `files` are the names of the files beside it.
 
     Every text is escaped; only drawings and the numbers of curves are markup. The page's Content-Security-Policy lets
     the browser run only our script, identified by its hash, and load nothing. A page with `answers` has an additional
     style sheet and script.
     """
+    folder = resources.files("cppo_lab.reports") / "templates"
     environment = Environment(
-        loader=FunctionLoader(_template),
+        loader=FunctionLoader(lambda name: (folder / name).read_text("utf-8")),
         autoescape=True,
         undefined=StrictUndefined,
         keep_trailing_newline=True,
     )
-    has_answers = any(section.name == "answers" for section in page["sections"])
+    has_answers = any(section.name == "answers" for section in contents.sections)
     names = ("page", "answers") if has_answers else ("page",)
-    script = "\n".join(_template(f"{part}.js") for part in names)
-    style = "\n".join(_template(f"{part}.css") for part in names)
-    return environment.get_template(name).render(
-        about=about,
-        page=page,
+    script, style = (
+        "\n".join((folder / f"{part}.{kind}").read_text("utf-8") for part in names) for kind in ("js", "css")
+    )
+    return environment.get_template(contents.template).render(
+        about=contents,
+        page=contents.page,
         figures=figures,
         files=files,
         style=f"{style}\n{dark_style()}",
@@ -268,11 +257,8 @@ def render_template(
         most_answers=_MOST_ANSWERS,
         origin=origin,
         counted=counted,
+        escape_json=escape_json,
     )
-
-
-def _template(name: str) -> str:
-    return resources.files("cppo_lab.reports").joinpath("templates", name).read_text(encoding="utf-8")
 
 
 def _overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Sequence[Picture]) -> bytes:
@@ -301,16 +287,46 @@ def _overleaf(texts: Mapping[str, str], drawn: Mapping[str, bytes], pictures: Se
     return out.getvalue()
 
 
-def record(
-    about: About,
-    boards: Mapping[str, Scoreboard],
-    files: Mapping[str, bytes],
-    sections: Sequence[Section],
-) -> bytes:
-    """The record of a report with these scored sweeps, files and sections, whose claims and further values it has."""
+def record(contents: Contents, files: Mapping[str, bytes]) -> bytes:
+    """The record of a report with these files.
+
+    Estimates of a claim about errors are ratios of errors, or factors per tenfold horizon; `lead` of its power is the
+    log of such a ratio, else a fraction.
+    """
+    verdicts = []
+    for line in (line for section in contents.sections for line in section.lines):
+        verdict, claim, power = line.verdict, line.verdict.claim, line.verdict.power
+        deciding, estimate = verdict.deciding, verdict.deciding and verdict.deciding.estimate
+        value, low, high = claim.as_reported(estimate) if estimate else (None, None, None)
+        entry = {
+            "claim": claim.key,
+            "text": claim.text,
+            "sweep": claim.sweep,
+            "score": verdict.score.value,
+            "outcome": verdict.outcome.value,
+            "provisional": verdict.provisional,
+            "reason": reason(verdict) + line.beside,
+            "estimate": _number(value),
+            "low": _number(low),
+            "high": _number(high),
+            "pairs": estimate and estimate.n,
+            "exploratory": line.exploratory,
+            "p_adjusted": deciding and _number(deciding.p_adjusted),
+            "unit": claim.unit,
+            "power": power
+            and {
+                "lead": power.lead,
+                "power": _number(power.power),
+                "runs": power.runs,
+                "runs_needed": power.needed,
+                "unknown": power.unknown,
+            },
+            "others": dict(sorted(verdict.others.items())),
+        }
+        verdicts.append(entry)
     content = {
         "format": FORMAT,
-        **{key: getattr(about, key) for key in ("kind", "name", "title", "experiment", "core", "command")},
+        **{key: getattr(contents, key) for key in ("kind", "name", "title", "experiment", "core", "command")},
         "sweeps": [
             {
                 "name": name,
@@ -334,10 +350,10 @@ def record(
                     for run in board.runs
                 ],
             }
-            for name, board in boards.items()
+            for name, board in contents.boards.items()
         ],
-        "verdicts": [_verdict(line) for section in sections for line in section.lines],
-        **{name: value for section in sections for name, value in section.values.items()},
+        "verdicts": verdicts,
+        **{name: value for section in contents.sections for name, value in section.values.items()},
         "figures": {
             # Without a drawing's metadata, which name the command.
             name.removesuffix(".svg"): sha256(re.sub(rb"(?s)<metadata>.*?</metadata>", b"", data)).hexdigest()
@@ -355,37 +371,3 @@ def _stat(stat: Stat | None) -> dict[str, float | int | None] | None:
 
 def _number(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
-
-
-def _verdict(line: VerdictLine) -> dict[str, Any]:
-    """Estimates of a claim about errors are ratios of errors, or factors per tenfold horizon; `lead` of its power is
-    the log of such a ratio, else a fraction.
-    """
-    verdict, claim, power = line.verdict, line.verdict.claim, line.verdict.power
-    deciding, estimate = verdict.deciding, verdict.deciding and verdict.deciding.estimate
-    value, low, high = claim.as_reported(estimate) if estimate else (None, None, None)
-    return {
-        "claim": claim.key,
-        "text": claim.text,
-        "sweep": claim.sweep,
-        "score": verdict.score.value,
-        "outcome": verdict.outcome.value,
-        "provisional": verdict.provisional,
-        "reason": reason(verdict) + line.beside,
-        "estimate": _number(value),
-        "low": _number(low),
-        "high": _number(high),
-        "pairs": estimate and estimate.n,
-        "exploratory": line.exploratory,
-        "p_adjusted": deciding and _number(deciding.p_adjusted),
-        "unit": claim.unit,
-        "power": power
-        and {
-            "lead": power.lead,
-            "power": _number(power.power),
-            "runs": power.runs,
-            "runs_needed": power.needed,
-            "unknown": power.unknown,
-        },
-        "others": dict(sorted(verdict.others.items())),
-    }

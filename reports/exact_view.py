@@ -7,7 +7,7 @@ policy's movement, and the bounds relative to the true error.
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 
@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 
-from cppo_lab.analysis.statistics.claims import Claim, pairs
+from cppo_lab.analysis.statistics.claims import pairs
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.exact_study import (
     BIN,
@@ -40,7 +40,7 @@ from cppo_lab.analysis.statistics.exact_study import (
 from cppo_lab.analysis.statistics.values import Quantity
 from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
 from cppo_lab.errors import counted
-from cppo_lab.reports.figures.drawing import APPEARANCE, Info, Key, Picture, panel_grid
+from cppo_lab.reports.figures.drawing import Key, PanelsInfo, Picture, panel_grid
 from cppo_lab.reports.names import ABSENT, OURS, display_name, number, origin, with_interval
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TextRow, TextTable, completed, run_ids_of
@@ -62,7 +62,7 @@ class ExactLine:
     """One series; `low` and `high` are its 95 % intervals, equal to `y` where it has none."""
 
     name: str
-    stroke: Stroke = field(metadata=APPEARANCE)
+    stroke: Stroke
     points: bool
     x: tuple[float, ...]
     y: tuple[float, ...]
@@ -87,14 +87,13 @@ class ExactPanel:
 
 
 @dataclass(frozen=True)
-class ExactInfo(Info):
+class ExactInfo(PanelsInfo):
     """The whole figure; `panels` are in row-major order, a process in a row. `rules` and `contrasts` are the two
     legends.
     """
 
-    panels: tuple[ExactPanel, ...]
-    rules: tuple[Key, ...]
-    contrasts: tuple[Key, ...]
+    rules: tuple[Key, ...] = ()
+    contrasts: tuple[Key, ...] = ()
 
 
 def contrast_name(contrast: Contrast) -> str:
@@ -153,7 +152,22 @@ def _info(errors: _Errors, contrasts: Sequence[Contrast], title: str, scored: Sc
     panels = []
     for model in errors.models:
         last = {c: each for c, each in curves.items() if (c.model, c.horizon) == (model, longest)}
-        ratios = []
+        error_lines, ratios, bounds = [], [], []
+        for c, each in last.items():  # mean |Delta| of the steps in each bin of movement
+            moved = np.isfinite(each.matched) & (each.matched > 0)
+            bins, error = np.floor(np.log(each.matched[moved]) / BIN), np.abs(each.error[moved])
+            filled = [number for number in np.unique(bins) if (bins == number).sum() >= FEWEST_STEPS]
+            x = [math.exp((number + 0.5) * BIN) for number in filled]
+            y = [float(error[bins == number].mean()) for number in filled]
+            error_lines.append(_line(display_name(c.variant), rules[c.variant], x, y))
+        of_model = [(c.horizon, each) for c, each in summaries.items() if c.model == model]
+        at = sorted({horizon for horizon, _ in of_model})
+        for label, part, stroke in _BOUNDS:  # medians over the rules, by horizon
+            medians = [
+                np.median([getattr(each, part) for of, each in of_model if of == horizon]) for horizon in at
+            ]
+            if np.isfinite(medians).all():  # older runs did not log each of them
+                bounds.append(_line(label, stroke, at, medians))
         for i, (name, contrast) in enumerate(zip(names, contrasts, strict=True)):
             of_horizons = ratio_estimates(pairs_of(curves, model, *contrast))
             if of_horizons:
@@ -164,7 +178,7 @@ def _info(errors: _Errors, contrasts: Sequence[Contrast], title: str, scored: Sc
         panels += [
             ExactPanel(
                 model, "error", f"Error against movement, T = {longest}", "movement, mean TV", "mean |Δ|", True, True,
-                None, tuple(_error_line(c.variant, each, rules[c.variant]) for c, each in last.items()),
+                None, tuple(error_lines),
             ),
             *([ExactPanel(
                 model, "ratio", "Ratio of errors at equal movement", "horizon T", "|Δ| / |Δ|", True, True, 1.0,
@@ -185,7 +199,7 @@ def _info(errors: _Errors, contrasts: Sequence[Contrast], title: str, scored: Sc
             ),
             ExactPanel(
                 model, "bound", "Bound over truth", "horizon T", "median of bound / |Δ|", True, True, None,
-                _bound_lines([(c.horizon, each) for c, each in summaries.items() if c.model == model]), horizons,
+                tuple(bounds), horizons,
             ),
         ]  # fmt: skip
     return ExactInfo(
@@ -198,34 +212,9 @@ def _info(errors: _Errors, contrasts: Sequence[Contrast], title: str, scored: Sc
     )
 
 
-def _error_line(variant: str, curves: Curves, stroke: Stroke) -> ExactLine:
-    """Mean |Delta| of the steps in each bin of movement."""
-    moved = np.isfinite(curves.matched) & (curves.matched > 0)
-    bins = np.floor(np.log(curves.matched[moved]) / BIN)
-    error = np.abs(curves.error[moved])
-    filled = [number for number in np.unique(bins) if (bins == number).sum() >= FEWEST_STEPS]
-    x = [math.exp((number + 0.5) * BIN) for number in filled]
-    y = [float(error[bins == number].mean()) for number in filled]
-    return _line(display_name(variant), stroke, x, y)
-
-
 def _position_line(variant: str, by_position: Sequence[float], stroke: Stroke) -> ExactLine:
     mean = float(nan_mean(np.asarray(by_position))) or math.nan  # of a policy that never moves
     return _line(display_name(variant), stroke, EIGHTHS, np.divide(by_position, mean).tolist())
-
-
-def _bound_lines(summaries: Sequence[tuple[int, ConditionSummary]]) -> tuple[ExactLine, ...]:
-    """Medians over the rules, by horizon."""
-    horizons = sorted({horizon for horizon, _ in summaries})
-    lines = []
-    for label, part, stroke in _BOUNDS:
-        medians = [
-            np.median([getattr(summary, part) for at, summary in summaries if at == horizon])
-            for horizon in horizons
-        ]
-        if np.isfinite(medians).all():  # older runs did not log each of them
-            lines.append(_line(label, stroke, horizons, medians))
-    return tuple(lines)
 
 
 def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> ExactLine:
@@ -235,11 +224,11 @@ def _line(name: str, stroke: Stroke, x: Sequence[float], y: Sequence[float]) -> 
 
 def draw_exact(info: ExactInfo, figure: Figure) -> None:
     """All panels with a common legend."""
-    texts, legend = (info.title, info.source), (*info.rules, *info.contrasts)
     columns = len({panel.metric for panel in info.panels})
-    for panel, ax in panel_grid(figure, info.panels, columns, (3.25, 2.8), texts, legend):
+    shown = replace(info, keys=(*info.rules, *info.contrasts))
+    for panel, ax in panel_grid(figure, shown, columns, (3.25, 2.8)):
         title = f"{panel.model}: {panel.label}" if panel.metric == "error" else panel.label
-        ax.set_title(title, loc="left", fontsize="small")
+        ax.set_title(title, fontsize="small")
         if panel.even is not None:
             ax.axhline(panel.even, color="#888888", linewidth=0.8, zorder=1)
         for line in panel.lines:
@@ -304,9 +293,12 @@ def exact_section(scored: Scored) -> Section | None:
     seeds = {seed for claim in claims for seed in claim.seeds or ()}
     tests = of_seeds(everything, seeds)
     curves = tests or everything
-    variants = {condition.variant for condition in curves}
+    variants = list(dict.fromkeys(condition.variant for condition in curves))
     errors = _Errors(curves, {name: kind for name, kind in controls(board).items() if name in variants})
-    contrasts = _contrasts(claims, errors)
+    # The comparisons of the hypotheses, and every control with DPPO; without hypotheses, every rule with DPPO.
+    asked = [pair for claim in claims for pair in pairs(claim, ())]
+    asked += [(name, REFERENCE) for name in (errors.kinds if asked else variants) if name != REFERENCE]
+    contrasts = [pair for pair in dict.fromkeys(asked) if {*pair} <= {*variants}]
     judged = verdicts({claim.sweep: board for claim in claims}, claims)
     whole = replace(errors, curves=everything)
     lines = tuple(
@@ -342,14 +334,6 @@ def exact_section(scored: Scored) -> Section | None:
         lines=lines,
         how=method if lines else "",
     )
-
-
-def _contrasts(claims: Sequence[Claim], errors: _Errors) -> list[Contrast]:
-    """The comparisons of the hypotheses, and every control with DPPO; without hypotheses, every rule with DPPO."""
-    variants = list(dict.fromkeys(condition.variant for condition in errors.curves))
-    asked = [pair for claim in claims for pair in pairs(claim, ())]
-    asked += [(name, REFERENCE) for name in (errors.kinds if asked else variants) if name != REFERENCE]
-    return [pair for pair in dict.fromkeys(asked) if {*pair} <= {*variants}]
 
 
 def _beside_controls(verdict: Verdict, errors: _Errors) -> str:

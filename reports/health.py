@@ -2,7 +2,8 @@
 before the updates of a step and over them.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import product
 from statistics import median
 
@@ -12,15 +13,21 @@ import pandas as pd
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import integer
 from cppo_lab.analysis.scoring import Scoreboard, SelectionState, describe_gap
-from cppo_lab.analysis.statistics.collapse import CellCollapse, cell_collapses
+from cppo_lab.analysis.statistics.collapse import cell_collapses
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.errors import counted
+from cppo_lab.reports.figures.curves import (
+    DiagnosticPanel,
+    diagnostics_of,
+    draw_diagnostics,
+    draw_survival,
+    drawn_variants,
+    survival_info,
+    traces_of,
+)
 from cppo_lab.reports.figures.drawing import Picture
-from cppo_lab.reports.figures.training import DiagnosticPanel, diagnostics_of, draw, traces_of
-from cppo_lab.reports.figures.validation import draw_survival, drawn_variants, survival_info
 from cppo_lab.reports.names import (
     ABSENT,
-    OURS,
     baseline_name,
     display_name,
     estimate_text,
@@ -28,9 +35,7 @@ from cppo_lab.reports.names import (
     score_text,
 )
 from cppo_lab.reports.sections import Scored, Section
-from cppo_lab.reports.tables import TextRow, TextTable, cell_row, completed
-
-_Collapses = Mapping[tuple[str, str], CellCollapse]  # see `cell_collapses`
+from cppo_lab.reports.tables import TextTable, cell_row, completed
 
 
 def collapse_section(scored: Scored) -> Section | None:
@@ -45,13 +50,57 @@ def collapse_section(scored: Scored) -> Section | None:
     if not collapsed:
         summary = f"None of {counted(runs, 'finished run')} collapsed; "
         summary += "the table bounds the probability of rare collapses."
-    table = completed(_table(cells, baseline_name(baseline)), board, title)
-    steps = completed(_steps(cells), board, title) if collapsed else None
+    base, rows, steps, marked = baseline_name(baseline), [], [], False
+    for (model, variant), cell in cells.items():
+        test, p = cell.test, ABSENT
+        row = cell_row(model, variant, ())
+        row = row if model else replace(row, label=f"all models: {row.label}", pair=None)
+        if test is not None:
+            marked |= not test.exact
+            p = ("p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}") + " (normal)" * (not test.exact)
+        means = score_text(cell.surviving), estimate_text(cell.mean if model else None)
+        counts = str(cell.runs), str(cell.collapsed), estimate_text(cell.share)
+        rows.append(replace(row, cells=(*counts, *means, p)))
+        for point in cell.curve:
+            at = map(str, (point.step, point.at_risk, point.collapses))
+            steps.append(replace(row, cells=(*at, estimate_text(point.share))))
+    ways = "over all ways to assign the runs to the two methods"
+    ways += ", or, where marked, by the normal approximation" * marked
+    headings = (
+        "runs",
+        "collapsed",
+        "probability",
+        "final mean of the others",
+        "final mean of all",
+        f"against {base}",
+    )
+    notes = (
+        "Percent. probability: that a run collapses, with Wilson's 95 % interval. final mean of the others: of the "
+        "runs that did not collapse, with the 95 % interval (Student's t; of two runs their range). final mean of all: "
+        "with a 95 % interval that allows for unseen collapses, too; a collapse counts as score 0 if none was seen.",
+        f"against {base}: two-sided p of the log-rank test of the steps at which runs collapse, {ways}; over all "
+        "models it is stratified by model. A dash for the baseline, and without a collapse.",
+    )
+    table = completed(TextTable("Collapses", "method", headings, rows, notes), board, title)
+    survival = None
+    if collapsed:
+        survival = TextTable(
+            "Steps of the collapses",
+            "method",
+            ("step", "runs before it", "collapses", "share that lasts"),
+            steps,
+            (
+                "The share of runs that survive the step (Kaplan and Meier, percent), with a 95 % interval "
+                "(Greenwood's, on the scale log(-log)). A collapse is dated by the run's last validation; finished "
+                "runs are censored at the end of the window.",
+            ),
+        )
+        survival = completed(survival, board, title)
     figure = survival_info(board, cells, f"Runs that have not collapsed ({title})", scored.palette)
     view = {
         "summary": " ".join([summary, *_early(board)]),
         "table": table,
-        "steps": steps,
+        "steps": survival,
         "figure": figure,
         "anchors": scored.anchors,
     }
@@ -59,7 +108,7 @@ def collapse_section(scored: Scored) -> Section | None:
         "collapses",
         "Collapses",
         view,
-        tables={f"collapses{scored.suffix}": table, f"collapse_steps{scored.suffix}": steps},
+        tables={f"collapses{scored.suffix}": table, f"collapse_steps{scored.suffix}": survival},
         pictures=(Picture.of("survival", figure, draw_survival),) if figure else (),
     )
 
@@ -70,7 +119,7 @@ _RECOVERED = 0.4
 
 def _early(board: Scoreboard) -> Iterator[str]:
     """How early the warning came in the finished runs, and which other runs have early signs now, in words."""
-    leads, false, now = list[int](), list[bool](), list[str]()
+    leads, false, now = [], [], []
     for run in board.runs:
         curve = board.curves.of(run.mlflow_id)[schema.MEAN].dropna()
         scores = [*zip(curve.index, curve, curve.cummax(), strict=True)]
@@ -91,52 +140,6 @@ def _early(board: Scoreboard) -> Iterator[str]:
         yield f"It also came in {sum(false)} of {counted(len(false), 'run')} without a collapse."
     if now:
         yield f"Early signs of a collapse: {'; '.join(now)}."
-
-
-def _row(model: str, variant: str, cells: tuple[str, ...]) -> TextRow:
-    if model:
-        return cell_row(model, variant, cells)
-    return TextRow(f"all models: {display_name(variant)}", variant == OURS, cells)
-
-
-def _table(collapses: _Collapses, base: str) -> TextTable:
-    rows, marked = [], False
-    for pair, cell in collapses.items():
-        test, p = cell.test, ABSENT
-        if test is not None:
-            marked |= not test.exact
-            p = ("p < 0.001" if test.p < 0.001 else f"p = {test.p:.3f}") + " (normal)" * (not test.exact)
-        means = score_text(cell.surviving), estimate_text(cell.mean if pair[0] else None)
-        rows.append(_row(*pair, (str(cell.runs), str(cell.collapsed), estimate_text(cell.share), *means, p)))
-    ways = "over all ways to assign the runs to the two methods"
-    ways += ", or, where marked, by the normal approximation" * marked
-    headings = (
-        *("runs", "collapsed", "probability", "final mean of the others", "final mean of all"),
-        f"against {base}",
-    )
-    notes = (
-        "Percent. probability: that a run collapses, with Wilson's 95 % interval. final mean of the others: of the "
-        "runs that did not collapse, with the 95 % interval (Student's t; of two runs their range). final mean of all: "
-        "with a 95 % interval that allows for unseen collapses, too; a collapse counts as score 0 if none was seen.",
-        f"against {base}: two-sided p of the log-rank test of the steps at which runs collapse, {ways}; over all "
-        "models it is stratified by model. A dash for the baseline, and without a collapse.",
-    )
-    return TextTable("Collapses", "method", headings, rows, notes)
-
-
-def _steps(collapses: _Collapses) -> TextTable:
-    rows = []
-    for pair, cell in collapses.items():
-        for point in cell.curve:
-            counts = map(str, (point.step, point.at_risk, point.collapses))
-            rows.append(_row(*pair, (*counts, estimate_text(point.share))))
-    notes = (
-        "The share of runs that survive the step (Kaplan and Meier, percent), with a 95 % interval (Greenwood's, "
-        "on the scale log(-log)). A collapse is dated by the run's last validation; finished runs are censored at the "
-        "end of the window.",
-    )
-    headings = ("step", "runs before it", "collapses", "share that lasts")
-    return TextTable("Steps of the collapses", "method", headings, rows, notes)
 
 
 # The gap between sampler and trainer.
@@ -187,7 +190,7 @@ def mismatch_section(scored: Scored) -> Section | None:
     cells = [pair for pair in product(board.models, in_order(board.variants)) if pair in board.cells]
     if not any(len(_values(board, *pair, _BEFORE)) for pair in cells):
         return None
-    tables, notes = dict[str, TextTable](), ("Median over steps and runs (worst step in brackets).",)
+    tables, notes = {}, ("Median over steps and runs (worst step in brackets).",)
     for kind, (heading, metrics) in _TABLES.items():
         rows = []
         for pair in cells:
@@ -202,10 +205,25 @@ def mismatch_section(scored: Scored) -> Section | None:
         metric = schema.mismatch_metric(_ERROR, before_update=before)
         traces, limit = traces_of(board, model, metric, strokes), _SUSPICIOUS if before else None
         panels.append(DiagnosticPanel(model, metric, f"{_ERROR}\n{state}", traces, limit))
-    verdict, suspicious = _verdict(board)
+    crossed, count = [], 0
+    for run in board.runs:
+        points = board.points(_BEFORE, run)
+        count += bool(len(points))
+        above = points[points["value"] > _SUSPICIOUS]
+        if len(above):  # `CPPO on chain, seed 1 (3 steps, first 40, worst 1.0812)`
+            first, worst = int(above["step"].min()), float(above["value"].max())
+            crossed.append(
+                f"{run.describe(display_name)} ({counted(len(above), 'step')}, first {first}, worst {worst:.4f})"
+            )
+    runs = counted(count, "run")
+    verdict = f"It was never exceeded in the {runs} that logged it."
+    if crossed:
+        more = f"; and {len(crossed) - _MOST_LISTED} more" if len(crossed) > _MOST_LISTED else ""
+        verdict = f"It was exceeded in {len(crossed)} of {runs}: {'; '.join(crossed[:_MOST_LISTED])}{more}."
     view = {
-        "verdict": verdict,
-        "suspicious": suspicious,
+        "verdict": f"The gap between the engines is suspicious where {_ERROR} before the first update of a step is "
+        f"above {_SUSPICIOUS} (NeMo-RL's threshold). {verdict}",
+        "suspicious": bool(crossed),
         "notes": [*_notes(board, cells)],
         "tables": tables.values(),
         "anchors": scored.anchors,
@@ -216,7 +234,7 @@ def mismatch_section(scored: Scored) -> Section | None:
         view,
         "",
         tables={f"mismatch_{kind}": table for kind, table in tables.items()},
-        pictures=(Picture.of("mismatch", diagnostics_of(board, title, panels, strokes), draw),),
+        pictures=(Picture.of("mismatch", diagnostics_of(board, title, panels, strokes), draw_diagnostics),),
     )
 
 
@@ -224,30 +242,6 @@ def _values(board: Scoreboard, model: str, variant: str, metric: str) -> "pd.Ser
     """The finite values of a metric over all runs of a cell and all their steps."""
     values = board.logged(model, variant, metric)["value"]
     return values[np.isfinite(values)]
-
-
-def _verdict(board: Scoreboard) -> tuple[str, bool]:
-    """A sentence on which runs exceeded the threshold, and whether any did."""
-    crossed, logged = [], 0
-    for run in board.runs:
-        rows = board.points_of(run, _BEFORE)
-        logged += bool(len(rows))
-        above = rows[rows["value"] > _SUSPICIOUS]
-        if len(above):  # `CPPO on chain, seed 1 (3 steps, first 40, worst 1.0812)`
-            first, worst = int(above["step"].min()), float(above["value"].max())
-            crossed.append(
-                f"{run.describe(display_name)} ({counted(len(above), 'step')}, first {first}, worst {worst:.4f})"
-            )
-    said = (
-        f"The gap between the engines is suspicious where {_ERROR} before the first update of a step is above "
-        f"{_SUSPICIOUS} (NeMo-RL's threshold)."
-    )
-    runs = counted(logged, "run")
-    if not crossed:
-        return f"{said} It was never exceeded in the {runs} that logged it.", False
-    more = f"; and {len(crossed) - _MOST_LISTED} more" if len(crossed) > _MOST_LISTED else ""
-    listed = "; ".join(crossed[:_MOST_LISTED])
-    return f"{said} It was exceeded in {len(crossed)} of {runs}: {listed}{more}.", True
 
 
 def _notes(board: Scoreboard, cells: Sequence[tuple[str, str]]) -> Iterator[str]:

@@ -239,12 +239,16 @@ def escape_latex(text: str) -> str:
 
     A character that the standard fonts lack is printed as its code point, such as [U+4E2D].
     """
-    signs = unicodedata.normalize("NFC", _one_line(text))
-    return "".join(
-        # Two hyphens, apostrophes or the like in a row would form a ligature.
-        ("{}" if sign == before and sign in "-',?!" else "") + _latex_sign(sign)
-        for before, sign in zip(" " + signs, signs, strict=False)
-    )
+    signs, commands = unicodedata.normalize("NFC", _one_line(text)), []
+    for before, sign in zip(" " + signs, signs, strict=False):
+        if sign == before and sign in "-',?!":  # two in a row would form a ligature
+            commands.append("{}")
+        letter, *marks = list(unicodedata.normalize("NFD", sign))
+        command = sign if sign.isascii() else f"{{[}}U+{ord(sign):04X}{{]}}"
+        if letter.isascii() and letter.isalpha() and len(marks) == 1 and marks[0] in _ACCENTS:
+            command = f"\\{_ACCENTS[marks[0]]}{{{letter}}}"
+        commands.append(_LATEX.get(sign, command))
+    return "".join(commands)
 
 
 def escape_markdown(text: str) -> str:
@@ -275,18 +279,6 @@ def _one_line(text: str) -> str:
     """The text with line ends as spaces and without control characters, including bidirectional ones."""
     signs = (" " if sign in "\r\n\t\v\f\x85\u2028\u2029" else sign for sign in text)
     return "".join(sign for sign in signs if unicodedata.category(sign) not in ("Cc", "Cf", "Cs"))
-
-
-def _latex_sign(sign: str) -> str:
-    command = _LATEX.get(sign)
-    if command is not None:
-        return command
-    if sign.isascii():
-        return sign
-    letter, *marks = list(unicodedata.normalize("NFD", sign))
-    if letter.isascii() and letter.isalpha() and len(marks) == 1 and marks[0] in _ACCENTS:
-        return f"\\{_ACCENTS[marks[0]]}{{{letter}}}"
-    return f"{{[}}U+{ord(sign):04X}{{]}}"
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

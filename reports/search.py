@@ -5,6 +5,7 @@ in the style of all our figures.
 import re
 import shlex
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -39,7 +40,7 @@ from cppo_lab.analysis.search import (
 )
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.errors import counted
-from cppo_lab.reports.build import About, BuildRequest, Contents
+from cppo_lab.reports.build import BuildRequest, Contents
 from cppo_lab.reports.figures.drawing import (
     APPEARANCE,
     HEAT_MAP,
@@ -83,25 +84,26 @@ class SearchRequest(BuildRequest):
         """Raises UserError as `read_search`."""
         result = read_search(self.uri, self.experiment, self.study)
         seeds = read_seed_values(self.uri, self.experiment, result)
-        space, trials = _space_table(result, self.shipped), _trials_table(result, seeds)
+        space, (trials, trials_csv) = _space_table(result, self.shipped), _trials_table(result, seeds)
         texts = table_files({"table_trials": trials, "table_space": space})
+        # `24 trials: 18 complete, 5 pruned, 1 failed`.
+        count, states = len(result.trials), Counter(_NAMES[trial.state] for trial in result.trials)
+        listed = ", ".join(f"{states[name]} {name}" for name in STATES if states[name])
         return Contents(
-            about=About(
-                kind="search",
-                name=self.study,
-                title=result.name,
-                question=result.question,
-                experiment=self.experiment,
-                core=result.core,
-                command=self.command,
-            ),
-            texts=texts | {"table_trials.csv": _trials_csv(result, seeds)},
+            kind="search",
+            name=self.study,
+            title=result.name,
+            question=result.question,
+            experiment=self.experiment,
+            core=result.core,
+            command=self.command,
+            texts=texts | {"table_trials.csv": trials_csv},
             pictures=search_figures(result),
             boards={},
             template="search.html.j2",
             page={
                 "result": result,
-                "states": _states_text(result),
+                "states": f"{counted(count, 'trial')}: {listed}" if listed else "no trial yet",
                 "finding": [*finding(result)],
                 "certainty": [*certainty(result, seeds)],
                 "space": space,
@@ -117,16 +119,9 @@ class SearchRequest(BuildRequest):
                 "launches": launch_commands(result, self.chosen),
                 "not_in_main": self.chosen is None and bool(result.complete),
                 "tune": self.tune,
-                "trial_count": len(result.trials),
+                "trial_count": count,
             },
         )
-
-
-def _states_text(result: SearchResult) -> str:
-    """`24 trials: 18 complete, 5 pruned, 1 failed`."""
-    counts = {name: sum(trial.state is state for trial in result.trials) for name, state in STATES.items()}
-    listed = ", ".join(f"{number} {name}" for name, number in counts.items() if number)
-    return f"{counted(len(result.trials), 'trial')}: {listed}" if listed else "no trial yet"
 
 
 def finding(result: SearchResult) -> Iterator[str]:
@@ -211,16 +206,9 @@ def _settings_text(trial: FrozenTrial) -> str:
 
 
 def _values_text(result: SearchResult, trial: FrozenTrial) -> str:
-    """`final score 61.3 %, stability 90.0 %`."""
-    return ", ".join(
-        f"{objective_name(name)} {_percent_text(trial.values[index])}"
-        for index, name in enumerate(result.objectives)
-    )
-
-
-def _percent_text(fraction: float) -> str:
-    """A fraction in percent with one decimal, which is the resolution of a search."""
-    return f"{100 * fraction:.1f}\u00a0%"
+    """`final score 61.3 %, stability 90.0 %`: one decimal is the resolution of a search."""
+    named = zip(result.objectives, trial.values, strict=True)
+    return ", ".join(f"{objective_name(name)} {100 * value:.1f}\u00a0%" for name, value in named)
 
 
 def launch_commands(result: SearchResult, chosen: Sequence[str] | None = ()) -> tuple[str, ...]:
@@ -259,37 +247,27 @@ def _by_rank(result: SearchResult) -> list[FrozenTrial]:
     return [*result.ranking, *others]
 
 
-def _trials_csv(result: SearchResult, seeds: Sequence[SeedValues]) -> str:
-    """A row for each trial in the order of the table: settings with every digit, values in percent."""
+def _trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> tuple[TextTable, str]:
+    """The table of trials, without ids; and as CSV, with settings to every digit, and values in percent."""
     several = [seed_values for seed_values in seeds if seed_values.values]
-    rows = [
-        (
-            trial.number,
-            _NAMES[trial.state],
-            *(_exact(trial.params[name]) if name in trial.params else "" for name in result.spaces),
-            *(map(percent, trial.values) if trial.values else [""] * len(result.objectives)),
-            *(
-                " ".join(map(str, map(percent, of_seeds.values.get(trial.number, ()))))
-                for of_seeds in several
-            ),
-            trial.user_attrs["seconds"],
-            max(trial.intermediate_values, default=""),
-            " ".join(trial.user_attrs["run_ids"]),
-            trial.user_attrs["mlflow_id"],
-            trial.user_attrs["reason"],
-            result.core,
-        )
-        for trial in _by_rank(result)
-    ]
-    by_seed = [f"{seed_values.objective}_by_seed" for seed_values in several]
-    names = ("trial", "state", *result.spaces, *result.objectives, *by_seed)
-    return csv_text([*names, "seconds", "last_step", "run_ids", "mlflow_run_id", "reason", "core"], rows)
-
-
-def _trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTable:
-    """The table of trials, without ids."""
-    rows = []
+    rows, exact = [], []
     for trial in _by_rank(result):
+        about, by_seed = trial.user_attrs, [of_seeds.values.get(trial.number, ()) for of_seeds in several]
+        exact.append(
+            (
+                trial.number,
+                _NAMES[trial.state],
+                *(_exact(trial.params[name]) if name in trial.params else "" for name in result.spaces),
+                *(map(percent, trial.values) if trial.values else [""] * len(result.objectives)),
+                *(" ".join(map(str, map(percent, values))) for values in by_seed),
+                about["seconds"],
+                max(trial.intermediate_values, default=""),
+                " ".join(about["run_ids"]),
+                about["mlflow_id"],
+                about["reason"],
+                result.core,
+            )
+        )
         values = [ABSENT] * len(result.objectives)
         for place, value in enumerate(trial.values or ()):
             of_seeds = seeds[place].values.get(trial.number, ()) if seeds else ()
@@ -299,17 +277,20 @@ def _trials_table(result: SearchResult, seeds: Sequence[SeedValues]) -> TextTabl
             _state(result, trial),
             *(value_text(trial.params[name]) if name in trial.params else ABSENT for name in result.spaces),
             *values,
-            number((seconds := trial.user_attrs["seconds"]) and seconds / 60, ".1f"),
+            number(about["seconds"] and about["seconds"] / 60, ".1f"),
         )
         rows.append(TextRow(str(trial.number), trial.number in result.front, cells))
     shaded = "on the Pareto front, which comes first" if len(result.objectives) > 1 else "the best"
     notes = [f"Values in percent, higher is better. Shaded: {shaded}."]
-    if any(seed_values.values for seed_values in seeds):
+    if several:
         notes.append(f"Mean ± standard deviation over {len(result.seeds)} seeds.")
     if any(trial.state is STATES["pruned"] for trial in result.trials):
         notes.append("pruned: ended early because others did better at the same step.")
     headings = ("state", *result.spaces, *map(objective_name, result.objectives), "minutes")
-    return TextTable(f"Trials of {result.study}", "trial", headings, rows, notes, result.core)
+    table = TextTable(f"Trials of {result.study}", "trial", headings, rows, notes, result.core)
+    names = ("trial", "state", *result.spaces, *result.objectives)
+    names += (*(f"{seed_values.objective}_by_seed" for seed_values in several), "seconds", "last_step")
+    return table, csv_text([*names, "run_ids", "mlflow_run_id", "reason", "core"], exact)
 
 
 def _state(result: SearchResult, trial: FrozenTrial) -> str:
@@ -456,7 +437,7 @@ def draw(info: SearchInfo, _fig: Figure) -> Figure:
     pyplot.close(fig)
     columns = min(_IN_ROW, len(panels))
     width, height = _PANEL_INCHES if columns == 1 else (columns * _SLICE_INCHES[0] + 1, _SLICE_INCHES[1])
-    surround(fig, (width, height), (info.title, info.source), ())
+    surround(fig, (width, height), info.heads)
     columns = max(1, min(columns, int(fig.get_figwidth() / _LEAST_INCHES)))
     rows = -(-len(panels) // columns)
     if rows > 1:
@@ -467,8 +448,7 @@ def draw(info: SearchInfo, _fig: Figure) -> Figure:
             ax.tick_params(labelleft=True)
             ax.set_ylabel(panels[0].get_ylabel())
     for ax in panels:
-        for where in ("left", "center"):
-            ax.set_title("", loc=where)
+        ax.set_title("")
         for artist in ax.collections:
             if isinstance(artist, PathCollection) and not np.size(artist.get_offsets()):
                 artist.set_label("")  # a kind of trial that no search has

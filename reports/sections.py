@@ -1,10 +1,10 @@
 """A section of a page: what it shows, its tables, its figures and its verdicts; the scored sweep that all are made of;
 the section on verdicts, and that with the list of runs to which the numbers of a page link, with the files of both.
 
-A report is a list of sections of its `Scored` sweep or study, in `sweep.sweep_sections` and `study.study_sections`.
+A report is a list of sections of its `Scored` sweep or study, in `sweep.sweep_contents` and `study.study_contents`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cached_property
@@ -17,15 +17,15 @@ import pandas as pd
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import USUAL, Baseline
 from cppo_lab.analysis.reader import RunAnswers
-from cppo_lab.analysis.scoring import RunScore, Scoreboard
+from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.claims import NONE_STATED, Claim, Hypotheses, Standing, standing
 from cppo_lab.analysis.statistics.summary import Statistics, sweep_statistics
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.errors import counted
 from cppo_lab.reports.figures.drawing import PAPER, Palette, Picture
 from cppo_lab.reports.names import ABSENT, csv_text, display_name, number, percent, points
-from cppo_lab.reports.tables import Table
-from cppo_lab.reports.verdict_view import VerdictLine, verdict_table, verdict_view
+from cppo_lab.reports.tables import TextTable
+from cppo_lab.reports.verdict_view import VerdictLine, claims_table, verdict_view
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +42,7 @@ class Section:
     view: Mapping[str, Any]
     hint: str | None = None
     macro: str = ""
-    tables: Mapping[str, Table | None] = field(default_factory=dict)
+    tables: Mapping[str, TextTable | None] = field(default_factory=dict)
     pictures: tuple[Picture, ...] = ()
     lines: tuple[VerdictLine, ...] = ()
     how: str = ""
@@ -93,23 +93,31 @@ def verdict_section(scored: Mapping[str, Scored], core: str, whole: bool = False
         if not claim.of_errors
     }
     view = verdict_view({name: sweep.board for name, sweep in scored.items()}, core, whole, standings)
-    tables = {"verdicts": verdict_table(view)}
+    notes = [view.summary, view.method]
+    notes += [f"{line.verdict.claim.text}: {line.deviation}" for line in view.lines if line.deviation]
+    notes += [view.caution] if view.caution else []
+    notes += [f"One run per method cannot say: {'; '.join(view.cannot)}."] if view.cannot else []
+    last = {"power of the claim": [line.power for line in view.lines]}
+    tables = {"verdicts": claims_table("Verdicts", core, "claim", view.lines, last, notes)}
     return Section("verdicts", "Verdicts", vars(view), tables=tables, lines=view.lines, how=view.rule)
-
-
-def run_files(scored: Scored) -> dict[str, str]:
-    """The CSV files of all scores, and of all runs."""
-    scores = f"long{scored.suffix}.csv" if scored.suffix else "table_long.csv"
-    return {scores: long_csv(scored.board), f"runs{scored.suffix}.csv": runs_csv(scored.board)}
 
 
 def long_csv(board: Scoreboard) -> str:
     """One row per (model, variant, benchmark): mean, standard deviation and number of runs, in percent."""
     header = [
-        *("core", "model", "t_stop", "method", "benchmark", "state", "provisional", "runs"),
-        *("n", "mean", "std"),
+        "core",
+        "model",
+        "t_stop",
+        "method",
+        "benchmark",
+        "state",
+        "provisional",
+        "runs",
+        "n",
+        "mean",
+        "std",
     ]
-    rows: list[list[object]] = []
+    rows = []
     for (model, variant), cell in board.cells.items():
         about = [cell.state.value, int(cell.provisional), cell.expected]
         of_cell = {**cell.components, "avg": cell.score, "base": cell.base, "gain": cell.gain}
@@ -128,9 +136,25 @@ def runs_csv(board: Scoreboard) -> str:
     `final` of the statistics, and the digest of the weights that it began with.
     """
     header = [
-        *("model", "method", "seed", "rule", "core", "run_id", "mlflow_run_id", "status", "state", "t_stop"),
-        *("step", "tied_steps", "avg", *board.benchmarks, "base", "last_step", "last"),
-        *("final", "warm_start"),
+        "model",
+        "method",
+        "seed",
+        "rule",
+        "core",
+        "run_id",
+        "mlflow_run_id",
+        "status",
+        "state",
+        "t_stop",
+        "step",
+        "tied_steps",
+        "avg",
+        *board.benchmarks,
+        "base",
+        "last_step",
+        "last",
+        "final",
+        "warm_start",
     ]
     final = {(run.model, run.variant, run.seed): run.final for run in run_values(board)}
     starts = dict(zip(board.data.runs["mlflow_id"], board.data.runs["warm_start"], strict=True))
@@ -159,70 +183,59 @@ _MOST_SETTINGS = 8  # of a run; MLflow has all
 MANY = 1000  # rows of a list: some 400 KB; the files beside the page have every run
 
 
-@dataclass(frozen=True)
-class RunGroup:
-    """The rows of a cell of the tables, as texts by name (`_line`); `anchor` is their id on the page; `left_out` counts
-    the runs that are not shown.
-    """
-
-    anchor: str
-    runs: tuple[Mapping[str, str], ...]
-    left_out: int = 0
-
-
-def run_groups(scored: Scored) -> tuple[RunGroup, ...]:
-    """The runs of a sweep, cell by cell as declared.
+def run_groups(scored: Scored) -> list[dict[str, Any]]:
+    """The runs of a sweep, cell by cell as declared: `runs` are the rows of a cell of the tables, as texts by name;
+    `anchor` is their id on the page; `left_out` counts the runs that are not shown.
 
     With more than MANY runs, each cell shows its first runs, the same number for all cells; with more than MANY cells,
     only the first cells are shown.
+
+    `path`: a run's page relative to the address of an MLflow server; `link`: that page on the store's server; both are
+    empty if there is none. `settings`: those other than the seed that differ from those of other runs of the sweep on
+    the same model. `note`: its scores on further benchmarks, and what users have noted.
     """
     board = scored.board
     most = len(board.runs) if len(board.runs) <= MANY else max(1, MANY // len(board.cells))
-    groups, differing = [], dict[str, list[str]]()
+    groups, differing = [], {}
     for model in board.models:
         # The configuration keys in which its runs differ. A missing key counts as a distinct value.
-        params = (board.params_of(run) for run in board.runs if run.model == model)
-        values = pd.DataFrame(list(filter(None, params))).nunique(dropna=False)
+        logged = (board.params_of(run) for run in board.runs if run.model == model)
+        values = pd.DataFrame(list(filter(None, logged))).nunique(dropna=False)
         differing[model] = [str(key) for key in values.index[values > 1] if key not in _NOT_SHOWN]
     for pair, anchor in islice(scored.anchors.items(), MANY):
         runs = board.runs_of(*pair)
-        lines = tuple(_line(board, run, scored.uri, differing[run.model]) for run in runs[:most])
-        groups.append(RunGroup(anchor, lines, len(runs) - len(lines)))
-    unlisted = len(board.runs) - sum(len(group.runs) + group.left_out for group in groups)
-    return (*groups, RunGroup("", (), unlisted)) if unlisted else tuple(groups)
-
-
-def _line(board: Scoreboard, run: RunScore, uri: str, differing: Sequence[str]) -> dict[str, str]:
-    """The texts of a run's row by name. `path`: its page relative to the address of an MLflow server; `link`: that page
-    on the store's server; both are empty if there is none. `settings`: those other than the seed that differ from those
-    of other runs of the sweep on the same model. `note`: its scores on further benchmarks, and what users have noted.
-    """
-    choice, data, mlflow_id = run.choice, board.data, run.mlflow_id
-    params = board.params_of(run)
-    settings = [f"{key}={params[key]}" for key in differing if key in params]
-    if (more := len(settings) - _MOST_SETTINGS) > 0:
-        settings[_MOST_SETTINGS:] = [f"and {more} more"]
-    notes = [
-        f"{name.split('/')[1]} {points(logged['value'].iloc[-1])}"
-        for name in filter(schema.is_evaluation, data.metrics["metric"].cat.categories)
-        if len(logged := board.points_of(run, name))
-    ]
-    path = mlflow_path(data.experiment_id, mlflow_id) if mlflow_id else ""
-    return {
-        "label": display_name(run.variant),
-        "model": run.model,
-        "seed": number(run.seed, "d"),
-        "state": run.state.value + (f": {run.reason}" if run.reason else ""),
-        "t_stop": number(run.t_stop, "d"),
-        "step": number(choice.step, "d"),
-        "score": points(choice.score),
-        "run_id": run.run_id or ABSENT,
-        "mlflow_id": mlflow_id or ABSENT,
-        "path": path,
-        "link": path and mlflow_link(uri, path),
-        "settings": ", ".join(settings),
-        "note": "; ".join(filter(None, [*notes, data.notes.get(mlflow_id)])),
-    }
+        lines = []
+        for run in runs[:most]:
+            choice, data, mlflow_id, params = run.choice, board.data, run.mlflow_id, board.params_of(run)
+            settings = [f"{key}={params[key]}" for key in differing[run.model] if key in params]
+            if (more := len(settings) - _MOST_SETTINGS) > 0:
+                settings[_MOST_SETTINGS:] = [f"and {more} more"]
+            notes = [
+                f"{name.split('/')[1]} {points(rows['value'].iloc[-1])}"
+                for name in filter(schema.is_evaluation, data.metrics["metric"].cat.categories)
+                if len(rows := board.points(name, run))
+            ]
+            path = mlflow_path(data.experiment_id, mlflow_id) if mlflow_id else ""
+            line = {
+                "label": display_name(run.variant),
+                "model": run.model,
+                "seed": number(run.seed, "d"),
+                "state": run.state.value + (f": {run.reason}" if run.reason else ""),
+                "t_stop": number(run.t_stop, "d"),
+                "step": number(choice.step, "d"),
+                "score": points(choice.score),
+                "run_id": run.run_id or ABSENT,
+                "mlflow_id": mlflow_id or ABSENT,
+                "path": path,
+                "link": path and mlflow_link(scored.uri, path),
+                "settings": ", ".join(settings),
+                "note": "; ".join(filter(None, [*notes, data.notes.get(mlflow_id)])),
+            }
+            lines.append(line)
+        groups.append({"anchor": anchor, "runs": tuple(lines), "left_out": len(runs) - len(lines)})
+    if unlisted := len(board.runs) - sum(len(board.runs_of(*pair)) for pair in [*scored.anchors][:MANY]):
+        groups.append({"anchor": "", "runs": (), "left_out": unlisted})
+    return groups
 
 
 def mlflow_path(experiment_id: str, mlflow_id: str) -> str:

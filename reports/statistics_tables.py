@@ -81,7 +81,14 @@ def statistics_tables(scored: Scored) -> dict[str, TextTable]:
             tables["models"] = _over_models(summary, len(board.models))
     if any(len(ranking) > 1 for ranking in summary.rankings.values()):
         tables["order"] = _order(board, summary)
-    tables |= _of_problems(board, summary, scored.answers)
+    if cells := cell_problems(board):  # with per-problem outcomes
+        pairs = paired_problems(cells, summary.final)
+        phi = {pair: _repeated(cell, scored.answers) for pair, cell in cells.items()}
+        tables["problems"] = _methods(board, cells, summary, scored.answers, phi)
+        if pairs:
+            tables["problem_differences"] = _problem_differences(pairs, cells, phi, summary.baseline)
+        if (separating := _separating(pairs, cells)).rows:
+            tables["separating"] = separating
     return {kind: completed(with_looks(table, scored), board, scored.title) for kind, table in tables.items()}
 
 
@@ -134,7 +141,10 @@ def _differences(summary: Statistics) -> TextTable:
         final = cell.differences.get(Score.FINAL)
         compared = (Score.FINAL, Score.BEST, Score.CORRECTED, Score.AREA)
         cells = (
-            *(_difference(cell.differences.get(score)) for score in compared),
+            *(
+                estimate_text(None if lead is None else lead.estimate, signed=True)
+                for lead in map(cell.differences.get, compared)
+            ),
             p_text(summary.adjusted.get((*pair, Score.FINAL))),
             _share(final),
             ABSENT if final is None else "by seed" if final.paired else "no",
@@ -156,7 +166,8 @@ def _over_models(summary: Statistics, models: int) -> TextTable:
     for variant in dict.fromkeys(variant for variant, *_ in summary.aggregates):
         above, places = overall.get(variant), product([variant], [Score.FINAL], ("mean", "iqm", "median"))
         aggregates = map(estimate_text, map(summary.aggregates.get, places))
-        cells = (*aggregates, _difference(above), _share(above))
+        lead = estimate_text(None if above is None else above.estimate, signed=True)
+        cells = (*aggregates, lead, _share(above))
         rows.append(TextRow(display_name(variant), variant == OURS, cells))
     headings = ("mean", "IQM", "median", f"minus {base}", "P(improvement)")
     notes = (
@@ -207,10 +218,6 @@ def _evaluation(sampling: SamplingError | None) -> str:
     return points(sampling.answers) if sampling.edge is None else edge_text(sampling.edge)
 
 
-def _difference(difference: Difference | None) -> str:
-    return estimate_text(None if difference is None else difference.estimate, signed=True)
-
-
 def _share(difference: Difference | None) -> str:
     """A probability of improvement; none for single runs, for which it would take only a few values."""
     share = None if difference is None else difference.improvement
@@ -229,23 +236,6 @@ _NO_VOTES = "maj@k is not available: it needs the answers to all problems (track
 _MOST_NAMED = 30  # problems of a pair of methods, smallest p first
 _Cells = Mapping[tuple[str, str], CellProblems]  # by (model, variant)
 _Phi = Mapping[tuple[str, str], tuple[float, str]]  # see `_repeated`
-
-
-def _of_problems(
-    board: Scoreboard, summary: Statistics, answers: Mapping[str, RunAnswers]
-) -> dict[str, TextTable]:
-    """Kind -> table; empty without per-problem outcomes. `answers`: MLflow run -> its answers, for maj@k."""
-    cells = cell_problems(board)
-    if not cells:
-        return {}
-    pairs = paired_problems(cells, summary.final)
-    phi = {pair: _repeated(cell, answers) for pair, cell in cells.items()}
-    tables = {"problems": _methods(board, cells, summary, answers, phi)}
-    if pairs:
-        tables["problem_differences"] = _problem_differences(pairs, cells, phi, summary.baseline)
-    if (separating := _separating(pairs, cells)).rows:
-        tables["separating"] = separating
-    return tables
 
 
 def _range_note(summary: Statistics) -> str:
@@ -284,7 +274,11 @@ def _methods(
         rows.append(cell_row(*pair, texts))
     samples = next(iter(cells.values())).samples
     headings = (
-        *("final mean, seeds", "other problems", "other answers", "one evaluation", "rho"),
+        "final mean, seeds",
+        "other problems",
+        "other answers",
+        "one evaluation",
+        "rho",
         *(f"pass@{k}" for k in _shown_k(samples)),
         *([f"maj@{samples}"] if voted else []),
         *(f"{100 * threshold:.0f} % right" for threshold in THRESHOLDS),
@@ -353,7 +347,12 @@ def _problem_differences(
         )
         rows.append(cell_row(pair.model, pair.variant, texts))
     headings = (
-        *("seeds", "other problems", "both", "other answers", "correlation", "separating"),
+        "seeds",
+        "other problems",
+        "both",
+        "other answers",
+        "correlation",
+        "separating",
         "solved by one alone",
     )
     notes = (

@@ -2,9 +2,9 @@
 ablations, and its page.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from cppo_lab.reports.names import ABSENT, OURS, display_name
 from cppo_lab.reports.sections import Scored, Section, run_section, verdict_section
 from cppo_lab.reports.statistics_tables import statistics_section, with_looks
 from cppo_lab.reports.tables import (
-    FullTable,
     TextRow,
     TextTable,
     ablation_curves,
@@ -97,26 +96,6 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     runs = [run for board in study.boards.values() for run in board.runs]
     count = len({run.mlflow_id or describe_gap(run) for run in runs})
     unused = {run_id for board in study.boards.values() for run_id in board.unused["run_id"]}
-    runs_section = run_section(scored, count, sorted(unused - {run.run_id for run in runs}))
-    return request.report(
-        "study",
-        core,
-        scored,
-        scored.get(MAIN),
-        [*study_sections(study, scored, verdicts), runs_section],
-        gaps=[f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
-        gap_count=len(gaps),
-        counts=f"{counted(count, 'run')} in {counted(len(study.grids), 'sweep')}",
-        pictures=pictures,
-        caution=verdicts.view["caution"],
-        absent=absent,
-    )
-
-
-def study_sections(
-    study: StudyResults, scored: Mapping[str, Scored], verdicts: Section
-) -> list[Section | None]:
-    """The sections of a study's page, in its order, without its runs; None for a section with nothing to show."""
     main = scored.get(MAIN)
     anchors = main.anchors if main else {}
     table_1 = None
@@ -130,7 +109,9 @@ def study_sections(
         for about, sentences in headlines(sweep.board)
     ]
     statistics = {name: statistics_section(sweep) for name, sweep in scored.items()}
-    ablations, tables = [], dict[str, FullTable | None]()
+    collapses = {name: collapse_section(sweep) for name, sweep in scored.items()}
+    of_sweeps = filter(None, (*statistics.values(), *collapses.values()))  # whose tables are files
+    ablations, tables = [], {}
     for grid in study.grids:
         name, board = grid.name, study.boards.get(grid.name)
         if name == MAIN:
@@ -156,12 +137,13 @@ def study_sections(
         "table_3": configuration_table(main.board, study.models, title) if main else None,
     }
     shown = {"tables": [table for table in methods.values() if table], "anchors": {}}
-    return [
+    sections = [  # in the order of the page; None for a section with nothing to show
         Section(
             "main",
             "Main results",
             {"table": table_1, "absent": "" if main else study.why_absent(MAIN), "anchors": anchors},
-            tables={"table_1": table_1},
+            tables={stem: table for section in of_sweeps for stem, table in section.tables.items()}
+            | {"table_1": table_1},
         ),
         verdicts,
         findings_section(findings),
@@ -173,8 +155,8 @@ def study_sections(
             "largest",
             {"table_4": table_4},
         ),
-        _of_main(statistics),
-        _of_main({name: collapse_section(sweep) for name, sweep in scored.items()}),
+        statistics.get(MAIN),
+        collapses.get(MAIN),
         Section(
             "ablations",
             "Ablations",
@@ -186,17 +168,21 @@ def study_sections(
         Section("methods", "Methods and settings", shown, "Tables 2 and 3", "statistics", methods),
         _figure_list("models", "All curves, model by model", "Figures 8 to 11", 8, 9, 10, 11),
         answers_section(main) if main else None,
+        run_section(scored, count, sorted(unused - {run.run_id for run in runs})),
     ]
-
-
-def _of_main(sections: Mapping[str, Section | None]) -> Section | None:
-    """A section on the main sweep; its tables are those of every sweep."""
-    made = filter(None, sections.values())
-    tables = {stem: table for section in made for stem, table in section.tables.items()}
-    section = sections.get(MAIN)
-    if section is None:
-        return Section("", "", {}, tables=tables) if tables else None
-    return replace(section, tables=tables)
+    return request.report(
+        "study",
+        core,
+        scored,
+        main,
+        sections,
+        gaps=[f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
+        gap_count=len(gaps),
+        counts=f"{counted(count, 'run')} in {counted(len(study.grids), 'sweep')}",
+        pictures=pictures,
+        caution=verdicts.view["caution"],
+        absent=absent,
+    )
 
 
 def _figure_list(name: str, title: str, hint: str, *numbers: int) -> Section:

@@ -22,7 +22,8 @@ from cppo_lab.reports.answers import answers_section, kept_answers
 from cppo_lab.reports.audit import audit_section
 from cppo_lab.reports.build import Contents, GridRequest
 from cppo_lab.reports.exact_view import exact_section, shown_ratio
-from cppo_lab.reports.figures import axes, training, validation
+from cppo_lab.reports.figures import axes
+from cppo_lab.reports.figures.curves import FEW, LABELS, curves_info, diagnostics_info, draw, draw_diagnostics
 from cppo_lab.reports.figures.drawing import Picture
 from cppo_lab.reports.health import SHOWN, collapse_section, mismatch_section
 from cppo_lab.reports.names import OURS, display_name, estimate_text, p_text, value_text
@@ -68,7 +69,7 @@ def paper_request(uri: str, out: Path, **about: Any) -> ReportRequest:
 
 def _is_shown(metric: str) -> bool:
     """Whether the report uses a metric; thousands of runs have millions of points of the others."""
-    named = metric in {*training.LABELS, *SHOWN, *METRICS_READ, *axes.DRIFT.values()}
+    named = metric in {*LABELS, *SHOWN, *METRICS_READ, *axes.DRIFT.values()}
     return named or schema.is_evaluation(metric) or schema.parse_validation_metric(metric) is not None
 
 
@@ -78,39 +79,19 @@ def sweep_contents(request: ReportRequest, board: Scoreboard) -> Contents:
     scored = request.scored(grid, board, request.title, answers=kept_answers(request.uri, board))
     of_paper = request.experiment == schema.experiment_name(schema.PAPER) and name == MAIN
     verdicts = verdict_section({name: scored}, board.core)
-    return request.report(
-        "sweep",
-        board.core,
-        {name: scored},
-        scored,
-        sweep_sections(request, scored, verdicts, of_paper),
-        gaps=describe_gaps(board.gaps),
-        gap_count=len(board.gaps),
-        counts=counted(len(board.runs), "run"),
-        caution=verdicts.view["caution"],
-        absent=(),
-    )
-
-
-def sweep_sections(
-    request: ReportRequest, scored: Scored, verdicts: Section, of_paper: bool
-) -> list[Section | None]:
-    """The sections of a sweep's page, in its order; None for a section with nothing to show. `of_paper`: whether it is
-    the paper's main grid.
-    """
-    board, title, palette, anchors = scored.board, scored.title, scored.palette, scored.anchors
-    shown = {"curves": validation.curves_info(board, f"Validation curves ({title})", palette=palette)}
+    title, palette, anchors = scored.title, scored.palette, scored.anchors
+    shown = {"curves": curves_info(board, f"Validation curves ({title})", palette=palette)}
     if of_paper:  # its Figure 4 is a file
         heading = "Validation curves (Figure 4)"
-        shown["4"] = validation.curves_info(board, heading, _FIGURE_4_MODELS, palette=palette)
+        shown["4"] = curves_info(board, heading, _FIGURE_4_MODELS, palette=palette)
     curves = Section(
         "curves",
         "Validation curves",
         {
-            "crowded": any(cell.expected > validation.FEW for cell in board.cells.values()),
+            "crowded": any(cell.expected > FEW for cell in board.cells.values()),
             "several": board.means_over_benchmarks,
         },
-        pictures=tuple(Picture.of(name, info, validation.draw) for name, info in shown.items()),
+        pictures=tuple(Picture.of(name, info, draw) for name, info in shown.items()),
     )
     by_setting = diagnostics = drift = None
     if info := axes.axes_info(board, request.axes, f"Score by setting ({title})", palette):
@@ -120,13 +101,13 @@ def sweep_sections(
         caption = f"Mean score of the last 30 % of the window by {keys}, {info.around}.{scale}"
         by_setting = figure_section("axes", info, axes.draw, caption)
         by_setting = replace(by_setting, name="ablation", title="Score by setting", hint=None)
-    if of_training := training.diagnostics_info(board, f"Training diagnostics ({title})", palette):
+    if of_training := diagnostics_info(board, f"Training diagnostics ({title})", palette):
         diagnostics = Section(
             "diagnostics",
             "Training diagnostics",
             {"several_seeds": any(cell.expected > 1 for cell in board.cells.values())},
             "",
-            pictures=(Picture.of("diagnostics", of_training, training.draw),),
+            pictures=(Picture.of("diagnostics", of_training, draw_diagnostics),),
         )
     if info := axes.drift_info(board, request.axes, f"Drift by age and position ({title})", palette):
         caption = (
@@ -141,7 +122,7 @@ def sweep_sections(
     of_full = {"table": full, "anchors": anchors}
     errors = exact_section(scored)
     errors_first = errors is not None and bool(errors.lines)
-    return [
+    sections = [  # in the order of the page; None for a section with nothing to show
         errors if errors_first else None,
         effects_section(scored, request.axes) if request.factorial else None,
         by_setting,
@@ -159,8 +140,20 @@ def sweep_sections(
         mismatch_section(scored),
         drift,
         answers_section(scored),
-        run_section({scored.name: scored}, len(board.runs), sorted(board.unused["run_id"])),
+        run_section({name: scored}, len(board.runs), sorted(board.unused["run_id"])),
     ]
+    return request.report(
+        "sweep",
+        board.core,
+        {name: scored},
+        scored,
+        sections,
+        gaps=describe_gaps(board.gaps),
+        gap_count=len(board.gaps),
+        counts=counted(len(board.runs), "run"),
+        caution=verdicts.view["caution"],
+        absent=(),
+    )
 
 
 def figure_section(name: str, info: Any, draw: Callable[[Any, Any], None], caption: str = "") -> Section:
@@ -199,7 +192,7 @@ _OF_ERRORS = "error: a ratio, of geometric means of the surrogate's |error| over
 
 def effects_section(scored: Scored, places: Axes) -> Section | None:
     """The section; None if every effect lacks a run in each seed."""
-    board, measured = scored.board, dict[str, dict[Effect, Estimate]]()
+    board, measured = scored.board, {}
     for score, name in _SCORES.items():
         runs, of_score = run_values(board), dict[Effect, Estimate]()
         if isinstance(score, Quantity):

@@ -80,17 +80,13 @@ class Entry:
         """
         std = "" if self.std is None else f"± {self.std}"
         evaluation = self.evaluation and f"[{self.evaluation}]"
-        parts = (self._mean, std, evaluation, self.test)
+        parts = (self.word or str(self.value), std, evaluation, self.test)
         return " ".join(filter(None, parts)) + "†" * self.provisional
-
-    @property
-    def _mean(self) -> str:
-        return self.word if self.value is None else f"{self.value}"
 
     @property
     def plain(self) -> str:
         """The mean alone, or the word in its place; a provisional mean keeps its dagger."""
-        return self._mean + "†" * self.provisional
+        return (self.word or str(self.value)) + "†" * self.provisional
 
 
 @dataclass(frozen=True)
@@ -119,6 +115,10 @@ class TextRow:
 class TextTable:
     """`lead` is the heading of the label column; `core` is empty if the table has no numbers of runs. `stop`: T_stop of
     its runs, None if they have none, or different ones.
+
+    `tables`: in place of rows, a table for each model. Models on different tasks have different benchmarks, `avg` is
+    their mean, and `step` the selected steps. `several_runs`: whether any row of them is a mean over runs, which makes
+    the columns wide.
     """
 
     title: str
@@ -128,38 +128,22 @@ class TextTable:
     notes: Sequence[str] = ()
     core: str = ""
     stop: int | None = None
+    tables: "tuple[TextTable, ...]" = ()
+    several_runs: bool = False
 
     @property
     def blocks(self) -> "tuple[TextTable, ...]":
-        """The parts with headings of their own; here the table itself."""
-        return (self,)
+        """The parts with headings of their own, as they are shown: the table of each model, or the table itself."""
+        names = {"avg": "Avg", "step": "Step"}
+        return tuple(
+            replace(table, headings=tuple(names.get(h) or benchmark_name(h) for h in table.headings))
+            for table in self.tables
+        ) or (self,)
 
     @property
     def of_scores(self) -> bool:
         """Whether it has scores, which are set as numbers."""
         return any(isinstance(cell, Entry) for row in self.rows for cell in row.cells)
-
-
-@dataclass(frozen=True)
-class FullTable:
-    """One table for each model. Models on different tasks have different benchmarks, `avg` is their mean, and `step`
-    the selected steps. `several_runs`: whether any row is a mean over runs, which makes the columns wide.
-    """
-
-    title: str
-    core: str
-    tables: tuple[TextTable, ...]
-    several_runs: bool
-    notes: tuple[str, ...]
-
-    @property
-    def blocks(self) -> tuple[TextTable, ...]:
-        """The table of each model with its headings as they are shown."""
-        names = {"avg": "Avg", "step": "Step"}
-        return tuple(
-            replace(table, headings=tuple(names.get(h) or benchmark_name(h) for h in table.headings))
-            for table in self.tables
-        )
 
 
 def run_ids_of(runs: Iterable[RunScore]) -> tuple[str, ...]:
@@ -201,7 +185,7 @@ def main_table(board: Scoreboard, title: str, statistics: Statistics | None = No
     return TextTable(title, "Method", board.models, rows, notes, board.core)
 
 
-def full_table(board: Scoreboard, title: str) -> FullTable:
+def full_table(board: Scoreboard, title: str) -> TextTable:
     """Table 4: the components at the selected step, in a block per model; marks are per block and column."""
     tables, several = [], False
     for model in board.models:
@@ -224,7 +208,8 @@ def full_table(board: Scoreboard, title: str) -> FullTable:
         headings = (*benchmarks, "avg", "step")
         table = TextTable(model, "Method", headings, rows, (), board.core, None if others else stop)
         tables.append(table)
-    return FullTable(title, board.core, tuple(tables), several, _table_notes(board))
+    notes = _table_notes(board)
+    return TextTable(title, "", (), (), notes, board.core, tables=tuple(tables), several_runs=several)
 
 
 def steps_text(steps: Sequence[int]) -> str:
@@ -335,7 +320,6 @@ def ablation_curves() -> pd.DataFrame:
 
 # Tables as Markdown, LaTeX (booktabs) and CSV, in percent.
 
-Table = FullTable | TextTable
 _MARKDOWN_MARKS = {BEST: ("**", "**"), SECOND: ("<u>", "</u>"), "": ("", "")}
 _LATEX_MARKS = {BEST: (r"\textbf{", "}"), SECOND: (r"\underline{", "}"), "": ("", "")}
 
@@ -346,11 +330,11 @@ def _texts(row: TextRow, escape: Callable[[str], str], marks: Mapping[str, tuple
     return [escape(row.label), *cells]
 
 
-def markdown(table: Table) -> str:
+def markdown(table: TextTable) -> str:
     """The table as a Markdown document, a table per model if the models have different columns."""
     lines = [f"# {escape_markdown(table.title)}", ""]
     for block in table.blocks:
-        if isinstance(table, FullTable):
+        if table.tables:
             stop = "not given" if block.stop is None else block.stop
             lines += [f"## {escape_markdown(block.title)} (T_stop = {stop})", ""]
         rows = [_texts(row, escape_markdown, _MARKDOWN_MARKS) for row in block.rows]
@@ -359,11 +343,11 @@ def markdown(table: Table) -> str:
         head = map(escape_markdown, (block.lead, *block.headings))
         align = ["---", *["---:"] * len(block.headings)]
         lines += ["| " + " | ".join(cells) + " |" for cells in (head, align, *rows)]
-        lines += [""] * isinstance(table, FullTable)
+        lines += [""] * bool(table.tables)
     return "\n".join([*lines, "", *(escape_markdown(note) + "\n" for note in _file_notes(table))])
 
 
-def _file_notes(table: Table) -> list[str]:
+def _file_notes(table: TextTable) -> list[str]:
     """The notes of a table that leaves its page, whose top has the source."""
     return [*([f"Source: {origin(table.core)}."] if table.core else []), *table.notes]
 
@@ -371,7 +355,7 @@ def _file_notes(table: Table) -> list[str]:
 _PACKAGES = (r"\usepackage{booktabs}", r"\usepackage[table]{xcolor}", r"\usepackage{graphicx}")
 
 
-def latex(table: Table) -> str:
+def latex(table: TextTable) -> str:
     """The table as LaTeX, to be included with `\\input`, with a block of rows per model if their columns differ.
 
     A table wider than the text is scaled down to fit. It needs the packages `_PACKAGES`.
@@ -383,13 +367,15 @@ def latex(table: Table) -> str:
     for block in table.blocks:
         if block.headings != before:
             body += [r"\midrule"] * (before is not None)
-            body.append(_latex_row(False, map(escape_latex, (block.lead, *block.headings))))
+            body.append(" & ".join(map(escape_latex, (block.lead, *block.headings))) + r" \\")
         before = block.headings
         body.append(r"\midrule")
-        if isinstance(table, FullTable):
+        if table.tables:
             stop = "" if block.stop is None else f" ($T_{{\\mathrm{{stop}}}} = {block.stop}$)"
             body.append(rf"\multicolumn{{{width}}}{{l}}{{\textit{{{escape_latex(block.title)}}}{stop}}} \\")
-        body += [_latex_row(row.shaded, _texts(row, escape_latex, _LATEX_MARKS)) for row in block.rows]
+        for row in block.rows:
+            shade = r"\rowcolor{black!8} " if row.shaded else ""
+            body.append(shade + " & ".join(_texts(row, escape_latex, _LATEX_MARKS)) + r" \\")
     body.append(r"\bottomrule")
     align = "r" * (width - 1)
     if not block.of_scores:  # numbers and intervals are right-aligned, words left-aligned
@@ -430,16 +416,12 @@ def latex_wrapper(files: Iterable[str], figures: Sequence[str] = (), before: Seq
     return "\n".join(lines) + "\n"
 
 
-def _latex_row(shaded: bool, texts: Iterable[str]) -> str:
-    return (r"\rowcolor{black!8} " if shaded else "") + " & ".join(texts) + r" \\"
-
-
-def table_csv(table: Table) -> str:
+def table_csv(table: TextTable) -> str:
     """The table as CSV, scores in percent. The paper's tables have exactly the paper's columns; numbers of our cores
     name the core in every row. Table 4 is `model, t_stop, method`, the benchmarks (empty if a model does not have one)
     and `avg`.
     """
-    if isinstance(table, FullTable):
+    if table.tables:
         names = dict.fromkeys(name for block in table.tables for name in block.headings)
         columns = [*(name for name in names if name not in ("avg", "step")), "avg"]
         head, rows = ["model", "t_stop", "method", *columns], list[list[object]]()
@@ -456,7 +438,7 @@ def table_csv(table: Table) -> str:
     return csv_text(head, rows)
 
 
-def table_files(tables: Mapping[str, Table | None]) -> dict[str, str]:
+def table_files(tables: Mapping[str, TextTable | None]) -> dict[str, str]:
     """Every table in Markdown, LaTeX and CSV, by file name; a table that is None has no files."""
     kinds = (("md", markdown), ("tex", latex), ("csv", table_csv))
     return {

@@ -85,7 +85,6 @@ class VerdictView:
 
     summary: str
     caution: str
-    core: str
     lines: tuple[VerdictLine, ...]
     method: str
     rule: str
@@ -159,7 +158,6 @@ def verdict_view(
     return VerdictView(
         summary=tally(lines) or "The paper makes no claim about the variants of this sweep.",
         caution=caution,
-        core=core,
         lines=lines,
         method=f"{by_score}{in_pairs} {rule} {_POWER_WORDS}",
         rule=f"{by_score} {rule}" if tested else "",
@@ -214,17 +212,63 @@ def verdict_line(
     # It confirms nothing if the claim before it is not supported although this claim is decided, or by its standing; a
     # claim of the paper has none.
     before = verdict.unsupported_before is not None and verdict.outcome is not VerdictOutcome.UNDECIDED
+    estimate = observed = ""
+    # `+1.20 points, 95 % interval +0.40 to +2.00 (8 and 8 runs)` of the comparison that determines the outcome.
+    if deciding is not None and deciding.difference is not None:
+        value, interval = _written(claim, deciding.estimate)
+        around = "no interval" if interval == ABSENT else f"95 % interval {interval}"
+        estimate = f"{value} {claim.unit}, {around} ({_runs(deciding.difference)})"
+        if claim.of_errors:
+            of = f"of the error of {display_name(deciding.against)}"
+            estimate = f"{value} {of if claim.score is Quantity.ERROR else 'per tenfold T'}, {around}"
+    # The direction of the estimates is all that single runs show: whether a comparison would hold if the observed
+    # difference were the true difference.
+    values = [comparison.estimate.value for comparison in verdict.comparisons if comparison.estimate]
+    if values and not claim.of_errors:
+        agree = sum(value > 0 if claim.margin is None else abs(value) < claim.margin for value in values)
+        observed = f"The observed differences agree with the claim in {agree} of {len(values)} comparisons."
+        if len(values) == 1:
+            observed = f"The observed difference {'agrees with' if agree else 'disagrees with'} the claim."
+    lead, headings = ("rule", _OF_ERRORS) if claim.of_errors else ("method", _HEADINGS)
+    over, rows = "over models" if claim.kind is Kind.TREND else "mean over models", []
+    for comparison in verdict.comparisons:
+        difference, word = comparison.difference, word_of_comparison(claim, comparison).value
+        against, (value, interval) = display_name(comparison.against), _written(claim, comparison.estimate)
+        if claim.of_errors:
+            cells = (
+                against,
+                comparison.model or "mean over processes",
+                str(comparison.runs) if difference else ABSENT,
+                value + (" per tenfold T" if claim.score is Quantity.ERROR_SLOPE else ""),
+                interval,
+                "{} ({})".format(*_written(claim, comparison.at_equal_return)),
+                p_text(comparison.p_for),
+                p_text(comparison.p_against),
+                word,
+            )
+            rows.append(TextRow(display_name(comparison.variant), False, cells))
+            continue
+        runs = share = ABSENT
+        if difference is not None:
+            counts = [difference.ours, difference.theirs][: 2 if difference.against else 1]
+            runs = " and ".join(map(str, counts))
+            # Not of single runs, where it would be 0 or 1 on a model, nor of shares and slopes.
+            if difference.improvement is not None and difference.improvement.low is not None:
+                share = f"{difference.improvement.value:.2f}"
+        about, p = (against or "0", comparison.model or over, runs), p_text(comparison.p_adjusted)
+        texts = (*about, value, interval, p, share, word)
+        rows.append(cell_row(comparison.model, comparison.variant, texts))
     return VerdictLine(
         verdict=verdict,
         registered="" if standing is None else standing.words,
         exploratory=before or (standing is not None and not standing.confirmatory),
-        estimate=_estimate(claim, deciding),
+        estimate=estimate,
         sentence=sentence + beside,
-        comparisons=_comparisons(verdict),
+        comparisons=TextTable(f"Comparisons of: {claim.text}", lead, headings, rows),
         power=f"{power_question(claim)}: {words}" if words else ABSENT,
         beside=beside,
         deviation="" if claim.pairing is None else _deviation(claim, board),
-        observed="" if claim.of_errors else _observed(verdict),
+        observed=observed,
         others="; ".join(f"{_SCORES[score]}: {outcome.value}" for score, outcome in verdict.others.items()),
     )
 
@@ -254,18 +298,6 @@ def _single_runs(verdict: Verdict) -> bool:
         and difference.estimate.unknown == ONE_RUN
         for difference in differences
     )
-
-
-def _estimate(claim: Claim, deciding: Comparison | None) -> str:
-    """`+1.20 points, 95 % interval +0.40 to +2.00 (8 and 8 runs)` of the comparison that determines the outcome."""
-    if deciding is None or deciding.difference is None:
-        return ""
-    value, interval = _written(claim, deciding.estimate)
-    around = "no interval" if interval == ABSENT else f"95 % interval {interval}"
-    if claim.of_errors:
-        of = f"of the error of {display_name(deciding.against)}"
-        return f"{value} {of if claim.score is Quantity.ERROR else 'per tenfold T'}, {around}"
-    return f"{value} {claim.unit}, {around} ({_runs(deciding.difference)})"
 
 
 # A reported difference: which, its number and interval, and the runs that it uses.
@@ -310,19 +342,6 @@ def _size(claim: Claim, size: float) -> str:
     return f"{number} {claim.unit.replace('points', 'point', 1) if number == '1' else claim.unit}"
 
 
-def _observed(verdict: Verdict) -> str:
-    """The direction of the estimates, which is all that single runs show: whether a comparison would hold if the
-    observed difference were the true difference.
-    """
-    claim = verdict.claim
-    values = [comparison.estimate.value for comparison in verdict.comparisons if comparison.estimate]
-    agree = sum(value > 0 if claim.margin is None else abs(value) < claim.margin for value in values)
-    if len(values) == 1:
-        return f"The observed difference {'agrees with' if agree else 'disagrees with'} the claim."
-    sentence = f"The observed differences agree with the claim in {agree} of {len(values)} comparisons."
-    return sentence if values else ""
-
-
 _HEADINGS = (
     "against",
     "model",
@@ -334,53 +353,16 @@ _HEADINGS = (
     "comparison",
 )
 _OF_ERRORS = (
-    *("against", "process", "seeds", "ratio", "95 % interval", "at equal return, too", "p for", "p against"),
+    "against",
+    "process",
+    "seeds",
+    "ratio",
+    "95 % interval",
+    "at equal return, too",
+    "p for",
+    "p against",
     "comparison",
 )
-
-
-def _comparisons(verdict: Verdict) -> TextTable:
-    claim, rows = verdict.claim, []
-    over = "over models" if claim.kind is Kind.TREND else "mean over models"
-    for comparison in verdict.comparisons:
-        difference, word = comparison.difference, word_of_comparison(claim, comparison).value
-        against, (value, interval) = display_name(comparison.against), _written(claim, comparison.estimate)
-        if claim.of_errors:
-            cells = (
-                against,
-                comparison.model or "mean over processes",
-                str(comparison.runs) if difference else ABSENT,
-                value + (" per tenfold T" if claim.score is Quantity.ERROR_SLOPE else ""),
-                interval,
-                "{} ({})".format(*_written(claim, comparison.at_equal_return)),
-                p_text(comparison.p_for),
-                p_text(comparison.p_against),
-                word,
-            )
-            rows.append(TextRow(display_name(comparison.variant), False, cells))
-            continue
-        runs = share = ABSENT
-        if difference is not None:
-            counts = [difference.ours, difference.theirs][: 2 if difference.against else 1]
-            runs = " and ".join(map(str, counts))
-            # Not of single runs, where it would be 0 or 1 on a model, nor of shares and slopes.
-            if difference.improvement is not None and difference.improvement.low is not None:
-                share = f"{difference.improvement.value:.2f}"
-        about, p = (against or "0", comparison.model or over, runs), p_text(comparison.p_adjusted)
-        texts = (*about, value, interval, p, share, word)
-        rows.append(cell_row(comparison.model, comparison.variant, texts))
-    lead, headings = ("rule", _OF_ERRORS) if claim.of_errors else ("method", _HEADINGS)
-    return TextTable(f"Comparisons of: {claim.text}", lead, headings, rows)
-
-
-def verdict_table(view: VerdictView) -> TextTable | None:
-    """One row for each comparison, labelled with its claim; None without comparisons."""
-    notes = [view.summary, view.method]
-    notes += [f"{line.verdict.claim.text}: {line.deviation}" for line in view.lines if line.deviation]
-    notes += [view.caution] if view.caution else []
-    notes += [f"One run per method cannot say: {'; '.join(view.cannot)}."] if view.cannot else []
-    last = {"power of the claim": [line.power for line in view.lines]}
-    return claims_table("Verdicts", view.core, "claim", view.lines, last, notes)
 
 
 def claims_table(
@@ -391,7 +373,9 @@ def claims_table(
     last: Mapping[str, Sequence[str]],
     notes: Sequence[str],
 ) -> TextTable | None:
-    """The comparisons of these claims below one another; None without any. `last`: further columns, a text a line."""
+    """The comparisons of these claims below one another, each labelled with its claim; None without any. `last`:
+    further columns, a text a line.
+    """
     rows = tuple(
         TextRow(
             line.verdict.claim.text,
@@ -493,10 +477,54 @@ def _answer(difference: Difference, smallest: float, exploratory: bool, decided:
 
 def reason(verdict: Verdict) -> str:
     """The reason for the outcome."""
-    claim, deciding, looked = verdict.claim, verdict.deciding, verdict.looked
+    claim, deciding, looked, outcome = verdict.claim, verdict.deciding, verdict.looked, verdict.outcome
     if deciding is None:
         return f"Nothing of sweep {claim.sweep!r} can be compared yet."
-    sentence = f"{_outcome_clause(verdict)} {_numbers(claim, deciding)}"
+    count = len(verdict.comparisons)
+    alike = sum(comparison.outcome is outcome for comparison in verdict.comparisons)
+    clause = "Open:"
+    many = f"{alike} of {count} comparisons {'is' if alike == 1 else 'are'} open; the weakest:"
+    if outcome is VerdictOutcome.NOT_SUPPORTED:
+        words = (word_of_comparison(claim, comparison) for comparison in verdict.comparisons)
+        worse = sum(word is Word.WORSE for word in words)
+        clause = "There is no relevant advantage:"
+        many = f"{alike} of {count} comparisons show{'s' * (alike == 1)} no relevant advantage; the clearest:"
+        if worse or claim.margin is not None:  # a tie is no contradiction
+            alike, clause = worse or alike, "It is contradicted:"
+            many = f"{alike} of {count} comparisons contradict{'s' * (alike == 1)} it; the strongest:"
+    elif outcome is VerdictOutcome.SUPPORTED:
+        clause, many = "It holds:", f"All {count} comparisons hold; the closest:"
+    elif outcome is VerdictOutcome.SMALL:
+        below = "below the smallest relevant effect"
+        clause = f"It holds, but the effect is {below}:"
+        many = f"All {count} comparisons hold, but in {alike} the effect is {below}; the smallest:"
+    pair, lead = _pair(deciding, claim.kind is Kind.TREND), deciding.difference
+    value, interval = _written(claim, deciding.estimate)
+    text = f"{pair}, {claim.unit} {value}" if claim.of_errors else f"{pair}, {value} {claim.unit}"
+    if lead is None:
+        text = f"{pair}, where {deciding.why}."
+    elif interval == ABSENT:
+        text += f", without an interval: {lead.estimate.unknown}."
+    else:
+        slope, n = lead.estimate, lead.estimate.n
+        how = f"{n} pairs of runs" if lead.paired else "unpaired runs"
+        if claim.kind is Kind.TREND:
+            models = slope.models if isinstance(slope, SlopeEstimate) else None
+            by_models = models is not None and slope.half == models.half
+            width = "their scatter around the line" if by_models else "the spread over seeds"
+            how = f"slope over {n} models, which differ in more than length; width by {width}"
+        elif claim.kind is Kind.POSITIVE or claim.of_errors:
+            how = f"{n} {'seeds' if claim.of_errors else 'runs'}"
+        is_change = claim.kind in (Kind.COLLAPSE, Kind.TREND, Kind.POSITIVE)
+        limit = (
+            f"{'less than' if is_change else 'an advantage below'} {_size(claim, claim.smallest)} counts as none"
+            if claim.margin is None
+            else f"margin {_size(claim, claim.margin)}"
+        )
+        if deciding.at_equal_return is not None:
+            limit += f"; at an equal return, too: {_written(claim, deciding.at_equal_return)[0]}"
+        text += f" (95 % interval {interval}, {how}; {limit})."
+    sentence = f"{clause if count == 1 else many} {text}"
     if claim.sequential:
         state = "open" if verdict.outcome is VerdictOutcome.UNDECIDED else "decided"
         looks = counted(max(0, looked - schema.FIRST_LOOK + 1), "look")
@@ -531,57 +559,3 @@ def power_question(claim: Claim) -> str:
     if claim.of_errors:
         return f"power at a {claim.unit.split(' ')[0]} of {math.exp(-claim.lead):.2f}"
     return f"power at {_size(claim, claim.lead)}"
-
-
-def _outcome_clause(verdict: Verdict) -> str:
-    claim, comparisons = verdict.claim, verdict.comparisons
-    count = len(comparisons)
-    alike = sum(comparison.outcome is verdict.outcome for comparison in comparisons)
-    if verdict.outcome is VerdictOutcome.NOT_SUPPORTED:
-        worse = sum(word_of_comparison(claim, comparison) is Word.WORSE for comparison in comparisons)
-        if worse or claim.margin is not None:  # a tie is no contradiction
-            alike = worse or alike
-            many = f"{alike} of {count} comparisons contradict{'s' * (alike == 1)} it; the strongest:"
-            return "It is contradicted:" if count == 1 else many
-        many = f"{alike} of {count} comparisons show{'s' * (alike == 1)} no relevant advantage; the clearest:"
-        return "There is no relevant advantage:" if count == 1 else many
-    if verdict.outcome is VerdictOutcome.SUPPORTED:
-        return "It holds:" if count == 1 else f"All {count} comparisons hold; the closest:"
-    if verdict.outcome is VerdictOutcome.SMALL:
-        below = "below the smallest relevant effect"
-        if count == 1:
-            return f"It holds, but the effect is {below}:"
-        return f"All {count} comparisons hold, but in {alike} the effect is {below}; the smallest:"
-    are = "is" if alike == 1 else "are"
-    return "Open:" if count == 1 else f"{alike} of {count} comparisons {are} open; the weakest:"
-
-
-def _numbers(claim: Claim, comparison: Comparison) -> str:
-    pair = _pair(comparison, claim.kind is Kind.TREND)
-    if comparison.difference is None:
-        return f"{pair}, where {comparison.why}."
-    value, interval = _written(claim, comparison.estimate)
-    text = f"{pair}, {claim.unit} {value}" if claim.of_errors else f"{pair}, {value} {claim.unit}"
-    if interval == ABSENT:
-        return f"{text}, without an interval: {comparison.difference.estimate.unknown}."
-    is_change = claim.kind in (Kind.COLLAPSE, Kind.TREND, Kind.POSITIVE)
-    limit = (
-        f"{'less than' if is_change else 'an advantage below'} {_size(claim, claim.smallest)} counts as none"
-        if claim.margin is None
-        else f"margin {_size(claim, claim.margin)}"
-    )
-    if comparison.at_equal_return is not None:
-        limit += f"; at an equal return, too: {_written(claim, comparison.at_equal_return)[0]}"
-    return f"{text} (95 % interval {interval}, {_how(claim, comparison.difference)}; {limit})."
-
-
-def _how(claim: Claim, difference: Difference) -> str:
-    slope, n = difference.estimate, difference.estimate.n
-    if claim.kind is Kind.TREND:
-        models = slope.models if isinstance(slope, SlopeEstimate) else None
-        by_models = models is not None and slope.half == models.half
-        width = "their scatter around the line" if by_models else "the spread over seeds"
-        return f"slope over {n} models, which differ in more than length; width by {width}"
-    if claim.kind is Kind.POSITIVE or claim.of_errors:
-        return f"{n} {'seeds' if claim.of_errors else 'runs'}"
-    return f"{n} pairs of runs" if difference.paired else "unpaired runs"

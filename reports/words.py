@@ -4,7 +4,7 @@ LaTeX macros, and a paragraph on the methods.
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import chain, count, product
 from string import ascii_uppercase
 
@@ -13,7 +13,6 @@ from cppo_lab.analysis.scoring import Scoreboard, SelectionState, Stat, describe
 from cppo_lab.analysis.statistics.claims import SMALLEST
 from cppo_lab.analysis.statistics.estimate import NO_SPREAD, ONE_RUN
 from cppo_lab.analysis.statistics.paired import Difference, with_holm
-from cppo_lab.analysis.statistics.summary import Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import word_of
 from cppo_lab.errors import counted, has
@@ -33,7 +32,6 @@ from cppo_lab.reports.names import (
 )
 from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.tables import TWO_SIDED_LEVEL
-from cppo_lab.reports.verdict_view import VerdictLine
 
 Finding = tuple[str, Sequence[str]]  # the model that it is about, or all of them, and sentences
 
@@ -146,24 +144,37 @@ def paper_texts(
     """The files by name, for the scored sweeps. `withdrawn`: see `claims.withdrawn`."""
     boards = [sweep.board for sweep in scored]
     judged = [line for section in sections for line in section.lines]
-    claims = [*_hypotheses(judged)]
+    claims = []
+    for line in judged:
+        if line.registered:
+            claim, deviation = line.verdict.claim, f" {line.deviation}" if line.deviation else ""
+            claims.append(f"Hypothesis of sweep {claim.sweep}: {claim.text}. {line.registered}{deviation}")
+    if papers := [line.verdict.claim.text for line in judged if not line.registered]:
+        claims.append(f"Claims of the paper that these runs can test: {'; '.join(papers)}.")
     how_judged = [section.how for section in sections if claims and section.how]
-    paragraphs = (*map(_sweep, scored), _scores(boards), [*claims, *how_judged, *withdrawn], _code(boards))
-    said = [*filter(None, map(" ".join, paragraphs))]
-    return {
-        _NUMBERS: _numbers(scored, judged),
-        f"{METHODS}.md": "\n\n".join(map(escape_markdown, said)) + "\n",
-        f"{METHODS}.tex": "\n\n".join(map(escape_latex, said)) + "\n",
+    scores = [  # what they are, and where all runs come from
+        "The best step of a run is the one with the highest score in its window; the final mean is the mean score of "
+        f"the last {100 * schema.LATE_SHARE:g} % of the window."
+    ]
+    if any(run.state is SelectionState.COLLAPSE for board in boards for run in board.runs):
+        scores.append(
+            "In the final mean a collapsed run counts to the end of the window with its last score, or with its "
+            "first if that is lower."
+        )
+    scores.append(f"Source of the runs: {'; '.join(dict.fromkeys(origin(board.core) for board in boards))}.")
+    # The versions that made the runs, of those that recorded it, and the version that made this text.
+    used = {
+        run.mlflow_id: board.data.code.get(run.mlflow_id)
+        for board in boards
+        for run in board.runs
+        if run.mlflow_id and run.is_result
     }
-
-
-def letters(name: str) -> str:
-    """A name as letters of a macro: `Qwen3-1.7B` -> `QwenThreeOneSevenB`."""
-    words = re.findall(r"[A-Za-z]+|[0-9]", name)
-    return "".join(_DIGITS[int(word)] if word.isdigit() else word[0].upper() + word[1:] for word in words)
-
-
-def _numbers(scored: Iterable[Scored], judged: Sequence[VerdictLine]) -> str:
+    counts = Counter(version for version in used.values() if version)
+    listed = (f"{version} ({counted(count, 'run')})" for version, count in sorted(counts.items()))
+    code = [f"Runs were made with CPPO Lab {', '.join(listed)}."] if counts else []
+    code.append(f"The runs were analysed with CPPO Lab {__version__}.")
+    paragraphs = (*map(_sweep, scored), scores, [*claims, *how_judged, *withdrawn], code)
+    said = [*filter(None, map(" ".join, paragraphs))]
     numbers = [number for sweep in scored for number in _of_cells(sweep)]
     for line in judged:
         claim = line.verdict.claim
@@ -183,7 +194,17 @@ def _numbers(scored: Iterable[Scored], judged: Sequence[VerdictLine]) -> str:
         given[place] = name.removeprefix(stem)
         taken.add(name)
         lines.append(f"\\newcommand{{\\{name}}}{{{value}}} % {escape_latex(words)}")
-    return "\n".join(lines) + "\n"
+    return {
+        _NUMBERS: "\n".join(lines) + "\n",
+        f"{METHODS}.md": "\n\n".join(map(escape_markdown, said)) + "\n",
+        f"{METHODS}.tex": "\n\n".join(map(escape_latex, said)) + "\n",
+    }
+
+
+def letters(name: str) -> str:
+    """A name as letters of a macro: `Qwen3-1.7B` -> `QwenThreeOneSevenB`."""
+    words = re.findall(r"[A-Za-z]+|[0-9]", name)
+    return "".join(_DIGITS[int(word)] if word.isdigit() else word[0].upper() + word[1:] for word in words)
 
 
 # Where a number belongs, what it is, its LaTeX, and the comment beside it.
@@ -235,10 +256,15 @@ def _sweep(scored: Scored) -> Iterator[str]:
     board, methods = scored.board, [display_name(variant) for variant in in_order(scored.board.variants)]
     results = [run for run in board.runs if run.is_result]
     collapsed = sum(run.state is SelectionState.COLLAPSE for run in results)
+    seeds, *others = {tuple(run.seed for run in board.runs_of(*pair)) for pair in board.cells}
+    counts = sorted({*map(len, [seeds, *others])})
+    of_cell = f"{' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} run{'s' * (counts[-1] > 1)}"
+    if not others and None not in seeds:
+        of_cell = f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
     yield (
         f"Sweep {scored.name} has {counted(len(methods), 'method')} ({_listed(methods)}) on "
-        f"{counted(len(board.models), 'model')} ({_listed(board.models)}), {_seeds(board)}: {len(results)} of "
-        f"{counted(len(board.runs), 'run')} {has(len(board.runs))} a result"
+        f"{counted(len(board.models), 'model')} ({_listed(board.models)}), with {of_cell} of each method and model: "
+        f"{len(results)} of {counted(len(board.runs), 'run')} {has(len(board.runs))} a result"
         + (f", and {collapsed} of them collapsed." if collapsed else ".")
     )
     if board.gaps:
@@ -258,40 +284,8 @@ def _sweep(scored: Scored) -> Iterator[str]:
             listed = ", ".join(f"{end} on {model}" for model, end in ends.items())
             window = f"steps of training ({listed})"
         yield f"Runs are compared over the same window, the first {window}."
-    yield from _tests(scored.statistics)
-
-
-def _listed(names: Sequence[str]) -> str:
-    """With semicolons if a name has a comma."""
-    return ("; " if any("," in name for name in names) else ", ").join(names)
-
-
-def _scores(boards: Sequence[Scoreboard]) -> Iterator[str]:
-    """What the scores are, and where all runs come from."""
-    yield (
-        "The best step of a run is the one with the highest score in its window; the final mean is the mean score of "
-        f"the last {100 * schema.LATE_SHARE:g} % of the window."
-    )
-    if any(run.state is SelectionState.COLLAPSE for board in boards for run in board.runs):
-        yield (
-            "In the final mean a collapsed run counts to the end of the window with its last score, or with its "
-            "first if that is lower."
-        )
-    yield f"Source of the runs: {'; '.join(dict.fromkeys(origin(board.core) for board in boards))}."
-
-
-def _seeds(board: Scoreboard) -> str:
-    cells = {tuple(run.seed for run in board.runs_of(*pair)) for pair in board.cells}
-    seeds = next(iter(cells))
-    if len(cells) == 1 and None not in seeds:
-        return f"with {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))}) of each method and model"
-    counts = {*map(len, cells)}
-    few = " to ".join(map(str, sorted({min(counts), max(counts)})))
-    return f"with {few} run{'s' * (max(counts) > 1)} of each method and model"
-
-
-def _tests(summary: Statistics) -> Iterator[str]:
-    """How the final means were compared with the baseline's."""
+    # How the final means were compared with the baseline's.
+    summary = scored.statistics
     unknown = {difference.estimate.unknown for difference in summary.final}
     tested = [difference.paired for difference in summary.final if difference.estimate.p_value() is not None]
     base = baseline_name(summary.baseline)
@@ -314,26 +308,6 @@ def _tests(summary: Statistics) -> Iterator[str]:
         yield "Comparisons without any spread between runs have no test."
 
 
-def _hypotheses(judged: Sequence[VerdictLine]) -> Iterator[str]:
-    for line in judged:
-        if line.registered:
-            claim, deviation = line.verdict.claim, f" {line.deviation}" if line.deviation else ""
-            yield f"Hypothesis of sweep {claim.sweep}: {claim.text}. {line.registered}{deviation}"
-    papers = [line.verdict.claim.text for line in judged if not line.registered]
-    if papers:
-        yield f"Claims of the paper that these runs can test: {'; '.join(papers)}."
-
-
-def _code(boards: Iterable[Scoreboard]) -> Iterator[str]:
-    """The versions that made the runs, of those that recorded it, and the version that made this text."""
-    used = {
-        run.mlflow_id: board.data.code.get(run.mlflow_id)
-        for board in boards
-        for run in board.runs
-        if run.mlflow_id and run.is_result
-    }
-    counts = Counter(version for version in used.values() if version)
-    if counts:
-        listed = (f"{version} ({counted(count, 'run')})" for version, count in sorted(counts.items()))
-        yield f"Runs were made with CPPO Lab {', '.join(listed)}."
-    yield f"The runs were analysed with CPPO Lab {__version__}."
+def _listed(names: Sequence[str]) -> str:
+    """With semicolons if a name has a comma."""
+    return ("; " if any("," in name for name in names) else ", ").join(names)

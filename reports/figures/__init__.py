@@ -9,6 +9,6 @@ Guarantees of this package:
 - Style is set in a context, never globally (`drawing.py`); colours come from palettes, also for the colour-blind, with
   their dark values beside them (`drawing.py`).
 
-Begin with `drawing.py` and `validation.py`. `gallery.py` has the paper's figures. Figures that only a single page has
+Begin with `drawing.py` and `curves.py`. `gallery.py` has the paper's figures. Figures that only a single page has
 stand with its text: those of a search, which Optuna draws, and of the exact core's study.
 """

@@ -4,7 +4,7 @@ interval; what each change of an axis does to it; and against the age of mu, how
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -23,9 +23,8 @@ from cppo_lab.reports.figures.drawing import (
     HEADING,
     HEAT_MAP,
     PAPER,
-    Info,
-    Key,
     Palette,
+    PanelsInfo,
     keys_of,
     panel_grid,
     sized,
@@ -108,15 +107,16 @@ class AxisPanel:
 
 
 @dataclass(frozen=True)
-class AxesInfo(Info):
+class AxesInfo(PanelsInfo):
     """Everything the figure shows. `noise`: what the colours of a surface do not show, or None."""
 
-    y_label: str
-    axes: tuple[Axis, ...]
-    panels: tuple[AxisPanel, ...]
-    keys: tuple[Key, ...]
-
+    axes: tuple[Axis, ...] = ()
     noise: str | None = field(default=None, metadata=HEADING)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """Title, source, what the intervals are, and what the colours do not show."""
+        return (self.title, self.source, self.around, *([self.noise] if self.noise else []))
 
     @property
     def around(self) -> str:
@@ -146,11 +146,11 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: Palette = PAPE
     shown, is_map = tuple(by_key[index] for index in used), len(used) > 1
     values_of = {place.variant: tuple(place.values[index] for index in used) for place in declared}
     groups = list(dict.fromkeys(place.group for place in declared))
-    runs, panels, notes = run_values(board), list[AxisPanel](), []
+    runs, panels, notes = run_values(board), [], []
     for model in board.models:
-        lines, surfaces = [], dict[str, tuple[Cell, ...]]()
+        lines, surfaces = [], {}
         for group in groups:
-            points, cells = list[tuple[Value, Estimate]](), []
+            points, cells = [], []
             for variant in (place.variant for place in declared if place.group == group):
                 score = mean_estimate([*by_seed(runs, model, variant, Score.FINAL).values()])
                 if score is None:
@@ -168,9 +168,8 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: Palette = PAPE
             variants = [variant for variant, values in values_of.items() if None not in values]
             means = [cell.mean for cells in surfaces.values() for cell in cells]
             colours, note = _noise(board, model, variants, means)
-            panels += [
-                AxisPanel(model, name, tuple(lines), of_map, colours) for name, of_map in surfaces.items()
-            ]
+            for name, of_map in surfaces.items():
+                panels.append(AxisPanel(model, name, tuple(lines), of_map, colours))
             notes += [f"{model}: {note}"] if note else []
         elif any(line.x for line in lines):
             panels.append(AxisPanel(model, "", tuple(lines)))
@@ -181,10 +180,10 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: Palette = PAPE
         title,
         origin(board.core),
         run_ids_of(board.runs),
-        f"final mean of {score_name(board)} (%)",
-        shown,
         tuple(panels),
         keys_of(palette.strokes(groups), drawn),
+        f"final mean of {score_name(board)} (%)",
+        shown,
         " ".join(notes) or None,
     )
 
@@ -228,7 +227,7 @@ def drift_info(board: Scoreboard, axes: Axes, title: str, palette: Palette = PAP
     if not panels:
         return None
     keys, label = keys_of(palette.strokes(list(DRIFT)), DRIFT), "KL(mu, pi) before the update (nats)"
-    return AxesInfo(title, origin(board.core), run_ids_of(board.runs), label, (axis,), tuple(panels), keys)
+    return AxesInfo(title, origin(board.core), run_ids_of(board.runs), tuple(panels), keys, label, (axis,))
 
 
 def _noise(board: Scoreboard, model: str, variants: Sequence[str], means: Sequence[float]) -> tuple[str, str]:
@@ -293,7 +292,7 @@ def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
         ax.xaxis.set_minor_locator(NullLocator())
     ax.set_xticks(*axis.ticks)
     ax.set_xlabel(axis.key)
-    ax.set_ylabel(info.y_label)
+    ax.set_ylabel(info.y_label or "")
 
 
 def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
@@ -331,12 +330,11 @@ def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
 def draw(info: AxesInfo, fig: Figure) -> None:
     """All panels, two in a row, with title, source and a legend: a model each, or a group of its runs."""
     size = (7.2, 4.2) if len(info.panels) == 1 else (5.4, 3.6)
-    texts = (info.title, info.source, info.around, *([info.noise] if info.noise else []))
-    for panel, ax in panel_grid(fig, info.panels, 2, size, texts, info.keys):
+    for panel, ax in panel_grid(fig, info, 2, size):
         if panel.surface_of and not info.surface and ax is not fig.axes[0]:  # methods are compared
             ax.sharey(fig.axes[0])
         group = f": {display_name(panel.surface_of)}" if panel.surface_of else ""
-        ax.set_title(panel.model + group, loc="left", parse_math=False)
+        ax.set_title(panel.model + group, parse_math=False)
         (_draw_surface if info.surface else _draw_lines)(info, panel, ax)
 
 
@@ -355,16 +353,16 @@ def effects_info(
         lines = (_line(group, axis, points) for group, points in of_groups if points)
         panels.append(AxisPanel(model, "", tuple(lines)))
     keys, label = keys_of(palette.strokes(groups), groups), "effect on the final mean (points)"
-    return AxesInfo(title, origin(board.core), run_ids_of(board.runs), label, (axis,), tuple(panels), keys)
+    return AxesInfo(title, origin(board.core), run_ids_of(board.runs), tuple(panels), keys, label, (axis,))
 
 
 def draw_effects(info: AxesInfo, fig: Figure) -> None:
     """A row for each change, with the effect and the interval of each group."""
     strokes, (places, labels) = {key.label: key.stroke for key in info.keys}, info.axes[0].ticks
     height = 1.0 + 0.16 * len(labels) * max(2, len(info.keys))
-    texts, legend = (info.title, info.source, info.around), info.keys if len(info.keys) > 1 else ()
-    for panel, ax in panel_grid(fig, info.panels, 2, (7.2, height), texts, legend):
-        ax.set_title(panel.model, loc="left", parse_math=False)
+    shown = info if len(info.keys) > 1 else replace(info, keys=())
+    for panel, ax in panel_grid(fig, shown, 2, (7.2, height)):
+        ax.set_title(panel.model, parse_math=False)
         ax.axvline(0, color=_OUTLINE, linewidth=0.8, zorder=1)
         for order, line in enumerate(panel.lines):
             stroke = strokes[display_name(line.group)]
@@ -375,4 +373,4 @@ def draw_effects(info: AxesInfo, fig: Figure) -> None:
                     ax.hlines(row, low, high, color=stroke.colour, linewidth=1.4, zorder=2)
         ax.set_yticks(places, labels, parse_math=False)
         ax.set_ylim(len(labels) - 0.5, -0.5)
-        ax.set_xlabel(info.y_label)
+        ax.set_xlabel(info.y_label or "")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from functools import cached_property
 from html import escape
 from types import MappingProxyType, NoneType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from matplotlib import style as styles
@@ -23,14 +23,13 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure, SubFigure
 from matplotlib.font_manager import fontManager
-from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
 from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE
 from cppo_lab.errors import UserError
-from cppo_lab.reports.names import csv_text, display_name, escape_json
+from cppo_lab.reports.names import csv_text, display_name
 from cppo_lab.rules import (
     BLACK,
     DASH_DOT,
@@ -38,7 +37,6 @@ from cppo_lab.rules import (
     DOTS,
     GREEN,
     LONG_SHORT,
-    METHODS,
     ORANGE,
     OTHERS,
     PURPLE,
@@ -85,10 +83,10 @@ class Palette:
         """The legend handle of the bars of tokens with this fate."""
         return Patch(facecolor=self.reasons[kind], hatch=self.hatches.get(kind, ""), label=label)
 
-    @property
-    def methods(self) -> dict[str, Stroke]:
-        """The strokes of the methods in the main figure."""
-        return {rule.name: stroke for rule in METHODS if (stroke := self.stroke_of(rule)) is not None}
+    def bars(self, kinds: Sequence[str]) -> dict[str, Any]:
+        """The style of bars of tokens with these fates."""
+        hatches = [self.hatches.get(kind, "") for kind in kinds]
+        return {"color": [self.reasons[kind] for kind in kinds], "hatch": hatches, "zorder": 2}
 
     def strokes(
         self, variants: Sequence[str], aliases: Mapping[str, str] = MappingProxyType({})
@@ -148,6 +146,7 @@ _HEAD = "head"  # the id of the text above a figure, which a page has beside the
 _POINTS = 72.0  # per inch: the unit of SVG
 _RC: Mapping[str, Any] = {
     "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#555555",
@@ -192,16 +191,6 @@ class Style:
     width: float | None = None
     font: str = "sans"
     size: float = _USUAL_SIZE
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The settings of matplotlib for it."""
-        generic = "serif" if self.font == "serif" else "sans-serif"
-        families = _FONTS.get(self.font, (self.font, *_FONTS["sans"]))
-        sizes = {"font.size": self.size, "axes.labelsize": self.size, "legend.fontsize": self.size}
-        sizes["axes.titlesize"] = self.size + 1
-        fonts = {"font.family": [generic], f"font.{generic}": list(families)}
-        return sizes | fonts | ({"mathtext.fontset": "stix"} if self.font == "serif" else {})
 
 
 USUAL_STYLE = Style()
@@ -250,8 +239,8 @@ def sized(points: float) -> float:
     return points * (_STYLE.get().size / _USUAL_SIZE)  # exactly `points` for the usual size
 
 
-# The metadata of a dataclass's field that the CSV leaves out: how something looks, or run ids, which are in runs.csv;
-# and of a text about the whole figure, which it has once and not in every row.
+# The metadata of a field that the CSV leaves out, as it leaves out strokes and palettes: looks, or run ids, which
+# are in runs.csv; and of a text about the whole figure, which it has once and not in every row.
 APPEARANCE = {"kind": "appearance"}
 HEADING = {"kind": "heading"}
 
@@ -263,6 +252,29 @@ class Info:
     title: str = field(metadata=HEADING)
     source: str = field(metadata=HEADING)
     run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The text above it: title, source, and an explanation of the bands of its lines."""
+        bands = bands_of(self)
+        return (self.title, self.source, *([f"bands: {bands}"] if bands else []))
+
+
+@dataclass(frozen=True)
+class Key:
+    """An entry of a legend."""
+
+    label: str
+    stroke: Stroke
+
+
+@dataclass(frozen=True)
+class PanelsInfo(Info):
+    """A figure of panels with a common legend."""
+
+    panels: tuple[Any, ...] = ()
+    keys: tuple[Key, ...] = ()
+    y_label: str | None = None
 
 
 @dataclass(frozen=True)
@@ -315,7 +327,8 @@ class Picture:
 @dataclass(frozen=True)
 class Drawn:
     """A figure with its `files` by name, of which an absent one has none. `head`: height in points of the text above
-    it; `curves`: see `_curves`.
+    it; `curves`: the labelled lines of each panel with linear axes, for the page's script: names, colours and points,
+    and where the panel is.
     """
 
     picture: Picture
@@ -344,11 +357,6 @@ class Drawn:
         label = escape(self.picture.heading, quote=True)
         return f'<svg {box} style="--w:{width:.0f}" role="img" aria-label="{label}">{body.strip()}'
 
-    @property
-    def values(self) -> str:
-        """The numbers of its curves for the page's script, as JSON that is safe inside a <script> element."""
-        return escape_json(self.curves)
-
 
 def dark_style() -> str:
     """The style sheet with the dark colours of all drawings; for screens only."""
@@ -363,9 +371,19 @@ def dark_style() -> str:
 @contextmanager
 def figure_style(style: Style = USUAL_STYLE) -> Iterator[None]:
     """Apply the figures' settings inside the block, independent of the user's matplotlib settings."""
-    before = _STYLE.set(style)
+    before, generic = _STYLE.set(style), "serif" if style.font == "serif" else "sans-serif"
+    settings = {
+        **_RC,
+        "font.size": style.size,
+        "axes.labelsize": style.size,
+        "legend.fontsize": style.size,
+        "axes.titlesize": style.size + 1,
+        "font.family": [generic],
+        f"font.{generic}": [*_FONTS.get(style.font, (style.font, *_FONTS["sans"]))],
+        "mathtext.fontset": "stix" if generic == "serif" else "dejavusans",
+    }
     try:
-        with styles.context(["default", {**_RC, **style.settings}]):
+        with styles.context(["default", settings]):
             yield
     finally:
         _STYLE.reset(before)
@@ -395,38 +413,31 @@ def render(picture: Picture, command: str = "cppo report", style: Style = USUAL_
         fig.set_layout_engine(None)
         heads = [text.get_window_extent() for text in fig.texts if text.get_gid() == _HEAD]
         head = round(float(fig.bbox.y1 - heads[0].y0) / fig.dpi * _POINTS, 1) if heads else 0.0
-        curves = _curves(fig)
+        scale, curves = _POINTS / fig.dpi, []
+        for ax in fig.axes:
+            lines = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
+            if not lines or {ax.get_xscale(), ax.get_yscale()} != {"linear"}:
+                continue
+            of_lines = []
+            for line in lines:
+                places = np.asarray(line.get_xydata(), dtype=float)
+                columns = zip("xy", places[np.isfinite(places).all(axis=1)].T, strict=True)
+                points = {name: [float(f"{value:.6g}") for value in column] for name, column in columns}
+                of_lines.append({"name": line.get_label(), **points})
+            box = [ax.bbox.x0, fig.bbox.height - ax.bbox.y1, ax.bbox.width, ax.bbox.height]
+            panel = {
+                "box": [round(scale * float(side), 1) for side in box],
+                "x": [*map(float, ax.get_xlim())],
+                "y": [*map(float, ax.get_ylim())],
+                "what": ax.get_xlabel(),
+                "lines": of_lines,
+            }
+            curves.append(panel)
         for kind, words in metadata.items():
             out = io.BytesIO()
             fig.savefig(out, format=kind, metadata={"Title": title, **words}, dpi=_PNG_DPI)
             files[f"{picture.name}.{kind}"] = out.getvalue()
     return Drawn(picture, files, head, curves)
-
-
-def _curves(fig: Figure) -> list[dict[str, Any]]:
-    """The labelled lines of each panel with linear axes: names, colours and points, and where the panel is."""
-    scale, panels = _POINTS / fig.dpi, []
-    for ax in fig.axes:
-        lines = [line for line in ax.lines if not str(line.get_label()).startswith("_")]
-        if not lines or {ax.get_xscale(), ax.get_yscale()} != {"linear"}:
-            continue
-        box = [ax.bbox.x0, fig.bbox.height - ax.bbox.y1, ax.bbox.width, ax.bbox.height]
-        panels.append(
-            {
-                "box": [round(scale * float(side), 1) for side in box],
-                "x": [*map(float, ax.get_xlim())],
-                "y": [*map(float, ax.get_ylim())],
-                "what": ax.get_xlabel(),
-                "lines": [{"name": line.get_label(), **_points(line)} for line in lines],
-            }
-        )
-    return panels
-
-
-def _points(line: Line2D) -> dict[str, list[float]]:
-    places = np.asarray(line.get_xydata(), dtype=float)
-    columns = zip("xy", places[np.isfinite(places).all(axis=1)].T, strict=True)
-    return {name: [float(f"{value:.6g}") for value in column] for name, column in columns}
 
 
 def bands_of(info: Info) -> str:
@@ -437,27 +448,6 @@ def bands_of(info: Info) -> str:
     }
     kinds = {names.get("band") for _, names, _ in _series(info, {})}
     return " or ".join(text for kind, text in words.items() if kind in kinds)
-
-
-def head_texts(info: Info) -> tuple[str, ...]:
-    """The text above a figure: title, source, and an explanation of the bands of its lines."""
-    bands = bands_of(info)
-    return (info.title, info.source, *([f"bands: {bands}"] if bands else []))
-
-
-@dataclass(frozen=True)
-class Key:
-    """An entry of a legend."""
-
-    label: str
-    stroke: Stroke = field(metadata=APPEARANCE)
-
-    @property
-    def handle(self) -> Line2D:
-        """The legend handle."""
-        settings = self.stroke.marked() | {"linewidth": 1.6 if self.stroke.dash else 2.2}
-        settings.pop("markevery", None)
-        return Line2D([], [], **settings)
 
 
 def keys_of(strokes: Mapping[str, Stroke], drawn: Collection[str]) -> tuple[Key, ...]:
@@ -471,10 +461,9 @@ def legend_columns(labels: tuple[str, ...], width: float) -> int:
     return max(1, min(len(labels), int(width / sized(longest / _CHARACTERS_PER_INCH + _HANDLE_INCHES)), 7))
 
 
-Panel = TypeVar("Panel")
-
-
-def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], legend: tuple[Key, ...]) -> None:
+def surround(
+    fig: Figure, size: tuple[float, float], texts: tuple[str, ...], legend: tuple[Key, ...] = ()
+) -> None:
     """Size the figure for panels of `size` inches, and add the legend and `texts` (title and source).
 
     A style's width replaces that of `size`; narrow panels are then lower, too, but not in proportion: text has its own
@@ -483,10 +472,6 @@ def surround(fig: Figure, size: tuple[float, float], texts: tuple[str, ...], leg
     width, height = size
     if (wanted := _STYLE.get().width) is not None:
         width, height = wanted, height * min(1.0, wanted / width) ** 0.5
-    _frame(fig, width, height, texts, legend)
-
-
-def _frame(fig: Figure, width: float, height: float, texts: tuple[str, ...], legend: tuple[Key, ...]) -> None:
     characters = int(width * _CHARACTERS_PER_INCH / sized(1))
     lines = [line for text in texts for line in textwrap.wrap(text, characters)]
     columns = legend_columns(tuple(key.label for key in legend), width)
@@ -499,40 +484,35 @@ def _frame(fig: Figure, width: float, height: float, texts: tuple[str, ...], leg
 
 
 def panel_grid(
-    fig: Figure,
-    panels: Sequence[Panel],
-    in_row: int,
-    size: tuple[float, float],
-    texts: tuple[str, ...],
-    legend: tuple[Key, ...] = (),
-) -> Iterator[tuple[Panel, Axes]]:
-    """Each of `panels` with its axes of `size` inches, at most `in_row` in a row and as many as fit a style's width,
-    with `texts` and `legend` as of `surround`.
+    fig: Figure, info: PanelsInfo, in_row: int, size: tuple[float, float]
+) -> Iterator[tuple[Any, Axes]]:
+    """Each panel of `info` with its axes of `size` inches, at most `in_row` in a row and as many as fit a style's
+    width, with its head and its legend.
     """
-    count, (wide, tall) = len(panels), size
+    count, (wide, tall) = len(info.panels), size
     columns = min(in_row, count)
     if (wanted := _STYLE.get().width) is not None:
         columns = max(1, min(columns, int(wanted / sized(_LEAST_PANEL[0]))))
         tall = max(tall * min(1.0, wanted / columns / wide), sized(_LEAST_PANEL[1]))
         wide = wanted / columns
     rows = -(-count // columns)
-    _frame(fig, wide * columns, tall * rows, texts, legend)
+    surround(fig, (wide * columns, tall * rows), info.heads, info.keys)
     axes = fig.subplots(rows, columns, squeeze=False)
     for ax in axes.flat[count:]:
         ax.remove()
-    return zip(panels, axes.flat[:count], strict=True)
+    return zip(info.panels, axes.flat[:count], strict=True)
 
 
 def key_legend(place: Figure | SubFigure | Axes, keys: Sequence[Key], **settings: Any) -> None:
     """The legend of `keys`; dashed lines need more room."""
     length = 4.5 if any(key.stroke.dash for key in keys) else 2.2
-    handles, labels = [key.handle for key in keys], [key.label for key in keys]
-    _as_they_are(place.legend(handles, labels, handlelength=length, **settings))
-
-
-def _as_they_are(legend: Legend) -> None:
-    """Show names literally, including dollar signs."""
-    for text in legend.get_texts():
+    handles = []
+    for key in keys:
+        look = key.stroke.marked() | {"linewidth": 1.6 if key.stroke.dash else 2.2}
+        look.pop("markevery", None)
+        handles.append(Line2D([], [], **look))
+    legend = place.legend(handles, [key.label for key in keys], handlelength=length, **settings)
+    for text in legend.get_texts():  # as they are, including dollar signs
         text.set_parse_math(False)
 
 
@@ -554,7 +534,8 @@ def legend_below(ax: Axes, columns: int = 3, height: float = -0.17) -> None:
     if ax.get_legend_handles_labels()[1]:
         place = (0.5, height)
         legend = ax.legend(loc="upper center", bbox_to_anchor=place, ncols=columns, fontsize=sized(8))
-        _as_they_are(legend)
+        for text in legend.get_texts():
+            text.set_parse_math(False)
 
 
 def whole_ticks(ax: Axes) -> None:
@@ -576,8 +557,8 @@ def step_axis(ax: Axes) -> None:
 # group of tuples becomes a row per index; the enclosing names (model, variant, metric, ...) come first in each row. A
 # part without tuples is a row by itself. So one function serves all figures, and the columns follow from the info.
 #
-# Every field is written, unless its metadata is `APPEARANCE`. A field that is neither a value, nor a tuple of values,
-# nor a part, is an error.
+# Every field is written, unless its metadata is `APPEARANCE`, or it is a stroke or a palette. A field that is neither a
+# value, nor a tuple of values, nor a part, is an error.
 
 Scalar = str | int | float
 _PLAIN = (str, int, float, NoneType)
@@ -610,7 +591,8 @@ def _series(node: Any, names: Mapping[str, Scalar], *path: str) -> Iterator[_Lin
     named, groups, parts = dict(names), dict[int, dict[str, tuple[Any, ...]]](), list[tuple[str, Any]]()
     for attribute in fields(node):
         name, value = attribute.name, getattr(node, attribute.name)
-        if attribute.metadata == APPEARANCE or value is None or value == ():
+        is_look = attribute.metadata == APPEARANCE or isinstance(value, Stroke | Palette)
+        if is_look or value is None or value == ():
             continue
         if attribute.metadata == HEADING:
             yield ".".join((*path, name)), {"text": str(value)}, {}

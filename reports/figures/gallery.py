@@ -34,7 +34,7 @@ from cppo_lab.analysis.study import (
     gap_curves,
     induced_threshold,
 )
-from cppo_lab.reports.figures import training, validation
+from cppo_lab.reports.figures import curves
 from cppo_lab.reports.figures.drawing import (
     APPEARANCE,
     HEADING,
@@ -43,9 +43,9 @@ from cppo_lab.reports.figures.drawing import (
     Info,
     Key,
     Palette,
+    PanelsInfo,
     Picture,
     fill,
-    head_texts,
     key_legend,
     keys_of,
     legend_below,
@@ -101,29 +101,12 @@ class SchematicInfo(Info):
     legend of the curves: labels with best scores.
     """
 
-    y_label: str
+    y_label: str | None
     rules: tuple[RulePanel, ...]
-    panel: validation.Panel | None
+    panel: curves.Panel | None
     absent: str
     scores: tuple[Key, ...]
-    palette: Palette = field(metadata=APPEARANCE)
-
-
-def _rule_panels() -> tuple[RulePanel, ...]:
-    """The panels of the left half, computed by the rules (`tests/reports/test_schematic.py`)."""
-    path = resources.files("cppo_lab.reports").joinpath("schematic", "masking_rules.json")
-    data = json.loads(path.read_text(encoding="utf-8"))
-    return tuple(
-        RulePanel(
-            rule=entry["rule"],
-            heading=f"{display_name(entry['rule'])}: {_SAYS[entry['rule']]}",
-            measure=_MEASURES[entry["rule"]],
-            values=tuple(entry["values"]),
-            limit=tuple(entry["limit"]),
-            kinds=_kinds(entry["masked_by"], data["moves_away"]),
-        )
-        for entry in data["rules"]
-    )
+    palette: Palette
 
 
 def _kinds(masked_by: Sequence[str], moves_away: Sequence[bool]) -> tuple[str, ...]:
@@ -136,13 +119,25 @@ def schematic_info(
     study: StudyResults, role: str | Absent, title: str, palette: Palette = PAPER
 ) -> SchematicInfo:
     """The figure with the curves of the model in this role of the main sweep, or why it has none."""
-    rules = _rule_panels()
+    path = resources.files("cppo_lab.reports").joinpath("schematic", "masking_rules.json")
+    data = json.loads(path.read_text(encoding="utf-8"))
+    rules = tuple(  # the left half, computed by the rules (`tests/reports/test_schematic.py`)
+        RulePanel(
+            rule=entry["rule"],
+            heading=f"{display_name(entry['rule'])}: {_SAYS[entry['rule']]}",
+            measure=_MEASURES[entry["rule"]],
+            values=tuple(entry["values"]),
+            limit=tuple(entry["limit"]),
+            kinds=_kinds(entry["masked_by"], data["moves_away"]),
+        )
+        for entry in data["rules"]
+    )
     if isinstance(role, Absent):
         source = "the rules on a made-up response"
         return SchematicInfo(title, source, (), "", rules, None, role.reason, (), palette)
     board = study.boards[MAIN]
-    info = validation.curves_info(board, title, [role], palette=palette)
-    keys = validation.scored_keys(board, info.panels[0])
+    info = curves.curves_info(board, title, [role], palette=palette)
+    keys = curves.scored_keys(board, info.panels[0])
     return SchematicInfo(
         title, info.source, info.run_ids, info.y_label, rules, info.panels[0], "", keys, palette
     )
@@ -152,7 +147,7 @@ def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
     """The rules on the left, stacked: a bar per token, coloured by the token's fate, and the limit as a line; the
     curves on the right.
     """
-    surround(fig, (11.4, 5.4), (info.title, info.source), ())
+    surround(fig, (11.4, 5.4), (info.title, info.source))
     palette = info.palette
     left, right = fig.subfigures(1, 2, squeeze=False, width_ratios=(1.0, 1.1))[0]
     axes = left.subplots(len(info.rules), 1, sharex=True)
@@ -167,9 +162,7 @@ def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
             [value - base for value in panel.values],
             bottom=base,
             width=0.72,
-            color=[palette.reasons[kind] for kind in panel.kinds],
-            hatch=[palette.hatches.get(kind, "") for kind in panel.kinds],
-            zorder=2,
+            **palette.bars(panel.kinds),
         )
         for place, value in zip(places, panel.values, strict=True):
             if value > top:
@@ -180,7 +173,7 @@ def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
         bottom = min(*panel.values, *panel.limit, base)
         ax.set_ylim(bottom - 0.04 * (top - bottom) if bottom < base else base, top)
         ax.set_xlim(0.4, len(panel.values) + 0.6)
-        ax.set_title(panel.heading, loc="left", fontsize=sized(9), pad=3)
+        ax.set_title(panel.heading, fontsize=sized(9), pad=3)
         ax.set_ylabel(panel.measure, fontsize=sized(8))
         ax.tick_params(labelsize=7)
         ax.grid(False)
@@ -194,7 +187,7 @@ def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
     if info.panel is None:
         say(ax, info.absent, wrap=True)
         return
-    validation.draw_panel(info.panel, ax, info.y_label)
+    curves.draw_panel(info.panel, ax, info.y_label)
     key_legend(right, info.scores, loc="outside lower center", ncols=3, fontsize=sized(8))
 
 
@@ -204,12 +197,12 @@ class GapLines:
 
     variant: str
     label: str
-    stroke: Stroke = field(metadata=APPEARANCE)
+    stroke: Stroke
     gaps: GapCurves
 
 
-@dataclass(frozen=True)
-class GapsInfo(Info):
+@dataclass(frozen=True, kw_only=True)
+class GapsInfo(PanelsInfo):
     """Everything the figure shows; `threshold` is delta/w_t at positions 1, 2, ... for a response of the maximum
     length; empty if the rule has no position weight.
     """
@@ -218,7 +211,7 @@ class GapsInfo(Info):
     lines: tuple[GapLines, ...]
     delta: float | None
     threshold: tuple[float, ...]
-    palette: Palette = field(metadata=APPEARANCE)
+    palette: Palette
 
 
 def gaps_info(study: StudyResults, title: str, palette: Palette = PAPER) -> GapsInfo | Absent:
@@ -227,11 +220,11 @@ def gaps_info(study: StudyResults, title: str, palette: Palette = PAPER) -> Gaps
     if board is None:
         return Absent(study.why_absent(MAIN))
     model, lines, drawn = board.models[0], {}, list[RunScore]()
-    for name in (COMPARED, OURS):
+    for name, stroke in palette.strokes((COMPARED, OURS)).items():
         runs = [run for run in board.runs_of(model, name) if run.mlflow_id in study.positions]
         gaps = [study.positions[run.mlflow_id] for run in runs]
         if (curve := gap_curves(gaps)) is not None:
-            lines[name] = GapLines(name, display_name(name), palette.methods[name], curve)
+            lines[name] = GapLines(name, display_name(name), stroke, curve)
             drawn += runs
     if OURS not in lines:
         return Absent(f"no run of {display_name(OURS)} on {model} has diagnostics/positions.json")
@@ -253,7 +246,7 @@ def gaps_info(study: StudyResults, title: str, palette: Palette = PAPER) -> Gaps
 
 def draw_gaps(info: GapsInfo, fig: Figure) -> None:
     """The mean gap (solid) and the mean of its largest tenth (dashed) by position; beside it delta/w_t, and delta."""
-    (_, left), (_, right) = panel_grid(fig, (0, 1), 2, (5.2, 3.7), head_texts(info))
+    (_, left), (_, right) = panel_grid(fig, replace(info, panels=(0, 1)), 2, (5.2, 3.7))
     for line in info.lines:
         colour = line.stroke.colour
         for curve, style, of in ((line.gaps.top10, "--", "largest 10 %"), (line.gaps.mean, "-", "mean")):
@@ -266,7 +259,7 @@ def draw_gaps(info: GapsInfo, fig: Figure) -> None:
             left.plot(curve.positions, curve.mean, style, color=colour, label=f"{line.label}, {of}", **marks)
     left.set_ylim(bottom=0)
     if info.threshold and info.delta is not None:
-        ours, other = (info.palette.methods[name].colour for name in (OURS, COMPARED))
+        ours, other = (stroke.colour for stroke in info.palette.strokes((OURS, COMPARED)).values())
         steps = range(1, len(info.threshold) + 1)
         right.fill_between(steps, info.delta, info.threshold, color=ours, alpha=0.1, linewidth=0)
         right.plot(steps, info.threshold, color=ours, label="δ / w, with position weight")
@@ -282,7 +275,7 @@ def draw_gaps(info: GapsInfo, fig: Figure) -> None:
         (left, "Gap between the policies", "|π(y) − μ(y)|"),
         (right, "Threshold on the divergence", "δ / w"),
     ):
-        ax.set_title(title, loc="left")
+        ax.set_title(title)
         ax.set_xlabel("token position")
         ax.set_ylabel(y_label)
         whole_ticks(ax)
@@ -309,7 +302,7 @@ class WindowInfo:
     effective: tuple[float, ...]
     kinds: tuple[str, ...]
     run_ids: tuple[str, ...] = field(metadata=APPEARANCE)
-    palette: Palette = field(metadata=APPEARANCE)
+    palette: Palette
 
     @property
     def source(self) -> str:
@@ -331,11 +324,22 @@ def window_info(study: StudyResults, title: str, palette: Palette = PAPER) -> Wi
     if not cuts:
         return Absent(f"no run of {display_name(OURS)} has diagnostics/window.json")
     run, window = max(cuts, key=lambda cut: len(set(cut[1].masked_by) - {""}))
+    # As labels of the bars: line ends and spaces are made visible, long tokens are cut.
+    symbols = [
+        "".join(
+            letter if letter.isprintable() else "�"
+            for letter in symbol.translate(str.maketrans("\n\t ", "↵→·"))
+        )
+        for symbol in window.symbols
+    ]
     return WindowInfo(
         title=title,
         origin=origin(board.core),
         about=f"{run.describe(display_name)}, training step {window.step}",
-        symbols=tuple(map(_visible, window.symbols)),
+        symbols=tuple(
+            symbol if len(symbol) <= _LONGEST_SYMBOL else symbol[: _LONGEST_SYMBOL - 1] + "…"
+            for symbol in symbols
+        ),
         window=window,
         effective=window.effective(),
         kinds=_kinds(window.masked_by, window.moves_away),
@@ -344,22 +348,12 @@ def window_info(study: StudyResults, title: str, palette: Palette = PAPER) -> Wi
     )
 
 
-def _visible(symbol: str) -> str:
-    """A token as the label of its bar: line ends and spaces are made visible, long tokens are cut."""
-    shown = symbol.replace("\n", "↵").replace("\t", "→").replace(" ", "·")
-    shown = "".join(letter if letter.isprintable() else "�" for letter in shown)
-    return shown if len(shown) <= _LONGEST_SYMBOL else shown[: _LONGEST_SYMBOL - 1] + "…"
-
-
 def draw_window(info: WindowInfo, fig: Figure) -> None:
     """Draw bars w_t D_t; a token that moves away and lies above the effective threshold is masked (shaded)."""
-    surround(fig, (9.6, 4.3), (info.title, info.about, info.origin), ())
+    surround(fig, (9.6, 4.3), (info.title, info.about, info.origin))
     ax, window, count, palette = fig.subplots(), info.window, len(info.symbols), info.palette
-    delta, prefix, of_token = (
-        window.token_threshold,
-        palette.reasons["prefix"],
-        palette.methods["dppo"].colour,
-    )
+    delta, prefix = window.token_threshold, palette.reasons["prefix"]
+    of_token = palette.strokes([COMPARED])[COMPARED].colour
     top = 1.2 * max(delta, *window.weighted_divergence)
     low = min(0.0, *info.effective)
     bottom = max(low * 1.1, -top / 2) if low < 0 else 0.0  # a far overspent budget is cut off
@@ -372,14 +366,7 @@ def draw_window(info: WindowInfo, fig: Figure) -> None:
     token = np.full(count, delta)
     stairs(np.full(count, top), np.clip(reach, 0.0, None), color=_REJECTED, alpha=0.55, zorder=0)
     stairs(token, np.clip(reach, 0.0, delta), color=prefix, alpha=0.22, zorder=1)
-    ax.bar(
-        range(count),
-        window.weighted_divergence,
-        width=0.7,
-        color=[palette.reasons[kind] for kind in info.kinds],
-        hatch=[palette.hatches.get(kind, "") for kind in info.kinds],
-        zorder=2,
-    )
+    ax.bar(range(count), window.weighted_divergence, width=0.7, **palette.bars(info.kinds))
     stairs(token, color=of_token, linestyle="--", linewidth=1.2, zorder=3)
     left_over = np.clip(window.prefix_threshold, bottom - top, 2 * top)
     stairs(left_over, color=_PREFIX, linestyle=":", linewidth=1.5, zorder=4)
@@ -426,8 +413,29 @@ SETTINGS = (
 
 def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...]:
     """All eleven figures in order, in the colours of `palette`."""
-    seeds = _seeds(study)
-    roles = [_role(study, index) for index in range(ROLES)]
+    counts = {  # of seeds
+        sum(run.is_result for run in board.runs_of(*pair))
+        for board in study.boards.values()
+        for pair in board.cells
+    }
+    kinds = ["are the pointwise 95 % interval of the mean (Student's t)"] * (
+        max(counts, default=0) >= FEWEST_RUNS
+    )
+    kinds += ["of two seeds reach from one to the other"] * (2 in counts)
+    seeds = f" Lines are means over seeds; bands {', '.join(kinds)}." if kinds else ""
+    # The models of the roles (post-trained, then the Base models by size) that have runs.
+    main, count, roles = study.boards.get(MAIN), len(study.models), list[str | Absent]()
+    for index in range(ROLES):
+        role: str | Absent = Absent(
+            f"the study has {count} models; this figure shows the paper's model {index + 1} of {ROLES}"
+        )
+        if main is None:
+            role = Absent(study.why_absent(MAIN))
+        elif index < count:
+            model = study.models[index]
+            has_runs = any(run.mlflow_id for run in main.runs if run.model == model)
+            role = model if has_runs else Absent(f"no run on {model} yet")
+        roles.append(role)
     base_models = tuple(role for role in roles[1:] if isinstance(role, str))
     missing = [role.reason for role in roles[1:] if isinstance(role, Absent)]
     left_out = f" Not shown: {'; '.join(missing)}." if base_models and missing else ""
@@ -473,11 +481,11 @@ def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...
         "Mean over the benchmarks inside the matched window. A dot marks the step selected for each run, the star "
         f"the best score of the table; a cross ends a run that collapsed.{seeds}{left_out}",
         lambda head: (
-            validation.curves_info(study.boards[MAIN], head, base_models, palette=palette)
+            curves.curves_info(study.boards[MAIN], head, base_models, palette=palette)
             if base_models
             else Absent(missing[0])
         ),
-        partial(validation.draw, in_row=ROLES - 1),
+        partial(curves.draw, in_row=ROLES - 1),
     )
     for title, sweeps in (
         ("Ablations of the mechanisms", MECHANISMS),
@@ -501,11 +509,11 @@ def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...
         "masked tokens that the prefix budget alone rejected (bottom; a dot for each step that masked any)."
         f"{seeds}{left_out}",
         lambda head: (
-            training.warmup_info(study.boards[MAIN], base_models, head, palette)
+            curves.warmup_info(study.boards[MAIN], base_models, head, palette)
             if base_models
             else Absent(missing[0])
         ),
-        training.draw_warmup,
+        curves.draw_warmup,
     )
     for index, role in enumerate(roles):
         name = study.models[index] if index < len(study.models) else f"model {index + 1}"
@@ -524,36 +532,6 @@ def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...
     return tuple(pictures)
 
 
-def _seeds(study: StudyResults) -> str:
-    """An explanation of the bands, if cells have several seeds."""
-    counts = {
-        sum(run.is_result for run in board.runs_of(*pair))
-        for board in study.boards.values()
-        for pair in board.cells
-    }
-    if max(counts, default=1) < 2:
-        return ""
-    interval = "are the pointwise 95 % interval of the mean (Student's t)"
-    kinds = [interval] * (max(counts) >= FEWEST_RUNS) + ["of two seeds reach from one to the other"] * (
-        2 in counts
-    )
-    return f" Lines are means over seeds; bands {', '.join(kinds)}."
-
-
-def _role(study: StudyResults, index: int) -> str | Absent:
-    """The model of role `index` (0: post-trained, then the Base models by size), if it has runs."""
-    board, count = study.boards.get(MAIN), len(study.models)
-    if board is None:
-        return Absent(study.why_absent(MAIN))
-    if index >= count:
-        return Absent(
-            f"the study has {count} models; this figure shows the paper's model {index + 1} of {ROLES}"
-        )
-    model = study.models[index]
-    has_runs = any(run.mlflow_id for run in board.runs if run.model == model)
-    return model if has_runs else Absent(f"no run on {model} yet")
-
-
 # Figures 5 and 6, of ablations.
 
 
@@ -563,22 +541,14 @@ class AblationPanel:
 
     sweep: str
     heading: str
-    panel: validation.Panel | None
+    panel: curves.Panel | None
     absent: str
     keys: tuple[Key, ...]
 
 
-@dataclass(frozen=True)
-class AblationsInfo(Info):
-    """Everything the figure shows."""
-
-    y_label: str
-    panels: tuple[AblationPanel, ...]
-
-
 def ablations_info(
     study: StudyResults, title: str, sweeps: Sequence[tuple[str, str]], palette: Palette = PAPER
-) -> AblationsInfo | Absent:
+) -> PanelsInfo | Absent:
     """One panel for each of `sweeps` (name, heading), on the first model of the sweep."""
     panels, infos, main = [], [], study.boards.get(MAIN)
     ours = {run.mlflow_id for run in main.runs if run.variant == OURS} if main else set()
@@ -592,28 +562,28 @@ def ablations_info(
         for variant in board.variants:
             runs = {run.mlflow_id for run in board.runs if run.variant == variant} - {""}
             aliases |= {variant: OURS} if runs and runs <= ours else {}
-        info = validation.curves_info(board, heading, board.models[:1], aliases, palette)
-        keys = validation.scored_keys(board, info.panels[0])
+        info = curves.curves_info(board, heading, board.models[:1], aliases, palette)
+        keys = curves.scored_keys(board, info.panels[0])
         panels.append(AblationPanel(name, heading, info.panels[0], "", keys))
         infos.append(info)
     if not infos:
         return Absent("; ".join(dict.fromkeys(panel.absent for panel in panels)))
     source = "; ".join(dict.fromkeys(info.source for info in infos))
     run_ids = tuple(sorted({run_id for info in infos for run_id in info.run_ids}))
-    return AblationsInfo(title, source, run_ids, infos[-1].y_label, tuple(panels))
+    return PanelsInfo(title, source, run_ids, tuple(panels), y_label=infos[-1].y_label)
 
 
-def draw_ablations(info: AblationsInfo, fig: Figure) -> None:
+def draw_ablations(info: PanelsInfo, fig: Figure) -> None:
     """The panels in a row, each the curves of a sweep with its legend below."""
     count, longest = len(info.panels), max(len(panel.keys) for panel in info.panels)
     size = (11.4 / count, 3.4 + 0.17 * longest)
-    for index, (entry, ax) in enumerate(panel_grid(fig, info.panels, count, size, head_texts(info))):
+    for index, (entry, ax) in enumerate(panel_grid(fig, info, count, size)):
         if entry.panel is None:
-            ax.set_title(entry.heading, loc="left")
+            ax.set_title(entry.heading)
             say(ax, "no results yet")
             continue
-        validation.draw_panel(entry.panel, ax, info.y_label if index == 0 else "")
-        ax.set_title(f"{entry.heading}\n", loc="left")
+        curves.draw_panel(entry.panel, ax, info.y_label if index == 0 else "")
+        ax.set_title(f"{entry.heading}\n")
         style: dict[str, Any] = {"fontsize": sized(8), "color": "#555555", "parse_math": False}
         ax.text(0, 1.02, entry.panel.model, transform=ax.transAxes, **style)
         place = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.17), "borderpad": 0}
@@ -639,7 +609,7 @@ class BenchmarkPanel:
 
     benchmark: str
     heading: str
-    lines: tuple[validation.Line, ...]
+    lines: tuple[curves.Line, ...]
 
 
 @dataclass(frozen=True)
@@ -650,7 +620,7 @@ class RewardLine:
 
     variant: str
     label: str
-    stroke: Stroke = field(metadata=APPEARANCE)
+    stroke: Stroke
     steps: tuple[int, ...]
     raw: tuple[float, ...]
     smooth_steps: tuple[int, ...]
@@ -668,7 +638,7 @@ class ModelInfo(Info):
     y_label: str
     benchmarks: tuple[BenchmarkPanel, ...]
     rewards: tuple[RewardLine, ...]
-    traces: tuple[training.DiagnosticPanel, ...]
+    traces: tuple[curves.DiagnosticPanel, ...]
     keys: tuple[Key, ...]
 
 
@@ -684,7 +654,7 @@ def model_info(
     panels, rewards = [], []
     for benchmark in board.benchmarks_of(role):
         lines = (
-            validation.line_of(board, board.runs_of(role, name), stroke, benchmark)
+            curves.line_of(board, board.runs_of(role, name), stroke, benchmark)
             for name, stroke in strokes.items()
         )
         panels.append(BenchmarkPanel(benchmark, benchmark_name(benchmark), tuple(filter(None, lines))))
@@ -732,8 +702,8 @@ def _moving_average(values: pd.DataFrame, share: float) -> pd.DataFrame:
 
 def _smoothed(
     board: Scoreboard, model: str, metric: str, label: str, strokes: Mapping[str, Stroke]
-) -> training.DiagnosticPanel:
-    traces, unit = training.traces_of(board, model, metric, strokes, _POINTS), 1.0
+) -> curves.DiagnosticPanel:
+    traces, unit = curves.traces_of(board, model, metric, strokes, _POINTS), 1.0
     if metric == _LENGTH and max((max(trace.high) for trace in traces), default=0.0) >= 2 * _KILO:
         label, unit = "response length (k tokens)", _KILO
     shown = []
@@ -744,7 +714,7 @@ def _smoothed(
             parts["smooth"] = tuple(smooth["mean"])
         scaled: Any = {name: tuple(value / unit for value in part) for name, part in parts.items()}
         shown.append(replace(trace, **scaled))
-    return training.DiagnosticPanel(model, metric, label, tuple(shown))
+    return curves.DiagnosticPanel(model, metric, label, tuple(shown))
 
 
 def draw_model(info: ModelInfo, fig: Figure) -> None:
@@ -752,11 +722,11 @@ def draw_model(info: ModelInfo, fig: Figure) -> None:
     and smoothed thick, and the legend.
     """
     columns = max(len(info.benchmarks), 1 + len(info.traces))
-    surround(fig, (3.8 * columns, 5.6), head_texts(info), info.keys)
+    surround(fig, (3.8 * columns, 5.6), info.heads, info.keys)
     upper, lower = fig.subplots(2, columns, squeeze=False)
     for index, (ax, panel) in enumerate(zip(upper, info.benchmarks, strict=False)):
-        validation.draw_lines(ax, panel.lines)
-        ax.set_title(panel.heading, loc="left", parse_math=False)
+        curves.draw_lines(ax, panel.lines)
+        ax.set_title(panel.heading, parse_math=False)
         ax.set_ylabel(info.y_label if index == 0 else "")
         step_axis(ax)
     ax = lower[0]
@@ -766,11 +736,11 @@ def draw_model(info: ModelInfo, fig: Figure) -> None:
         fill(ax, line, line.smooth_steps)
         style = line.stroke.marked() | {"linewidth": 1.6, "zorder": 3 + order, "label": line.label}
         ax.plot(line.smooth_steps, line.smooth, **style)
-    ax.set_title("reward (fraction)", loc="left")
+    ax.set_title("reward (fraction)")
     step_axis(ax)
     if not info.rewards:
-        training.not_logged(ax)
+        curves.not_logged(ax)
     for ax, trace in zip(lower[1:], info.traces, strict=False):
-        training.draw_panel(trace, ax, trace.label)
+        curves.draw_traces(trace, ax, trace.label)
     for ax in (*upper[len(info.benchmarks) :], *lower[1 + len(info.traces) :]):
         ax.remove()

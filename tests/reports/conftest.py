@@ -113,5 +113,4 @@ def page_of(board: Scoreboard) -> tuple[Contents, str]:
     contents = sweep_contents(request, board)
     absent = Absent("not drawn here")
     figures = {picture.name: Drawn(replace(picture, info=absent)) for picture in contents.figures}
-    page = {**contents.page, "sections": contents.sections}
-    return contents, render_template(contents.template, contents.about, page, figures, ())
+    return contents, render_template(contents, figures, ())

@@ -21,7 +21,7 @@ from PIL import Image
 from cppo_lab import schema
 from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE
 from cppo_lab.reports import exact_view, search
-from cppo_lab.reports.figures import axes, drawing, gallery, training, validation
+from cppo_lab.reports.figures import axes, curves, drawing, gallery
 from cppo_lab.reports.figures.drawing import (
     APPEARANCE,
     HEADING,
@@ -45,11 +45,11 @@ TWO_SEEDS = (
 )
 
 
-def curves(*runs: MadeRun) -> validation.CurvesInfo:
-    return validation.curves_info(scored(runs), "Demo & <more>")
+def curves_of(*runs: MadeRun) -> drawing.PanelsInfo:
+    return curves.curves_info(scored(runs), "Demo & <more>")
 
 
-PICTURE = Picture("figure_curves", "", "Demo", "", curves(*TWO_SEEDS), validation.draw)
+PICTURE = Picture("figure_curves", "", "Demo", "", curves_of(*TWO_SEEDS), curves.draw)
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +59,7 @@ def drawn() -> drawing.Drawn:
 
 def test_seeds_become_a_mean_a_band_and_a_mark_each() -> None:
     three = [MadeRun("trm_avg", seed=seed, scores=both({10: 0.2 + 0.1 * seed})) for seed in range(3)]
-    (panel,) = curves(*TWO_SEEDS, *three).panels
+    (panel,) = curves_of(*TWO_SEEDS, *three).panels
     dppo, trm_avg, cppo = panel.lines
     assert cppo.steps == (10, 20)  # where both seeds have a value
     assert (cppo.band, trm_avg.band) == (RANGE, INTERVAL)  # two runs have no interval worth drawing
@@ -70,7 +70,7 @@ def test_seeds_become_a_mean_a_band_and_a_mark_each() -> None:
     assert [(seed.best_step, seed.best) for seed in cppo.seeds] == [(20, 40.0), (10, 40.0)]
     assert dppo.seeds[0].collapsed
     # Of equal bests the earliest step; a collapsed variant never. The text is the score of the table.
-    assert panel.top == validation.Top("cppo", 10, pytest.approx(40.0), "mean 40.00")
+    assert panel.top == curves.Top("cppo", 10, pytest.approx(40.0), "mean 40.00")
 
 
 def test_what_has_no_validation_or_is_unfinished() -> None:
@@ -79,7 +79,7 @@ def test_what_has_no_validation_or_is_unfinished() -> None:
         MadeRun("cppo", seed=1, scores=both({10: 0.8}), status=schema.RUNNING),  # drawn, but not in the mean
         MadeRun("dppo"),
     ]
-    info = curves(*runs)
+    info = curves_of(*runs)
     (line,) = info.panels[0].lines
     assert (line.variant, line.steps, line.mean) == ("cppo", (10, 20), pytest.approx((20.0, 40.0)))
     assert len(line.seeds) == 2 and [key.label for key in info.keys] == ["CPPO"]
@@ -108,14 +108,14 @@ def test_diagnostics_take_what_was_logged_and_bin_it() -> None:
             "dppo", scores=both({10: 0.2}), logged={"rule/masked_fraction": {1: 0.01, 2: sys.float_info.max}}
         )
     )
-    info = training.diagnostics_info(scored(runs), "Demo")
+    info = curves.diagnostics_info(scored(runs), "Demo")
     assert [panel.metric for panel in info.panels] == ["train/reward", "rule/masked_fraction"]
     (cppo,), (dppo,) = (panel.traces for panel in info.panels)
     assert (cppo.runs, dppo.variant, dppo.steps, dppo.mean) == (2, "dppo", (1.0,), (0.01,))
-    assert len(cppo.steps) <= training.POINTS
+    assert len(cppo.steps) <= curves.POINTS
     for values, value in ((cppo.mean, 0.3), (cppo.low, 0.2), (cppo.high, 0.4)):
         assert values == pytest.approx([value] * len(cppo.steps))
-    assert training.diagnostics_info(scored(TWO_SEEDS), "Demo") is None
+    assert curves.diagnostics_info(scored(TWO_SEEDS), "Demo") is None
 
 
 def test_drawing_is_the_same_every_time_and_leaves_the_users_settings_alone(drawn: drawing.Drawn) -> None:
@@ -189,11 +189,11 @@ def test_labels_of_collapses_do_not_overlap_and_stay_inside(steps: dict[str, int
         MadeRun(name, scores=both({0: 0.3, step: 0.0}), status=schema.COLLAPSED)
         for name, step in steps.items()
     ]
-    lines = curves(*runs, MadeRun("cppo", scores=both({0: 0.3, 100: 0.3}))).panels[0].lines
+    lines = curves_of(*runs, MadeRun("cppo", scores=both({0: 0.3, 100: 0.3}))).panels[0].lines
     with figure_style():
         fig = Figure(figsize=(3.6, 2.6), layout="constrained")
         canvas, ax = FigureCanvasAgg(fig), fig.subplots()
-        validation.draw_lines(ax, lines)
+        curves.draw_lines(ax, lines)
         drawing.step_axis(ax)
         fig.draw_without_rendering()
         boxes = [text.get_window_extent(canvas.get_renderer()) for text in ax.texts]
@@ -223,7 +223,7 @@ def test_a_style_has_its_width_font_and_size(drawn: drawing.Drawn) -> None:
 @pytest.mark.parametrize("width, columns", [("", 3), ("width=6.5in", 2), ("width=3.3in", 1)])
 def test_panels_are_stacked_where_the_width_takes_no_two(width: str, columns: int) -> None:
     with figure_style(parse_style(width) if width else USUAL_STYLE):
-        axes = panel_grid(Figure(), "abc", 3, (3.8, 3.3), ("Title",))
+        axes = panel_grid(Figure(), drawing.PanelsInfo("Title", "", (), tuple("abc")), 3, (3.8, 3.3))
         assert {ax.get_subplotspec().get_gridspec().ncols for _, ax in axes} == {columns}  # type: ignore[union-attr]
 
 
@@ -295,7 +295,7 @@ def test_what_cannot_be_written_is_an_error(info: object, said: str) -> None:
 
 
 def test_figures_leave_out_how_they_look_and_nothing_else() -> None:
-    modules = (axes, exact_view, gallery, search, training, validation)
+    modules = (axes, exact_view, gallery, search, curves)
     left_out = {
         part.name
         for module in modules
@@ -304,4 +304,4 @@ def test_figures_leave_out_how_they_look_and_nothing_else() -> None:
         for part in fields(kind)
         if part.metadata == dict(APPEARANCE)
     }
-    assert {"stroke", "run_ids"} <= left_out <= {"stroke", "palette", "columns", "run_ids", "plot"}
+    assert left_out == {"run_ids", "plot"}

@@ -5,8 +5,8 @@ from matplotlib.figure import Figure
 
 from cppo_lab import schema
 from cppo_lab.reports import build, sections, sweep
-from cppo_lab.reports.figures.training import diagnostics_info
-from cppo_lab.reports.figures.validation import FEW, MOST_VARIANTS, CurvesInfo, curves_info, draw_line
+from cppo_lab.reports.figures.curves import FEW, MOST_VARIANTS, curves_info, diagnostics_info, draw_line
+from cppo_lab.reports.figures.drawing import PanelsInfo
 from cppo_lab.reports.sections import MANY, Scored, Section, run_groups
 from cppo_lab.reports.tables import main_table
 from tests.analysis.made_sweeps import MadeRun, both, scored
@@ -29,7 +29,7 @@ def made(variants: int, seeds: int) -> list[MadeRun]:
     ]
 
 
-def lines_drawn(info: CurvesInfo) -> int:
+def lines_drawn(info: PanelsInfo) -> int:
     axes = Figure().subplots()
     draw_line(axes, info.panels[0].lines[0], 3)
     return len(axes.lines)
@@ -64,7 +64,7 @@ def test_every_cell_of_a_long_list_of_runs_has_an_equal_share(
     runs: list[MadeRun], listed: int, left_out: int
 ) -> None:
     groups = run_groups(Scored("demo", "Demo", scored(runs), "sqlite://"))
-    assert {(len(group.runs), group.left_out) for group in groups} == {(listed, left_out)}
+    assert {(len(group["runs"]), group["left_out"]) for group in groups} == {(listed, left_out)}
 
 
 def test_the_page_of_very_many_variants_is_bounded_and_says_what_it_leaves_out(

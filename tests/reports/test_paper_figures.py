@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from cppo_lab.analysis.study import read_study
-from cppo_lab.reports.figures.drawing import Picture, figure_csv
+from cppo_lab.reports.figures.drawing import Picture, figure_csv, figure_style
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.study import paper_study_request
 
@@ -50,7 +50,8 @@ def drawn(reference_uri: str, tmp_path_factory: pytest.TempPathFactory) -> dict[
     figures = {}
     for picture in gallery(read_study(reference_uri, request.experiment, request.name, request.sweeps)):
         if not picture.absent:
-            picture.draw(picture.info, figure := Figure())
+            with figure_style():
+                picture.draw(picture.info, figure := Figure())
             figures[picture.name] = (picture, figure)
     return figures
 
