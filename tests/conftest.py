@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -278,6 +278,11 @@ class Said(NamedTuple):
         """The object that `--json` prints."""
         return json.loads(self.out)
 
+    @property
+    def states(self) -> list[tuple[str, str]]:
+        """State and reason of each run that it lists."""
+        return [(run["state"], run["reason"]) for run in self.answer["runs"]]
+
 
 Command = Callable[..., Said]
 
@@ -303,6 +308,13 @@ def python(*words: object, check: bool = True, **options: Any) -> "subprocess.Co
     """A Python of its own with these arguments, and what it prints as text; it must end well."""
     command = [sys.executable, *map(str, words)]
     return subprocess.run(command, check=check, capture_output=True, text=True, **options)
+
+
+def write(folder: Path, files: Mapping[str, str | bytes]) -> None:
+    """Files by their relative names, and the folders that they are in."""
+    for name, content in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
 
 
 @contextlib.contextmanager

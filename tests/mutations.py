@@ -250,21 +250,21 @@ TRACKING = (
         "cppo_lab/tracking/upload.py",
         "            if is_news and not self.steps and not self.tags:\n                self._reached(path, offset)",
         "            if line:\n                self._reached(path, offset)",
-        "tests/runs/test_offsets.py",
+        "tests/runs/test_spool.py",
     ),
     Fault(
         "a line is sent before it is on disk",
         "cppo_lab/tracking/upload.py",
         "if end > safe:",
         "if offset > safe:",
-        "tests/runs/test_offsets.py",
+        "tests/runs/test_spool.py",
     ),
     Fault(
         "steps of an interrupted run are sent that no file has",
         "cppo_lab/tracking/upload.py",
         "safe = [line for line in unwritten if is_over or not isinstance(line, StepEvent)]",
         "safe = [*unwritten]",
-        "tests/runs/test_offsets.py",
+        "tests/runs/test_spool.py",
     ),
     Fault(
         "the later of two records of a step counts",
@@ -292,7 +292,7 @@ TRACKING = (
         "cppo_lab/tracking/page.py",
         "key=lambda run: (run.info.start_time, run.info.run_id)",
         "key=lambda run: (-run.info.start_time, run.info.run_id)",
-        "tests/tracking/test_parents.py",
+        "tests/tracking/test_page.py",
     ),
     Fault(
         "results are deleted before the run that replaces them has finished",

@@ -43,6 +43,12 @@ def mlflow_run(folder: Path) -> Run:
     return run
 
 
+def ended(run: Run) -> tuple[str | None, ...]:
+    """MLflow's status of a run; ours, the step and the reason, as far as it has them."""
+    tags = (schema.TAG_STATUS, schema.TAG_STEP, schema.TAG_REASON)
+    return (run.info.status, *map(run.data.tags.get, tags))
+
+
 def history(run: Run, metric: str) -> dict[int, float]:
     """The points of a metric by step, of which each is there once."""
     points = mlflow_client().get_metric_history(run.info.run_id, metric)

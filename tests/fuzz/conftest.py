@@ -1,7 +1,7 @@
 """A run's folder as a trainer leaves it, to be broken."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -22,9 +22,8 @@ def run() -> RunSpec:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, run: RunSpec) -> Path:
-    """A `runs` folder with one run of two attempts, one of them interrupted, and one submission to Slurm."""
-    runs = tmp_path_factory.mktemp("whole") / "runs"
-    folder = runs / run.run_id
+    """The folder of a run of two attempts, one of them interrupted, and beside it one submission to Slurm."""
+    folder = tmp_path_factory.mktemp("whole") / run.run_id
     (folder / "attempts").mkdir(parents=True)
     (folder / "attempts" / "0_log.out").write_text("step 0\n")
     (folder / "lock").write_text("somewhere:1\n")
@@ -38,10 +37,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory, run: RunSpec) -> Path:
         else:
             recorder.artifact("diagnostics/positions.json", {"position": [1], "tokens": [3]})
             recorder.fail("ValueError: bad", "Traceback\nValueError: bad\n")
-    with Ledger(runs) as ledger:
+    with Ledger(folder.parent) as ledger:
         ledger.submitted(ledger.claim([run.run_id]), 17)
         ledger.end(ledger.open_tasks(), "FAILED")
-    return runs
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +53,12 @@ def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder
 
 
-def fresh(whole: Path, desk: Path) -> Path:
-    """`desk/runs` as it was before anything was broken."""
-    runs = desk / "runs"
-    shutil.rmtree(runs, ignore_errors=True)
-    return shutil.copytree(whole, runs, symlinks=True)
+@pytest.fixture(scope="module")
+def fresh(whole: Path, desk: Path) -> Callable[[], Path]:
+    """Makes the run's folder in `desk/runs` what it was before anything was broken."""
+
+    def copy() -> Path:
+        shutil.rmtree(desk / "runs", ignore_errors=True)
+        return shutil.copytree(whole.parent, desk / "runs", symlinks=True) / whole.name
+
+    return copy

@@ -25,36 +25,10 @@ _WANTED = int(os.environ.get(VARIABLE, "0"))
 
 # What JSON and YAML can hold where a number, a name or a list is meant.
 SCALARS: list[Any] = [
-    *(None, True, False, 0, -1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, 1e-320),
-    *(
-        float("nan"),
-        float("inf"),
-        float("-inf"),
-        "",
-        " ",
-        "\0",
-        "a\nb",
-        "\x1b[2J",
-        "\ud800",
-        "é" * 50,
-        "x" * 3000,
-    ),
-    *(
-        "../../x",
-        "/etc/passwd",
-        ".",
-        "null",
-        "1e9",
-        "-5",
-        "${x}",
-        "$(x)",
-        "<script>",
-        "{",
-        "a,b",
-        "a=b",
-        "'\"",
-    ),
-]
+    None, True, False, 0, -1, 2**31, 2**63, -(2**63) - 1, 10**400, 0.5, -0.0, 1e308, 1e-320, float("nan"),
+    float("inf"), float("-inf"), "", " ", "\0", "a\nb", "\x1b[2J", "\ud800", "é" * 50, "x" * 3000, "../../x",
+    "/etc/passwd", ".", "null", "1e9", "-5", "${x}", "$(x)", "<script>", "{", "a,b", "a=b", "'\"",
+]  # fmt: skip
 TREES = st.recursive(
     st.sampled_from(SCALARS),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
@@ -87,39 +61,22 @@ def fuzz(quick: int) -> settings:
     )
 
 
+_WOUND = st.tuples(st.integers(0, 5), st.integers(0, 10**6), st.integers(0, 200), _GARBAGE)
+
+
 def damaged(*originals: bytes) -> st.SearchStrategy[bytes]:
     """One of `originals`, cut, flipped, spliced or doubled in up to three places; or bytes of no kind."""
-    return (
-        st.sampled_from(originals).flatmap(
-            lambda data: st.lists(_wounds(len(data)), min_size=1, max_size=3).map(
-                lambda todo: _wounded(data, todo)
-            )
-        )
-        | _GARBAGE
-    )
+    wounds = st.lists(_WOUND, min_size=1, max_size=3)
+    return st.builds(_wounded, st.sampled_from(originals), wounds) | _GARBAGE
 
 
-def _wounds(size: int) -> st.SearchStrategy[tuple[str, int, int, bytes]]:
-    kinds = st.sampled_from(["cut", "flip", "insert", "replace", "remove", "double"])
-    places = st.integers(0, max(size, 1))
-    return st.tuples(kinds, places, st.integers(0, 200), _GARBAGE)
-
-
-def _wounded(data: bytes, wounds: list[tuple[str, int, int, bytes]]) -> bytes:
+def _wounded(data: bytes, wounds: list[tuple[int, int, int, bytes]]) -> bytes:
     for kind, place, length, garbage in wounds:
-        head, span, tail = data[:place], data[place : place + length], data[place + length :]
-        if kind == "cut":
-            data = head
-        elif kind == "flip" and span:
-            data = head + bytes([span[0] ^ (1 << (length % 8))]) + data[place + 1 :]
-        elif kind == "insert":
-            data = head + garbage + span + tail
-        elif kind == "replace":
-            data = head + garbage + tail
-        elif kind == "remove":
-            data = head + tail
-        elif kind == "double":
-            data = head + span + span + tail
+        place %= len(data) + 1
+        part, rest = data[place : place + length], data[place + length :]
+        flipped = bytes([part[0] ^ (1 << length % 8)]) + part[1:] if part else b""
+        behind = (b"", flipped + rest, garbage + part + rest, garbage + rest, rest, part + part + rest)
+        data = data[:place] + behind[kind]
     return data
 
 
@@ -217,15 +174,11 @@ def refused(call: Callable[[], object], *named: str) -> str:
     return ""
 
 
-def snapshot(folder: Path) -> dict[str, tuple[int, bytes]]:
+def snapshot(folder: Path) -> dict[str, tuple[int, bytes | str]]:
     """Every entry below a folder by its relative path: its kind, and what it holds."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        mode = path.lstat().st_mode
-        content = b""
-        if stat.S_ISREG(mode):
-            content = path.read_bytes()
-        elif stat.S_ISLNK(mode):
-            content = os.fsencode(path.readlink())
-        found[str(path.relative_to(folder))] = (stat.S_IFMT(mode), content)
+        kind = stat.S_IFMT(path.lstat().st_mode)
+        read = {stat.S_IFREG: Path.read_bytes, stat.S_IFLNK: os.readlink}.get(kind)
+        found[str(path.relative_to(folder))] = (kind, read(path) if read else b"")
     return found

@@ -7,11 +7,11 @@ methods and arguments that it cannot see, and a test that it is set up to find t
 import ast
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import indent
+
+from tests.conftest import python
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("cppo_lab", "analysis", "reports", "dev", "benchmarks")
@@ -70,7 +70,7 @@ def test_sources() -> None:
     found = [
         (str(path.relative_to(ROOT)), what, line)
         for path in SOURCES
-        for what, line in found_in(ast.parse(path.read_text(encoding="utf-8")))
+        for what, line in found_in(ast.parse(path.read_text()))
     ]
     unreasoned = [f"{place}:{line}: {what}" for place, what, line in found if (place, what) not in REASONED]
     assert unreasoned == [], "forbidden, or to be reasoned in REASONED"
@@ -127,9 +127,8 @@ def test_ruff_finds_the_others() -> None:
         begin = file.count("\n")
         file += f"def case_{number}(x, y, s, model):\n{indent(text, '    ')}\n"
         owners |= dict.fromkeys(range(begin + 1, file.count("\n") + 1), text)
-    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--output-format", "json", "-"]
-    command += ["--stdin-filename", str(ROOT / "cppo_lab/tried.py")]
-    done = subprocess.run(command, input=file, cwd=ROOT, capture_output=True, text=True, check=False)
+    options = ("--no-cache", "--output-format", "json", "-", "--stdin-filename", ROOT / "cppo_lab/tried.py")
+    done = python("-m", "ruff", "check", *options, input=file, cwd=ROOT, check=False)
     found = {
         owners.get(one["location"]["row"], "the imports")
         for one in json.loads(done.stdout)

@@ -7,12 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.cli import main, reporting, ui
+from cppo_lab.cli import reporting, ui
 from cppo_lab.cli.command import parse
 from cppo_lab.cores.verl.cluster import private_token
 from cppo_lab.errors import UserError
@@ -21,7 +22,7 @@ from cppo_lab.tracking.address import locked
 from dev.servers.faulty_proxy import FaultyProxy
 from dev.servers.group import free_port
 from dev.servers.postgres import Postgres
-from tests.conftest import user_error
+from tests.conftest import Command, user_error
 from tests.fuzz.mangling import fuzz, within
 
 SECRET = "hunter2-s3cret-9"
@@ -58,19 +59,12 @@ def test_a_long_text_takes_no_long_time(piece: str) -> None:
         redacted(piece * (250_000 // len(piece)))
 
 
-def test_a_report_names_its_command_without_passwords(
-    workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_names_its_command_without_passwords(cppo: Command) -> None:
     """The command is on the page, in the drawings and in report.json."""
-    named: list[str] = []
-
-    def request(options: object, about: dict[str, str]) -> None:
-        named.append(about["command"])
-        raise UserError("enough")
-
-    monkeypatch.setattr(reporting, "_own_request", request)
-    assert main(["report", "quickstart", f"tracking.uri={URI}"]) == 2
-    assert named == ["cppo report quickstart tracking.uri=postgresql://ada:***@127.0.0.1:1/mlflow"]
+    with patch.object(reporting, "_own_request", Mock(side_effect=UserError("enough"))) as request:
+        cppo(f"report quickstart tracking.uri={URI}", code=2)
+    masked = "cppo report quickstart tracking.uri=postgresql://ada:***@127.0.0.1:1/mlflow"
+    assert request.call_args.args[1]["command"] == masked
 
 
 @pytest.mark.parametrize("mode, expected", [(0o2775, 0o664), (0o755, 0o644)])

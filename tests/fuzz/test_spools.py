@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,9 +31,8 @@ from cppo_lab.runs.spool import (
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import upload
-from tests.fuzz.conftest import fresh
 from tests.fuzz.mangling import SCALARS, as_json, damaged, fuzz, refused, within
-from tests.recorded import history, mlflow_runs
+from tests.recorded import history, mlflow_run
 from tests.runs.test_spool import ALL, BEGIN, END, ROWS
 
 NAME = "0001.jsonl"
@@ -75,21 +75,18 @@ BAD: list[list[Line]] = [
 ]
 
 
-def test_shipping_beside_broken_ones(desk: Path, whole: Path, run: RunSpec) -> None:
+def test_shipping_beside_broken_ones(fresh: Callable[[], Path]) -> None:
     """What is broken is sent as far as it goes, or named; the whole run among them arrives."""
-    runs = fresh(whole, desk)
-    folders = []
+    whole, folders = fresh(), []
     for number, lines in enumerate(BAD):
         record = f"{number:032x}"
         lines = [replace(line, record=record) if isinstance(line, Begin | End) else line for line in lines]
-        folders.append(written(runs / f"0123456789{number:02x}", b"".join(map(encoded, lines))))
+        folders.append(written(whole.with_name(f"0123456789{number:02x}"), b"".join(map(encoded, lines))))
         (folders[-1] / "ring").symlink_to("ring")
-    whole_one = runs / run.run_id
-    said = refused(lambda: upload([*folders[:2], whole_one, *folders[2:]], tracking_uri()))
+    said = refused(lambda: upload([*folders[:2], whole, *folders[2:]], tracking_uri()))
     assert said.startswith(f"run {folders[-1].name} could not be uploaded") and " more: " not in said
-    assert [folder for folder in (*folders, whole_one) if unsent(folder, tracking_uri())] == folders[-1:]
-    [found] = [one for one in mlflow_runs() if one.data.tags.get(schema.TAG_RUN_ID) == run.run_id]
-    assert history(found, "train/reward") == {step: step / 8 for step in range(5)}
+    assert [folder for folder in (*folders, whole) if unsent(folder, tracking_uri())] == folders[-1:]
+    assert history(mlflow_run(whole), "train/reward") == {step: step / 8 for step in range(5)}
 
 
 def test_offsets_of_other_kinds(desk: Path) -> None:
@@ -103,9 +100,9 @@ def test_offsets_of_other_kinds(desk: Path) -> None:
             assert unsent(folder, uri), value
 
 
-def test_an_attempt_goes_on_behind_a_broken_one(desk: Path, whole: Path, run: RunSpec) -> None:
+def test_an_attempt_goes_on_behind_a_broken_one(fresh: Callable[[], Path], run: RunSpec) -> None:
     """Its file is its own: what is broken in an earlier one takes nothing of it away."""
-    folder = fresh(whole, desk) / run.run_id
+    folder = fresh()
     (folder / SPOOL_FOLDER / "0002.jsonl").write_bytes(b"\xff\0garbage\n" * 3)
     recorder = Recorder(run, {}, folder)
     recorder.begin(2)

@@ -1,6 +1,5 @@
 """One bad input: what is typed, what lies in the folder, what is in the environment, and what must be said of it."""
 
-import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,11 +21,6 @@ class Case:
     environment: Mapping[str, str] = field(default_factory=dict)
     make: Callable[[Path], object] | None = None
     store: bool = False
-
-    @property
-    def arguments(self) -> list[str]:
-        """As a shell divides them."""
-        return shlex.split(self.typed)
 
     def missing(self, line: str) -> str:
         """The first part of the message that the line does not have, in order; empty if it has all."""

@@ -13,7 +13,6 @@ AGAIN = "make the report again with `cppo report`"
 LINES = {
     "": "the following arguments are required: COMMAND: see `cppo --help`",
     "lunch": "unknown command 'lunch': did you mean 'launch'? valid: …launch…: see `cppo --help`",
-    "--nope": "the following arguments are required: COMMAND: see `cppo --help`",
     "show": "the following arguments are required: SWEEP|RUN: see `cppo show --help`",
     "reference export": "unknown action 'export': did you mean 'import'? valid: import",
     "list model": "unknown kind 'model': did you mean 'models'? valid: keys, models, rules, sweeps: see",
@@ -21,7 +20,6 @@ LINES = {
     "data check": "the following arguments are required: DIR: see `cppo data check --help`",
     "doctor --core": "argument --core: expected one argument: see `cppo doctor --help`",
     "sync extra": "unrecognized arguments: extra: see `cppo sync --help`",
-    "status --nope": "unrecognized arguments: --nope: see `cppo status --help`",
     "status '\x1b[2J' '--nope\n'": "unrecognized arguments: --nope\\n: see `cppo status --help`",
     "plan quickstart --config-dir=/tmp": "unrecognized arguments: --config-dir=/tmp: see",
     "plan quickstart --json --csv": "argument --csv: not allowed with argument --json: see",
@@ -30,7 +28,6 @@ LINES = {
     "launch quickstart --until-decided --max-seeds 2": "--max-seeds 2: the first look is after 4 seeds: give so",
     "launch quickstart --until-decided --stop-hopeless": "--stop-hopeless with --until-decided: a stopped run counts",
     "launch quickstart launcher=slurm --stop-hopeless": "--stop-hopeless: nobody watches runs of launcher=slurm:",
-    "plan quickstart data=dapo_math": "configuration: data='dapo_math' has the keys of other cores: choose",
     "plan quickstart core=exact data=chain": "configuration: data='chain' has the keys of other cores: choose",
     "launch quickstart --until-decided": "--until-decided: quickstart has no hypotheses: state them in its file",
     "launch quickstart --max-gpu-hours nan --dry-run": "argument --max-gpu-hours: invalid amount value: 'nan': see",
@@ -51,13 +48,11 @@ LINES = {
     "archive quickstart --out x.zip": "no run of quickstart has ended here: launch it",
     "report quickstart --from moon": "unknown value of --from 'moon': valid: paper, runs: see",
     "dash quickstart --every 0": "--every 0: seconds between two reports, 1 to 86400",
-    **{f"note 1234 {words}": f"run '1234': …{NO_RUN}" for words in ("x", "--tag k=v x", "x --tag k=v y")},
+    "note 1234 x --tag k=v y": f"run '1234': …{NO_RUN}",
     "note 1234 --tag novalue": "--tag novalue: must be KEY=VALUE",
     "clean quickstart --code": "cppo clean --code: the code is of all sweeps: name none",
     "report gone.zip": "gone.zip cannot be read as a file of `cppo archive`",
-    "plan quickstart core=nope": "unknown core 'nope': valid: exact, mini, verl",
     "plan nowhere": f"unknown sweep 'nowhere': {NO_SWEEP}",
-    "retry nowhere --failed": f"unknown sweep 'nowhere': {NO_SWEEP}",
     "plan quikstart": "unknown sweep 'quikstart': did you mean 'quickstart'?",
     **{f"{words}''": f"unknown sweep '': {NO_SWEEP}" for words in ("plan ", "status ", "clean --yes --code ")},
     "plan 'a\nb'": f"unknown sweep 'a\\nb': {NO_SWEEP}",
@@ -74,12 +69,9 @@ LINES = {
     "export model 123 --out x": f"run '123' {DIGITS}",
     "export 1234 --out /etc": "--out /etc exists and is not empty: name another folder",
     "export 1234 --out /dev/null": "--out /dev/null is a file: name a folder",
-    "export metrics quickstat --out x": "did you mean 'quickstart'",
-    "export metrics quickstart --out /etc": "--out /etc exists and is not empty",
     "export metrics quickstart --out x --format xls": "unknown value of --format 'xls': valid: csv,",
     "cancel": "cppo cancel: name either a sweep, or runs with --run ID",
     "cancel quickstart --run 1234": "cppo cancel: name either a sweep, or runs with --run ID",
-    "sync --run ../..": f"run '../..' {DIGITS}",
     "retry quickstart": "cppo retry: choose the runs with either --failed, or --run ID once or more",
     "retry quickstart variant=grpo seed=0 --failed --run e3":
         "cppo retry: choose the runs with either --failed, or --run ID once or",
@@ -88,8 +80,6 @@ LINES = {
     "retry quickstart variant=grpo seed=0 --run e2000e08d665 --finished": "is missing: --finished is for finished",
     "retry quickstart variant=grpo seed=0 --run ''":
         "--run '' is a prefix of the ids e2000e08d665: give more digits of one",
-    "show quickstart variant=grpo seed=0 --run zz":
-        "--run 'zz' is a prefix of none of the ids e2000e08d665: give more digits of one",
     "show quickstart variant=grpo seed=0 --verl":
         "--verl: the runs of quickstart are of core=mini: add core=verl",
     "show quickstart variant=grpo seed=0 --in main": "--in main: only valid with a run's id: remove it",
@@ -170,7 +160,6 @@ LINES = {
     "plan study rule.wmin=0.5": "unknown key 'rule.wmin'",
     "plan study variant=cppo_soft model=mini_long": "no sweep of it has all of",
     "plan study variant=grpo trust_region.delta=0.2": "no run of this sweep depends on 'trust_region.delta'",
-    "plan study +trust_region.deltaa=0.2": "no run of this sweep depends on 'trust_region.deltaa'",
     "plan quickstart +training.new=1,2": "only a key that is there can take several values",
     "plan main model=mini_small_base,mini_long model.name=x": "names two different runs: give each setting",
     "launch quickstart core=verl model=qwen3_8b_base": "runs of this sweep cannot start here (see `cppo doctor`): ",
@@ -209,10 +198,8 @@ LINES = {
     "doctor core=verl model=tiny_qwen3 data=dapo_math data.reward=no_such_module:score":
         "data.reward='no_such_module:score': no source of module 'no_such_module' is found",
     "doctor core=verl model=tiny_qwen3 data=dapo_math data.reward=score": "or in CPPO_REWARDS and here by",
-    "doctor core=verl model=tiny_qwen3 data=dapo_math divergence=exact_tv": "choose divergence=topk_tv",
     "doctor core=verl model=qwen3_8b_base layout.tokens_per_device=10239":
         "less than the longest sequence, 2048 + 8192 tokens: set layout.tokens_per_device=10240 or more",
-    "doctor core=verl model=qwen3_8b_base layout.sequence_parallel=3": "must divide the 16 devices",
     "doctor core=verl model=qwen3_8b_base layout.rollout_tensor_parallel=16":
         "rollout_tensor_parallel=16 must divide the 8 devices of a node",
     "doctor core=verl model=qwen3_8b_base rollout.mode=async rollout.max_staleness=1 rollout.staleness=1":
@@ -227,7 +214,6 @@ LINES = {
         "rollout.staleness=1 with layout=two_nodes_megatron: …choose a layout with strategy fsdp2",
     "doctor core=verl model=qwen3_8b_base optim.lora_rank=8 optim.lora_alpha=8 rollout.staleness=1":
         "rollout.staleness=1 with optim.lora_rank=8: …set rollout.staleness=0, or optim.lora_rank=null",
-    "doctor core=verl model=qwen3_8b_base divergence.k=151937": "set divergence.k=151936 or less",
     "doctor core=verl model=qwen3_30b_a3b_base rule=cppo_kl layout.megatron.tensor=3":
         "= 3 must divide the 32 devices",
     "doctor rule=dppo +rule.position_span=padded": "rule 'dppo' has no constant 'position_span'",

@@ -3,7 +3,6 @@
 import contextlib
 import sqlite3
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 from tests.hostile.case import Case, Content
@@ -21,12 +20,10 @@ TWO_RUNS = {f"runs/{ID}/status.json": "{}", "runs/0123456789ac/status.json": "{}
 TRAIN = '{"problem": "x", "answer": 1}\n'
 
 
-@cache
 def _folder(name: str) -> Callable[[Path], None]:
     return lambda folder: (folder / name).mkdir(parents=True)
 
 
-@cache
 def _link(name: str, target: str) -> Callable[[Path], None]:
     def make(folder: Path) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -49,7 +46,7 @@ RUNS = [
     Case(f"launch {RUN}", "runs is a file, but runs keep their folders there: move it away", {"runs": ""}),
     *(
         Case(words, "runs is a circular link: remove it", make=_link("runs", "runs"))
-        for words in (f"launch {RUN}", f"plan {RUN}", "status", "sync", "logs 1234")
+        for words in (f"launch {RUN}", "status")
     ),
     Case(
         "status",
@@ -67,7 +64,6 @@ RUNS = [
         "no validation set is called 'train'",
         {"t.jsonl": TRAIN},
     ),
-    Case("logs 0123", TWO_IDS, TWO_RUNS),
     Case("cancel --run 0123", TWO_IDS, TWO_RUNS),
     Case(
         "diff 0123 0123",
@@ -277,7 +273,7 @@ STORES = [
     ),
     *(
         Case(words, "nowhere/x.db does not exist, and neither does its folder", environment=NOWHERE)
-        for words in ("plan quickstart", "status", "status quickstart", "launch quickstart", "sync")
+        for words in ("plan quickstart", "status", "sync")
     ),
     *(
         Case(

@@ -1,5 +1,6 @@
 """The paper's curves as they would be after a bad merge, a bad disk or a bad hand."""
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -21,23 +22,23 @@ def _with(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]
     return make
 
 
-def _first_value(by: bytes) -> Callable[[bytes], bytes]:
-    """Puts something in place of the last field of the first row."""
-
-    def change(data: bytes) -> bytes:
-        head, row, *rest = data.splitlines()
-        return b"\n".join([head, row[: row.rindex(b",") + 1] + by, *rest])
-
-    return change
-
-
+# The last field of the first row.
+FIRST_VALUE = re.compile(rb"(\A.*\n.*,).*")
 # The file, what has become of it, and what is said.
 DAMAGED: list[tuple[str, Callable[[bytes], bytes], str]] = [
     ("table_full.csv", lambda data: data.replace(b"t_stop", b"stop", 1), "KeyError: 't_stop'"),
     ("table_full.csv", lambda data: b"\xff" + data[1:], "UnicodeDecodeError: "),
     ("table_full.csv", lambda data: data + b'"' + b"x" * 200_000, ""),  # a quote that never ends
-    ("validation_curves.csv", _first_value(b"abc"), "ValueError: could not convert string to float: 'abc'"),
-    ("validation_curves.csv", _first_value(b"nan"), "ValueError: nan is not a score"),
+    (
+        "validation_curves.csv",
+        lambda data: FIRST_VALUE.sub(rb"\1abc", data),
+        "ValueError: could not convert",
+    ),
+    (
+        "validation_curves.csv",
+        lambda data: FIRST_VALUE.sub(rb"\1nan", data),
+        "ValueError: nan is not a score",
+    ),
     ("validation_curves.csv", lambda data: b"", "IndexError: "),
     ("validation_curves.csv", lambda data: data.rpartition(b",")[0], "TypeError: "),
     ("training_diagnostics.csv.gz", lambda data: data[: len(data) // 2], "EOFError: "),

@@ -1,15 +1,15 @@
 """No shell reads a user's value: folders, names and overrides with spaces, quotes, line ends, `$()` and backticks."""
 
 import json
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from cppo_lab.cli import main
 from cppo_lab.launch.slurm.queue import SUBMISSIONS
-from tests.conftest import TINY
+from tests.conftest import TINY, Command
 from tests.launch.stand_in import Slurm, slurm
 
 __all__ = ["slurm"]  # a fixture
@@ -20,7 +20,8 @@ WAITS = """[ -f "$ANSWERS/script" ] || exit 0
 mark=$(printf '%s\\n' "$@" | sed -n 's/^--format=\\([0-9a-f]*\\)%.*/\\1/p')
 sed -n "s/^#SBATCH --comment=/${mark}100|$(id -u)|PENDING|None|/p" "$ANSWERS/script"
 """
-RUN = ["quickstart", "variant=grpo", "seed=0"]
+RUN = "quickstart variant=grpo seed=0"
+LAUNCH = f"launch {RUN} launcher=slurm"
 
 
 @pytest.fixture
@@ -43,45 +44,44 @@ def words(file: Path) -> list[str]:
     return file.read_text().split("\0")[:-1]
 
 
-def carried_out(script: Path, record: Path) -> list[str]:
-    """Runs a batch script as a node would, in the folder of the launcher; what srun was given."""
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    done = subprocess.run(["bash", str(script)], capture_output=True, text=True)
+def carried_out(record: Path) -> list[str]:
+    """Runs the batch script as a node would, in the folder of the launcher; what srun was given."""
+    done = subprocess.run(["bash", record / "script"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     return words(record / "srun_given")
 
 
-def test_the_batch_script_of_a_folder_with_a_hostile_name(folder_of_a_stranger: Path, record: Path) -> None:
-    assert main(["launch", *RUN, "launcher=slurm"]) == 0
-    script = record / "script"
+def test_the_batch_script_of_a_folder_with_a_hostile_name(
+    folder_of_a_stranger: Path, record: Path, cppo: Command
+) -> None:
+    cppo(LAUNCH)
     assert Slurm(record).options["job-name"].startswith("quickstart/grpo-0-")
-    given = carried_out(script, record)
+    given = carried_out(record)
     jobs = folder_of_a_stranger / "runs" / SUBMISSIONS
     assert [word for word in given if word.startswith(str(jobs))]
     assert all(str(folder_of_a_stranger) in word for word in given if "touch" in word)
 
 
-def test_a_sweep_file_with_hostile_texts(
-    folder_of_a_stranger: Path, record: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_file_with_hostile_texts(folder_of_a_stranger: Path, record: Path, cppo: Command) -> None:
     name = "./sweep $(touch canary) `touch canary`.yaml"
     Path(name).write_text(
         f"name: mine\ntitle: {json.dumps(HOSTILE)}\nquestion: {json.dumps(HOSTILE)}\nmodels: [mini_base]\n"
         f"variants:\n  {json.dumps(HOSTILE.replace(';', '|'))}: {{rule: cppo}}\n"
     )
     paths = f'paths.data="{HOSTILE[:-5]}"'
-    assert main(["launch", name, "launcher=slurm", paths]) == 0
-    carried_out(record / "script", record)
+    said = cppo("launch", name, "launcher=slurm", paths).out
+    carried_out(record)
     # What is printed to be typed again means the same to a shell.
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Slurm has them: ")]
-    commands = line.removeprefix("Slurm has them: ")
+    [commands] = re.findall("^Slurm has them: (.*)", said, re.M)
     shell = 'cppo() { printf "%s\\0" "$@" > "$ANSWERS/$1.typed"; }\n' + commands
     subprocess.run(["bash", "-c", shell], check=True)
-    assert words(record / "watch.typed") == ["watch", name, "launcher=slurm", paths]
-    assert words(record / "status.typed") == ["status", name, "launcher=slurm", paths]
+    for command in ("watch", "status"):
+        assert words(record / f"{command}.typed") == [command, name, "launcher=slurm", paths]
 
 
-def test_options_of_sbatch_and_srun_arrive_as_they_are(folder_of_a_stranger: Path, record: Path) -> None:
+def test_options_of_sbatch_and_srun_arrive_as_they_are(
+    folder_of_a_stranger: Path, record: Path, cppo: Command
+) -> None:
     options = {
         "reservation": "spring break",
         "licenses": "a'b",
@@ -98,32 +98,26 @@ def test_options_of_sbatch_and_srun_arrive_as_they_are(folder_of_a_stranger: Pat
 
     given = [f"+launcher.sbatch.{name}={quoted(value)}" for name, value in options.items()]
     given.append(f"launcher.srun=[{','.join(map(quoted, arguments))}]")
-    assert main(["launch", *RUN, "launcher=slurm", *given]) == 0
-    script = record / "script"
+    cppo(LAUNCH, *given)
     assert options.items() <= Slurm(record).options.items()
-    assert set(arguments) <= set(carried_out(script, record))
+    assert set(arguments) <= set(carried_out(record))
 
 
 @pytest.mark.parametrize("name", ["new\nline", "100%a", "back\\slash"])
 def test_folders_that_slurm_would_read_differently(
-    name: str,
-    workspace: Path,
-    record: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, workspace: Path, record: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command
 ) -> None:
     (workspace / name).mkdir()
     monkeypatch.chdir(name)
-    assert main(["launch", *RUN, "launcher=slurm"]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    line = cppo(LAUNCH, code=2).err.splitlines()[-1]
     assert line.startswith("cppo: error: launcher=slurm: the folder ")
     assert line.endswith("which Slurm misreads: rename it, or work in another folder")
     assert not (record / "script").exists()
 
 
-def test_processes_of_a_folder_with_a_hostile_name(folder_of_a_stranger: Path) -> None:
+def test_processes_of_a_folder_with_a_hostile_name(folder_of_a_stranger: Path, cppo: Command) -> None:
     """A real run through the local launcher, in a separate process."""
-    assert main(["launch", *RUN, *TINY, "training.t_stop=2", "launcher=local", "launcher.workers=1"]) == 0
+    cppo(f"launch {RUN} launcher=local launcher.workers=1", *TINY, "training.t_stop=2")
     [status] = folder_of_a_stranger.glob("runs/*/status.json")
     assert json.loads(status.read_text())["status"] == "done"
 

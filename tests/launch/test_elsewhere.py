@@ -4,9 +4,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
+from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.errors import StoreAway
@@ -61,11 +62,17 @@ def recorder(run: PlannedRun, runs: Path) -> Recorder:
 
 
 @pytest.fixture
-def planned(workspace: Path, no_training: None, monkeypatch: pytest.MonkeyPatch) -> dict[str, PlannedRun]:
-    """A run in each situation; those finished elsewhere are in the store alone."""
+def planned() -> dict[str, PlannedRun]:
+    return dict(zip(SITUATIONS, make_plan(load_sweep("quickstart"), EIGHT.split()[1:]).runs, strict=True))
+
+
+@pytest.fixture
+def ids(
+    planned: dict[str, PlannedRun], workspace: Path, no_training: None, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, str]:
+    """The ids of runs in each situation; those finished elsewhere are in the store alone."""
     monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.2)  # most stores here never answer
-    plan = make_plan(load_sweep("quickstart"), EIGHT.split()[1:])
-    planned, runs = dict(zip(SITUATIONS, plan.runs, strict=True)), workspace / "runs"
+    runs = workspace / "runs"
     for name in ("stub", "gone"):
         recorder(planned[name], workspace / "elsewhere").finish(FINISHED)
         sent(workspace / "elsewhere" / planned[name].run_id)
@@ -75,25 +82,26 @@ def planned(workspace: Path, no_training: None, monkeypatch: pytest.MonkeyPatch)
     for name in ("announced", "cancelled"):
         announce(runs / planned[name].run_id, {"core": "mini"})
     cancel(runs / planned["cancelled"].run_id)
-    return planned
+    return {name: run.run_id for name, run in planned.items()}
 
 
-def pulled(json_answer: JsonAnswer, planned: dict[str, PlannedRun], gone: bool = True) -> None:
+def stored(run_id: str) -> Run:
+    [run] = [run for run in mlflow_runs() if run.data.tags[schema.TAG_RUN_ID] == run_id]
+    return run
+
+
+def pulled(json_answer: JsonAnswer, ids: dict[str, str], gone: bool = True) -> None:
     """Both stubs are written; then one of the runs is deleted in the store, which the next look finds."""
-    ids = {name: run.run_id for name, run in planned.items()}
     values = json_answer(f"pull {EIGHT}")
     assert (sorted(values["pulled"]), values["removed"]) == (sorted([ids["stub"], ids["gone"]]), [])
     assert set(values["asked"]) == {ids[n] for n in ("announced", "cancelled", "absent", "stub", "gone")}
     if gone:
-        [mlflow_id] = [
-            run.info.run_id for run in mlflow_runs() if run.data.tags[schema.TAG_RUN_ID] == ids["gone"]
-        ]
-        mlflow_client().delete_run(mlflow_id)
+        mlflow_client().delete_run(stored(ids["gone"]).info.run_id)
         values = json_answer(f"pull {EIGHT}")
         assert (values["pulled"], values["removed"]) == ([], [ids["gone"]])
         line = f"run {ids['gone']} was finished elsewhere, and is not in the tracking store any more: removed"
         assert line in values["said"]
-        assert not (Path("runs") / ids["gone"]).exists()
+        assert not Path("runs", ids["gone"]).exists()
 
 
 @pytest.mark.parametrize(
@@ -105,10 +113,9 @@ def pulled(json_answer: JsonAnswer, planned: dict[str, PlannedRun], gone: bool =
         ("sqlite:///{workspace}/other/mlflow.db", "", WITHOUT_RECORD),
         ("sqlite:///locked.db", "", set()),  # nobody elsewhere can have written into it
     ],
-    ids=["store", "lost server", "without", "damaged file elsewhere", "damaged file here"],
 )
 def test_all_commands_agree(
-    planned: dict[str, PlannedRun],
+    ids: dict[str, str],
     workspace: Path,
     json_answer: JsonAnswer,
     monkeypatch: pytest.MonkeyPatch,
@@ -117,7 +124,7 @@ def test_all_commands_agree(
     held: set[str],
 ) -> None:
     """Plan, status, a dry run and a launch, from the same folders."""
-    pulled(json_answer, planned)
+    pulled(json_answer, ids)
     if store:
         monkeypatch.setenv("MLFLOW_TRACKING_URI", store.format(workspace=workspace))
     if store.startswith("sqlite"):
@@ -126,21 +133,18 @@ def test_all_commands_agree(
             shutil.copy("mlflow.db", workspace / place)
         away = StoreAway("tracking store cannot be read: database is locked")
         monkeypatch.setattr(launch_module, "find", Mock(side_effect=away))
-    ids = {run.run_id: name for name, run in planned.items()}
+    names = {run_id: name for name, run_id in ids.items()}
 
     def states(values: dict[str, Any]) -> dict[str, str]:
-        return {ids[run["run_id"]]: run["state"] for run in values["runs"]}
+        return {names[run["run_id"]]: run["state"] for run in values["runs"]}
 
     ahead = json_answer(f"launch {EIGHT} {option} --dry-run", code=3 if held else 0)
     for values in (json_answer(f"plan {EIGHT}"), json_answer(f"status {EIGHT}"), ahead):
         assert states(values) == SITUATIONS
     trains = {name for name, state in SITUATIONS.items() if state in ("partial", "missing")} - held
-    for key, names in {"to_train": trains, "held": held}.items():
-        assert {ids[run_id] for run_id in ahead[key]} == names
+    assert [{names[run_id] for run_id in ahead[key]} for key in ("to_train", "held")] == [trains, held]
     done = json_answer(f"launch {EIGHT} {option}", code=3 if held else 4)
-    assert [done[key] for key in ("to_train", "left", "held")] == [
-        ahead[k] for k in ("to_train", "left", "held")
-    ]
+    assert all(done[key] == ahead[key] for key in ("to_train", "left", "held"))
     for values in (done, json_answer(f"plan {EIGHT}"), json_answer(f"status {EIGHT}")):
         assert states(values) == SITUATIONS | dict.fromkeys(trains, "done")
     [line] = [text for text in ahead["said"].splitlines() if "cannot be read" in text] if store else [""]
@@ -149,25 +153,24 @@ def test_all_commands_agree(
 
 
 def test_a_launch_writes_the_stubs_and_then_asks_for_no_run(
-    planned: dict[str, PlannedRun], json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
+    ids: dict[str, str], json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dry run asks as a launch does, and writes nothing."""
     before = sorted(Path().rglob("*"))
     ahead = json_answer(f"launch {EIGHT} --dry-run")
     found = "5 runs have no record here; the tracking store has 2 of these as finished elsewhere"
     assert found in ahead["said"]
-    with monkeypatch.context() as many:
-        many.setattr("cppo_lab.tracking.read.FEW", 0)  # all runs of the experiment are listed
+    with patch("cppo_lab.tracking.read.FEW", 0):  # all runs of the experiment are listed
         assert json_answer(f"launch {EIGHT} --dry-run")["said"] == ahead["said"]
     assert sorted(Path().rglob("*")) == before
     assert json_answer(f"launch {EIGHT}", code=4)["to_train"] == ahead["to_train"]
-    stub = Path("runs") / planned["stub"].run_id
+    stub = Path("runs", ids["stub"])
     status = read_status(stub)
     assert (status["status"], status["origin"]) == (schema.DONE, tracking_uri())
     assert (status["score"], status["code_version"]) == (0.25, code_version())
     assert sorted(path.name for path in stub.iterdir()) == ["config.json", "lock", "status.json"]
     json_answer(f"show {stub.name}")
-    json_answer(f"diff {stub.name} {planned['gone'].run_id}")
+    json_answer(f"diff {stub.name} {ids['gone']}")
     [row] = [run for run in json_answer(f"status {EIGHT}")["runs"] if run["run_id"] == stub.name]
     assert (row["state"], row["last"]) == (schema.DONE, 0.25)
     monkeypatch.setattr(launch_module, "find", asked := Mock(return_value={}))
@@ -177,47 +180,50 @@ def test_a_launch_writes_the_stubs_and_then_asks_for_no_run(
         assert not call.args[2]
 
 
+@patch.object(uploader, "PATIENCE_SECONDS", 60.0)  # this store answers, on a busy machine late
 def test_a_stub_is_replaced_like_a_result_of_this_folder(
-    planned: dict[str, PlannedRun], json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
+    ids: dict[str, str], json_answer: JsonAnswer
 ) -> None:
-    monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 60.0)  # this store answers, on a busy machine late
-    pulled(json_answer, planned, gone=False)
-    run_id = planned["stub"].run_id
+    pulled(json_answer, ids, gone=False)
+    run_id = ids["stub"]
     old = mlflow_run(Path("elsewhere") / run_id).info.run_id
     values = json_answer(f"retry {EIGHT} --run {run_id} --finished")
     assert (values["to_train"], values["replaced"]) == ([run_id], {run_id: [old]})
-    [new] = [run for run in mlflow_runs() if run.data.tags[schema.TAG_RUN_ID] == run_id]
+    new = stored(run_id)
     assert new.data.tags[schema.TAG_REPLACED] == old != new.info.run_id
     assert "origin" not in read_status(Path("runs") / run_id)
 
 
 def test_what_is_trained_here_is_no_stub(
-    planned: dict[str, PlannedRun], json_answer: JsonAnswer, monkeypatch: pytest.MonkeyPatch
+    ids: dict[str, str],
+    planned: dict[str, PlannedRun],
+    json_answer: JsonAnswer,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A run that begins between the question and the writing keeps its folder."""
     real = launch_module.find
 
     def begins(*arguments: Any) -> Any:
-        stored = real(*arguments)
+        answer = real(*arguments)
         recorder(planned["stub"], Path("runs").resolve())
-        return stored
+        return answer
 
     monkeypatch.setattr(launch_module, "find", begins)
     json_answer(f"pull {EIGHT}")
-    status = read_status(Path("runs") / planned["stub"].run_id)
+    status = read_status(Path("runs", ids["stub"]))
     assert (status["status"], "origin" in status) == (schema.RUNNING, False)
-    assert not is_locked(Path("runs") / planned["gone"].run_id)
+    assert not is_locked(Path("runs", ids["gone"]))
 
 
 def test_a_stub_of_another_store_stays(
-    planned: dict[str, PlannedRun], json_answer: JsonAnswer, cppo: Command, monkeypatch: pytest.MonkeyPatch
+    ids: dict[str, str], json_answer: JsonAnswer, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pulled(json_answer, planned, gone=False)
+    pulled(json_answer, ids, gone=False)
     here = tracking_uri()
     for store, code in (("sqlite:///new.db", 0), (LOST, 3)):  # a new one, and one that is silent
         monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
         said = str(json_answer(f"pull {EIGHT}", code=code))
-        assert read_status(Path("runs") / planned["stub"].run_id)["status"] == schema.DONE
+        assert read_status(Path("runs", ids["stub"]))["status"] == schema.DONE
         # It is done for every command, and a report from the new store lacks it.
         assert ("2 runs finished elsewhere (" in said and f"the one that has them ({here})" in said) == (
             not code
@@ -226,10 +232,10 @@ def test_a_stub_of_another_store_stays(
     shutil.copy("mlflow.db", "moved.db")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///moved.db")
     assert "finished elsewhere (" not in json_answer(f"pull {EIGHT}")["said"]
-    assert read_status(Path("runs") / planned["stub"].run_id)["origin"] == tracking_uri()
+    assert read_status(Path("runs", ids["stub"]))["origin"] == tracking_uri()
     said = cppo(f"archive {EIGHT} --out a.zip", code=1).out
     assert said == "a.zip: 3 of 8 runs, 2 of them without a result\n"  # stubs have nothing to archive
-    said = cppo(f"logs {planned['stub'].run_id}", code=2).err
+    said = cppo(f"logs {ids['stub']}", code=2).err
     assert "it was finished elsewhere" in said
 
 

@@ -5,6 +5,7 @@ import os
 import re
 from multiprocessing import resource_tracker
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -48,13 +49,12 @@ SHELL = {
 }
 
 
+# The job is one of the tests'.
+@patch.dict(os.environ, SHELL | {"PYTHONPATH": str(Path(__file__).parents[2])})
 @pytest.mark.parametrize("launch", [launch_local, launch_inline])
 def test_no_variable_of_the_shell_changes_what_launcher_and_job_agree_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launch: Launcher
+    tmp_path: Path, launch: Launcher
 ) -> None:
-    for name, value in SHELL.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of the tests'
     job = Telling(tmp_path, "a", fresh_process=True)
     launch([job], SPEC, lambda event: None)
     resource_tracker._resource_tracker._stop()  # type: ignore[attr-defined]  # multiprocessing leaves it running

@@ -17,6 +17,7 @@ import pytest
 from cppo_lab.launch.slurm import queue as queue_module
 from cppo_lab.launch.slurm.queue import LEDGER, LOCK, Ledger, submitting
 from tests.conftest import user_error
+from tests.launch.slurm.jobs import ends
 
 ME = pwd.getpwuid(os.getuid()).pw_name
 
@@ -55,8 +56,7 @@ def test_the_first_word_on_how_a_job_ended_stands(ledger: Ledger) -> None:
     ledger.end([task for task in seen if task.name == "a"], "CANCELLED")
     assert jobs(ledger) == {"b": "17_1"}
     ledger.end(seen, "left Slurm's queue")
-    ended = {name: task.ended for name, task in ledger.newest_tasks().items()}
-    assert ended == {"a": "CANCELLED", "b": "left Slurm's queue"}
+    assert ends(ledger) == {"a": "CANCELLED", "b": "left Slurm's queue"}
     assert jobs(ledger) == {}
     ledger.submitted(ledger.claim(["a"]), 18)
     assert ledger.newest_tasks()["a"].job == "18"
@@ -72,7 +72,6 @@ ROLLED_BACK = (
 @pytest.mark.parametrize(
     "script, names, fault",
     [("", "aba", "UNIQUE.*"), (ROLLED_BACK, "ab", "database or disk is full")],
-    ids=["refused by the table", "taken back by SQLite"],
 )
 def test_a_claim_that_fails_leaves_nothing(ledger: Ledger, script: str, names: str, fault: str) -> None:
     with sqlite3.connect(ledger.path) as database:
@@ -163,7 +162,7 @@ def _claim_and_die(runs: Path, statement: int) -> None:
     def begins(_: str) -> None:
         left[0] -= 1
         if not left[0]:
-            os.kill(os.getpid(), signal.SIGKILL)
+            signal.raise_signal(signal.SIGKILL)
 
     connect = sqlite3.connect
 

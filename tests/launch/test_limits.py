@@ -1,7 +1,10 @@
-"""Runs that a launch does not begin: the first have failed alike, or they do not fit into its limits."""
+"""Runs that a launch does not begin: the first have failed alike, or they do not fit into its limits. With
+`--stop-hopeless` a run with early signs of a collapse is stopped, left, and resumed when asked.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -11,12 +14,14 @@ from cppo_lab.runs import attempt as attempts
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import read_status, write_status
 from cppo_lab.runs.recorder import Recorder
-from cppo_lab.schema import FAILED, Outcome
+from cppo_lab.schema import DONE, FAILED, MEAN, Outcome, validation_metric
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.cost import Limits, past_costs
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY, Command
 from tests.jobs import planned
+from tests.recorded import ended, mlflow_runs
+from tests.waiting import until
 
 SWEEP = " ".join(["quickstart", *TINY, "variant=cppo seed=0,1,2,3,4 model.warm_start.steps=2"])
 INLINE = f"{SWEEP} launcher=inline"
@@ -48,8 +53,7 @@ def fails(text: Callable[[int], str]) -> Callable[[str], Train]:
 def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
     cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(attempts, "load_core", fails(lambda seed: f"no room for {seed + 2.5} GiB\nmore"))
+    with patch.object(attempts, "load_core", fails(lambda seed: f"no room for {seed + 2.5} GiB\nmore")):
         said = cppo(f"launch {INLINE}", code=4).err
     why = "the first 3 runs of the launch failed alike: RuntimeError: no room for 2.5 GiB"
     assert said.count(f"the rest is held: {why}\n") == 1
@@ -57,8 +61,7 @@ def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
     assert "5 runs are not done (3 failed, 2 missing): cppo retry quickstart" in said
     assert "launch with --keep-going" in said and "run the same command to continue" not in said
     assert states() == ["failed"] * 3 + [""] * 2
-    runs = cppo(f"status {SWEEP} --json").answer["runs"]
-    assert [(run["state"], run["reason"]) for run in runs[3:]] == [("missing", why)] * 2
+    assert cppo(f"status {SWEEP} --json").states[3:] == [("missing", why)] * 2
     monkeypatch.setattr(attempts, "load_core", fails(lambda seed: ""))
     assert "held" not in cppo(f"launch {INLINE}", code=4).err  # the failed ones are left
     assert states() == ["failed"] * 3 + ["done"] * 2
@@ -67,7 +70,7 @@ def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
 
 
 def test_a_retry_names_commands_that_work_while_other_runs_are_not_done(
-    cppo: Command, workspace: Path, no_training: None
+    cppo: Command, no_training: None
 ) -> None:
     cppo(f"launch {INLINE.replace(',1,2,3,4', '')}")
     said = cppo(f"retry {INLINE} --run {ids()[0]} --finished").out
@@ -78,35 +81,12 @@ def test_a_retry_names_commands_that_work_while_other_runs_are_not_done(
     )
 
 
-@pytest.mark.parametrize(
-    "text, option, begun",
-    [
-        (lambda seed: f"no room for {seed} GiB", "--keep-going", 5),
-        (lambda seed: "this" if seed != 1 else "that", "", 5),  # of another kind
-        (lambda seed: "" if seed == 2 else "this", "", 5),  # not all of the first
-        (lambda seed: f"/runs/{ids()[seed]}/x is gone", "", 3),  # but for the run's id
-    ],
-)
-def test_other_failures_hold_nothing(
-    cppo: Command,
-    monkeypatch: pytest.MonkeyPatch,
-    text: Callable[[int], str],
-    option: str,
-    begun: int,
-) -> None:
-    monkeypatch.setattr(attempts, "load_core", fails(text))
-    cppo(f"launch {INLINE} {option}", code=4)
-    assert sum(map(bool, states())) == begun
-
-
-def test_a_retry_that_fails_again_holds_the_rest_of_it(
-    cppo: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(attempts, "load_core", fails(lambda seed: "broken"))
+@patch.object(attempts, "load_core", fails(lambda seed: "broken"))
+def test_a_retry_that_fails_again_holds_the_rest_of_it(cppo: Command) -> None:
     cppo(f"launch {INLINE} --keep-going", code=4)
+    assert states() == ["failed"] * 5
     answer = cppo(f"retry {INLINE} --failed --json", code=4).answer
     assert list(answer["not_started"]) == ids()[3:]
-    assert states() == ["failed"] * 5
 
 
 def test_a_job_in_a_queue_looks_before_it_begins(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -129,6 +109,15 @@ def test_a_job_in_a_queue_looks_before_it_begins(workspace: Path, capsys: pytest
     assert attempts_at[3].withheld_because() and not attempts_at[4].withheld_because()
     says(2, FAILED, reason="OSError: gone", updated=late - 9.0)  # before it
     assert not attempts_at[3].withheld_because()
+
+    def held(*reasons: str) -> bool:
+        """If the first runs have failed with these, or are done."""
+        for place, reason in enumerate(reasons):
+            says(place, FAILED if reason else DONE, reason=reason, updated=late)
+        return bool(attempts_at[3].withheld_because())
+
+    assert held(*(f"/runs/{run_id}/x is gone" for run_id in ids()[:3]))  # alike but for the run's id
+    assert not held("this", "that", "this") and not held("this", "this", "")
 
 
 def test_what_does_not_fit_is_not_started_in_the_order_of_the_plan(workspace: Path) -> None:
@@ -171,3 +160,61 @@ def test_a_launch_names_what_does_not_fit(cppo: Command) -> None:
     assert "cppo: 2 runs not started (" in said.err and "): --max-gpu-hours 1: with run " in said.err
     assert cppo(f"{line} --max-disk 1 --json").answer["to_train"] == []
     assert "would train 2 of 2" in cppo(f"{line} --max-disk 1000000 --max-gpu-hours 1000000").out
+
+
+HOPELESS = " ".join(["quickstart", *TINY, "variant=cppo seed=0,1 training.t_stop=1000 launcher=inline"])
+SCORE = validation_metric(MEAN, 16)
+LAST_STEP = 40
+
+
+def warned() -> bool:
+    """Replaced where nobody stops the run."""
+    return False
+
+
+@pytest.fixture
+def falling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run of seed 1 falls to a fiftieth of its best, and waits there; it recovers, also when it is resumed."""
+
+    def train(spec: RunSpec, recorder: Recorder, resources: object) -> Outcome:
+        began = recorder.step or 0
+        recorder.begin(began or None)
+        recorder.log(0, {SCORE: 0.5})
+        if spec.seed and not began:
+            recorder.log(5, {SCORE: 0.01})
+            until("it is stopped, or its signs are reported", warned)
+        recorder.log(LAST_STEP, {SCORE: 0.6})
+        return Outcome(DONE, LAST_STEP)
+
+    monkeypatch.setattr(attempts, "load_core", lambda name: train)
+
+
+def test_a_hopeless_run_is_stopped_by_the_rule_left_and_resumed(cppo: Command, falling: None) -> None:
+    said = cppo(f"launch {HOPELESS} --stop-hopeless", code=1).err
+    signs = "early signs of a collapse: score 1.0 % is below "
+    assert said.count(signs) == 2  # when it is seen, and at the end
+    assert "1 of 2 runs are not done (1 stopped)" in said
+    [done, (state, reason)] = cppo(f"status {HOPELESS} --json").states
+    assert (done, state) == (("done", ""), "stopped")
+    assert reason.startswith(signs) and "(early warning 1) at step 5; stopped at step 5" in reason
+    assert ("KILLED", "stopped", "5", reason) in map(ended, mlflow_runs())
+
+    assert "0 to train" in cppo(f"launch {HOPELESS} --stop-hopeless", code=1).err  # it is left
+    cppo(f"launch {HOPELESS}")
+    assert cppo(f"status {HOPELESS} --json").states == [("done", "")] * 2
+    assert len(mlflow_runs()) == 2
+
+
+def test_without_the_option_its_signs_are_only_reported(
+    cppo: Command, falling: None, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+
+    def warned() -> bool:
+        said.append(capsys.readouterr().err)
+        return "early signs" in "".join(said)
+
+    monkeypatch.setattr(f"{__name__}.warned", warned)
+    said.append(cppo(f"launch {HOPELESS}").err)
+    assert "".join(said).count("early signs of a collapse") == 1
+    assert cppo(f"status {HOPELESS} --json").states == [("done", "")] * 2

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import Mock
+from typing import Any
+from unittest.mock import Mock, patch
 
 import pytest
 from mlflow import MlflowClient
@@ -35,7 +36,7 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.read import find
 from tests.conftest import FINISHED, Command, user_error
 from tests.jobs import job
-from tests.recorded import mlflow_client, mlflow_runs, sent
+from tests.recorded import ended, mlflow_client, mlflow_runs, sent
 
 RUN = "0123456789ab"
 
@@ -57,11 +58,10 @@ def repaired(recorder: Recorder) -> list[str]:
     return [line.removeprefix(f"{recorder.spec.run_id}: ") for line in lines]
 
 
-def in_store() -> tuple[str, str, str]:
-    """MLflow's status of the only run, ours, and its reason."""
+def in_store() -> tuple[str | None, ...]:
+    """How the only run has ended there."""
     [run] = mlflow_runs()
-    tags = run.data.tags
-    return run.info.status, tags.get(schema.TAG_STATUS, ""), tags.get(schema.TAG_REASON, "")
+    return ended(run)
 
 
 @pytest.mark.parametrize("has_status", [True, False])
@@ -76,18 +76,15 @@ def test_the_end_of_a_process_that_is_gone_is_recorded(
     assert in_store()[:2] == ("RUNNING", schema.RUNNING)
     assert repaired(recorder) == ["its record in MLflow is repaired"]
     cause = Cause.CANCELLED if cancelled else Cause.DIED
-    assert in_store() == ("KILLED", schema.PARTIAL, f"interrupted: {CAUSE_TEXTS[cause]} at step 2")
+    assert in_store() == ("KILLED", schema.PARTIAL, "2", f"interrupted: {CAUSE_TEXTS[cause]} at step 2")
     status = read_status(recorder.folder)
     assert (status["status"], status["step"], status["cause"]) == (schema.PARTIAL, 2, cause)
     assert repaired(recorder) == []
 
 
-def test_a_status_is_told_what_its_spool_says(
-    recorder: Recorder, workspace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_status_is_told_what_its_spool_says(recorder: Recorder, workspace: Path) -> None:
     """One without a spool is interrupted."""
-    with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "_status", lambda *_: None)
+    with patch.object(Recorder, "_status", lambda *_: None):
         recorder.finish(FINISHED)
     assert repaired(recorder) == ["its folder now says that it is done"]
     assert (read_status(recorder.folder)["status"], in_store()[1]) == (schema.DONE, schema.DONE)
@@ -97,7 +94,7 @@ def test_a_status_is_told_what_its_spool_says(
     assert said == [f"{RUN}: its folder now says that it is partial"]
 
 
-def test_a_run_that_lives_is_not_ended(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_lives_is_not_ended(recorder: Recorder) -> None:
     """Somebody holds its lock, its job has nodes, or it is started between the look and the lock."""
     with run_lock(recorder.folder):
         assert repaired(recorder) == []
@@ -106,8 +103,7 @@ def test_a_run_that_lives_is_not_ended(recorder: Recorder, monkeypatch: pytest.M
         "read_queues": lambda runs: Queued(places={recorder.spec.run_id: place}),
         "run_lock": Mock(side_effect=AlreadyRunning("run is being trained")),
     }.items():
-        with monkeypatch.context() as patch:
-            patch.setattr(queues, name, stand_in)
+        with patch.object(queues, name, stand_in):
             assert repaired(recorder) == []
     assert in_store()[0] == "RUNNING"
 
@@ -121,13 +117,11 @@ def test_a_run_that_ends_meanwhile_keeps_its_own_end(
 
     monkeypatch.setattr(queues, "run_lock", late)
     assert repaired(recorder) == []
-    assert in_store() == ("FAILED", schema.FAILED, "ValueError: bad")
+    assert in_store() == ("FAILED", schema.FAILED, "2", "ValueError: bad")
     assert read_status(recorder.folder)["status"] == schema.FAILED
 
 
-def test_checkpoints_of_a_run_killed_after_its_end_are_removed(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_checkpoints_of_a_run_killed_after_its_end_are_removed(recorder: Recorder) -> None:
     def checkpoints() -> int:
         repaired(recorder)
         return sum("checkpoint" in path.name for path in recorder.folder.iterdir())
@@ -138,23 +132,18 @@ def test_checkpoints_of_a_run_killed_after_its_end_are_removed(
     Recorder(recorder.spec, {}, recorder.folder).finish(FINISHED)
     with run_lock(recorder.folder):
         assert checkpoints() == 2  # it is about to do so itself
-    with monkeypatch.context() as full_disk:
-        full_disk.setattr(
-            attempt_module, "run_lock", Mock(side_effect=OSError(28, "No space left on device"))
-        )
+    with patch.object(attempt_module, "run_lock", Mock(side_effect=OSError(28, "No space left on device"))):
         assert checkpoints() == 2
     assert checkpoints() == 0
 
 
-def test_what_the_store_refuses_is_sent_by_the_next_repair(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_store_refuses_is_sent_by_the_next_repair(recorder: Recorder) -> None:
     recorder.finish(FINISHED)
     (recorder.folder / CHECKPOINT).touch()
-    with monkeypatch.context() as patch:
-        patch.setattr(upload, "ship", Mock(side_effect=MlflowException("a value is too long")))
-        with user_error(r"could not be uploaded .*`cppo sync` uploads the rest"):
-            repaired(recorder)
+    refuses = Mock(side_effect=MlflowException("a value is too long"))
+    says = r"could not be uploaded .*`cppo sync` uploads the rest"
+    with patch.object(upload, "ship", refuses), user_error(says):
+        repaired(recorder)
     assert not (recorder.folder / CHECKPOINT).exists()
     assert repaired(recorder) == []
     assert in_store()[:2] == ("FINISHED", schema.DONE)
@@ -167,15 +156,15 @@ LOSSES: dict[str, Callable[[MlflowClient, str], None]] = {
 }
 
 
-@pytest.mark.parametrize("lose", LOSSES.values(), ids=LOSSES)
+@pytest.mark.parametrize("lost", LOSSES)
 @pytest.mark.parametrize("command", ["status --repair", "sync"])
 def test_a_finished_run_that_the_store_has_lost_is_uploaded_again(
-    recorder: Recorder, cppo: Command, lose: Callable[[MlflowClient, str], None], command: str
+    recorder: Recorder, cppo: Command, lost: str, command: str
 ) -> None:
     recorder.finish(FINISHED)
     assert repaired(recorder) == []
     [run] = mlflow_runs()
-    lose(mlflow_client(), run.info.run_id)
+    LOSSES[lost](mlflow_client(), run.info.run_id)
     line = f"1 finished run was not in the tracking store any more: uploaded again ({recorder.spec.run_id})"
     assert line in cppo(command).err
     assert recorder.record_name in [run.data.tags[schema.TAG_RECORD] for run in mlflow_runs()]
@@ -247,47 +236,48 @@ def test_what_somebody_does_to_a_run_in_mlflow_changes_no_state(
 
 
 HERE = (socket.gethostname(), os.getpid())
-ASKED = "asked its process to end; it has not ended yet"
-TERMINATED = [signal.SIGTERM]
 GONE = ProcessLookupError(3, "No such process")
 FOREIGN = PermissionError(1, "Operation not permitted")
+ASKED = "asked its process to end; it has not ended yet"
+# What else is the case than that a process of this machine is asked to end, and what then is said and sent.
+PROCESSES: dict[str, dict[str, Any]] = {
+    "asked": {},
+    "started": {"queued_only": True, "text": "has started meanwhile: left alone", "sent": []},
+    "of another user": {"send": FOREIGN, "text": f"process {HERE[1]} belongs to another user: ask them"},
+    "ending": {"open": GONE, "sent": []},  # its lock alone says whether the run has ended
+    "gone": {"send": GONE},
+    # Its number is another process's since it was opened, or on another machine.
+    "another's number": {"holders": [HERE, (HERE[0], HERE[1] + 1)], "sent": []},
+    "elsewhere": {
+        "holders": [("elsewhere", 7)],
+        "text": "is trained on elsewhere (process 7): cancel it there",
+        "sent": [],
+    },
+    "unknown": {
+        "holders": [None],
+        "text": "the process that trains it is not known: wait for it to end",
+        "sent": [],
+    },
+}
 
 
-@pytest.mark.parametrize(
-    "queued_only, holders, faults, text, signals",
-    [
-        (False, [HERE] * 2, {}, ASKED, TERMINATED),
-        (True, [HERE] * 2, {}, "has started meanwhile: left alone", []),
-        (False, [HERE] * 2, {"send": FOREIGN}, f"process {HERE[1]} belongs to another user: ask them", TERMINATED),
-        # It ends just now: its lock alone says whether the run has ended.
-        (False, [HERE] * 2, {"open": GONE}, ASKED, []),
-        (False, [HERE] * 2, {"send": GONE}, ASKED, TERMINATED),
-        # Its number is another process's since it was opened, or on another machine.
-        (False, [HERE, (HERE[0], HERE[1] + 1)], {}, ASKED, []),
-        (False, [("elsewhere", 7)], {}, "is trained on elsewhere (process 7): cancel it there", []),
-        (False, [None], {}, "the process that trains it is not known: wait for it to end", []),
-    ],
-    ids=["asked", "started", "of another user", "ending", "gone", "another's number", "elsewhere", "unknown"],
-)  # fmt: skip
-def test_what_is_said_of_a_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, queued_only: bool, holders: list[tuple[str, int] | None],
-    faults: dict[str, OSError], text: str, signals: list[int],
-) -> None:  # fmt: skip
-    monkeypatch.setattr(os, "pidfd_open", Mock(wraps=os.pidfd_open, side_effect=faults.get("open")))
-    monkeypatch.setattr(signal, "pidfd_send_signal", send := Mock(side_effect=faults.get("send")))
+@pytest.mark.parametrize("name", PROCESSES)
+def test_what_is_said_of_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    usual = {"queued_only": False, "holders": [HERE] * 2, "text": ASKED, "sent": [signal.SIGTERM]}
+    case = usual | PROCESSES[name]
+    monkeypatch.setattr(os, "pidfd_open", Mock(wraps=os.pidfd_open, side_effect=case.get("open")))
+    monkeypatch.setattr(signal, "pidfd_send_signal", send := Mock(side_effect=case.get("send")))
     monkeypatch.setattr(queues, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(run_folder, "holder", Mock(side_effect=holders))
+    monkeypatch.setattr(run_folder, "holder", Mock(side_effect=case["holders"]))
     monkeypatch.setattr(run_folder, "in_living_batch", lambda *_: False)
     with run_lock(tmp_path / RUN):
-        cancelled = queues.cancel(tmp_path, [RUN], queued_only)
-    assert cancelled == [Cancelled(RUN, text, text == ASKED)]
-    assert [call.args[1] for call in send.call_args_list] == signals
-    assert (tmp_path / RUN / "cancelled").exists() != queued_only  # or it would end itself
+        cancelled = queues.cancel(tmp_path, [RUN], case["queued_only"])
+    assert cancelled == [Cancelled(RUN, case["text"], case["text"] == ASKED)]
+    assert [call.args[1] for call in send.call_args_list] == case["sent"]
+    assert (tmp_path / RUN / "cancelled").exists() != case["queued_only"]  # or it would end itself
 
 
-@pytest.mark.parametrize(
-    "fault", [UserError("slurmctld does not answer"), KeyboardInterrupt()], ids=["error", "Ctrl-C"]
-)
+@pytest.mark.parametrize("fault", [UserError("slurmctld does not answer"), KeyboardInterrupt()])
 def test_a_controller_that_does_not_answer_leaves_no_mark_but_older_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: BaseException
 ) -> None:

@@ -4,7 +4,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from mlflow import MlflowClient
@@ -24,7 +24,7 @@ from cppo_lab.spec import RunSpec
 from cppo_lab.sweep import launch as launch_module
 from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
-from tests.conftest import FINISHED, TINY, Command
+from tests.conftest import FINISHED, TINY, Command, write
 from tests.jobs import job
 from tests.recorded import history, mlflow_client, mlflow_run, mlflow_runs, sent
 from tests.tracking.test_upload import Killed, dying
@@ -85,8 +85,7 @@ def test_a_finished_run_is_retrained_on_demand(cppo: Command, monkeypatch: pytes
         save(*arguments)
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch:
-        patch.setattr(loop, "save_checkpoint", save_and_end)
+    with patch.object(loop, "save_checkpoint", save_and_end):
         cppo(f"{again} --finished", code=130)
     assert "1 done" in cppo(f"launch {ONE}").err
     begin = Mock(wraps=Recorder.begin)
@@ -177,9 +176,8 @@ def test_files_set_aside_stay_below_the_folder(tmp_path: Path) -> None:
     """What an attempt has left that is not on record makes way."""
     folder = tmp_path / "runs" / "a"
     for text in ("of the result", "junk of an attempt that is not on record"):
-        for name in ("lock", "verl_trainer.lock", "attempts/log", "metrics.jsonl", "spool/1.jsonl"):
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / name).write_text(text)
+        names = ("lock", "verl_trainer.lock", "attempts/log", "metrics.jsonl", "spool/1.jsonl")
+        write(folder, dict.fromkeys(names, text))
         set_aside(folder, "../../etc")
         assert {path.name for path in folder.iterdir()} == {"attempts", "lock", "verl_trainer.lock", ASIDE}
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
@@ -191,7 +189,6 @@ def test_files_set_aside_stay_below_the_folder(tmp_path: Path) -> None:
 def test_what_the_store_does_not_delete_now_is_deleted_by_the_next_launch(
     workspace: Path,
     tiny_spec: RunSpec,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     request_name: str,
 ) -> None:
@@ -209,8 +206,7 @@ def test_what_the_store_does_not_delete_now_is_deleted_by_the_next_launch(
             raise MlflowException("database is locked")
         return real(client, *arguments, **named)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(MlflowClient, request_name, busy)
+    with patch.object(MlflowClient, request_name, busy):
         new = result(**{schema.TAG_REPLACES: mark})
         said = capsys.readouterr().err
         assert "replaced results are still there, the next launch removes them: " in said

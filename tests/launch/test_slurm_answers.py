@@ -10,11 +10,10 @@ import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 from submitit.helpers import DelayedSubmission
@@ -48,7 +47,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.preflight import PreflightJob
 from tests.conftest import user_error
 from tests.jobs import job as job_of
-from tests.launch.slurm.jobs import Noted, notes, submit, takes
+from tests.launch.slurm.jobs import Noted, ends, notes, submit, takes
 from tests.launch.stand_in import SILENT, Slurm, slurm
 
 __all__ = ["slurm"]  # a fixture
@@ -80,13 +79,13 @@ def launched(runs: Path, *jobs: Noted, **settings: object) -> list[str]:
 
 # As `man squeue` has them. The first keep their place in the queue, or their nodes; the others have left it.
 THERE = [
-    *("PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT"),
-    *("COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"),
-]
+    "PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT",
+    "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
+]  # fmt: skip
 GONE = [
-    *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
     "TIMEOUT",
-]
+]  # fmt: skip
 
 
 def test_every_state_of_a_job_is_in_the_queue_or_gone(slurm: Slurm, runs: Path, ledger: Ledger) -> None:
@@ -95,8 +94,7 @@ def test_every_state_of_a_job_is_in_the_queue_or_gone(slurm: Slurm, runs: Path, 
     slurm.shows(*(f"40_{place};{state};" for place, state in enumerate(states)))
     assert {*in_queue(runs)} == {*THERE}
     assert {name: job.state for name, job in refresh(ledger).items()} == {name: name for name in THERE}
-    ended = {name: task.ended for name, task in ledger.newest_tasks().items()}
-    assert ended == {name: name if name in GONE else None for name in states}
+    assert ends(ledger) == {name: name if name in GONE else None for name in states}
 
 
 def test_accounts_are_asked_for_every_job_in_few_requests(
@@ -127,7 +125,7 @@ def test_accounts_that_lag_do_not_say_how_a_job_ended(
 
 
 def test_jobs_of_launchers_that_died_before_they_were_complete_are_cancelled(
-    slurm: Slurm, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+    slurm: Slurm, ledger: Ledger
 ) -> None:
     """Also by a launcher after one that died as it cancelled them."""
     late, hollow = ledger.claim(["a", "b"]), ledger.claim(["d"])
@@ -135,8 +133,7 @@ def test_jobs_of_launchers_that_died_before_they_were_complete_are_cancelled(
     submitted(ledger, ["c"], 70)
     array = (f"77_{task};PENDING;{late}" for task in (0, 1))  # in the queue after it was given up
     slurm.shows("70;PENDING;x", *array, f"88;PENDING;{hollow}")
-    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
-        killed.setattr(queue, "cancel", Mock(side_effect=KeyboardInterrupt))
+    with patch.object(queue, "cancel", Mock(side_effect=KeyboardInterrupt)), pytest.raises(KeyboardInterrupt):
         refresh(ledger)
     for _ in range(2):  # once
         assert list(refresh(ledger)) == ["c"]
@@ -218,28 +215,15 @@ def test_a_refusal_says_whether_anything_was_submitted(slurm: Slurm, runs: Path)
 
 # Variables of the shell that reach sbatch: never, where `resources` leaves all to the cluster, and always.
 NEVER = [
-    *(
-        "SBATCH_TIMELIMIT",
-        "SBATCH_CLUSTERS",
-        "SBATCH_ARRAY_INX",
-        "SBATCH_SIGNAL",
-        "SBATCH_WAIT",
-        "SBATCH_NO_REQUEUE",
-    ),
-    *("SBATCH_CPUS_PER_GPU", "SBATCH_GPUS_PER_SOCKET", "SUBMITIT_PREEMPT_SIGNAL", "SUBMITIT_EXECUTOR"),
-    *(
-        "_TEST_CLUSTER_",
-        "SLURM_JOB_ID",
-        "SLURM_EXPORT_ENV",
-        "SRUN_CPUS_PER_TASK",
-        "SCONTROL_ALL",
-        "SQUEUE_STATES",
-    ),
-]
+    "SBATCH_TIMELIMIT", "SBATCH_CLUSTERS", "SBATCH_ARRAY_INX", "SBATCH_SIGNAL", "SBATCH_WAIT",
+    "SBATCH_NO_REQUEUE", "SBATCH_CPUS_PER_GPU", "SBATCH_GPUS_PER_SOCKET", "SUBMITIT_PREEMPT_SIGNAL",
+    "SUBMITIT_EXECUTOR", "_TEST_CLUSTER_", "SLURM_JOB_ID", "SLURM_EXPORT_ENV", "SRUN_CPUS_PER_TASK",
+    "SCONTROL_ALL", "SQUEUE_STATES",
+]  # fmt: skip
 UNLESS_SET = [
-    *("SBATCH_RESERVATION", "SBATCH_ACCOUNT", "SBATCH_PARTITION"),
-    *("SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"),
-]
+    "SBATCH_RESERVATION", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU",
+    "SBATCH_MEM_PER_GPU",
+]  # fmt: skip
 ALWAYS = ["SBATCH_EXPORT", "SBATCH_LICENSES_X", "SLURM_CONF", "SLURM_CLUSTERS"]
 
 
@@ -267,11 +251,9 @@ def test_no_variable_of_the_shell_overrides_what_the_launcher_sets(
     assert said.startswith(f"cppo: {', '.join(dropped)}: ignored, since") and "\n" not in said
 
 
-def test_launcher_and_job_agree_on_the_signal_and_the_variables(
-    slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@patch("submitit.slurm.slurm.SlurmJobEnvironment.USR_SIG", "USR1")
+def test_launcher_and_job_agree_on_the_signal_and_the_variables(slurm: Slurm, runs: Path) -> None:
     """Whatever submitit took from the shell when it was loaded, and whatever of the shell the cluster passes on."""
-    monkeypatch.setattr("submitit.slurm.slurm.SlurmJobEnvironment.USR_SIG", "USR1")
     launched(runs, Noted(runs, "a"), srun=("--export=ALL,X=1",))
     assert slurm.options["signal"] == "USR2@120"
     [submitted] = runs.rglob("*_submitted.pkl")
@@ -465,8 +447,7 @@ def test_of_what_is_to_be_cancelled_only_what_waits_if_so_said(
     }
     assert slurm.cancelled == (["17_1"] if queued_only else ["17_0", "17_1"])
     assert (runs / TWO[0] / "cancelled").exists() != queued_only  # one that is left alone is wanted still
-    ended = {name: task.ended for name, task in ledger.newest_tasks().items()}
-    assert ended == {TWO[0]: None, TWO[1]: CANCELLED}
+    assert ends(ledger) == {TWO[0]: None, TWO[1]: CANCELLED}
 
 
 def test_nothing_is_asked_or_made_for_runs_that_were_never_submitted(
@@ -484,21 +465,17 @@ def test_nothing_is_asked_or_made_for_runs_that_were_never_submitted(
 def test_a_claim_without_an_answer_is_given_time_to_come_to_the_queue(
     slurm: Slurm, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    slept: list[float] = []
     token = ledger.claim(["a"])
     [task] = ledger.open_tasks()
     ledger.folder_of(token).mkdir(parents=True)
     (ledger.folder_of(token) / "17_submitted.pkl").touch()
-
-    def sleep(seconds: float) -> None:
-        slept.append(seconds)
-        slurm.shows(f"17;PENDING;{token}")  # meanwhile sbatch has come through
-
+    # Meanwhile sbatch comes through.
+    sleep = Mock(side_effect=lambda seconds: slurm.shows(f"17;PENDING;{token}"))
     monkeypatch.setattr(queue, "SETTLING_SECONDS", SETTLING_SECONDS)  # which the fixture has made 0
     clock = SimpleNamespace(time=lambda: task.created + SETTLING_SECONDS / 4, sleep=sleep)
     monkeypatch.setattr(queue, "time", clock)
     assert [job.job for job in refresh(ledger).values()] == ["17"]
-    assert slept == [pytest.approx(SETTLING_SECONDS * 3 / 4)]
+    sleep.assert_called_once_with(pytest.approx(SETTLING_SECONDS * 3 / 4))
     assert [task.job for task in ledger.open_tasks()] == ["17"]
     assert slurm.cancelled == []
 
@@ -635,41 +612,24 @@ def test_all_jobs_of_accounts_that_the_machine_knows_are_asked_for(slurm: Slurm)
     assert {f"--user={users}", "--all"} <= set(slurm.logged("squeue_asked").split())
 
 
-@dataclass(frozen=True)
-class Late(Noted):
-    """A job whose predecessor still holds the lock the first `busy` times."""
-
-    busy: int = 0
-
-    def run(self) -> None:
-        """Note it, as often as it is tried."""
-        self.note("tried")
-        if len(notes(self.runs, self.name)) <= self.busy:
-            raise AlreadyRunning(f"run {self.name} is being trained by another process")
+def job_that(*ends: BaseException | None) -> Mock:
+    """A job on one node that ends so, one time after the other."""
+    return Mock(spec=Noted, nodes=1, run=Mock(side_effect=ends))
 
 
-def test_a_requeued_job_waits_for_its_predecessor_but_not_for_ever(
-    runs: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_requeued_job_waits_for_its_predecessor_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []  # the clock stands still but for that
     clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
     monkeypatch.setattr(job_module, "time", clock)
-    SlurmTask(Late(runs, "a", busy=3), requeues=2)()
-    assert (len(notes(runs, "a")), len(slept)) == (4, 3)
+    trained = AlreadyRunning("run b is being trained by another process")
+    SlurmTask(job := job_that(*[trained] * 3, None), requeues=2)()
+    assert (job.run.call_count, len(slept)) == (4, 3)
     with pytest.raises(AlreadyRunning, match="run b is being trained by another process"):
-        SlurmTask(Late(runs, "b", busy=10_000), requeues=2)()
+        SlurmTask(job_that(*[trained] * 10_000), requeues=2)()
     assert sum(slept[3:]) == pytest.approx(PREDECESSOR_SECONDS, abs=1.5)
 
 
-@dataclass(frozen=True)
-class Warned(Noted):
-    """A job that a signal ends."""
-
-    number: int = signal.SIGTERM
-
-    def run(self) -> None:
-        """As far as the signal."""
-        raise Interrupted(self.number)
+WARNED = Interrupted(signal.SIGTERM)
 
 
 @pytest.fixture
@@ -694,23 +654,22 @@ def requeues(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     ],
 )
 def test_a_job_that_is_ended_goes_back_only_if_slurm_preempts_it(
-    slurm: Slurm, runs: Path, requeues: list[int], monkeypatch: pytest.MonkeyPatch,
-    answer: str | None, requeued: bool,
-) -> None:  # fmt: skip
+    slurm: Slurm, requeues: list[int], monkeypatch: pytest.MonkeyPatch, answer: str | None, requeued: bool
+) -> None:
     if answer is None:
         monkeypatch.setenv("PATH", "")
     elif answer:
         slurm.says("job.txt", answer)
     with nullcontext() if requeued else pytest.raises(Interrupted, match="terminated by SIGTERM"):
-        SlurmTask(Warned(runs, "a"), requeues=2)()
+        SlurmTask(job_that(WARNED), requeues=2)()
     assert requeues == [signal.SIGUSR2] * requeued
 
 
-def test_a_job_that_slurm_has_requeued_already_ends_as_interrupted(runs: Path, requeues: list[int]) -> None:
+def test_a_job_that_slurm_has_requeued_already_ends_as_interrupted(requeues: list[int]) -> None:
     refused = Mock(side_effect=subprocess.CalledProcessError(1, ["scontrol", "requeue", "7"]))
     signal.signal(signal.SIGUSR2, refused)
     with pytest.raises(Interrupted, match="terminated by SIGUSR2") as error:
-        SlurmTask(Warned(runs, "a", number=signal.SIGUSR2), requeues=2)()
+        SlurmTask(job_that(Interrupted(signal.SIGUSR2)), requeues=2)()
     refused.assert_called_once()
     assert error.value.__suppress_context__  # no word of `scontrol`
 
@@ -748,9 +707,9 @@ def test_a_job_that_is_ended_in_a_container_leaves_the_question_to_the_batch_scr
     monkeypatch.setenv(OUTSIDE, str(outside))
     monkeypatch.setenv("SLURM_RESTART_COUNT", str(restarts))
     with pytest.raises(Interrupted):
-        SlurmTask(Warned(runs, "a"), requeues=2)()
+        SlurmTask(job := job_that(WARNED), requeues=2)()
     assert (outside.read_text() if outside.exists() else "") == asked
-    assert (notes(runs), requeues) == ([], [])
+    assert (job.give_up.called, requeues) == (False, [])
 
 
 def test_a_task_of_an_array_takes_the_name_of_its_run(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """`cppo launch --until-decided`: real studies on the exact core that end early, late and not at all."""
 
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -49,7 +49,7 @@ def test_a_clear_difference_ends_the_study_at_its_first_look(cppo: Command, undr
     report = "report mine.yaml training.t_stop=2 validation.every=1"
     assert "2 of 10 runs have no result" in cppo(report, code=2).err
     cppo(f"{report} seed=0,1,2,3,4,5")
-    page = Path("reports/build/mine/index.html").read_text(encoding="utf-8")
+    page = Path("reports/build/mine/index.html").read_text()
     assert "decided after 4 of 6 seeds" in page and "Incomplete" not in page
     Path("all.yaml").write_text("title: All\nquestion: Which?\nsweeps: [./mine.yaml]\n")
     cppo(report.replace("mine", "all") + " core=exact seed=0,1,2,3,4,5")
@@ -71,8 +71,7 @@ def test_a_claim_that_is_judged_once_is_refused(cppo: Command, mine: Path) -> No
     assert "above is judged once: state `sequential: true` before its first run" in said
 
 
-def test_runs_that_fail_end_the_study_with_one_answer(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cppo_lab.cores.exact.trainer._train", Mock(side_effect=RuntimeError("no luck")))
-    answer = cppo(LAUNCH, "--json", code=4).answer
-    assert answer["exit_code"] == 4
-    assert {run["state"] for run in answer["runs"]} == {"failed", "missing"}
+@patch("cppo_lab.cores.exact.trainer._train", Mock(side_effect=RuntimeError("no luck")))
+def test_runs_that_fail_end_the_study_with_one_answer(cppo: Command) -> None:
+    said = cppo(LAUNCH, "--json", code=4)
+    assert (said.answer["exit_code"], {state for state, _ in said.states}) == (4, {"failed", "missing"})

@@ -7,6 +7,7 @@ import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,6 +25,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
+from tests.conftest import FINISHED
 from tests.jobs import job
 from tests.recorded import upload_ended
 
@@ -40,7 +42,7 @@ def test_a_run_sees_the_devices_it_was_given(monkeypatch: pytest.MonkeyPatch, gi
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    "error, line",
     [(ValueError("\x1b[2Jbad\nmore"), r"ValueError: \x1b[2Jbad"), (KeyboardInterrupt(), "KeyboardInterrupt")],
 )
 def test_a_reason_is_one_line(error: BaseException, line: str) -> None:
@@ -48,7 +50,7 @@ def test_a_reason_is_one_line(error: BaseException, line: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "text"),
+    "number, text",
     [
         (signal.SIGTERM, "terminated by SIGTERM"),
         (signal.SIGUSR2, r"terminated by SIGUSR2 \(time limit or preemption\)"),
@@ -57,9 +59,9 @@ def test_a_reason_is_one_line(error: BaseException, line: str) -> None:
 def test_a_signal_is_an_interruption_and_a_second_one_changes_nothing(number: int, text: str) -> None:
     handle_signals()
     with pytest.raises(Interrupted, match=f"^{text}$"):
-        os.kill(os.getpid(), number)
+        signal.raise_signal(number)
     for other in (signal.SIGTERM, signal.SIGUSR2):
-        os.kill(os.getpid(), other)
+        signal.raise_signal(other)
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ def test_a_signal_while_the_record_begins_is_recorded(
     training: TrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def told() -> Environment:
-        os.kill(os.getpid(), signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)
         return Environment({}, [])
 
     monkeypatch.setattr("cppo_lab.runs.attempt.environment", told)
@@ -131,32 +133,18 @@ def test_a_signal_while_the_record_begins_is_recorded(
     assert how_it_ended(training) == (schema.PARTIAL, said)
 
 
-@pytest.mark.parametrize(("error", "status"), [(None, schema.DONE), (ValueError("bad"), schema.FAILED)])
+@pytest.mark.parametrize("end, status", [(FINISHED, schema.DONE), (ValueError("bad"), schema.FAILED)])
 def test_a_signal_while_the_end_is_recorded_does_not_change_it(
-    error: Exception | None, status: str, training: TrainingJob, monkeypatch: pytest.MonkeyPatch
+    end: Outcome | Exception, status: str, training: TrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def told(*_: object) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    def train(*_: object) -> Outcome:
-        if error is not None:
-            raise error
-        return Outcome(schema.DONE, 4)
-
-    monkeypatch.setattr(recorder, "_keep_output", told)
+    monkeypatch.setattr(recorder, "_keep_output", lambda *_: signal.raise_signal(signal.SIGTERM))
+    train = Mock(side_effect=[end])
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: train)
-    with contextlib.nullcontext() if error is None else pytest.raises(ValueError, match="bad"):
+    with contextlib.nullcontext() if end is FINISHED else pytest.raises(ValueError, match="bad"):
         training.run()
     assert how_it_ended(training)[0] == status
     with pytest.raises(Interrupted):  # the launcher's next run, which was told to end as well
         training.run()
-
-
-def trained(spec: RunSpec, sink: Recorder, resources: object) -> Outcome:
-    """In place of a core, where what is tested comes behind training."""
-    for step in range(5):
-        sink.log(step, {"train/reward": step / 4})
-    return Outcome(schema.DONE, 4)
 
 
 def test_a_signal_in_the_last_words_only_hurries_them(
@@ -167,13 +155,13 @@ def test_a_signal_in_the_last_words_only_hurries_them(
 
     def away(*_: object) -> str:
         if not tries:
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
         tries.append("nobody answers")
         return tries[-1]
 
     monkeypatch.setattr(uploader, "HURRY_SECONDS", 0.0)
     monkeypatch.setattr(uploader, "upload_once", away)
-    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: Mock(return_value=FINISHED))
     with pytest.raises(Interrupted):  # afterwards: it was held
         replace(training, uri="http://127.0.0.1:9").run()
     upload_ended()

@@ -14,7 +14,7 @@ from cppo_lab.runs import export
 from cppo_lab.runs.export import Subject, front_matter, model_card
 from cppo_lab.runs.folder import run_lock, write_status
 from cppo_lab.sweep.compose import compose
-from tests.conftest import user_error
+from tests.conftest import user_error, write
 
 WEIGHTS = [CHECKPOINT, CHECKPOINTS, BEST_MODEL, BEST_CHECKPOINT]
 
@@ -22,11 +22,10 @@ WEIGHTS = [CHECKPOINT, CHECKPOINTS, BEST_MODEL, BEST_CHECKPOINT]
 def a_run(folder: Path, status: str) -> Path:
     """A run with everything: 1,000 bytes of each kind of weights, and of a result that was replaced."""
     names = [name if name.endswith(".pt") else f"{name}/actor/shard" for name in WEIGHTS]
-    kilobytes = dict.fromkeys([*names, "replaced/old/status.json"], bytes(1000))
-    others = {"spool/0001.jsonl": b"rows", "spool/shipped.json": b"{}", "attempts/1_submitted.pkl": b"code"}
-    for name, content in (kilobytes | others).items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(content)
+    write(folder, dict.fromkeys([*names, "replaced/old/status.json"], bytes(1000)))
+    write(
+        folder, {"spool/0001.jsonl": "rows", "spool/shipped.json": "{}", "attempts/1_submitted.pkl": "code"}
+    )
     write_status(folder, {"status": status, "record": "r"})
     return folder
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -37,10 +37,8 @@ def test_a_status_on_a_full_disk_takes_the_place_of_the_old_one(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_run_announced_on_a_full_disk_leaves_no_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.link", Mock(side_effect=OSError(28, "No space left on device")))
+@patch("os.link", Mock(side_effect=OSError(28, "No space left on device")))
+def test_a_run_announced_on_a_full_disk_leaves_no_draft(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         announce(tmp_path / "run", {"seed": 0})
     assert list((tmp_path / "run").iterdir()) == []

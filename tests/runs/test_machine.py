@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from types import SimpleNamespace
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import psutil
 import pynvml
@@ -89,19 +89,17 @@ def test_a_clean_checkout_and_changed_ones_that_are_told_apart(checkout: Path) -
     assert (len({"", *states}), states) == (5, [*states[:3], first, first, gone])
 
 
-def test_variables_of_git_do_not_choose_the_repository(
-    checkout: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_variables_of_git_do_not_choose_the_repository(checkout: Path) -> None:
     (checkout / "a.py").write_text("changed\n")
     expected, other = code_state(checkout), made(checkout / "other")
     assert expected.changes
-    for name, value in {
-        "GIT_DIR": other / ".git", "GIT_WORK_TREE": other, "GIT_INDEX_FILE": other / ".git/index",
-        "GIT_CONFIG_VALUE_0": other, "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.worktree",
-        "GIT_NAMESPACE": "a", "GIT_TRACE": "2",
-    }.items():  # fmt: skip
-        monkeypatch.setenv(name, str(value))
-    assert code_state(checkout) == expected
+    variables = {
+        **dict.fromkeys(("GIT_WORK_TREE", "GIT_CONFIG_VALUE_0"), str(other)),
+        "GIT_DIR": f"{other}/.git", "GIT_INDEX_FILE": f"{other}/.git/index",
+        "GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": "core.worktree", "GIT_NAMESPACE": "a", "GIT_TRACE": "2",
+    }  # fmt: skip
+    with patch.dict(os.environ, variables):
+        assert code_state(checkout) == expected
 
 
 FOREIGN = "fatal: detected dubious ownership in repository at '/x'\nTo add an exception: ...\n"

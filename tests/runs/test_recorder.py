@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import pytest
 
@@ -26,7 +26,7 @@ from cppo_lab.runs.folder import (
     write_status,
 )
 from cppo_lab.runs.recorder import Recorder, captured_output, record_end
-from cppo_lab.runs.spool import Artifact, End, RunRows, StepEvent, lines, newest_record, read_rows
+from cppo_lab.runs.spool import End, RunRows, StepEvent, lines, newest_record, read_rows
 from cppo_lab.runs.state import CAUSE_TEXTS, Queued
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
@@ -34,7 +34,7 @@ from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.history import HISTORY, unpack
 from tests.conftest import FINISHED
 from tests.jobs import job
-from tests.recorded import mlflow_client, mlflow_run, mlflow_runs, sent
+from tests.recorded import ended, mlflow_client, mlflow_run, mlflow_runs, sent
 from tests.runs.test_folder import full
 
 
@@ -86,19 +86,14 @@ def test_how_a_run_ended_is_in_its_status_its_spool_and_the_store(
     assert [path.read_text() for path in folder.glob(TRACEBACK)] == ["Traceback"] * (status == "failed")
     finished = status in schema.FINISHED
     assert not (finished and record_end(folder, schema.PARTIAL, "a result is never interrupted"))
-    run = mlflow_run(folder)
-    expected = {
-        schema.TAG_STATUS: status,
-        schema.TAG_REASON: reason,
-        schema.TAG_STEP: "" if finished else "3",
-    }
-    assert (run.info.status, {name: run.data.tags.get(name, "") for name in expected}) == (mlflow, expected)
+    step = None if finished else "3"
+    assert ended(mlflow_run(folder)) == (mlflow, status, step, reason or None)
 
 
+@patch("cppo_lab.runs.recorder.STATUS_SECONDS", 0.0)
 def test_a_step_that_is_trained_again_is_on_file_once_and_not_shown(
-    recorder: Recorder, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, tiny_spec: RunSpec
 ) -> None:
-    monkeypatch.setattr("cppo_lab.runs.recorder.STATUS_SECONDS", 0.0)
     for step in range(4):
         recorder.log(step, {"train/reward": 0.5})
     recorder.interrupt("killed")
@@ -116,13 +111,12 @@ def test_a_step_that_is_trained_again_is_on_file_once_and_not_shown(
 
 
 def test_a_record_that_ends_on_a_full_disk_has_its_end_once_there_is_room(
-    recorder: Recorder, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch
+    recorder: Recorder, tiny_spec: RunSpec
 ) -> None:
     recorder.log(0, {"train/reward": 0.5})
     recorder.interrupt("killed")
     again = Recorder(tiny_spec, {}, recorder.folder)
-    with monkeypatch.context() as disk:
-        disk.setattr("cppo_lab.runs.spool.os.write", Mock(side_effect=OSError(28, "No space left on device")))
+    with patch("cppo_lab.runs.spool.os.write", Mock(side_effect=OSError(28, "No space left on device"))):
         again.begin(None)
     again.log(0, {"train/reward": 0.7})
     ends = [line for line in lines(recorder.folder) if isinstance(line, End)]
@@ -144,22 +138,16 @@ def test_a_record_that_ends_on_a_full_disk_has_its_end_once_there_is_room(
     assert steps == {"KILLED": ([0], [0]), "FINISHED": ([0, 1], [0, 1])}
 
 
-def test_what_a_full_disk_cannot_take_is_written_with_the_next_file_or_goes_with_the_end(
-    recorder: Recorder, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_what_a_full_disk_cannot_take_is_written_with_the_next_file(
+    recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for last in (False, True):
-        with monkeypatch.context() as patch:
-            patch.setattr(files, "replacing", full)
-            recorder.artifact("a.json", {"last": last})
-            assert not recorder.file("b", b"\xff")
-            if last:
-                recorder.fail("OSError: [Errno 28]", "the disk is full")
-        assert capsys.readouterr().err.count("could not be written: [Errno 28] No space left") == 1 + last
-        assert last or recorder.file("c", b"")
-    assert (recorder.folder / "a.json").read_text() == '{"last": false}'  # which a resumed run goes on from
-    contents = {line.path: line.content() for line in lines(recorder.folder) if isinstance(line, Artifact)}
-    assert (contents["a.json"], contents["b"]) == (b'{"last": true}', b"\xff")
-    assert read_status(recorder.folder)["reason"] == "OSError: [Errno 28]"
+    """What it does not take until the end: tests/tracking/test_upload.py."""
+    with patch.object(files, "replacing", full):
+        recorder.artifact("a.json", {"a": 1})
+        assert not recorder.file("b", b"\xff")
+    assert capsys.readouterr().err.count("could not be written: [Errno 28] No space left") == 1
+    assert recorder.file("c", b"")
+    assert [(recorder.folder / name).read_bytes() for name in ("a.json", "b")] == [b'{"a": 1}', b"\xff"]
 
 
 def test_scores_that_are_not_finite_are_recorded_as_they_are_and_compared_with_nothing(

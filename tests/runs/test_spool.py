@@ -1,13 +1,22 @@
-"""What a run records is on file when it says so, outlives its attempts, and is read while it is written."""
+"""What a run records is on file when it says so, outlives its attempts, and is read while it is written.
+
+How far a store has got is stored behind what it has taken, never before; with a store that only takes points.
+"""
 
 import contextlib
 import json
+import os
 import resource
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
+from mlflow.entities import Metric
+from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
 from cppo_lab.runs.spool import (
@@ -18,20 +27,28 @@ from cppo_lab.runs.spool import (
     Line,
     RunRows,
     Scores,
+    Shipped,
+    ShippedRecord,
     Spool,
     StepEvent,
     Tags,
     files,
     lines,
+    load_shipped,
     newest_record,
     open_spool,
     read_lines,
     read_rows,
+    save_shipped,
     score_text,
     summarise,
+    unsent,
 )
+from cppo_lab.tracking import upload
+from cppo_lab.tracking.upload import ship
 
 ROOT = Path(__file__).parents[2]
+URI = "http://store"
 SCORE = schema.validation_metric(schema.MEAN, 4)
 ROWS = [StepEvent(step, 1000 + step, {"train/reward": step / 3}) for step in range(3)]
 BEGIN = Begin("a" * 32, "cppo-mini", "a run", 999, {"cppo.seed": "0"}, {"rule.name": "cppo"}, [])
@@ -93,11 +110,9 @@ def test_cut_off_anywhere_the_whole_lines_stand(tmp_path: Path) -> None:
 
 
 JUNK = [
-    *("\x00\x00\x00", "[1, 2]", '{"step": 1}', "", "null", '{"kind": "begun"}', '{"kind": "begin", "record": "a"}'),
-    '{"step": 1, "time_ms": 2, "metrics": {"train/reward": "high"}}',
-    '{"step": 1, "time_ms": 2, "metrics": 3}',
-    "[" * 100_000,
-    '{"step": Infinity, "time_ms": 2, "metrics": {}}',
+    "\x00\x00\x00", "[1, 2]", '{"step": 1}', "", "null", '{"kind": "begun"}',
+    '{"kind": "begin", "record": "a"}', '{"step": 1, "time_ms": 2, "metrics": {"train/reward": "high"}}',
+    '{"step": 1, "time_ms": 2, "metrics": 3}', "[" * 100_000, '{"step": Infinity, "time_ms": 2, "metrics": {}}',
     '{"step": 1, "time_ms": 2, "metrics": {"train/reward": 1' + "0" * 400 + "}}",
 ]  # fmt: skip
 
@@ -121,7 +136,7 @@ def room_for(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
-@pytest.mark.parametrize("partly", [0, 1, 30], ids=lambda count: f"{count} bytes got through")
+@pytest.mark.parametrize("partly", [0, 1, 30])  # bytes that get through
 def test_on_a_full_disk_lines_wait_and_none_is_torn(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], partly: int
 ) -> None:
@@ -196,3 +211,140 @@ def test_the_chance_of_a_warning_is_that_of_the_recorded_runs() -> None:
     warns = seen[[bool(schema.early_signs(*scores)) for scores in zip(seen.score, seen.best, strict=True)]]
     warned = warns.groupby(["variant", "seed"]).collapsed.first()
     assert (len(runs), len(warned), warned.sum()) == (136, schema.WARNED, schema.WARNED_COLLAPSED)
+
+
+NAMES = [f"train/{name}" for name in ("reward", "loss", "entropy", "kl", "length", "norm", "rate")]
+
+
+class Taker:
+    """The store: keeps points, and is away after so many requests. Whatever else it is asked for fails."""
+
+    def __init__(self, requests: int = 10**9) -> None:
+        self.left, self.requests, self.taken = requests, 0, list[tuple[str, int]]()
+
+    def log_batch(self, mlflow_id: str, metrics: list[Metric], **_: object) -> None:
+        if self.requests == self.left:
+            raise MlflowException("the server is away")
+        assert mlflow_id == "known"
+        assert len(metrics) <= upload.BATCH
+        self.requests += 1
+        self.taken += [(point.key, point.step) for point in metrics]
+
+    def get_run(self, mlflow_id: str) -> Any:
+        return SimpleNamespace(
+            info=SimpleNamespace(run_id=mlflow_id, experiment_id="1"), data=SimpleNamespace(tags={})
+        )
+
+    def search_runs(self, *_: Any, **__: Any) -> list[Any]:
+        return []
+
+
+def wide(step: int, metrics: int = len(NAMES)) -> StepEvent:
+    return StepEvent(step, 1_000 + step, dict.fromkeys(NAMES[:metrics], step / 8))
+
+
+def points(*rows: StepEvent) -> list[tuple[str, int]]:
+    return [(name, event.step) for event in rows for name in event.metrics]
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Spool:
+    """Of a run whose beginning the store has."""
+    made = open_spool(tmp_path)
+    made.add(BEGIN)
+    offsets = {made.path.name: made.path.stat().st_size}
+    save_shipped(tmp_path, URI, Shipped(offsets, {BEGIN.record: ShippedRecord("known")}))
+    return made
+
+
+def sent(folder: Path, client: Taker, *unwritten: Any) -> int:
+    return ship(folder, URI, client, unwritten)  # type: ignore[arg-type]
+
+
+@patch.object(upload, "BATCH", 3)
+@pytest.mark.parametrize("metrics", [1, 2, 7])
+def test_whatever_request_fails_every_point_arrives(tmp_path: Path, spool: Spool, metrics: int) -> None:
+    """Points of one line in several requests, and of several lines in one: whole lines are not sent again."""
+    rows = [wide(step, metrics) for step in range(8)]
+    for event in rows:
+        spool.add(event)
+    before = load_shipped(tmp_path, URI)
+    for survived in range(100):
+        save_shipped(tmp_path, URI, before)
+        failing, again = Taker(survived), Taker()
+        try:
+            number = sent(tmp_path, failing)
+        except MlflowException:
+            sent(tmp_path, again)
+            assert {*failing.taken, *again.taken} == {*points(*rows)}, survived
+            assert metrics > upload.BATCH or not {*failing.taken} & {*again.taken}
+            continue
+        assert (number, failing.taken) == (len(points(*rows)), points(*rows))
+        assert sent(tmp_path, again) == 0
+        break
+    assert survived == failing.requests >= 8 * metrics / 3
+
+
+def test_no_line_is_sent_before_the_disk_has_it(
+    tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store would have a step that a machine which goes down has lost, and trains again."""
+    spool.add(wide(0))
+    real = os.fsync
+
+    def while_it_lasts(file: int) -> None:
+        real(file)
+        monkeypatch.undo()
+        spool.add(wide(1))  # the run goes on meanwhile
+
+    monkeypatch.setattr(upload.os, "fsync", while_it_lasts)
+    store = Taker()
+    for rows in ([wide(0)], [wide(0), wide(1)]):
+        assert sent(tmp_path, store) == len(NAMES)
+        assert store.taken == points(*rows)
+
+
+def test_a_step_that_no_file_has_is_sent_only_of_a_run_that_has_finished(
+    tmp_path: Path, spool: Spool
+) -> None:
+    """Whoever goes on with the run trains it again."""
+    spool.add(wide(0))
+    store = Taker()
+    assert sent(tmp_path, store, wide(1)) == len(NAMES)
+    for status, rows in {schema.PARTIAL: [wide(0)], schema.DONE: [wide(0), wide(1)]}.items():
+        assert store.taken == points(wide(0))
+        with pytest.raises(AttributeError, match="set_terminated"):  # the end itself is sent
+            sent(tmp_path, store, wide(1), End(BEGIN.record, status, 1, 2_000))
+        assert store.taken == points(*rows)
+
+
+@pytest.mark.parametrize(
+    "record, left",
+    [
+        (ShippedRecord("known"), False),
+        (ShippedRecord("known", pending=["config.json"]), True),
+        (ShippedRecord("known", ended=True), True),  # its history is a file to come
+        (ShippedRecord("", pending=["config.json"]), False),  # nothing that the store has a run for
+    ],
+)
+def test_files_that_the_store_has_not_got_are_unsent_though_every_line_is_sent(
+    tmp_path: Path, spool: Spool, record: ShippedRecord, left: bool
+) -> None:
+    offsets = load_shipped(tmp_path, URI).offsets
+    save_shipped(tmp_path, URI, Shipped(offsets, {BEGIN.record: record}))
+    assert unsent(tmp_path, URI) == left
+    spool.add(wide(0))
+    assert unsent(tmp_path, URI)
+
+
+@pytest.mark.parametrize("more", [{}, {"ended": True, "deleted": False, "doubtful": True}])
+def test_what_another_version_has_noted_is_read(tmp_path: Path, spool: Spool, more: dict[str, bool]) -> None:
+    """Without the fields that it did not have, and with those that are gone."""
+    path = tmp_path / SPOOL_FOLDER / "shipped.json"
+    values = json.loads(path.read_text())
+    [stored] = values.values()
+    stored["records"][BEGIN.record] = {"mlflow_id": "known", "pending": ["a"], **more}
+    path.write_text(json.dumps(values))
+    noted = load_shipped(tmp_path, URI)
+    assert noted.records == {BEGIN.record: ShippedRecord("known", ["a"], more.get("ended", False))}
+    assert noted.offsets == stored["offsets"]

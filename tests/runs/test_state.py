@@ -115,22 +115,23 @@ def test_of_a_folder_and_a_queue(run: RunFolder, queued: Queued, expected: str) 
     assert (state.step, state.t_stop, type(state.code_version)) == (step, t_stop, str)
 
 
-REPLACEMENTS = [  # of the replacement: its status, whether it is trained; expected
-    ({"status": "running", "step": 2, "t_stop": 4}, True, "running; step 2/4"),
-    ({"status": "done", "code_version": "new"}, False, "done; new"),
-    ({"status": "failed", "reason": "bad"}, False, "collapsed; fell; its replacement is failed (bad); old"),
-    ({}, False, "collapsed; fell; its replacement is missing (); old"),  # killed between the two
+REPLACEMENTS = [  # why the result is one; of its replacement the status, whether it is trained; expected
+    ("fell", {"status": "running", "step": 2, "t_stop": 4}, True, "running; step 2/4"),
+    ("fell", {"status": "done", "code_version": "new"}, False, "done; new"),
+    ("fell", {"status": "failed", "reason": "bad"}, False, "collapsed; fell; its replacement is failed (bad); old"),
+    ("", {"status": "failed"}, False, "collapsed; its replacement is failed (); old"),
+    ("fell", {}, False, "collapsed; fell; its replacement is missing (); old"),  # killed between the two
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("status, trained, expected", REPLACEMENTS)
+@pytest.mark.parametrize("reason, status, trained, expected", REPLACEMENTS)
 def test_a_result_stands_unless_its_replacement_is_running(
-    tmp_path: Path, status: dict[str, Any], trained: bool, expected: str
+    tmp_path: Path, reason: str, status: dict[str, Any], trained: bool, expected: str
 ) -> None:
     run = tmp_path / RUN
     for name, state in (("1", "collapsed"), ("of-another", "done")):
         (run / "replaced" / name).mkdir(parents=True)
-        write_status(run / "replaced" / name, {"status": state, "reason": "fell", "code_version": "old"})
+        write_status(run / "replaced" / name, {"status": state, "reason": reason, "code_version": "old"})
     if status:
         write_status(run, status)
     with run_lock(run) if trained else nullcontext():
@@ -155,13 +156,6 @@ def test_the_queue_says_why_a_run_ended_that_could_not() -> None:
     assert explained(before, queued) == before | words
     assert explained({"done": before["done"]}, queued) == {"done": before["done"]}
     why.assert_called_once_with(["died", "missing"])  # nobody is asked about runs that spoke
-
-
-def test_a_result_without_a_reason_stands_with_that_of_its_replacement(tmp_path: Path) -> None:
-    for folder, status in ((tmp_path / "replaced" / "1", "done"), (tmp_path, "failed")):
-        folder.mkdir(parents=True, exist_ok=True)
-        write_status(folder, {"status": status})
-    assert state_of(RunFolder(tmp_path), Queued()).reason == "its replacement is failed ()"
 
 
 def test_a_record_is_in_the_status_or_in_the_spool() -> None:

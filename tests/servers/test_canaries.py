@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
@@ -66,12 +67,10 @@ def processes() -> Iterator[set[str]]:
         thread.join()
 
 
-def test_what_a_job_prints_and_how_it_fails_is_masked_as_it_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in (SECRETS | {address.VARIABLE: with_canary("http://127.0.0.1:1")}).items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))  # the job is one of the tests'
+@patch.dict(os.environ, SECRETS)
+@patch.dict(os.environ, {address.VARIABLE: with_canary("http://127.0.0.1:1")})
+@patch.dict(os.environ, {"PYTHONPATH": str(Path(__file__).parents[2])})  # the job is one of the tests'
+def test_what_a_job_prints_and_how_it_fails_is_masked_as_it_is_written(tmp_path: Path) -> None:
     job = Careless(tmp_path, "careless")
     launch_local([job], slurm_spec(), lambda event: None)
     assert found_in(CANARY, tmp_path) == []

@@ -47,13 +47,9 @@ def test_workers_search_in_postgres(
 
     client, [search] = open_client(absolute_uri(uri)), optuna.get_all_study_summaries(storage_url(url))
     runs = client.search_runs([client.get_experiment_by_name("cppo-mini").experiment_id])
-    trained = {run.data.tags[schema.TAG_RUN_ID]: run for run in runs if schema.TAG_RUN_ID in run.data.tags}
-    assert len(runs) == 1 + 2 * TRIALS and len(trained) == TRIALS
+    trained = {run.data.tags.get(schema.TAG_RUN_ID) for run in runs} - {None}
+    assert len(runs) == 1 + 2 * TRIALS and trained == {trial.user_attrs["run_ids"][0] for trial in ended}
     assert {run.info.status for run in runs} == {"FINISHED"}
-    for trial in ended:
-        [run_id] = trial.user_attrs["run_ids"]
-        points = client.get_metric_history(trained[run_id].info.run_id, "val/mean/avg_at_16")
-        assert {point.step: point.value for point in points} == trial.intermediate_values
     assert "postgresql+psycopg2://cppo:***@127.0.0.1:" in printed
     assert found_in(postgres.password, workspace) == []
     texts = [str(run.to_dictionary()) for run in runs] + [str(trial.user_attrs) for trial in ended]

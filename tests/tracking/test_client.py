@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from mlflow import MlflowClient
@@ -176,11 +177,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
 
 
 WRONG = (
-    *("[]", "null", "5", "no json", "\udcff", '{"error_code": [1], "message": {}}'),
-    *('{"experiments": "x"}', '{"experiments": [{"experiment_id": {}}]}', '{"experiment": 3}'),
-    *('{"runs": 5}', '{"runs": [{"info": []}]}', '{"runs": [{"info": {"start_time": "soon"}}]}'),
-    *('{"runs": [{"data": {"tags": [{"key": "cppo.run_id", "value": 3}]}}]}', '{"next_page_token": 5}'),
-)
+    "[]", "null", "5", "no json", "\udcff", '{"error_code": [1], "message": {}}', '{"experiments": "x"}',
+    '{"experiments": [{"experiment_id": {}}]}', '{"experiment": 3}', '{"runs": 5}', '{"runs": [{"info": []}]}',
+    '{"runs": [{"info": {"start_time": "soon"}}]}',
+    '{"runs": [{"data": {"tags": [{"key": "cppo.run_id", "value": 3}]}}]}', '{"next_page_token": 5}',
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("endpoint", ["experiments/search", "experiments/get-by-name", "runs/search"])
@@ -229,9 +230,7 @@ def test_no_question_waits_for_days(server: FakeServer, monkeypatch: pytest.Monk
 def test_a_fault_of_our_own_code_is_none_of_the_store(
     fault: type[Exception], uri: str, server: FakeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ours(*_: object, **__: object) -> None:
-        raise fault("ours")
-
+    ours = Mock(side_effect=fault("ours"))
     with pytest.raises(fault, match="ours"), may_fail("nothing"), reading(uri) as client:
         client.search_experiments()
         ours()

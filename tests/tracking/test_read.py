@@ -50,8 +50,7 @@ def test_pages_have_every_run_once_also_one_that_starts_meanwhile(
     monkeypatch.setattr(read, size, 2)
     if size == "SERVER_PAGE":
         monkeypatch.setattr(MlflowClient, "tracking_uri", "http://host")
-    search = Mock(side_effect=client.search_runs)
-    monkeypatch.setattr(client, "search_runs", search)
+    client.search_runs = search = Mock(side_effect=client.search_runs)
     number = client.create_experiment("e")
     ids = [client.create_run(number, start_time=time).info.run_id for time in (5, 5, 5, 3, 4)]
     client.create_run(client.create_experiment("another"))
@@ -103,11 +102,10 @@ def write(client: StoreClient, tmp_path: Path) -> Writer:
 
 
 @pytest.fixture
-def asked(client: StoreClient, monkeypatch: pytest.MonkeyPatch) -> Mock:
+def asked(client: StoreClient) -> Mock:
     """Is called for the history of a metric."""
-    asked = Mock(side_effect=client.points)
-    monkeypatch.setattr(client, "points", asked)
-    return asked
+    client.points = Mock(side_effect=client.points)
+    return client.points
 
 
 def read_all(

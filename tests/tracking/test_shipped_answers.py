@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from mlflow.exceptions import MlflowException
@@ -100,9 +101,7 @@ def test_a_link_in_place_of_the_folder_is_refused(folder: Path, tmp_path: Path) 
 def test_artifacts_that_cannot_be_read_are_no_missing_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store does not answer, or the place of its artifacts: listing them fails, or fetching one of them."""
 
-    def fail(*_: object) -> Any:
-        raise MlflowException("bucket 'b' is away")
-
+    fail = Mock(side_effect=MlflowException("bucket 'b' is away"))
     whole = SimpleNamespace(path="answers/outcomes.npz", file_size=3, is_dir=False)
     repositories = {
         "lost": SimpleNamespace(list_artifacts=fail),

@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 
 from cppo_lab.errors import Interrupted
-from cppo_lab.launch.slurm.queue import view
+from cppo_lab.launch.slurm.queue import Ledger, view
 from cppo_lab.launch.slurm.submit import SlurmSpec, launch_slurm
 from cppo_lab.spec import ResourcesSpec
 from tests.waiting import until
@@ -68,6 +68,11 @@ class Noted:
     def folder(self) -> Path:
         """Below the folder of all."""
         return self.runs / self.name
+
+    @property
+    def places(self) -> tuple[Path, ...]:
+        """What a container shows it."""
+        return (self.runs,)
 
     def run(self) -> None:
         """Wait at the gate."""
@@ -143,10 +148,6 @@ class Telling(Noted):
 class Looks(Noted):
     """Writes down what it sees of the machine, of each node it is on."""
 
-    @property
-    def places(self) -> tuple[Path, ...]:
-        return (self.runs,)
-
     def run(self) -> None:
         import cppo_lab
 
@@ -182,6 +183,11 @@ def notes(runs: Path, name: str | None = None) -> list[tuple[str, str]]:
     log = runs / "log"
     lines = [line.partition("|") for line in log.read_text().splitlines()] if log.exists() else []
     return [(who, what) for who, _, what in lines if name in (None, who)]
+
+
+def ends(ledger: Ledger) -> dict[str, str | None]:
+    """How the newest task of each job has ended, if it has."""
+    return {name: task.ended for name, task in ledger.newest_tasks().items()}
 
 
 def most_at_once(runs: Path) -> int:

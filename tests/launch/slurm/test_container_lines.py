@@ -19,6 +19,7 @@ from tests.conftest import user_error
 from tests.jobs import job
 from tests.launch.slurm.containers import RUNTIMES
 from tests.launch.slurm.jobs import Noted, slurm_spec
+from tests.launch.stand_in import Slurm
 
 
 @dataclass(frozen=True)
@@ -92,16 +93,15 @@ def test_mounts_of_the_user_come_last_and_take_the_place_of_ours(runtime: str, w
 
 
 @pytest.mark.parametrize("name", ["a,b", "a:b", 'a"b', "a$b", "a`b", "a\tb", "end ", "/"])
-@pytest.mark.parametrize("runtime", RUNTIMES)
 def test_a_folder_that_cannot_be_mounted_is_refused(
-    runtime: str, name: str, work: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nor the whole machine."""
     odd = work / name
     odd.mkdir(exist_ok=True)
     for places in ([odd], []):
         with user_error(r"cannot be mounted by its name .*rename it, or work in another"):
-            wrapped(*places, runtime=runtime)
+            wrapped(*places)
         monkeypatch.chdir(odd)
 
 
@@ -177,20 +177,17 @@ exit 0
 def test_the_batch_script_does_what_was_asked_for_inside(
     asked: str, preempt: str, array: str, requeued: list[str], tmp_path: Path
 ) -> None:
-    programs, folder = tmp_path / "bin", tmp_path / "a folder"
-    for place in (programs, folder):
-        place.mkdir()
-    (programs / "called").touch()
-    (programs / "scontrol").write_text(SCONTROL)
-    (programs / "scontrol").chmod(0o755)
+    slurm, folder = Slurm(tmp_path), tmp_path / "a folder"
+    slurm.command("scontrol", SCONTROL)
+    folder.mkdir()
     inside = f'printf %s {shlex.quote(asked)} > "${OUTSIDE}"; ' if asked else ""
     # A shell that ends at the first failure, as a line of launcher.setup may want it.
     script = ["set -e", *lines_before(folder), f"bash -c {shlex.quote(inside + 'exit 41')}", *lines_after()]
-    environment = {"PATH": f"{programs}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "PREEMPT": preempt}
+    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_ID": "7", "PREEMPT": preempt}
     if array:
         environment |= {"SLURM_ARRAY_JOB_ID": array, "SLURM_ARRAY_TASK_ID": "2"}
     assert subprocess.run(["bash", "-c", "\n".join(script)], env=environment).returncode == 41
-    called = (programs / "called").read_text().splitlines()
+    called = slurm.logged("called").splitlines()
     assert [line for line in called if line.startswith("requeue")] == requeued
     assert list(folder.iterdir()) == []
 
