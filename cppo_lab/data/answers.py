@@ -38,7 +38,7 @@ _BEFORE_BOX = re.compile(
     r"|(?:[-+/^\d]|\\(?:not|cdot|times|div|pm|sqrt|[dt]?frac|log|ln)\s*\{?)[$({\\]*\Z"
 )
 _AFTER_BOX = re.compile(
-    r"^(?:(?:\^(?!\{?\s*(?:\\circ|\\text|[snrt][tdh]\b))|_(?=\{?\d)|\.?\d|/|\\(?:cdot|times|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
+    r"^(?:(?:\^(?!\{?\s*(?:\\circ|\\text|[snrt][tdh]\b))|_(?=\{?\d)|\.?\d|/|!|\\(?:cdot|times|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
     # "\boxed{42} is not hard to find" denies nothing
     rf"|[$)\\]*\s{WRONG}(?!\s+(?!(?:the|right|correct|possible|valid|equal|an?|it|be|because|since|as|so|and|but)\b)\w)"
     r"| *(?:or|或).*)"
@@ -98,6 +98,7 @@ _UNITS = re.compile(
     rf"(?:(?:\s*+(?:/|\\cdot(?![A-Za-z])|\*)\s*+|{_SPACE}++){_SI})*+[)\]]?)\$?$"
 )
 _SMALL = re.compile("([⁻⁺]?+[⁰¹²³⁴⁵⁶⁷⁸⁹]++)|[₀₁₂₃₄₅₆₇₈₉₍₎]++")
+_OVERLINED = re.compile("(?:[0-9][\u0304\u0305])+")
 _INVISIBLE = re.compile(
     "[\u00ad\u034f\u061c\u180e\u200b-\u200f\u202a-\u202e\u2060-\u206f\ufe00-\ufe0f\ufeff]"
 )
@@ -121,6 +122,7 @@ _UNICODE = str.maketrans("\u3000。’′∶−–‒‐‑﹣⁻⁄∕÷", " .'
         char: "\\frac{{{}}}{{{}}}".format(*unicodedata.normalize("NFKC", char).split("⁄"))
         for char in "½¼¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞↉"
     }
+    | str.maketrans("壹贰叁肆伍陆柒捌玖拾佰仟萬億", "一二三四五六七八九十百千万亿")
 )
 _ROOT = re.compile(r"√\s*+(?:\{([^{}]*+)\}|\(([^(){}]*+)\)|([0-9]++(?:\.[0-9]++)?|[A-Za-z]))")
 _IDEOGRAPH = re.compile(r"(?<=[\u3040-\u30ff\u4e00-\u9fff])(?=[-+\d\\$])")
@@ -133,9 +135,9 @@ _SCIENTIFIC = re.compile(
     r"([+-]?[0-9]+(?:\.[0-9]+)?)\s*(?:\\times|\\cdot|\*)\s*10\s*\^\s*(?:\{\s*([+-]?[0-9]{1,3})\s*\}|([0-9]))"
 )
 _LIST = re.compile(r",|\b(?:and|or)\b")
-# A choice: "A", "(A)", "A)", "Option A", "the answer is A"
+# A choice: "A", "(A)", "A)", "Option A", "the answer is A"; not the numbers e and i
 _CHOICE = re.compile(
-    r"(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice|letter)(?:\s++is)?+)\s*+:?+\s*+|选项?+\s*+)*+"
+    r"(?![ei]\Z)(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice|letter)(?:\s++is)?+)\s*+:?+\s*+|[故应]?+选项?+\s*+)*+"
     r"[(\[]?+\s*+([A-Ja-j])\s*+[)\].:]*+\s*+(?:选项)?"
 )
 # The letter of a choice or a point before its content: "A) 42", "(A) 42", "\\textbf{(A)}\\ 42", "P(2,3)"
@@ -147,6 +149,7 @@ _LABELLED = re.compile(
 _LABEL = re.compile(r"(?<![A-Za-z\\(])\(?[A-J][).:](?!\S)|(?<![A-Za-z\\])\([A-J]\)")
 _NOT_ALONE = re.compile(rf"(?i)\b(?:or|and)\b|{NOT}|{SIGN}|{WRONG}")
 _EMPTY = re.compile(r"\$\s*+\$|\\\(\s*+\\\)|\\\[\s*+\\\]|\*\*\s*+\*\*")
+_OPENING = re.compile(r"^\s*(?:it (?:is|was) +)?(?:(?:an?|the) +)?")
 _WORDS = re.compile(r"(?i)\s*+(?:yes|no|(?=.*[a-z]{4})[a-z ,'-]++)\s*+")  # not "AB", which is no "ab"
 _LAYOUT = re.compile(r"\\displaystyle(?![A-Za-z])|[$`]")
 
@@ -247,7 +250,7 @@ def canonical(text: str) -> str:
     if match := _CHOICE.fullmatch(text.strip()):
         return match[1].upper()
     if _WORDS.fullmatch(text):
-        text = text.lower()
+        text = _OPENING.sub("", text.lower())
     # Spaces count between letters and digits only ("3 4" is not 34), and behind commas ("3, 125" is not 3,125).
     return re.sub(r"(?<![A-Za-z0-9]) +| +(?![A-Za-z0-9])", "", re.sub(" +", " ", text)).replace(",", ", ")
 
@@ -399,6 +402,12 @@ _WITHIN = compiled(
         r"\1 \\times 10^{\2\3}",
     ),
     (r"\^\{\+", "^{"),
+    (r"\\log *+_ *+(?:e|\{ *+e *+\})", r"\\ln "),
+    (
+        r"(?<=\d) *+_ *+(\{ *+)?(\\text *+\{ *+)?([a-z]{3,}+)(?(2) *+\})(?(1) *+\})",
+        lambda match: f"_{{{in_digits(match[3])}}}",
+    ),
+    (r"(?<![\w\\])([a-z]) in (?=[(\[])", r"\1\\in "),
     (r"(?<=:\d\d) *+([AaPp])\.? ?[Mm]\b\.?", lambda match: f" {match[1].lower()}m"),
     ("或者?", " or "),
     (
@@ -521,6 +530,7 @@ def _ascii(text: str) -> str:
     text = _SMALL.sub(
         lambda match: f"{'^' if match[1] else '_'}{{{unicodedata.normalize('NFKC', match[0])}}}", text
     )
+    text = _OVERLINED.sub(lambda match: f"\\overline{{{match[0][::2]}}}", text)
     text = re.sub(r"—(?=[\d.$\\(])", "-", text).replace("—", " ")  # a minus, or a pause
     text = _ROOT.sub(r"\\sqrt{\1\2\3}", text.translate(_UNICODE))
     return _IDEOGRAPH.sub(" ", text)

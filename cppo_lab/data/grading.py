@@ -11,6 +11,7 @@ How a response is graded:
 
 import atexit
 import json
+import math
 import os
 import re
 import signal
@@ -97,8 +98,11 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
     said = answer.written if answer.marked else stated(answer.written)
     original = rewritten(truth, _OF_TRUTH)
     given = answer.text if said is None else tidy(said)
+    true_number = whole_number(original)
+    if true_number:  # else it may be a point
+        given = _PERMUTATIONS.sub(lambda match: str(math.perm(int(match[1]), int(match[2]))), given)
     text = given if said is None else without_label(given, original)
-    number, true_number = whole_number(text), whole_number(original)
+    number = whole_number(text)
     if number and true_number:
         return verdict(float(number == true_number))
     if text == given:  # "(A) 42" is no "(B) 42"
@@ -144,6 +148,8 @@ _OF_TRUTH = compiled(
         r"\1\\text{ \2}",
     ),
 )
+# "P(4,3)", "A_4^3"
+_PERMUTATIONS = re.compile(r"(?<![\\A-Za-z])[PA](?:\(|_\{?)(\d{1,3})\}?[,^] *\{?(\d{1,3})[)}]?")
 # Letters that may be symbols side by side, and no words or units
 _RUN = re.compile(
     r"(?<![\\A-Za-z])(?!(?i:[ckm]m|kg|ml|[ap]m|[mk]ph|hrs?|min|sec|lbs?|ft|in|yd|oz)(?![A-Za-z]))(?![A-Z][a-z]{2})"

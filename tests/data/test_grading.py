@@ -571,6 +571,17 @@ NOTATIONS: Table = {
     "9 (quarters)": ["9 (quarters)"],
     "24 种": ["24"],
     "BD": ["B, D", "B and D", "B、D", "DB"],
+    "[2,5)": ["x in [2,5)"],
+    "Tuesday": ["It is Tuesday", "tuesday"],
+    "ellipse": ["an ellipse", "The ellipse."],
+    "101_2": ["101_{\\text{two}}", "101_\\text{two}", "101_{two}"],
+    "\\ln 2": ["\\log_e 2", "\\log_{e}(2)"],
+    "24": ["P(4,3)", "$A_4^3$", "二十四", "贰拾肆"],
+    "(4,3)": ["P(4,3)"],
+    "\\frac{16}{99}": ["0.1̅6̅", "$0.1̅6̅$"],
+    "C": ["故选C", "选c"],
+    "e": ["e", "$e$"],
+    "E": ["E", "(e)"],
 }
 NOT_NOTATIONS: Table = {
     "4t": ["4", "4m", "4 s", "4T"],
@@ -623,6 +634,16 @@ NOT_NOTATIONS: Table = {
     "9 (apples)": ["9 pears", "10 apples"],
     "24 种": ["42"],
     "BD": ["B", "B, C", "A, B, D"],
+    "[2,5)": ["x in [2,5]", "2 in [2,5)"],
+    "Tuesday": ["It is Monday", "It is not Tuesday"],
+    "ellipse": ["a circle", "an ellipse or a circle"],
+    "101_2": ["101_{\\text{three}}"],
+    "\\ln 2": ["\\log_2 e"],
+    "24": ["P(4,1)", "(4,3)", "三十四"],
+    "\\frac{16}{99}": ["0.16", "0.16̅"],
+    "e": ["E", "$E$"],
+    "E": ["e"],
+    "i": ["I"],
 }
 # fmt: on
 # Amounts: the same one in other units or in parts, powers of units, temperatures, words of scale, money beside units.
@@ -757,6 +778,7 @@ RESPONSES: Table = {
     "41, 42": ["\\boxed{41}, \\boxed{42}", "$\\boxed{41}$ and $\\boxed{42}$"],
     "$y_1=x^2$\n$y_2=x^3$": ["Answer: $y_1 = x^2$\n$y_2=x^3$.", "So we get $y_1=x^2$\n$y_2=x^3$"],
     "50": ["so it is 50%."],
+    "24": ["so $\\boxed{4}!$ ways"],
     "C": ["故选C。", "故选：C", "故选择方法一，\\boxed{C}"],
 }
 NOT_RESPONSES: Table = {
@@ -770,6 +792,7 @@ NOT_RESPONSES: Table = {
         "\\sqrt{\\boxed{42}}", "\\boxed{42}^2", "\\boxed{42}.5", "\\boxed{42}/2", "1\\boxed{42}", "\\boxed{42}\\pi",
         "\\not\\boxed{42}", "\\neq \\boxed{42}", "more than \\boxed{42}", "不是\\boxed{42}",
         "41 or\n\\boxed{42}", "2\\cdot\n\\boxed{42}", "2 \\times \\boxed{42}",
+        "so $\\boxed{42}!$ ways", "so \\boxed{42}!",
     ],
     "41": ["<answer>42</answer>"],
     "$y_1=x^2$\n$y_2=x^3$": [
