@@ -26,7 +26,7 @@ from torch import Tensor
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.workers.config import ActorConfig
 
-from cppo_lab.maths.divergence import logp_and_divergence
+from cppo_lab.maths.divergence import Recorded, logp_and_divergence
 from cppo_lab.maths.rules import aggregate, get_rule
 from cppo_lab.maths.tokens import Tokens
 
@@ -86,10 +86,12 @@ def logits_steps(count: int) -> dict[str, Callable[[], None]]:
     top = logits.topk(K)
     normaliser = logits.logsumexp(-1, keepdim=True)
     sampled = (logits.gather(-1, tokens[:, None]) - normaliser)[:, 0] + 0.1
-    given = (logits.requires_grad_(), tokens, top.indices, top.values - normaliser + 0.01, sampled)
+    mu = Recorded(tokens, sampled, top.indices, top.values - normaliser + 0.01)
+    alone = Recorded(tokens, sampled, top.indices[:, :0], top.values[:, :0])
+    logits.requires_grad_()
     ways = {
-        "topk": lambda: logp_and_divergence(*given, measure="tv").logp,
-        "token_logp": lambda: logp_and_divergence(logits, tokens, None, None, sampled, measure="tv").logp,
+        "topk": lambda: logp_and_divergence(logits, mu, measure="tv").logp,
+        "token_logp": lambda: logp_and_divergence(logits, alone, measure="tv").logp,
         "log_softmax": lambda: logits.log_softmax(-1, dtype=torch.float32).gather(-1, tokens[:, None]),
     }
     return {name: backward(logits, lambda way=way: way().sum()) for name, way in ways.items()}  # type: ignore[misc]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.benchmark import Timer
 
 from benchmarks.gpu_kit.__main__ import Record
-from cppo_lab.maths.divergence import logp_and_divergence
+from cppo_lab.maths.divergence import Recorded, logp_and_divergence
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, constants, differentiated, random_batch
 
 K, VOCABULARY = 20, 151936  # of Qwen3
@@ -22,19 +22,21 @@ def milliseconds(step: Callable[[], object], device: torch.device, times: int = 
     return float(1e3 * timer.timeit(times if device.type == "cuda" else 1).mean)
 
 
-def recorded(rows: int, vocabulary: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def recorded(rows: int, vocabulary: int, device: torch.device) -> Recorded:
     """Tokens, and mu's Top-K and log-probabilities."""
     tokens, part = torch.randint(vocabulary, (rows,), device=device), vocabulary // K
     ids = torch.randint(part, (rows, K), device=device, dtype=torch.int32)
     ids += part * torch.arange(K, device=device, dtype=torch.int32)
-    return tokens, ids, torch.full((rows, K), -3.5, device=device), torch.full((rows,), -3.0, device=device)
+    logp, topk_logp = torch.full((rows,), -3.0, device=device), torch.full((rows, K), -3.5, device=device)
+    return Recorded(tokens, logp, ids, topk_logp)
 
 
 def triton_runs(device: torch.device) -> bool:
     """Whether it finds what it compiles with."""
     try:
         logits, token = torch.zeros(1, 8, device=device), torch.zeros(1, dtype=torch.long, device=device)
-        logp_and_divergence(logits, token, None, None, logits[:, 0], measure="tv", fused=True)
+        mu = Recorded(token, logits[:, 0], token[:, None][:, :0], logits[:, :0])
+        logp_and_divergence(logits, mu, measure="tv", fused=True)
     except Exception as error:  # noqa: BLE001  each lack has an error of its own
         print(f"the eager code is used: {error}")
         return False
@@ -51,7 +53,7 @@ def kernel(device: torch.device, record: Record) -> None:
         record.figure(f"{name} one read", one_read, "ms")
         record.figure(f"{name} one read", logits.nbytes / one_read / 1e6, "GB/s")
         options: dict[str, Any] = {"measure": "tv", "entropy": True}
-        forward = partial(logp_and_divergence, logits.requires_grad_(), *given, **options)
+        forward = partial(logp_and_divergence, logits.requires_grad_(), given, **options)
         results = {}
         # The eager code first: it needs no compiler, and its figures are on disk if Triton fails.
         for way, step in (("eager", forward), ("kernel", partial(forward, fused=True))):
@@ -80,7 +82,7 @@ def memory(device: torch.device, record: Record) -> None:
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
-        result = logp_and_divergence(hidden @ head.T, *given, fused=way == "kernel", **options)
+        result = logp_and_divergence(hidden @ head.T, given, fused=way == "kernel", **options)
         gradient, _ = torch.autograd.grad(result.logp.sum(), (hidden, head))
         record.figure(f"{way} gradient is finite", float(gradient.isfinite().all()))
         if on_gpu:

@@ -179,7 +179,7 @@ def update(device: torch.device, record: Record) -> None:
             fully_shard(part, mesh=mesh, mp_policy=policy)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
         ids = torch.randint(vocabulary, (rows, length), device=device)
-        tokens, top_ids, top_logp, logp = recorded(rows * length, vocabulary, device)
+        mu = recorded(rows * length, vocabulary, device)
         advantages = torch.linspace(-1, 1, rows, device=device)[:, None].expand(rows, length).contiguous()
         fused = triton_runs(device)
         taken, masked, loss = [], 0.0, torch.zeros(())
@@ -187,7 +187,8 @@ def update(device: torch.device, record: Record) -> None:
             began = time.perf_counter()
             logits = model(input_ids=ids, use_cache=False).logits
             both = logp_and_divergence(
-                *(logits.flatten(0, 1), tokens, top_ids, top_logp, logp),
+                logits.flatten(0, 1),
+                mu,
                 measure="tv",
                 entropy=True,
                 overwrite_logits=True,
@@ -195,7 +196,7 @@ def update(device: torch.device, record: Record) -> None:
             )
             del logits
             valid = torch.ones_like(ids, dtype=torch.bool)
-            state = [part.view(rows, length) for part in (both.logp, logp, both.divergence)]
+            state = [part.view(rows, length) for part in (both.logp, mu.logp, both.divergence)]
             batch = Tokens(state[0], state[1], advantages, valid, state[2])
             decided = get_rule("cppo")(batch, **CPPO)
             loss = -aggregate(decided.objective, valid, "token-mean")

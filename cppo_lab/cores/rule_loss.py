@@ -9,7 +9,7 @@ steps, and their size does not depend on the length of the run.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,20 +23,12 @@ from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 from cppo_lab.errors import UserError
 from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths import mismatch
+from cppo_lab.maths.divergence import Recorded
 from cppo_lab.maths.masks import decisions, limits_of
 from cppo_lab.maths.rules import aggregate, centred, corrected
 from cppo_lab.maths.tokens import RuleOutput, Tokens
 from cppo_lab.rules import PERMUTATION, RULES, Rule, rule_of
 from cppo_lab.spec import DivergenceSpec, RuleSpec, RunSpec
-
-
-class Recorded(NamedTuple):
-    """What the rollout policy recorded for the sampled tokens. [...] are any leading dimensions."""
-
-    tokens: Tensor  # [...] ids
-    logp: Tensor  # [...] log mu(y)
-    topk_ids: Tensor  # [..., K] of its most likely tokens
-    topk_logp: Tensor  # [..., K]
 
 
 def rule_used(spec: RunSpec) -> RuleUsed:
@@ -61,15 +53,7 @@ def measured_divergence(kind: DivergenceSpec, pi_logp: Tensor, logp: Tensor, mu:
         mu_logp = torch.empty_like(pi_logp).scatter_(-1, mu.topk_ids, mu.topk_logp)
         return divergences.exact(mu_logp, pi_logp, kind.measure)
     assert kind.convention is not None  # the specification has checked it
-    return divergences.topk(
-        mu.topk_ids,
-        mu.topk_logp,
-        pi_logp,
-        mu.tokens,
-        mu.logp,
-        measure=kind.measure,
-        convention=kind.convention,
-    )
+    return divergences.topk(mu, pi_logp, measure=kind.measure, convention=kind.convention)
 
 
 @torch.no_grad()
@@ -77,16 +61,8 @@ def measured_drift(kind: DivergenceSpec, pi_logp: Tensor, logp: Tensor, mu: Reco
     """The change of `measured_divergence` with these arguments (divergence.drift), [...], or a number of its sign."""
     if kind.estimator in ("binary", "sample"):
         return logp - mu.logp
-    return divergences.drift(
-        mu.topk_ids,
-        mu.topk_logp,
-        pi_logp.gather(-1, mu.topk_ids),
-        mu.tokens,
-        mu.logp,
-        logp,
-        measure=kind.measure,
-        convention=kind.convention or "union",
-    )
+    pi_topk_logp, convention = pi_logp.gather(-1, mu.topk_ids), kind.convention or "union"
+    return divergences.drift(mu, pi_topk_logp, logp, measure=kind.measure, convention=convention)
 
 
 def applied(

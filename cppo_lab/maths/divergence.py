@@ -27,6 +27,17 @@ CONVENTIONS = ("union", "replace_kth")
 OTHER_FLOOR = 1e-12  # lower bound of the mass of the cell "other", under mu and pi
 
 
+class Recorded(NamedTuple):
+    """What the rollout policy recorded for the sampled tokens."""
+
+    tokens: Tensor  # [...] ids; a negative id (padding) gives arbitrary finite values
+    logp: Tensor  # [...] log mu(y) at the sampling temperature
+    # [..., K] integer ids of its K most likely tokens, all different, in any order; a negative id is an empty place
+    # (fewer than K known, or padding). K = 0: none are known.
+    topk_ids: Tensor
+    topk_logp: Tensor  # [..., K] log mu of them
+
+
 @torch.no_grad()
 def exact(mu_logp: Tensor, pi_logp: Tensor, measure: str = "tv") -> Tensor:
     """TV or KL(mu || pi) over the whole vocabulary.
@@ -48,28 +59,15 @@ def exact(mu_logp: Tensor, pi_logp: Tensor, measure: str = "tv") -> Tensor:
 
 
 @torch.no_grad()
-def topk(
-    rollout_topk_ids: Tensor,
-    rollout_topk_logp: Tensor,
-    pi_logits_or_logp: Tensor,
-    tokens: Tensor,
-    rollout_logp: Tensor,
-    *,
-    measure: str,
-    convention: str = "union",
-) -> Tensor:
+def topk(mu: Recorded, pi_logits_or_logp: Tensor, *, measure: str, convention: str = "union") -> Tensor:
     """TV or KL(mu || pi) on the partition {mu's K most likely tokens} + {sampled token} + other.
 
     "union" adds the sampled token as a cell of its own when it is not among the K; "replace_kth" lets it take
     the place of the least likely of the K instead. The mass of "other" is 1 - (the rest), at least 1e-12.
 
     Args:
-        rollout_topk_ids: [..., K] integer ids of mu's K most likely tokens, all different, in any order; a
-            negative id is an empty place (fewer than K known, or padding).
-        rollout_topk_logp: [..., K] their log-probabilities under mu.
+        mu: of the sampled tokens.
         pi_logits_or_logp: [..., V] logits or log-probabilities of pi; normalised here.
-        tokens: [...] sampled token ids; a negative id (padding) gives an arbitrary finite value.
-        rollout_logp: [...] log mu(token).
         measure: "tv" or "kl".
         convention: "union" or "replace_kth".
 
@@ -79,61 +77,36 @@ def topk(
     Raises:
         ValueError: unknown measure or convention, or shapes that do not fit together.
     """
-    _check_partition(rollout_topk_ids, rollout_topk_logp, tokens, rollout_logp, measure, convention)
-    same_shape((*tokens.shape, pi_logits_or_logp.shape[-1]), pi_logits_or_logp=pi_logits_or_logp)
+    _check_partition(mu, measure, convention)
+    same_shape((*mu.tokens.shape, pi_logits_or_logp.shape[-1]), pi_logits_or_logp=pi_logits_or_logp)
     pi = compute_dtype(pi_logits_or_logp)
     normaliser = pi.logsumexp(-1, keepdim=True)  # only K + 1 of the V log-probabilities are needed
-    return topk_from_logp(
-        rollout_topk_ids,
-        rollout_topk_logp,
-        pi.gather(-1, rollout_topk_ids.clamp_min(0)) - normaliser,
-        tokens,
-        rollout_logp,
-        (pi.gather(-1, tokens.unsqueeze(-1).clamp_min(0)) - normaliser).squeeze(-1),
-        measure=measure,
-        convention=convention,
-    )
+    wanted = torch.cat([mu.topk_ids, mu.tokens.unsqueeze(-1)], -1).clamp_min(0)
+    logp = pi.gather(-1, wanted) - normaliser
+    return topk_from_logp(mu, logp[..., :-1], logp[..., -1], measure=measure, convention=convention)
 
 
 @torch.no_grad()
 def topk_from_logp(
-    rollout_topk_ids: Tensor,
-    rollout_topk_logp: Tensor,
-    pi_topk_logp: Tensor,
-    tokens: Tensor,
-    rollout_logp: Tensor,
-    logp: Tensor,
-    *,
-    measure: str,
-    convention: str = "union",
+    mu: Recorded, pi_topk_logp: Tensor, logp: Tensor, *, measure: str, convention: str = "union"
 ) -> Tensor:
     """`topk` where pi's log-probabilities at the K ids and at the sampled token are known already.
 
     Args:
-        pi_topk_logp: [..., K] log pi of `rollout_topk_ids`; ignored at an empty place.
+        pi_topk_logp: [..., K] log pi of `mu.topk_ids`; ignored at an empty place.
         logp: [...] log pi(token).
         (the others as in `topk`)
 
     Raises:
         ValueError: as `topk`.
     """
-    (mu_cells, pi_cells), _ = _cells(
-        rollout_topk_ids, rollout_topk_logp, pi_topk_logp, tokens, rollout_logp, logp, measure, convention
-    )
-    return _measure(mu_cells, pi_cells, measure)
+    cells, _ = _cells(mu, pi_topk_logp, logp, measure, convention)
+    return _measure(*cells, measure)
 
 
 @torch.no_grad()
 def drift(
-    rollout_topk_ids: Tensor,
-    rollout_topk_logp: Tensor,
-    pi_topk_logp: Tensor,
-    tokens: Tensor,
-    rollout_logp: Tensor,
-    logp: Tensor,
-    *,
-    measure: str,
-    convention: str = "union",
+    mu: Recorded, pi_topk_logp: Tensor, logp: Tensor, *, measure: str, convention: str = "union"
 ) -> Tensor:
     """First-order change of `topk_from_logp` under a step of the softmax's logits along grad log pi(token), [...].
 
@@ -145,14 +118,12 @@ def drift(
 
     "Other" is one cell: the tail moves as a token would. Arguments and errors as `topk_from_logp`.
     """
-    cells, sampled = _cells(
-        rollout_topk_ids, rollout_topk_logp, pi_topk_logp, tokens, rollout_logp, logp, measure, convention
-    )
-    mu, pi = cells.exp()
+    cells, sampled = _cells(mu, pi_topk_logp, logp, measure, convention)
+    of_mu, pi = cells.exp()
     absent = ~sampled.any(-1, keepdim=True)
     step = torch.cat([sampled, absent, torch.zeros_like(absent)], -1).to(pi.dtype) - pi
     change = step - (pi * step).sum(-1, keepdim=True)
-    return ((pi - mu).sign() * pi / 2 if measure == "tv" else -mu).mul(change).sum(-1)
+    return ((pi - of_mu).sign() * pi / 2 if measure == "tv" else -of_mu).mul(change).sum(-1)
 
 
 @torch.no_grad()
@@ -165,28 +136,21 @@ def topk_entropy(topk_logp: Tensor) -> Tensor:
 
 
 def _cells(
-    ids: Tensor,
-    topk_logp: Tensor,
-    pi_topk_logp: Tensor,
-    tokens: Tensor,
-    rollout_logp: Tensor,
-    logp: Tensor,
-    measure: str,
-    convention: str,
+    mu: Recorded, pi_topk_logp: Tensor, logp: Tensor, measure: str, convention: str
 ) -> tuple[Tensor, Tensor]:
     """The partition of `topk`, once its arguments are checked: log mu and log pi of its cells [2, ..., K + 2], and
     which of the K is the sampled token [..., K].
     """
-    _check_partition(ids, topk_logp, tokens, rollout_logp, measure, convention)
-    same_shape(ids.shape, pi_topk_logp=pi_topk_logp)
-    same_shape(tokens.shape, logp=logp)
+    _check_partition(mu, measure, convention)
+    same_shape(mu.topk_ids.shape, pi_topk_logp=pi_topk_logp)
+    same_shape(mu.tokens.shape, logp=logp)
     dtype = compute_dtype(pi_topk_logp).dtype
-    policies = (topk_logp, rollout_logp), (pi_topk_logp, logp)
+    policies = (mu.topk_logp, mu.logp), (pi_topk_logp, logp)
     cells = torch.stack(
         [torch.cat([top.to(dtype), last.to(dtype).unsqueeze(-1)], -1) for top, last in policies]
     )
-    empty = ids < 0
-    sampled = ids == tokens.unsqueeze(-1).clamp_min(0)
+    empty = mu.topk_ids < 0
+    sampled = mu.topk_ids == mu.tokens.unsqueeze(-1).clamp_min(0)
     present = sampled.any(-1, keepdim=True)
     if convention == "replace_kth":
         least = cells[0, ..., :-1].masked_fill(empty, torch.inf).argmin(-1, keepdim=True)
@@ -232,21 +196,14 @@ def k3(logp: Tensor, rollout_logp: Tensor) -> Tensor:
 ESTIMATES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType({"k2": k2, "k3": k3})
 
 
-def _check_partition(
-    rollout_topk_ids: Tensor,
-    rollout_topk_logp: Tensor,
-    tokens: Tensor,
-    rollout_logp: Tensor,
-    measure: str,
-    convention: str,
-) -> None:
+def _check_partition(mu: Recorded, measure: str, convention: str) -> None:
     one_of("measure", measure, MEASURES)
     one_of("convention", convention, CONVENTIONS)
-    same_shape(rollout_topk_ids.shape, rollout_topk_logp=rollout_topk_logp)
-    same_shape(rollout_topk_ids.shape[:-1], tokens=tokens, rollout_logp=rollout_logp)
-    if convention == "replace_kth" and rollout_topk_ids.shape[-1] == 0:
+    same_shape(mu.topk_ids.shape, topk_logp=mu.topk_logp)
+    same_shape(mu.topk_ids.shape[:-1], tokens=mu.tokens, logp=mu.logp)
+    if convention == "replace_kth" and mu.topk_ids.shape[-1] == 0:
         raise ValueError(
-            "rollout_topk_ids holds no token (K = 0), and convention='replace_kth' replaces one: pass 'union' or K >= 1"
+            "topk_ids holds no token (K = 0), and convention='replace_kth' replaces one: pass 'union' or K >= 1"
         )
 
 
@@ -300,21 +257,18 @@ _CPU_ELEMENTS, _OTHER_ELEMENTS = 2**20, 2**26
 
 class FromLogits(NamedTuple):
     """Log pi(y) [N] with gradient; D [N] and the entropy of pi [N] (None unless asked for) without; log pi at mu's
-    Top-K [N, K] (None without), with gradient if asked for.
+    Top-K [N, K], with gradient if asked for.
     """
 
     logp: Tensor
     divergence: Tensor
     entropy: Tensor | None
-    topk_logp: Tensor | None = None
+    topk_logp: Tensor
 
 
 def logp_and_divergence(
     logits: Tensor,
-    tokens: Tensor,
-    rollout_topk_ids: Tensor | None,
-    rollout_topk_logp: Tensor | None,
-    rollout_logp: Tensor,
+    mu: Recorded,
     *,
     measure: str,
     convention: str = "union",
@@ -329,9 +283,7 @@ def logp_and_divergence(
 
     Args:
         logits: [N, V] of pi.
-        tokens: [N] sampled token ids; a negative id (padding) gives arbitrary finite values.
-        rollout_topk_ids, rollout_topk_logp: [N, K], see `divergence.topk`; both None for the Binary divergence.
-        rollout_logp: [N] log mu(token) at the sampling temperature, like `rollout_topk_logp`.
+        mu: of N tokens; without a Top-K (K = 0) the divergence is `binary`.
         measure: "tv" or "kl".
         convention: "union" or "replace_kth".
         temperature: divides the logits; pass the temperature of mu's sampling.
@@ -343,56 +295,59 @@ def logp_and_divergence(
         topk_gradient: log pi at mu's Top-K is differentiable, too.
 
     Raises:
-        ValueError: shapes that do not fit together, unknown measure or convention, only one of the two Top-K
-            tensors, temperature <= 0, chunk < 1, float64 logits for the kernels, or logits to overwrite that are a
-            leaf.
+        ValueError: shapes that do not fit together, unknown measure or convention, temperature <= 0, chunk < 1, float64
+            logits for the kernels, or logits to overwrite that are a leaf.
     """
     one_of("measure", measure, MEASURES)
     one_of("convention", convention, CONVENTIONS)
-    if (rollout_topk_ids is None) != (rollout_topk_logp is None):
-        raise ValueError("only one of rollout_topk_ids and rollout_topk_logp is None: pass both, or neither")
-    _check(logits, tokens, temperature, chunk, overwrite_logits, fused)
-    same_shape(tokens.shape, rollout_logp=rollout_logp)
-    if rollout_topk_ids is not None and rollout_topk_logp is not None:
-        same_shape((len(tokens), rollout_topk_ids.shape[-1]), rollout_topk_ids=rollout_topk_ids)
-        same_shape(rollout_topk_ids.shape, rollout_topk_logp=rollout_topk_logp)
+    if logits.ndim != 2 or not logits.is_floating_point():
+        raise ValueError(
+            f"logits has shape {list(logits.shape)} and dtype {logits.dtype}, expected floating [N, V]: "
+            "flatten the tokens of all responses"
+        )
+    same_shape(logits.shape[:1], tokens=mu.tokens)
+    positive("temperature", temperature)
+    if chunk is not None and chunk < 1:
+        raise ValueError(f"chunk={chunk!r} must be at least 1 row: pass None for the default")
+    if fused and logits.dtype == torch.float64:
+        raise ValueError("fused=True with float64 logits: the kernels compute in float32, pass fused=False")
+    if overwrite_logits and logits.requires_grad and logits.is_leaf:
+        raise ValueError(
+            "overwrite_logits=True with logits that are a leaf: their values and their .grad would be one "
+            "tensor, pass the output of a layer or overwrite_logits=False"
+        )
+    k = mu.topk_ids.shape[-1]
+    same_shape(mu.tokens.shape, logp=mu.logp)
+    same_shape((len(logits), k), topk_ids=mu.topk_ids, topk_logp=mu.topk_logp)
+    wanted = torch.cat([mu.tokens[:, None], mu.topk_ids], 1).clamp_min(0).long()
     logp, topk_logp, entropies = _LogProbs.apply(
-        logits, tokens, rollout_topk_ids, temperature, entropy, chunk, overwrite_logits, fused, topk_gradient
+        logits, wanted, temperature, entropy, chunk, overwrite_logits, fused, topk_gradient
     )
-    if rollout_topk_ids is None or rollout_topk_logp is None:
-        return FromLogits(logp, binary(logp, rollout_logp, measure), entropies)
-    divergence = topk_from_logp(
-        rollout_topk_ids,
-        rollout_topk_logp,
-        topk_logp,
-        tokens,
-        rollout_logp,
-        logp,
-        measure=measure,
-        convention=convention,
-    )
+    if k:
+        divergence = topk_from_logp(mu, topk_logp, logp, measure=measure, convention=convention)
+    else:
+        divergence = binary(logp, mu.logp, measure)
     return FromLogits(logp, divergence, entropies, topk_logp)
 
 
 class _LogProbs(torch.autograd.Function):
-    """log pi at `tokens` [N] (differentiable), at `ids` [N, K] (so if `topk`; None without), the entropy (or None)."""
+    """log pi at the ids `wanted` [N, 1 + K]: the first [N] (differentiable), the others [N, K] (so if `topk`); the
+    entropy (or None).
+    """
 
     @staticmethod
     def forward(
         ctx: Any,
         logits: Tensor,
-        tokens: Tensor,
-        ids: Tensor | None,
+        wanted: Tensor,
         temperature: float,
         entropy: bool,
         chunk: int | None,
         overwrite: bool,
         fused: bool,
         topk: bool,
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         ctx.constants = temperature, chunk, overwrite
-        wanted = tokens[:, None] if ids is None else torch.cat([tokens[:, None].to(ids.dtype), ids], 1)
-        wanted = wanted.clamp_min(0).long()
         normaliser: list[Tensor] = []
         entropies: Tensor | None
         if fused:
@@ -408,7 +363,7 @@ class _LogProbs(torch.autograd.Function):
                 if entropies is not None:  # entr(p) = -p log p, and 0 for p = 0
                     entropies[rows] = torch.special.entr(buffer.exp_(), out=buffer).sum(-1)
         ctx.save_for_backward(logits, wanted if topk else wanted[:, :1].contiguous(), *normaliser)
-        topk_logp = None if ids is None else found[:, 1:]
+        topk_logp = found[:, 1:]
         entropies = entropies if entropy else None
         constant = (entropies,) if topk else (topk_logp, entropies)
         ctx.mark_non_differentiable(*(t for t in constant if t is not None))
@@ -432,19 +387,20 @@ class _LogProbs(torch.autograd.Function):
             from cppo_lab.maths import logits_kernel
 
             logits_kernel.write_gradient(logits, index, factor.contiguous(), grad, temperature, *normaliser)
-            return grad, *(None,) * 8
+            return grad, *(None,) * 7
         total = factor.sum(1, keepdim=True)
         for rows, scaled, buffer in _chunks(logits, temperature, chunk):
             torch.softmax(scaled, -1, out=buffer)
             buffer.mul_(-total[rows]).scatter_add_(-1, index[rows], factor[rows])
             grad[rows] = buffer
-        return grad, *(None,) * 8
+        return grad, *(None,) * 7
 
 
 def _chunks(logits: Tensor, temperature: float, chunk: int | None) -> Iterator[tuple[slice, Tensor, Tensor]]:
     """Rows, their logits / temperature in the computing dtype, and a buffer for a result of their shape."""
     logits = logits.detach()
-    rows = chunk or _default_chunk(logits)
+    elements = _CPU_ELEMENTS if logits.is_cpu else _OTHER_ELEMENTS
+    rows = chunk or max(1, elements // max(1, logits.shape[1]))
     buffer = logits.new_empty((min(rows, len(logits)), logits.shape[1]), dtype=_dtype(logits))
     direct = logits.dtype == buffer.dtype and temperature == 1
     scaled = None if direct else torch.empty_like(buffer)
@@ -456,36 +412,5 @@ def _chunks(logits: Tensor, temperature: float, chunk: int | None) -> Iterator[t
         yield slice(start, start + len(part)), part, buffer[: len(part)]
 
 
-def _default_chunk(logits: Tensor) -> int:
-    elements = _CPU_ELEMENTS if logits.device.type == "cpu" else _OTHER_ELEMENTS
-    return max(1, elements // max(1, logits.shape[1]))
-
-
 def _dtype(logits: Tensor) -> torch.dtype:
     return torch.float64 if logits.dtype == torch.float64 else torch.float32
-
-
-def _check(
-    logits: Tensor,
-    tokens: Tensor,
-    temperature: float,
-    chunk: int | None,
-    overwrite_logits: bool,
-    fused: bool,
-) -> None:
-    if logits.ndim != 2 or not logits.is_floating_point():
-        raise ValueError(
-            f"logits has shape {list(logits.shape)} and dtype {logits.dtype}, expected floating [N, V]: "
-            "flatten the tokens of all responses"
-        )
-    same_shape(logits.shape[:1], tokens=tokens)
-    positive("temperature", temperature)
-    if chunk is not None and chunk < 1:
-        raise ValueError(f"chunk={chunk!r} must be at least 1 row: pass None for the default")
-    if fused and logits.dtype == torch.float64:
-        raise ValueError("fused=True with float64 logits: the kernels compute in float32, pass fused=False")
-    if overwrite_logits and logits.requires_grad and logits.is_leaf:
-        raise ValueError(
-            "overwrite_logits=True with logits that are a leaf: their values and their .grad would be one "
-            "tensor, pass the output of a layer or overwrite_logits=False"
-        )

@@ -42,8 +42,8 @@ from torch import Tensor
 from cppo_lab.errors import UserError, message, printable
 from cppo_lab.maths import bounds
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.divergence import CONVENTIONS
-from cppo_lab.maths.masks import ThresholdTests, threshold_tests, violation_score
+from cppo_lab.maths.divergence import CONVENTIONS, Recorded
+from cppo_lab.maths.masks import limits_of, violation_score
 from cppo_lab.maths.masks import sapo as sapo_gate
 from cppo_lab.maths.mismatch import relative_logprob_error
 from cppo_lab.maths.rules import AGGREGATIONS, aggregate, get_rule, group_advantages
@@ -63,11 +63,6 @@ class Vectors:
 
     arrays: dict[str, numpy.ndarray]
     manifest: dict[str, Any]
-
-    @property
-    def cases(self) -> dict[str, dict[str, Any]]:
-        cases: dict[str, dict[str, Any]] = self.manifest["cases"]  # `load` has checked it
-        return cases
 
     def tensor(self, key: str, dtype: torch.dtype | None = None) -> Tensor:
         """A copy of an array; `dtype` None keeps the stored dtype.
@@ -94,7 +89,7 @@ def load(path: Path) -> Vectors:
             arrays = {name: numpy.asarray(archive[name]) for name in archive.files}
         vectors = Vectors(arrays, json.loads(str(arrays.pop("manifest"))))
         lists = [vectors.manifest.get(entry, []) for entry in ("modes", "theory_columns")]
-        for case in vectors.cases.values():
+        for case in vectors.manifest["cases"].values():
             lists += [list(case["hp"]), case.get("methods", []), case.get("objectives", [])]
         if not all(
             isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists
@@ -160,7 +155,7 @@ class Case:
 
     def __init__(self, vectors: Vectors, name: str, dtype: torch.dtype) -> None:
         self.vectors, self.name, self.dtype = vectors, name, dtype
-        self.facts = vectors.cases.get(name, {})
+        self.facts = vectors.manifest["cases"].get(name, {})
         self.output = cache(self._output)
 
     def stored(self, name: str) -> Tensor:
@@ -186,6 +181,10 @@ class Case:
             raise LookupError(f"the manifest gives no {name!r} for case {self.name!r}")
         return self.facts["hp"][name]
 
+    def constants(self, given: Mapping[str, str]) -> dict[str, Any]:
+        """The constants of a rule by name, of the hyper-parameters that `given` names."""
+        return {key: self.constant(name) for key, name in given.items()}
+
     def _output(self, name: str) -> tuple[RuleOutput, Tensor] | None:
         """A method's output and the logp [B, T] it is computed in; None: no such method.
 
@@ -207,8 +206,7 @@ class Case:
             return masking[0]._replace(objective=weight * tokens.advantages * tokens.logp), logp
         if method.rule == UNMASKED:  # rho A without a trust region: the objective that every mask multiplies
             return rule_output(tokens, tokens.valid, {}), logp
-        constants = {key: self.constant(given) for key, given in method.given.items()}
-        return get_rule(method.rule)(tokens, **constants, **method.constants), logp
+        return get_rule(method.rule)(tokens, **self.constants(method.given), **method.constants), logp
 
 
 THEORY_INPUTS = {f"theory/mdp/{name}" for name in ("prefixes", "mu", "pi", "sequences", "reward")}
@@ -233,23 +231,15 @@ def _unknown_columns(vectors: Vectors) -> list[str]:
     return [name for name in columns if name not in COLUMNS and name not in ARGUMENTS]
 
 
-def _theory_value(vectors: Vectors, key: str) -> Tensor | None:
-    """Our value of a `theory/...` array in float64; None for an unknown key.
+def _constants(case: Case, _: str) -> Tensor:
+    """The rows of `theory/constants` with every column that we know recomputed.
 
     Raises:
-        LookupError: an array or a column that it needs is missing.
+        LookupError: a column that it needs is missing.
         ValueError: a row with arguments out of range.
     """
-    if key == "theory/constants":
-        return _constants(vectors)
-    compute = PROCESS_VALUES.get(key.removeprefix("theory/mdp/"))
-    return None if compute is None else compute(EnumeratedProcess(vectors))
-
-
-def _constants(vectors: Vectors) -> Tensor:
-    """The rows with every column that we know recomputed."""
-    table = vectors.tensor("theory/constants", torch.float64)
-    columns = vectors.manifest.get("theory_columns", [])
+    table = case.vectors.tensor("theory/constants", torch.float64)
+    columns = case.vectors.manifest.get("theory_columns", [])
     if missing := ARGUMENTS - set(columns):
         raise LookupError(f"the manifest's theory_columns lacks {sorted(missing)}")
     for row in table:
@@ -332,7 +322,7 @@ def is_input(vectors: Vectors, key: str) -> bool:
     head, _, name = key.partition("/in/")
     if head == "extreme":
         return name in ("mu", "pi", "tokens")
-    return (head in vectors.cases and name in INPUTS) or key in THEORY_INPUTS
+    return (head in vectors.manifest["cases"] and name in INPUTS) or key in THEORY_INPUTS
 
 
 def value(case: Case, key: str) -> Tensor | None:
@@ -343,11 +333,8 @@ def value(case: Case, key: str) -> Tensor | None:
         ValueError, RuntimeError, TypeError: the inputs are not what the maths takes.
     """
     part, _, name = key.removeprefix(f"{case.name}/").partition("/")
-    if case.name == "extreme" and part == "D":
-        return _extreme(case, name)
-    if case.name == "theory":
-        return _theory_value(case.vectors, key)
-    return PARTS[part](case, name) if case.facts and part in PARTS else None
+    parts = PARTS if case.facts else BLOCKS.get(case.name, {})
+    return parts[part](case, name) if part in parts else None
 
 
 def _derived_input(case: Case, name: str) -> Tensor | None:
@@ -377,16 +364,11 @@ def _divergence(case: Case, name: str) -> Tensor | None:
     elif estimator == "binary":
         values = divergences.binary(logp, rollout_logp, measure)
     else:
-        size = case.facts.get("K", 20)
+        size = case.facts.get("K", 20)  # the file stores one more
         pi, top_logp = case.given("pi", "rollout_topk_logp")
-        top = (
-            case.stored("rollout_topk_ids")[..., :size],
-            top_logp[..., :size],
-        )  # the file stores one more than K
-        convention = CONVENTIONS[bool(replace)]
-        values = divergences.topk(
-            *top, pi.log(), case.stored("tokens"), rollout_logp, measure=measure, convention=convention
-        )
+        ids = case.stored("rollout_topk_ids")[..., :size]
+        mu = Recorded(case.stored("tokens"), rollout_logp, ids, top_logp[..., :size])
+        values = divergences.topk(mu, pi.log(), measure=measure, convention=CONVENTIONS[bool(replace)])
     return torch.where(case.valid, values, 0.0)
 
 
@@ -404,15 +386,13 @@ def _extreme(case: Case, name: str) -> Tensor | None:
     if estimator == "binary":
         return divergences.binary(logp, rollout_logp, measure)
     top = mu_logp.sort(dim=-1, descending=True, stable=True)  # among equals the lowest id, as the file
-    return divergences.topk(
-        top.indices[:, : int(size)],
-        top.values[:, : int(size)],
-        pi_logp,
-        tokens,
-        rollout_logp,
-        measure=measure,
-        convention=CONVENTIONS[bool(replace)],
-    )
+    mu = Recorded(tokens, rollout_logp, top.indices[:, : int(size)], top.values[:, : int(size)])
+    return divergences.topk(mu, pi_logp, measure=measure, convention=CONVENTIONS[bool(replace)])
+
+
+def _of_process(case: Case, name: str) -> Tensor | None:
+    compute = PROCESS_VALUES.get(name)
+    return None if compute is None else compute(EnumeratedProcess(case.vectors))
 
 
 def _weights(case: Case, name: str) -> Tensor | None:
@@ -431,31 +411,24 @@ def _used_budget(case: Case, name: str) -> Tensor | None:
     return effective_delta_b(divergence, case.valid, case.constant("delta_b_min"), mode, cap)
 
 
-def _threshold_tests(case: Case) -> tuple[ThresholdTests, Tensor]:
-    """CPPO's tests and score x_t with our weights and budgets."""
-    [divergence], valid = case.given("D"), case.valid
-    weights, rate = _weights(case, "linear"), _used_budget(case, "used")
-    assert weights is not None and rate is not None
-    arguments = divergence, weights, valid, case.constant("delta"), rate
-    tests = threshold_tests(*arguments)
-    return tests, violation_score(tests, *arguments[1:])
-
-
 def _score(case: Case, name: str) -> Tensor | None:
-    tests, score = _threshold_tests(case)
-    if name == "threshold_c":
-        delta = case.constant("delta")
-        score = (delta - tests.excess).clamp_max(delta)
-    return score * case.valid if name in ("cppo", "threshold_c") else None
+    """CPPO's score x_t or the limit c_t with our weights and budgets."""
+    if name not in ("cppo", "threshold_c"):
+        return None
+    constants, [divergence], valid = case.constants(_CPPO), case.given("D"), case.valid
+    delta, (weights, rate, tests) = constants["delta"], limits_of(constants, divergence, valid)
+    if name == "cppo":
+        return violation_score(tests, weights, valid, delta, rate)
+    return (delta - tests.excess).clamp_max(delta) * valid
 
 
 def _of_rule(case: Case, name: str, part: str) -> Tensor | None:
     """A rule's mask, its objective or the loss of `<method>/<mode>`, or the gradient of any of these in logp."""
     # SAPO's gate is not admissible, hence no gate of the rule.
     if name == "cppo_soft_sapo" and part == "mask":
-        [advantage, ratio] = case.given("advantage", "ratio")
-        gate = sapo_gate(_threshold_tests(case)[1])
-        return torch.where(advantage * (ratio - 1) > 0, gate, 1.0) * case.valid
+        [advantage, ratio], score = case.given("advantage", "ratio"), _score(case, "cppo")
+        assert score is not None
+        return torch.where(advantage * (ratio - 1) > 0, sapo_gate(score), 1.0) * case.valid
     method, mode = name, ""
     if part in ("loss", "dloss"):
         method, _, mode = name.partition("/")
@@ -498,6 +471,11 @@ PARTS: dict[str, Callable[[Case, str], Tensor | None]] = {
     "score": _score,
     **{part: partial(_of_rule, part=part) for part in ("mask", "val", "grad", "loss", "dloss")},
     "metric": _metric,
+}
+# Of the blocks that are no cases.
+BLOCKS: dict[str, dict[str, Callable[[Case, str], Tensor | None]]] = {
+    "extreme": {"D": _extreme},
+    "theory": {"constants": _constants, "mdp": _of_process},
 }
 
 
@@ -546,32 +524,25 @@ def check(vectors: Vectors) -> Report:
     for key in vectors.arrays:
         if is_input(vectors, key):
             continue
-        name = key.partition("/")[0]
-        known, mismatch = _check_array(key, [case_of(name, dtype) for dtype in DTYPES])
-        report.checked += known
-        if not known:
-            report.unknown.append(key)
-        if mismatch:
-            report.mismatches.append(mismatch)
+        report.checked += 1
+        for dtype in DTYPES:
+            where = str(dtype).removeprefix("torch.")
+            try:
+                actual, expected = value(case_of(key.partition("/")[0], dtype), key), vectors.tensor(key)
+            except UNCOMPUTABLE as error:
+                text = (str(error).splitlines() or [type(error).__name__])[0]
+                mismatch = Mismatch(key, "", "inputs to compute it from", "none", f"{where}: {text}")
+            else:
+                if actual is None:
+                    report.checked -= 1
+                    report.unknown.append(key)
+                    break
+                tolerance = TOLERANCE[dtype if expected.dtype == torch.float64 else torch.float32]
+                mismatch = compare(key, where, expected, actual, 0.0 if is_exact(key) else tolerance)
+            if mismatch:
+                report.mismatches.append(mismatch)
+                break
     return report
-
-
-def _check_array(key: str, cases: list[Case]) -> tuple[bool, Mismatch | None]:
-    """Whether the key is known, and how the array first differs from ours, if it does; its case in each dtype."""
-    for case in cases:
-        name = str(case.dtype).removeprefix("torch.")
-        try:
-            actual = value(case, key)
-            expected = case.vectors.tensor(key)
-        except UNCOMPUTABLE as error:
-            text = (str(error).splitlines() or [type(error).__name__])[0]
-            return True, Mismatch(key, "", "inputs to compute it from", "none", f"{name}: {text}")
-        if actual is None:
-            return False, None
-        tolerance = TOLERANCE[case.dtype] if expected.dtype == torch.float64 else TOLERANCE[torch.float32]
-        if mismatch := compare(key, name, expected, actual, 0.0 if is_exact(key) else tolerance):
-            return True, mismatch
-    return True, None
 
 
 def is_exact(key: str) -> bool:
@@ -600,7 +571,7 @@ def compare(key: str, where: str, expected: Tensor, actual: Tensor, tolerance: f
 def _missing(vectors: Vectors) -> list[Mismatch]:
     """Arrays that the manifest lists and the file lacks."""
     listed = []
-    for case, facts in vectors.cases.items():
+    for case, facts in vectors.manifest["cases"].items():
         listed += [f"{case}/mask/{method}" for method in facts.get("methods", [])]
         for method in facts.get("objectives", []):
             listed += [f"{case}/{part}/{method}" for part in ("val", "grad")]

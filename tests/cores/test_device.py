@@ -132,10 +132,11 @@ def test_from_logits(measure: str, convention: str) -> None:
     logits, mu = torch.randn(2, 16, 512, generator=torch.Generator().manual_seed(0))
     top, tokens = mu.log_softmax(-1).topk(5), torch.arange(16)
     both = top.indices.int(), top.values.half()
-    for recorded, topk in ((both, False), (both, True), ((None, None), False)):
-        given = lent((logits.bfloat16(), tokens, *recorded, mu[:, 0].clone()))
+    neither = both[0][:, :0], both[1][:, :0]
+    for recorded, topk in ((both, False), (both, True), (neither, False)):
+        leaf, *of_mu = lent((logits.bfloat16(), tokens, mu[:, 0].clone(), *recorded))
         options = {"measure": measure, "convention": convention, "entropy": True, "topk_gradient": topk}
-        assert on_gpu(divergence.logp_and_divergence(*given, **options))
+        assert on_gpu(divergence.logp_and_divergence(leaf, divergence.Recorded(*of_mu), **options))
 
 
 def test_mismatch_and_diagnostics() -> None:

@@ -28,9 +28,9 @@ from cppo_lab.cores.exact.trainer import (
     train,
     validate_together,
 )
-from cppo_lab.cores.rule_loss import Recorded
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths import divergence as divergences
+from cppo_lab.maths.divergence import Recorded
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.spec import ExactRun
@@ -212,10 +212,10 @@ def test_what_a_rule_needs_of_tokens_that_were_not_sampled(name: str) -> None:
     states, drawn = rollout.places // 3, rollout.places % 3
     mu, pi = (table.flatten(0, 1)[states] for table in (log_mu, learner.log_policy(1.0).detach()))
     logp, mu_logp = (table.gather(-1, drawn[..., None])[..., 0] for table in (pi, mu))
-    parts = torch.arange(3).expand(mu.shape), mu, pi, drawn, mu_logp, logp
+    recorded = Recorded(drawn, mu_logp, torch.arange(3).expand(mu.shape), mu)
     tokens = Tokens(
         logp, mu_logp, torch.ones_like(logp), torch.ones_like(logp).bool(), divergences.exact(mu, pi),
-        drift=divergences.drift(*parts, measure="tv"), rollout_entropy=divergences.topk_entropy(mu),
+        drift=divergences.drift(recorded, pi, logp, measure="tv"), rollout_entropy=divergences.topk_entropy(mu),
     )  # fmt: skip
     expected = get_rule(name)(tokens, **constants).stats
     assert {key: float(value) for key, value in stats.items()} == pytest.approx(

@@ -28,7 +28,8 @@ def of_topk(
     """Of the K most likely tokens and an empty place."""
     top = mu.topk(k)
     ids, logp = pad(top.indices, (0, 1), value=-1), pad(top.values, (0, 1))
-    return divergences.topk(ids, logp, pi, tokens, at(mu, tokens), measure=measure, convention=convention)
+    recorded = divergences.Recorded(tokens, at(mu, tokens), ids, logp)
+    return divergences.topk(recorded, pi, measure=measure, convention=convention)
 
 
 @pytest.mark.parametrize("measure", divergences.MEASURES)
@@ -107,10 +108,8 @@ def test_drift_is_the_change_along_the_sampled_tokens_gradient(measure: str, k: 
     """Over the whole vocabulary, or over the partition as if it were one. Not always of the sign of log rho."""
     mu, pi, tokens = distributions(3, 40, 7, 1.0)
     top = mu.topk(k)
-    drift = divergences.drift(
-        *(top.indices, top.values, pi.gather(-1, top.indices), tokens, at(mu, tokens), at(pi, tokens)),
-        measure=measure,
-    )
+    recorded = divergences.Recorded(tokens, at(mu, tokens), top.indices, top.values)
+    drift = divergences.drift(recorded, pi.gather(-1, top.indices), at(pi, tokens), measure=measure)
     other = 0
     for row, y in enumerate(tokens.tolist()):
         cells = [*top.indices[row].tolist()]
@@ -122,11 +121,8 @@ def test_drift_is_the_change_along_the_sampled_tokens_gradient(measure: str, k: 
         assert float(drift[row]) == pytest.approx(change(*parts, cells.index(y), measure), abs=1e-8)
         other += float(drift[row]) * float(at(pi, tokens)[row] - at(mu, tokens)[row]) < 0
     assert other
-    alone = divergences.drift(
-        *(tokens[:, None], at(mu, tokens)[:, None], at(pi, tokens)[:, None]),
-        *(tokens, at(mu, tokens), at(pi, tokens)),
-        measure=measure,
-    )
+    recorded = divergences.Recorded(tokens, at(mu, tokens), tokens[:, None], at(mu, tokens)[:, None])
+    alone = divergences.drift(recorded, at(pi, tokens)[:, None], at(pi, tokens), measure=measure)
     assert torch.equal(alone.sign(), (at(pi, tokens) - at(mu, tokens)).sign())
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from cppo_lab.maths import divergence as divergences
-from cppo_lab.maths.divergence import logp_and_divergence
+from cppo_lab.maths.divergence import Recorded, logp_and_divergence
 from tests.conftest import python
 from tests.requirement import TRITON
 
@@ -39,13 +39,8 @@ WAYS: list[tuple[torch.dtype, dict[str, Any]]] = [
 
 
 class Case(NamedTuple):
-    """logits [N, V] of pi, tokens [N], mu's Top-K ids and log-probs [N, K], log mu(token) [N]."""
-
-    logits: Tensor
-    tokens: Tensor
-    rollout_topk_ids: Tensor
-    rollout_topk_logp: Tensor
-    rollout_logp: Tensor
+    logits: Tensor  # [N, V] of pi
+    mu: Recorded  # of N tokens
 
 
 def case(dtype: torch.dtype = torch.float64, rows: int = ROWS, k: int = K, temperature: float = 1.0) -> Case:
@@ -61,7 +56,12 @@ def case(dtype: torch.dtype = torch.float64, rows: int = ROWS, k: int = K, tempe
         ids[0, -1] = -1
     wide = torch.float64 if dtype == torch.float64 else torch.float32
     sampled = mu.gather(-1, tokens[:, None])[:, 0]
-    return Case(logits.to(dtype), tokens, ids, top.values.to(wide), sampled.to(wide))
+    return Case(logits.to(dtype), Recorded(tokens, sampled.to(wide), ids, top.values.to(wide)))
+
+
+def alone(tokens: Tensor, logp: Tensor) -> Recorded:
+    """Without a Top-K."""
+    return Recorded(tokens, logp, tokens[:, None][:, :0], logp[:, None][:, :0])
 
 
 @pytest.fixture(autouse=True)
@@ -74,7 +74,7 @@ def _triton(request: pytest.FixtureRequest) -> None:
 def token_logp(logits: Tensor, tokens: Tensor, **named: Any) -> Tensor:
     """Log pi(token) alone."""
     unused = logits.detach().new_zeros(len(tokens))
-    return logp_and_divergence(logits, tokens, None, None, unused, measure="tv", **named).logp
+    return logp_and_divergence(logits, alone(tokens, unused), measure="tv", **named).logp
 
 
 @pytest.mark.parametrize(
@@ -98,25 +98,23 @@ def test_equals_the_plain_functions(
     }
     tolerance = {"rtol": TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
     weights, generator = (
-        torch.linspace(-1, 2, ROWS, dtype=c.rollout_logp.dtype),
+        torch.linspace(-1, 2, ROWS, dtype=c.mu.logp.dtype),
         torch.Generator().manual_seed(2),
     )
     weights[3] = 0.0
     topk_weights = torch.randn(ROWS, K, generator=generator, dtype=weights.dtype)
-    topk_weights[c.rollout_topk_ids < 0] = 0.0
+    topk_weights[c.mu.topk_ids < 0] = 0.0
     leaf = c.logits.clone().requires_grad_()
     pi = ((leaf if dtype == torch.float64 else leaf.float()) / temperature).log_softmax(-1)
-    logp, topk_logp = (pi.gather(-1, ids.clamp_min(0)) for ids in (c.tokens[:, None], c.rollout_topk_ids))
+    logp, topk_logp = (pi.gather(-1, ids.clamp_min(0)) for ids in (c.mu.tokens[:, None], c.mu.topk_ids))
     loss = (logp[:, 0] * weights).sum()
     losses = loss, loss + (topk_logp * topk_weights).sum()
     expected = [torch.autograd.grad(loss, leaf, retain_graph=True)[0] for loss in losses]
     pi, logp = pi.detach(), logp[:, 0]
     relative = CUT_OFF if way is FUSED else GRADIENT_TOLERANCE
-    none = c._replace(rollout_topk_ids=None, rollout_topk_logp=None)
-    if convention == "union":
-        none = none._replace(rollout_topk_ids=c[2][:, :0], rollout_topk_logp=c[3][:, :0])
-    binary = divergences.binary(logp.detach(), c.rollout_logp, measure)
-    top = divergences.topk(*c[2:4], pi, c.tokens, c.rollout_logp, measure=measure, convention=convention)
+    none = c._replace(mu=alone(c.mu.tokens, c.mu.logp))
+    binary = divergences.binary(logp.detach(), c.mu.logp, measure)
+    top = divergences.topk(c.mu, pi, measure=measure, convention=convention)
     entropy = torch.distributions.Categorical(logits=pi).entropy()
     for given, divergence, topk in ((c, top, False), (c, top, True), (none, binary, False)):
         leaf = given.logits.clone().requires_grad_()
@@ -133,7 +131,7 @@ def test_equals_the_plain_functions(
         (gradient,) = torch.autograd.grad(loss, leaf)
         assert gradient.dtype == dtype
         torch.testing.assert_close(gradient, expected[topk], rtol=relative[dtype], atol=4 * TOLERANCE[dtype])
-    assert torch.equal(token_logp(c.logits, c.tokens, temperature=temperature, **way), result.logp)
+    assert torch.equal(token_logp(c.logits, c.mu.tokens, temperature=temperature, **way), result.logp)
 
 
 @pytest.mark.parametrize("way", [{}, {"chunk": 4}, FUSED], ids=str)
@@ -154,12 +152,13 @@ def test_impossible_and_padding_tokens_stay_finite_where_they_should(
     impossible = (torch.arange(VOCABULARY) == 7).expand(ROWS, -1).clone()
     impossible[2, :30] = True  # a whole block of the kernels, and more
     logits = c.logits.masked_fill(impossible, -torch.inf).requires_grad_()
-    tokens = c.tokens.masked_fill(c.tokens == 7, 8)
+    tokens = c.mu.tokens.masked_fill(c.mu.tokens == 7, 8)
     tokens[2], tokens[-1] = 33, -1
-    ids = c.rollout_topk_ids.clone()
+    ids = c.mu.topk_ids.clone()
     ids[2] = torch.arange(31, 31 + K)
     with blocks_of(16):
-        result = logp_and_divergence(logits, tokens, ids, *c[3:], measure="kl", entropy=True, **way)
+        mu = c.mu._replace(tokens=tokens, topk_ids=ids)
+        result = logp_and_divergence(logits, mu, measure="kl", entropy=True, **way)
         assert all(bool(torch.isfinite(value).all()) for value in result[:3])
         assert not result.divergence.requires_grad and not result.entropy.requires_grad
         result.logp[:-1].sum().backward()
@@ -211,9 +210,9 @@ def test_autograd_refuses_to_read_overwritten_logits(way: dict[str, Any]) -> Non
     c = case(torch.float32)
     logits = c.logits.requires_grad_().exp()  # exp needs its own result in the backward
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        token_logp(logits, c.tokens, overwrite_logits=True, **way).sum().backward()
+        token_logp(logits, c.mu.tokens, overwrite_logits=True, **way).sum().backward()
     logits = c.logits * 1
-    logp = token_logp(logits, c.tokens, overwrite_logits=True, **way).sum()
+    logp = token_logp(logits, c.mu.tokens, overwrite_logits=True, **way).sum()
     (gradient,) = torch.autograd.grad(logp, logits, retain_graph=True)
     assert gradient.data_ptr() == logits.data_ptr()
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -229,18 +228,17 @@ def blocks_of(symbols: int) -> Iterator[None]:
         yield
 
 
-def assert_both_ways_agree(
-    logits: Tensor, tokens: Tensor, ids: Tensor | None, temperature: float = 1.0
-) -> None:
+def assert_both_ways_agree(logits: Tensor, tokens: Tensor, ids: Tensor, temperature: float = 1.0) -> None:
     """The kernels give log pi, divergence, entropy and gradient of the eager code in float64."""
     TRITON.demand()
     rows, options = len(logits), {"measure": "tv", "entropy": True, "temperature": temperature}
-    top = None if ids is None else torch.linspace(-6, -4, ids.numel()).view(ids.shape)
+    top = torch.linspace(-6, -4, ids.numel()).view(ids.shape)
+    mu = Recorded(tokens, torch.full((rows,), -3.0), ids, top)
     weights, answers = torch.linspace(-1, 2, rows), []
     for given, way in ((logits.double(), {}), (logits, FUSED)):
         leaf = given.detach().requires_grad_()
         view = leaf.as_strided(given.shape, given.stride())
-        result = logp_and_divergence(view, tokens, ids, top, torch.full((rows,), -3.0), **options, **way)
+        result = logp_and_divergence(view, mu, **options, **way)
         (gradient,) = torch.autograd.grad((result.logp * weights).sum(), view)
         answers.append([*(value.detach().float() for value in result[:3]), gradient.float()])
     (*expected, gradient), (*actual, of_kernel) = answers
@@ -251,10 +249,10 @@ def assert_both_ways_agree(
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 @pytest.mark.parametrize(
     "vocabulary, k, block",
-    [(151_936, 20, 8192), (5003, 3, 1024), (4096, None, 4096), (257, 256, 128), (3, 1, 8192), (1, 0, 8192)],
+    [(151_936, 20, 8192), (5003, 3, 1024), (4096, 0, 4096), (257, 256, 128), (3, 1, 8192), (1, 0, 8192)],
 )
 def test_the_kernels_are_the_eager_code_in_double_precision(
-    vocabulary: int, k: int | None, block: int, dtype: torch.dtype
+    vocabulary: int, k: int, block: int, dtype: torch.dtype
 ) -> None:
     """Vocabularies that a block divides and does not, of Qwen3's size too."""
     generator = torch.Generator().manual_seed(vocabulary)
@@ -262,9 +260,8 @@ def test_the_kernels_are_the_eager_code_in_double_precision(
     tokens = torch.randint(vocabulary, (4,), generator=generator)
     tokens[0] = -1
     drawn = [torch.randperm(vocabulary, generator=generator)[:k].int() for _ in range(4)]
-    ids = None if k is None else torch.stack(drawn)
     with blocks_of(block):
-        assert_both_ways_agree(logits, tokens, ids, temperature=0.8)
+        assert_both_ways_agree(logits, tokens, torch.stack(drawn), temperature=0.8)
 
 
 def test_the_kernels_take_any_strides() -> None:
@@ -272,8 +269,8 @@ def test_the_kernels_take_any_strides() -> None:
     c = case(torch.float32)
     wide = torch.randn(2 * ROWS, 2 * VOCABULARY, generator=torch.Generator().manual_seed(0))
     for logits in (wide[::2, :VOCABULARY], wide[:ROWS, ::2], wide[:VOCABULARY].T[:ROWS, : ROWS * 2]):
-        tokens = c.tokens % logits.shape[1]
-        assert_both_ways_agree(logits, tokens, c.rollout_topk_ids[:, 1:3] % logits.shape[1])
+        tokens = c.mu.tokens % logits.shape[1]
+        assert_both_ways_agree(logits, tokens, c.mu.topk_ids[:, 1:3] % logits.shape[1])
         layer = (wide * 1).requires_grad_() * 1
         view = layer.as_strided(logits.shape, logits.stride())
         before = layer.detach().clone()
@@ -292,14 +289,14 @@ def test_rows_lie_beyond_two_to_the_31_elements(monkeypatch: pytest.MonkeyPatch)
     c = case(torch.bfloat16, rows=3)
     far = torch.empty(2**31 + VOCABULARY, dtype=torch.bfloat16).as_strided((3, VOCABULARY), (2**30, 1))
     far.copy_(c.logits)
-    expected = token_logp(c.logits, c.tokens, **FUSED)
+    expected = token_logp(c.logits, c.mu.tokens, **FUSED)
     near = c.logits.clone().requires_grad_() * 1
     far.requires_grad_()
     layer = far.as_strided(far.shape, far.stride())
-    logp = token_logp(layer, c.tokens, overwrite_logits=True, **FUSED)
+    logp = token_logp(layer, c.mu.tokens, overwrite_logits=True, **FUSED)
     assert torch.equal(logp, expected)
     (gradient,) = torch.autograd.grad(logp.sum(), layer)
-    (wanted,) = torch.autograd.grad(token_logp(near, c.tokens, **FUSED).sum(), near)
+    (wanted,) = torch.autograd.grad(token_logp(near, c.mu.tokens, **FUSED).sum(), near)
     assert torch.equal(gradient, wanted)
 
 
@@ -309,7 +306,7 @@ def test_the_kernels_give_nan_for_what_is_not_finite_or_beyond_the_vocabulary() 
     c = case(torch.float32)
     logits = c.logits.clone()
     logits[0, 3], logits[1, 5], logits[2] = torch.nan, torch.inf, -torch.inf
-    tokens = c.tokens.clone()
+    tokens = c.mu.tokens.clone()
     tokens[3] = VOCABULARY
     finite = token_logp(logits, tokens, **FUSED).isfinite()
     assert finite.tolist() == [False] * 4 + [True] * (ROWS - 4)
@@ -352,17 +349,16 @@ REFUSED = [
     ({"chunk": 0}, r"chunk=0 must be at least 1 row"),
     ({"logits": C.logits[0]}, r"logits has shape \[37\] .*expected floating \[N, V\]"),
     ({"logits": C.logits.long()}, r"logits has .* dtype torch.int64"),
-    ({"tokens": C.tokens[1:]}, r"tokens has shape \[12\], expected \[13\]"),
-    ({"rollout_logp": C.rollout_logp[1:]}, r"rollout_logp has shape \[12\]"),
+    ({"mu": C.mu._replace(tokens=C.mu.tokens[1:])}, r"tokens has shape \[12\], expected \[13\]"),
+    ({"mu": C.mu._replace(logp=C.mu.logp[1:])}, r"logp has shape \[12\]"),
     (
-        {"rollout_topk_ids": C.rollout_topk_ids[1:]},
-        r"rollout_topk_ids has shape \[12, 6\], expected \[13, 6\]",
+        {"mu": C.mu._replace(topk_ids=C.mu.topk_ids[1:])},
+        r"topk_ids has shape \[12, 6\], expected \[13, 6\]",
     ),
     (
-        {"rollout_topk_logp": C.rollout_topk_logp[:, 1:]},
-        r"rollout_topk_logp has shape \[13, 5\], expected \[13, 6\]",
+        {"mu": C.mu._replace(topk_logp=C.mu.topk_logp[:, 1:])},
+        r"topk_logp has shape \[13, 5\], expected \[13, 6\]",
     ),
-    ({"rollout_topk_logp": None}, r"only one of rollout_topk_ids and rollout_topk_logp is None"),
     ({"logits": LEAF, "overwrite_logits": True}, r"overwrite_logits=True with logits that are a leaf"),
     ({"fused": True}, r"fused=True with float64 logits"),
 ]

@@ -23,7 +23,10 @@ ABSOLUTE = ("in", "D", "w", "delta_b", "mask", "loss", "dloss", "extreme")
 
 @pytest.mark.parametrize(
     "case, dtype",
-    [*((case, dtype) for case in (*VECTORS.cases, "extreme") for dtype in DTYPES), ("theory", DTYPES[0])],
+    [
+        *((case, dtype) for case in (*VECTORS.manifest["cases"], "extreme") for dtype in DTYPES),
+        ("theory", DTYPES[0]),
+    ],
     ids=str,
 )
 def test_case(case: str, dtype: torch.dtype) -> None:

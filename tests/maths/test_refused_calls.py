@@ -3,10 +3,10 @@
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from cppo_lab.maths import bounds
 from cppo_lab.maths import divergence as divergences
@@ -16,13 +16,12 @@ from cppo_lab.maths.weights import effective_delta_b, position_weights, prefix_e
 
 ONES, THREE = torch.ones(2, 3), torch.arange(3)
 LOGP = torch.full((2, 3), 1 / 3).log()
-TOPK = {"rollout_topk_ids": torch.zeros(2, 1, dtype=torch.int64), "rollout_topk_logp": LOGP[:, :1]}
-NO_TOPK = {name: values[:, :0] for name, values in TOPK.items()}
-TOPK |= {"pi_logits_or_logp": LOGP, "tokens": torch.zeros(2, dtype=torch.int64), "rollout_logp": LOGP[:, 0]}
+IDS = torch.zeros(2, 1, dtype=torch.int64)
+MU = divergences.Recorded(IDS[:, 0], LOGP[:, 0], IDS, LOGP[:, :1])
 
 
-def topk(**changes: Any) -> Callable[[], object]:
-    return partial(divergences.topk, **{**TOPK, "measure": "tv", **changes})
+def topk(pi: Tensor = LOGP, convention: str = "union", **changes: Tensor) -> Callable[[], object]:
+    return partial(divergences.topk, MU._replace(**changes), pi, measure="tv", convention=convention)
 
 
 REFUSED: list[tuple[Callable[[], object], str]] = [
@@ -62,10 +61,13 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
         topk(convention="replace"),
         r"convention='replace' is unknown: choose one of \['union', 'replace_kth'\]",
     ),
-    (topk(rollout_topk_logp=LOGP), r"rollout_topk_logp has shape \[2, 3\], expected \[2, 1\]"),
-    (topk(tokens=TOPK["tokens"][:1]), r"tokens has shape \[1\], expected \[2\]"),
-    (topk(pi_logits_or_logp=LOGP[:1]), r"pi_logits_or_logp has shape \[1, 3\], expected \[2, 3\]"),
-    (topk(**NO_TOPK, convention="replace_kth"), r"holds no token \(K = 0\), and convention='replace_kth'"),
+    (topk(topk_logp=LOGP), r"topk_logp has shape \[2, 3\], expected \[2, 1\]"),
+    (topk(tokens=MU.tokens[:1]), r"tokens has shape \[1\], expected \[2\]"),
+    (topk(LOGP[:1]), r"pi_logits_or_logp has shape \[1, 3\], expected \[2, 3\]"),
+    (
+        topk(convention="replace_kth", topk_ids=IDS[:, :0], topk_logp=LOGP[:, :0]),
+        r"holds no token \(K = 0\), and convention='replace_kth'",
+    ),
     (lambda: bounds.dppo_constant(0, 0.1), r"horizon=0 must be an integer in 1\.\.1000000000: pass the resp"),
     (lambda: bounds.dppo_constant(True, 0.1), r"horizon=True must be an integer"),
     (lambda: bounds.dppo_constant(4, 0.0), r"delta=0.0 must lie in \(0, 1\]: a total variation never"),

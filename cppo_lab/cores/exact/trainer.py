@@ -42,7 +42,6 @@ from cppo_lab.cores.loop import (
     validation_scores,
 )
 from cppo_lab.cores.rule_loss import (
-    Recorded,
     RuleLoss,
     measured_divergence,
     measured_drift,
@@ -51,7 +50,7 @@ from cppo_lab.cores.rule_loss import (
 )
 from cppo_lab.errors import NotFinite
 from cppo_lab.maths import bounds
-from cppo_lab.maths.divergence import exact
+from cppo_lab.maths.divergence import Recorded, exact
 from cppo_lab.maths.masks import limits_of
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import DIVERGENCE, DRIFT, ENTROPY, PERMUTATION, rule_of

@@ -38,7 +38,6 @@ from cppo_lab.cores.mini.tasks import (
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.cores.rule_loss import (
     KeptResponse,
-    Recorded,
     kept_responses,
     measured_divergence,
     measured_drift,
@@ -49,6 +48,7 @@ from cppo_lab.cores.rule_loss import (
 )
 from cppo_lab.errors import NotFinite, UserError
 from cppo_lab.files import open_below
+from cppo_lab.maths.divergence import Recorded
 from cppo_lab.maths.mismatch import log_ratios
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import DRIFT

@@ -1,7 +1,6 @@
 """Log-probabilities, entropy and divergences from verl's logits, sharded or not."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -10,7 +9,7 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.ulysses import get_ulysses_sequence_parallel_world_size, slice_input_tensor
 
 from cppo_lab.errors import UserError, say
-from cppo_lab.maths.divergence import drift, logp_and_divergence, topk_from_logp
+from cppo_lab.maths.divergence import Recorded, drift, logp_and_divergence, topk_from_logp
 
 # Log-probabilities and entropy from logits whose vocabulary is sharded over the ranks of a process group.
 #
@@ -79,15 +78,6 @@ TOPK = "topk_log_probs/"  # + place among mu's Top-K: verl takes a single number
 NO_TOKEN = -1  # an empty slot of the Top-K partition
 
 
-class Columns(NamedTuple):
-    """The values recorded by the rollout, on packed rows."""
-
-    tokens: Tensor  # [N] the token that the row predicts
-    rollout_logp: Tensor  # [N] log mu of it
-    topk_ids: Tensor | None  # [N, K]
-    topk_logp: Tensor | None  # [N, K]
-
-
 def fsdp_outputs(logits: Tensor, data: Any, loss: Any) -> dict[str, Tensor]:
     """LOGP, ENTROPY, if `needs_topk` DIVERGENCE, if `needs_drift` DRIFT, each [1, N]; if `centering` TOPK, with
     gradient as LOGP.
@@ -100,7 +90,7 @@ def fsdp_outputs(logits: Tensor, data: Any, loss: Any) -> dict[str, Tensor]:
     columns = packed_columns(data, loss.needs_topk)
     if get_ulysses_sequence_parallel_world_size() > 1:
         # As verl splits its labels: zeros after the packed row up to a multiple of the ranks, then equal parts.
-        columns = _each(columns, lambda column: slice_input_tensor(column, dim=0))
+        columns = Recorded(*(slice_input_tensor(column, dim=0) for column in columns))
     # verl's log-probabilities or entropy would read the logits after us.
     alone = tu.get_non_tensor_data(data, "distillation_only", False) and not (
         tu.get_non_tensor_data(data, "calculate_entropy", False)
@@ -109,10 +99,7 @@ def fsdp_outputs(logits: Tensor, data: Any, loss: Any) -> dict[str, Tensor]:
     rows = logits.squeeze(0)
     result = logp_and_divergence(
         rows,
-        columns.tokens,
-        columns.topk_ids,
-        columns.topk_logp,
-        columns.rollout_logp,
+        columns,
         **loss.measuring,
         entropy=True,
         overwrite_logits=alone,
@@ -124,8 +111,8 @@ def fsdp_outputs(logits: Tensor, data: Any, loss: Any) -> dict[str, Tensor]:
     if loss.needs_topk:
         outputs[DIVERGENCE] = result.divergence
     if loss.needs_drift:
-        outputs[DRIFT] = _drift(columns, result.topk_logp, result.logp, loss)
-    if loss.centering and result.topk_logp is not None:
+        outputs[DRIFT] = drift(columns, result.topk_logp, result.logp, **loss.measuring)
+    if loss.centering:
         outputs |= {f"{TOPK}{place}": part for place, part in enumerate(result.topk_logp.unbind(1))}
     return {key: value.unsqueeze(0) for key, value in outputs.items()}
 
@@ -161,10 +148,7 @@ def kernel_fault(device: torch.device, dtype: torch.dtype, vocabulary: int) -> s
         leaf = logits.clone().requires_grad_()
         result = logp_and_divergence(
             leaf * 1,
-            ids[:, 0],
-            ids,
-            mu,
-            mu[:, 0],
+            Recorded(ids[:, 0], mu[:, 0], ids, mu),
             measure="kl",
             overwrite_logits=True,
             entropy=True,
@@ -173,7 +157,6 @@ def kernel_fault(device: torch.device, dtype: torch.dtype, vocabulary: int) -> s
         )
         loss = result.logp @ torch.arange(8.0, device=device)
         if topk_gradient:
-            assert result.topk_logp is not None
             loss = loss + result.topk_logp.sin().sum()  # a weight of its own for each
         loss.backward()
         return result, leaf.grad
@@ -209,48 +192,25 @@ def megatron_outputs(logits: Tensor, data: Any, data_format: str, loss: Any) -> 
         nested = torch.nested.nested_tensor_from_jagged(column, offsets)
         return place(nested, pre_process=True)[0].flatten(0, 1)
 
-    columns = _each(packed_columns(data, loss.needs_topk), placed)
+    columns = Recorded(*map(placed, packed_columns(data, loss.needs_topk)))
     flat = logits.detach().flatten(0, 1)
     if len(flat) != len(columns.tokens):
         raise UserError(
             f"logits have {len(flat)} rows, verl's packing gives {len(columns.tokens)}: switch off FP8 padding, "
             "pad_to_length and pad_bshd_to_minibatch_max, and use verl's default context-parallel layout"
         )
-    ids = columns.tokens[:, None]
-    if columns.topk_ids is not None:
-        ids = torch.cat([ids, columns.topk_ids.to(ids.dtype)], 1)
+    ids = torch.cat([columns.tokens[:, None], columns.topk_ids], 1)
     logp, entropy = logp_and_entropy(flat, ids, get_tensor_model_parallel_group())
-    outputs = {ENTROPY: entropy}
-    if columns.topk_ids is not None and columns.topk_logp is not None:
-        outputs[DIVERGENCE] = topk_from_logp(
-            columns.topk_ids,
-            columns.topk_logp,
-            logp[:, 1:],
-            columns.tokens,
-            columns.rollout_logp,
-            logp[:, 0],
-            **loss.measuring,
-        )
-        if loss.needs_drift:
-            outputs[DRIFT] = _drift(columns, logp[:, 1:], logp[:, 0], loss)
+    outputs, known = {ENTROPY: entropy}, (columns, logp[:, 1:], logp[:, 0])
+    if loss.needs_topk:
+        outputs[DIVERGENCE] = topk_from_logp(*known, **loss.measuring)
+    if loss.needs_drift:
+        outputs[DRIFT] = drift(*known, **loss.measuring)
     return {key: value.view(logits.shape[:2]) for key, value in outputs.items()}
 
 
-def _drift(columns: Columns, topk_logp: Tensor | None, logp: Tensor, loss: Any) -> Tensor:
-    """The change of D_t (divergence.drift), [N], from log pi at mu's Top-K and at the token."""
-    assert columns.topk_ids is not None and columns.topk_logp is not None and topk_logp is not None
-    recorded = columns.topk_ids, columns.topk_logp, topk_logp, columns.tokens, columns.rollout_logp
-    return drift(*recorded, logp, **loss.measuring)
-
-
-def _each(columns: Columns, change: Callable[[Tensor], Tensor]) -> Columns:
-    """Apply `change` to each column that is not None."""
-    changed: list[Any] = [None if column is None else change(column) for column in columns]
-    return Columns(*changed)
-
-
-def packed_columns(data: Any, on_topk: bool) -> Columns:
-    """The recorded columns on the packed rows of a micro-batch.
+def packed_columns(data: Any, on_topk: bool) -> Recorded:
+    """What the rollout recorded, on the packed rows of a micro-batch: of the token that each row predicts.
 
     Args:
         data: nested `input_ids` [B, P + R], `responses` and `old_log_probs` [B, R], and, if `on_topk`,
@@ -267,7 +227,7 @@ def packed_columns(data: Any, on_topk: bool) -> Columns:
     )  # as in verl: the last row of a sequence gets the first of the next
     rollout_logp = laid(data[of_mu(data)].values(), rows, total, 0.0)
     if not on_topk:
-        return Columns(tokens, rollout_logp, None, None)
+        return Recorded(tokens, rollout_logp, tokens.view(-1, 1)[:, :0], rollout_logp.view(-1, 1)[:, :0])
     recorded = []
     for name, filler in (("rollout_topk_ids", NO_TOKEN), ("rollout_topk_logp", 0.0)):
         if not torch.equal(data[name].offsets().diff(), responses.offsets().diff()):
@@ -276,7 +236,7 @@ def packed_columns(data: Any, on_topk: bool) -> Columns:
                 f"{responses.offsets().diff().tolist()} tokens: record one row per response token"
             )
         recorded.append(laid(data[name].values(), rows, total, filler))
-    return Columns(tokens, rollout_logp, *recorded)
+    return Recorded(tokens, rollout_logp, *recorded)
 
 
 def of_mu(data: Any) -> str:

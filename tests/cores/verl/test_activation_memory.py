@@ -87,8 +87,8 @@ def test_logits_take_what_the_estimate_takes_for_granted() -> None:
     tokens, ids = torch.randint(symbols, (rows,)), torch.randint(symbols, (rows, k))
     with Live(logits) as live:
         result = divergence.logp_and_divergence(
-            logits, tokens, ids, torch.randn(rows, k), torch.randn(rows), measure="tv", entropy=True,
-            overwrite_logits=True,
+            logits, divergence.Recorded(tokens, torch.randn(rows), ids, torch.randn(rows, k)), measure="tv",
+            entropy=True, overwrite_logits=True,
         )  # fmt: skip
         torch.autograd.grad(result.logp.sum(), logits)
     chunk = 2 * 4 * divergence._CPU_ELEMENTS

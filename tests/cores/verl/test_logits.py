@@ -97,7 +97,8 @@ def test_every_token_against_its_own_row(measure: str, convention: str | None) -
             ids, logp = data["rollout_topk_ids"][row][t].long(), data["rollout_topk_logp"][row][t].double()
             if convention:
                 mu = data["old_log_probs"][row][t].double()
-                expected = divergence.topk(ids, logp, pi, token, mu, measure=measure, convention=convention)
+                of_mu = divergence.Recorded(token, mu, ids, logp)
+                expected = divergence.topk(of_mu, pi, measure=measure, convention=convention)
             else:
                 mu = torch.empty_like(pi).scatter_(-1, ids, logp)
                 expected = divergence.exact(mu, pi.log_softmax(-1), measure)
@@ -139,7 +140,7 @@ def test_both_phases_give_the_gradient_of_the_logits_that_the_maths_give(
     pi, ids = logits[rows].double().log_softmax(-1), data["rollout_topk_ids"].values().long()
     sampled, mu = data["responses"].values(), data["old_log_probs"].values().double()
     logp, head = pi.gather(-1, sampled[:, None])[:, 0], data["rollout_topk_logp"].values().double()
-    at = ids, head, pi.gather(-1, ids), sampled, mu, logp
+    at = divergence.Recorded(sampled, mu, ids, head), pi.gather(-1, ids), logp
     values = {
         "logp": logp, "rollout_logp": mu, "advantages": torch.cat(advantages).double(),
         "divergence": divergence.topk_from_logp(*at, measure="kl"), "drift": divergence.drift(*at, measure="kl"),
