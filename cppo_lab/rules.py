@@ -16,6 +16,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import cycle
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -131,7 +132,6 @@ class Rule(Variant):
     fixed: constants of the function that define this rule and cannot be configured.
     paper: arXiv number of its paper; empty: none.
     row: its row in the table of the rules' differences; None: dashes.
-    place: its row in the paper's main table, from 1; 0: it is not in the table.
 
     Raises ValueError for an unknown need.
     """
@@ -141,7 +141,6 @@ class Rule(Variant):
     fixed: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))
     paper: str = ""
     row: Row | None = None
-    place: int = 0
 
     def __post_init__(self) -> None:
         if wrong := set(self.needs) - NEEDS:
@@ -260,9 +259,17 @@ _OF_RESPONSE = frozenset({RESPONSE})
 _NO_BUDGET = {"delta_b": math.inf, "delta_b_mode": "fixed"}
 
 
-def _rule(module: str, name: str, title: str, function: str = "", **more: Any) -> Rule:
+def _rule(
+    module: str, name: str, title: str, row: Row | None = None, function: str = "", **more: Any
+) -> Rule:
     """A rule of a module of `maths`, whose function has the rule's name unless it is given."""
-    return Rule(name=name, function=f"cppo_lab.maths.{module}:{function or name}", title=title, **more)
+    path = f"cppo_lab.maths.{module}:{function or name}"
+    return Rule(name=name, function=path, title=title, row=row, **more)
+
+
+def _drawn(colour: str, *accessible: Any) -> dict[str, Any]:
+    """A solid line of this colour, and how it is drawn for colour-blind readers."""
+    return {"stroke": Stroke(colour), "accessible": Stroke(*accessible)}
 
 
 _mask, _clip = functools.partial(_rule, "masks"), functools.partial(_rule, "clips")
@@ -280,9 +287,7 @@ BUILT_IN = (
         "grpo",
         "GRPO",
         paper="2402.03300",
-        place=1,
-        stroke=Stroke("#59A14F"),
-        accessible=Stroke(GREEN, DASH_DOTS, "P"),
+        **_drawn("#59A14F", GREEN, DASH_DOTS, "P"),
     ),
     # One function: PPO is the symmetric choice clip_low = clip_high.
     _grpo(
@@ -300,256 +305,234 @@ BUILT_IN = (
     _mask(
         "dppo",
         "DPPO",
+        Row("divergence"),
         paper="2602.04879",
         needs=frozenset({DIVERGENCE}),
-        row=Row("divergence"),
-        place=4,
-        stroke=Stroke("#E05759"),
-        accessible=Stroke(VERMILLION, LONG, "s"),
+        **_drawn("#E05759", VERMILLION, LONG, "s"),
     ),
     _mask(
         "pdm",
         "PDM",
+        Row("divergence, by its own direction"),
         paper="2607.10848",
         needs=frozenset({DIVERGENCE, DRIFT}),
-        row=Row("divergence, by its own direction"),
     ),
     _cppo(
         "cppo",
         "CPPO",
-        row=Row("divergence", position="yes", prefix="yes"),
-        place=7,
-        stroke=Stroke("#0052D9"),
-        accessible=Stroke(BLUE),
+        Row("divergence", position="yes", prefix="yes"),
+        **_drawn("#0052D9", BLUE),
     ),
     _cppo(
         "cppo_no_position_weight",
         "CPPO without position weight",
+        Row("divergence", prefix="yes"),
         fixed={"w_min": 1.0, "span": None},
-        row=Row("divergence", prefix="yes"),
-        stroke=Stroke("#00A3A1"),
-        accessible=Stroke(GREEN, SHORT, "^"),
+        **_drawn("#00A3A1", GREEN, SHORT, "^"),
     ),
     _cppo(
         "cppo_no_prefix_budget",
         "CPPO without prefix budget",
+        Row("divergence", position="yes"),
         fixed=_NO_BUDGET,
-        row=Row("divergence", position="yes"),
-        stroke=Stroke("#7B4FB5"),
-        accessible=Stroke(PURPLE, DASH_DOT, "v"),
+        **_drawn("#7B4FB5", PURPLE, DASH_DOT, "v"),
     ),
     # Tests whether the order of the weights matters, or only their distribution.
     _cppo(
         "cppo_no_prefix_budget_shuffled",
         "CPPO without prefix budget, shuffled weights",
+        Row("divergence", position="shuffled"),
         fixed=_NO_BUDGET,
         needs=_BUDGET | {PERMUTATION},
-        row=Row("divergence", position="shuffled"),
-        stroke=Stroke("#E377C2"),
-        accessible=Stroke(BLACK, DOTS, "D"),
+        **_drawn("#E377C2", BLACK, DOTS, "D"),
     ),
     # The lightest weight first. If early tokens are decisive, it should do worse than shuffled and ordered weights.
     _cppo(
         "cppo_no_prefix_budget_reversed",
         "CPPO without prefix budget, reversed weights",
+        Row("divergence", position="reversed"),
         fixed=_NO_BUDGET | {"reverse": True},
-        row=Row("divergence", position="reversed"),
-        stroke=Stroke("#17BECF"),
-        accessible=Stroke(ORANGE, LONG_SHORT, "<"),
+        **_drawn("#17BECF", ORANGE, LONG_SHORT, "<"),
     ),
     # A control: as many tokens of each response are dropped, at random places.
     _cppo(
         "cppo_random_mask",
         "random mask of CPPO's size",
+        Row("divergence", position="yes", prefix="yes", beyond="dropped at random places"),
         fixed={"random_mask": True},
         needs=_BUDGET | {PERMUTATION},
-        row=Row("divergence", position="yes", prefix="yes", beyond="dropped at random places"),
-        stroke=Stroke("#A0A0A0"),
-        accessible=Stroke(BLACK, LONG_SHORT, "x"),
+        **_drawn("#A0A0A0", BLACK, LONG_SHORT, "x"),
     ),
     _mask(
         "cppo_soft",
         "CPPO soft gate",
+        Row("divergence", position="yes", prefix="yes", beyond="weighed less"),
         paper=CPPO_PAPER,
         needs=_BUDGET,
-        row=Row("divergence", position="yes", prefix="yes", beyond="weighed less"),
-        stroke=Stroke("#8C8C00"),
-        accessible=Stroke(BLACK, SHORT, "P"),
+        **_drawn("#8C8C00", BLACK, SHORT, "P"),
     ),
     _trm(
         "trm_max",
         "TRM-Max",
+        Row("largest divergence", per="response"),
         fixed={"delta_avg": math.inf},
-        row=Row("largest divergence", per="response"),
-        place=5,
-        stroke=Stroke("#B5651D"),
-        accessible=Stroke(PURPLE, SHORT, "v"),
+        **_drawn("#B5651D", PURPLE, SHORT, "v"),
     ),
     _trm(
         "trm_avg",
         "TRM-Avg",
+        Row("mean divergence", per="response"),
         fixed={"delta_max": math.inf},
-        row=Row("mean divergence", per="response"),
-        place=6,
-        stroke=Stroke("#D9A521"),
-        accessible=Stroke(ORANGE, DASH_DOT, "^"),
+        **_drawn("#D9A521", ORANGE, DASH_DOT, "^"),
     ),
     _trm(
         "trm_max_avg",
         "TRM-Max&Avg",
-        row=Row("largest, mean divergence", per="response"),
-        stroke=Stroke("#9C755F"),
-        accessible=Stroke(BLACK, DASH_DOTS, "P"),
+        Row("largest, mean divergence", per="response"),
+        **_drawn("#9C755F", BLACK, DASH_DOTS, "P"),
     ),
     _clip(
         "cispo",
         "CISPO",
+        Row("ratio", beyond="capped"),
         paper="2506.13585",
-        row=Row("ratio", beyond="capped"),
-        place=3,
-        stroke=Stroke("#B07AA1"),
-        accessible=Stroke(SKY, LONG_SHORT, "D"),
+        **_drawn("#B07AA1", SKY, LONG_SHORT, "D"),
     ),
     _clip(
         "minpro",
         "MinPRO",
+        Row("ratio x least prefix ratio", prefix="yes", beyond="capped"),
         paper="2601.22718",
         needs=_OF_RESPONSE,
-        row=Row("ratio x least prefix ratio", prefix="yes", beyond="capped"),
-        place=2,
-        stroke=Stroke("#282828"),
-        accessible=Stroke(BLACK, DOTS, "<"),
+        **_drawn("#282828", BLACK, DOTS, "<"),
     ),
     _response(
         "gspo",
         "GSPO",
+        Row("mean ratio", per="response", beyond="clipped"),
         paper="2507.18071",
-        row=Row("mean ratio", per="response", beyond="clipped"),
     ),
     _response(
         "luspo",
         "LUSPO",
+        Row("mean ratio", per="response", beyond="clipped"),
         paper="2602.05261",
-        row=Row("mean ratio", per="response", beyond="clipped"),
     ),
     _response(
         "geo_mean",
         "GMPO",
+        Row("ratio within a mean", beyond="clipped"),
         paper="2507.20673",
-        row=Row("ratio within a mean", beyond="clipped"),
     ),
     _clip(
         "sapo",
         "SAPO",
+        Row("ratio", beyond="weighed less"),
         paper="2511.20347",
-        row=Row("ratio", beyond="weighed less"),
     ),
     _clip(
         "pspo",
         "PSPO",
+        Row("nothing", beyond="weighed less"),
         paper="2509.21282",
-        row=Row("nothing", beyond="weighed less"),
     ),
     _clip(
         "estr",
         "ESTR",
+        Row("ratio; log-ratio for its entropy", beyond="clipped; masked"),
         paper="2607.22186",
         needs=frozenset({ENTROPY}),
-        row=Row("ratio; log-ratio for its entropy", beyond="clipped; masked"),
     ),
     _mask(
         "icepop",
         "IcePop",
+        Row("ratio, both directions"),
         paper="2510.18855",
-        row=Row("ratio, both directions"),
     ),
     # prime-rl's loss, without a paper.
     _mask(
         "ipo",
         "IPO",
-        row=Row("probability, both directions", beyond="masked, pulled back"),
+        Row("probability, both directions", beyond="masked, pulled back"),
     ),
     # From a blog: ringtech.notion.site/kpop.
     _mask(
         "kpop",
         "KPop",
-        row=Row("KL both ways, both directions"),
+        Row("KL both ways, both directions"),
     ),
     _clip(
         "drpo",
         "DRPO",
+        Row("probability", beyond="weighed less, pulled back"),
         paper="2606.09821",
-        row=Row("probability", beyond="weighed less, pulled back"),
     ),
     _clip(
         "cfpo",
         "CFPO",
+        Row("ratio", beyond="weighed less, pulled back"),
         paper="2601.22801",
-        row=Row("ratio", beyond="weighed less, pulled back"),
     ),
     _response(
         "m2po",
         "M2PO",
+        Row("mean squared log-ratio", per="minibatch"),
         paper="2510.01161",
         needs=frozenset({MINIBATCH, RESPONSE}),
-        row=Row("mean squared log-ratio", per="minibatch"),
     ),
     # These three are from a blog: richardli.xyz/rl-collapse.
     _response(
         "seq_tis",
         "Seq-TIS",
-        row=Row("product of ratios", per="response", beyond="capped"),
+        Row("product of ratios", per="response", beyond="capped"),
     ),
     _response(
         "seq_mis",
         "Seq-MIS",
-        row=Row("product of ratios", per="response"),
+        Row("product of ratios", per="response"),
     ),
     _response(
         "geo_mask",
         "Geo-Mask",
-        row=Row("mean ratio", per="response"),
+        Row("mean ratio", per="response"),
     ),
     _response(
         "opsm",
         "Off-policy sequence mask",
+        Row("ratio; mean ratio if A < 0", per="token; response", beyond="clipped; masked"),
         paper="2512.02556",
-        row=Row("ratio; mean ratio if A < 0", per="token; response", beyond="clipped; masked"),
     ),
     _response(
         "topr",
         "TOPR",
+        Row("product of ratios if A < 0", per="response", beyond="capped"),
         paper="2503.14286",
-        row=Row("product of ratios if A < 0", per="response", beyond="capped"),
     ),
     _response(
         "vespo",
         "VESPO",
+        Row("product of ratios", per="response", beyond="weighed less"),
         paper="2602.10693",
-        row=Row("product of ratios", per="response", beyond="weighed less"),
     ),
     _response(
         "vaco",
         "VACO",
+        Row("mean distance of the ratio from 1", per="response"),
         paper="2603.01365",
-        row=Row("mean distance of the ratio from 1", per="response"),
     ),
 )
 
-_FIXED_BUDGET = {"stroke": Stroke("#FF7F0E"), "accessible": Stroke(GREEN, DASH_DOT, "v")}
-_LOW_W_MIN = {"stroke": Stroke("#5C6B73"), "accessible": Stroke(BLACK, DOTS, "^")}
+_FIXED_BUDGET = _drawn("#FF7F0E", GREEN, DASH_DOT, "v")
+_LOW_W_MIN = _drawn("#5C6B73", BLACK, DOTS, "^")
 # Names, in sweeps and in the paper's curves, of a rule with other constants or another divergence.
 SETTINGS = (
-    Variant(
-        name="cppo_kl", title="CPPO, KL", stroke=Stroke("#2E8B57"), accessible=Stroke(PURPLE, SHORT, "D")
-    ),
+    Variant(name="cppo_kl", title="CPPO, KL", **_drawn("#2E8B57", PURPLE, SHORT, "D")),
     Variant(name="cppo_tv", title="CPPO, TV"),
     Variant(name="cppo_topk_tv", title="CPPO, Top-K TV"),
     Variant(
         name="cppo_binary_tv",
         title="CPPO, Binary TV",
-        stroke=Stroke("#1FA2C4"),
-        accessible=Stroke(PURPLE, DOTS, "<"),
+        **_drawn("#1FA2C4", PURPLE, DOTS, "<"),
     ),
     Variant(name="cppo_fixed_budget", title="CPPO, fixed budget rate", **_FIXED_BUDGET),
     Variant(name="ipo_wide", title="IPO, 0.3 without penalty"),
@@ -571,7 +554,7 @@ RULES: Mapping[str, Rule] = MappingProxyType({rule.name: rule for rule in BUILT_
 NAMED: Mapping[str, Variant] = MappingProxyType({variant.name: variant for variant in (*BUILT_IN, *SETTINGS)})
 # The rows of the paper's main table, in its order.
 METHODS: tuple[Rule, ...] = tuple(
-    sorted((rule for rule in BUILT_IN if rule.place), key=lambda rule: rule.place)
+    RULES[name] for name in ("grpo", "minpro", "cispo", "dppo", "trm_max", "trm_avg", "cppo")
 )
 # The paper's colours of them.
 METHOD_COLOURS: Mapping[str, str] = MappingProxyType(
@@ -689,15 +672,11 @@ OTHERS = tuple(
 
 def assigned(strokes: Mapping[str, Stroke | None], others: Sequence[Stroke]) -> dict[str, Stroke]:
     """A stroke for each variant: its own, if any, else the next of the `others` that is free."""
-    taken = set(strokes.values())
-    free = [stroke for stroke in others if stroke not in taken] or list(others)
-    strangers = [name for name, stroke in strokes.items() if stroke is None]
-    extra = {name: free[index % len(free)] for index, name in enumerate(strangers)}
-    return {name: stroke or extra[name] for name, stroke in strokes.items()}
+    free = cycle([stroke for stroke in others if stroke not in strokes.values()] or others)
+    return {name: stroke or next(free) for name, stroke in strokes.items()}
 
 
 def colours(variants: Sequence[str]) -> dict[str, str]:
     """The colour of each variant of a sweep in the paper's palette; `variants`: all of the sweep, as declared."""
-    records = {name: known(name) for name in variants}
-    strokes = {name: None if record is None else record.stroke for name, record in records.items()}
+    strokes = {name: getattr(known(name), "stroke", None) for name in variants}
     return {name: stroke.colour for name, stroke in assigned(strokes, OTHERS).items()}

@@ -53,8 +53,8 @@ MATHS = (
     Fault(
         "the mask ignores the prefix budget",
         "cppo_lab/maths/masks.py",
-        "dropped = token_fails if prefix_fails is None else token_fails | prefix_fails",
-        "dropped = token_fails",
+        'tests["budget"], dropped = prefix_fails, token_fails | prefix_fails',
+        'tests["budget"], dropped = prefix_fails, token_fails',
         "tests/maths/test_golden.py",
     ),
     Fault(

@@ -37,10 +37,10 @@ from cppo_lab.maths.weights import (
     QUANTILE,
     SCALE,
     effective_delta_b,
+    exclusive_sum,
     own_order,
     position_weights,
     prefix_excess,
-    prefix_weight,
 )
 
 
@@ -211,28 +211,24 @@ def cppo(
     positive("delta", delta)
     d = tokens.required_divergence
     away = tokens.moves_away
-    stats: dict[str, Tensor] = {}
     rate = effective_delta_b(
         d, tokens.valid, delta_b, delta_b_mode, delta_b_cap, delta_b_quantile, delta_b_scale
     )
-    if delta_b == math.inf:  # no prefix test, and no statistics of it
-        token_fails, prefix_fails = (weights * d > delta) & away, None
-    else:
-        stats["delta_b"] = budget_sum(tokens, rate)
-        tests = threshold_tests(d, weights, tokens.valid, delta, rate)
-        token_fails, prefix_fails = tests.token_fails & away, tests.prefix_fails & away
+    tests, limited = threshold_tests(d, weights, tokens.valid, delta, rate), delta_b < math.inf
+    token_fails, prefix_fails = tests.token_fails & away, tests.prefix_fails & away
     if random_mask and order is not None:
-        fails = token_fails if prefix_fails is None else token_fails | prefix_fails
-        token_fails = _first(away, own_order(tokens.valid, order), fails.sum(1))
-        prefix_fails = None if prefix_fails is None else torch.zeros_like(token_fails)
+        count = (token_fails | prefix_fails).sum(1)
+        token_fails = _first(away, own_order(tokens.valid, order), count)
+        prefix_fails = torch.zeros_like(token_fails)
     output = masked(
         tokens,
         token_fails=token_fails,
-        prefix_fails=prefix_fails,
+        prefix_fails=prefix_fails if limited else None,  # without a budget, no statistics of it
         ratio_cap=ratio_cap,
         log_ratio_clamp=log_ratio_clamp,
     )
-    output.stats.update(stats)
+    if limited:
+        output.stats["delta_b"] = budget_sum(tokens, rate)
     return output
 
 
@@ -253,12 +249,12 @@ def masked(
     """Drop the tokens that fail (both [B, T] bool, of tokens that move away); objective keep * rho * A, or its
     truncated form.
     """
-    tests = {"threshold": token_fails} | ({} if prefix_fails is None else {"budget": prefix_fails})
-    dropped = token_fails if prefix_fails is None else token_fails | prefix_fails
-    output = truncated(tokens, ~dropped, tests, ratio_cap, log_ratio_clamp)
-    output.stats["masked_by_token"] = token_fails.count_nonzero().to(output.keep.dtype)
+    tests, dropped, counts = {"threshold": token_fails}, token_fails, {"masked_by_token": token_fails}
     if prefix_fails is not None:
-        output.stats["masked_by_prefix"] = (prefix_fails & ~token_fails).count_nonzero().to(output.keep.dtype)
+        tests["budget"], dropped = prefix_fails, token_fails | prefix_fails
+        counts["masked_by_prefix"] = prefix_fails & ~token_fails
+    output = truncated(tokens, ~dropped, tests, ratio_cap, log_ratio_clamp)
+    output.stats.update((name, part.count_nonzero().to(output.keep.dtype)) for name, part in counts.items())
     return output
 
 
@@ -352,7 +348,7 @@ def violation_score(
         delta_b: [B] budget rate per response; inf means no budget.
     """
     unlimited = torch.isinf(delta_b)[:, None]
-    capacity = delta + torch.where(unlimited, 0.0, delta_b[:, None]) * prefix_weight(weights)
+    capacity = delta + torch.where(unlimited, 0.0, delta_b[:, None]) * exclusive_sum(weights)
     # S_t / capacity = 1 + (S_t - capacity) / capacity, where the numerator is the hard mask's running sum.
     prefix = (1 + (tests.excess + tests.weighted - delta) / capacity).masked_fill(unlimited, 0.0)
     return torch.maximum(tests.weighted / delta, prefix) * valid

@@ -203,16 +203,30 @@ class Tokens:
             logp = torch.where(mask, logp, 0.0)
             cleared = {name: torch.where(mask, value, 0.0) for name, value in cleared.items()}
         log_ratio = logp - cleared["rollout_logp"]
-        overflows = _check_values(mask, log_ratio.detach(), cleared, given)
-        active = cleared["advantages"] != 0
-        values = cleared | {
-            "logp": logp,
-            "valid": mask,
-            "log_ratio": log_ratio,
-            "active": active,
-            "overflows": overflows,
-        }
-        for name, value in values.items():
+        # A short pass over each tensor: a NaN or an infinity always makes the sum non-finite. Finite values may overflow,
+        # too: `finite` then decides.
+        detached = log_ratio.detach()
+        largest = detached.amax() if detached.numel() else detached.sum()
+        covered = ("rollout_logp", "divergence")  # by log_ratio, and below
+        suspect = [
+            detached.sum(),
+            largest.exp(),
+            *(part.sum() for name, part in cleared.items() if name not in covered),
+        ]
+        divergence, overflows = cleared.get("divergence"), False
+        if divergence is not None and divergence.numel():
+            suspect.append(torch.where(divergence.amin() < 0, torch.nan, divergence.amax()))
+        if not bool(torch.stack(suspect).isfinite().all()):
+            finite(mask, **given)
+            finite(mask, log_ratio=detached)
+            if divergence is not None and bool((divergence < 0).any()):
+                raise ValueError(
+                    f"divergence has negative values, the least {float(divergence.min())}: TV and KL are >= 0, clamp "
+                    "at 0"
+                )
+            overflows = not bool(largest.exp().isfinite())
+        values: dict[str, Any] = {"logp": logp, "valid": mask, "log_ratio": log_ratio, "overflows": overflows}
+        for name, value in (cleared | values | {"active": cleared["advantages"] != 0}).items():
             object.__setattr__(self, name, value)
 
     @classmethod
@@ -267,34 +281,6 @@ class Tokens:
         if self.divergence is None:
             raise ValueError("divergence=None: the rule needs D_t [B, T], see maths/divergence.py")
         return self.divergence
-
-
-def _check_values(
-    mask: Tensor, log_ratio: Tensor, cleared: dict[str, Tensor], given: dict[str, Tensor]
-) -> bool:
-    """Raise ValueError for NaN, infinite or negative values; valid tensors take a short pass each.
-
-    Returns whether the exponential of some log-ratio overflows.
-    """
-    # A NaN or an infinity always makes the sum non-finite. Finite values may overflow, too: `finite` then decides.
-    largest = log_ratio.amax() if log_ratio.numel() else log_ratio.sum()
-    divergence = cleared.get("divergence")
-    covered = ("rollout_logp", "divergence")  # by log_ratio, and below
-    suspect = [
-        log_ratio.sum(),
-        largest.exp(),
-        *(part.sum() for name, part in cleared.items() if name not in covered),
-    ]
-    if divergence is not None and divergence.numel():
-        suspect.append(torch.where(divergence.amin() < 0, torch.nan, divergence.amax()))
-    if bool(torch.stack(suspect).isfinite().all()):
-        return False
-    finite(mask, **given)
-    finite(mask, log_ratio=log_ratio)
-    if divergence is not None and bool((divergence < 0).any()):
-        least = float(divergence.min())
-        raise ValueError(f"divergence has negative values, the least {least}: TV and KL are >= 0, clamp at 0")
-    return not bool(largest.exp().isfinite())
 
 
 def importance_objective(tokens: Tokens, keep: Tensor, log_ratio: Tensor | None = None) -> Tensor:

@@ -106,15 +106,10 @@ def prefix_excess(weights: Tensor, divergence: Tensor, valid: Tensor, delta_b: T
     unlimited = torch.isinf(delta_b)[:, None]
     rate = torch.where(unlimited, 0.0, delta_b[:, None])
     terms = (compute_dtype(divergence) - rate).mul_(weights)
-    return _exclusive_sum(terms.masked_fill_(~mask | unlimited, 0.0))
+    return exclusive_sum(terms.masked_fill_(~mask | unlimited, 0.0))
 
 
-def prefix_weight(weights: Tensor) -> Tensor:
-    """W_{t-1} = sum_{j<t} w_j, [B, T] -> [B, T]."""
-    return _exclusive_sum(weights)
-
-
-def _exclusive_sum(terms: Tensor) -> Tensor:
+def exclusive_sum(terms: Tensor) -> Tensor:
     """Running sum along T without the token itself: 0, x_1, x_1 + x_2, ..."""
     # Shifted instead of sum - terms, because the subtraction would round the empty prefix away from 0.
     result = torch.zeros_like(terms)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from cppo_lab.maths.tokens import summarise
-from cppo_lab.maths.weights import effective_delta_b, position_weights, prefix_excess, prefix_weight
+from cppo_lab.maths.weights import effective_delta_b, exclusive_sum, position_weights, prefix_excess
 from tests.maths.maths_batches import TokenBatch, apply, random_batch
 from tests.oracles.authors import authors_loss
 
@@ -122,7 +122,7 @@ def test_masks_of_16k_tokens_differ_by_rounding_only(mode: str, rate: float, dty
     exact, rounded = (effective_delta_b(each, valid, DELTA_B, mode) for each in (d, d.float()))
     limit = DELTA - prefix_excess(WEIGHTS, d, valid, exact)
     away = torch.minimum((weighted - limit).abs(), (weighted - DELTA).abs())
-    moved = (rounded - exact).abs()[:, None] * prefix_weight(WEIGHTS)  # by the rate's rounding
+    moved = (rounded - exact).abs()[:, None] * exclusive_sum(WEIGHTS)  # by the rate's rounding
     decided = sided & (away > MARGIN + moved)
     assert not ((masks[0] != masks[1]) & decided).any() and int(decided.sum()) > 0.5 * decided.numel()
     if dtype == torch.float32:
