@@ -9,9 +9,9 @@ from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.core_records import *  # noqa: F403  cores of other packages import the interface from here
-from cppo_lab.core_records import MACHINE, PHASES, CoreChecks, Resources
+from cppo_lab.core_records import PHASES, CoreChecks, Resources
 from cppo_lab.errors import UserError
-from cppo_lab.files import open_append, replace_file
+from cppo_lab.files import open_append
 from cppo_lab.plugins import Requirement
 from cppo_lab.schema import Dataset, digest
 from cppo_lab.spec import ExactRun, MiniRun, RunSpec, TaskData
@@ -49,11 +49,6 @@ def write_phases(folder: Path, step: int, seconds: Mapping[str, float], metrics:
     }
     with open_append(folder / PHASES) as file:
         file.write(json.dumps({"step": step, "seconds": dict(seconds), "memory": memory}) + "\n")
-
-
-def write_machine(folder: Path, seen: Mapping[str, float | str]) -> None:
-    """Write what is known of the machine; names and values are for people."""
-    replace_file(folder / MACHINE, json.dumps(dict(seen)))
 
 
 # The code that draws them.
@@ -119,12 +114,7 @@ def _definition(data: TaskData) -> dict[str, Any]:
 
 
 def _parameters(data: TaskData) -> dict[str, int | str]:
-    return {
-        "task": data.task,
-        "modulus": data.modulus,
-        "operations": data.operations,
-        "spellings": data.spellings,
-    }
+    return data.model_dump(include={"task", "modulus", "operations", "spellings"})
 
 
 def _identity(values: dict[str, Any]) -> str:

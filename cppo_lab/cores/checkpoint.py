@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError  # noqa: TID251  what torch raises for a file of other things than tensors
-from typing import Any, BinaryIO, TypedDict
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -24,19 +24,13 @@ Row = tuple[int, dict[str, float]]  # a training step and its metrics
 FORMAT = 1  # increased when the contents change, so that older files are not used
 
 
-class Checkpoint(TypedDict):
-    """`history` holds every row that was logged up to the checkpoint, so that it needs no other file."""
-
-    format: int
-    run_id: str
-    maker: str  # torch and kind of device: another would not give the same numbers
-    history: list[Row]
-    trainer: dict[str, Any]
-
-
 def save_checkpoint(path: Path, run_id: str, maker: str, history: list[Row], trainer: dict[str, Any]) -> None:
-    """Write a checkpoint. If the disk is full, print a warning and continue without it."""
-    checkpoint = Checkpoint(format=FORMAT, run_id=run_id, maker=maker, history=history, trainer=trainer)
+    """Write a checkpoint. If the disk is full, print a warning and continue without it.
+
+    maker: torch and kind of device: another would not give the same numbers.
+    history: every row that was logged up to the checkpoint, so that it needs no other file.
+    """
+    checkpoint = {"format": FORMAT, "run_id": run_id, "maker": maker, "history": history, "trainer": trainer}
     save_if_possible(path, checkpoint, f"checkpoint {path}")
 
 
@@ -52,7 +46,7 @@ def save_if_possible(path: Path, value: object, what: str) -> None:
         say(f"{what} could not be written: {error}")
 
 
-def load_checkpoint(path: Path, run_id: str, maker: str) -> Checkpoint | None:
+def load_checkpoint(path: Path, run_id: str, maker: str) -> dict[str, Any] | None:
     """The checkpoint of run `run_id` by `maker`; None if there is none. An unusable file is reported and ignored.
 
     Only tensors, numbers and text are read, so that a stranger's file cannot run code.
@@ -66,13 +60,11 @@ def load_checkpoint(path: Path, run_id: str, maker: str) -> Checkpoint | None:
         return None
 
 
-def read_checkpoint(source: Path | BinaryIO, run_id: str, maker: str | None = None) -> Checkpoint:
+def read_checkpoint(source: Path | BinaryIO, run_id: str, maker: str | None = None) -> dict[str, Any]:
     """The checkpoint of run `run_id` by `maker`, or by any maker. Raises ValueError if it is none, or is damaged."""
-    checkpoint: Checkpoint = load_whole(source)
-    if not isinstance(checkpoint, dict) or (checkpoint.get("run_id"), checkpoint.get("format")) != (
-        run_id,
-        FORMAT,
-    ):
+    checkpoint: dict[str, Any] = load_whole(source)
+    expected = {"run_id": run_id, "format": FORMAT}
+    if not (isinstance(checkpoint, dict) and checkpoint.items() >= expected.items()):
         raise ValueError(f"it is not a checkpoint of run {run_id} in this version's format")
     if maker is not None and checkpoint.get("maker") != maker:
         raise ValueError(f"it was made by {checkpoint.get('maker')}, this is {maker}")

@@ -203,8 +203,8 @@ class Tokens:
             logp = torch.where(mask, logp, 0.0)
             cleared = {name: torch.where(mask, value, 0.0) for name, value in cleared.items()}
         log_ratio = logp - cleared["rollout_logp"]
-        # A short pass over each tensor: a NaN or an infinity always makes the sum non-finite. Finite values may overflow,
-        # too: `finite` then decides.
+        # A short pass over each tensor: a NaN or an infinity always makes the sum non-finite. Finite values may
+        # overflow, too: `finite` then decides.
         detached = log_ratio.detach()
         largest = detached.amax() if detached.numel() else detached.sum()
         covered = ("rollout_logp", "divergence")  # by log_ratio, and below

@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given
 
 from cppo_lab.core_records import CHECKPOINT, Resources
-from cppo_lab.cores.checkpoint import FORMAT, Checkpoint, load_checkpoint
+from cppo_lab.cores.checkpoint import FORMAT, load_checkpoint
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.cores.mini.warm_start import warm_start_file
 from cppo_lab.spec import MiniRun
@@ -37,10 +37,8 @@ def content(
     run_id: str, trainer: Mapping[str, Any] = SMALL, history: Any = ((0, {"train/reward": 0.5}),)
 ) -> bytes:
     file = io.BytesIO()
-    checkpoint = Checkpoint(
-        format=FORMAT, run_id=run_id, maker=MAKER, history=list(history), trainer=dict(trainer)
-    )
-    torch.save(checkpoint, file)
+    parts = {"history": list(history), "trainer": dict(trainer)}
+    torch.save({"format": FORMAT, "run_id": run_id, "maker": MAKER, **parts}, file)
     return file.getvalue()
 
 

@@ -81,19 +81,16 @@ class Process:
         return right
 
     @cached_property
-    def successors(self) -> tuple[Indices, Indices]:
+    def successors(self) -> list[Indices]:
         """[S * V] the state after each (state, token): outside the fork's window, and inside it."""
-        outside, inside = (self._successors(forks) for forks in (False, True))
-        return outside, inside
-
-    def _successors(self, forks: bool) -> Indices:
         levels, symbols = self.slip_levels, self.vocabulary
-        shape = (MODES, symbols, levels, symbols)
-        mode, _, slips, token = np.indices(shape)
-        missed = np.broadcast_to(~self.right(forks)[:, :, None, :], shape)
-        slips = np.minimum(slips + missed, levels - 1)
-        mode = np.where((token == BRANCH) & forks, 1 - mode, mode)
-        return ((mode * symbols + token) * levels + slips).reshape(-1)
+        before, _, slips, token = np.indices((MODES, symbols, levels, symbols))
+        tables = []
+        for forks in (False, True):
+            after = np.minimum(slips + ~self.right(forks)[:, :, None, :], levels - 1)
+            mode = np.where((token == BRANCH) & forks, 1 - before, before)
+            tables.append(((mode * symbols + token) * levels + after).reshape(-1))
+        return tables
 
     @cached_property
     def rewards(self) -> Array:

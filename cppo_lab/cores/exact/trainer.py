@@ -87,7 +87,12 @@ class Learner(SteppedTrainer):
             torch.Generator().manual_seed(spec.seed * 1000 + stream) for stream in range(5)
         )
         self.parameters = starting_parameters(self.process, spec.model, self.start).requires_grad_()
-        super().__init__(spec, torch.device("cpu"), [self.parameters], _token_names)
+        super().__init__(
+            spec,
+            torch.device("cpu"),
+            [self.parameters],
+            lambda ids: ["fork" if token == BRANCH else str(token) for token in ids],
+        )
         self.past: deque[Tensor] = deque()
         self.noise: Tensor | None = None  # [K, S, V] on the sampler's logits for this batch
         self.shuffles = self.loss.shuffles
@@ -356,26 +361,19 @@ def equal_length(beyond: Callable[[float], float]) -> float | None:
     return low
 
 
-def _token_names(ids: list[int]) -> list[str]:
-    """Readable text of tokens: the branch token, and ordinary symbols by number."""
-    return ["fork" if token == BRANCH else str(token) for token in ids]
-
-
 # Of joint training. Writing a checkpoint at each validation would take longer than a run's share of training.
 CHECKPOINT_SECONDS = 10.0
 
 
 def train(spec: ExactRun, sink: MetricSink, resources: Resources) -> Outcome:
     """Train `spec` on the CPU to its last step or to its collapse, see `cores.loop.train_runs`."""
-    return train_alone(TogetherRun(spec, sink, resources), partial(_train, checkpoint_seconds=0.0))
+    return train_alone(TogetherRun(spec, sink, resources), partial(train_together, checkpoint_seconds=0.0))
 
 
-def train_together(runs: Sequence[TogetherRun[ExactRun]], ended: Ended) -> None:
+def train_together(
+    runs: Sequence[TogetherRun[ExactRun]], ended: Ended, checkpoint_seconds: float = CHECKPOINT_SECONDS
+) -> None:
     """Train runs that differ only in the seed, each with the same numbers as alone, see `core_records.Together`."""
-    _train(runs, ended, CHECKPOINT_SECONDS)
-
-
-def _train(runs: Sequence[TogetherRun[ExactRun]], ended: Ended, checkpoint_seconds: float) -> None:
     train_runs(
         runs, ended, lambda run: learner_of(run.spec), step_together, validate_together, checkpoint_seconds
     )
@@ -413,16 +411,13 @@ class _Rows:
     def __init__(self, rows: list[tuple[int, Metrics]]) -> None:
         self.rows = rows
 
-    def begin(self, step: int | None) -> None: ...
-
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.rows.append((step, dict(metrics)))
 
-    def tag(self, name: str, value: str) -> None: ...
+    def _nothing(self, *_: Any) -> None:
+        """Nothing else is kept."""
 
-    def artifact(self, name: str, values: Mapping[str, Any]) -> None: ...
-
-    def file(self, name: str, content: bytes) -> None: ...
+    begin = tag = artifact = file = _nothing
 
 
 def learner_of(spec: ExactRun) -> Learner:

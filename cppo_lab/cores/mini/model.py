@@ -125,17 +125,6 @@ class RMSNorm(nn.Module):
         return F.rms_norm(x, (x.shape[-1],), self.gain, self.eps)
 
 
-def _rope_tables(length: int, head_dim: int, theta: float) -> tuple[Tensor, Tensor]:
-    """Cosine and sine [length, 1, head_dim] of rotary position embedding in the half-split layout.
-
-    x * cos + x.roll(head_dim // 2, -1) * sin: the first half of the sine is negative.
-    """
-    frequency = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim)
-    angle = torch.arange(length, dtype=torch.float32)[:, None, None] * frequency
-    cos, sin = angle.cos(), angle.sin()
-    return torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)
-
-
 class Attention(nn.Module):
     """Causal grouped-query attention; queries and keys are RMS-normalised per head before rotation."""
 
@@ -194,9 +183,13 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(vocabulary, arch.width)
         self.blocks = nn.ModuleList(Block(arch) for _ in range(arch.layers))
         self.norm = RMSNorm(arch.width)
-        cos, sin = _rope_tables(context, arch.head_dim, arch.rope_theta)
-        self.register_buffer("cos", cos, persistent=False)
-        self.register_buffer("sin", sin, persistent=False)
+        # Rotary position embedding in the half-split layout, x * cos + x.roll(head_dim // 2, -1) * sin: the first
+        # half of the sine is negative.
+        powers = -torch.arange(0, arch.head_dim, 2, dtype=torch.float32) / arch.head_dim
+        angle = torch.arange(context, dtype=torch.float32)[:, None, None] * arch.rope_theta**powers
+        cos, sin = angle.cos(), angle.sin()
+        self.register_buffer("cos", torch.cat([cos, cos], dim=-1), persistent=False)
+        self.register_buffer("sin", torch.cat([-sin, sin], dim=-1), persistent=False)
         self.apply(self._initialise)
 
     @staticmethod

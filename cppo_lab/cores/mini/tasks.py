@@ -71,16 +71,12 @@ class Tokenizer:
         """The numbers that `ids` write, in the same shape; -1 where the symbol is not a number."""
         return torch.where(ids < self.operator, ids % self.modulus, -1)
 
-    def decode(self, ids: list[int]) -> str:
-        """Readable text: `7`, in its second spelling `7_1`, in its third `7_2`; padding is dropped."""
-        return " ".join(self.name(i) for i in ids if i != self.pad)
-
     def names(self, ids: list[int]) -> list[str]:
         """The text of each symbol; empty for padding."""
-        return [self.decode([i]) for i in ids]
+        return ["" if i == self.pad else self.name(i) for i in ids]
 
     def name(self, symbol: int) -> str:
-        """Readable text of a symbol."""
+        """Readable text of a symbol: `7`, in its second spelling `7_1`, in its third `7_2`."""
         if symbol >= self.operator:
             return (*OPERATORS, "=", "<eos>", "<pad>")[symbol - self.operator]
         spelling, value = divmod(symbol, self.modulus)

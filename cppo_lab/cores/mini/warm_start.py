@@ -18,7 +18,6 @@ from cppo_lab.cores.checkpoint import load_whole, same_form, save_if_possible
 from cppo_lab.cores.loop import AdamW
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import (
-    Task,
     Tokenizer,
     identities,
     make_task,
@@ -33,10 +32,7 @@ from cppo_lab.spec.run import ANNEAL_STEPS
 OWN_SHARE = 0.1  # random share of a further spelling's initial embedding; the rest is the first spelling's
 
 RISING_STEPS = 100  # steps of learning-rate warm-up, with a target accuracy
-TEST_EVERY, TEST_PROBLEMS = (
-    50,
-    64,
-)  # steps between two measurements of that accuracy, and worked examples in each
+TEST_EVERY, TEST_PROBLEMS = 50, 64  # steps between two measurements of it, and worked examples in each
 
 
 class _Identity(Spec):
@@ -61,7 +57,8 @@ def load_warm_start(
 ) -> str:
     """Load the warm-started weights into `model`, training them first if no run has done so yet.
 
-    Returns their digest. `seeded` has the seed of its warm start (`SyntheticModel.for_seed`).
+    An unusable file is reported and created again. Returns their digest. `seeded` has the seed of its warm start
+    (`SyntheticModel.for_seed`).
     """
     path = warm_start_file(seeded, data, folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -71,7 +68,15 @@ def load_warm_start(
         except BlockingIOError:
             doing("waiting for the warm start of another run")
             fcntl.flock(lock, fcntl.LOCK_EX)
-        weights = _known_weights(path, model)
+        weights: dict[str, Tensor] | None = None
+        if path.exists():
+            try:
+                weights = load_whole(path)
+                if not same_form(weights, model.state_dict()):
+                    raise ValueError("it contains the weights of another model")
+            except ValueError as error:
+                say(f"warm start {path} is ignored and trained again: {error}")
+                weights = None
         if weights is None:
             train_warm_start(seeded, data, model, doing)
             weights = model.state_dict()
@@ -90,20 +95,6 @@ def weights_digest(weights: dict[str, Tensor]) -> str:
     for name in sorted(weights):
         digest.update(name.encode() + weights[name].detach().cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()[:12]
-
-
-def _known_weights(path: Path, model: Transformer) -> dict[str, Tensor] | None:
-    """The weights in a file; None if it has none of this model. An unusable file is reported and created again."""
-    if not path.exists():
-        return None
-    try:
-        weights: dict[str, Tensor] = load_whole(path)
-        if not same_form(weights, model.state_dict()):
-            raise ValueError("it contains the weights of another model")
-    except ValueError as error:
-        say(f"warm start {path} is ignored and trained again: {error}")
-        return None
-    return weights
 
 
 class NotLearned(ValueError):
@@ -127,7 +118,10 @@ def train_warm_start(
     if settings.target_accuracy is None:
         steps = _one_cycle(settings, optimizer)
     else:
-        worked = _worked_examples(task, held_out)
+        # The same examples without noise for every seed.
+        drawn = torch.Generator().manual_seed(data.validation_seed)
+        examples = sample_training_problems(task, TEST_PROBLEMS, drawn, held_out)
+        worked = examples.prompts, task.noisy_traces(examples, 0.0, drawn)
         steps = _until_learned(seeded, optimizer, lambda: _accuracy(model, *worked, task.tokenizer))
     for progress in steps:
         doing(*progress)
@@ -185,13 +179,6 @@ def _until_learned(
             yield f"warm start, {100 * reached:.0f} of {100 * target:g} % right, step", step, settings.steps
         else:
             yield "warm start, annealing, step", step, end
-
-
-def _worked_examples(task: Task, held_out: set[tuple[int, ...]]) -> tuple[Tensor, Tensor]:
-    """Prompts [N, P] and noise-free responses [N, R] for measuring progress, the same for every seed."""
-    generator = torch.Generator().manual_seed(task.data.validation_seed)
-    problems = sample_training_problems(task, TEST_PROBLEMS, generator, held_out)
-    return problems.prompts, task.noisy_traces(problems, 0.0, generator)
 
 
 @torch.no_grad()

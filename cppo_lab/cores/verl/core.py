@@ -17,8 +17,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.core_records import Allocation, MetricSink, Resources
-from cppo_lab.cores.base import require_same_task, write_machine
+from cppo_lab.core_records import MACHINE, Allocation, MetricSink, Resources
+from cppo_lab.cores.base import require_same_task
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.checkpoints import HandOver, score_name
 from cppo_lab.cores.verl.checks import INFINIBAND, RDMA, can_load
@@ -35,6 +35,7 @@ from cppo_lab.cores.verl.export import export
 from cppo_lab.cores.verl.files import Files, planned_files, require_files
 from cppo_lab.cores.verl.rollout import SOCKET_VARIABLE
 from cppo_lab.errors import Interrupted, UserError, find_interruption, interruption
+from cppo_lab.files import replace_file
 from cppo_lab.plugins import install_extra
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import HubModel, LayoutSpec, RunSpec, VerlRun
@@ -263,7 +264,7 @@ class TaskRunner:
                 sync = config.trainer.v1.trainer_mode == "sync"
                 trainer = (trainers.LabTrainer if sync else trainers.AsyncLabTrainer)(config=config)
                 trainer.init()
-                write_machine(folder, _machine(trainer))
+                replace_file(folder / MACHINE, json.dumps(_machine(trainer)))
                 manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class)
                 loops = manager.create(
                     config=config,
