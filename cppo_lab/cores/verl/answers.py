@@ -6,8 +6,7 @@ data row, and the answer of a response, for mathematics and our tasks, and recor
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -88,13 +87,7 @@ class Wording:
 Decode = Callable[[list[int]], str]
 
 
-def _draw_of(key: str) -> int:
-    """The number of a response among those to its prompt, from its key in the queue: prompt_draw_turn."""
-    return int(key.rsplit("_", 2)[1])
-
-
-@dataclass(frozen=True)
-class TrainedResponse:
+class TrainedResponse(NamedTuple):
     """A response of a training batch. `group`: index of its prompt in the batch, `draw`: its index within the group."""
 
     key: str  # in the queue
@@ -153,7 +146,8 @@ class VerlAnswerRecorder:
             right = float(extra["reward_extra_info"]["acc"]) > 0.5
             self._counts[:, place] += right, length >= self._longest, 1, length
             if place in self._texts_of:
-                recorded.append((place, _draw_of(key), key, right))
+                # The key is prompt_draw_turn.
+                recorded.append((place, int(key.rsplit("_", 2)[1]), key, right))
         if not recorded:
             return
         recorded.sort()

@@ -11,27 +11,19 @@ notice even between patch releases.
 import ast
 import importlib
 import inspect
-from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-REGISTRY, OVERRIDE, CALL, FIELDS, PRIVATE = (
-    "public registry",
-    "overridden",
-    "called",
-    "fields",
-    "private dict",
-)
+REGISTRY, OVERRIDE, CALL = "public registry", "overridden", "called"
+FIELDS, PRIVATE = "fields", "private dict"
 
 
-@dataclass(frozen=True)
-class ContractItem:
+class ContractItem(NamedTuple):
     """One attribute of verl that we rely on."""
 
     module: str
@@ -51,7 +43,11 @@ API_CONTRACT = tuple(
     ContractItem(module, attribute, kind, tuple(parameters.split()))
     for kind, module, attributes in (
         # Loading, device and engine
-        (CALL, "verl.utils.import_utils", {"import_external_libs": "external_libs"}),
+        (
+            CALL,
+            "verl.utils.import_utils",
+            {"import_external_libs": "external_libs", "load_class_from_fqn": "fqn description"},
+        ),
         (
             REGISTRY,
             "verl.plugin.platform",
@@ -64,7 +60,14 @@ API_CONTRACT = tuple(
             {"FSDPEngineWithLMHead": "model_config engine_config optimizer_config checkpoint_config"},
         ),
         (CALL, "verl.utils.distributed", {"initialize_global_process_group_ray": "timeout_second backend"}),
-        (CALL, "verl.utils.config", {"omega_conf_to_dataclass": "config dataclass_type"}),
+        (
+            CALL,
+            "verl.utils.config",
+            {
+                "omega_conf_to_dataclass": "config dataclass_type",
+                "validate_config": "config use_reference_policy use_critic",
+            },
+        ),
         # Rollout servers
         (REGISTRY, "verl.workers.rollout.replica", {"RolloutReplicaRegistry.register": "name loader"}),
         (
@@ -259,9 +262,7 @@ API_CONTRACT = tuple(
             },
         ),
         # Configuration
-        (CALL, "verl.utils.config", {"validate_config": "config use_reference_policy use_critic"}),
         (CALL, "verl.trainer.ppo.utils", {"need_critic": "config", "need_reference_policy": "config"}),
-        (CALL, "verl.utils.import_utils", {"load_class_from_fqn": "fqn description"}),
         (CALL, "verl.utils.device", {"get_device_name": "", "get_torch_device": ""}),
         (
             CALL,
@@ -291,21 +292,18 @@ def version_problem() -> str | None:
 
 def check_api(points: tuple[ContractItem, ...] = API_CONTRACT) -> list[str]:
     """One line for every touch point that the installed verl lacks or has changed; empty if there are none."""
-    return [problem for point in points if (problem := _problem(point)) is not None]
-
-
-def _problem(point: ContractItem) -> str | None:
-    from_source = point.module in _NEEDS_VLLM and find_spec("vllm") is None
-    read: Callable[[ContractItem], tuple[str, ...]] = _in_source if from_source else _installed
-    named = f"{point.module}.{point.attribute} ({point.kind})"
-    try:
-        parameters = read(point)
-    except (ImportError, AttributeError) as missing:
-        return f"{named} is missing: {missing}"
-    lacks = set(point.parameters) - set(parameters)
-    if not lacks if point.kind == PRIVATE else parameters == point.parameters:
-        return None
-    return f"{named} has changed: expected {list(point.parameters)}, found {list(parameters)}"
+    problems = []
+    for point in points:
+        from_source = point.module in _NEEDS_VLLM and find_spec("vllm") is None
+        named, expected = f"{point.module}.{point.attribute} ({point.kind})", point.parameters
+        try:
+            parameters = (_in_source if from_source else _installed)(point)
+        except (ImportError, AttributeError) as missing:
+            problems.append(f"{named} is missing: {missing}")
+            continue
+        if {*expected} - {*parameters} if point.kind == PRIVATE else parameters != expected:
+            problems.append(f"{named} has changed: expected {list(expected)}, found {list(parameters)}")
+    return problems
 
 
 def _installed(point: ContractItem) -> tuple[str, ...]:

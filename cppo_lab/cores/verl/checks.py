@@ -270,56 +270,43 @@ def interface_problems() -> list[str]:
 
 def check_machine(run: RunSpec, layout: LayoutSpec) -> Iterator[Check]:
     """Shared memory and open files for Ray; on GPUs locked memory, the driver, and room for what is offloaded."""
-    yield _shared_memory(layout)
-    yield _open_files(layout)
-    if layout.device == "cuda":
-        yield _locked_memory()
-        yield from _libraries()
-        yield from _driver()
-        yield from _host_memory(run, layout)
-
-
-def _judged(name: str, good: bool, text: str, remedy: str) -> Check:
-    return Check(name, OK, text) if good else Check(name, WARNING, text, remedy)
-
-
-def _shared_memory(layout: LayoutSpec) -> Check:
-    if not SHARED.is_dir():
-        return Check("shared memory", WARNING, f"no {SHARED}", "Ray will use the disk, which is slow")
-    size, needed = shutil.disk_usage(SHARED).total, SHARED_BYTES[layout.device]
-    remedy = f"{needed / 1e9:.0f} GB or more: docker run --shm-size, or mount -o remount,size=... {SHARED}"
-    return _judged("shared memory", size >= needed, f"{size / 1e9:.1f} GB in {SHARED}", remedy)
-
-
-def _open_files(layout: LayoutSpec) -> Check:
+    needed, remedy = SHARED_BYTES[layout.device], "Ray will use the disk, which is slow"
+    size, text = 0, f"no {SHARED}"
+    if SHARED.is_dir():
+        size = shutil.disk_usage(SHARED).total
+        text = f"{size / 1e9:.1f} GB in {SHARED}"
+        remedy = (
+            f"{needed / 1e9:.0f} GB or more: docker run --shm-size, or mount -o remount,size=... {SHARED}"
+        )
+    yield _judged("shared memory", size >= needed, text, remedy)
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed, unlimited = OPEN_FILES[layout.device], soft == resource.RLIM_INFINITY
+    files, unlimited = OPEN_FILES[layout.device], soft == resource.RLIM_INFINITY
     text = "unlimited" if unlimited else str(soft)
-    return _judged(
-        "open files (ulimit -n)", unlimited or soft >= needed, text, f"ulimit -n {needed} before the run"
-    )
-
-
-def _locked_memory() -> Check:
-    """Check the memory that NCCL may register with network devices; containers have a few megabytes by default."""
+    remedy = f"ulimit -n {files} before the run"
+    yield _judged("open files (ulimit -n)", unlimited or soft >= files, text, remedy)
+    if layout.device != "cuda":
+        return
+    # The memory that NCCL may register with network devices; containers have a few megabytes by default.
     soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     unlimited = soft == resource.RLIM_INFINITY
-    return _judged(
+    yield _judged(
         "locked memory (ulimit -l)",
         unlimited,
         "unlimited" if unlimited else f"{soft / 1e6:.1f} MB",
         "docker run --ulimit memlock=-1, or ulimit -l unlimited before the run: NCCL over InfiniBand takes it",
     )
-
-
-def _libraries() -> Iterator[Check]:
-    """System libraries that NCCL and verl load while they run, and without which they silently go on slower."""
+    # System libraries that NCCL and verl load while they run, and without which they silently go on slower.
     for name, package, otherwise in LIBRARIES:
-        if name == RDMA and not any(INFINIBAND.glob("*")):
-            continue  # no such network here
-        there = can_load(name)
-        text = "found" if there else f"not found, and {otherwise}"
-        yield _judged(name, there, text, f"apt-get install {package}")
+        if name != RDMA or any(INFINIBAND.glob("*")):
+            there = can_load(name)
+            text = "found" if there else f"not found, and {otherwise}"
+            yield _judged(name, there, text, f"apt-get install {package}")
+    yield from _driver()
+    yield from _host_memory(run, layout)
+
+
+def _judged(name: str, good: bool, text: str, remedy: str) -> Check:
+    return Check(name, OK, text) if good else Check(name, WARNING, text, remedy)
 
 
 def can_load(library: str) -> bool:

@@ -37,7 +37,15 @@ PLACE, PREFIX = Path("/tmp"), "cppo-ray-"  # short: Ray's sockets have at most 1
 def own_folder() -> Iterator[tuple[Path, int]]:
     """A new folder, and the descriptor that holds its lock: a process that inherits it keeps the folder too."""
     remove_abandoned()
-    folder, descriptor = _new()
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
+        # Until it is locked, another process may take it for abandoned and remove it.
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            if folder.exists():
+                break
+            os.close(descriptor)
     try:
         yield folder, descriptor
     finally:
@@ -51,18 +59,6 @@ def remove_abandoned() -> None:
         with suppress(OSError):
             if folder.lstat().st_uid == os.getuid():
                 remove_unlocked(folder)
-
-
-def _new() -> tuple[Path, int]:
-    while True:
-        folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=PLACE))
-        # Until it is locked, another process may take it for abandoned and remove it.
-        with suppress(FileNotFoundError):
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            if folder.exists():
-                return folder, descriptor
-            os.close(descriptor)
 
 
 # Starts Ray on one machine, accessible to this user only: on loopback, with a token, without unneeded services.
@@ -341,23 +337,19 @@ def own_address(allocation: Allocation) -> str:
     return f"127.0.0.{2 + allocation.rank}" if address.startswith("127.") else address
 
 
-def _interface(address: str) -> str:
-    """The name of the network interface with this address."""
-    if address.startswith("127."):
-        return "lo"
-    for name, addresses in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in addresses):
-            return str(name)
-    raise UserError(f"no network interface of this machine has the address {address}: set GLOO_SOCKET_IFNAME")
-
-
 def _environment(token: Path, host: str) -> dict[str, str]:
     """For Ray, and for collectives of CPU ranks: by default gloo uses the interface of the host name."""
+    loopback, entries = host.startswith("127."), psutil.net_if_addrs().items()
+    interfaces = [name for name, addresses in entries if any(entry.address == host for entry in addresses)]
+    if not (loopback or interfaces):
+        raise UserError(
+            f"no network interface of this machine has the address {host}: set GLOO_SOCKET_IFNAME"
+        )
     return {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN_PATH": str(token),
         "RAY_USAGE_STATS_ENABLED": "0",
-        "GLOO_SOCKET_IFNAME": _interface(host),
+        "GLOO_SOCKET_IFNAME": "lo" if loopback else interfaces[0],
     }
 
 

@@ -32,9 +32,51 @@ EPOCHS = 1_000_000  # only the number of steps ends a run
 def settings(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
     """The values that a run sets in verl's tree, by dotted key."""
     sections = {
-        "data": _data(spec, files),
+        "data": {
+            # Escaped for Hugging Face's `datasets`, which take them for patterns.
+            "train_files": glob.escape(str(files.train)),
+            "val_files": [glob.escape(str(path)) for path in files.validation],
+            "train_batch_size": spec.batch.prompts,
+            "max_prompt_length": spec.longest_prompt,
+            "max_response_length": spec.rollout.max_response_length,
+            "filter_overlong_prompts": True,
+            "truncation": "error",
+            "shuffle": True,
+            "seed": spec.seed,
+            # In the trainer's process, so that checkpoints have the exact state of the data order.
+            "dataloader_num_workers": 0,
+            "validation_shuffle": False,
+        },
         ACTOR: _actor(spec, layout),
-        ROLLOUT: _rollout(spec, layout),
+        ROLLOUT: {
+            "name": layout.rollout,
+            "n": spec.batch.responses,
+            "temperature": spec.rollout.temperature,
+            "top_p": spec.rollout.top_p,
+            "top_k": -1,
+            "dtype": spec.rollout.precision,
+            "quantization": spec.rollout.quantization,
+            "enable_rollout_routing_replay": spec.rollout.router_replay == "R3",
+            "seed": spec.seed,
+            "calculate_log_probs": True,
+            "tensor_model_parallel_size": layout.rollout_tensor_parallel,
+            "gpu_memory_utilization": layout.rollout_memory,
+            "val_kwargs.n": spec.validation.samples,
+            "val_kwargs.temperature": spec.validation.temperature,
+            "val_kwargs.top_p": spec.validation.top_p,
+            "val_kwargs.do_sample": True,
+            "agent.num_workers": 1 if layout.rollout == CPU_ROLLOUT else min(8, layout.devices),
+            "agent.default_agent_loop": "cppo_single_turn",
+            "agent.agent_loop_manager_class": "cppo_lab.cores.verl.rollout.agent_loop.MarkedAgentLoopManager",
+            f"engine_kwargs.{ENGINE_KEY}": {
+                "topk": top_k(spec),
+                "topk_dtype": layout.topk_dtype,
+                "seed": spec.seed,
+                # vLLM's sampler launches a kernel for each request that has a seed: too many in the batches of the
+                # mixture of experts, 4,096 responses a step.
+                "seed_requests": not spec.has_experts,
+            },
+        },
         "trainer": _trainer(spec, layout, files),
         "algorithm": {
             "adv_estimator": "grpo",
@@ -49,28 +91,6 @@ def settings(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
     }
     values = {f"{section}.{key}": value for section, part in sections.items() for key, value in part.items()}
     return values | _engine(spec, layout, files)
-
-
-def _data(spec: VerlRun, files: Files) -> dict[str, Any]:
-    return {
-        "train_files": _literal(files.train),
-        "val_files": list(map(_literal, files.validation)),
-        "train_batch_size": spec.batch.prompts,
-        "max_prompt_length": spec.longest_prompt,
-        "max_response_length": spec.rollout.max_response_length,
-        "filter_overlong_prompts": True,
-        "truncation": "error",
-        "shuffle": True,
-        "seed": spec.seed,
-        # In the trainer's process, so that checkpoints have the exact state of the data order.
-        "dataloader_num_workers": 0,
-        "validation_shuffle": False,
-    }
-
-
-def _literal(path: Path) -> str:
-    """A path for Hugging Face's `datasets`, which take it for a pattern."""
-    return glob.escape(str(path))
 
 
 def _actor(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
@@ -122,39 +142,6 @@ def top_k(spec: VerlRun) -> int:
         assert isinstance(spec.data, TaskData)
         return spec.data.vocabulary
     return spec.divergence.k or 0
-
-
-def _rollout(spec: VerlRun, layout: LayoutSpec) -> dict[str, Any]:
-    cpu = layout.rollout == CPU_ROLLOUT
-    return {
-        "name": layout.rollout,
-        "n": spec.batch.responses,
-        "temperature": spec.rollout.temperature,
-        "top_p": spec.rollout.top_p,
-        "top_k": -1,
-        "dtype": spec.rollout.precision,
-        "quantization": spec.rollout.quantization,
-        "enable_rollout_routing_replay": spec.rollout.router_replay == "R3",
-        "seed": spec.seed,
-        "calculate_log_probs": True,
-        "tensor_model_parallel_size": layout.rollout_tensor_parallel,
-        "gpu_memory_utilization": layout.rollout_memory,
-        "val_kwargs.n": spec.validation.samples,
-        "val_kwargs.temperature": spec.validation.temperature,
-        "val_kwargs.top_p": spec.validation.top_p,
-        "val_kwargs.do_sample": True,
-        "agent.num_workers": 1 if cpu else min(8, layout.devices),
-        "agent.default_agent_loop": "cppo_single_turn",
-        "agent.agent_loop_manager_class": "cppo_lab.cores.verl.rollout.agent_loop.MarkedAgentLoopManager",
-        f"engine_kwargs.{ENGINE_KEY}": {
-            "topk": top_k(spec),
-            "topk_dtype": layout.topk_dtype,
-            "seed": spec.seed,
-            # vLLM's sampler launches a kernel for each request that has a seed: too many in the batches of the mixture
-            # of experts, 4,096 responses a step.
-            "seed_requests": not spec.has_experts,
-        },
-    }
 
 
 def _trainer(spec: VerlRun, layout: LayoutSpec, files: Files) -> dict[str, Any]:
@@ -254,41 +241,23 @@ def check_config(spec: VerlRun, layout: LayoutSpec, config: Any) -> None:
     Raises UserError naming the key, its value and the remedy.
     """
     from hydra.errors import InstantiationException
+    from hydra.utils import get_class
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     if problem := check_api.version_problem():
         raise UserError(problem)
     check_placement(spec, layout)
-    _check_memory(spec, layout)
-    _check_types(layout, config)
-    try:
-        validate_config(
-            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
-        )
-        for section in (ACTOR, ROLLOUT, "algorithm"):
-            omega_conf_to_dataclass(OmegaConf.select(config, section))
-    except InstantiationException as error:  # wraps whatever a config class of verl or ours has raised
-        raise UserError(f"verl's configuration: {error.__cause__ or error}") from error
-    except (AssertionError, ValueError, TypeError) as error:
-        raise UserError(f"verl refuses the configuration: {error}") from error
-
-
-def _check_memory(spec: VerlRun, layout: LayoutSpec) -> None:
-    """Check the memory estimate. It may be wrong: a larger `layout.device_memory_gb` overrides it."""
     cost = estimate(spec, layout)
-    if cost is not None and not cost.memory.fits:
+    if (
+        cost is not None and not cost.memory.fits
+    ):  # which may be wrong: a larger device_memory_gb overrides it
         raise UserError(
             f"layout {layout.name}: run {spec.run_id} {cost.memory.verdict} by the estimate: choose another layout, a "
             f"smaller layout.tokens_per_device={layout.tokens_per_device} or layout.rollout_memory="
             f"{layout.rollout_memory:g}, or GPUs with more memory (layout.device_memory_gb={layout.device_memory_gb:g})"
         )
-
-
-def _check_types(layout: LayoutSpec, config: Any) -> None:
-    """Check what the layout sets against the types that verl's config classes declare: verl itself does not."""
-    from hydra.utils import get_class
-
+    # What the layout sets against the types that verl's config classes declare: verl itself does not check them.
     for key in layout.verl:
         section, _, name = key.removeprefix("+").rpartition(".")
         target = OmegaConf.select(config, f"{section}._target_")
@@ -301,6 +270,16 @@ def _check_types(layout: LayoutSpec, config: Any) -> None:
         except ValidationError as error:
             kind = hint.__name__ if isinstance(hint, type) else str(hint).replace("typing.", "")
             raise UserError(f"verl's {key}={plain!r} must be {kind}: fix it in layout.verl") from error
+    try:
+        validate_config(
+            config=config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config)
+        )
+        for section in (ACTOR, ROLLOUT, "algorithm"):
+            omega_conf_to_dataclass(OmegaConf.select(config, section))
+    except InstantiationException as error:  # wraps whatever a config class of verl or ours has raised
+        raise UserError(f"verl's configuration: {error.__cause__ or error}") from error
+    except (AssertionError, ValueError, TypeError) as error:
+        raise UserError(f"verl refuses the configuration: {error}") from error
 
 
 # verl's configuration for a run: our values override verl's tree. A key that verl does not have is an error.
@@ -342,7 +321,17 @@ def verl_config(
     defaults = _verl_tree("megatron" if layout.strategy == "megatron" else "dp")
     config = copy.deepcopy(defaults)
     for key in layout.verl:
-        _check_exists(defaults, key, layout)
+        section: Any = defaults
+        before = ""
+        # A key with a + may be new, as in Hydra, and so may any key in a section that verl leaves empty.
+        for part in () if key.startswith("+") else key.split("."):
+            if isinstance(section, DictConfig) and not section:
+                break
+            names: list[Any] = list(section) if isinstance(section, DictConfig) else []
+            if part not in names:
+                beside = [f"{before}{name}" for name in names]
+                raise unknown(f"key of verl (layout {layout.name})", f"{before}{part}", beside)
+            section, before = OmegaConf.select(defaults, f"{before}{part}"), f"{before}{part}."
     for key, value in (settings(spec, layout, files) | layout.verl).items():
         with open_dict(config):
             OmegaConf.update(config, key.removeprefix("+"), value, merge=False, force_add=True)
@@ -377,20 +366,3 @@ def _verl_tree(engine: str) -> DictConfig:
     """verl's defaults."""
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", overrides=[f"model_engine={engine}"])
-
-
-def _check_exists(defaults: DictConfig, key: str, layout: LayoutSpec) -> None:
-    """Raise UserError for a key that verl does not have; the message lists the keys next to its first wrong part.
-
-    A key that begins with `+` may be new, as in Hydra, and so may any key in a section that verl leaves empty.
-    """
-    section: Any = defaults
-    before = ""
-    for part in () if key.startswith("+") else key.split("."):
-        if isinstance(section, DictConfig) and not section:
-            return
-        names: list[Any] = list(section) if isinstance(section, DictConfig) else []
-        if part not in names:
-            beside = [f"{before}{name}" for name in names]
-            raise unknown(f"key of verl (layout {layout.name})", f"{before}{part}", beside)
-        section, before = OmegaConf.select(defaults, f"{before}{part}"), f"{before}{part}."

@@ -262,7 +262,13 @@ def trust_region_loss(
         raise NotFinite("log-probabilities are not finite")
     old_logp, rollout_logp = column("old_log_probs"), column(from_engine.of_mu(data))
     origin_logp, advantages = old_logp if loss_config.origin else rollout_logp, column("advantages")
-    d = _divergence(loss_config, logp.detach(), origin_logp, output(from_engine.DIVERGENCE))
+    if (measured := output(from_engine.DIVERGENCE)) is not None:
+        d = compute_dtype(measured)
+    else:
+        assert not loss_config.needs_topk, "the engine did not measure D_t"
+        sampled, measure = (logp.detach(), origin_logp), loss_config.measure
+        alone = loss_config.estimator == "sample"
+        d = divergence.ESTIMATES[measure](*sampled) if alone else divergence.binary(*sampled, measure)
     seen = ObservedTokens(logp.detach(), rollout_logp, d, advantages, valid, column("responses"), origin_logp)
     if watch is not None:
         watch(seen)
@@ -315,15 +321,3 @@ def trust_region_loss(
         metrics = metrics | report_mismatch(mismatch_sums(log_ratios(logp, rollout_logp, d, valid)))
     stats = stats | _diagnostic_sums(logp.detach(), rollout_logp, valid, output(from_engine.ENTROPY))
     return loss, metrics | report(stats, loss=loss, minibatch_tokens=tokens_in_all, dp_size=dp_size)
-
-
-def _divergence(
-    loss_config: TrustRegionLossConfig, logp: Tensor, rollout_logp: Tensor, measured: Tensor | None
-) -> Tensor:
-    """D_t [B, T]: what the logits processor measured, or from the sampled tokens' log-probabilities."""
-    if measured is not None:
-        return compute_dtype(measured)
-    assert not loss_config.needs_topk, "the engine did not measure D_t"
-    if loss_config.estimator == "sample":
-        return divergence.ESTIMATES[loss_config.measure](logp, rollout_logp)
-    return divergence.binary(logp, rollout_logp, loss_config.measure)

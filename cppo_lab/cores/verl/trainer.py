@@ -422,10 +422,8 @@ class LabTrainer(PPOTrainerSync):
         rewards = torch.tensor([float(scores.sum()) for scores in data["rm_scores"].unbind()])
         groups = torch.tensor([group for group, *_ in places])
         advantages, keep = group_advantages(rewards, groups, normalize_std=self.spec.advantage.normalize_std)
-        lengths, longest = (
-            np.array([tag["response_len"] for tag in tags]),
-            self.spec.rollout.max_response_length,
-        )
+        lengths = np.array([tag["response_len"] for tag in tags])
+        longest = self.spec.rollout.max_response_length
         self._sampled_tokens = int(lengths.sum())
         wide = self.config.actor_rollout_ref.rollout.engine_kwargs.cppo_lab.topk_dtype == "float32"
         bytes_per_token = top_k(self.spec) * (4 + (4 if wide else 2))
@@ -443,12 +441,15 @@ class LabTrainer(PPOTrainerSync):
         if not self._trains:  # verl clears the rows of an empty batch like those of any other
             return batch
         self._trained_tokens = int(lengths[keep.numpy()].sum())
+        workers = self.actor_rollout_wg
+        if "actor" not in workers._dispatch_info:
+            workers._dispatch_info["actor"] = workers._query_dispatch_info("actor")
         table = arrange(
             groups.tolist(),
             [tag["seq_len"] for tag in tags],
             keep.tolist(),
             groups_per_minibatch=self.spec.batch.minibatch_prompts,
-            ranks=self._ranks(),
+            ranks=max(workers._dispatch_info["actor"]) + 1,
             rows=self.spec.batch.minibatch_prompts * self.spec.batch.responses,
         )
         is_padding = table == PADDING
@@ -490,13 +491,6 @@ class LabTrainer(PPOTrainerSync):
     def _validates(self, step: int) -> bool:
         """Whether the policy is validated after a step."""
         return step % self.spec.validation.every == 0
-
-    def _ranks(self) -> int:
-        """Data-parallel ranks of the actor."""
-        group = self.actor_rollout_wg
-        if "actor" not in group._dispatch_info:
-            group._dispatch_info["actor"] = group._query_dispatch_info("actor")
-        return max(group._dispatch_info["actor"]) + 1
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict[str, Any]) -> KVBatchMeta:
         return super()._compute_old_log_prob(batch, metrics) if self._trains else batch

@@ -236,7 +236,16 @@ class CpuServer:
                 "tokens: the exact divergence needs no more than that"
             )
         prompt = [int(token) for token in prompt_ids]
-        request = Request(prompt, self._max_tokens(len(prompt), asked["max_tokens"]), asked["seed"])
+        room = self.context - len(prompt)
+        if room < 1:
+            raise UserError(
+                f"a prompt of {len(prompt)} tokens leaves no room in max_model_len={self.context}: raise "
+                "rollout.max_model_len or drop long prompts with data.filter_overlong_prompts=true"
+            )
+        limit, longest = asked["max_tokens"], self.config.response_length
+        if limit is None:  # verl's default for vLLM
+            limit = min(longest, self.config.prompt_length + longest - len(prompt))
+        request = Request(prompt, max(1, min(limit, room)), asked["seed"])
         response = asyncio.get_running_loop().create_future()
         self._queue.append((rule, request, response))
         if self._serving is None or self._serving.done():
@@ -254,27 +263,15 @@ class CpuServer:
             extra_fields=extra,
         )
 
-    def _max_tokens(self, prompt: int, asked: int | None) -> int:
-        """Tokens that a request may generate, with verl's defaults for vLLM.
-
-        Raises UserError when the prompt leaves no room in the model's context.
-        """
-        room = self.context - prompt
-        if room < 1:
-            raise UserError(
-                f"a prompt of {prompt} tokens leaves no room in max_model_len={self.context}: raise "
-                "rollout.max_model_len or drop long prompts with data.filter_overlong_prompts=true"
-            )
-        if asked is None:
-            longest = self.config.response_length
-            asked = min(longest, self.config.prompt_length + longest - prompt)
-        return max(1, min(asked, room))
-
     async def _serve(self) -> None:
         """Runs batches until the queue is empty."""
         while self._queue:
             await self._running.wait()
-            await self._gather()
+            # Until no more requests come, or a batch is full.
+            seen = -1
+            while seen < len(self._queue) < self.config.max_num_seqs:
+                seen = len(self._queue)
+                await asyncio.sleep(GATHER_SECONDS)
             rule = self._queue[0][0]
             members = [item for item in self._queue if item[0] == rule][: self.config.max_num_seqs]
             self._queue = [item for item in self._queue if item not in members]
@@ -301,13 +298,6 @@ class CpuServer:
                 else:
                     decoded[place].policy_step = step
                     response.set_result(decoded[place])
-
-    async def _gather(self) -> None:
-        """Waits until no more requests come, or a batch is full."""
-        seen = -1
-        while seen < len(self._queue) < self.config.max_num_seqs:
-            seen = len(self._queue)
-            await asyncio.sleep(GATHER_SECONDS)
 
     async def abort_all_requests(self, **_: Any) -> None:
         """Ends the running batch before its next token; others wait for `resume_generation`."""
