@@ -144,8 +144,8 @@ MATHS = (
     Fault(
         "M2PO compares each token with the limit, not the mean",
         "cppo_lab/maths/responses.py",
-        "dropped[order] = means > limit",
-        "dropped[order] = ascending > limit",
+        "outliers[order] = means > m2",
+        "outliers[order] = ascending > m2",
         "tests/maths/test_rules.py",
     ),
     Fault(

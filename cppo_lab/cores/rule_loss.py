@@ -7,9 +7,8 @@ steps, and their size does not depend on the length of the run.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -165,8 +164,7 @@ def mismatch_of_step(updates: Sequence[mismatch.LogRatios]) -> dict[str, float]:
     return mismatch_metrics(parts) | mismatch_metrics([first], before_update=True)
 
 
-@dataclass(frozen=True)
-class ObservedTokens:
+class ObservedTokens(NamedTuple):
     """The tokens of a batch as a rule saw them; every tensor [B, T], right-padded, without gradient."""
 
     logp: Tensor  # log pi(y_t)
@@ -178,8 +176,7 @@ class ObservedTokens:
     origin_logp: Tensor  # log-probability under the policy from which D_t measures
 
 
-@dataclass(frozen=True, eq=False)
-class KeptResponse:
+class KeptResponse(NamedTuple):
     """A response of T tokens as it was trained, on the CPU. `columns`: those of `RecordedTokens`, by name, [T] each."""
 
     advantage: float

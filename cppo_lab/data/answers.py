@@ -7,9 +7,8 @@ the last `WINDOW` characters, with possessive quantifiers where a pattern could 
 import re
 import unicodedata
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from cppo_lab.data.grader_child import NOT, SCALES, SIGN, TEXT, WRONG, in_digits, pieces
 
@@ -154,8 +153,7 @@ _WORDS = re.compile(r"(?i)\s*+(?:yes|no|(?=.*[a-z]{4})[a-z ,'-]++)\s*+")  # not 
 _LAYOUT = re.compile(r"\\displaystyle(?![A-Za-z])|[$`]")
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What a response answers.
 
     text: the answer, or the end of the response if no answer is marked.

@@ -149,7 +149,9 @@ def main(link: Connection, limit_seconds: float, memory_bytes: int) -> None:
         return
     _reply(link, {"ready": True})
     for request in _requests(link, os.getppid()):
-        _limit_processor(limit_seconds)
+        used = resource.getrusage(resource.RUSAGE_SELF)
+        soft = int(used.ru_utime + used.ru_stime + limit_seconds) + CPU_MARGIN
+        resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
         try:
             verdict: dict[str, Any] = {"right": grade(request["answer"], request["marked"], request["truth"])}
         except Exception as error:  # noqa: BLE001  the policy's text may cause any error
@@ -361,12 +363,6 @@ def _balanced(piece: str) -> str:
 
 def _delimited(text: str) -> str:
     return f"Answer: {text}" if any(mark in text for mark in _DELIMITERS) else f"${text}$"
-
-
-def _limit_processor(limit_seconds: float) -> None:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    soft = int(used.ru_utime + used.ru_stime + limit_seconds) + CPU_MARGIN
-    resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.RLIM_INFINITY))
 
 
 def _requests(link: Connection, parent: int) -> Iterator[dict[str, Any]]:

@@ -10,7 +10,6 @@ the problem at its origin).
 
 import codecs
 import contextlib
-import filecmp
 import hashlib
 import json
 import shlex
@@ -54,17 +53,6 @@ SCHEMA = pyarrow.schema(
 )
 
 
-def _row_of(problem: Problem, index: int, split: str) -> dict[str, Any]:
-    """A problem in verl's layout."""
-    return {
-        "data_source": problem.data_source,
-        "prompt": [{"role": role, "content": text} for role, text in problem.messages],
-        "ability": ABILITY,
-        "reward_model": {"style": "rule", "ground_truth": problem.answer},
-        "extra_info": {"index": index, "split": split, "id": problem.id},
-    }
-
-
 def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
     """Write rows in verl's layout. Equal rows and an equal pyarrow give equal bytes."""
     table = pyarrow.Table.from_pylist(rows, schema=SCHEMA)
@@ -101,20 +89,6 @@ class FileRecord:
     sha256: str  # of the file
     content_sha256: str  # of its rows, see `content_sha256`
     rows_skipped: int | None = None  # that could not be used; None: each would have been an error
-
-
-def _manifest_text(files: dict[str, FileRecord]) -> str:
-    """The text of the manifest: no dates and no paths, so that equal data has an equal manifest."""
-    body = {
-        "format": FORMAT,
-        "tool": f"cppo-lab {__version__}",
-        "pyarrow": pyarrow.__version__,
-        "files": {
-            name: {key: value for key, value in asdict(record).items() if value is not None}
-            for name, record in files.items()
-        },
-    }
-    return _signed(body)
 
 
 def check_folder(folder: Path) -> dict[str, FileRecord]:
@@ -392,10 +366,21 @@ def prepare(
             f"{split}.parquet": _write_split(split, origin, made, say, skip)
             for split, origin in sources.items()
         }
-        (made / MANIFEST).write_text(_manifest_text(records), encoding="utf-8")
-        if _equal(made, place):
-            shutil.rmtree(made)
-            say(f"{out}: unchanged")
+        # No dates and no paths, so that equal data has an equal manifest.
+        body = {
+            "format": FORMAT,
+            "tool": f"cppo-lab {__version__}",
+            "pyarrow": pyarrow.__version__,
+            "files": {
+                name: {key: value for key, value in asdict(record).items() if value is not None}
+                for name, record in records.items()
+            },
+        }
+        (made / MANIFEST).write_text(text := _signed(body), encoding="utf-8")
+        with contextlib.suppress(UserError):  # of data that is changed, or not there
+            if check_folder(place) and (place / MANIFEST).read_text(encoding="utf-8") == text:
+                shutil.rmtree(made)
+                say(f"{out}: unchanged")
     return records
 
 
@@ -419,7 +404,16 @@ def _write_split(
         raise UserError(
             f"{source.path} holds no row to {what} on ({', '.join(reasons)}): mend it, or pass another file"
         )
-    rows = [_row_of(problem, index, split) for index, problem in enumerate(problems)]
+    rows = [
+        {
+            "data_source": problem.data_source,
+            "prompt": [{"role": role, "content": text} for role, text in problem.messages],
+            "ability": ABILITY,
+            "reward_model": {"style": "rule", "ground_truth": problem.answer},
+            "extra_info": {"index": index, "split": split, "id": problem.id},
+        }
+        for index, problem in enumerate(problems)
+    ]
     path = folder / f"{split}.parquet"
     write_rows(path, rows)
     return FileRecord(
@@ -450,13 +444,3 @@ def _ours_or_free(out: Path, splits: Iterable[str]) -> Path:
         what = ", ".join(foreign[:5]) or f"data without {MANIFEST}"
         raise UserError(f"--out {out} is in use ({what}): name a new folder, or move that away")
     return place
-
-
-def _equal(folder: Path, other: Path) -> bool:
-    """Whether two folders hold the same files with the same bytes."""
-    if not other.is_dir():
-        return False
-    names = sorted(path.name for path in folder.iterdir())
-    if names != sorted(path.name for path in other.iterdir()):
-        return False
-    return filecmp.cmpfiles(folder, other, names, shallow=False)[0] == names

@@ -6,11 +6,10 @@ checked and becomes a `Problem`, with its prompt.
 
 import hashlib
 import math
-import reprlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from reprlib import repr as _shown
+from typing import Any, NamedTuple
 
 from cppo_lab.errors import UserError
 
@@ -27,8 +26,7 @@ STEMS = {
 }
 
 
-@dataclass(frozen=True)
-class HubFile:
+class HubFile(NamedTuple):
     """One file of a data set on huggingface.co, pinned."""
 
     repository: str
@@ -67,8 +65,7 @@ HUB = {
 }
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """A file to read a split from, and what the manifest says of it."""
 
     path: Path
@@ -184,8 +181,7 @@ TRAINING_SOURCE = "math_dapo"  # verl's name of DAPO-Math-17k
 ROLES = ("system", "user", "assistant")
 
 
-@dataclass(frozen=True)
-class Problem:
+class Problem(NamedTuple):
     """The messages of a prompt as pairs of role and text, the last the user's, and the answer that is right."""
 
     data_source: str
@@ -209,7 +205,12 @@ def problem_of(row: Mapping[str, Any], where: str, benchmark: str | None, positi
     row = {key: row[key] for key in row if row[key] is not None}  # in parquet, keys of other rows are null
     if "prompt" in row:
         messages = _messages(row, "prompt", where)
-        answer = _answer(_field(row, "reward_model", where), "ground_truth", where)
+        model = _present(row, "reward_model", where)
+        if not isinstance(model, Mapping):
+            raise UserError(
+                f"{where}: `reward_model` is {_shown(model)}: give an object such as {{'ground_truth': '34'}}"
+            )
+        answer = _answer(model, "ground_truth", where)
         identifier = (
             (row.get("extra_info") or {}).get("index") if isinstance(row.get("extra_info"), Mapping) else None
         )
@@ -233,25 +234,16 @@ def problem_of(row: Mapping[str, Any], where: str, benchmark: str | None, positi
         )
     name = benchmark or TRAINING_SOURCE
     if benchmark in BENCHMARKS:
-        answer = _aime_answer(answer, where)
+        if not (answer.isascii() and answer.isdigit() and int(answer) <= 999):
+            raise UserError(
+                f"{where}: the answer is {_shown(answer)}: AIME answers are whole numbers from 0 to 999"
+            )
+        answer = str(int(answer))  # without leading zeros
     elif not benchmark and row.get("data_source") is not None:
         name = _text(row, "data_source", where, MAX_ANSWER)
     if identifier is None or isinstance(identifier, bool) or not isinstance(identifier, int | str):
         identifier = f"{name}-{position}"
     return Problem(name, messages, answer, _storable(str(identifier), "id", where, MAX_PROMPT))
-
-
-def _shown(value: object) -> str:
-    return reprlib.repr(value)
-
-
-def _field(row: Mapping[str, Any], key: str, where: str) -> Mapping[str, Any]:
-    value = _present(row, key, where)
-    if not isinstance(value, Mapping):
-        raise UserError(
-            f"{where}: `{key}` is {_shown(value)}: give an object such as {{'ground_truth': '34'}}"
-        )
-    return value
 
 
 def _present(row: Mapping[str, Any], key: str, where: str) -> Any:
@@ -308,12 +300,3 @@ def _answer(row: Mapping[str, Any], key: str, where: str) -> str:
     if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).strip():
         raise UserError(f"{where}: `{key}` is {_shown(value)}: give the answer as text or as a whole number")
     return _storable(str(value).strip(), key, where, MAX_ANSWER)
-
-
-def _aime_answer(answer: str, where: str) -> str:
-    """An AIME answer: a whole number from 0 to 999, written without leading zeros."""
-    if not (answer.isascii() and answer.isdigit() and int(answer) <= 999):
-        raise UserError(
-            f"{where}: the answer is {_shown(answer)}: AIME answers are whole numbers from 0 to 999"
-        )
-    return str(int(answer))

@@ -331,18 +331,14 @@ def m2po(
     """
     positive("m2", m2, allow_inf=True)
     log_ratio = tokens.log_ratio.detach()
-    dropped = _outliers(log_ratio.square(), tokens.advantages * log_ratio > 0, m2)
-    return rule_output(tokens, ~dropped, {"second moment": dropped})
-
-
-def _outliers(values: Tensor, among: Tensor, limit: float) -> Tensor:
-    """[B, T] bool: the fewest of the largest `values` of `among` without which the mean of the rest is <= limit."""
-    ascending, order = values[among].double().sort(stable=True)
+    away = tokens.advantages * log_ratio > 0
+    ascending, order = log_ratio.square()[away].double().sort(stable=True)
     # The mean of the n smallest values increases with n, so all n with a mean within the limit come first.
-    means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=values.device)
-    dropped = torch.zeros_like(order, dtype=torch.bool)
-    dropped[order] = means > limit
-    return torch.zeros_like(among).masked_scatter(among, dropped)
+    means = ascending.cumsum(0) / torch.arange(1, len(ascending) + 1, device=order.device)
+    outliers = torch.zeros_like(order, dtype=torch.bool)
+    outliers[order] = means > m2
+    dropped = torch.zeros_like(away).masked_scatter(away, outliers)
+    return rule_output(tokens, ~dropped, {"second moment": dropped})
 
 
 # VACO's directional filter on the divergence of a whole response.

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from cppo_lab import schema
 from cppo_lab.core_records import CoreRecord, Resources, core_of
@@ -37,8 +37,7 @@ TIMED = "perf/"  # metrics that differ between any two runs
 EVENTS = "events.jsonl"
 
 
-@dataclass(frozen=True)
-class Life:
+class Life(NamedTuple):
     """The events that the sink of a process received: the step of `begin`, the rows in order, the artifacts."""
 
     begun: tuple[int | None, ...]

@@ -57,8 +57,7 @@ UNUSABLE = (*UNREADABLE, LookupError, TypeError, AttributeError)
 NOT_VECTORS = "pass a vectors file, an .npz of arrays CASE/PART/NAME with a manifest"
 
 
-@dataclass(frozen=True)
-class Vectors:
+class Vectors(NamedTuple):
     """The arrays of a file by key, without the manifest, and the manifest."""
 
     arrays: dict[str, numpy.ndarray]

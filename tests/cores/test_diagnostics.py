@@ -79,7 +79,7 @@ class Transfers(TorchDispatchMode):
 def test_a_long_response_waits_for_the_device_as_often_as_a_short_one() -> None:
     counts = []
     for width in (5, 50):
-        tokens = ObservedTokens(*(column.repeat(1, width // 5) for column in vars(watched([5])).values()))
+        tokens = ObservedTokens(*(column.repeat(1, width // 5) for column in watched([5])))
         with Transfers() as transfers:
             Diagnostics(RULE, horizon=width).see(1, tokens, names)
         counts.append(transfers.count)

@@ -4,7 +4,6 @@ import json
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +164,7 @@ def fake_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], No
 
     def pin() -> None:
         for split, path in files.items():
-            pinned = replace(sources.HUB[split], sha256=sources.sha256_of(path))
+            pinned = sources.HUB[split]._replace(sha256=sources.sha256_of(path))
             monkeypatch.setitem(sources.HUB, split, pinned)
 
     return pin

@@ -16,6 +16,7 @@ operations, which are faster there than in torch.
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -139,8 +140,7 @@ def sample(process: Process, policy: Array, starts: Indices, uniforms: Array) ->
     return places.T.reshape(uniforms.shape), process.rewards[state].reshape(starts.shape)
 
 
-@dataclass(frozen=True)
-class PolicyPair:
+class PolicyPair(NamedTuple):
     """Exact comparison of a rollout policy mu with a policy pi; expectations over responses of mu from a uniform start.
 
         J(pi) - J(mu) = L' - Delta,   L' = E_mu[R sum_t (rho_t - 1)] = sum_t E_mu[sum_a (pi - mu)(a) Q_mu(s_t, a)]

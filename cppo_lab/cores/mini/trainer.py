@@ -7,10 +7,10 @@ from no generator and changes no number of the run.
 
 import itertools
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -389,22 +389,14 @@ class MiniAnswerRecorder:
             (~ends).sum(1).cpu().numpy(),
             lengths.double().mean(1).cpu().numpy(),
         )
-        self._add(
-            VALIDATION, step, self._chosen, self._ids, problems, rollout, rewards,
-            lambda row: {"benchmark": self._benchmarks[row // k]},
-        )  # fmt: skip
+        self._add(step, self._chosen, self._ids, problems, rollout, rewards)
 
     def batch(self, step: int, problems: Problems, batch: GradedRollout) -> None:
         """Add responses of some groups of a training batch."""
-        n, advantages = self.spec.batch.responses, batch.advantages
-        trained = batch.keep.view(-1, n)[:, 0].nonzero()[:, 0].tolist()
+        trained = batch.keep.view(len(problems), -1)[:, 0].nonzero()[:, 0].tolist()
         self._trained_groups = chosen_groups(trained, self.settings.groups)
         ids = problem_ids([TRAINING] * len(problems), [str(values) for values in problems.identities()])
-        self._add(
-            TRAINING, step, self._trained_groups, ids, problems, batch.rollout, batch.rewards,
-            lambda row: {"benchmark": "", "group": row // n, "reward": float(batch.rewards[row]),
-                         "advantage": float(advantages[row])},
-        )  # fmt: skip
+        self._add(step, self._trained_groups, ids, problems, batch.rollout, batch.rewards, batch.advantages)
 
     def update(self, rows: Tensor, result: ObjectiveResult, order: Tensor | None) -> None:
         """Add the tokens of a minibatch, whose responses are the batch's `rows` [B], before its optimiser step."""
@@ -416,24 +408,26 @@ class MiniAnswerRecorder:
 
     def _add(
         self,
-        kind: Literal["validation", "training"],
         step: int,
         places: Sequence[int],
         ids: Sequence[str],
         problems: Problems,
         rollout: Rollout,
         rewards: Tensor,
-        others: Callable[[int], dict[str, Any]],
+        advantages: Tensor | None = None,
     ) -> None:
-        """Add a sample of each response to the problems at `places`; `others`: its further fields, by row."""
+        """Add a sample of each response to the problems at `places`; `advantages`: in training."""
         ended, responses = self._ended(rollout).cpu(), rollout.responses.cpu().numpy()
         answers = self.task.answers(rollout.responses, rollout.lengths).cpu()
         size = len(rewards) // len(problems)
         for place, draw in itertools.product(places, range(size)):
             row = place * size + draw
-            end, length = bool(ended[row]), int(rollout.lengths[row])
+            end, length, graded = bool(ended[row]), int(rollout.lengths[row]), dict[str, Any]()
+            if advantages is not None:
+                graded = {"group": place, "reward": float(rewards[row]), "advantage": float(advantages[row])}
             sample = Sample(
-                kind=kind,
+                kind=TRAINING if graded else VALIDATION,
+                benchmark="" if graded else self._benchmarks[place],
                 step=step,
                 problem=ids[place],
                 draw=draw,
@@ -445,7 +439,7 @@ class MiniAnswerRecorder:
                 length=length,
                 cut_off=not end,
                 stop="end" if end else "length",
-                **others(row),
+                **graded,
             )
             self._samples.append(sample)
 

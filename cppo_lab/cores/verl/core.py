@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -127,7 +126,7 @@ def evaluate(spec: RunSpec, other: RunSpec, resources: Resources) -> tuple[int, 
         folder = Path(place)
         (model := folder / "model").mkdir()
         files = planned_files(evaluated, resources.paths, resources.shared, folder)
-        files = replace(files, model=str(model))
+        files = files._replace(model=str(model))
         with _ray_for(files, resources) as ray_init:
             step = export(spec, resources.shared, model, resources.doing).step
             config = _configuration(evaluated, files, resources, ray_init)

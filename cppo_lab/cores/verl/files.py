@@ -5,8 +5,8 @@ model. Imports no trainer.
 import hashlib
 import os
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from cppo_lab import schema
 from cppo_lab.core_records import Resources
@@ -91,27 +91,10 @@ def _foreign(path: Path) -> tuple[str, dict[str, int | str]]:
     return digest, {"megabytes": round(size / 1e6), "digest_of": "size and end of the file"}
 
 
-def _require_own(data: MathData, folder: Path) -> None:
-    """Check that the user's files and reward are still those of the run's id, and prepare the files in `folder`."""
-    from cppo_lab.data.prepare import prepare
-
-    changed = "has changed since the run was planned, and the id says what it was: launch again"
-    if data.reward is not None and code_digest(data.reward, "data.reward") != data.reward_code:
-        raise UserError(f"data.reward={data.reward!r} {changed}")
-    if data.files is None:
-        return
-    paths = {name: Path(file.path) for name, file in data.files.items()}
-    for name, path in paths.items():
-        if digest_of(path) != data.files[name].digest:
-            raise UserError(f"{path} {changed}")
-    prepare(str(paths.pop(TRAIN)), folder, validation=paths)
-
-
 # Locates the files that a verl run reads, and creates or reports missing ones.
 
 
-@dataclass(frozen=True)
-class Files:
+class Files(NamedTuple):
     """The inputs of a run, and its folder."""
 
     model: str  # a folder, or a repository of the hub
@@ -168,7 +151,17 @@ def require_files(spec: VerlRun, files: Files, shared: Path) -> None:
             write_task(spec, files.train, files.validation[0])
             return
     assert isinstance(data, MathData)
-    _require_own(data, files.train.parent)
+    changed = "has changed since the run was planned, and the id says what it was: launch again"
+    if data.reward is not None and code_digest(data.reward, "data.reward") != data.reward_code:
+        raise UserError(f"data.reward={data.reward!r} {changed}")
+    if data.files is not None:
+        from cppo_lab.data.prepare import prepare
+
+        paths = {name: Path(file.path) for name, file in data.files.items()}
+        for name, path in paths.items():
+            if digest_of(path) != data.files[name].digest:
+                raise UserError(f"{path} {changed}")
+        prepare(str(paths.pop(TRAIN)), files.train.parent, validation=paths)
     for path in (files.train, *files.validation):
         if not path.is_file():
             command = f"cppo data prepare --out {shlex.quote(str(path.parent))}"

@@ -7,10 +7,9 @@ tokenizer and its task as data rows. A stand-in has a published shape and random
 import fcntl
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -194,8 +193,7 @@ UNKNOWN = "<unknown>"
 SPACED_TEMPLATE = "{% for message in messages %}{{ message['content'] }} {% endfor %}"
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Sizes in a repository's configuration that `HubModel` lacks. With `experts`, `mlp_width` is that of an expert."""
 
     heads: int

@@ -109,21 +109,6 @@ PREFIX = "rule_sums/"
 GAP = f"{PREFIX}gap/"  # + place among the numbers of MismatchSums
 
 
-@torch.no_grad()
-def _diagnostic_sums(
-    logp: Tensor, rollout_logp: Tensor, valid: Tensor, entropy: Tensor | None
-) -> dict[str, Tensor]:
-    """Rule-independent sums over the valid tokens of [B, T]; `entropy` of pi, if known."""
-    difference, scale = relative_logprob_error(logp, rollout_logp, valid)
-    gap = (logp.float().exp() - rollout_logp.float().exp()).abs()
-    sums = {
-        "logprob_difference": difference,
-        "logprob_scale": scale,
-        "probability_gap": torch.where(valid, gap, 0.0).sum(),
-    }
-    return sums if entropy is None else sums | {"entropy": torch.where(valid, entropy.float(), 0.0).sum()}
-
-
 def report(
     stats: Mapping[str, Tensor], *, loss: Tensor, minibatch_tokens: float, dp_size: int
 ) -> dict[str, Metric]:
@@ -319,5 +304,13 @@ def trust_region_loss(
         stats = {k: v for k, v in common_stats(batch, valid.float()).items() if k != "masked"}
     if loss_config.mismatch:
         metrics = metrics | report_mismatch(mismatch_sums(log_ratios(logp, rollout_logp, d, valid)))
-    stats = stats | _diagnostic_sums(logp.detach(), rollout_logp, valid, output(from_engine.ENTROPY))
+    difference, scale = relative_logprob_error(logp.detach(), rollout_logp, valid)
+    gap = (logp.detach().float().exp() - rollout_logp.float().exp()).abs()
+    stats = stats | {
+        "logprob_difference": difference,
+        "logprob_scale": scale,
+        "probability_gap": torch.where(valid, gap, 0.0).sum(),
+    }
+    if (entropy_of_pi := output(from_engine.ENTROPY)) is not None:
+        stats["entropy"] = torch.where(valid, entropy_of_pi.float(), 0.0).sum()
     return loss, metrics | report(stats, loss=loss, minibatch_tokens=tokens_in_all, dp_size=dp_size)

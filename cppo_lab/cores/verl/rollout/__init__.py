@@ -8,8 +8,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 CPU_ROLLOUT = "cppo_cpu"  # `rollout.name` of the CPU server
 ENGINE_KEY = "cppo_lab"
@@ -25,8 +24,7 @@ POLICY_STEP = "policy_step"  # of each token: the training step after which its 
 VALIDATION_STEP = -1
 
 
-@dataclass(frozen=True)
-class RolloutSettings:
+class RolloutSettings(NamedTuple):
     """What the rollout keeps of mu and how requests are seeded."""
 
     topk: int = 0  # tokens of mu kept per response token; 0: none

@@ -66,7 +66,18 @@ class TopKAgentLoop(SingleTurnAgentLoop):
         validate = bool(row[VALIDATE])
         request = dict(sampling_params)  # verl passes the same dict to all sessions of a prompt
         if settings.seed_requests or validate:
-            request["seed"] = _seed(settings, row, validate)
+            # verl's data set gives every row without `extra_info.index` the index 0: all problems would share their
+            # seeds.
+            index = (row.get("extra_info") or {}).get("index")
+            if index is None:
+                raise UserError(
+                    "a data row has no extra_info.index, which its request's seed is made of: write the data with "
+                    f"`cppo data prepare`, or set engine_kwargs.{ENGINE_KEY}.seed_requests=false"
+                )
+            step = VALIDATION_STEP if validate else int(row["global_steps"])
+            # The source, since indices of different data sets overlap.
+            source = str(row.get("data_source", ""))
+            request["seed"] = seed_of(settings.seed, step, source, index, int(row["session_id"]))
         topk = 0 if validate else settings.topk
         if topk:
             request |= {TOPK_REQUEST: topk, TOPK_DTYPE_REQUEST: settings.topk_dtype}
@@ -77,41 +88,21 @@ class TopKAgentLoop(SingleTurnAgentLoop):
         columns: dict[str, Any] = {}
         length = len(output.response_ids)
         if topk:
-            _require_rows(ids, logp, length, topk, self.response_length)
+            shapes = [None if part is None else part.shape for part in (ids, logp)]
+            rows = 0 if ids is None else len(ids)
+            # verl cuts responses at its limit.
+            if shapes != [(rows, topk)] * 2 or not (rows == length or rows > length == self.response_length):
+                raise UserError(
+                    f"the rollout server returned a Top-K of shapes {shapes} for {length} response tokens and "
+                    f"engine_kwargs.{ENGINE_KEY}.topk={topk}: it is not ours (VERL_USE_EXTERNAL_MODULES="
+                    "cppo_lab.cores.verl.plugin), or the chat template adds tokens"
+                )
             # Copies: arrays that came over Ray cannot be written to, which torch tensors must allow.
             columns = {TOPK_IDS: ids[:length].copy(), TOPK_LOGP: logp[:length].copy()}
         if steps is not None and not validate:
             columns[POLICY_STEP] = steps[:length]
         given = {name: getattr(output, name) for name in output.model_fields_set}
         return TopKAgentLoopOutput(**given | {"extra_fields": output.extra_fields}, columns=columns)
-
-
-def _seed(settings: RolloutSettings, row: dict[str, Any], validate: bool) -> int:
-    # verl's data set gives every row without `extra_info.index` the index 0: all problems would share their seeds.
-    index = (row.get("extra_info") or {}).get("index")
-    if index is None:
-        raise UserError(
-            "a data row has no extra_info.index, which its request's seed is made of: write the data with "
-            f"`cppo data prepare`, or set engine_kwargs.{ENGINE_KEY}.seed_requests=false"
-        )
-    step = VALIDATION_STEP if validate else int(row["global_steps"])
-    # The source, since indices of different data sets overlap.
-    return seed_of(settings.seed, step, str(row.get("data_source", "")), index, int(row["session_id"]))
-
-
-def _require_rows(ids: Any, logp: Any, length: int, topk: int, limit: int) -> None:
-    """Check that mu's Top-K has a row per response token; verl cuts responses at `limit` tokens.
-
-    Raises UserError when there are none, or not as many as tokens.
-    """
-    shapes = [None if part is None else part.shape for part in (ids, logp)]
-    rows = 0 if ids is None else len(ids)
-    if shapes != [(rows, topk)] * 2 or not (rows == length or rows > length == limit):
-        raise UserError(
-            f"the rollout server returned a Top-K of shapes {shapes} for {length} response tokens and "
-            f"engine_kwargs.{ENGINE_KEY}.topk={topk}: it is not ours (VERL_USE_EXTERNAL_MODULES="
-            "cppo_lab.cores.verl.plugin), or the chat template adds tokens"
-        )
 
 
 # verl's agent loop manager for TransferQueue, which also marks every row as training or validation.

@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import ray
@@ -33,8 +33,7 @@ from cppo_lab.errors import UserError
 # A decoding step on logits: log mu, mu's Top-K, and a draw by inversion of the cumulative distribution.
 
 
-@dataclass(frozen=True)
-class SamplingRule:
+class SamplingRule(NamedTuple):
     """How tokens are drawn, and what is kept of mu; requests with the same rule are decoded together."""
 
     temperature: float = 1.0  # 0: the most likely token
@@ -83,8 +82,7 @@ def draw(log_mu: Tensor, rule: SamplingRule, uniforms: Tensor) -> Tensor:
 # Batched decoding with a key-value cache; finished rows leave the batch.
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(NamedTuple):
     """One prompt to continue."""
 
     prompt: Sequence[int]
