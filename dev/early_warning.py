@@ -26,8 +26,9 @@ from cppo_lab import schema
 from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.trainer import GradedResponses, Learner
 from cppo_lab.cores.loop import ObjectiveResult
-from cppo_lab.cores.rule_loss import Recorded, mismatch_of_step
+from cppo_lab.cores.rule_loss import mismatch_of_step
 from cppo_lab.maths import mismatch
+from cppo_lab.maths.divergence import Recorded
 from cppo_lab.spec import ExactRun
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan

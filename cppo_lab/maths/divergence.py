@@ -101,7 +101,7 @@ def topk_from_logp(
         ValueError: as `topk`.
     """
     cells, _ = _cells(mu, pi_topk_logp, logp, measure, convention)
-    return _measure(*cells, measure)
+    return _measure(cells[0], cells[1], measure)
 
 
 @torch.no_grad()

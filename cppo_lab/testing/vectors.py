@@ -366,8 +366,8 @@ def _divergence(case: Case, name: str) -> Tensor | None:
         size = case.facts.get("K", 20)  # the file stores one more
         pi, top_logp = case.given("pi", "rollout_topk_logp")
         ids = case.stored("rollout_topk_ids")[..., :size]
-        mu = Recorded(case.stored("tokens"), rollout_logp, ids, top_logp[..., :size])
-        values = divergences.topk(mu, pi.log(), measure=measure, convention=CONVENTIONS[bool(replace)])
+        top = Recorded(case.stored("tokens"), rollout_logp, ids, top_logp[..., :size])
+        values = divergences.topk(top, pi.log(), measure=measure, convention=CONVENTIONS[bool(replace)])
     return torch.where(case.valid, values, 0.0)
 
 
@@ -415,7 +415,8 @@ def _score(case: Case, name: str) -> Tensor | None:
     if name not in ("cppo", "threshold_c"):
         return None
     constants, [divergence], valid = case.constants(_CPPO), case.given("D"), case.valid
-    delta, (weights, rate, tests) = constants["delta"], limits_of(constants, divergence, valid)
+    delta: float = constants["delta"]
+    weights, rate, tests = limits_of(constants, divergence, valid)
     if name == "cppo":
         return violation_score(tests, weights, valid, delta, rate)
     return (delta - tests.excess).clamp_max(delta) * valid
@@ -530,7 +531,8 @@ def check(vectors: Vectors) -> Report:
                 actual, expected = value(case_of(key.partition("/")[0], dtype), key), vectors.tensor(key)
             except UNCOMPUTABLE as error:
                 text = (str(error).splitlines() or [type(error).__name__])[0]
-                mismatch = Mismatch(key, "", "inputs to compute it from", "none", f"{where}: {text}")
+                missing = "inputs to compute it from", "none", f"{where}: {text}"
+                mismatch: Mismatch | None = Mismatch(key, "", *missing)
             else:
                 if actual is None:
                     report.checked -= 1
