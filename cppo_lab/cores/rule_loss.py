@@ -30,13 +30,6 @@ from cppo_lab.rules import PERMUTATION, RULES, Rule, rule_of
 from cppo_lab.spec import DivergenceSpec, RuleSpec, RunSpec
 
 
-def rule_used(spec: RunSpec) -> RuleUsed:
-    """The rule and the divergence of a run, for the record of its tokens."""
-    rule, kind = spec.rule, spec.divergence
-    constants = rule.arguments(spec.rollout.max_response_length)
-    return RuleUsed(rule.name, rule.path, constants, kind.estimator, kind.measure, kind.k, kind.convention)
-
-
 def recorded_tokens(kind: DivergenceSpec, vocabulary: int) -> int:
     """K: how many of mu's most likely tokens the divergence needs."""
     return vocabulary if kind.estimator == "exact" else kind.k or 1
@@ -233,10 +226,11 @@ def token_table(
         name: np.concatenate([response.columns[name] for response, _ in pairs])
         for name in pairs[0][0].columns
     }
-    vocabulary = np.unique(columns["token"])
+    vocabulary, rule, kind = np.unique(columns["token"]), spec.rule, spec.divergence
+    constants = rule.arguments(spec.rollout.max_response_length)
     return RecordedTokens(
         step=step,
-        rule=rule_used(spec),
+        rule=RuleUsed(rule.name, rule.path, constants, kind.estimator, kind.measure, kind.k, kind.convention),
         tests=pairs[0][0].tests,
         ends=np.cumsum([len(response.columns["token"]) for response, _ in pairs], dtype=np.int64),
         group=np.array([sample.group for _, sample in pairs], np.int64),

@@ -30,7 +30,6 @@ from cppo_lab.data.sources import (
     BENCHMARKS,
     SPLITS,
     Problem,
-    Source,
     local,
     problem_of,
     sha256_of,
@@ -182,34 +181,51 @@ def rows_of(path: Path, damaged: Callable[[UserError], None]) -> Iterator[tuple[
         UserError: the file's suffix is unknown, or it cannot be read.
     """
     if path.suffix == ".jsonl":
-        return _jsonl_rows(path, damaged)
-    if path.suffix == ".parquet":
-        return _parquet_rows(path)
-    raise UserError(f"{path} is neither .jsonl nor .parquet: convert it to one of them, or correct its name")
-
-
-def _jsonl_rows(path: Path, damaged: Callable[[UserError], None]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with path.open("rb") as lines:
-        # One byte more than allowed is asked for, so that a line of gigabytes is never read whole.
-        for number, line in enumerate(iter(partial(lines.readline, MAX_LINE + 1), b""), 1):
-            where = f"{path}, line {number}"
-            if number == 1:
-                line = line.removeprefix(codecs.BOM_UTF8)
-            if len(line) > MAX_LINE:
-                damaged(
-                    UserError(
-                        f"{where} is longer than {MAX_LINE} bytes: write one row per line; fix or drop it"
+        with path.open("rb") as lines:
+            # One byte more than allowed is asked for, so that a line of gigabytes is never read whole.
+            for number, line in enumerate(iter(partial(lines.readline, MAX_LINE + 1), b""), 1):
+                where = f"{path}, line {number}"
+                if number == 1:
+                    line = line.removeprefix(codecs.BOM_UTF8)
+                if len(line) > MAX_LINE:
+                    damaged(
+                        UserError(
+                            f"{where} is longer than {MAX_LINE} bytes: write one row per line; fix or drop it"
+                        )
                     )
-                )
-                while line and not line.endswith(b"\n"):
-                    line = lines.readline(MAX_LINE)
-            elif line.strip():
-                try:
-                    row = _json_row(line, where)
-                except UserError as error:
-                    damaged(error)
-                else:
-                    yield where, row
+                    while line and not line.endswith(b"\n"):
+                        line = lines.readline(MAX_LINE)
+                elif line.strip():
+                    try:
+                        row = _json_row(line, where)
+                    except UserError as error:
+                        damaged(error)
+                    else:
+                        yield where, row
+    elif path.suffix == ".parquet":
+        number = 0
+        try:
+            with path.open("rb") as data, pyarrow.parquet.ParquetFile(data) as file:
+                known = [name for name in file.schema_arrow.names if name in COLUMNS]
+                if not known:
+                    raise UserError(
+                        f"{path} has the columns {file.schema_arrow.names}: each row needs `problem` and `answer`, "
+                        "or verl's `prompt` and `reward_model`"
+                    )
+                for batch in file.iter_batches(batch_size=BATCH, columns=known):
+                    for row in batch.to_pylist():
+                        number += 1
+                        yield f"{path}, row {number}", row
+        # ValueError: text that is not UTF-8; OverflowError: a time that Python does not have
+        except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+            reason = " ".join(str(error).split())
+            raise UserError(
+                f"{path} cannot be read as parquet after row {number} ({reason[:200]}): fetch or write it again"
+            ) from error
+    else:
+        raise UserError(
+            f"{path} is neither .jsonl nor .parquet: convert it to one of them, or correct its name"
+        )
 
 
 def _json_row(line: bytes, where: str) -> Mapping[str, Any]:
@@ -240,28 +256,6 @@ def _refuse_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         keys = [key for key, _ in pairs]
         raise ValueError(f"{max(keys, key=keys.count)!r} appears twice")
     return row
-
-
-def _parquet_rows(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    number = 0
-    try:
-        with path.open("rb") as data, pyarrow.parquet.ParquetFile(data) as file:
-            known = [name for name in file.schema_arrow.names if name in COLUMNS]
-            if not known:
-                raise UserError(
-                    f"{path} has the columns {file.schema_arrow.names}: each row needs `problem` and `answer`, "
-                    "or verl's `prompt` and `reward_model`"
-                )
-            for batch in file.iter_batches(batch_size=BATCH, columns=known):
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path}, row {number}", row
-    # ValueError: text that is not UTF-8; OverflowError: a time that Python does not have
-    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
-        reason = " ".join(str(error).split())
-        raise UserError(
-            f"{path} cannot be read as parquet after row {number} ({reason[:200]}): fetch or write it again"
-        ) from error
 
 
 REPORT_EVERY = 250_000  # rows
@@ -362,10 +356,48 @@ def prepare(
         }
     place = _ours_or_free(out, sources)
     with appearing(place, replace=True) as made:
-        records = {
-            f"{split}.parquet": _write_split(split, origin, made, say, skip)
-            for split, origin in sources.items()
-        }
+        records = {}
+        for split, file in sources.items():
+            benchmark = None if split == "train" else split
+            problems, left_out = _distinct_problems(file.path, benchmark, say, skip)
+            if benchmark in BENCHMARKS and len(problems) != PROBLEMS_OF_AIME:
+                raise UserError(
+                    f"{file.path} has {len(problems)} problems, {benchmark} has {PROBLEMS_OF_AIME} (both papers "
+                    "of the year): complete the file, or remove it to use the shipped problems"
+                )
+            if not problems:
+                what = "validate" if benchmark else "train"
+                reasons = [f"{left_out['rows_read']} rows read"]
+                reasons += (
+                    [f"{left_out['rows_skipped']} damaged ones skipped"] if left_out["rows_skipped"] else []
+                )
+                reasons += [
+                    f"answers that contradict each other: {given['answers']}"
+                    for given in left_out["conflicts"][:1]
+                ]
+                raise UserError(
+                    f"{file.path} holds no row to {what} on ({', '.join(reasons)}): mend it, or pass another file"
+                )
+            rows = [
+                {
+                    "data_source": problem.data_source,
+                    "prompt": [{"role": role, "content": text} for role, text in problem.messages],
+                    "ability": ABILITY,
+                    "reward_model": {"style": "rule", "ground_truth": problem.answer},
+                    "extra_info": {"index": index, "split": split, "id": problem.id},
+                }
+                for index, problem in enumerate(problems)
+            ]
+            path = made / f"{split}.parquet"
+            write_rows(path, rows)
+            records[path.name] = FileRecord(
+                rows=len(rows),
+                **left_out,
+                origin=file.origin,
+                origin_sha256=file.sha256,
+                sha256=sha256_of(path),
+                content_sha256=content_sha256(rows),
+            )
         # No dates and no paths, so that equal data has an equal manifest.
         body = {
             "format": FORMAT,
@@ -382,48 +414,6 @@ def prepare(
                 shutil.rmtree(made)
                 say(f"{out}: unchanged")
     return records
-
-
-def _write_split(
-    split: str, source: Source, folder: Path, say: Callable[[str], None], skip: bool
-) -> FileRecord:
-    benchmark = None if split == "train" else split
-    problems, left_out = _distinct_problems(source.path, benchmark, say, skip)
-    if benchmark in BENCHMARKS and len(problems) != PROBLEMS_OF_AIME:
-        raise UserError(
-            f"{source.path} has {len(problems)} problems, {benchmark} has {PROBLEMS_OF_AIME} (both papers "
-            "of the year): complete the file, or remove it to use the shipped problems"
-        )
-    if not problems:
-        what = "validate" if benchmark else "train"
-        reasons = [f"{left_out['rows_read']} rows read"]
-        reasons += [f"{left_out['rows_skipped']} damaged ones skipped"] if left_out["rows_skipped"] else []
-        reasons += [
-            f"answers that contradict each other: {given['answers']}" for given in left_out["conflicts"][:1]
-        ]
-        raise UserError(
-            f"{source.path} holds no row to {what} on ({', '.join(reasons)}): mend it, or pass another file"
-        )
-    rows = [
-        {
-            "data_source": problem.data_source,
-            "prompt": [{"role": role, "content": text} for role, text in problem.messages],
-            "ability": ABILITY,
-            "reward_model": {"style": "rule", "ground_truth": problem.answer},
-            "extra_info": {"index": index, "split": split, "id": problem.id},
-        }
-        for index, problem in enumerate(problems)
-    ]
-    path = folder / f"{split}.parquet"
-    write_rows(path, rows)
-    return FileRecord(
-        rows=len(rows),
-        **left_out,
-        origin=source.origin,
-        origin_sha256=source.sha256,
-        sha256=sha256_of(path),
-        content_sha256=content_sha256(rows),
-    )
 
 
 def _ours_or_free(out: Path, splits: Iterable[str]) -> Path:

@@ -21,7 +21,7 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partialmethod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -128,7 +128,15 @@ class CoreTests:
             assert step == 0 or 0 <= metrics["train/reward"] <= 1, f"step {step}"
             assert step == 0 or metrics["perf/step_seconds"] > 0, f"step {step}"
             if step % run.validation.every == 0:
-                _check_scores(run, step, metrics)
+                # Every benchmark has a score, a fraction; `mean` is their unweighted mean.
+                samples = run.validation.samples
+                names = [schema.validation_metric(name, samples) for name in run.data.benchmarks]
+                scores = [metrics[name] for name in names]
+                assert all(0 <= score <= 1 for score in scores), f"step {step}: {scores}"
+                mean = metrics[schema.validation_metric(schema.MEAN, samples)]
+                assert math.isclose(mean, sum(scores) / len(scores), rel_tol=1e-9, abs_tol=1e-12), (
+                    f"step {step}: {mean}, {scores}"
+                )
 
     def test_killed_it_continues_with_the_same_numbers(self) -> None:
         """A run killed by SIGKILL while it logs its last step, after a checkpoint, has every point of the uninterrupted
@@ -218,16 +226,10 @@ class _FileSink:
     path: Path
     kill_at: int | None
 
-    def begin(self, step: int | None) -> None:
-        self.add("begin", step)
-
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         if step == self.kill_at:
             os.kill(os.getpid(), signal.SIGKILL)
         self.add("row", step, dict(metrics))
-
-    def tag(self, name: str, value: str) -> None:
-        self.add("tag", name, value)
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
         self.add("artifact", name, dict(values))
@@ -239,6 +241,8 @@ class _FileSink:
         """Write an event."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
+
+    begin, tag = partialmethod(add, "begin"), partialmethod(add, "tag")
 
 
 def _attempts(
@@ -263,15 +267,3 @@ def _read(path: Path) -> Life:
 
 def _resources(composed: Composed, shared: Path, folder: Path) -> Resources:
     return Resources(shared, folder, device="cpu", layout=composed.layout, paths=composed.paths)
-
-
-def _check_scores(run: RunSpec, step: int, metrics: Mapping[str, float]) -> None:
-    """Every benchmark has a score, a fraction; `mean` is their unweighted mean."""
-    samples = run.validation.samples
-    names = [schema.validation_metric(name, samples) for name in run.data.benchmarks]
-    scores = [metrics[name] for name in names]
-    assert all(0 <= score <= 1 for score in scores), f"step {step}: {scores}"
-    mean = metrics[schema.validation_metric(schema.MEAN, samples)]
-    assert math.isclose(mean, sum(scores) / len(scores), rel_tol=1e-9, abs_tol=1e-12), (
-        f"step {step}: {mean}, {scores}"
-    )

@@ -224,12 +224,6 @@ COLUMNS: dict[str, tuple[Callable[..., float], tuple[str, ...]]] = {
 }
 
 
-def _unknown_columns(vectors: Vectors) -> list[str]:
-    """Columns of `theory/constants` with unknown names."""
-    columns = vectors.manifest.get("theory_columns", []) if "theory/constants" in vectors.arrays else []
-    return [name for name in columns if name not in COLUMNS and name not in ARGUMENTS]
-
-
 def _constants(case: Case, _: str) -> Tensor:
     """The rows of `theory/constants` with every column that we know recomputed.
 
@@ -519,7 +513,9 @@ class Report:
 def check(vectors: Vectors) -> Report:
     """Check every array of `vectors`, and that no array is missing that its manifest lists."""
     report = Report(mismatches=_missing(vectors))
-    report.unknown += [f"theory/constants column {name!r}" for name in _unknown_columns(vectors)]
+    columns = vectors.manifest.get("theory_columns", []) if "theory/constants" in vectors.arrays else []
+    strange = [name for name in columns if name not in COLUMNS and name not in ARGUMENTS]
+    report.unknown += [f"theory/constants column {name!r}" for name in strange]
     case_of = cache(partial(Case, vectors))
     for key in vectors.arrays:
         if is_input(vectors, key):

@@ -263,7 +263,16 @@ class TaskRunner:
                 sync = config.trainer.v1.trainer_mode == "sync"
                 trainer = (trainers.LabTrainer if sync else trainers.AsyncLabTrainer)(config=config)
                 trainer.init()
-                replace_file(folder / MACHINE, json.dumps(_machine(trainer)))
+                # What a preflight tells of the machines and the engine.
+                seen: dict[str, float | str] = {"CPUs of the first node": len(os.sched_getaffinity(0))}
+                if any(INFINIBAND.glob("*")):
+                    found = can_load(RDMA)
+                    seen["InfiniBand"] = f"{RDMA} found" if found else f"no {RDMA}, so NCCL takes TCP"
+                workers = trainer.actor_rollout_wg
+                if (ranks := workers.world_size) > 1:
+                    seen[f"all-reduce over {ranks} devices, GB/s"] = min(workers.all_reduce_speed())
+                seen["rollout engine"] = trainer.engine
+                replace_file(folder / MACHINE, json.dumps(seen))
                 manager = load_class_from_fqn(config.actor_rollout_ref.rollout.agent.agent_loop_manager_class)
                 loops = manager.create(
                     config=config,
@@ -275,17 +284,6 @@ class TaskRunner:
                     trainer.fit(loops)
         finally:
             transfer_queue.close()
-
-
-def _machine(trainer: Any) -> dict[str, float | str]:
-    """What a preflight tells of the machines and the engine."""
-    seen: dict[str, float | str] = {"CPUs of the first node": len(os.sched_getaffinity(0))}
-    if any(INFINIBAND.glob("*")):
-        seen["InfiniBand"] = f"{RDMA} found" if can_load(RDMA) else f"no {RDMA}, so NCCL takes TCP"
-    ranks = trainer.actor_rollout_wg.world_size
-    if ranks > 1:
-        seen[f"all-reduce over {ranks} devices, GB/s"] = min(trainer.actor_rollout_wg.all_reduce_speed())
-    return seen | {"rollout engine": trainer.engine}
 
 
 @contextmanager

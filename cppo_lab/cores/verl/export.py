@@ -154,7 +154,15 @@ def _merge_fsdp(runs: Path, at: tuple[str, ...], target: Path, say: Say, lora_sc
         copy_description(runs, (*at, "huggingface"), target)
         with quiet(), refusing("the checkpoint cannot be merged"):
             config = AutoConfig.from_pretrained(target)
-            weights = _without_adapters(merged(read, ranks), lora_scale)
+            weights = {}  # under the model's names, with each adapter added to the matrix that it adapts
+            parts = merged(read, ranks)
+            for name, value in parts.items():
+                layer, is_adapted, _ = name.partition("base_layer.weight")
+                if is_adapted:
+                    down, up = (parts[f"{layer}lora_{part}.default.weight"] for part in "AB")
+                    value = value + lora_scale * (up @ down)
+                if ".lora_" not in name:
+                    weights[name.removeprefix("base_model.model.").replace("base_layer.", "")] = value
             kinds = (weight.dtype for weight in weights.values() if weight.is_floating_point())
             with torch.device("meta"):
                 model = AutoModelForCausalLM.from_config(config, dtype=reduce(torch.promote_types, kinds))
@@ -201,19 +209,6 @@ def _whole(name: str, parts: list[Any]) -> "Tensor":
     if whole.shape != parts[0].shape:
         raise ValueError(f"{name} has the shape {tuple(whole.shape)}, not {tuple(parts[0].shape)}")
     return whole
-
-
-def _without_adapters(weights: "dict[str, Tensor]", scale: float) -> "dict[str, Tensor]":
-    """The weights under the model's names, with each adapter added to the matrix that it adapts."""
-    plain = {}
-    for name, value in weights.items():
-        layer, is_adapted, _ = name.partition("base_layer.weight")
-        if is_adapted:
-            down, up = (weights[f"{layer}lora_{part}.default.weight"] for part in "AB")
-            value = value + scale * (up @ down)
-        if ".lora_" not in name:
-            plain[name.removeprefix("base_model.model.").replace("base_layer.", "")] = value
-    return plain
 
 
 # Folders in Hugging Face's format: copied from folders that others can write to, and checked afterwards.

@@ -36,7 +36,6 @@ from cppo_lab.cores.mini.tasks import (
 )
 from cppo_lab.cores.mini.warm_start import load_warm_start
 from cppo_lab.data.prepare import prepare, write_rows
-from cppo_lab.data.sources import wrap
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.files import appearing, open_lock
 from cppo_lab.plugins import INDEX, lacking
@@ -108,12 +107,6 @@ def as_fast_tokenizer(tokenizer: Tokenizer) -> PreTrainedTokenizerFast:
     return _fast(model, pre_tokenizers.WhitespaceSplit(), eos_token=names[tokenizer.eos], unk_token=PAD)
 
 
-def _byte_tokenizer() -> PreTrainedTokenizerFast:
-    """The tokenizer of embedded models on text, with BYTES symbols: the bytes of UTF-8, padding, and CHATML."""
-    model = models.BPE(_numbered([*sorted(pre_tokenizers.ByteLevel.alphabet()), PAD, *CHATML]), [])
-    return _fast(model, pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel())
-
-
 def _numbered(names: Sequence[str]) -> dict[str, int]:
     return {name: symbol for symbol, name in enumerate(names)}
 
@@ -139,7 +132,12 @@ def make_model(spec: VerlRun, folder: Path, shared: Path) -> None:
         if folder.exists():
             return
         task = make_task(spec.data).tokenizer if isinstance(spec.data, TaskData) else None
-        fast = as_fast_tokenizer(task) if task else _byte_tokenizer()
+        if task:
+            fast = as_fast_tokenizer(task)
+        else:  # BYTES symbols: the bytes of UTF-8, padding, and CHATML
+            symbols = _numbered([*sorted(pre_tokenizers.ByteLevel.alphabet()), PAD, *CHATML])
+            splits = pre_tokenizers.ByteLevel(add_prefix_space=False)
+            fast = _fast(models.BPE(symbols, []), splits, decoders.ByteLevel())
         seeded = spec.model.for_seed(spec.seed)
         torch.manual_seed(seeded.start_seed)
         vocabulary = task.vocabulary if task else BYTES
@@ -233,13 +231,7 @@ def make_stand_ins(runs: Sequence[RunSpec], folder: Path, say: Callable[[str], N
 def make_data(folder: Path, problems: int) -> None:
     """Write prepared data with sums as training problems, and the shipped benchmarks."""
     rows = [
-        {
-            "data_source": "math_dapo",
-            "prompt": [{"role": "user", "content": wrap(f"What is {number} + {number + 1}?")}],
-            "ability": "MATH",
-            "reward_model": {"style": "rule-lighteval/MATH_v2", "ground_truth": str(2 * number + 1)},
-            "extra_info": {"index": f"sum-{number}"},
-        }
+        {"problem": f"What is {number} + {number + 1}?", "answer": 2 * number + 1, "id": f"sum-{number}"}
         for number in range(problems)
     ]
     folder.parent.mkdir(parents=True, exist_ok=True)

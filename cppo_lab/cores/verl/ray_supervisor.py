@@ -49,7 +49,12 @@ def ray_process(
 
 def main(folder: Path, command: Sequence[str]) -> int:
     """Keep `command` until standard input closes; returns its exit status, 0 if it was ended from here."""
-    _no_signal_ends_this_process()
+    # No signal ends this process, which Slurm sends to every process of a job step. SIGUSR2, a warning for the trainer,
+    # is ignored, not handled: Ray's processes inherit this and survive it.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        # Handlers are not inherited: these signals end Ray, as they should.
+        signal.signal(number, lambda *_: None)
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     process = subprocess.Popen(
@@ -66,15 +71,6 @@ def main(folder: Path, command: Sequence[str]) -> int:
     finally:
         _end_all_below()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _no_signal_ends_this_process() -> None:
-    """Survive signals to end, which Slurm sends to every process of a job step."""
-    # SIGUSR2, a warning for the trainer, is ignored, not handled: Ray's processes inherit this and survive it.
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        # Handlers are not inherited: these signals end Ray, as they should.
-        signal.signal(number, lambda *_: None)
 
 
 def _end_all_below() -> None:
