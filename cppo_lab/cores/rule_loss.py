@@ -271,26 +271,9 @@ class Diagnostics:
         """Add a batch of training step `step`; `text` maps token ids to the readable text of each."""
         gap = torch.where(seen.valid, (seen.logp.exp() - seen.rollout_logp.exp()).abs(), torch.nan).cpu()
         self._pending.append(F.pad(gap, (0, len(self.gap) - gap.shape[1]), value=torch.nan))
-        if self.shows_window:
-            self._keep_window(step, seen, text)
-
-    def end_step(self) -> None:
-        """Finish a watched step, after all of its minibatches were passed to `see`."""
-        if not self._pending:
+        if not self.shows_window:
             return
-        gaps = torch.cat(self._pending)
-        self._pending = []
-        count = (~gaps.isnan()).sum(0)
-        ordered = gaps.nan_to_num(-1.0).sort(dim=0, descending=True).values.clamp(min=0)
-        top = (TOP_SHARE * count).ceil()
-        rank = torch.arange(len(gaps))[:, None]
-        self.tokens += count
-        self.gap += ordered.sum(0)
-        # Weighted by all tokens of the position, so that steps add up as they do for the mean.
-        self.top += (ordered * (rank < top)).sum(0) / top.clamp(min=1) * count
-
-    def _keep_window(self, step: int, seen: ObservedTokens, text: Callable[[list[int]], list[str]]) -> None:
-        """Keep the response that best shows both tests; on a tie the later."""
+        # Keep the response that best shows both tests; on a tie the later.
         valid, delta = seen.valid, self.constants["delta"]
         moves_away = (seen.advantages * (seen.logp - seen.origin_logp) > 0) & valid
         tests = limits_of(self.constants, seen.divergence, valid).tests
@@ -317,6 +300,21 @@ class Diagnostics:
             "moves_away": moves_away[row, :end].tolist(),
             "masked_by": reasons[:end],
         }
+
+    def end_step(self) -> None:
+        """Finish a watched step, after all of its minibatches were passed to `see`."""
+        if not self._pending:
+            return
+        gaps = torch.cat(self._pending)
+        self._pending = []
+        count = (~gaps.isnan()).sum(0)
+        ordered = gaps.nan_to_num(-1.0).sort(dim=0, descending=True).values.clamp(min=0)
+        top = (TOP_SHARE * count).ceil()
+        rank = torch.arange(len(gaps))[:, None]
+        self.tokens += count
+        self.gap += ordered.sum(0)
+        # Weighted by all tokens of the position, so that steps add up as they do for the mean.
+        self.top += (ordered * (rank < top)).sum(0) / top.clamp(min=1) * count
 
     def tables(self) -> dict[str, dict[str, Any]]:
         """The artifacts by name: `positions`, and `window` if the rule has a prefix budget; none if no watched

@@ -246,7 +246,23 @@ def make_stand_in(model: HubModel, sizes: Sizes, target: Path) -> None:
     with appearing(target, replace=True) as partial:
         config.save_pretrained(partial)
         _stand_in_tokenizer(model.vocabulary).save_pretrained(partial)
-        _write_weights(config, partial)
+        # All weights, a file for each layer, and the index over them.
+        draw = torch.Generator().manual_seed(0)
+        places: dict[str, str] = {}
+        total = 0
+        for number, (_, layer) in enumerate(
+            groupby(weights_of(config), lambda weight: weight[0].split(".")[:3])
+        ):
+            file, shard = f"model-{number:05d}.safetensors", {}
+            for name, shape in layer:
+                values = torch.empty(shape, dtype=torch.bfloat16)
+                matrix = len(shape) > 1
+                shard[name] = values.normal_(0, SCALE, generator=draw) if matrix else values.fill_(1)
+                total += values.nbytes
+            save_file(shard, partial / file, metadata={"format": "pt"})
+            places |= dict.fromkeys(shard, file)
+        index = {"metadata": {"total_size": total}, "weight_map": places}
+        (partial / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
 def config_of(model: HubModel, sizes: Sizes) -> PretrainedConfig:
@@ -289,24 +305,6 @@ def weights_of(config: PretrainedConfig) -> Iterator[tuple[str, tuple[int, ...]]
     }
     for name, weight in revert_weight_conversion(model, weights).items():
         yield name, tuple(weight.shape)
-
-
-def _write_weights(config: PretrainedConfig, folder: Path) -> None:
-    """All weights, a file for each layer, and the index over them."""
-    draw = torch.Generator().manual_seed(0)
-    places: dict[str, str] = {}
-    total = 0
-    for number, (_, layer) in enumerate(groupby(weights_of(config), lambda weight: weight[0].split(".")[:3])):
-        file, shard = f"model-{number:05d}.safetensors", {}
-        for name, shape in layer:
-            values = torch.empty(shape, dtype=torch.bfloat16)
-            matrix = len(shape) > 1
-            shard[name] = values.normal_(0, SCALE, generator=draw) if matrix else values.fill_(1)
-            total += values.nbytes
-        save_file(shard, folder / file, metadata={"format": "pt"})
-        places |= dict.fromkeys(shard, file)
-    index = {"metadata": {"total_size": total}, "weight_map": places}
-    (folder / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
 
 def _stand_in_tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:

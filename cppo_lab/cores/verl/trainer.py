@@ -106,28 +106,6 @@ def arrange(
     return table
 
 
-def padding_rows(
-    partition: str, key: str, tag: dict[str, Any], count: int, eos: int
-) -> list[tuple[str, dict[str, Any]]]:
-    """(key, tag) of `count` padding rows, which train nothing, modelled on the row `key`.
-
-    They are verl's synthetic rows: the response is the token `eos`, with mask, rewards and log-probabilities 0.
-    """
-    if not count:
-        return []
-    source = tq.kv_batch_get(keys=[key], partition_id=partition)[0]
-    row, row_tag = construct_minimal_padding_template(source, tag, eos)
-    for name in (TOPK_IDS, TOPK_LOGP, POLICY_STEP):  # verl fills only its columns
-        if name in row:
-            row[name] = torch.zeros_like(row[name][:1])
-    row["uid"] = f"pad{uuid.uuid4().hex}"
-    keys = [f"{row['uid']}_{place}_0" for place in range(count)]
-    tags = [dict(row_tag) for _ in keys]
-    rows = [row | {"session_id": place} for place in range(count)]
-    tq.kv_batch_put(keys=keys, partition_id=partition, fields=tu.list_of_dict_to_tensordict(rows), tags=tags)
-    return list(zip(keys, tags, strict=True))
-
-
 # verl's synchronous trainer for the paper's runs, with dropped groups, whole minibatches, our metrics and stopping.
 #
 # Everything else is verl's. The overridden methods are listed in `check_api`.
@@ -453,15 +431,30 @@ class LabTrainer(PPOTrainerSync):
             rows=self.spec.batch.minibatch_prompts * self.spec.batch.responses,
         )
         is_padding = table == PADDING
-        spare = iter(
-            padding_rows(
-                batch.partition_id, keys[0], tags[0], int(is_padding.sum()), self.tokenizer.eos_token_id
+        spare: list[tuple[str, dict[str, Any]]] = []
+        if count := int(is_padding.sum()):
+            # Rows that train nothing, modelled on another, are verl's synthetic ones: the response is the end token,
+            # with mask, rewards and log-probabilities 0.
+            source = tq.kv_batch_get(keys=keys[:1], partition_id=batch.partition_id)[0]
+            template, tag = construct_minimal_padding_template(source, tags[0], self.tokenizer.eos_token_id)
+            for name in (TOPK_IDS, TOPK_LOGP, POLICY_STEP):  # verl fills only its columns
+                if name in template:
+                    template[name] = torch.zeros_like(template[name][:1])
+            template["uid"] = f"pad{uuid.uuid4().hex}"
+            spare = [(f"{template['uid']}_{place}_0", dict(tag)) for place in range(count)]
+            tq.kv_batch_put(
+                keys=[key for key, _ in spare],
+                partition_id=batch.partition_id,
+                fields=tu.list_of_dict_to_tensordict(
+                    [template | {"session_id": place} for place in range(count)]
+                ),
+                tags=[tag for _, tag in spare],
             )
-        )
+        padding = iter(spare)
         if dropped := [keys[place] for place in (~keep).nonzero()[:, 0]]:
             tq.kv_clear(keys=dropped, partition_id=batch.partition_id)
         rows = [
-            next(spare) if index == PADDING else (keys[index], tags[index])
+            next(padding) if index == PADDING else (keys[index], tags[index])
             for index in table.ravel().tolist()
         ]
         arranged = replace(batch, keys=[key for key, _ in rows], tags=[tag for _, tag in rows])
