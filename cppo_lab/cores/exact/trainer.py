@@ -394,13 +394,10 @@ def histories_together(specs: Sequence[ExactRun]) -> list[tuple[str, list[tuple[
         reasons[place] = how.reason
 
     with TemporaryDirectory() as place:
-        folders = [Path(place, str(i)) for i in range(len(specs))]
-        for folder in folders:
-            folder.mkdir()
-        runs = [
-            TogetherRun(spec, _Rows(metrics), Resources(folder, folder))
-            for spec, metrics, folder in zip(specs, rows, folders, strict=True)
-        ]
+        runs = []
+        for i, spec in enumerate(specs):
+            (folder := Path(place, str(i))).mkdir()
+            runs.append(TogetherRun(spec, _Rows(rows[i]), Resources(folder, folder)))
         train_together(runs, ended)
     return list(zip(reasons, rows, strict=True))
 
@@ -492,13 +489,13 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
 def exact_metrics(comparison: PolicyPair, before: Array, row: int) -> Metrics:
     """The metrics of run `row`; `before` [R, K, S] is the divergence of mu from the policy that the step began with."""
     mean, largest = comparison.movement[row].tolist(), comparison.largest[row].tolist()
-    surrogate, error = comparison.surrogate[row], comparison.error[row]
+    error = comparison.error[row]
     residual = float(error.sum())
     bound = bounds.residual_bound(mean, largest)
     metrics = {
         "exact/rollout_return": float(comparison.rollout_return[row]),
         "exact/return": float(comparison.returns[row]),
-        "exact/surrogate": float(surrogate.sum()),
+        "exact/surrogate": float(comparison.surrogate[row].sum()),
         "exact/error": residual,
         "exact/movement": float(comparison.movement[row].mean()),
         "exact/movement_before": float((comparison.visits[row] * before[row]).sum() / len(mean)),

@@ -5,6 +5,7 @@ model. Imports no trainer.
 import hashlib
 import os
 import shlex
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,23 +42,19 @@ def datasets(spec: VerlRun, resources: Resources) -> tuple[Dataset, ...]:
         )
     assert resources.paths is not None
     train, validation = prepared_files(spec.data, Path(resources.paths.data))
-    sets = [_of_file(spec.data.name, train, schema.TRAINING)]
-    sets += [_of_file(path.stem, path, schema.VALIDATION) for path in validation]
-    return tuple(dataset for dataset in sets if dataset is not None)
+    held_out = [(path.stem, path, schema.VALIDATION) for path in validation]
+    sets = []
+    for name, path, context in ((spec.data.name, train, schema.TRAINING), *held_out):
+        with suppress(OSError):  # it does not exist
+            digits, profile = _prepared(path) or _foreign(path)
+            sets.append(Dataset(name, digits[:DIGITS], str(path), schema.LOCAL, context, profile))
+    return tuple(sets)
 
 
 def prepared_files(data: MathData, folder: Path) -> tuple[Path, tuple[Path, ...]]:
     """The paths of prepared training data and benchmarks in a folder, whether or not they exist."""
     folder = folder.resolve()
     return folder / "train.parquet", tuple(folder / f"{name}.parquet" for name in data.benchmarks)
-
-
-def _of_file(name: str, path: Path, context: str) -> Dataset | None:
-    try:
-        digits, profile = _prepared(path) or _foreign(path)
-    except OSError:
-        return None
-    return Dataset(name, digits[:DIGITS], str(path), schema.LOCAL, context, profile)
 
 
 def _prepared(path: Path) -> tuple[str, dict[str, int | str]] | None:

@@ -46,11 +46,11 @@ def same_rows_group(dp_rank: int) -> dist.ProcessGroup | None:
     """
     dp_ranks: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(dp_ranks, dp_rank)
-    members: dict[int, list[int]] = {}
-    for process, of_process in enumerate(dp_ranks):
-        members.setdefault(of_process, []).append(process)
     # In the same order in every process, since all create every group.
-    shared = [processes for _, processes in sorted(members.items()) if len(processes) > 1]
+    members = [
+        [process for process, other in enumerate(dp_ranks) if other == rank] for rank in sorted({*dp_ranks})
+    ]
+    shared = [processes for processes in members if len(processes) > 1]
     group: dist.ProcessGroup | None = None
     if shared:
         group, _ = dist.new_subgroups_by_enumeration(shared, backend="gloo")
