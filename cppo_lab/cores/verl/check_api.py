@@ -41,74 +41,34 @@ _LOOPS = "verl.experimental.agent_loop"
 _V1 = "verl.trainer.ppo.v1"
 API_CONTRACT = tuple(
     ContractItem(module, attribute, kind, tuple(parameters.split()))
-    for kind, module, attributes in (
-        # Loading, device and engine
-        (
-            CALL,
-            "verl.utils.import_utils",
-            {"import_external_libs": "external_libs", "load_class_from_fqn": "fqn description"},
-        ),
-        (
-            REGISTRY,
-            "verl.plugin.platform",
-            {"PlatformRegistry.register": "platform", "set_platform": "platform", "get_platform": ""},
-        ),
-        (REGISTRY, "verl.workers.engine", {"EngineRegistry.register": "model_type backend device vendor"}),
-        (
-            CALL,
-            "verl.workers.engine.fsdp.transformer_impl",
-            {"FSDPEngineWithLMHead": "model_config engine_config optimizer_config checkpoint_config"},
-        ),
-        (CALL, "verl.utils.distributed", {"initialize_global_process_group_ray": "timeout_second backend"}),
-        (
-            CALL,
-            "verl.utils.config",
-            {
-                "omega_conf_to_dataclass": "config dataclass_type",
-                "validate_config": "config use_reference_policy use_critic",
+    for kind, modules in {
+        REGISTRY: {
+            "verl.plugin.platform": {
+                "PlatformRegistry.register": "platform",
+                "set_platform": "platform",
+                "get_platform": "",
             },
-        ),
-        # Rollout servers
-        (REGISTRY, "verl.workers.rollout.replica", {"RolloutReplicaRegistry.register": "name loader"}),
-        (
-            OVERRIDE,
-            "verl.workers.rollout.replica",
-            {
+            "verl.workers.engine": {"EngineRegistry.register": "model_type backend device vendor"},
+            "verl.workers.rollout.replica": {"RolloutReplicaRegistry.register": "name loader"},
+            f"{_LOOPS}.agent_loop": {"register": "agent_name"},
+        },
+        OVERRIDE: {
+            "verl.workers.rollout.replica": {
                 "RolloutReplica": _REPLICA,
                 "RolloutReplica.launch_servers": "self",
                 "RolloutReplica.abort_all_requests": "self reject_request",
             },
-        ),
-        (
-            FIELDS,
-            "verl.workers.rollout.replica",
-            {"TokenOutput": "token_ids log_probs routed_experts stop_reason num_preempted extra_fields"},
-        ),
-        (PRIVATE, "verl.workers.rollout.base", {"_ROLLOUT_REGISTRY": "vllm/async"}),
-        (
-            OVERRIDE,
-            "verl.workers.rollout.base",
-            {
+            "verl.workers.rollout.base": {
                 "BaseRollout": "config model_config device_mesh args kwargs",
                 "BaseRollout.resume": "self tags",
                 "BaseRollout.release": "self",
                 "BaseRollout.update_weights": "self weights wire_format kwargs",
             },
-        ),
-        (CALL, "verl.workers.rollout.utils", {"get_max_position_embeddings": "hf_config"}),
-        (
-            OVERRIDE,
-            "verl.workers.rollout.llm_server",
-            {
+            "verl.workers.rollout.llm_server": {
                 f"{name}.generate": f"self request_id prompt_ids sampling_params {_INPUTS} kwargs"
                 for name in ("LLMServerClient", "FullyAsyncLLMServerClient")
             },
-        ),
-        (CALL, "verl.workers.rollout.llm_server", {"LLMServerManager.get_client": "self client_cls kwargs"}),
-        (
-            OVERRIDE,
-            VLLM,
-            {
+            VLLM: {
                 "vLLMHttpServer.generate": f"self prompt_ids sampling_params request_id {_INPUTS} priority "
                 "kv_transfer_params",
                 "vLLMHttpServer.run_server": "self args",
@@ -116,59 +76,18 @@ API_CONTRACT = tuple(
                 "vLLMHttpServer._get_worker_extension_cls": "self",
                 "vLLMReplica.__init__": f"self {_REPLICA}",
             },
-        ),
-        (
-            OVERRIDE,
-            VLLM_WORKER,
-            {"vLLMColocateWorkerExtension._update_weights": "self weights peft_config base_sync_done"},
-        ),
-        # Agent loop
-        (REGISTRY, f"{_LOOPS}.agent_loop", {"register": "agent_name"}),
-        (
-            FIELDS,
-            f"{_LOOPS}.agent_loop",
-            {
-                "AgentLoopOutput": "prompt_ids response_ids response_mask response_logprobs routed_experts "
-                "multi_modal_data reward_score num_turns metrics extra_fields mm_processor_kwargs mm_processor_output"
+            VLLM_WORKER: {
+                "vLLMColocateWorkerExtension._update_weights": "self weights peft_config base_sync_done"
             },
-        ),
-        (
-            OVERRIDE,
-            f"{_LOOPS}.agent_loop",
-            {
+            f"{_LOOPS}.agent_loop": {
                 "AgentLoopOutput.as_dict": "self",
                 "AgentLoopWorker._run_agent_loop": "self sampling_params trajectory agent_name trace kwargs",
             },
-        ),
-        (
-            OVERRIDE,
-            f"{_LOOPS}.single_turn_agent_loop",
-            {"SingleTurnAgentLoop.run": "self sampling_params priority kwargs"},
-        ),
-        (OVERRIDE, f"{_V1}.agent_loop_tq", {"AgentLoopManagerTQ.generate_sequences": "self prompts"}),
-        (
-            CALL,
-            "verl.utils.tensordict_utils",
-            {
-                "get_non_tensor_data": "data key default",
-                "assign_non_tensor_data": "tensor_dict key val",
-                "list_of_dict_to_tensordict": "list_of_dicts",
+            f"{_LOOPS}.single_turn_agent_loop": {
+                "SingleTurnAgentLoop.run": "self sampling_params priority kwargs"
             },
-        ),
-        (CALL, "verl.utils.transferqueue_utils", {"kv_batch_meta2batch_meta": "meta"}),
-        (
-            CALL,
-            "verl.workers.engine",
-            {
-                "BaseEngine.get_data_parallel_rank": "self",
-                "BaseEngine.is_mp_src_rank_with_outputs": "self",
-            },
-        ),
-        # Trainer
-        (
-            OVERRIDE,
-            f"{_V1}.trainer_base",
-            {
+            f"{_V1}.agent_loop_tq": {"AgentLoopManagerTQ.generate_sequences": "self prompts"},
+            f"{_V1}.trainer_base": {
                 "PPOTrainer": "config",
                 "PPOTrainer._init_dataloader": "self",
                 "PPOTrainer._init_resource_pool_mgr": "self",
@@ -188,22 +107,8 @@ API_CONTRACT = tuple(
                 "PPOTrainer._compute_metrics": "self batch metrics timing_raw global_steps epoch",
                 "PPOTrainer._save_checkpoint": "self",
             },
-        ),
-        (OVERRIDE, _V1, {"PPOTrainerSync": "config", "PPOTrainerColocateAsync": "config"}),
-        (
-            CALL,
-            "verl.checkpoint_engine",
-            {
-                "CheckpointEngineManager.update_weights": "self global_steps",
-                "CheckpointEngineManager.sleep_replicas": "self",
-                "CheckpointEngineManager.resume_generation_replicas": "self",
-            },
-        ),
-        (CALL, "verl.utils.debug", {"marked_timer": "name timing_raw color domain category"}),
-        (
-            OVERRIDE,
-            f"{_V1}.replay_buffer",
-            {
+            _V1: {"PPOTrainerSync": "config", "PPOTrainerColocateAsync": "config"},
+            f"{_V1}.replay_buffer": {
                 "ReplayBuffer.__init__": "self trainer_mode trainer_config max_off_policy_threshold "
                 "max_off_policy_strategy sampler_kwargs poll_interval refill_fn filter_groups_metric "
                 "train_batch_size gen_batch_size max_inflight_gen_batches sync_refill_failed_groups",
@@ -213,22 +118,7 @@ API_CONTRACT = tuple(
                 "ReplayBuffer._evict_terminal_groups": "self global_steps partition_id eviction_reasons",
                 "ReplayBufferAsync.sample": "self global_steps partition_id batch_size",
             },
-        ),
-        (
-            CALL,
-            "verl.trainer.ppo.padding_utils",
-            {"construct_minimal_padding_template": "source_td source_tag eos_token_id"},
-        ),
-        (
-            CALL,
-            "verl.trainer.main_ppo",
-            {"run_ppo": "config task_runner_class"},
-        ),
-        # Worker
-        (
-            OVERRIDE,
-            "verl.workers.engine_workers",
-            {
+            "verl.workers.engine_workers": {
                 "ActorRolloutRefWorker.init_model": "self",
                 "ActorRolloutRefWorker.update_actor": "self data",
                 "ActorRolloutRefWorker.update_weights": "self global_steps mode",
@@ -239,40 +129,74 @@ API_CONTRACT = tuple(
                 "TrainingWorker.infer_batch": "self data",
                 "TrainingWorker.set_loss_fn": "self loss_fn",
             },
-        ),
-        # Loss
-        (CALL, "verl.workers.utils.losses", {"ppo_loss": "config model_output data dp_group"}),
-        (CALL, "verl.workers.utils.padding", {"no_padding_2_padding": "tensor data"}),
-        (CALL, "verl.utils.metric", {"Metric": "aggregation value"}),
-        (
-            CALL,
-            "verl.utils.ulysses",
-            {
-                "get_ulysses_sequence_parallel_world_size": "group",
-                "slice_input_tensor": "x dim padding group",
-            },
-        ),
-        # Reward
-        (
-            OVERRIDE,
-            "verl.experimental.reward_loop.reward_manager.base",
-            {
+            "verl.experimental.reward_loop.reward_manager.base": {
                 "RewardManagerBase": "config tokenizer compute_score",
                 "RewardManagerBase.run_single": "self data",
             },
-        ),
-        # Configuration
-        (CALL, "verl.trainer.ppo.utils", {"need_critic": "config", "need_reference_policy": "config"}),
-        (CALL, "verl.utils.device", {"get_device_name": "", "get_torch_device": ""}),
-        (
-            CALL,
-            "verl.single_controller.base.decorator",
-            {
+        },
+        CALL: {
+            "verl.utils.import_utils": {
+                "import_external_libs": "external_libs",
+                "load_class_from_fqn": "fqn description",
+            },
+            "verl.workers.engine.fsdp.transformer_impl": {
+                "FSDPEngineWithLMHead": "model_config engine_config optimizer_config checkpoint_config"
+            },
+            "verl.utils.distributed": {"initialize_global_process_group_ray": "timeout_second backend"},
+            "verl.utils.config": {
+                "omega_conf_to_dataclass": "config dataclass_type",
+                "validate_config": "config use_reference_policy use_critic",
+            },
+            "verl.workers.rollout.utils": {"get_max_position_embeddings": "hf_config"},
+            "verl.workers.rollout.llm_server": {"LLMServerManager.get_client": "self client_cls kwargs"},
+            "verl.utils.tensordict_utils": {
+                "get_non_tensor_data": "data key default",
+                "assign_non_tensor_data": "tensor_dict key val",
+                "list_of_dict_to_tensordict": "list_of_dicts",
+            },
+            "verl.utils.transferqueue_utils": {"kv_batch_meta2batch_meta": "meta"},
+            "verl.workers.engine": {
+                "BaseEngine.get_data_parallel_rank": "self",
+                "BaseEngine.is_mp_src_rank_with_outputs": "self",
+            },
+            "verl.checkpoint_engine": {
+                "CheckpointEngineManager.update_weights": "self global_steps",
+                "CheckpointEngineManager.sleep_replicas": "self",
+                "CheckpointEngineManager.resume_generation_replicas": "self",
+            },
+            "verl.utils.debug": {"marked_timer": "name timing_raw color domain category"},
+            "verl.trainer.ppo.padding_utils": {
+                "construct_minimal_padding_template": "source_td source_tag eos_token_id"
+            },
+            "verl.trainer.main_ppo": {"run_ppo": "config task_runner_class"},
+            "verl.workers.utils.losses": {"ppo_loss": "config model_output data dp_group"},
+            "verl.workers.utils.padding": {"no_padding_2_padding": "tensor data"},
+            "verl.utils.metric": {"Metric": "aggregation value"},
+            "verl.utils.ulysses": {
+                "get_ulysses_sequence_parallel_world_size": "group",
+                "slice_input_tensor": "x dim padding group",
+            },
+            "verl.trainer.ppo.utils": {"need_critic": "config", "need_reference_policy": "config"},
+            "verl.utils.device": {"get_device_name": "", "get_torch_device": ""},
+            "verl.single_controller.base.decorator": {
                 "register": "dispatch_mode execute_mode blocking materialize_futures",
                 "make_nd_compute_dataproto_dispatch_fn": "mesh_name",
             },
-        ),
-    )
+        },
+        FIELDS: {
+            "verl.workers.rollout.replica": {
+                "TokenOutput": "token_ids log_probs routed_experts stop_reason num_preempted extra_fields"
+            },
+            f"{_LOOPS}.agent_loop": {
+                "AgentLoopOutput": "prompt_ids response_ids response_mask response_logprobs routed_experts "
+                "multi_modal_data reward_score num_turns metrics extra_fields mm_processor_kwargs mm_processor_output"
+            },
+        },
+        PRIVATE: {
+            "verl.workers.rollout.base": {"_ROLLOUT_REGISTRY": "vllm/async"},
+        },
+    }.items()
+    for module, attributes in modules.items()
     for attribute, parameters in attributes.items()
 )
 
