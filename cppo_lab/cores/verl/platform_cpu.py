@@ -30,12 +30,6 @@ def _peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
-def _memory() -> tuple[int, int]:
-    """Free and total bytes of the machine."""
-    memory = psutil.virtual_memory()
-    return int(memory.available), int(memory.total)
-
-
 # What verl 0.9.1 calls on `get_torch_device()` during FSDP training, checkpoints and weight updates (by a search of
 # its source). With `is_available` False verl skips allocator clean-up.
 DEVICE_MODULE = types.ModuleType("cppo_lab_cpu_device")
@@ -44,7 +38,7 @@ DEVICE_MODULE.__dict__.update(
     get_device_name=lambda: "CPU",
     synchronize=lambda: None,
     empty_cache=lambda: None,
-    mem_get_info=_memory,
+    mem_get_info=lambda: psutil.virtual_memory()[1::-1],  # free and total bytes of the machine
     memory_allocated=_resident,
     memory_reserved=_resident,
     max_memory_allocated=_peak,

@@ -9,6 +9,8 @@ verl chooses the device itself unless CPPO_LAB_VERL_DEVICE=cpu asks for the CPU.
 """
 
 import os
+from functools import partial
+from pkgutil import resolve_name
 
 import transformers.utils
 
@@ -22,24 +24,11 @@ finally:
     transformers.utils.is_sklearn_available = _find_sklearn
 
 from verl.workers.rollout.base import _ROLLOUT_REGISTRY  # noqa: E402
-from verl.workers.rollout.replica import RolloutReplica, RolloutReplicaRegistry  # noqa: E402
+from verl.workers.rollout.replica import RolloutReplicaRegistry  # noqa: E402
 
 from cppo_lab.cores.verl.cluster import DEVICE_VARIABLE  # noqa: E402
 from cppo_lab.cores.verl.rollout import CPU_ROLLOUT  # noqa: E402
 from cppo_lab.errors import unknown  # noqa: E402
-
-
-def _cpu_replica() -> type[RolloutReplica]:
-    from cppo_lab.cores.verl.rollout.cpu import CpuReplica
-
-    return CpuReplica
-
-
-def _vllm_replica() -> type[RolloutReplica]:
-    from cppo_lab.cores.verl.rollout.vllm_server import TopKReplica
-
-    return TopKReplica
-
 
 # First: verl's engines read the device when they are imported.
 if (_device := os.environ.get(DEVICE_VARIABLE)) is not None:
@@ -49,8 +38,10 @@ if (_device := os.environ.get(DEVICE_VARIABLE)) is not None:
 
     platform_cpu.use_cpu()
     platform_cpu.register_engine()
-RolloutReplicaRegistry.register(CPU_ROLLOUT, _cpu_replica)
-RolloutReplicaRegistry.register("vllm", _vllm_replica)  # in place of verl's replica, which it extends
+_SERVERS = "cppo_lab.cores.verl.rollout"
+RolloutReplicaRegistry.register(CPU_ROLLOUT, partial(resolve_name, f"{_SERVERS}.cpu:CpuReplica"))
+# In place of verl's replica, which it extends.
+RolloutReplicaRegistry.register("vllm", partial(resolve_name, f"{_SERVERS}.vllm_server:TopKReplica"))
 # verl has no public way to add the class by which its training workers reach a server.
-_ROLLOUT_REGISTRY[(CPU_ROLLOUT, "async")] = "cppo_lab.cores.verl.rollout.cpu.CpuServerAdapter"
+_ROLLOUT_REGISTRY[(CPU_ROLLOUT, "async")] = f"{_SERVERS}.cpu.CpuServerAdapter"
 from cppo_lab.cores.verl.rollout import agent_loop  # noqa: E402, F401  (verl's decorator registers it by name)
