@@ -23,8 +23,8 @@ def test_ratios(horizon: int, delta: float, delta_b: float, w_min: float) -> Non
     dppo = bounds.dppo_constant(horizon, delta)
     uniform = bounds.cppo_constant(horizon, delta_b, delta) / dppo
     weighted = bounds.weighted_constant(horizon, delta, delta_b, w_min) / dppo
-    assert uniform == pytest.approx(bounds.uniform_ratio(delta, delta_b))
-    assert weighted == pytest.approx(bounds.weighted_ratio(delta, delta_b, w_min))
+    assert uniform == pytest.approx(delta_b / delta)
+    assert weighted == pytest.approx(delta_b / delta / w_min)
 
 
 @pytest.mark.parametrize("horizon", [10, 200])
