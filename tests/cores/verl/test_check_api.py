@@ -2,7 +2,6 @@
 
 import ast
 import json
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -30,7 +29,7 @@ def test_what_is_missing_or_has_changed_is_named(monkeypatch: pytest.MonkeyPatch
     fields = {name: field for name, field in TokenOutput.model_fields.items() if name != "extra_fields"}
     monkeypatch.setattr(TokenOutput, "__pydantic_fields__", fields)
     monkeypatch.setattr(rollout_base, "_ROLLOUT_REGISTRY", {})
-    output, registry, balance, update = check_api.check_api()
+    balance, update, output, registry = check_api.check_api()
     assert ".TokenOutput (fields) has changed" in output
     assert "._ROLLOUT_REGISTRY (private dict) has changed" in registry
     name = "verl.trainer.ppo.v1.trainer_base.PPOTrainer"
@@ -42,9 +41,9 @@ def test_what_is_missing_or_has_changed_is_named(monkeypatch: pytest.MonkeyPatch
 def test_modules_that_are_missing_or_read_in_their_source() -> None:
     """vLLM's server is read: vLLM is not installed here."""
     [point] = (item for item in check_api.API_CONTRACT if item.attribute == "vLLMHttpServer.run_server")
-    gone = replace(point, module="verl.no_such_module", attribute="thing", kind=check_api.CALL)
-    changed = replace(point, parameters=("self", "arguments"))
-    missing = replace(point, attribute="vLLMHttpServer.stream")
+    gone = point._replace(module="verl.no_such_module", attribute="thing", kind=check_api.CALL)
+    changed = point._replace(parameters=("self", "arguments"))
+    missing = point._replace(attribute="vLLMHttpServer.stream")
     assert check_api.check_api((point,)) == []
     first, second, third = check_api.check_api((gone, changed, missing))
     assert first == "verl.no_such_module.thing (called) is missing: No module named 'verl.no_such_module'"
