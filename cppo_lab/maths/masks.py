@@ -126,7 +126,7 @@ def dppo(
     """
     positive("delta", delta)
     fails = (tokens.required_divergence > delta) & tokens.moves_away
-    return masked(tokens, ratio_cap, log_ratio_clamp, fails)
+    return masked(tokens, token_fails=fails, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
 
 
 # DPPO's mask with the direction of the divergence itself (predictive divergence mask, PDM).
@@ -158,7 +158,7 @@ def pdm(
     positive("delta", delta)
     assert tokens.drift is not None  # the record has checked it
     fails = (tokens.required_divergence > delta) & (tokens.advantages * tokens.drift > 0)
-    return masked(tokens, ratio_cap, log_ratio_clamp, fails)
+    return masked(tokens, token_fails=fails, ratio_cap=ratio_cap, log_ratio_clamp=log_ratio_clamp)
 
 
 def cppo(
@@ -220,8 +220,13 @@ def cppo(
         count = (token_fails | prefix_fails).sum(1)
         token_fails = _first(away, own_order(tokens.valid, order), count)
         prefix_fails = torch.zeros_like(token_fails)
-    # Without a budget, there are no statistics of it.
-    output = masked(tokens, ratio_cap, log_ratio_clamp, token_fails, prefix_fails if limited else None)
+    output = masked(
+        tokens,
+        token_fails=token_fails,
+        prefix_fails=prefix_fails if limited else None,  # without a budget, no statistics of it
+        ratio_cap=ratio_cap,
+        log_ratio_clamp=log_ratio_clamp,
+    )
     if limited:
         output.stats["delta_b"] = budget_sum(tokens, rate)
     return output
@@ -235,10 +240,11 @@ def _first(among: Tensor, order: Tensor, count: Tensor) -> Tensor:
 
 def masked(
     tokens: Tokens,
-    ratio_cap: float | None,
-    log_ratio_clamp: float | None,
+    *,
     token_fails: Tensor,
     prefix_fails: Tensor | None = None,
+    ratio_cap: float | None = None,
+    log_ratio_clamp: float | None = None,
 ) -> RuleOutput:
     """Drop the tokens that fail (both [B, T] bool, of tokens that move away); objective keep * rho * A, or its
     truncated form.
