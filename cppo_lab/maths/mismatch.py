@@ -117,25 +117,23 @@ def merge(parts: Sequence[MismatchSums]) -> MismatchSums:
 
 def values(batch: MismatchSums) -> list[dict[str, float]]:
     """The values above by name: of all tokens, then of each third. Empty without tokens."""
-    sums, largest, counts = batch.sums.cpu(), batch.largest.cpu(), batch.counts.cpu()
+    sums, largest, counts = (part.cpu() for part in batch[:3])
     rows = [(sums.sum(0), largest.amax(0), counts.sum(0)), *zip(sums, largest, counts, strict=True)]
-    return [_values(*row) for row in rows]
-
-
-def _values(sums: Tensor, largest: Tensor, counts: Tensor) -> dict[str, float]:
-    """The values of the tokens with `sums` [6], `largest` (a scalar) and `counts` [BINS]."""
-    n, log_ratio, k3, ratio, square, error = sums.tolist()
-    if not n:
-        return {}
-    return {
-        "k1": 0.0 - log_ratio / n,  # no -0.0: a database returns it as 0.0
-        "k3": k3 / n,
-        "chi_square": square / n - 1,
-        "effective_sample_size": ratio**2 / (n * square),
-        "abs_log_ratio_p99": _percentile(counts, float(largest)),
-        "abs_log_ratio_max": float(largest),
-        "token_mult_prob_error": error / n,
-    }
+    tables: list[dict[str, float]] = []
+    for row, most, histogram in rows:
+        n, log_ratio, k3, ratio, square, error = row.tolist()
+        tables.append({})
+        if n:
+            tables[-1] |= {
+                "k1": 0.0 - log_ratio / n,  # no -0.0: a database returns it as 0.0
+                "k3": k3 / n,
+                "chi_square": square / n - 1,
+                "effective_sample_size": ratio**2 / (n * square),
+                "abs_log_ratio_p99": _percentile(histogram, float(most)),
+                "abs_log_ratio_max": float(most),
+                "token_mult_prob_error": error / n,
+            }
+    return tables
 
 
 def divergence_values(batch: MismatchSums) -> tuple[float, float]:

@@ -169,20 +169,16 @@ def effective_delta_b(
     divergence = compute_dtype(divergence)
     if mode == "fixed" or mask.shape[1] == 0:
         return divergence.new_full((mask.shape[0],), delta_b)
-    measured = scale * masked_quantile(divergence, mask, quantile)
-    return measured.clamp(delta_b, cap * delta_b)  # of an empty response: delta_b
-
-
-def masked_quantile(values: Tensor, valid: Tensor, q: float) -> Tensor:
-    """Quantile q of each row's valid values with linear interpolation, [B, T] -> [B]; 0 for an empty row."""
-    # topk instead of a sort: no row needs more of its largest values than a full row, and a sort takes 3 times as long.
-    width = values.shape[1] - 1
-    largest = torch.where(valid, values, -torch.inf).topk(width - math.floor(q * width) + 1, 1).values
-    count = row_counts(valid)
+    # The quantile of each response's divergences with linear interpolation. topk instead of a sort: no row needs more
+    # of its largest values than a full row, and a sort takes 3 times as long.
+    width = mask.shape[1] - 1
+    kept = width - math.floor(quantile * width) + 1
+    largest = torch.where(mask, divergence, -torch.inf).topk(kept, 1).values
+    count = row_counts(mask)
     last = (count - 1).clamp_min(0)
-    position = q * last.to(torch.float64)
+    position = quantile * last.to(torch.float64)
     below, above = position.floor().long(), position.ceil().long()
     low = largest.gather(1, (last - below)[:, None])[:, 0]
     high = largest.gather(1, (last - above)[:, None])[:, 0]
-    quantile = low + (high - low) * (position - below).to(values.dtype)
-    return torch.where(count > 0, quantile, 0.0)
+    measured = scale * torch.where(count > 0, low + (high - low) * (position - below).to(low.dtype), 0.0)
+    return measured.clamp(delta_b, cap * delta_b)  # of an empty response: delta_b
