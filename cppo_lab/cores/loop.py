@@ -301,7 +301,7 @@ def _course(
         run.resources.answers,
         folder,
         1 + training.t_stop // spec.validation.every,
-        sink.file,
+        lambda name, content: sink.file(name, content),
     )
     begun = history[-1][0] if history else None
     sink.begin(begun)
