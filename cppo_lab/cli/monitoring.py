@@ -129,12 +129,12 @@ def sync(options: Namespace) -> int:
                     folders = run_folders(runs, options.run)
                 first = False
                 open_before = [folder.name for folder in folders if options.json and unsent(folder, uri)]
-                sent = upload(folders, uri, counter("runs sent"))
+                runs_sent, points = upload(folders, uri, counter("runs sent"))
                 away = False
-                values = {"runs": open_before, "points": sent.points, "dry_run": False}
-                what = f"{counted(sent.points, 'point')} of {counted(sent.runs, 'run')}"
+                values = {"runs": open_before, "points": points, "dry_run": False}
+                what = f"{counted(points, 'point')} of {counted(runs_sent, 'run')}"
                 line = f"{what} uploaded to {redacted(uri)}"
-                is_news = sent.runs or was_away or not options.watch
+                is_news = runs_sent or was_away or not options.watch
                 answer(options, {"store": redacted(uri), **values}, line if is_news else None)
                 sys.stdout.flush()
                 if mirror is not None:

@@ -137,6 +137,11 @@ def sqlite_file(uri: str) -> Path | None:
     return Path(_path(uri)).absolute() if uri.startswith("sqlite:") else None
 
 
+def is_absent(uri: str) -> bool:
+    """Whether the store is a SQLite file that does not exist, or not yet."""
+    return (path := sqlite_file(uri)) is not None and not path.is_file()
+
+
 def is_new(path: Path) -> bool:
     """Whether the folder of a database exists, and its file is missing or empty."""
     return path.parent.is_dir() and not (path.exists() and path.stat().st_size)

@@ -387,35 +387,22 @@ def comparison(experiments: Sequence[Experiment]) -> str:
 
 
 def save_view(client: MlflowClient, experiment_id: str) -> None:
-    """Write the view of an experiment's training runs, unless it is there and up to date."""
-    experiment = client.get_experiment(experiment_id)
-    runs = itertools.islice(newest_runs(client, experiment.name), _NEWEST)
-    state = json.dumps(_view_state(_validation_metrics(runs))).encode()
-    if _KIND not in experiment.tags:
-        client.set_experiment_tag(experiment_id, _KIND, _TRAINING)
-    text = f"deflate;{base64.b64encode(zlib.compress(state, 9)).decode()}"
-    if text not in experiment.tags.get(TAG_VIEW, ""):
-        now = int(time.time() * 1000)
-        view = {"name": "Training runs", "createdAt": now, "updatedAt": now, "state": text}
-        client.set_experiment_tag(experiment_id, TAG_VIEW, json.dumps(view))
-
-
-def _validation_metrics(runs: Iterable[Run]) -> list[str]:
-    """The validation metrics of runs, the mean first, then those of most runs; the schema's if there are none yet."""
-    count = Counter(
-        name for run in runs for name in run.data.metrics if schema.parse_validation_metric(name) is not None
-    )
-    names = sorted(count, key=lambda name: (f"/{schema.MEAN}/" not in name, -count[name], name))
-    return names or [schema.validation_metric(schema.MEAN)]
-
-
-def _view_state(validation: Sequence[str]) -> dict[str, Any]:
-    """The state of the page: filter, columns, and a first section with charts of the validation metrics. The page adds
-    sections of its own for all other metrics.
+    """Write the view of an experiment's training runs, unless it is there and up to date: filter, columns, and a first
+    section with charts of the validation metrics. The page adds sections of its own for all other metrics.
     """
+    experiment = client.get_experiment(experiment_id)
+    count = Counter(
+        name
+        for run in itertools.islice(newest_runs(client, experiment.name), _NEWEST)
+        for name in run.data.metrics
+        if schema.parse_validation_metric(name) is not None
+    )
+    # The mean first, then those of most runs; the schema's if there are none yet.
+    validation = sorted(count, key=lambda name: (f"/{schema.MEAN}/" not in name, -count[name], name))
+    validation = validation or [schema.validation_metric(schema.MEAN)]
     columns = ["attributes.`Created`", "attributes.`Duration`", *(f"tags.`{tag}`" for tag in _COLUMNS)]
     section = {"uuid": f"{VIEW}-0", "name": "Validation", "display": True, "isReordered": True, "columns": 2}
-    return {
+    state = {
         "searchFilter": f"tags.`{schema.TAG_RUN_ID}` LIKE '%'",
         # Best first. Sorted by time, the page would fold the runs under their parents, and draw no curve of them.
         "orderByKey": f"metrics.`{validation[0]}`",
@@ -429,33 +416,38 @@ def _view_state(validation: Sequence[str]) -> dict[str, Any]:
         "hideEmptyCharts": True,
         "isAccordionReordered": True,  # else the page sorts the sections by name
         "compareRunSections": [section],
-        "compareRunCharts": [_line_chart(metric) for metric in validation[:_CHARTS]],
+        "compareRunCharts": [
+            {  # by training step, with every key that the page's charts have
+                "uuid": f"{VIEW}-{metric}",
+                "type": "LINE",
+                "metricSectionId": f"{VIEW}-0",
+                "deleted": False,
+                "isGenerated": False,
+                "displayName": metric,
+                "runsCountToCompare": 20,
+                "metricKey": metric,
+                "lineSmoothness": 0,
+                "xAxisScaleType": "linear",
+                "scaleType": "linear",
+                "range": {},
+                "xAxisKey": "step",
+                "selectedXAxisMetricKey": "",
+                "yAxisKey": "metric",
+                "yAxisExpressions": [],
+                "ignoreOutliers": False,
+                "useGlobalXaxisKey": True,
+                "useGlobalLineSmoothing": True,
+            }
+            for metric in validation[:_CHARTS]
+        ],
     }
-
-
-def _line_chart(metric: str) -> dict[str, Any]:
-    """A chart of a metric by training step, with every key that the page's charts have."""
-    return {
-        "uuid": f"{VIEW}-{metric}",
-        "type": "LINE",
-        "metricSectionId": f"{VIEW}-0",
-        "deleted": False,
-        "isGenerated": False,
-        "displayName": metric,
-        "runsCountToCompare": 20,
-        "metricKey": metric,
-        "lineSmoothness": 0,
-        "xAxisScaleType": "linear",
-        "scaleType": "linear",
-        "range": {},
-        "xAxisKey": "step",
-        "selectedXAxisMetricKey": "",
-        "yAxisKey": "metric",
-        "yAxisExpressions": [],
-        "ignoreOutliers": False,
-        "useGlobalXaxisKey": True,
-        "useGlobalLineSmoothing": True,
-    }
+    if _KIND not in experiment.tags:
+        client.set_experiment_tag(experiment_id, _KIND, _TRAINING)
+    text = f"deflate;{base64.b64encode(zlib.compress(json.dumps(state).encode(), 9)).decode()}"
+    if text not in experiment.tags.get(TAG_VIEW, ""):
+        now = int(time.time() * 1000)
+        view = {"name": "Training runs", "createdAt": now, "updatedAt": now, "state": text}
+        client.set_experiment_tag(experiment_id, TAG_VIEW, json.dumps(view))
 
 
 LAST = 3  # validations in the final score

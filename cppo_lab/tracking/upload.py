@@ -13,9 +13,9 @@ import os
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from types import MappingProxyType
 
 from mlflow import MlflowClient
 from mlflow.entities import Dataset, DatasetInput, InputTag, Metric, Param, Run, RunTag, ViewType
@@ -86,22 +86,15 @@ _COLUMNS = (
 )
 
 
-@dataclass(frozen=True)
-class Sent:
-    """The result of an upload: runs with unsent metrics, and their points."""
-
-    runs: int = 0
-    points: int = 0
-
-
 def upload(
     folders: Iterable[Path],
     uri: str,
     report: Callable[[int, int], None] = lambda done, of: None,
     unwritten: dict[Path, Sequence[Line]] | None = None,
     sent: Callable[[Path], None] = lambda folder: None,
-) -> Sent:
-    """Upload what the store lacks of the runs in `folders`; a run that is training may be among them.
+) -> tuple[int, int]:
+    """Upload what the store lacks of the runs in `folders`; a run that is training may be among them. Returns how many
+    had something to upload, and the number of their points.
 
     `report` is called after each run with how many of how many are done, `sent` with each that the store took.
     `unwritten`: lines that a full disk kept out of the spools; those that the store took are removed. Raises UserError
@@ -110,7 +103,7 @@ def upload(
     held = {} if unwritten is None else unwritten
     waiting = [folder for folder in folders if folder in held or unsent(folder, uri)]
     if not waiting:
-        return Sent()
+        return 0, 0
     client, points, faults = open_client(uri), 0, list[tuple[str, Exception]]()
     for number, folder in enumerate(waiting, start=1):
         try:
@@ -132,7 +125,7 @@ def upload(
         raise UserError(
             f"run {run} could not be uploaded to the tracking store ({fault_line(fault)}){more}: nothing is lost{later}"
         )
-    return Sent(len(waiting), points)
+    return len(waiting), points
 
 
 def ship(folder: Path, uri: str, client: MlflowClient, unwritten: Sequence[Line] = ()) -> int:
@@ -168,8 +161,7 @@ def forget_lost(folders: Iterable[Path], uri: str) -> list[Path]:
         status = read_status(folder)  # and not the spools, which for thousands of runs takes minutes
         if status.get("status") in schema.FINISHED and files(folder):
             records[folder] = status.get("record"), schema.experiment_name(str(status.get("core")))
-    database = address.sqlite_file(uri)
-    if not records or (database is not None and not database.is_file()):
+    if not records or address.is_absent(uri):
         return []
     with reading(uri) as client:
         stored = {
@@ -244,31 +236,25 @@ class _Shipment:
         self.runs: dict[str, Run] = {}  # by record: its MLflow run with the tags that it has by now
         self.steps: list[StepEvent] = []  # that wait to be sent
         self.waiting = 0  # points of theirs
-        self.tags: dict[str, str] = {}  # that are sent with them
         begins = (line for line in chain(lines(folder), unwritten) if isinstance(line, Begin))
         tags = next((line.tags for line in begins), {})
         if (other := tags.get(schema.TAG_RUN_ID, folder.name)) != folder.name:
             raise UserError(f"the folder is a copy of run {other}: give it its run's name, or move it away")
         self.validated_points = core_if_installed(tags.get(schema.TAG_CORE, "")).validated_points
         self.evaluated = False  # whether what is sent has evaluations of its checkpoint, after its end
-        self.before = ""  # the record at the end of the file before that which is sent
+        # The record at the end of the file before that which is sent: a later attempt goes on with the same.
+        self.before = ""
         self.sent: Counter[str] = Counter()  # points, by record
 
     @property
     def record(self) -> ShippedRecord:
         return self.state.records.setdefault(self.token, ShippedRecord())
 
-    @property
-    def is_later(self) -> bool:
-        """Whether the file before has lines of the same record."""
-        return self.token == self.before
-
     def send(self) -> int:
-        before = ""
-        for path in files(self.folder):
-            self.before = before
+        paths = files(self.folder)
+        for path, previous in zip(paths, [None, *paths], strict=False):
+            self.before = "" if previous is None else _owner(previous)
             self._send_file(path)
-            before = _owner(path)
         if self.unwritten and (newest := newest_record(self.folder)) is not None:
             self.token = newest.begin.record  # needed if the files had nothing to send
         for line in self.unwritten:
@@ -312,7 +298,7 @@ class _Shipment:
             offset = end
             # Lines of which nothing is sent take no write of their own, in thousands of runs.
             is_news = isinstance(line, Begin | End) or self.sent.total() > sent
-            if is_news and not self.steps and not self.tags:
+            if is_news and not self.steps:
                 self._reached(path, offset)
                 sent = self.sent.total()
         self._flush()
@@ -349,13 +335,13 @@ class _Shipment:
             self.evaluated = self.evaluated or any(map(schema.is_evaluation, line.metrics))
             # Sent before a step of this size would take a second request. Each comparison reads a whole history.
             self.waiting += len(line.metrics)
-            if self.waiting + len(line.metrics) > BATCH * (COMPARED if self.is_later else 1):
+            if self.waiting + len(line.metrics) > BATCH * (COMPARED if self.token == self.before else 1):
                 self._flush()
         elif isinstance(line, Artifact):
             if line.path not in self.record.pending:
                 self.record.pending.append(line.path)
         elif isinstance(line, Tags):
-            self.tags.update(line.tags)
+            self._flush(line.tags)
         else:
             self._end(line)
 
@@ -365,12 +351,13 @@ class _Shipment:
             return True
         return any(schema.parse_validation_metric(name) or schema.is_evaluation(name) for name in metrics)
 
-    def _flush(self) -> None:
-        """Send the steps that wait, and with the last of their points the tags."""
+    def _flush(self, tags: Mapping[str, str] = MappingProxyType({})) -> None:
+        """Send the steps that wait, and with the last of their points `tags`."""
         # If the store is a file, nobody else sends a step between the comparison and the sending.
-        with exclusive(self.uri) if self.is_later and self.steps else contextlib.nullcontext():
-            steps = self._unknown() if self.is_later else self.steps
-            tags, self.tags, self.steps, self.waiting = self.tags, {}, [], 0
+        compares = self.token == self.before and bool(self.steps)
+        with exclusive(self.uri) if compares else contextlib.nullcontext():
+            steps = self._unknown() if compares else self.steps
+            self.steps, self.waiting = [], 0
             self._log(
                 [
                     Metric(name, value, step.time_ms, step.step)
@@ -418,7 +405,7 @@ class _Shipment:
             run = next(iter(self._of_record(experiment_id)), None)
         is_new = run is None
         if run is None:
-            tags = {**line.tags, schema.TAG_RECORD: _plain(line.record)}
+            tags = {**line.tags, schema.TAG_RECORD: line.record}
             run = self.client.create_run(experiment_id, line.time_ms, tags, line.name)
         self.runs[self.token] = run
         before, mlflow_id = run.data.tags, run.info.run_id
@@ -443,8 +430,16 @@ class _Shipment:
             place = slice(start, start + PARAMS)
             self.client.log_batch(mlflow_id, params=params[place], tags=new[place])
         before.update(tags)
-        if line.datasets:  # MLflow identifies a dataset by its name and digest
-            inputs = [_dataset_input(schema.Dataset(**dataset)) for dataset in line.datasets]
+        inputs = []
+        for values in line.datasets:  # MLflow identifies a dataset by its name and digest
+            dataset = schema.Dataset(**values)
+            name, profile = redacted(dataset.source), redacted(json.dumps(dict(dataset.profile)))
+            # MLflow's page reads source and profile as JSON.
+            is_code = dataset.source_type == schema.CODE
+            source = json.dumps({"tags": {"mlflow.source.name": name}} if is_code else {"uri": name})
+            entity = Dataset(dataset.name, dataset.digest, dataset.source_type, source, profile=profile)
+            inputs.append(DatasetInput(entity, [InputTag("mlflow.data.context", dataset.context)]))
+        if inputs:
             try:
                 self.client.log_inputs(mlflow_id, datasets=inputs)
             except MlflowException as error:
@@ -462,10 +457,14 @@ class _Shipment:
 
     def _of_record(self, experiment_id: str) -> list[Run]:
         """The active MLflow runs of the record whose lines are being read: several if a request was sent twice."""
+        if not self.token.isalnum():
+            raise MlflowException(
+                f"a spool names the record {self.token!r}, which this program did not write"
+            )
         return list(
             self.client.search_runs(
                 [experiment_id],
-                filter_string=f"tags.`{schema.TAG_RECORD}` = '{_plain(self.token)}'",
+                filter_string=f"tags.`{schema.TAG_RECORD}` = '{self.token}'",
                 order_by=["attributes.start_time ASC"],
             )
         )
@@ -493,8 +492,7 @@ class _Shipment:
             tags[schema.TAG_REASON] = line.reason[:500]
         if line.step is not None and line.status not in schema.FINISHED:
             tags[schema.TAG_STEP] = str(line.step)
-        self.tags |= tags
-        self._flush()
+        self._flush(tags)
         status = _MLFLOW_STATUS.get(line.status, "FINISHED")
         self.client.set_terminated(self.record.mlflow_id, status, line.time_ms)
         # Do not upload the history again when a result is sent twice: the store's copy may hold steps that a full disk
@@ -535,7 +533,15 @@ class _Shipment:
                 self.client.set_tag(record.mlflow_id, TABLE_TAG, tag)
             if self.validated_points:
                 whole = history.from_rows(row for row in rows if self._is_sent(row[-1]))
-            self._require_points(whole)
+            # The points that the store has lost, as a database put back to an older copy, are sent again. A file took
+            # all of them a moment ago: to read them all back takes as long as to send them.
+            count = sum(len(steps) for steps, _, _ in whole.values())
+            is_whole = address.sqlite_file(self.uri) is not None and self.sent[self.token] == count
+            if not is_whole and self._lost(whole):
+                with exclusive(self.uri):
+                    self._log(self._lost(whole), {})
+                if lost := self._lost(whole):
+                    raise MlflowException(f"it accepted {count} points and lacks {len(lost)} of them")
             # The tag tells readers that the run's files are complete.
             self.client.set_tag(record.mlflow_id, schema.TAG_FILES, "complete")
             record.ended = schema.TAG_REPLACES in tags and not retire(self.client, record.mlflow_id)
@@ -574,22 +580,6 @@ class _Shipment:
                 return path
         return None
 
-    def _require_points(self, whole: history.History) -> None:
-        """Send the points of a record that the store has lost, such as a database put back to an older copy.
-
-        Raises MlflowException if it lacks some even then.
-        """
-        # A file took all of them a moment ago: to read them all back takes as long as to send them.
-        count = sum(len(steps) for steps, _, _ in whole.values())
-        if address.sqlite_file(self.uri) is not None and self.sent[self.token] == count:
-            return
-        if not self._lost(whole):
-            return
-        with exclusive(self.uri):
-            self._log(self._lost(whole), {})
-        if lost := self._lost(whole):
-            raise MlflowException(f"it accepted {count} points and lacks {len(lost)} of them")
-
     def _lost(self, whole: history.History) -> list[Metric]:
         """The points of a record that the store lacks, by their steps: it may have values as other numbers."""
         lost = []
@@ -604,16 +594,6 @@ class _Shipment:
 def _place(name: str) -> str | None:
     """The folder of an artifact, as MLflow takes it."""
     return None if (parent := Path(name).parent.as_posix()) == "." else parent
-
-
-def _dataset_input(dataset: schema.Dataset) -> DatasetInput:
-    """A dataset as an input of an MLflow run; MLflow's page reads source and profile as JSON."""
-    name = redacted(dataset.source)
-    is_code = dataset.source_type == schema.CODE
-    source = {"tags": {"mlflow.source.name": name}} if is_code else {"uri": name}
-    profile = redacted(json.dumps(dict(dataset.profile)))
-    entity = Dataset(dataset.name, dataset.digest, dataset.source_type, json.dumps(source), profile=profile)
-    return DatasetInput(entity, [InputTag("mlflow.data.context", dataset.context)])
 
 
 def answers_table(folder: Path) -> bytes | None:
@@ -654,10 +634,3 @@ def _owner(path: Path, end: int | None = None) -> str:
     text = path.read_bytes()[:end]
     first = decoded(text[max(text.rfind(b'{"kind": "begin"'), 0) :].partition(b"\n")[0])
     return first.record if isinstance(first, Begin) else ""
-
-
-def _plain(record: str) -> str:
-    """A record's name, checked to be safe in a filter."""
-    if not record.isalnum():
-        raise MlflowException(f"a spool names the record {record!r}, which this program did not write")
-    return record

@@ -115,22 +115,49 @@ def upload_last(
     `unwritten`: lines that a full disk kept out of the spools. A signal to end this process shortens the wait, as
     `hurry` does, and is raised afterwards.
     """
-    last = _LastUpload(uri, dict(unwritten or {}), HURRY_SECONDS if hurry else PATIENCE_SECONDS)
-    last.waiting = [folder for folder in folders if folder in last.unwritten or unsent(folder, uri)]
-    if not last.waiting:
+    held, over = dict(unwritten or {}), False
+    waiting = [folder for folder in folders if folder in held or unsent(folder, uri)]
+    if not waiting:
         return
+    patience = HURRY_SECONDS if hurry else PATIENCE_SECONDS
+    deadline = time.monotonic() + patience  # renewed whenever the store takes a run
+
+    def hurry_up() -> None:
+        nonlocal patience, deadline
+        patience = HURRY_SECONDS
+        deadline = min(deadline, time.monotonic() + patience)
+
+    def sent(folder: Path) -> None:
+        nonlocal waiting, deadline
+        waiting = [run for run in waiting if run != folder]
+        if patience > HURRY_SECONDS:
+            deadline = time.monotonic() + patience
+
+    def send_all() -> None:
+        """The runs that the store refuses are tried again after the others."""
+        nonlocal waiting
+        first_fault = True
+        while fault := upload_once(waiting, uri, sent, held):
+            if first_fault:
+                say(f"tracking store does not answer: {fault}")
+            first_fault = False
+            if over:
+                return
+            time.sleep(LOOK_SECONDS)
+        waiting = []  # another process may have sent some of them
+
     # In a thread, since a request to a store that hangs cannot be ended.
-    thread = threading.Thread(target=last.work, name="upload", daemon=True)
-    with deferred(last.hurry_up):
-        total, tell = len(last.waiting), tell_left()
+    thread = threading.Thread(target=send_all, name="upload", daemon=True)
+    with deferred(hurry_up):
+        total, tell = len(waiting), tell_left()
         thread.start()
-        while thread.is_alive() and time.monotonic() < last.deadline:
+        while thread.is_alive() and time.monotonic() < deadline:
             thread.join(LOOK_SECONDS)
-            if len(last.waiting) < total:
-                tell(len(last.waiting), total)
-        last.over = True
-        full = [folder for folder in last.waiting if folder in last.unwritten]
-        late = [folder for folder in last.waiting if folder not in last.unwritten]
+            if len(waiting) < total:
+                tell(len(waiting), total)
+        over = True
+        full = [folder for folder in waiting if folder in held]
+        late = [folder for folder in waiting if folder not in held]
         for folder in full:
             say(
                 f"tracking store did not accept all of run {folder.name}: the disk of {folder} has no room for the "
@@ -156,38 +183,6 @@ def tell_left() -> Callable[[int, int], None]:
             say(f"uploading to the tracking store: {remaining} of {of} runs left")
 
     return tell
-
-
-class _LastUpload:
-    """Uploads `waiting` until the store has taken everything or `deadline` has passed since it last took a run."""
-
-    def __init__(self, uri: str, unwritten: dict[Path, Sequence[Line]], patience: float) -> None:
-        self.uri, self.unwritten, self.patience = uri, unwritten, patience
-        self.deadline = time.monotonic() + patience
-        self.waiting: list[Path] = []
-        self.over = False
-
-    def hurry_up(self) -> None:
-        """The process is ending: stop waiting for the store."""
-        self.patience = HURRY_SECONDS
-        self.deadline = min(self.deadline, time.monotonic() + HURRY_SECONDS)
-
-    def work(self) -> None:
-        """Upload the runs. The ones that the store refuses are tried again after the others."""
-        first_fault = True
-        while fault := upload_once(self.waiting, self.uri, self._sent, self.unwritten):
-            if first_fault:
-                say(f"tracking store does not answer: {fault}")
-            first_fault = False
-            if self.over:
-                return
-            time.sleep(LOOK_SECONDS)
-        self.waiting = []  # another process may have sent some of them
-
-    def _sent(self, folder: Path) -> None:
-        self.waiting = [run for run in self.waiting if run != folder]
-        if self.patience > HURRY_SECONDS:
-            self.deadline = time.monotonic() + self.patience
 
 
 def main() -> None:

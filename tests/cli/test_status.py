@@ -31,7 +31,6 @@ from cppo_lab.sweep import status
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.status import RunStatus, watch
 from cppo_lab.tracking.address import tracking_uri
-from cppo_lab.tracking.upload import Sent
 from tests.conftest import TINY, Command
 from tests.launch.stand_in import Slurm, slurm
 from tests.recorded import mlflow_runs, sent
@@ -281,7 +280,7 @@ def test_an_outage_is_one_line_of_sync_and_its_end_another(
 ) -> None:
     away = UserError("the tracking store does not answer")
     asked = Mock(side_effect=[away, []])  # once it answers
-    uploads = Mock(side_effect=[away, Sent(), Sent(2, 30), Sent(), KeyboardInterrupt()])
+    uploads = Mock(side_effect=[away, (0, 0), (2, 30), (0, 0), KeyboardInterrupt()])
     monkeypatch.setattr("cppo_lab.tracking.upload.forget_lost", asked)
     monkeypatch.setattr("cppo_lab.tracking.upload.upload", uploads)
     monkeypatch.setattr(time, "sleep", lambda _: None)

@@ -22,7 +22,6 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking import services
 from cppo_lab.tracking.services import mirroring
-from cppo_lab.tracking.upload import Sent
 from tests.conftest import TINY, Command
 from tests.tracking.conftest import LOSS, Attempt
 from tests.waiting import CEILING_SECONDS, until
@@ -179,7 +178,7 @@ def test_sync_watch_goes_on_while_the_mirror_is_away(
     run.log.side_effect = [ConnectionError, ConnectionError, None, None]
     package = SimpleNamespace(init=lambda **_: run, __spec__=SimpleNamespace())
     monkeypatch.setitem(sys.modules, "trackio", package)
-    looks = Mock(side_effect=[Sent(), Sent(), Sent(), KeyboardInterrupt])
+    looks = Mock(side_effect=[(0, 0), (0, 0), (0, 0), KeyboardInterrupt])
     monkeypatch.setattr("cppo_lab.tracking.upload.upload", looks)
     monkeypatch.setattr("time.sleep", lambda _: None)
     attempt(1, 2)
