@@ -63,7 +63,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.resetwarnings()
         warnings.filters.extend(filters)  # type: ignore[attr-defined]
     os.environ["MPLBACKEND"] = "agg"  # a notebook's shell names its own, which matplotlib here may not know
-    _open_streams()
+    # Open the standard streams that are closed (`>&-`): the next file would take their number, and what is printed
+    # would be written into it.
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            stream = open(number, mode, errors="backslashreplace", closefd=False)  # noqa: SIM115  it stays open
+            setattr(sys, name, stream)
     # A name that the terminal's encoding lacks must not end a command.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -101,21 +111,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code
 
     return int(_run(answer_in_json)[0])
-
-
-def _open_streams() -> None:
-    """Open the standard streams that are closed (`>&-`): the next file would take their number, and what is printed
-    would be written into it.
-    """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
-        try:
-            os.fstat(number)
-        except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
-        if getattr(sys, name) is None:
-            mode = "w" if number else "r"
-            stream = open(number, mode, errors="backslashreplace", closefd=False)  # noqa: SIM115  it stays open
-            setattr(sys, name, stream)
 
 
 def _run(command: Callable[[], int]) -> tuple[int, str | None]:

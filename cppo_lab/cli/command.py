@@ -35,7 +35,6 @@ _OVERRIDES = (
     "configuration overrides in Hydra's syntax, for example rule.delta=0.1 training.t_stop=20 launcher=inline. "
     "model=, variant= and the sweep's axes (seed=0,1,2) select which runs to use."
 )
-_JSON = "print one JSON object and nothing else to standard output (docs/commands.md)"
 
 
 class UsageError(UserError):
@@ -80,17 +79,17 @@ class CommandParser(ArgumentParser):
         return "\n".join([text, "configuration groups (GROUP=OPTION):", *lines, ""])
 
 
-Argument = Callable[[CommandParser], object]  # adds itself
+Argument = tuple[tuple[str, ...], dict[str, Any]]  # of `add_argument`
 
 
 def flag(name: str, help: str, *short: str, **how: Any) -> Argument:
     """An option without a value."""
-    return lambda command: command.add_argument(*short, name, help=help, **{"action": "store_true", **how})
+    return (*short, name), {"help": help, "action": "store_true", **how}
 
 
 def value(name: str, metavar: str | None, help: str, **how: Any) -> Argument:
     """An argument, or an option with a value."""
-    return lambda command: command.add_argument(name, metavar=metavar, help=help, **how)
+    return (name,), {"metavar": metavar, "help": help, **how}
 
 
 def values(name: str, metavar: str, help: str, **how: Any) -> Argument:
@@ -99,15 +98,9 @@ def values(name: str, metavar: str, help: str, **how: Any) -> Argument:
     return value(name, metavar, help, default=[], **many, **how)
 
 
-def sweep(metavar: str = "SWEEP", text: str = _SWEEP, **how: Any) -> Argument:
+def sweep(metavar: str = "SWEEP", text: str = _SWEEP, **how: Any) -> tuple[Argument, Argument]:
     """A sweep, of whose runs the overrides select some."""
-
-    def add(command: CommandParser) -> None:
-        command.lists_groups = True
-        value("sweep", metavar, text, **how)(command)
-        values("overrides", "KEY=VALUE", _OVERRIDES)(command)
-
-    return add
+    return value("sweep", metavar, text, **how), _SELECTING
 
 
 def amount(text: str) -> float:
@@ -117,14 +110,14 @@ def amount(text: str) -> float:
     return number
 
 
-def _listing(command: CommandParser) -> None:
-    """Which runs a command lists, and in which form."""
-    value("--state", "STATE,...", f"list only runs in these states: {', '.join(schema.STATES)}")(command)
-    form = command.add_mutually_exclusive_group()
-    form.add_argument("--json", action="store_true", help=_JSON)
-    form.add_argument("--csv", action="store_true", help="print CSV, one line per run")
-
-
+_SELECTING = values("overrides", "KEY=VALUE", _OVERRIDES)
+_JSON = flag("--json", "print one JSON object and nothing else to standard output (docs/commands.md)")
+# Which runs a command lists, and in which form.
+_LISTING = (
+    value("--state", "STATE,...", f"list only runs in these states: {', '.join(schema.STATES)}"),
+    _JSON,
+    flag("--csv", "print CSV, one line per run"),
+)
 _RUNS = values("--run", "ID", f"{_SOME_RUN}; repeatable")
 _ONE_RUN = value("run", "RUN", _SOME_RUN)
 _ANY_RUN = value("run", "RUN", _RUN)
@@ -140,7 +133,8 @@ class Command:
     """
 
     def __init__(self, place: str, text: str, *arguments: Argument, **shown: Any) -> None:
-        self.place, self.text, self.arguments, self.shown = place, text, arguments, shown
+        self.place, self.text, self.shown = place, text, shown
+        self.arguments = arguments if _JSON in arguments else (*arguments, _JSON)
 
 
 _EXPORTED = "export a run's best checkpoint in Hugging Face format, with a model card"
@@ -171,8 +165,8 @@ COMMANDS = {
     "plan": Command(
         "training",
         "list the runs of a sweep with their ids, states and cost",
-        sweep(text=f"{_SWEEP}; without it, the sweeps are listed", nargs="?"),
-        _listing,
+        *sweep(text=f"{_SWEEP}; without it, the sweeps are listed", nargs="?"),
+        *_LISTING,
         flag(
             "--power",
             "show what the planned runs can decide: the power of each claim or, without claims, which difference "
@@ -205,7 +199,7 @@ COMMANDS = {
     "show": Command(
         "training",
         "print the resolved configuration of a run, or of the runs of a sweep",
-        sweep("SWEEP|RUN", f"{_SWEEP}; or {_RUN}"),
+        *sweep("SWEEP|RUN", f"{_SWEEP}; or {_RUN}"),
         _WITHIN,
         value("--run", "ID", "print only the run with this id or prefix"),
         flag("--verl", "also print verl's full configuration of each run"),
@@ -219,7 +213,7 @@ COMMANDS = {
     "launch": Command(
         "training",
         "train the unfinished runs of a sweep",
-        sweep(),
+        *sweep(),
         flag("--dry-run", "only list what would be trained; write nothing"),
         flag(
             "--replace",
@@ -255,12 +249,12 @@ COMMANDS = {
     "pull": Command(
         "training",
         "ask the tracking store which runs were finished elsewhere, and note them in the folder of runs",
-        sweep(),
+        *sweep(),
     ),
     "preflight": Command(
         "training",
         "run a short test job for each kind of run (core=verl): does it start, does it fit, and what will it cost",
-        sweep(),
+        *sweep(),
         flag("--again", "repeat measurements whose results are already stored"),
         flag("--show", "only show stored results"),
         flag(
@@ -271,8 +265,8 @@ COMMANDS = {
     "status": Command(
         "monitoring",
         "show the state of runs, whoever launched them",
-        sweep(text=_EVERY_RUN, nargs="?"),
-        _listing,
+        *sweep(text=_EVERY_RUN, nargs="?"),
+        *_LISTING,
         value(
             "--sort",
             None,
@@ -285,7 +279,7 @@ COMMANDS = {
     "watch": Command(
         "monitoring",
         "show the state of runs until all have ended; the exit code is 0 if all are done",
-        sweep(text=_EVERY_RUN, nargs="?"),
+        *sweep(text=_EVERY_RUN, nargs="?"),
         value("--every", "SECONDS", "refresh interval (default: 5)", type=float, default=5.0),
         value(
             "--notify",
@@ -297,7 +291,7 @@ COMMANDS = {
     "dash": Command(
         "ui",
         "serve a page of a sweep that renews itself: the report, states of runs and time left",
-        sweep(),
+        *sweep(),
         value("--every", "SECONDS", "time between updates (default: 30)", type=float, default=30.0),
         value("--port", "N", "port (default: the first free one from 5000)", type=int),
     ),
@@ -311,7 +305,7 @@ COMMANDS = {
     "cancel": Command(
         "monitoring",
         "stop runs cleanly, and remove queued runs from the queue",
-        sweep(text=f"{_SWEEP}; or use --run", nargs="?"),
+        *sweep(text=f"{_SWEEP}; or use --run", nargs="?"),
         _RUNS,
         flag("--queued", "cancel only runs that have not started"),
         flag("--dry-run", "only list what would be cancelled"),
@@ -319,7 +313,7 @@ COMMANDS = {
     "retry": Command(
         "monitoring",
         "retrain runs that failed with an error, or finished ones",
-        sweep(),
+        *sweep(),
         flag("--failed", "retrain all failed runs of the sweep"),
         flag("--dry-run", "only list what would be trained"),
         _KEEP_GOING,
@@ -346,7 +340,7 @@ COMMANDS = {
     "clean": Command(
         "monitoring",
         "show what runs take on the disk, by sweep, and free what is not needed",
-        sweep(text=_EVERY_RUN, nargs="?"),
+        *sweep(text=_EVERY_RUN, nargs="?"),
         flag(
             "--checkpoints", "free the weights of finished runs: `cppo export` cannot export these any more"
         ),
@@ -357,13 +351,13 @@ COMMANDS = {
     "archive": Command(
         "exporting",
         "put a sweep's configurations, records and report into one file",
-        sweep(),
+        *sweep(),
         value("--out", "FILE", "a new ZIP file", type=Path, required=True),
     ),
     "tune": Command(
         "training",
         "search for the best constants with Optuna; run it again to resume",
-        sweep(),
+        *sweep(),
         value(
             "--storage",
             "URL",
@@ -377,7 +371,7 @@ COMMANDS = {
     "report": Command(
         "reporting",
         "write tables, curves and the report page of a sweep",
-        sweep(text=f"{_SWEEP}; or a file of `cppo archive`"),
+        *sweep(text=f"{_SWEEP}; or a file of `cppo archive`"),
         value("--out", "DIR", "output folder (default: reports/build/SWEEP)", type=Path),
         value(
             "--from",
@@ -444,7 +438,7 @@ COMMANDS = {
     "export metrics": Command(
         "exporting",
         "export the metrics that the runs of a sweep have logged (docs/notebook.md)",
-        sweep(),
+        *sweep(),
         value(
             "--format",
             None,
@@ -471,7 +465,7 @@ COMMANDS = {
     "evaluate": Command(
         "exporting",
         "ask finished runs the problems of a benchmark that was not in their training",
-        sweep("SWEEP|RUN", f"{_SWEEP}, whose finished runs are asked; or {_SOME_RUN}"),
+        *sweep("SWEEP|RUN", f"{_SWEEP}, whose finished runs are asked; or {_SOME_RUN}"),
         value(
             "--benchmark",
             "NAME",
@@ -609,16 +603,19 @@ def build_parser(chosen: str | None = None) -> CommandParser:
             continue
         parser.leaves[words] = leaf
         leaf.set_defaults(name=words)
-        for add in command.arguments:
-            add(leaf)
-        if _listing not in command.arguments:
-            flag("--json", _JSON)(leaf)
+        leaf.lists_groups = _SELECTING in command.arguments
+        form = leaf.add_mutually_exclusive_group()
+        for names, how in command.arguments:
+            (form if names[0] in ("--json", "--csv") else leaf).add_argument(*names, **how)
     return parser
 
 
 def carry_out(options: Namespace) -> int:
     """Call the function of the command."""
-    module, _, name = COMMANDS[options.name].place.partition(":")
+    place = COMMANDS[options.name].place
+    if options.name == "plan" and options.sweep is None:
+        place = COMMANDS["list"].place
+    module, _, name = place.partition(":")
     function = getattr(import_module(f"cppo_lab.cli.{module}"), name or options.name.replace(" ", "_"))
     return int(function(options))
 

@@ -19,6 +19,10 @@ _RUN = re.compile(r"[0-9a-f]{12}")
 
 def list_names(options: Namespace) -> int:
     """A line on each name that a command or a sweep file can take."""
+    if options.name == "plan":
+        if any((options.json, options.csv, options.power, options.state)):
+            raise UserError("name a sweep, before the options: `cppo list` lists them")
+        options.what = "sweeps"
     if options.overrides and options.what != "keys":
         raise UserError(
             f"cppo list {options.what} takes no overrides; cppo list keys {options.overrides[0]} does"

@@ -19,7 +19,7 @@ from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.state import RunState, explained, state_of, states
 from cppo_lab.sweep import table
 from cppo_lab.sweep.columns import to_csv
-from cppo_lab.sweep.cost import Cost, Limits, past_costs
+from cppo_lab.sweep.cost import Limits, past_costs
 from cppo_lab.sweep.doctor import require_machine, require_plan
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.file import Search, Study, Sweep, SweepFaults, load_sweep
@@ -29,7 +29,6 @@ from cppo_lab.tracking import address
 if TYPE_CHECKING:
     from cppo_lab.search.space import Tuning
     from cppo_lab.sweep.launch import Launched, LaunchRequest
-    from cppo_lab.sweep.power import PowerQuestion
 
 
 def load_checked(options: Namespace) -> Sweep | Study | Search:
@@ -58,21 +57,24 @@ def planned(options: Namespace) -> tuple[Plan, str]:
 
 
 def plan(options: Namespace) -> int:
-    """List the runs of a sweep; without a name, the sweeps."""
-    if options.sweep is None:
-        from cppo_lab.cli.names import list_names
-
-        if any((options.json, options.csv, options.power, options.state)):
-            raise UserError("name a sweep, before the options: `cppo list` lists them")
-        options.what = "sweeps"
-        return list_names(options)
+    """List the runs of a sweep."""
     declared = load_checked(options)
-    question = _power_question(options)
+    for name in ("deviation", "effect", "correlation", "error_deviation"):
+        if not options.power and (value := getattr(options, name)) is not None:
+            raise UserError(f"--{name.replace('_', '-')}={value}: only valid with --power")
+    if options.power:
+        from cppo_lab.sweep import power
+
+        if options.csv:
+            raise UserError("--csv with --power: use --json")
+        question = power.parse_question(
+            options.deviation, options.effect, options.correlation, options.error_deviation
+        )
     if isinstance(declared, Search):
         from cppo_lab.search.space import resolve
         from cppo_lab.search.study import storage_url
 
-        if question is not None:
+        if options.power:
             raise UserError(f"--power: {declared.name} is a search, which tests no claim; remove it")
         tuning = resolve(declared, options.overrides)
         return _outline(tuning, storage_url(), options, {"sweep": declared.name, "core": tuning.core})
@@ -81,9 +83,16 @@ def plan(options: Namespace) -> int:
     address.known_store(address.tracking_uri(plan.tracking.uri))  # refuses an address that no launch can use
     states, costs = plan_states(plan), past_costs(plan.runs)
     values = table.listing(plan, states, costs, only)
-    if question is not None:
-        return _power(plan, question, costs, options)
-    elif options.json:
+    if options.power:  # what the planned runs can decide: of each claim, or of two methods
+        if powers := power.power_of(plan, question):
+            values = power.power_values(plan, powers, question, costs)
+            text = power.power_text(plan, powers, question, costs, width())
+        else:
+            differences = power.shown_differences(plan, question)
+            values = power.shown_values(plan, differences, question)
+            text = power.shown_text(differences, question, width())
+        return answer(options, values, text)
+    if options.json:
         answer(options, values)
     elif options.csv:
         print(to_csv(table.LISTED, values["runs"]), end="")
@@ -106,22 +115,6 @@ def plan(options: Namespace) -> int:
     return Exit.DONE
 
 
-def _power(
-    plan: Plan, question: "PowerQuestion", costs: Mapping[str, Cost | None], options: Namespace
-) -> int:
-    """What the planned runs can decide: of each claim, or of two methods."""
-    from cppo_lab.sweep import power
-
-    if powers := power.power_of(plan, question):
-        values = power.power_values(plan, powers, question, costs)
-        text = power.power_text(plan, powers, question, costs, width())
-    else:
-        differences = power.shown_differences(plan, question)
-        values = power.shown_values(plan, differences, question)
-        text = power.shown_text(differences, question, width())
-    return answer(options, values, text)
-
-
 def plan_states(plan: Plan) -> dict[str, RunState]:
     """The state of every run of a plan. Writes nothing, and asks no store."""
     runs = runs_folder()
@@ -136,21 +129,6 @@ def without_folders(plan: Plan, options: Namespace) -> str:
     they_were = "it was" if count == 1 else "they were"
     asks = f"`cppo pull {typed(options)}` asks the tracking store whether {they_were} finished elsewhere"
     return f"{counted(count, 'run')} {has(count)} no folder here: {asks}"
-
-
-def _power_question(options: Namespace) -> "PowerQuestion | None":
-    """What --power asks; None without it. Raises UserError for its options without it, and for CSV."""
-    if options.power:
-        from cppo_lab.sweep.power import parse_question
-
-        if options.csv:
-            raise UserError("--csv with --power: use --json")
-        return parse_question(options.deviation, options.effect, options.correlation, options.error_deviation)
-    for name in ("deviation", "effect", "correlation", "error_deviation"):
-        if getattr(options, name) is not None:
-            option = name.replace("_", "-")
-            raise UserError(f"--{option}={getattr(options, name)}: only valid with --power")
-    return None
 
 
 def show(options: Namespace) -> int:
@@ -365,13 +343,6 @@ def answer_launch(plan: Plan, done: "Launched", options: Namespace) -> None:
         "not_started": done.not_started,
     }
     answer(options, table.listing(plan, done.states, past_costs(plan.runs)) | of_launch)
-
-
-def amount(text: str) -> float:
-    """A number of 0 or more. Raises ValueError, which argparse reports."""
-    if not 0 <= (value := float(text)) < math.inf:
-        raise ValueError
-    return value
 
 
 def _dry_run(plan: Plan, uri: str, request: "LaunchRequest", options: Namespace) -> int:
