@@ -230,14 +230,15 @@ def interrupt_on_termination() -> None:
 
     A session that ends sends both signals, and SIGHUP twice: from its shell and from the system.
     """
-    for number in (signal.SIGTERM, *_HANGUP):
-        signal.signal(number, _ctrl_c)
+    signals = (signal.SIGTERM, *_HANGUP)
 
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for other in signals:
+            signal.signal(other, signal.SIG_IGN)
+        raise KeyboardInterrupt(f"terminated by {signal.Signals(number).name}")
 
-def _ctrl_c(number: int, frame: FrameType | None) -> None:
-    for other in (signal.SIGTERM, *_HANGUP):
-        signal.signal(other, signal.SIG_IGN)
-    raise KeyboardInterrupt(f"terminated by {signal.Signals(number).name}")
+    for number in signals:
+        signal.signal(number, interrupt)
 
 
 @contextlib.contextmanager

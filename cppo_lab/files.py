@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import io
+import json
 import os
 import re
 import secrets
@@ -19,7 +20,7 @@ import sys
 import traceback
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 from cppo_lab.errors import UserError
 
@@ -61,6 +62,17 @@ def read_plain(path: Path, largest: int) -> bytes | None:
     with file:
         content = file.read(largest + 1)
     return content if len(content) <= largest else None
+
+
+def read_object(path: Path, largest: int) -> dict[str, Any]:
+    """The JSON object in the file; empty if it holds none, or where `read_plain` gives None. Raises OSError if it
+    cannot be read.
+    """
+    try:
+        values = json.loads(read_plain(path, largest) or b"")
+    except (ValueError, RecursionError):
+        return {}
+    return values if isinstance(values, dict) else {}
 
 
 def has_database(path: Path) -> bool:
@@ -364,6 +376,15 @@ def mask_output() -> None:
         sys.stdout, sys.stderr = _RedactingStream(sys.stdout), _RedactingStream(sys.stderr)
 
 
+def print_to(path: Path) -> None:
+    """Redirect the output of this process and its children to the end of a file; secrets in Python's are masked."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open_append(path) as log:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
+    mask_output()
+
+
 @contextlib.contextmanager
 def masked_errors() -> Iterator[None]:
     """Replace an error whose text or traceback contains a secret by an error with the masked text.
@@ -405,7 +426,10 @@ def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
     Raises UserError if somebody else has put something there meanwhile.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
-    _remove_left(place)
+    ours = re.compile(rf"\.{re.escape(place.name)}\.export-[0-9a-f]{{8}}")
+    for path in place.parent.iterdir():
+        if ours.fullmatch(path.name):  # of a killed export: a live one holds a lock
+            remove_unlocked(path)
     folder = place.with_name(f".{place.name}.export-{secrets.token_hex(4)}")
     folder.mkdir()
     lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -437,14 +461,6 @@ def appearing(place: Path, replace: bool = False) -> Iterator[Path]:
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
-
-
-def _remove_left(place: Path) -> None:
-    """Remove the leftovers of killed exports to `place`; live exports hold a lock."""
-    ours = re.compile(rf"\.{re.escape(place.name)}\.export-[0-9a-f]{{8}}")
-    for path in place.parent.iterdir():
-        if ours.fullmatch(path.name):
-            remove_unlocked(path)
 
 
 def remove_unlocked(folder: Path) -> None:

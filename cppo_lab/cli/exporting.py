@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from cppo_lab import schema
 from cppo_lab.cli.command import PARQUET, Exit, answer, typed
 from cppo_lab.cli.training import planned
+from cppo_lab.core_records import Resources, core_of, load_part
 from cppo_lab.errors import UserError, counted, printable, say
 from cppo_lab.files import appearing, replacing, require_free, runs_folder
 from cppo_lab.plugins import install_extra
@@ -22,7 +23,7 @@ from cppo_lab.runs.folder import is_locked, read_status
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import RunFolder
-from cppo_lab.sweep.compose import rule_on
+from cppo_lab.sweep.compose import compose, data_of, rule_on
 from cppo_lab.sweep.file import files_of
 from cppo_lab.sweep.overrides import parse_override
 from cppo_lab.sweep.plan import is_run_id, recorded_texts, recorded_tokens
@@ -145,7 +146,6 @@ def archive(options: Namespace) -> int:
 
 def evaluate(options: Namespace) -> int:
     """Score the best checkpoints of finished runs on a further benchmark, and record the scores with the runs."""
-    from cppo_lab.sweep.launch import evaluate_runs
     from cppo_lab.tracking.upload import upload
 
     runs, rows, overrides = runs_folder(), [], ()
@@ -161,13 +161,21 @@ def evaluate(options: Namespace) -> int:
         raise UserError(
             f"{options.sweep}: none of its runs is finished here: see `cppo status {typed(options)}`"
         )
-    for row in evaluate_runs(runs, run_ids, options.benchmark, overrides, _say):
-        rows.append(row)
+    for run_id in run_ids:
+        subject = export.read_subject(runs, run_id)
+        core, model = subject.spec.core, subject.spec.model.name
+        if core_of(core).fresh_process and len(run_ids) > 1:
+            raise UserError(f"core={core} evaluates one run in each process: name one (`cppo status`)")
+        load_part(core, "evaluator")
+        # For its data alone: a divergence over the vocabulary of the training need not fit it.
+        data = (*data_of(options.benchmark), "divergence=binary_tv", *overrides)
+        other = compose([f"core={core}", f"model={model}", *data])
+        resources = Resources(runs, runs / run_id, layout=other.layout, paths=other.paths, doing=_say)
+        step, scores = export.evaluate(subject, other.run, resources)
+        rows.append({"run_id": run_id, "name": subject.name, "step": step, "scores": scores})
         if not options.json:
-            listed = ", ".join(
-                f"{benchmark} {100 * score:.1f} %" for benchmark, score in row["scores"].items()
-            )
-            print(f"{row['run_id']}  {row['name']}  step {row['step']}: {listed}", flush=True)
+            listed = ", ".join(f"{benchmark} {100 * score:.1f} %" for benchmark, score in scores.items())
+            print(f"{run_id}  {subject.name}  step {step}: {listed}", flush=True)
     upload([runs / run_id for run_id in run_ids], uri)
     return answer(options, {"benchmark": options.benchmark, "runs": rows})
 

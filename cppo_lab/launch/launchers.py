@@ -5,11 +5,13 @@ Another package registers a launcher by an entry point of the group `cppo_lab.la
 but cannot name code.
 """
 
+import contextlib
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, cast
@@ -98,13 +100,10 @@ LAUNCHERS: Mapping[str, LauncherRecord] = MappingProxyType(
 
 
 def launcher_names() -> tuple[str, ...]:
-    """The launchers of the product, then those of other installed packages by name. Imports none of them."""
-    return (*LAUNCHERS, *other_launchers())
-
-
-def other_launchers() -> tuple[str, ...]:
-    """The launchers of other installed packages. The product's names take precedence."""
-    return tuple(sorted(entry_points(LAUNCHER_GROUP).keys() - LAUNCHERS.keys()))
+    """The launchers of the product, whose names take precedence, then those of other installed packages by name.
+    Imports none of them.
+    """
+    return (*LAUNCHERS, *sorted(entry_points(LAUNCHER_GROUP).keys() - LAUNCHERS.keys()))
 
 
 def launcher_of(name: str) -> LauncherRecord:
@@ -159,7 +158,8 @@ def launch_inline(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event
             continue
         report(Event("started", job))
         if job.fresh_process:
-            _in_a_process(job)
+            with variables(job_environment()), child(_run, job, began) as process:
+                process.join()
         else:
             _run(job, began)
         report(Event("ended", job))
@@ -177,13 +177,22 @@ def _run(job: Job, began: float) -> None:
         print(f"{job.name} failed: {describe(error)}")
 
 
-def _in_a_process(job: Job) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_run, args=(job, time.time()))
+@contextlib.contextmanager
+def child(
+    function: Callable[..., None], *arguments: object, patience: float | None = None
+) -> Iterator[BaseProcess]:
+    """A new process that calls a function: it has loaded nothing, and has none of this one's locks. If it goes on at
+    the end of the block, its signal handler shuts it down cleanly; after `patience` seconds, if any, it is killed.
+    """
+    process = multiprocessing.get_context("spawn").Process(target=function, args=arguments)
     try:
-        with blocked(signal.SIGHUP), variables(job_environment()):  # it is ended below
+        with blocked(signal.SIGHUP):  # it is ended below
             process.start()
-        process.join()
+        yield process
     finally:
-        if process.is_alive():  # interrupted: its signal handler shuts it down cleanly
+        if process.is_alive():
             process.terminate()
-            process.join()
+            process.join(patience)
+            if process.is_alive():
+                process.kill()
+                process.join()

@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import secrets
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,8 +17,7 @@ from cppo_lab.runs.attempt import (
     shared_process,
     train,
 )
-from cppo_lab.runs.folder import AlreadyRunning, new_batch, run_lock, write_run_list
-from cppo_lab.runs.spool import Line
+from cppo_lab.runs.folder import BATCH, AlreadyRunning, run_lock
 from cppo_lab.runs.tags import variants_in
 from cppo_lab.spec import ResourcesSpec
 from cppo_lab.spec.job import read_folders
@@ -122,11 +122,6 @@ class TrainingJob:
         attempts = tuple(attempt for attempt in self.attempts if attempt.run_id not in run_ids)
         return replace(self, attempts=attempts) if attempts else None
 
-    def write_run_list(self) -> None:
-        """Write the runs to the folder of a job of several, so that `cppo logs` and `cppo cancel` find it."""
-        if self.batch:
-            write_run_list(self.folder, self.run_ids)
-
     def run(self) -> None:
         """Train the runs, in this process; on the other machines of an allocation, help with the first."""
         first = self.attempts[0]
@@ -142,10 +137,11 @@ class TrainingJob:
                 stack.enter_context(notifying(folders, launch, self.mark, waits=False))
                 stack.enter_context(mirroring(folders))
                 stack.enter_context(uploading(folders, self.uri))
-            train(self.attempts, self._rescue, alone=not self.batch)
-
-    def _rescue(self, folder: Path, lines: Sequence[Line], asked: bool) -> None:
-        upload_last([folder], self.uri, {folder: lines}, hurry=asked)
+            train(
+                self.attempts,
+                lambda folder, lines, asked: upload_last([folder], self.uri, {folder: lines}, hurry=asked),
+                alone=not self.batch,
+            )
 
     def give_up(self, why: str) -> None:
         """Record why interrupted runs will not be resumed until somebody launches them again."""
@@ -175,8 +171,8 @@ def training_jobs(
             open_jobs[process] = job
         job += group
     launch = tuple(attempt.run_id for attempt in attempts) if uploads else ()
-    mark = new_batch()
+    mark = f"{BATCH}{secrets.token_hex(8)}"
     return [
-        TrainingJob(tuple(job), uri, uploads, new_batch() if len(job) > 1 else "", launch, mark)
+        TrainingJob(tuple(job), uri, uploads, f"{BATCH}{secrets.token_hex(8)}" * (len(job) > 1), launch, mark)
         for job in jobs
     ]

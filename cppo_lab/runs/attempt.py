@@ -9,6 +9,7 @@ attempt continues the record from the newest checkpoint.
 import contextlib
 import os
 import re
+import secrets
 import shutil
 import signal
 import time
@@ -55,7 +56,7 @@ from cppo_lab.runs.folder import (
 )
 from cppo_lab.runs.machine import Environment, deadline, environment, sampling
 from cppo_lab.runs.recorder import Recorder, first_line, record_end
-from cppo_lab.runs.spool import End, Line, has_finished, new_record_name, newest_record
+from cppo_lab.runs.spool import End, Line, has_finished, newest_record
 from cppo_lab.runs.state import OF_OTHERS
 from cppo_lab.runs.tags import resolved_yaml
 from cppo_lab.schema import Outcome
@@ -178,8 +179,27 @@ def train(attempts: Sequence[Attempt], rescue: Rescue, alone: bool = True) -> No
     """
     prepare_process(attempts[0].threads, attempts[0].visible_devices)
     for group in groups(attempts):
+        free = []
         with contextlib.ExitStack() as locks:
-            if free := [attempt for attempt in group if _lock_for_training(attempt, locks, alone)]:
+            for attempt in group:
+                try:
+                    locks.enter_context(run_lock(attempt.folder))
+                except AlreadyRunning as error:
+                    if alone:
+                        raise
+                    print(error, flush=True)
+                    continue
+                if attempt.is_cancelled():
+                    if alone:
+                        raise Interrupted(None)
+                    print(f"run {attempt.run_id} was cancelled before it began", flush=True)
+                elif why := attempt.withheld_because():
+                    print(f"run {attempt.run_id} is held: {why}", flush=True)
+                    note_withheld(attempt.folder, why)
+                else:
+                    forget_cancelled(attempt.folder)  # an earlier attempt was
+                    free.append(attempt)
+            if free:
                 _train_group(free, rescue, alone)
 
 
@@ -205,121 +225,76 @@ def shared_process(attempt: Attempt) -> str:
     return f"{attempt.spec.core} {attempt.resources} {places} {attempt.threads}"
 
 
-def _lock_for_training(attempt: Attempt, locks: contextlib.ExitStack, alone: bool) -> bool:
-    """Take the run's lock, held until `locks` is closed. False if it is held, since others of its launch failed, and if
-    another process trains it or it was cancelled; these are raised instead if it is `alone`.
-    """
-    try:
-        locks.enter_context(run_lock(attempt.folder))
-    except AlreadyRunning as error:
-        if alone:
-            raise
-        print(error, flush=True)
-        return False
-    if attempt.is_cancelled():
-        if alone:
-            raise Interrupted(None)
-        print(f"run {attempt.run_id} was cancelled before it began", flush=True)
-        return False
-    if why := attempt.withheld_because():
-        print(f"run {attempt.run_id} is held: {why}", flush=True)
-        note_withheld(attempt.folder, why)
-        return False
-    forget_cancelled(attempt.folder)  # an earlier attempt was
-    return True
-
-
-@dataclass
-class _OpenRun:
-    """A run that is being trained. `ended` once its end is on record."""
-
-    attempt: Attempt
-    recorder: Recorder
-    rescue: Rescue
-    ended: bool = False
-
-    def end(self, how: Outcome | BaseException) -> None:
-        """Record how the run ended, and remove the checkpoints of a run that has a result."""
-        recorder, folder = self.recorder, self.attempt.folder
-        if isinstance(how, Outcome):
-            recorder.finish(how)
-        elif not isinstance(how, Interrupted | KeyboardInterrupt):
-            recorder.fail(describe(how), "".join(traceback.format_exception(how)))
-        elif self.attempt.is_cancelled():
-            if why := why_stopped(folder):
-                recorder.stop(why)
-            else:
-                recorder.interrupt("cancelled", Cause.CANCELLED)
-        else:
-            recorder.interrupt(str(how) or f"terminated by {signal.SIGINT.name}")
-        self.ended = True
-        if recorder.spool.unwritten:
-            asked = isinstance(how, Interrupted | KeyboardInterrupt)
-            self.rescue(folder, list(recorder.spool.unwritten), asked)
-        elif isinstance(how, Outcome):  # otherwise only the store may know that the run ended
-            remove_checkpoints(folder)
-
-
 def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> None:
     """Train runs together that differ only in the seed. The caller holds their locks."""
+    open_runs: list[tuple[Attempt, Recorder]] = []
+
+    def end(place: int, how: Outcome | BaseException) -> None:
+        """Record how a run ended, and remove the checkpoints of a run that has a result."""
+        attempt, recorder = open_runs[place]
+        interrupted = isinstance(how, Interrupted | KeyboardInterrupt)
+        if isinstance(how, Outcome):
+            recorder.finish(how)
+        elif not interrupted:
+            recorder.fail(describe(how), "".join(traceback.format_exception(how)))
+        elif not attempt.is_cancelled():
+            recorder.interrupt(str(how) or f"terminated by {signal.SIGINT.name}")
+        elif why := why_stopped(attempt.folder):
+            recorder.stop(why)
+        else:
+            recorder.interrupt("cancelled", Cause.CANCELLED)
+        if recorder.spool.unwritten:
+            rescue(attempt.folder, list(recorder.spool.unwritten), interrupted)
+        elif isinstance(how, Outcome):  # otherwise only the store may know that the run ended
+            remove_checkpoints(attempt.folder)
+
+    def ended(place: int, how: Outcome | BaseException) -> None:
+        with deferred():  # a signal must not interrupt recording the end of a run
+            end(place, how)
+        if isinstance(how, Exception):
+            text = "".join(traceback.format_exception(how))
+            say(f"run {open_runs[place][0].run_id} failed:\n{text.rstrip()}")
+
     hold_signals()  # a record that has begun must have an end
-    open_runs: list[_OpenRun] = []
     try:
         here = environment()
         for attempt in attempts:
             try:
                 if (recorder := _open_record(attempt, rescue, here)) is not None:
-                    open_runs.append(_OpenRun(attempt, recorder, rescue))
+                    open_runs.append((attempt, recorder))
             except Exception as error:  # recorded as far as possible; the other runs continue
                 if alone:
                     raise
                 say(f"run {attempt.run_id} failed: {describe(error)}")
-        for run in open_runs:
-            run.recorder.together = len(open_runs)
+        for _, recorder in open_runs:
+            recorder.together = len(open_runs)
         handle_signals()
-        if open_runs:
-            _train_runs(open_runs, alone)
+        for _, recorder in open_runs[:1]:
+            recorder.doing("importing the trainer")
+        if open_runs and alone:
+            [(attempt, recorder)] = open_runs
+            with sampling(attempt.folder) as recorder.sampled:
+                resources = replace(attempt.resources_in(attempt.folder), doing=recorder.doing)
+                outcome = load_core(attempt.spec.core)(attempt.spec, recorder, resources)
+                ignore_signals(lambda: None)  # held for the next run
+                end(0, outcome)
+        elif open_runs:
+            runs = []
+            for attempt, recorder in open_runs:
+                recorder.is_cancelled = attempt.is_cancelled
+                runs.append(TogetherRun(attempt.spec, recorder, attempt.resources_in(attempt.folder)))
+            load_part(runs[0].spec.core, "train_together")(runs, ended)
+            ignore_signals(lambda: None)
     except BaseException as error:
         interruption = find_interruption(error)
         ignore_signals(None if interruption else lambda: None)
-        for run in open_runs:
-            if not run.ended:
-                run.end(interruption or error)
+        for place, (_, recorder) in enumerate(open_runs):
+            if not recorder.ended:
+                end(place, interruption or error)
         if interruption is not None:
             raise interruption from None
         raise
     handle_signals(now=False)  # inline launcher: the next run raises a pending signal
-
-
-def _train_runs(open_runs: Sequence[_OpenRun], alone: bool) -> None:
-    """Train the runs whose records have begun; an error of a run that is `alone` is raised."""
-
-    def ended(place: int, how: Outcome | BaseException) -> None:
-        with deferred():  # a signal must not interrupt recording the end of a run
-            open_runs[place].end(how)
-        if isinstance(how, Exception):
-            text = "".join(traceback.format_exception(how))
-            say(f"run {open_runs[place].attempt.run_id} failed:\n{text.rstrip()}")
-
-    core = open_runs[0].attempt.spec.core
-    open_runs[0].recorder.doing("importing the trainer")
-    if not alone:
-        for run in open_runs:
-            run.recorder.is_cancelled = run.attempt.is_cancelled
-        runs = [
-            TogetherRun(run.attempt.spec, run.recorder, run.attempt.resources_in(run.attempt.folder))
-            for run in open_runs
-        ]
-        load_part(core, "train_together")(runs, ended)
-        ignore_signals(lambda: None)
-        return
-    [run] = open_runs
-    with sampling(run.attempt.folder) as load:
-        run.recorder.sampled = load
-        resources = replace(run.attempt.resources_in(run.attempt.folder), doing=run.recorder.doing)
-        outcome = load_core(core)(run.attempt.spec, run.recorder, resources)
-        ignore_signals(lambda: None)  # held for the next run
-        run.end(outcome)
 
 
 def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorder | None:
@@ -366,23 +341,17 @@ def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorde
             yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
             here=here,
         )
-    except OSError as error:
-        _record_unstarted(spec, tags, folder, redacted(describe(error)), rescue)
+    except OSError as error:  # the beginning of its record could not be written
+        reason, failed, is_recorded = redacted(describe(error)), schema.FAILED, False
+        with contextlib.suppress(OSError):
+            ended = {"run_id": spec.run_id, "status": failed, "reason": reason, "cause": Cause.ERROR}
+            write_status(folder, {**read_status(folder), **ended, "updated": time.time()})
+        with contextlib.suppress(OSError):
+            is_recorded = record_end(folder, failed, reason)
+        if not is_recorded:
+            begin = first_line(spec, tags, folder, secrets.token_hex(16))
+            rescue(folder, [begin, End(begin.record, failed, None, begin.time_ms, reason)], False)
         raise
-
-
-def _record_unstarted(
-    spec: RunSpec, tags: Mapping[str, str], folder: Path, reason: str, rescue: Rescue
-) -> None:
-    """Record the failure of a run that could not write the beginning of its record."""
-    with contextlib.suppress(OSError):
-        ended = {"run_id": spec.run_id, "status": schema.FAILED, "reason": reason, "cause": Cause.ERROR}
-        write_status(folder, {**read_status(folder), **ended, "updated": time.time()})
-    with contextlib.suppress(OSError):
-        if record_end(folder, schema.FAILED, reason):
-            return
-    begin = first_line(spec, tags, folder, new_record_name())
-    rescue(folder, [begin, End(begin.record, schema.FAILED, None, begin.time_ms, reason)], False)
 
 
 def abandon(attempt: Attempt, why: str) -> None:

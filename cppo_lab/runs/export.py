@@ -120,7 +120,7 @@ def read_subject(runs: Path, run_id: str) -> Subject:
             file.close()
     folder = runs / run_id
     config = read_config(folder / CONFIG)
-    if config is None:
+    if not config:
         raise UserError(
             f"run {run_id} has kept no checkpoint: {folder} has no {CONFIG}, so the run has not started, or its "
             "folder is damaged"
@@ -168,16 +168,34 @@ def evaluate(subject: Subject, other: RunSpec, resources: Resources) -> tuple[in
 
 def model_card(subject: Subject, exported: Exported) -> str:
     """The whole card. It uses only the run's folder and the export."""
-    front = as_yaml(front_matter(subject, exported))
+    front, spec = as_yaml(front_matter(subject, exported)), subject.spec
+    summary = (
+        f"The best checkpoint by validation of run `{spec.run_id}`: {code(spec.model.name)} trained with the rule "
+        f"{code(spec.rule.name)} by CPPO Lab, which compares trust-region rules for reinforcement learning of language "
+        f"models ({PAPER})."
+    )
+    prompt = "Prompts are chat messages with the problem in DAPO-Math-17k's wording, as in training."
+    if not _is_published(spec):
+        summary += (
+            f"\n\n**A miniature**: {exported.parameters:,} parameters on a made-up arithmetic task, trained by "
+            f"{core_of(spec.core).title}. It is no language model, and no evidence for or against the paper's claims."
+        )
+        prompt = (
+            "Texts consist of the symbols of the task, separated by spaces; the tokenizer knows no others."
+        )
     parts = [
         f"---\n{front}---",
         f"# {code(printable(subject.name))}",
-        _summary(subject, exported),
+        summary,
         _table(_facts(subject, exported)),
         "## Evaluation",
         _evaluation(subject, exported),
         "## Use",
-        _use(subject.spec),
+        "```python\n"
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+        'model = AutoModelForCausalLM.from_pretrained("this folder")\n'
+        'tokenizer = AutoTokenizer.from_pretrained("this folder")\n'
+        f"```\n\n{prompt} There is no optimiser state here: to continue training, use the run's own checkpoints.",
         "## Configuration",
         _configuration(subject),
     ]
@@ -193,22 +211,19 @@ def front_matter(subject: Subject, exported: Exported) -> dict[str, Any]:
     if isinstance(spec.data, MathData) and spec.data.training in DATASETS:
         metadata["datasets"] = [DATASETS[spec.data.training]]
     metadata["tags"] = ["cppo-lab", "reinforcement-learning", *([] if _is_published(spec) else ["miniature"])]
-    if results := _results(subject, exported):
-        metadata["model-index"] = [{"name": printable(subject.name), "results": results}]
-    return metadata
-
-
-def _results(subject: Subject, exported: Exported) -> list[dict[str, Any]]:
-    """The scores of the exported checkpoint, an entry for each benchmark that was validated."""
-    scores, samples = _by_benchmark(subject, exported.step), subject.spec.validation.samples
-    return [
+    samples = spec.validation.samples
+    # The scores of the exported checkpoint, an entry for each benchmark that was validated.
+    results = [
         {
             "task": {"type": "text-generation"},
             "dataset": {"type": name, "name": name},
             "metrics": [{"type": f"avg_at_{samples}", "name": f"Avg@{samples}", "value": value}],
         }
-        for name, value in scores.items()
+        for name, value in _by_benchmark(subject, exported.step).items()
     ]
+    if results:
+        metadata["model-index"] = [{"name": printable(subject.name), "results": results}]
+    return metadata
 
 
 def _by_benchmark(subject: Subject, step: int) -> dict[str, float]:
@@ -219,21 +234,6 @@ def _by_benchmark(subject: Subject, step: int) -> dict[str, float]:
 
 def _is_published(spec: RunSpec) -> bool:
     return isinstance(spec.model, HubModel)
-
-
-def _summary(subject: Subject, exported: Exported) -> str:
-    spec = subject.spec
-    text = (
-        f"The best checkpoint by validation of run `{spec.run_id}`: {code(spec.model.name)} trained with the rule "
-        f"{code(spec.rule.name)} by CPPO Lab, which compares trust-region rules for reinforcement learning of language "
-        f"models ({PAPER})."
-    )
-    if _is_published(spec):
-        return text
-    return (
-        f"{text}\n\n**A miniature**: {exported.parameters:,} parameters on a made-up arithmetic task, trained by "
-        f"{core_of(spec.core).title}. It is no language model, and no evidence for or against the paper's claims."
-    )
 
 
 def _facts(subject: Subject, exported: Exported) -> dict[str, str]:
@@ -262,7 +262,12 @@ def _facts(subject: Subject, exported: Exported) -> dict[str, str]:
         facts["Best score of the run"] = _score(later, best, spec.validation.samples)
     facts["Score before training"] = _score(scores, 0, spec.validation.samples)
     facts["Weights"] = f"{exported.parameters:,} in {exported.dtype}"
-    facts["Code"] = _code_of(tags)
+    # Several commits if it was continued by another.
+    version, commits = tags.get(schema.TAG_CODE_VERSION, ""), tags.get(schema.TAG_COMMIT, "").split()
+    parts = [f"CPPO Lab {code(version)}"] if version else []
+    parts += [f"commit {' '.join(code(commit) for commit in commits)}"] if commits else []
+    parts += ["with changes that are in no commit"] if tags.get(schema.TAG_DIRTY) == "true" else []
+    facts["Code"] = ", ".join(parts) or "not on record"
     versions = versions_in(tags)
     facts["Packages"] = ", ".join(f"{name} {code(versions[name])}" for name in _PACKAGES if name in versions)
     if subject.ended is not None:
@@ -276,15 +281,6 @@ def _score(scores: Mapping[int, float], step: int, samples: int) -> str:
     if step not in scores:
         return "not on record"
     return f"{scores[step]:.4f} (mean Avg@{samples}) at step {step}"
-
-
-def _code_of(tags: Mapping[str, str]) -> str:
-    """Version and commit of the code that trained the run; several commits if it was continued by another."""
-    version, commits = tags.get(schema.TAG_CODE_VERSION, ""), tags.get(schema.TAG_COMMIT, "").split()
-    parts = [f"CPPO Lab {code(version)}"] if version else []
-    parts += [f"commit {' '.join(code(commit) for commit in commits)}"] if commits else []
-    parts += ["with changes that are in no commit"] if tags.get(schema.TAG_DIRTY) == "true" else []
-    return ", ".join(parts) or "not on record"
 
 
 def _evaluation(subject: Subject, exported: Exported) -> str:
@@ -305,21 +301,6 @@ def _evaluation(subject: Subject, exported: Exported) -> str:
     if exported.step in subject.scores:
         rows["mean"] = f"{subject.scores[exported.step]:.4f}"
     return f"{text}\n\n{_table(rows, ('Benchmark', f'Avg@{settings.samples} at step {exported.step}'))}"
-
-
-def _use(spec: RunSpec) -> str:
-    prompt = (
-        "Prompts are chat messages with the problem in DAPO-Math-17k's wording, as in training."
-        if _is_published(spec)
-        else "Texts consist of the symbols of the task, separated by spaces; the tokenizer knows no others."
-    )
-    return (
-        "```python\n"
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
-        'model = AutoModelForCausalLM.from_pretrained("this folder")\n'
-        'tokenizer = AutoTokenizer.from_pretrained("this folder")\n'
-        f"```\n\n{prompt} There is no optimiser state here: to continue training, use the run's own checkpoints."
-    )
 
 
 def _configuration(subject: Subject) -> str:

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from cppo_lab.errors import UserError, one_line
-from cppo_lab.files import NO_ROOM, open_lock, open_plain, read_plain, replace_file
+from cppo_lab.files import NO_ROOM, open_lock, open_plain, read_object, read_plain, replace_file
 
 # In a run's folder.
 STATUS = "status.json"
@@ -103,7 +103,7 @@ class AlreadyRunning(RuntimeError):
 
 def read_status(folder: Path) -> dict[str, Any]:
     """The last status of a run's folder; empty if it has none, or a damaged file. Texts have no line breaks."""
-    values = _read_json(folder / STATUS) or {}
+    values = read_object(folder / STATUS, LARGEST)
     if not (
         all(isinstance(values.get(key, ""), str) for key in _TEXTS)
         and all(_is_number(values.get(key, 0)) for key in _NUMBERS)
@@ -176,20 +176,11 @@ def parse_variants(text: str | None) -> dict[str, str]:
     return dict(part.split("=", 1) for part in (text or "").split(";") if "=" in part)
 
 
-def read_config(path: Path) -> dict[str, Any] | None:
-    """The configuration in a file that the recorder wrote; None if it holds none."""
+def read_config(path: Path) -> dict[str, Any]:
+    """The configuration in a file that the recorder wrote; empty if it holds none."""
     with contextlib.suppress(OSError):
-        return _read_json(path)
-    return None
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
-    """The JSON object in a file; None if it holds none. Raises OSError if it cannot be read."""
-    try:
-        values = json.loads(read_plain(path, LARGEST) or b"")
-    except (ValueError, RecursionError):
-        return None
-    return values if isinstance(values, dict) else None
+        return read_object(path, LARGEST)
+    return {}
 
 
 def _write_once(path: Path, text: str) -> None:
@@ -368,16 +359,12 @@ def folder_tag(folder: Path) -> str:
     return f"{identity}/{folder.name}" if identity else ""
 
 
-def ensure_folder_tag(folder: Path) -> str:
-    """The same for a folder that is about to be used: gives the folder of all runs an identity if it has none.
-
-    Raises UserError if the identity file is damaged.
-    """
+def ensure_folder_tag(folder: Path) -> None:
+    """Give the folder of all runs an identity if it has none. Raises UserError if the identity file is damaged."""
     path = folder.parent / IDENTITY
     _write_once(path, f"{socket.gethostname()}-{secrets.token_hex(8)}\n")
-    if tag := folder_tag(folder):
-        return tag
-    raise UserError(f"{path} is damaged: remove it, and the next run gives the folder another name")
+    if not folder_tag(folder):
+        raise UserError(f"{path} is damaged: remove it, and the next run gives the folder another name")
 
 
 # What launchers have yet to start or end
@@ -437,11 +424,6 @@ def _remove_if_dead(path: Path) -> None:
         if _locked(file):
             file.truncate()  # for a reader that mistakes our lock for the launcher's
             path.unlink(missing_ok=True)
-
-
-def new_batch() -> str:
-    """A name for a new batch."""
-    return f"{BATCH}{secrets.token_hex(8)}"
 
 
 def write_run_list(folder: Path, run_ids: Iterable[str]) -> None:

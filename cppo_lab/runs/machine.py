@@ -175,11 +175,15 @@ def environment() -> Environment:
     code, installed = code_state(), packages()
     models, driver, cuda = _gpus()
     versions = dict(line.split("==", 1) for line in installed)
+    processor = platform.processor()  # its kind, where the kernel names no model, as on ARM
+    with contextlib.suppress(OSError):
+        if model := re.search(r"^model name\s*:\s*(.*?)\s*$", PROCESSORS.read_text("utf-8", "replace"), re.M):
+            processor = model[1]
     tags = {
         schema.TAG_HOST: socket.gethostname(),
         schema.TAG_PYTHON: platform.python_version(),
         schema.TAG_PLATFORM: f"{platform.system()} {platform.release()} {platform.machine()}",
-        schema.TAG_CPU: _processor(),
+        schema.TAG_CPU: processor,
         schema.TAG_CORES: str(len(os.sched_getaffinity(0))),
         schema.TAG_MEMORY: str(round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30)),
         schema.TAG_MLFLOW_SOURCE: "cppo_lab",
@@ -250,14 +254,6 @@ def deadline(hours: float) -> float:
     """
     end = os.environ.get("SLURM_JOB_END_TIME", "")
     return float(end) if end.isdecimal() else time.time() + 3600 * hours
-
-
-def _processor() -> str:
-    """The model of the first processor; its kind where the kernel names no model, as on ARM."""
-    with contextlib.suppress(OSError):
-        if model := re.search(r"^model name\s*:\s*(.*?)\s*$", PROCESSORS.read_text("utf-8", "replace"), re.M):
-            return model[1]
-    return platform.processor()
 
 
 def user_name(account: int) -> str:
@@ -378,7 +374,13 @@ def loads(folder: Path) -> Generator[dict[str, float]]:
     family: dict[int, psutil.Process] = {}
     renewed = float("-inf")
     with nvml() as library:
-        devices = _devices(library)
+        devices = dict[int, Any]()
+        if library is not None:
+            with contextlib.suppress(library.NVMLError):
+                handles = _handles(library)
+                uuids = [library.nvmlDeviceGetUUID(handle) for handle in handles]
+                chosen = visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))
+                devices = {i: handles[i] for i in chosen}
         while True:
             sample: dict[str, float] = {}
             with contextlib.suppress(OSError, psutil.Error):
@@ -411,17 +413,6 @@ def loads(folder: Path) -> Generator[dict[str, float]]:
             for i, device in devices.items():
                 sample |= _device_load(library, f"gpu_{i}_", device)
             yield sample
-
-
-def _devices(library: Any) -> dict[int, Any]:
-    """NVML's handles of the devices that this process may use."""
-    if library is None:
-        return {}
-    with contextlib.suppress(library.NVMLError):
-        handles = _handles(library)
-        uuids = [library.nvmlDeviceGetUUID(handle) for handle in handles]
-        return {i: handles[i] for i in visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES"))}
-    return {}
 
 
 def _device_load(library: Any, gpu: str, handle: Any) -> dict[str, float]:

@@ -13,6 +13,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import socket
 import stat
 import sys
@@ -50,7 +51,6 @@ from cppo_lab.runs.spool import (
     StepEvent,
     Tags,
     has_finished,
-    new_record_name,
     newest_record,
     open_spool,
     score_of,
@@ -101,17 +101,17 @@ class Recorder:
         self._tags, self._packages = {**here.tags, **tags}, here.packages
         self._printed = own_output()
         self._waiting: dict[str, bytes] = {}  # files that a full disk could not take, by name
-        self._ended = False  # once the end is recorded, nothing can change it
+        self.ended = False  # once the end is recorded, nothing can change it
         past = newest_record(folder) if continues else None
         self.spool = open_spool(folder)
         if past is None or has_finished(past):
-            self._start(new_record_name(), [])
+            self._start()
         else:
             self._start(past.begin.record, past.rows.values())
 
-    def _start(self, record: str, rows: Collection[StepEvent]) -> None:
-        """Begin a record in the spool; `rows` are those that it has already."""
-        self.record_name = record
+    def _start(self, record: str = "", rows: Collection[StepEvent] = ()) -> None:
+        """Begin a record in the spool, or go on with it; `rows` are those that it has already."""
+        self.record_name = record = record or secrets.token_hex(16)
         self._steps = {row.step for row in rows}
         self._scores = {row.step: score for row in rows if (score := score_of(row)) is not None}
         self._activity = ""
@@ -135,7 +135,7 @@ class Recorder:
         if not self.spool.unwritten:  # what waits for room on the disk goes before the new record
             self.spool.close()
             self.spool = open_spool(self.folder)
-        self._start(new_record_name(), [])
+        self._start()
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` of training step `step`. A step that an earlier attempt has recorded is not overwritten.
@@ -147,7 +147,7 @@ class Recorder:
         if self.is_cancelled():
             raise Interrupted(None)
         if is_lost(self.folder, self._lock):
-            self._ended = True
+            self.ended = True
             raise AlreadyRunning(
                 f"the lock of run {self.folder.name} was removed: this process stops training it"
             )
@@ -232,21 +232,21 @@ class Recorder:
 
     def fail(self, reason: str, traceback: str) -> None:
         """Record that the run failed; `reason` is a line, `traceback` becomes an artifact."""
-        if self._ended:
+        if self.ended:
             return
         with contextlib.suppress(OSError):
             self.spool.keep(TRACEBACK, redacted(traceback))
         self._end(schema.FAILED, self.step, redacted(reason), Cause.ERROR)
 
     def _end(self, status: str, step: int | None, reason: str, cause: str = "") -> None:
-        if self._ended:
+        if self.ended:
             return
         self._write_waiting()
         for name, content in self._waiting.items():
             self.spool.add(Artifact(name, base64=b64encode(content).decode()))
         _keep_output(self.folder, self.spool, self._printed)
         self.spool.add(End(self.record_name, status, step, _now(), reason))
-        self._ended = True
+        self.ended = True
         # An end that is on no disk is lost if this process is killed before its upload; then the run is resumed, too,
         # as an unfinished run is: from the older files.
         if status in schema.FINISHED and not self.spool.unwritten:
@@ -255,10 +255,9 @@ class Recorder:
                     (self.folder / name).unlink(missing_ok=True)
         # The cause of the failure (such as a full disk) may break these too, and must not hide the reason.
         with contextlib.suppress(OSError):
-            self.spool.sync()
+            self.spool.close()
         with contextlib.suppress(OSError):
             self._status(status, step, reason, cause)
-        self.spool.close()
 
     def _status(self, status: str, step: int | None, reason: str = "", cause: str = "") -> None:
         """The status that launchers and `cppo status` show, see `write_status`.
@@ -329,7 +328,6 @@ def record_end(folder: Path, status: str, reason: str) -> bool:
     spool.add(record.begin)  # so that the output belongs to that record
     _keep_output(folder, spool, {})
     spool.add(End(record.begin.record, status, max(record.rows, default=None), _now(), reason))
-    spool.sync()
     spool.close()
     return not spool.unwritten
 

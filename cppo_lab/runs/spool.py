@@ -27,7 +27,7 @@ from statistics import fmean
 from typing import Any, NamedTuple, TypeGuard
 
 from cppo_lab.errors import UserError, say
-from cppo_lab.files import NOWHERE, ignoring, open_lock, open_plain, read_plain, redacted, replace_file
+from cppo_lab.files import NOWHERE, ignoring, open_lock, open_plain, read_object, redacted, replace_file
 from cppo_lab.schema import (
     BEST,
     BEST_STEP,
@@ -109,16 +109,13 @@ _KINDS = {kind.__name__.lower(): kind for kind in (Begin, Artifact, Tags, End)}
 # Writing
 
 
-@dataclass
 class Spool:
     """The file of an attempt. A full disk raises no error: lines stay in `unwritten` until the next write."""
 
-    path: Path
-    unwritten: list[Line] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
+    def __init__(self, path: Path) -> None:
         """Create the file. Raises FileExistsError if it exists, OSError if it cannot be created."""
-        self._file = self.path.open("xb", buffering=0)
+        self.path, self.unwritten = path, list[Line]()
+        self._file = path.open("xb", buffering=0)
         self._end = 0  # where the last whole line ends
 
     def add(self, line: Line) -> None:
@@ -153,18 +150,10 @@ class Spool:
         replace_file(path, content)
         self.add(Artifact(name))
 
-    def sync(self) -> None:
-        """Flush the file to disk, so that a crash of the machine cannot lose it."""
-        os.fsync(self._file)
-
     def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def new_record_name() -> str:
-    """A name for a new record."""
-    return secrets.token_hex(16)
+        """Flush the file to disk, so that a crash of the machine cannot lose it, and close it."""
+        with self._file:
+            os.fsync(self._file)
 
 
 def open_spool(folder: Path) -> Spool:
@@ -441,10 +430,6 @@ class Shipped:
     offsets: dict[str, int] = field(default_factory=dict)  # by the name of a spool's file
     records: dict[str, ShippedRecord] = field(default_factory=dict)
 
-    @property
-    def pending(self) -> bool:
-        return any(record.mlflow_id and (record.pending or record.ended) for record in self.records.values())
-
     def rest(self, path: Path) -> Iterator[tuple[Line, int]]:
         """The lines of a file that the store does not have, each with the offset after it."""
         offset = self.offsets.get(path.name, 0)
@@ -460,7 +445,8 @@ def unsent(folder: Path, uri: str) -> bool:
     state = load_shipped(folder, uri)
     # A line that a kill has cut off is never sent.
     rests = (state.rest(path) for path in (*paths, folder / SPOOL_FOLDER / NOTES))
-    return state.pending or any(next(rest, None) for rest in rests)
+    waiting = (record.mlflow_id and (record.pending or record.ended) for record in state.records.values())
+    return any(waiting) or any(next(rest, None) for rest in rests)
 
 
 def _store_key(uri: str) -> str:
@@ -469,11 +455,9 @@ def _store_key(uri: str) -> str:
 
 
 def _all_states(folder: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(read_plain(folder / SPOOL_FOLDER / SHIPPED, _LARGEST_SHIPPED) or b"")
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return values if isinstance(values, dict) else {}
+    with contextlib.suppress(OSError):
+        return read_object(folder / SPOOL_FOLDER / SHIPPED, _LARGEST_SHIPPED)
+    return {}
 
 
 def load_shipped(folder: Path, uri: str) -> Shipped:

@@ -103,18 +103,18 @@ class RunFolder:
         return not self.status.get("record") and self.record is None
 
     @property
+    def set_aside(self) -> list[Path]:
+        """The folders of its results that were moved aside to be replaced, the newest first, named by their records."""
+        folders = [path for path in self.path.glob(f"{ASIDE}/*") if not path.name.startswith(OF_OTHERS)]
+        return sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True)
+
+    @property
     def result(self) -> Path | None:
-        """The folder of its result: this one, or of the newest that was moved aside to be replaced; None if there is
-        none.
-        """
+        """The folder of its result: this one, or of the newest that was moved aside; None if there is none."""
         if self.status.get("status") in schema.FINISHED:
             return self.path
-        results = [
-            path
-            for path in self.path.glob(f"{ASIDE}/*")
-            if not path.name.startswith(OF_OTHERS) and read_status(path).get("status") in schema.FINISHED
-        ]
-        return max(results, key=lambda path: path.joinpath("status.json").stat().st_mtime_ns, default=None)
+        finished = (path for path in self.set_aside if read_status(path).get("status") in schema.FINISHED)
+        return next(finished, None)
 
 
 @dataclass(frozen=True)

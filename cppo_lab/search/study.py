@@ -227,8 +227,10 @@ class SearchStudy:
         try:
             yield claim
         except BaseException:
-            with contextlib.suppress(Exception):  # an unreachable storage gives it back by the silence
-                self.give_back(claim.trial.number)
+            # It waits for another worker, unless it has ended. An unreachable storage gives it back by the silence.
+            with contextlib.suppress(Exception), exclusive(self.url), deferred_for(self.url):
+                self.study.tell(claim.trial.number, state=TrialState.FAIL, skip_if_finished=True)
+                self._repeat_lost()
             raise
         finally:
             ended.set()
@@ -244,18 +246,18 @@ class SearchStudy:
             for number, trial in enumerate(trials):
                 # Another machine may be first, and even have ended it.
                 with contextlib.suppress(UpdateFinishedTrialError):
-                    if trial.state is TrialState.WAITING and self._claims(trial.number):
+                    if trial.state is not TrialState.WAITING:
+                        continue
+                    self._sign(
+                        trial.number
+                    )  # before the claim: a worker that is killed right behind it is silent
+                    trial_id = self._id(trial.number)
+                    if self.storage.set_trial_state_values(trial_id, TrialState.RUNNING):
+                        worker = f"{socket.gethostname()} {os.getpid()}"
+                        self.storage.set_trial_user_attr(trial_id, WORKER, worker)
                         self.study.sampler = make_sampler(self.tuning, number)
-                        return TrialClaim(Trial(self.study, self._id(trial.number)), number)
+                        return TrialClaim(Trial(self.study, trial_id), number)
         return None
-
-    def _claims(self, number: int) -> bool:
-        self._sign(number)  # before the claim: a worker that is killed right behind it is silent
-        claimed = self.storage.set_trial_state_values(self._id(number), TrialState.RUNNING)
-        if claimed:
-            worker = f"{socket.gethostname()} {os.getpid()}"
-            self.storage.set_trial_user_attr(self._id(number), WORKER, worker)
-        return claimed
 
     def _id(self, number: int) -> int:
         study_id = self.storage.get_study_id_from_name(self.tuning.study)
@@ -273,19 +275,14 @@ class SearchStudy:
             with contextlib.suppress(Exception):  # the next sign may arrive; who lost the trial sees it later
                 self._sign(number)
 
-    def _is_silent(self, trial: FrozenTrial) -> bool:
-        """Whether the worker of a running trial is dead, where Optuna does not know it."""
-        about = trial.user_attrs
-        if isinstance(self.storage, RDBStorage) and (_OWNER not in about or WORKER in about):
-            return False
-        begun = trial.datetime_start.timestamp() if trial.datetime_start else 0.0
-        return time.time() - float(about.get(_BEAT, begun)) > SILENT_SECONDS
-
     def _repeat_lost(self) -> None:
         """Let trials wait again that their workers have lost. A process killed in here leaves the work to the next."""
         optuna.storages.fail_stale_trials(self.study)
         for trial in self.study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-            if self._is_silent(trial):
+            # Optuna does not know of dead workers in a journal, and in studies of version 0.1.
+            about, begun = trial.user_attrs, trial.datetime_start.timestamp() if trial.datetime_start else 0.0
+            knows = isinstance(self.storage, RDBStorage) and (_OWNER not in about or WORKER in about)
+            if not knows and time.time() - float(about.get(_BEAT, begun)) > SILENT_SECONDS:
                 self.study.tell(trial.number, state=TrialState.FAIL, skip_if_finished=True)
         for trial in _newest(self.study.get_trials()):
             reason = trial.user_attrs.get(REASON, PRUNED_AT)  # no reason, or killed while pruning
@@ -293,12 +290,6 @@ class SearchStudy:
                 for key in (WORKER, REASON, _BEAT, _OWNER):
                     trial.user_attrs.pop(key, None)
                 _repeat(self.study, trial)
-
-    def give_back(self, number: int) -> None:
-        """Let the trial with Optuna's `number` wait for another worker, unless it has ended."""
-        with exclusive(self.url), deferred_for(self.url):
-            self.study.tell(number, state=TrialState.FAIL, skip_if_finished=True)
-            self._repeat_lost()
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -597,22 +588,17 @@ class Watch:
 
     def look(self) -> None:
         """Print what has changed since the last update."""
-        tuning, trials = self._study.tuning, self._study.trials()
+        tuning, trials, so_far = self._study.tuning, self._study.trials(), ""
+        if (best := best_numbers(trials)) and len(self._study.study.directions) > 1:
+            so_far = f", {len(best)} on the Pareto front"
+        elif best:
+            so_far = f", best {trials[best[0]].values[0]:.4f} of trial {best[0]}"
         for trial in trials:
             if trial.state is self._states.get(trial.number, TrialState.WAITING):
                 continue
             if trial.state is TrialState.RUNNING:
                 say(f"trial {trial.number}: started")
             elif trial.state.is_finished():
-                say(f"{_line(trial, tuning)}  {self._overview(trials)}")
+                say(f"{_line(trial, tuning)}  [{ended(trials)}/{tuning.trials}{so_far}]")
         self._states = {trial.number: trial.state for trial in trials}
         self._looked = time.monotonic()
-
-    def _overview(self, trials: Sequence[FrozenTrial]) -> str:
-        """The number of ended trials, and the best so far."""
-        best, text = best_numbers(trials), f"[{ended(trials)}/{self._study.tuning.trials}"
-        if len(self._study.study.directions) > 1:
-            text += f", {len(best)} on the Pareto front" if best else ""
-        elif best:
-            text += f", best {trials[best[0]].values[0]:.4f} of trial {best[0]}"
-        return text + "]"

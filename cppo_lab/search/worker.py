@@ -6,10 +6,7 @@ A worker claims a trial, trains its seeds, reports to the study, and claims the 
 import contextlib
 import json
 import math
-import multiprocessing
 import os
-import signal
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,11 +17,12 @@ from typing import TYPE_CHECKING
 from optuna.trial import Trial, TrialState
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError, blocked, describe, interrupt_on_termination, one_line, say
-from cppo_lab.files import mask_output, open_append, redacted, replace_file, require_folder
+from cppo_lab.errors import UserError, describe, interrupt_on_termination, one_line, say
+from cppo_lab.files import open_append, print_to, redacted, replace_file, require_folder
 from cppo_lab.launch.base import Event
 from cppo_lab.launch.launchers import (
     LauncherRecord,
+    child,
     jobs_in_queue,
     launcher_of,
     load_launcher,
@@ -61,7 +59,15 @@ from cppo_lab.search.study import (
 )
 from cppo_lab.sweep.file import Scalar
 from cppo_lab.tracking import address
-from cppo_lab.tracking.client import STORE_FAULTS, deferred_for, experiment_of, open_client, store_error
+from cppo_lab.tracking.client import (
+    STORE_FAULTS,
+    StoreClient,
+    deferred_for,
+    experiment_of,
+    open_client,
+    store_error,
+)
+from cppo_lab.tracking.history import StoredRun
 from cppo_lab.tracking.page import (
     Point,
     TrialRecord,
@@ -74,8 +80,6 @@ from cppo_lab.tracking.services import MIRROR_VARIABLE, NOTIFY_VARIABLE, mirror_
 
 if TYPE_CHECKING:
     from cppo_lab.spec import ResourcesSpec, RunSpec
-    from cppo_lab.tracking.client import StoreClient
-    from cppo_lab.tracking.history import StoredRun
 
 FOLLOW_SECONDS = 5.0  # between queries to a cluster's controller, to limit its load
 FILE = "search.json"
@@ -99,7 +103,7 @@ class Run:
     """A training run of a search. A finished attempt at it gets the `tags` that it lacks."""
 
     attempt: Attempt
-    client: "StoreClient"
+    client: StoreClient
     uri: str
     tags: Mapping[str, str]
 
@@ -132,7 +136,7 @@ class Run:
         return schema.validation_metric(schema.MEAN, self.attempt.spec.validation.samples)
 
 
-def _stored(client: "StoreClient", spec: "RunSpec") -> "list[StoredRun]":
+def _stored(client: StoreClient, spec: "RunSpec") -> list[StoredRun]:
     """The attempts at a run that the store has, newest first."""
     return attempts_at(client, schema.experiment_name(spec.core), spec.run_id)
 
@@ -171,24 +175,13 @@ def train(run: Run, see: See) -> list[Point]:
 
 def _train_here(run: Run, see: See) -> str | None:
     """Train in a child process. Returns None if it succeeded, or how it ended without a reason of its own."""
-    # The child does not load Ray or verl, and does not inherit this process's locks.
     folder, job = run.attempt.folder, TrainingJob((run.attempt,), run.uri)
-    child = multiprocessing.get_context("spawn").Process(target=_child, args=(job,))
-    with blocked(signal.SIGHUP):  # the child is ended below
-        child.start()
-    try:
-        while child.is_alive():
-            child.join(POLL_SECONDS)
-            if child.is_alive():
+    with child(_child, job, patience=PATIENCE_SECONDS) as process:
+        while process.is_alive():
+            process.join(POLL_SECONDS)
+            if process.is_alive():
                 see(run.live(), True)
-    finally:
-        if child.is_alive():  # pruned or interrupted: its signal handler ends it cleanly
-            child.terminate()
-            child.join(PATIENCE_SECONDS)
-            if child.is_alive():
-                child.kill()
-                child.join()
-    code, status = child.exitcode or 0, read_status(folder)
+    code, status = process.exitcode or 0, read_status(folder)
     if code > 0 and status.get("status") == schema.FAILED:
         raise TrainingFailed(status["reason"])
     if code > 0:
@@ -202,11 +195,7 @@ def _log(folder: Path) -> Path:
 
 def _child(job: TrainingJob) -> None:
     """Runs in the child: train. Output goes to a file of the run, and so does the reason of a failure."""
-    _log(job.folder).parent.mkdir(parents=True, exist_ok=True)
-    with open_append(_log(job.folder)) as log:
-        os.dup2(log.fileno(), sys.stdout.fileno())
-        os.dup2(log.fileno(), sys.stderr.fileno())
-    mask_output()
+    print_to(_log(job.folder))
     try:
         job.run()
     except AlreadyRunning as error:
@@ -330,7 +319,7 @@ class Worker:
                 if claim is not None:
                     watch.look()
                     try:
-                        _TrialWork(self, state, *claim).do()
+                        _work_on(self, state, *claim)
                     except Lost:
                         say(
                             f"trial {claim.number}: another worker has it, since this one gave no sign of life"
@@ -353,98 +342,41 @@ class Worker:
             time.sleep(POLL_SECONDS)
 
 
-class _TrialWork:
-    """A worker's work on a trial."""
+def _work_on(worker: Worker, search: _SearchState, trial: Trial, number: int) -> None:
+    """Draw the point of a trial, train, and record the result. Raises Lost."""
+    tuning, study, client, uri = worker.tuning, search.study, search.client, worker.training.uri
+    with search.writing():
+        record = TrialRecord.open(client, search.experiment, (tuning.study, search.mlflow_id), number)
+        trial.set_user_attr(MLFLOW_ID, record.mlflow_id)
+        curve = dict(study.trials()[number].intermediate_values)
 
-    def __init__(self, worker: Worker, state: _SearchState, trial: Trial, number: int) -> None:
-        self.worker, self.state, self.trial, self.number = worker, state, trial, number
-        self.tuning, self.study, self.client = worker.tuning, state.study, state.client
-        with state.writing():
-            search = (self.tuning.study, state.mlflow_id)
-            self.record = TrialRecord.open(self.client, state.experiment, search, number)
-            trial.set_user_attr(MLFLOW_ID, self.record.mlflow_id)
-            self.curve = dict(self.study.trials()[number].intermediate_values)
+    def end(state: TrialState, status: str, reason: str = "", values: Sequence[float] = ()) -> None:
+        with search.writing():
+            named = zip(tuning.search.search.objectives, values, strict=False)
+            record.finish(status, dict(named), reason)
+            study.end(trial, state, values, reason)
 
-    def do(self) -> None:
-        """Draw the point, train, and record the result. Raises Lost."""
-        objectives = self.tuning.search.search.objectives
-        try:
-            point = self.study.draw(self.trial)
-            with self.state.writing():
-                runs = [self._run(point, seed) for seed in self.tuning.seeds]
-                run_ids = [run.attempt.spec.run_id for run in runs]
-                self.trial.set_user_attr(RUN_IDS, run_ids)
-                self.record.describe(point, run_ids)
-            curves: list[list[Point]] = []
-            for run in runs:
-                curves.append(self._train(run, curves))
-            values = values_of(objectives, curves, self.tuning.t_stop, self.tuning.every)
-            if not all(map(math.isfinite, values)):
-                raise TrainingFailed(f"its score is {values}")
-            self._end(TrialState.COMPLETE, schema.DONE, values=values)
-        except Pruned as ending:
-            self._end(TrialState.PRUNED, schema.PRUNED, str(ending))
-        except TrainingFailed as failure:
-            self._end(TrialState.FAIL, schema.FAILED, str(failure))
-        except Lost:
-            raise
-        except BaseException:
-            with deferred_for(self.worker.training.uri):
-                self.record.pause()
-            raise
-
-    def _end(self, state: TrialState, status: str, reason: str = "", values: Sequence[float] = ()) -> None:
-        with self.state.writing():
-            named = zip(self.tuning.search.search.objectives, values, strict=False)
-            self.record.finish(status, dict(named), reason)
-            self.study.end(self.trial, state, values, reason)
-
-    def _run(self, point: dict[str, Scalar], seed: int) -> Run:
+    def run_of(point: dict[str, Scalar], seed: int) -> Run:
         """The training run of a seed, as a launch would start it."""
-        spec, template = self.tuning.at(point, seed).run, self.worker.training.attempts[0]
+        spec, template = tuning.at(point, seed).run, worker.training.attempts[0]
         tags = {
-            schema.sweep_tag(self.tuning.search.name): f"trial {self.number}",
-            schema.TAG_PARENT: self.record.mlflow_id,
-            **figure_tag(self.tuning.search.feeds),
+            schema.sweep_tag(tuning.search.name): f"trial {number}",
+            schema.TAG_PARENT: record.mlflow_id,
+            **figure_tag(tuning.search.feeds),
         }
-        newest = _stored(self.client, spec)[:1]  # its tags keep their values
+        newest = _stored(client, spec)[:1]  # its tags keep their values
         missing = {key: tags[key] for key in tags if not any(key in stored.tags for stored in newest)}
-        return Run(
-            replace(template, spec=spec, tags={**missing, **template.tags}, created=time.time()),
-            self.client,
-            self.worker.training.uri,
-            tags,
-        )
+        attempt = replace(template, spec=spec, tags={**missing, **template.tags}, created=time.time())
+        return Run(attempt, client, uri, tags)
 
-    def _train(self, run: Run, earlier: Sequence[Sequence[Point]]) -> list[Point]:
-        """The curve of the next seed. Raises Pruned."""
-        prunes, asked = self.tuning.search.search.pruner.name != "none", False
-
-        def see(points: Sequence[Point], may_end: bool) -> None:
-            nonlocal asked
-            new = self._note(earlier, points)
-            ending = bool(points) and points[-1].step >= self.tuning.t_stop
-            if not prunes or not may_end or ending or (asked and not new):
-                return
-            asked = True
-            with deferred_for(self.study.url):
-                if self.curve and self.trial.should_prune():
-                    raise Pruned(f"{PRUNED_AT} {max(self.curve)}")
-
-        try:
-            return train(run, see)
-        except Pruned as ending:
-            run.give_reason(str(ending))
-            raise
-
-    def _note(self, earlier: Sequence[Sequence[Point]], points: Sequence[Point]) -> bool:
+    def note_new(earlier: Sequence[Sequence[Point]], points: Sequence[Point]) -> bool:
         """Send new points to the study and MLflow. Returns whether there were any.
 
         Their scores are means over the seeds so far. The steps of seed i follow those of the seeds before it. The
         score before training is included once.
         """
-        every, t_stop = self.tuning.every, self.tuning.t_stop
-        before, scores = len(earlier) * t_stop, [filled(curve, t_stop, every) for curve in earlier]
+        before, every = len(earlier) * tuning.t_stop, tuning.every
+        scores = [filled(points_of, tuning.t_stop, every) for points_of in earlier]
         new = [
             Point(
                 before + point.step,
@@ -452,15 +384,61 @@ class _TrialWork:
                 point.time_ms,
             )
             for point in points
-            if before + point.step not in self.curve and not (earlier and point.step == 0)
+            if before + point.step not in curve and not (earlier and point.step == 0)
         ]
-        with self.state.writing():
+        with search.writing():
             if new:
-                self.record.scores(new)
+                record.scores(new)
             for point in new:
-                self.curve[point.step] = point.score
-                self.study.score(self.trial, point.step, point.score)
+                curve[point.step] = point.score
+                study.score(trial, point.step, point.score)
         return bool(new)
+
+    def curve_of(run: Run, earlier: Sequence[Sequence[Point]]) -> list[Point]:
+        """The curve of the next seed. Raises Pruned."""
+        prunes, asked = tuning.search.search.pruner.name != "none", False
+
+        def see(points: Sequence[Point], may_end: bool) -> None:
+            nonlocal asked
+            is_new = note_new(earlier, points)
+            ending = bool(points) and points[-1].step >= tuning.t_stop
+            if not prunes or not may_end or ending or (asked and not is_new):
+                return
+            asked = True
+            with deferred_for(study.url):
+                if curve and trial.should_prune():
+                    raise Pruned(f"{PRUNED_AT} {max(curve)}")
+
+        try:
+            return train(run, see)
+        except Pruned as ending:
+            run.give_reason(str(ending))
+            raise
+
+    try:
+        point = study.draw(trial)
+        with search.writing():
+            runs = [run_of(point, seed) for seed in tuning.seeds]
+            run_ids = [run.attempt.spec.run_id for run in runs]
+            trial.set_user_attr(RUN_IDS, run_ids)
+            record.describe(point, run_ids)
+        curves: list[list[Point]] = []
+        for run in runs:
+            curves.append(curve_of(run, curves))
+        values = values_of(tuning.search.search.objectives, curves, tuning.t_stop, tuning.every)
+        if not all(map(math.isfinite, values)):
+            raise TrainingFailed(f"its score is {values}")
+        end(TrialState.COMPLETE, schema.DONE, values=values)
+    except Pruned as ending:
+        end(TrialState.PRUNED, schema.PRUNED, str(ending))
+    except TrainingFailed as failure:
+        end(TrialState.FAIL, schema.FAILED, str(failure))
+    except Lost:
+        raise
+    except BaseException:
+        with deferred_for(uri):
+            record.pause()
+        raise
 
 
 def tune(tuning: Tuning, uri: str, url: str, runs: Path) -> tuple[str, bool]:

@@ -5,7 +5,6 @@ simulates, and its grids with their axes and baselines.
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import USUAL, Axes, AxisPlace, Baseline, ExpectedRun, SweepGrid, integer
@@ -19,9 +18,6 @@ from cppo_lab.sweep.enumerate import PlannedRun, RunPlace, axis_values
 from cppo_lab.sweep.file import ERRORS, Hypothesis, Sweep, differences
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking import address
-
-if TYPE_CHECKING:
-    from cppo_lab.tracking.page import Registration
 
 
 def claims_of(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ()) -> tuple[Claim, ...]:
@@ -72,19 +68,6 @@ def _key(sweep: Sweep, key: str, in_study: bool) -> str:
     return f"hypothesis {sweep.name} {key}" if in_study else f"hypothesis {key}"
 
 
-def _registered_pairing(plan: Plan, sweep: Sweep, registrations: "Sequence[Registration]") -> bool | None:
-    """Whether the hypotheses were registered (those in force, the oldest first) as comparisons seed by seed; None
-    if that is how their runs are compared now.
-    """
-    now = plan.is_paired(sweep.name)
-    if not registrations:
-        return None
-    # A version that did not record it paired by the sweep file and by warm starts, not by the record of the core.
-    unrecorded = now and (sweep.paired is not None or not core_of(plan.core).seed_fixes_start)
-    then = {"seed": True, "none": False}.get(registrations[0].pairing, unrecorded)
-    return None if then == now else then
-
-
 def grids_of(plan: Plan, overrides: Sequence[str]) -> tuple[SweepGrid, ...]:
     """The grid of each sweep of a plan, with the runs that are planned of it."""
     return tuple(
@@ -124,8 +107,7 @@ def judged(plan: Plan, uri: str, overrides: Sequence[str]) -> tuple[Verdict, ...
             f"--until-decided: {once[0]} is judged once: state `sequential: true` before its first run, or launch "
             "without the option"
         )
-    database = address.sqlite_file(uri)
-    if database is not None and not database.is_file():
+    if address.is_absent(uri):
         return verdicts({}, claims)
     try:
         study = read_study(uri, schema.experiment_name(plan.core), plan.name, grids_of(plan, overrides), True)
@@ -199,8 +181,7 @@ def note_looks(plan: Plan, uri: str) -> None:
         for sweep in plan.sweeps
         if not all(hypothesis.sequential for hypothesis in sweep.hypotheses.values())
     ]
-    database = address.sqlite_file(uri)
-    if not stated or (database is not None and not database.is_file()):
+    if not stated or address.is_absent(uri):
         return
     from cppo_lab.tracking.history import recorded_status
     from cppo_lab.tracking.page import find_registrations, note_look
@@ -278,7 +259,13 @@ def stated_in(plan: Plan, uri: str, experiment: str) -> dict[str, Hypotheses]:
                     registered[i] = replace(registered[i], settings_differ=registration not in in_force)
                 elif (before := read_statement(client, registration)) is not None:
                     registered[i] = replace(registered[i], changes=differences(before, text))
-            pairing = _registered_pairing(plan, sweep, in_force)
+            # Whether they were registered, the oldest in force first, as comparisons seed by seed. A version that did
+            # not record it paired by the sweep file and by warm starts, not by the record of the core.
+            now = then = plan.is_paired(sweep.name)
+            if in_force:
+                unrecorded = now and (sweep.paired is not None or not core_of(plan.core).seed_fixes_start)
+                then = {"seed": True, "none": False}.get(in_force[0].pairing, unrecorded)
+            pairing = None if then == now else then
             stated[sweep.name] = Hypotheses(
                 claims=tuple(
                     claim if claim.of_errors or claim.sequential else replace(claim, pairing=pairing)

@@ -28,11 +28,11 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from cppo_lab.core_records import BUILT_IN, core_names, core_of, cores_that
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.launch.base import LauncherSpec
-from cppo_lab.launch.launchers import launcher_kind, launcher_of, other_launchers
+from cppo_lab.launch.launchers import LAUNCHERS, launcher_kind, launcher_names, launcher_of
 from cppo_lab.plugins import code_digest, digest_of
 from cppo_lab.rules import RULES, from_environment, path_of_user
 from cppo_lab.runs.tags import dotted
-from cppo_lab.schema import SUMMARIES
+from cppo_lab.schema import MEAN, SUMMARIES
 from cppo_lab.spec import (
     AnswersSpec,
     LayoutSpec,
@@ -43,10 +43,10 @@ from cppo_lab.spec import (
     Spec,
 )
 from cppo_lab.spec.parse import MUST_BE, parse, parse_run, run_kind
-from cppo_lab.spec.run import PAPER
+from cppo_lab.spec.run import PAPER, TRAIN
 from cppo_lab.sweep.file import REWARD, REWARD_REMEDY, REWARDS
 from cppo_lab.sweep.groups import CONF, added_rules, groups, shipped
-from cppo_lab.sweep.overrides import UNREADABLE, Override, parse_override
+from cppo_lab.sweep.overrides import UNREADABLE, Override, parse_override, quote
 
 SHARED_CONSTANTS = ("trust_region.", "recipe.")  # of models and recipes, referred to by rules and data
 # A container with another launcher, whose runs share the environment of `cppo` itself.
@@ -178,6 +178,17 @@ def _with_digests(data: dict[str, Any]) -> dict[str, Any]:
     return data
 
 
+def data_of(benchmark: str) -> list[str]:
+    """The overrides that choose a benchmark: an option of the group `data`, or a file of problems."""
+    if (file := Path(benchmark)).suffix not in (".jsonl", ".parquet"):
+        return [f"data={benchmark}"]
+    name, value = re.sub(r"\W", "_", file.stem, flags=re.ASCII).lstrip("_"), quote(str(file))
+    # A key of Hydra's begins with a letter, or is a number; and no benchmark is called so.
+    if name in (TRAIN, MEAN) or not re.match(r"[A-Za-z]|[0-9]+$", name):
+        name = f"problems_{name}".rstrip("_")
+    return ["data=files", f"data.train={value}", f"{VALIDATION}{name[:64]}={value}"]
+
+
 def _own_file(key: str, name: object) -> dict[str, str]:
     """The fields of an `OwnFile`."""
     path = Path(os.path.realpath(str(name)))  # `resolve` raises an error of its own for a circular link
@@ -241,11 +252,18 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
 
     Raises UserError for an unknown choice.
     """
+    others = [("rule", name, dict(content)) for name, content in added_rules().items()]
     for choice in map(parse_override, choices):
         choice.check()
-        _add_installed(choice)
-    for name, content in added_rules().items():
-        ConfigStore.instance().store(name, dict(content), group="rule", package="_global_")
+        # Of a core or launcher of another package.
+        name = choice.value
+        if choice.key == "core" and name not in BUILT_IN and name in core_names():
+            others.append(("core", name, {"core": name, **core_of(name).config}))
+        elif choice.key == "launcher" and name not in LAUNCHERS and name in launcher_names():
+            settings = {"name": name, "workers": None, "threads": 1, **launcher_of(name).config}
+            others.append(("launcher", name, {"launcher": settings}))
+    for group, name, content in others:
+        ConfigStore.instance().store(name, content, group=group, package="_global_")
     # Hydra logs a warning for each file without a schema; we validate ourselves.
     logging.getLogger("hydra").setLevel(logging.ERROR)
     try:
@@ -258,17 +276,6 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
     # Without a name: a relative reference, or a reference within a name.
     alone = frozenset() if "" in referenced else frozenset(map(str, config)) - referenced
     return _Combination(config, frozenset(dotted(values, null=True)), alone)
-
-
-def _add_installed(choice: Override) -> None:
-    """Register with Hydra the configuration of a core or launcher of another package that an override chooses."""
-    name, content = choice.value, {}
-    if choice.key == "core" and name not in BUILT_IN and name in core_names():
-        content = {"core": name, **core_of(name).config}
-    elif choice.key == "launcher" and name in other_launchers():
-        content = {"launcher": {"name": name, "workers": None, "threads": 1, **launcher_of(name).config}}
-    if content:
-        ConfigStore.instance().store(name, content, group=choice.key, package="_global_")
 
 
 def _sections(overrides: Sequence[str]) -> dict[str, Any]:
@@ -383,39 +390,36 @@ def _refused(overrides: Sequence[str], error: Exception) -> UserError:
 
 
 def _run(values: dict[str, Any]) -> RunSpec:
-    """The run; if it is none, first of all whether its core has such a model or such a section."""
+    """The run; if it is none, first of all whether its core can train such a model, before the keys of that are
+    validated as those of another kind of model, or has such a section.
+    """
     try:
         return parse_run(values, "configuration")
     except UserError:
-        _check_model(values)
-        core = values["core"]
+        core, name = values["core"], str(values["model"].get("name"))
+        if "repository" in values["model"] and not core_of(core).published_models:
+            others = " or ".join(f"core={other}" for other in cores_that("published_models"))
+            raise UserError(
+                f"configuration: model={name!r} is a published model, which core={core!r} cannot train: add {others}, "
+                "or choose a model of its own"
+            ) from None
+        if "repository" not in values["model"] and core in BUILT_IN:
+            if (models := core_of(core).own_models) and name not in models:
+                valid = " or ".join(models)
+                raise UserError(
+                    f"configuration: core={core!r} does not train model={name!r}: choose model={valid}"
+                ) from None
+            for owner in BUILT_IN:
+                if owner != core and name in core_of(owner).own_models:
+                    raise UserError(
+                        f"configuration: model={name!r} is a model of core={owner}: add core={owner}"
+                    ) from None
         for name in values.keys() - run_kind(core).model_fields.keys():
             if owners := [owner for owner in BUILT_IN if name in run_kind(owner).model_fields]:
                 raise UserError(
                     f"configuration: core={core!r} has no {name}: add core={' or core='.join(owners)}"
                 ) from None
         raise
-
-
-def _check_model(values: Mapping[str, Any]) -> None:
-    """Check that the core can train the model, before its keys are validated as those of another kind of model."""
-    core, name = values["core"], str(values["model"].get("name"))
-    if "repository" in values["model"]:
-        if not core_of(core).published_models:
-            others = " or ".join(f"core={other}" for other in cores_that("published_models"))
-            raise UserError(
-                f"configuration: model={name!r} is a published model, which core={core!r} cannot train: add {others}, "
-                "or choose a model of its own"
-            )
-        return
-    if core not in BUILT_IN:
-        return
-    if (models := core_of(core).own_models) and name not in models:
-        valid = " or ".join(models)
-        raise UserError(f"configuration: core={core!r} does not train model={name!r}: choose model={valid}")
-    for owner in BUILT_IN:
-        if owner != core and name in core_of(owner).own_models:
-            raise UserError(f"configuration: model={name!r} is a model of core={owner}: add core={owner}")
 
 
 def _check_constants(run: RunSpec) -> None:

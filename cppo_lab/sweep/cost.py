@@ -219,7 +219,7 @@ class StepTimes:
                 if entry.is_dir():
                     ages[Path(entry.path)] = entry.stat().st_mtime_ns
         self._newest = heapq.nlargest(RECENT, ages, key=ages.__getitem__)
-        self._params = cache(lambda run: flatten(read_config(run / CONFIG) or {}))
+        self._params = cache(lambda run: flatten(read_config(run / CONFIG)))
 
     def of(self, core: str, layout: str, params: Mapping[str, str]) -> list[list[float]]:
         """Seconds of every training step of the newest MOST_RUNS runs of a kind, a list for each run.

@@ -9,7 +9,6 @@ line.
 import itertools
 import json
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -27,7 +26,6 @@ from cppo_lab.sweep.file import (
     ANY_CORE,
     ERRORS,
     Conditions,
-    Hypothesis,
     Scalar,
     Search,
     Sweep,
@@ -40,17 +38,6 @@ from cppo_lab.sweep.overrides import Override, override_text, parse_override, sh
 
 UNNAMED = frozenset({"seed", "model"})  # shown in separate columns
 MAX_RUNS = 1_000_000
-
-
-def short_names(axes: Collection[str]) -> dict[str, str]:
-    """The names of axes in labels: the last part of the key, or the whole key if two end alike; empty for groups."""
-    counts = Counter(key.rpartition(".")[2] for key in axes)
-    return {
-        key: "" if key in groups() else last if counts[last] == 1 else key
-        for key in axes
-        if key not in UNNAMED
-        for last in [key.rpartition(".")[2]]
-    }
 
 
 def number(value: Scalar) -> str:
@@ -121,9 +108,8 @@ def condition_faults(sweep: Sweep, core: str) -> list[tuple[str, str]]:
     conditions: dict[str, Conditions] = {f"exclude.{i}": entry for i, entry in enumerate(sweep.exclude)}
     conditions |= {f"resources.{i}.for": rule.for_ for i, rule in enumerate(sweep.resources) if rule.for_}
     with_lists = {core for values in sweep.axes.values() for core in values} | set(sweep.models)
-    other_cores = sorted(with_lists - {ANY_CORE, core})
-    here, all_cores = _valid(sweep, [core], [core]), groups()["core"]
-    elsewhere, valid = (_valid(sweep, cores, all_cores) for cores in (other_cores, [core, *other_cores]))
+    here = _valid(sweep, [core], [core])
+    valid = _valid(sweep, [core, *sorted(with_lists - {ANY_CORE, core})], groups()["core"])
     faults: list[tuple[str, str]] = []
     unmet: dict[str, Conditions] = {}
     for where, entry in conditions.items():
@@ -137,12 +123,9 @@ def condition_faults(sweep: Sweep, core: str) -> list[tuple[str, str]]:
                 for value in values
                 if not _is_in(value, valid[key])
             ]
-        is_elsewhere = any(
-            not any(_is_in(value, here.get(key, ())) for value in values)
-            and all(_is_in(value, elsewhere.get(key, ())) for value in values)
-            for key, values in entry.items()
-        )
-        if len(faults) == before and core in entry.get("core", (core,)) and not is_elsewhere:
+        if len(faults) == before and all(
+            any(_is_in(value, here[key]) for value in values) for key, values in entry.items()
+        ):
             unmet[where] = entry
     for point in points(whole(sweep, core)) if unmet else ():
         unmet = {where: entry for where, entry in unmet.items() if not meets(point, entry)}
@@ -362,7 +345,13 @@ def points(grid: Grid) -> Iterator[GridPoint]:
         raise UserError(
             f"sweep {grid.sweep.source}: declares {count:,} runs, more than {MAX_RUNS:,}: declare fewer"
         )
-    names = short_names(grid.axes)
+    # The names of axes in labels: the last part of the key, or the whole key if two end alike; empty for groups.
+    lasts = {key: key.rpartition(".")[2] for key in grid.axes}
+    names = {
+        key: "" if key in groups() else key if [*lasts.values()].count(last) > 1 else last
+        for key, last in lasts.items()
+        if key not in UNNAMED
+    }
 
     @cache
     def applying(variant: str, chosen: tuple[str, ...]) -> tuple[list[str], tuple[str, ...]]:
@@ -704,25 +693,20 @@ def _hypothesis_faults(grid: Grid) -> Iterator[str]:
                 )
             elif own_core and is_of(name, sweep.variants):
                 yield f"{where}: no run is of variant {name!r} (variants: {', '.join(map(repr, labels[:5]))})"
-        if hypothesis.outcome not in ERRORS and {*labels} >= {*hypothesis.variants}:
-            yield from (f"{where}: {text}" for text in _one_sided(hypothesis, cells))
-
-
-def _one_sided(hypothesis: Hypothesis, cells: Mapping[tuple[str, str], set[str]]) -> Iterator[str]:
-    """The first of the `cells`, (model, seed) -> variants that have a run, with some variants of a hypothesis about
-    scores and not all: that comparison could never be decided.
-    """
-    tested = {str(seed) for seed in hypothesis.test_seeds}
-    for (model, seed), variants in cells.items():
-        present = [name for name in hypothesis.variants if name in variants]
-        lacking = [name for name in hypothesis.variants if name not in variants]
-        if seed in tested and present and lacking:
-            yield (
-                f"`exclude` leaves model {model!r}, seed {seed}, with runs of {', '.join(map(repr, present))} "
-                f"and without {', '.join(map(repr, lacking))}, so they are never compared: exclude all of them there, "
-                "or none"
-            )
-            return
+        if hypothesis.outcome in ERRORS or not {*labels} >= {*hypothesis.variants}:
+            continue
+        # A cell with some of its variants and not all: that comparison could never be decided.
+        tested = {str(seed) for seed in hypothesis.test_seeds}
+        for (model, seed), variants in cells.items():
+            lacking = [name for name in hypothesis.variants if name not in variants]
+            present = [name for name in hypothesis.variants if name in variants]
+            if seed in tested and present and lacking:
+                yield (
+                    f"{where}: `exclude` leaves model {model!r}, seed {seed}, with runs of "
+                    f"{', '.join(map(repr, present))} and without {', '.join(map(repr, lacking))}, so they are never "
+                    "compared: exclude all of them there, or none"
+                )
+                break
 
 
 def _axis_faults(grid: Grid, used: set[str]) -> Iterator[str]:

@@ -184,10 +184,12 @@ def is_of(label: str, variants: Iterable[str]) -> bool:
     return any(f"{label} ".startswith(f"{name} ".lstrip()) for name in variants)
 
 
-def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Iterator[str]:
-    """Variants, models or test seeds that the sweep does not have, an outcome that its core does not compute, or a
-    trend over fewer than three models. What is wrong in the sweep itself is not looked at.
+def _of_its_sweep(key: str, hypotheses: Mapping[str, Hypothesis], info: ValidationInfo) -> Iterator[str]:
+    """Variants, models or test seeds that the sweep does not have, an outcome that its core does not compute, a trend
+    over fewer than three models, or an `after` that names no hypothesis, or leads back to it. What is wrong in the
+    sweep itself is not looked at.
     """
+    hypothesis = hypotheses[key]
     models, variants = info.data.get("models"), info.data.get("variants")
     if models and hypothesis.models == "trend" and max(map(len, models.values())) < 3:
         yield (
@@ -219,23 +221,19 @@ def _of_its_sweep(hypothesis: Hypothesis, info: ValidationInfo) -> Iterator[str]
                 f"test_seeds: no run has seed {', '.join(map(str, missing[:5]))}: name seeds of the sweep "
                 f"({', '.join(map(str, seeds[:10]))}{', ...' * (len(seeds) > 10)}), or extend axes.seed"
             )
-
-
-def _order_fault(key: str, hypotheses: Mapping[str, Hypothesis]) -> str:
-    """What is wrong with its `after`: it names no hypothesis, or leads back to it; empty if nothing is."""
-    seen, hypothesis = {key}, hypotheses[key]
-    before, fault = hypothesis.after, ""
-    while before is not None and not fault:
+    seen, before = {key}, hypothesis.after
+    while before is not None:
         if before not in hypotheses:
-            fault = f"after={before!r} is no hypothesis (valid: {', '.join(hypotheses)})"
+            yield f"after={before!r} is no hypothesis (valid: {', '.join(hypotheses)})"
         elif (hypotheses[before].outcome in ERRORS) != (hypothesis.outcome in ERRORS):
-            fault = f"after={before!r}: an error and a score do not wait for each other"
+            yield f"after={before!r}: an error and a score do not wait for each other"
         elif before in seen:
-            fault = f"after={hypothesis.after!r} leads back to it: name one that comes before"
+            yield f"after={hypothesis.after!r} leads back to it: name one that comes before"
         else:
             seen.add(before)
             before = hypotheses[before].after
-    return fault
+            continue
+        break
 
 
 _FORM = TypeAdapter(dict[Name, Hypothesis])
@@ -265,13 +263,8 @@ def _checked(value: Any, info: ValidationInfo) -> dict[str, Hypothesis]:
     """The hypotheses. Raises ValidationError for all that is wrong with them, of their form or not."""
     hypotheses, faults = _readable(value)
     for key, hypothesis in hypotheses.items():
-        texts = (
-            *hypothesis.contradictions(),
-            *_of_its_sweep(hypothesis, info),
-            _order_fault(key, hypotheses),
-        )
-        if any(texts):
-            error = {"error": ValueError(ALSO.join(filter(None, texts)))}
+        if texts := [*hypothesis.contradictions(), *_of_its_sweep(key, hypotheses, info)]:
+            error = {"error": ValueError(ALSO.join(texts))}
             faults.append({"type": "value_error", "loc": (key,), "input": value[key], "ctx": error})
     if faults:
         faults.sort(key=lambda fault: [*value].index(fault["loc"][0]) if fault["loc"] else 0)

@@ -7,15 +7,14 @@ The parents are for display only: if the store is unreachable, the launch contin
 import contextlib
 import math
 import os
-import re
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from cppo_lab import schema
-from cppo_lab.core_records import Doing, Resources, core_of, load_part
+from cppo_lab.core_records import core_of
 from cppo_lab.errors import (
     Interrupted,
     StoreAway,
@@ -36,9 +35,7 @@ from cppo_lab.launch.training import TrainingJob, training_jobs
 from cppo_lab.plugins import load
 from cppo_lab.rules import rule_of
 from cppo_lab.runs.attempt import Attempt
-from cppo_lab.runs.export import evaluate, read_subject
 from cppo_lab.runs.folder import (
-    ASIDE,
     CONFIG,
     STATUS,
     AlreadyRunning,
@@ -50,18 +47,16 @@ from cppo_lab.runs.folder import (
     read_status,
     run_lock,
     variants_text,
+    write_run_list,
     write_status,
 )
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.spool import ShippedRecord, load_shipped, unsent
-from cppo_lab.runs.state import OF_OTHERS, Queued, RunFolder, RunState, explained, state_of
+from cppo_lab.runs.state import Queued, RunFolder, RunState, explained, state_of
 from cppo_lab.runs.tags import figure_tag, merged, variants_in
-from cppo_lab.spec.run import TRAIN
-from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.cost import NO_LIMITS, Limits, past_paces
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.file import REWARD
-from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking import address
@@ -121,10 +116,9 @@ class Ahead:
         """The results to replace by their MLflow ids, as far as they were uploaded."""
         ids = {}
         for run_id, marks in self.replaces.items():
-            path = self.folders[run_id].path
-            stored = self.elsewhere.get(run_id)
+            run, stored = self.folders[run_id], self.elsewhere.get(run_id)
             records: dict[str, ShippedRecord | StoredRun] = dict.fromkeys(marks, stored) if stored else {}
-            for place in (path, *_set_aside(path)):
+            for place in (run.path, *run.set_aside):
                 records |= load_shipped(place, uri).records
             ids[run_id] = tuple(records[mark].mlflow_id for mark in marks if mark in records)
         return ids
@@ -178,15 +172,25 @@ def launch(plan: Plan, uri: str, request: LaunchRequest = USUAL) -> Launched:
     describe_sweeps(plan, uri, parents, ahead.states)  # first, so that it is available during training
     if not todo:
         return Launched(ahead.states, left=left, held=held_ids, not_started=not_started)
-    _warn_of_jobs_that_trained_nothing(trained, queued)
+    # Runs whose Slurm job failed before they began; a wrong launcher.python causes this for every job.
+    had_jobs = [run_id for run_id in trained if queued.place(run_id).job]
+    silent = [run_id for run_id in had_jobs if RunFolder(runs / run_id).is_empty]
+    words = queued.why_ended(silent) if silent else {}
+    if failed := [run_id for run_id, word in words.items() if word == "FAILED"]:
+        say(
+            f"cppo: the last Slurm job of {counted(len(failed), 'run')} failed before training began "
+            f"({queued.place(failed[0]).job}): "
+            f"`cppo logs {failed[0]}` shows what it printed; check launcher.python and launcher.container"
+        )
     new, refused = [RunFolder(runs / run_id) for run_id in trained if not (runs / run_id).exists()], False
+    work = []
     for run in todo:
         announce(runs / run.run_id, run.names)
         forget_cancelled(runs / run.run_id)
         _note_withheld(runs / run.run_id, "")  # of an earlier launch
-    replaced = ahead.replaced(uri)  # before their files are moved aside
-    work = [
-        Attempt(
+        record = ahead.folders[run.run_id].record  # nests the run, where it is already or else here
+        parent = (record.begin.tags.get(schema.TAG_PARENT) if record else "") or parents.of(run)
+        attempt = Attempt(
             spec=run.spec,
             layout=run.layout,
             paths=plan.paths,
@@ -194,7 +198,7 @@ def launch(plan: Plan, uri: str, request: LaunchRequest = USUAL) -> Launched:
             runs=runs,
             tags={
                 **sweep_tags(plan, run),
-                **parents.tags(run, ahead.folders[run.run_id]),
+                **({schema.TAG_PARENT: parent} if parent else {}),
                 schema.TAG_COLOUR: plan.colours[next(iter(run.variants))][run.variant],
                 schema.TAG_CODE_VERSION: ahead.code_version,
             },
@@ -205,8 +209,8 @@ def launch(plan: Plan, uri: str, request: LaunchRequest = USUAL) -> Launched:
             answers=plan.tracking.answers,
             canaries=() if request.keep_going or len(trained) <= FIRST else trained[:FIRST],
         )
-        for run in todo
-    ]
+        work.append(attempt)
+    replaced = ahead.replaced(uri)  # before their files are moved aside
     try:
         with (
             address.in_the_environment(uri),
@@ -266,8 +270,8 @@ def look_ahead(
     stubs = {i: str(run.status["origin"]) for i, run in folders.items() if run.status.get("origin")}
     waits = {schema.MISSING, schema.QUEUED}
     unknown = tuple(i for i, run in folders.items() if states[i].state in waits and run.is_empty)
-    database, silence = address.sqlite_file(uri), ""
-    sought = () if database is not None and not database.is_file() else (*unknown, *stubs)
+    silence = ""
+    sought = () if address.is_absent(uri) else (*unknown, *stubs)
     elsewhere: dict[str, StoredRun] = {}
     if sought or opens:
         try:
@@ -319,7 +323,7 @@ def look_ahead(
 def _results(run: RunFolder) -> tuple[str, ...]:
     """The results of a run here by their records: that of the folder, or else those that were moved aside."""
     if run.status.get("status") not in schema.FINISHED:
-        return tuple(path.name for path in _set_aside(run.path))
+        return tuple(path.name for path in run.set_aside)
     record = run.status.get("record") or (run.record and run.record.begin.record)
     return (record,) if record else ()
 
@@ -335,12 +339,6 @@ def _states(
         is_old = state.state in schema.FINISHED and {*_results(run)} & {*replaces.get(run_id, ())}
         states[run_id] = RunState(schema.MISSING) if is_old else state
     return states
-
-
-def _set_aside(folder: Path) -> list[Path]:
-    """The folders of the results of a run that were moved aside, the newest first. Their names are those of records."""
-    folders = [path for path in folder.glob(f"{ASIDE}/*") if not path.name.startswith(OF_OTHERS)]
-    return sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True)
 
 
 def write_stubs(plan: Plan, uri: str, ahead: Ahead) -> None:
@@ -361,37 +359,34 @@ def write_stubs(plan: Plan, uri: str, ahead: Ahead) -> None:
                 say(
                     f"cppo: run {run.run_id} was finished elsewhere, and is not in the tracking store any more: removed"
                 )
-            elif (status := _stub(run, stored, redacted(uri))) != before:
+                continue
+            scores = {
+                "score": schema.validation_metric(schema.MEAN, run.spec.validation.samples),
+                "best": schema.BEST,
+                "best_step": schema.BEST_STEP,
+                "final_mean": schema.FINAL_MEAN,
+            }
+            numbers: dict[str, Any] = {
+                key: value
+                for key, name in scores.items()
+                if name in stored.latest and math.isfinite(value := unclipped(stored.latest[name][2]))
+            }
+            if "best_step" in numbers:
+                numbers["best_step"] = int(numbers["best_step"])
+            status = {
+                **run.names,
+                **numbers,
+                "run_id": run.run_id,
+                "status": stored.status,
+                "reason": one_line(stored.tags.get(schema.TAG_REASON, "")),
+                "code_version": one_line(stored.tags.get(schema.TAG_CODE_VERSION, "")),
+                "variants": one_line(variants_text(variants_in(stored.tags))),
+                "record": _record_of(stored),
+                "origin": redacted(uri),
+            }
+            if status != before:
                 replace_file(folder / CONFIG, run.spec.model_dump_json(indent=2) + "\n")
                 write_status(folder, status)
-
-
-def _stub(run: PlannedRun, stored: StoredRun, origin: str) -> dict[str, Any]:
-    """The status of a run that was finished elsewhere."""
-    tags = stored.tags
-    scores = {
-        "score": schema.validation_metric(schema.MEAN, run.spec.validation.samples),
-        "best": schema.BEST,
-        "best_step": schema.BEST_STEP,
-        "final_mean": schema.FINAL_MEAN,
-    }
-    numbers = {
-        key: unclipped(stored.latest[name][2]) for key, name in scores.items() if name in stored.latest
-    }
-    numbers = {key: value for key, value in numbers.items() if math.isfinite(value)}
-    if "best_step" in numbers:
-        numbers["best_step"] = int(numbers["best_step"])
-    return {
-        **run.names,
-        **numbers,
-        "run_id": run.run_id,
-        "status": stored.status,
-        "reason": one_line(tags.get(schema.TAG_REASON, "")),
-        "code_version": one_line(tags.get(schema.TAG_CODE_VERSION, "")),
-        "variants": one_line(variants_text(variants_in(tags))),
-        "record": _record_of(stored),
-        "origin": origin,
-    }
 
 
 def _record_of(stored: StoredRun) -> str:
@@ -440,21 +435,6 @@ def choose(
     return [run for run in todo if run.run_id not in held_ids], left, held_ids, beyond
 
 
-def _warn_of_jobs_that_trained_nothing(run_ids: Iterable[str], queued: Queued) -> None:
-    """Warn about runs whose Slurm job failed before the run began; a wrong launcher.python causes this for every
-    job.
-    """
-    had_jobs = [run_id for run_id in run_ids if queued.place(run_id).job]
-    silent = [run_id for run_id in had_jobs if RunFolder(runs_folder() / run_id).is_empty]
-    words = queued.why_ended(silent) if silent else {}
-    if failed := [run_id for run_id, word in words.items() if word == "FAILED"]:
-        say(
-            f"cppo: the last Slurm job of {counted(len(failed), 'run')} failed before training began "
-            f"({queued.place(failed[0]).job}): "
-            f"`cppo logs {failed[0]}` shows what it printed; check launcher.python and launcher.container"
-        )
-
-
 def _require_code(todo: Sequence[PlannedRun]) -> None:
     """Import the rules and rewards of other packages before anything is started.
 
@@ -481,7 +461,8 @@ def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[T
     waits = record.queue is None  # until the jobs have ended
     jobs = training_jobs(work, uri, _workers(plan.launcher, 1), uploads=not waits)
     for job in jobs:
-        job.write_run_list()
+        if job.batch:  # so that `cppo logs` and `cppo cancel` find it
+            write_run_list(job.folder, job.run_ids)
     folders = [attempt.folder for attempt in work]
     with contextlib.ExitStack() as stack:
         if waits:
@@ -524,35 +505,6 @@ def _require_one_machine(runs: Sequence[PlannedRun], launcher: LauncherSpec) -> 
             )
 
 
-def evaluate_runs(
-    runs: Path, run_ids: Sequence[str], benchmark: str, overrides: Sequence[str], doing: Doing
-) -> Iterator[dict[str, Any]]:
-    """Score the best checkpoints of finished runs on a further benchmark, each as soon as it is known; the scores are
-    recorded with the run. benchmark: an option of the group `data`, or a file of problems.
-    """
-    data = [f"data={benchmark}"]
-    if (file := Path(benchmark)).suffix in (".jsonl", ".parquet"):
-        name, value = re.sub(r"\W", "_", file.stem, flags=re.ASCII).lstrip("_"), quote(str(file))
-        # A key of Hydra's begins with a letter, or is a number; and no benchmark is called so.
-        if name in (TRAIN, schema.MEAN) or not re.match(r"[A-Za-z]|[0-9]+$", name):
-            name = f"problems_{name}".rstrip("_")
-        name = name[:64]
-        data = ["data=files", f"data.train={value}", f"data.validation.{name}={value}"]
-    for run_id in run_ids:
-        subject = read_subject(runs, run_id)
-        spec = subject.spec
-        if core_of(spec.core).fresh_process and len(run_ids) > 1:
-            raise UserError(f"core={spec.core} evaluates one run in each process: name one (`cppo status`)")
-        load_part(spec.core, "evaluator")
-        # For its data alone: a divergence over the vocabulary of the training need not fit it.
-        other = compose(
-            [f"core={spec.core}", f"model={spec.model.name}", *data, "divergence=binary_tv", *overrides]
-        )
-        resources = Resources(runs, runs / run_id, layout=other.layout, paths=other.paths, doing=doing)
-        step, scores = evaluate(subject, other.run, resources)
-        yield {"run_id": run_id, "name": subject.name, "step": step, "scores": scores}
-
-
 # If several launchers add the same missing tag, the store accepts a single request; the others then find the tag.
 TAG_TRIES = 3
 
@@ -568,12 +520,6 @@ class Parents:
     def of(self, run: PlannedRun) -> str:
         """The parent of the first of a run's sweeps; empty if there is none."""
         return next((self.by_sweep[sweep] for sweep in run.variants if sweep in self.by_sweep), "")
-
-    def tags(self, run: PlannedRun, folder: RunFolder) -> dict[str, str]:
-        """The tag that nests a run about to be trained, where it is already or else here."""
-        earlier = folder.record.begin.tags.get(schema.TAG_PARENT) if folder.record else ""
-        parent = earlier or self.of(run)
-        return {schema.TAG_PARENT: parent} if parent else {}
 
 
 def sweep_tags(plan: Plan, run: PlannedRun) -> dict[str, str]:
@@ -591,11 +537,10 @@ def ensure_parents(plan: Plan, uri: str) -> Parents:
 
     Raises UserError if somebody has deleted the experiment.
     """
-    experiment_id = ""
+    client, experiment_id = open_client(uri), ""
     with contextlib.suppress(*STORE_FAULTS):  # which the parents meet, too
-        experiment_id = experiment_of(open_client(uri), uri, plan.core)
+        experiment_id = experiment_of(client, uri, plan.core)
     with may_fail("the parents of the sweeps"):
-        client = open_client(uri)
         by_sweep = {
             sweep.name: ensure_parent(client, uri, experiment_id, sweep.name) for sweep in plan.sweeps
         }

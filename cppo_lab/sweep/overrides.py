@@ -122,16 +122,15 @@ def parse_override(text: str) -> Override:
     if parsed and not (sign or parsed.package is not None or parsed.is_sweep_override()):
         if key in groups():
             kind = "choice"
-        elif all(map(_is_plain, value if isinstance(value, list) else [value])):
+        # Scalars that OmegaConf does not interpret: no references, and not its missing-value marker.
+        elif all(
+            "${" not in item and item != "???"
+            if isinstance(item, str)
+            else item is None or isinstance(item, bool | int | float)
+            for item in (value if isinstance(value, list) else [value])
+        ):
             kind = "value"
     return Override(text, sign, key, right if equals else None, kind, value, parsed, fault)
-
-
-def _is_plain(value: object) -> bool:
-    """Whether it is a scalar that OmegaConf does not interpret: not a reference, and not its missing-value marker."""
-    if isinstance(value, str):
-        return "${" not in value and value != "???"
-    return value is None or isinstance(value, bool | int | float)
 
 
 def _has_resolver(text: str) -> bool:

@@ -36,7 +36,7 @@ from cppo_lab.sweep.enumerate import (
     refuse,
     with_core,
 )
-from cppo_lab.sweep.file import ANY_CORE, Study, Sweep, load_sweep, shipped_sweeps
+from cppo_lab.sweep.file import ANY_CORE, Search, Study, Sweep, load_sweep, shipped_sweeps
 from cppo_lab.sweep.overrides import parse_override
 from cppo_lab.sweep.source import sweep_files
 
@@ -44,7 +44,6 @@ if TYPE_CHECKING:
     from cppo_lab.answers.records import AnswerFiles
     from cppo_lab.answers.texts import Texts
     from cppo_lab.answers.tokens import RecordedTokens
-    from cppo_lab.sweep.file import Search
 
 
 @dataclass(frozen=True)
@@ -73,8 +72,8 @@ class Plan:
         return sweep.statement(self.changes.get(sweep.name, ()))
 
     def is_paired(self, sweep: str) -> bool:
-        """Whether a report compares the runs of a sweep seed by seed (`analysis.statistics.values.is_paired`); with
-        hypotheses whichever runs are selected.
+        """Whether a report compares the runs of a sweep seed by seed (`analysis/statistics/values.py`); with hypotheses
+        whichever runs are selected.
         """
         [declared] = [candidate for candidate in self.sweeps if candidate.name == sweep]
         if declared.paired is not None:
@@ -96,7 +95,7 @@ class Plan:
         return sum(len(run.variants) for run in self.runs)
 
 
-def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ()) -> Plan:
+def make_plan(declared: Sweep | Study | Search, overrides: Sequence[str] = ()) -> Plan:
     """Enumerate and validate every run.
 
     `model=`, `variant=` and the sweep's axes select what the sweep enumerates (`seed=0,1,2`); any other override
@@ -145,8 +144,16 @@ def make_plan(declared: "Sweep | Study | Search", overrides: Sequence[str] = ())
 
 
 def _plan(declared: Sweep | Study, parts: Sequence[Enumerated], runs: Sequence[PlannedRun]) -> Plan:
-    shared = parts[0].shared
+    shared, of_sweeps = parts[0].shared, dict[str, Mapping[str, str]]()
     assert shared is not None
+    for part in parts:
+        # The colours of some variants are as they are among all. Settings of an axis are variants as far as they are
+        # planned.
+        name, declared_variants = part.sweep.name, part.sweep.variants
+        planned = dict.fromkeys(run.variants[name] for run in part.runs)
+        of_sweeps[name] = colours(
+            tuple(declared_variants if planned.keys() <= declared_variants.keys() else planned)
+        )
     return Plan(
         name=declared.name,
         title=declared.title,
@@ -160,15 +167,8 @@ def _plan(declared: Sweep | Study, parts: Sequence[Enumerated], runs: Sequence[P
         is_study=isinstance(declared, Study),
         changes={part.sweep.name: part.changes for part in parts},
         declared={part.sweep.name: part.declared for part in parts if part.declared is not None},
-        colours={part.sweep.name: _colours(part) for part in parts},
+        colours=of_sweeps,
     )
-
-
-def _colours(part: Enumerated) -> dict[str, str]:
-    """Those of some variants are as they are among all. Settings of an axis are variants as far as they are planned."""
-    variants = part.sweep.variants
-    planned = dict.fromkeys(run.variants[part.sweep.name] for run in part.runs)
-    return colours(tuple(variants if planned.keys() <= variants.keys() else planned))
 
 
 def _faults(sweep: Sweep, core: str) -> tuple[list[str], Sweep]:
@@ -335,7 +335,7 @@ def _in_folders(beginning: str, runs: Path) -> dict[str, FoundRun]:
     by_id = {}
     for folder in runs.glob(f"{beginning}*"):
         config = read_config(folder / CONFIG)
-        if config is not None and COMPLETE_ID.fullmatch(folder.name):
+        if config and COMPLETE_ID.fullmatch(folder.name):
             by_id[folder.name] = FoundRun(folder.name, f"{folder.name}/{CONFIG} in {runs}", config)
     return by_id
 

@@ -8,10 +8,8 @@ from the state that a killed run leaves. On several nodes the machines form thei
 """
 
 import json
-import multiprocessing
 import os
 import shutil
-import sys
 import time
 import traceback
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,8 +30,8 @@ from cppo_lab.core_records import (
     read_phases,
 )
 from cppo_lab.errors import Interrupted, UserError, counted, describe, one_line, say
-from cppo_lab.files import mask_output, open_append, replace_file
-from cppo_lab.launch.launchers import jobs_in_queue, load_launcher
+from cppo_lab.files import print_to, replace_file
+from cppo_lab.launch.launchers import child, jobs_in_queue, load_launcher
 from cppo_lab.plugins import install_extra
 from cppo_lab.runs.attempt import Equipped, lend_machine, prepare_process
 from cppo_lab.runs.machine import sampling
@@ -127,14 +125,10 @@ class PreflightJob(Equipped):
 
     def _part(self, last: int) -> "_Part":
         """Train up to step `last` in a separate process."""
-        process = multiprocessing.get_context("spawn").Process(target=_train, args=(self, last))
-        process.start()
         try:
-            process.join()
-        finally:
-            if process.is_alive():  # interrupted
-                process.terminate()
+            with child(_train, self, last) as process:
                 process.join()
+        finally:
             if self.allocation is not None:
                 self.allocation.end()
         try:
@@ -206,7 +200,7 @@ class _Part:
 
 def _train(job: PreflightJob, last: int) -> None:
     """One part, in a separate process: train up to step `last`, and write the result."""
-    _redirect_output(job.folder / "attempts" / f"part-{last}.log")
+    print_to(job.folder / "attempts" / f"part-{last}.log")
     prepare_process(job.threads, job.visible_devices)
     part = _Part(time.time())
     with sampling(job.folder, SYSTEM_SECONDS) as load:
@@ -217,15 +211,6 @@ def _train(job: PreflightJob, last: int) -> None:
             part.error = describe(error)
     part.memory = {name: value for name, value in load().items() if name.endswith("peak_megabytes")}
     replace_file(job.folder / f"part-{last}.json", json.dumps(vars(part)))
-
-
-def _redirect_output(path: Path) -> None:
-    """Redirect the output of this process and its children to a file; secrets in Python's output are masked."""
-    path.parent.mkdir(exist_ok=True)
-    with open_append(path) as log:
-        os.dup2(log.fileno(), sys.stdout.fileno())
-        os.dup2(log.fileno(), sys.stderr.fileno())
-    mask_output()
 
 
 def _until_begun(part: _Part, lines: Mapping[int, Phases]) -> float | None:

@@ -30,23 +30,15 @@ _CLEAR = "\r\x1b[K"
 _RECORDING = "recording its end"
 
 
-@dataclass
 class StartedJob:
-    """A started job: the rows of its runs since then, and what it does before the first row.
+    """A started job: the rows of its runs since then, and what it does before the first row."""
 
-    `conditions`: the ids of its runs that differ in the seed alone, by their common name; `validated`: the step of the
-    last validation of each that a line has told.
-    """
-
-    job: TrainingJob
-    conditions: Mapping[str, list[str]]
-    looked: float = 0.0
-    activity: str = ""
-    told: float = 0.0  # when the last line about an activity was printed
-
-    def __post_init__(self) -> None:
-        self.since, self.validated = time.time(), dict[str, int]()
-        self.rows = {attempt.run_id: RunRows(attempt.folder, self.since) for attempt in self.job.attempts}
+    def __init__(self, job: TrainingJob) -> None:
+        self.job, self.since, self.looked, self.activity = job, time.time(), 0.0, ""
+        self.told = 0.0  # when the last line about an activity was printed
+        # The step of the last validation that a line has told, by the common name of runs that differ in the seed.
+        self.validated = dict[str, int]()
+        self.rows = {attempt.run_id: RunRows(attempt.folder, self.since) for attempt in job.attempts}
 
     @property
     def steps_left(self) -> int:
@@ -103,7 +95,8 @@ class Progress:
         self.paces = list[float]()  # of the job that ended last, if it was measured
         self.warned = set[str]()  # runs whose early signs have been reported
         self.todo = len(self.waiting)
-        self.variants = {run.run_id: run.variant for run in self.plan.runs}
+        # The common name of runs that differ in the seed alone.
+        self.conditions = {run.run_id: f"{run.variant}/{run.spec.model.name}" for run in self.plan.runs}
         self.t_stop = {run.run_id: run.spec.training.t_stop for run in self.plan.runs}
         self.steps = sum(self.t_stop[run_id] for run_id in self.waiting)
         self._lock = threading.RLock()  # shared by the polling thread and the launcher's events
@@ -159,7 +152,7 @@ class Progress:
             for run_id in {*job.run_ids} & {*self.waiting}:
                 self.waiting.remove(run_id)
             if event.kind == "started":
-                self.running.append(StartedJob(job, self._conditions(job)))
+                self.running.append(StartedJob(job))
                 self.say(f"{name}: started{' together' if job.batch else ''}")
             elif event.kind == "cancelled":
                 self.ended += len(job.attempts)
@@ -212,10 +205,26 @@ class Progress:
                 self._warn(started, run_id)
         if sys.stderr.isatty():
             return
-        if started.job.batch:
-            self._tell_together(started)
+        if started.job.batch:  # a line for each validation that all runs of a condition have now
+            for name, run_ids in self._conditions(started.job).items():
+                curves = [started.rows[run_id].scores for run_id in run_ids]
+                common = set(curves[0]).intersection(*curves[1:])
+                for step in sorted(at for at in common if at > started.validated.get(name, -1)):
+                    started.validated[name] = step
+                    values = [100 * curve[step] for curve in curves]
+                    text = (
+                        f"mean {sum(values) / len(values):.1f} % ({min(values):.1f} to {max(values):.1f} %)"
+                    )
+                    at = f"step {step}/{self.t_stop[run_ids[0]]}"
+                    self.say(f"{name} ({counted(len(run_ids), 'run')}): {at}, {text}{self._share_text()}")
         else:
-            self._tell(started, *news.popitem())
+            [(run_id, steps)] = news.items()
+            scores = started.rows[run_id].scores
+            for step in steps:
+                best = max((at for at in scores if at <= step), key=lambda at: (scores[at], -at))
+                at = f"step {step}/{self.t_stop[run_id]}"
+                text = score_text(scores[step], scores[best], best)
+                self.say(f"{self._name_of(started.job)}: {at}, {text}{self._share_text()}")
         activity = "" if started.has_rows else self._activity(started)
         # The words before the first number say which activity it is, the rest how far it is.
         other = re.split(r"\d", activity)[0] != re.split(r"\d", started.activity)[0]
@@ -239,26 +248,6 @@ class Progress:
             if problem := end_process(attempt.folder):
                 self.say(f"{self.name(attempt)}: cannot be stopped: {problem}")
 
-    def _tell(self, started: StartedJob, run_id: str, steps: list[int]) -> None:
-        """A line for each new validation of a run."""
-        scores, t_stop = started.rows[run_id].scores, self.t_stop[run_id]
-        for step in steps:
-            best = max((at for at in scores if at <= step), key=lambda at: (scores[at], -at))
-            text = score_text(scores[step], scores[best], best)
-            self.say(f"{self._name_of(started.job)}: step {step}/{t_stop}, {text}{self._share_text()}")
-
-    def _tell_together(self, started: StartedJob) -> None:
-        """A line for each validation that all runs of a condition have now."""
-        for name, run_ids in started.conditions.items():
-            scores = [started.rows[run_id].scores for run_id in run_ids]
-            common = set(scores[0]).intersection(*scores[1:])
-            for step in sorted(at for at in common if at > started.validated.get(name, -1)):
-                started.validated[name] = step
-                values = [100 * of_run[step] for of_run in scores]
-                text = f"mean {sum(values) / len(values):.1f} % ({min(values):.1f} to {max(values):.1f} %)"
-                at = f"step {step}/{self.t_stop[run_ids[0]]}"
-                self.say(f"{name} ({counted(len(run_ids), 'run')}): {at}, {text}{self._share_text()}")
-
     def _activity(self, started: StartedJob) -> str:
         """What a job does besides training steps, from the folder of its first run."""
         attempt = started.job.attempts[0]
@@ -274,7 +263,7 @@ class Progress:
         """How far the launch is, and what each running job does; jobs that do the same before their first step are
         counted.
         """
-        parts = [self.share()] if self.share() else []
+        parts = [share] if (share := self.share()) else []
         parts += [f"{self.ended}/{self.todo} ended"] if self.todo > 1 else []
         by_activity: dict[str, list[str]] = {}
         for started in self.running:
@@ -351,15 +340,12 @@ class Progress:
 
     def name(self, attempt: Attempt) -> str:
         """The run's display name."""
-        return f"{self._condition(attempt)}/seed {attempt.spec.seed}"
-
-    def _condition(self, attempt: Attempt) -> str:
-        return f"{self.variants[attempt.run_id]}/{attempt.spec.model.name}"
+        return f"{self.conditions[attempt.run_id]}/seed {attempt.spec.seed}"
 
     def _conditions(self, job: TrainingJob) -> dict[str, list[str]]:
         conditions: dict[str, list[str]] = {}
-        for attempt in job.attempts:
-            conditions.setdefault(self._condition(attempt), []).append(attempt.run_id)
+        for run_id in job.run_ids:
+            conditions.setdefault(self.conditions[run_id], []).append(run_id)
         return conditions
 
     def _name_of(self, job: TrainingJob) -> str:

@@ -68,17 +68,12 @@ def _refuse_tag(loader: _Loader, node: yaml.Node) -> None:
     raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
 
 
-def _constructed(kind: str) -> Callable[[_Loader, yaml.ScalarNode], Any]:
-    """The constructor of scalars with the tag `kind`, which may also be written as `!!kind`."""
-
-    def construct(loader: _Loader, node: yaml.ScalarNode) -> Any:
-        if not (
-            _FORMS[kind].fullmatch(node.value) or (kind == "float" and _FORMS["int"].fullmatch(node.value))
-        ):
-            raise ValueError
-        return _VALUES[kind](node.value)
-
-    return construct
+def _construct(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    """The value of a scalar of a kind in _FORMS, whose tag may also be written out, as `!!kind`."""
+    kind = node.tag.rpartition(":")[2]
+    if not (_FORMS[kind].fullmatch(node.value) or (kind == "float" and _FORMS["int"].fullmatch(node.value))):
+        raise ValueError
+    return _VALUES[kind](node.value)
 
 
 def _refuse_ambiguous(loader: _Loader, node: yaml.ScalarNode) -> None:
@@ -114,7 +109,7 @@ _ANY_START = (None,)  # PyYAML looks for the forms by the first character of a s
 _Loader.yaml_implicit_resolvers = {}  # without those of YAML 1.1
 _Loader.add_constructor(None, _refuse_tag)
 for _kind, _form in _FORMS.items():
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _constructed(_kind))
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _construct)
     _Loader.add_implicit_resolver(
         f"tag:yaml.org,2002:{_kind}", re.compile(f"(?:{_form.pattern})$"), _ANY_START
     )

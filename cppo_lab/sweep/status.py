@@ -122,7 +122,7 @@ def _status(run: RunFolder, state: RunState, names: Mapping[str, Any] | None, qu
     job = queued.place(run.path.name).job
     names = names or status
     if "rule" not in names:  # a folder called like a run may hold another program's configuration
-        config = read_config(run.path / CONFIG) or {}
+        config = read_config(run.path / CONFIG)
         names = {
             key: value.get("name") if isinstance(value, dict) else value for key, value in config.items()
         } | {"variants": status.get("variants")}

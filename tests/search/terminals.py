@@ -13,6 +13,7 @@ from optuna.storages import BaseStorage
 from sqlalchemy import Engine, event
 
 from cppo_lab.cli import main
+from cppo_lab.launch import launchers
 from cppo_lab.runs.folder import holder
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.search import study, worker
@@ -73,7 +74,7 @@ def _kill_before(statement: int) -> None:
 
 
 def _tune(words: Sequence[str], gate: Gate | None, kill: int, trains: bool) -> None:
-    worker.multiprocessing = ForkedRuns(gate)  # type: ignore[assignment]
+    launchers.multiprocessing = ForkedRuns(gate)  # type: ignore[assignment]
     study.BEAT_SECONDS, study.SILENT_SECONDS = 1, 4
     if not trains:
         worker.train = training()

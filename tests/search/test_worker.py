@@ -18,6 +18,7 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
 from cppo_lab.core_records import CHECKPOINT
 from cppo_lab.errors import UserError
+from cppo_lab.launch import launchers
 from cppo_lab.search import worker
 from cppo_lab.search.study import numbered
 from cppo_lab.search.worker import TRIES, TrainingFailed
@@ -187,7 +188,7 @@ def test_several_objectives_give_a_pareto_front(
 def gate(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Where runs wait, which are forked; as long as no step is named, they go to their end."""
     gate = Gate(workspace / "gate")
-    monkeypatch.setattr(worker, "multiprocessing", ForkedRuns(gate))
+    monkeypatch.setattr(launchers, "multiprocessing", ForkedRuns(gate))
     return gate
 
 

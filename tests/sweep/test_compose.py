@@ -4,7 +4,6 @@ import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -16,8 +15,7 @@ from omegaconf import OmegaConf
 
 from cppo_lab.errors import UserError
 from cppo_lab.sweep import compose as module
-from cppo_lab.sweep import launch
-from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.compose import compose, data_of
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.groups import CONF, groups
 from cppo_lab.sweep.overrides import parse_override
@@ -164,17 +162,9 @@ def test_own_files_and_rewards_are_in_the_id_by_their_contents(own_data: list[st
         ("é", "problems"),
     ],
 )
-def test_a_file_of_problems_is_evaluated_under_its_name(
-    own_data: list[str], stem: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_problems_is_evaluated_under_its_name(own_data: list[str], stem: str, name: str) -> None:
     Path("mine.jsonl").rename(f"{stem}.jsonl")
-    Path("mine.jsonl").symlink_to(f"{stem}.jsonl")
-    subject, evaluate = SimpleNamespace(spec=compose(own_data).run, name="cppo"), Mock(return_value=(0, {}))
-    monkeypatch.setattr(launch, "read_subject", lambda *_: subject)
-    monkeypatch.setattr(launch, "load_part", lambda *_: None)
-    monkeypatch.setattr(launch, "evaluate", evaluate)
-    [_] = launch.evaluate_runs(Path("runs"), ["a"], f"{stem}.jsonl", [], lambda text: None)
-    assert evaluate.call_args.args[1].data.benchmarks == (name,)
+    assert compose([*own_data[:2], *data_of(f"{stem}.jsonl")]).run.data.benchmarks == (name,)
 
 
 def test_a_sweep_file_chooses_among_the_rewards_of_its_users_environment(

@@ -207,7 +207,7 @@ def test_several_nodes_meet_anew_for_each_part(
 
         return Mock(start=start, exitcode=-9, is_alive=lambda: False)
 
-    monkeypatch.setattr(module.multiprocessing, "get_context", lambda how: Mock(Process=process))
+    monkeypatch.setattr("multiprocessing.get_context", lambda how: Mock(Process=process))
     first.run()
     assert seen == [(last, True, [last > 1, False]) for last in trained]
     assert all(allocation.ended() for allocation in meetings)

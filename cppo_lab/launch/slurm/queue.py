@@ -348,22 +348,17 @@ def jobs_of(owners: Iterable[int]) -> list[QueuedJob]:
     Accounts that the machine no longer knows are skipped, since squeue would refuse the whole request.
     Raises UserError if the controller does not answer.
     """
-    _require_answer()
+    # If the controller is down, `squeue` takes some ten seconds to notice it.
+    if shutil.which("scontrol") is not None:
+        done = ask("scontrol", "ping", seconds=PING_SECONDS)
+        if done.returncode and " is UP" not in done.stdout:  # a backup controller may answer
+            raise UserError(f"Slurm's controller does not answer ({complaint(done)})")
     users = ",".join(str(owner) for owner in sorted({os.getuid(), *filter(_is_account, owners)}))
     mark = secrets.token_hex(16)  # starts a record; random, so that no comment can contain it
     # --all: otherwise squeue omits jobs in hidden partitions, even those of the user.
     options = ("--all", "--noheader", "--array", "--states=all", f"--format={mark}{_FIELDS}")
     records = _answer("squeue", f"--user={users}", *options).split(mark)[1:]
     return [job for record in records if (job := _parse(record)) is not None]
-
-
-def _require_answer() -> None:
-    """Raises UserError at once if the controller is down, which `squeue` takes some ten seconds to notice."""
-    if shutil.which("scontrol") is None:
-        return
-    done = ask("scontrol", "ping", seconds=PING_SECONDS)
-    if done.returncode and " is UP" not in done.stdout:  # a backup controller may answer
-        raise UserError(f"Slurm's controller does not answer ({complaint(done)})")
 
 
 def _is_account(uid: int) -> bool:

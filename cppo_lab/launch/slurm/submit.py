@@ -255,7 +255,12 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
                 values["setup"].append(f"export PYTHONPATH={frozen}${{PYTHONPATH:+:$PYTHONPATH}}")
         submitted, limit = 0, ""
         refused: list[str] = []
-        largest = _largest_array() if todo else 0
+        largest = _LARGEST_ARRAY
+        if todo:  # how many tasks the cluster allows in an array
+            longest = configured("MaxArraySize") or ""
+            most = re.search(r"\bmax_array_tasks=(\d+)", configured("SchedulerParameters") or "")
+            largest = int(longest) - 1 if longest.isdecimal() else largest
+            largest = max(1, min(largest, int(most[1])) if most else largest)
         for values, alike in todo:
             size = largest
             while alike and size:
@@ -452,14 +457,6 @@ def _refused(objection: str, sent: int = 0) -> UserError:
         f"Slurm rejects these jobs: {'; '.join(lines) or 'it gave no reason'}: {before}; check resources.*, layout.* "
         "and launcher.sbatch of the runs (`sinfo` lists partitions, `cppo show` what a run requests)"
     )
-
-
-def _largest_array() -> int:
-    """How many tasks the cluster allows in an array."""
-    largest = configured("MaxArraySize") or ""
-    most = re.search(r"\bmax_array_tasks=(\d+)", configured("SchedulerParameters") or "")
-    size = int(largest) - 1 if largest.isdecimal() else _LARGEST_ARRAY
-    return max(1, min(size, int(most[1])) if most else size)
 
 
 WAIT_SECONDS = 10  # for a node; longer than a cycle of the scheduler
