@@ -130,7 +130,7 @@ _WITHOUT_RAY = (
     "test_loss",
     "test_parity",
     "test_sharded",
-    "vllm/test_megatron",
+    "vllm/test_modules",
 )
 _TOGETHER = (
     ("ray", ("tests/cores/verl/",)),

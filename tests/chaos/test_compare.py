@@ -23,24 +23,16 @@ from dev.chaos.compare import (
 from tests.jobs import job
 
 POINTS: list[Point] = [("train/reward", step, repr(step / 8)) for step in range(5)]
+NAMES = {"config": "config.json", "output": "output/1.log"}
 FILES = {"config.json": "a", HISTORY: ""}
 
 
 def recorded(
     stored: list[Point] = POINTS, in_file: list[Point] = POINTS, **artifacts: str | None
 ) -> Recorded:
-    files = FILES | {f"{name}.json": digest for name, digest in artifacts.items()}
+    files = FILES | {NAMES[name]: digest for name, digest in artifacts.items()}
     kept = {name: digest for name, digest in files.items() if digest is not None}
     return Recorded({STORE: Counter(stored), HISTORY: Counter(in_file)}, kept)
-
-
-OTHER_OUTPUT = Recorded(recorded().points, FILES | {"output/1.log": ""})
-
-
-ROUNDED = recorded([*POINTS[:4], ("train/reward", 4, "0.5000001")])
-
-
-ONE_MORE = recorded([*POINTS, ("train/reward", 5, "1.0")])
 
 
 LACKS = "lacks, or has more than once, 1 points in the store"
@@ -54,11 +46,19 @@ def store(*runs: Recorded, **statuses: int) -> Store:
 @pytest.mark.parametrize(
     "disturbed, lost, said",
     [
-        (store(OTHER_OUTPUT, FINISHED=2, KILLED=1), 0, None),
+        (store(recorded(output=""), FINISHED=2, KILLED=1), 0, None),
         (store(recorded(POINTS[1:])), 1, f"{LACKS}: train/reward at step 0"),
         (store(recorded([*POINTS, POINTS[2]])), 1, LACKS),
-        (store(ROUNDED), 1, "has besides 1 points in the store"),
-        (store(ONE_MORE), 0, "run two has besides 1 points in the store"),
+        (
+            store(recorded([*POINTS[:4], ("train/reward", 4, "0.5000001")])),
+            1,
+            "has besides 1 points in the store",
+        ),
+        (
+            store(recorded([*POINTS, ("train/reward", 5, "1.0")])),
+            0,
+            "run two has besides 1 points in the store",
+        ),
         (store(), 5, "run two is done 0 times"),
         (store(recorded(), recorded()), 0, "run two is done 2 times"),
         (store(recorded(), RUNNING=1), 0, "1 MLflow runs are RUNNING still"),
@@ -97,8 +97,8 @@ def report(folder: Path, mlflow_id: str, port: int, **changes: str) -> dict[str,
         "index.html": f"<a href='{address}/#/runs/{mlflow_id}'>{mlflow_id}</a>",
         "runs.csv": f"abc,{mlflow_id}\n",
         "figure.svg": "<svg/>",
+        **changes,
     }
-    texts |= {name: changes.get(name.partition(".")[0], text) for name, text in texts.items()}
     record = {"files": {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}}
     folder.mkdir(exist_ok=True)
     for name, text in {**texts, "report.json": json.dumps(record), ".cppo-report": mlflow_id}.items():
@@ -112,9 +112,9 @@ def test_reports(tmp_path: Path) -> None:
     assert differences(control, report(tmp_path / "other", "2" * 32, 2)) == []  # names of stores do not count
     assert differences(control, {**control, "more.md": b""}) == ["the report has more.md besides"]
     assert differences({**control, "more.md": b""}, control) == ["the report lacks more.md"]
-    for name in ("index", "runs", "figure"):
+    for name in ("index.html", "runs.csv", "figure.svg"):
         changed = differences(control, report(tmp_path / "other", "2" * 32, 2, **{name: "something else"}))
-        assert [line.partition(".")[0] for line in changed] == sorted([name, "report"])
+        assert [line.split()[0] for line in changed] == sorted([name, "report.json"])
     # A record of other files is another record.
     (tmp_path / "control" / "figure.svg").write_text("<svg></svg>")
     again = read_report(tmp_path / "control", {"1" * 32: "abc"}, "http://127.0.0.1:1")

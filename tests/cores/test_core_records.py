@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab import PARTS_FOLDER, core_records
-from cppo_lab.core_records import BUILT_IN, CoreRecord, Resources, core_names, core_of, load_part
+from cppo_lab.core_records import BUILT_IN, CoreRecord, core_names, core_of, load_part
 from cppo_lab.cores.mini import MINI
 from cppo_lab.plugins import CORE_GROUP
 from cppo_lab.spec import LayoutSpec, RunSpec
@@ -25,7 +25,7 @@ from cppo_lab.testing import cores as conformance
 from cppo_lab.testing.cores import Life
 from tests.conftest import python, user_error
 from tests.cores.kills import Killed
-from tests.cores.test_mini import ListSink
+from tests.cores.test_mini import ListSink, attempt
 from tests.waiting import CEILING_SECONDS
 
 ROOT = Path(__file__).parents[2]
@@ -100,12 +100,10 @@ class InThisProcess(CoreTests):
     ) -> tuple[Life, ...]:
         lives = []
         for run in (each.run for each in composed):
-            (run_folder := folder / run.run_id).mkdir(exist_ok=True)
             kept, end = ListSink(kill_at), None
             sink = Mock(wraps=kept)
             with contextlib.suppress(Killed):
-                resources = Resources(folder, run_folder, device="cpu")
-                outcome = self.core.load("train")(run, sink, resources)
+                _, outcome = attempt(run, folder / run.run_id, sink)
                 end = outcome.status, outcome.step
             lives.append(
                 Life(tuple(kept.began), tuple(kept.rows), kept.artifacts, end, sink.method_calls[0][0])

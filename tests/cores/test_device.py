@@ -7,6 +7,7 @@ branch on values.
 
 from collections.abc import Callable, Iterator
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -30,45 +31,33 @@ class Lent(Tensor):
     """Data of the CPU that is said to be on a GPU."""
 
     data_of: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     def __new__(cls, data: Tensor) -> "Lent":
         lent = Tensor._make_subclass(cls, torch.empty(0))
         lent.data_of = data
         return lent
 
-    @classmethod
-    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function in (DEVICE, IS_CUDA):
-            return GPU if function == DEVICE else True
-        name, kwargs = getattr(function, "__name__", str(function)), dict(kwargs or {})
-        with torch._C.DisableTorchFunctionSubclass():
-            given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, Tensor)]
-            if name not in MAY_MIX and (mixed := [t for t in given if type(t) is not Lent and t.dim()]):
-                raise RuntimeError(f"{name} mixes devices: {[tuple(t.shape) for t in mixed]} on the CPU")
-            result, places = called(function, args, kwargs)
-        if name in ("cpu", "numpy") or "cpu" in places:
-            return result
-        # What is done in place has the same tensor as its result.
-        same = {id(value.data_of): value for value in given if type(value) is Lent}
-        return tree_map(lambda value: same[id(value)] if id(value) in same else lent(value), result)
 
-
-class Factories(TorchFunctionMode):
-    """What is made on the GPU, or moved there, is lent."""
+class Gpu(TorchFunctionMode):
+    """What is made on the GPU, moved there, or computed from what lies there, is lent."""
 
     def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = dict(kwargs or {})
-        if any(issubclass(kind, Lent) for kind in types):
-            return function(*args, **kwargs)
-        result, places = called(function, args, kwargs)
-        return lent(result) if "cuda" in places else result
-
-
-def called(function: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, list[str]]:
-    """The result on the CPU, and the kinds of devices that the arguments name."""
-    places = [torch.device(value).type for value in (*args, kwargs.get("device")) if is_place(value)]
-    args, kwargs = tree_map(on_cpu, (tuple(args), kwargs))
-    return function(*args, **kwargs), places
+        named = dict(kwargs or {})
+        given = [value for value in tree_leaves((args, named)) if isinstance(value, Tensor)]
+        # What is done in place has the same tensor as its result.
+        same = {id(value.data_of): value for value in given if type(value) is Lent}
+        if same and function in (DEVICE, IS_CUDA):
+            return GPU if function == DEVICE else True
+        name = getattr(function, "__name__", str(function))
+        if same and name not in MAY_MIX and (mixed := [t for t in given if type(t) is not Lent and t.dim()]):
+            raise RuntimeError(f"{name} mixes devices: {[tuple(t.shape) for t in mixed]} on the CPU")
+        places = [torch.device(value).type for value in (*args, named.get("device")) if is_place(value)]
+        args, named = tree_map(on_cpu, (tuple(args), named))
+        result = function(*args, **named)
+        if name in ("cpu", "numpy") or "cpu" in places or not (same or "cuda" in places):
+            return result
+        return tree_map(lambda value: same[id(value)] if id(value) in same else lent(value), result)
 
 
 def is_place(value: object) -> bool:
@@ -89,25 +78,17 @@ def lent(values: Any) -> Any:
 def _no_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Without autograd, which has no place for a tensor of this kind: its function is called as it would call it."""
 
-    class Context:
-        needs_input_grad = (True,)
-
-        def save_for_backward(self, *tensors: Tensor) -> None:
-            self.saved_tensors = tensors
-
-        def mark_non_differentiable(self, *_: Tensor) -> None:
-            pass
-
     def call(*arguments: Any) -> Any:
-        context = Context()
+        context = Mock(needs_input_grad=(True,))
         outputs = forward(context, *arguments)
+        context.saved_tensors = context.save_for_backward.call_args.args
         gradients = [None if part is None else torch.ones_like(part) for part in outputs[:2]]
         assert on_gpu(divergence._LogProbs.backward(context, *gradients))
         return outputs
 
     forward = divergence._LogProbs.forward
     monkeypatch.setattr(divergence._LogProbs, "apply", call)
-    with torch.no_grad(), Factories():
+    with torch.no_grad(), Gpu():
         yield
 
 

@@ -1,12 +1,11 @@
 """The loop of the embedded cores: a broken run continues with the numbers of an unbroken one, a collapsed one ends."""
 
-import itertools
 import json
 import math
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest.mock import Mock
 
 import pandas as pd
@@ -15,30 +14,25 @@ import torch
 from torch import Tensor
 
 from cppo_lab import schema
-from cppo_lab.core_records import BEST_MODEL, CHECKPOINT, Resources, load_core
+from cppo_lab.core_records import BEST_MODEL, CHECKPOINT
 from cppo_lab.cores.checkpoint import load_checkpoint, load_whole, read_checkpoint, same_form, save_checkpoint
 from cppo_lab.cores.exact.trainer import Learner, step_together
 from cppo_lab.cores.loop import AdamW, SteppedTrainer
 from cppo_lab.cores.mini import trainer as trainer_module
 from cppo_lab.cores.mini.trainer import Trainer
+from cppo_lab.cores.mini.warm_start import weights_digest
 from cppo_lab.errors import NotFinite
 from cppo_lab.schema import Outcome, collapse_reason
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY, python
 from tests.cores.exact_specs import DISTURBED, DPPO, SHUFFLED, exact_run
-from tests.cores.kills import survives
-from tests.cores.test_mini import ListSink, seeded, tiny, trainer_of, without_times
+from tests.cores.kills import killed_at_each
+from tests.cores.test_mini import ListSink, attempt, seeded, tiny, trainer_of, without_times
 
 ROOT = Path(__file__).parents[2]
 MAKER = "torch on cpu"
 LONGER = "training.t_stop=6"
-
-
-def run(spec: RunSpec, shared: Path, folder: Path, sink: ListSink | None = None) -> tuple[ListSink, Outcome]:
-    sink = sink or ListSink()
-    folder.mkdir(exist_ok=True)
-    return sink, load_core(spec.core)(spec, sink, Resources(shared, folder, device="cpu"))
 
 
 class KeepingSink(ListSink):
@@ -56,13 +50,13 @@ class KeepingSink(ListSink):
 
 
 ALONG = {"rule": DPPO, "learning_rate": 0.05, "match": "scale"}
-RUNS: dict[str, Callable[[], RunSpec]] = {
-    "cppo": lambda: tiny(LONGER, "rule=cppo"),
-    "shuffled, stale": lambda: tiny(LONGER, f"rule={SHUFFLED['name']}", "rollout.staleness=2"),
-    "bfloat16": lambda: tiny(LONGER, "rule=grpo", "rollout.precision=bfloat16"),
-    "exact": lambda: exact_run(training={"t_stop": 6}),
-    "exact, disturbed, shuffled": lambda: exact_run(**DISTURBED, rule=SHUFFLED, training={"t_stop": 6}),
-    "exact, measured along another": lambda: exact_run(along=ALONG, training={"t_stop": 6}),
+RUNS: dict[str, RunSpec] = {
+    "cppo": tiny(LONGER, "rule=cppo"),
+    "shuffled, stale": tiny(LONGER, f"rule={SHUFFLED['name']}", "rollout.staleness=2"),
+    "bfloat16": tiny(LONGER, "rule=grpo", "rollout.precision=bfloat16"),
+    "exact": exact_run(training={"t_stop": 6}),
+    "exact, disturbed, shuffled": exact_run(**DISTURBED, rule=SHUFFLED, training={"t_stop": 6}),
+    "exact, measured along another": exact_run(along=ALONG, training={"t_stop": 6}),
 }
 
 
@@ -80,9 +74,9 @@ def test_killed_at_any_step_it_continues_with_the_same_numbers(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     """Many moments leave the same files: what comes of these is looked at once."""
-    spec = RUNS[name]()
+    spec = RUNS[name]
     unbroken = KeepingSink(tmp_path / "unbroken")
-    assert run(spec, tmp_path, tmp_path / "unbroken", unbroken)[1] == Outcome(schema.DONE, 6)
+    assert attempt(spec, tmp_path / "unbroken", unbroken)[1] == Outcome(schema.DONE, 6)
     assert len(unbroken.left) == 2 * 7 and "diagnostics/positions.json" in unbroken.artifacts
     different = {hash(tuple(sorted(files.items()))): moment for moment, files in unbroken.left.items()}
     begun = []
@@ -90,7 +84,7 @@ def test_killed_at_any_step_it_continues_with_the_same_numbers(
         (folder := tmp_path / moment).mkdir()
         for file, content in unbroken.left[moment].items():
             (folder / file).write_bytes(content)
-        resumed, outcome = run(spec, tmp_path, folder)
+        resumed, outcome = attempt(spec, folder)
         assert resumed.numbers() == unbroken.numbers(), moment
         assert resumed.artifacts == unbroken.artifacts
         assert outcome == Outcome(schema.DONE, 6)
@@ -104,53 +98,42 @@ def test_killed_at_any_file_it_keeps_the_best_weights(
 ) -> None:
     """Killed at each operation on files: what is kept is of the best step, to the bit."""
     few = ("training.t_stop=3", "validation.every=1", "validation.samples=2", "optim.learning_rate=0.003")
-    spec = tiny(*few)
-    weights: dict[int, dict[str, torch.Tensor]] = {}
-    validate = Trainer.validate
+    spec, validate, weights = tiny(*few), Trainer.validate, {}
 
     def seen(self: Trainer) -> dict[str, float]:
-        weights[self.steps] = {name: one.clone() for name, one in self.model.state_dict().items()}
+        weights[self.steps] = weights_digest(self.model.state_dict())
         return validate(self)
 
     with monkeypatch.context() as patch:
         patch.setattr(Trainer, "validate", seen)
-        unbroken, _ = run(spec, tmp_path, tmp_path / "unbroken")
+        unbroken, _ = attempt(spec, tmp_path / "unbroken")
     name = schema.validation_metric(schema.MEAN, spec.validation.samples)
     scores = {step: row[name] for step, row in unbroken.rows if step and name in row}
     best = 2
     assert scores[1] == scores[best] > scores[3]  # the later of equals, and not the last
-    assert not all(torch.equal(weights[best][key], weights[1][key]) for key in weights[1])
-    for moment in itertools.count():
-        folder = tmp_path / str(moment)
-        if survives(monkeypatch, moment, lambda folder=folder: run(spec, tmp_path, folder)):
-            break
-        run(spec, tmp_path, folder)
+    assert weights[1] != weights[best]
+    for folder, _ in killed_at_each(monkeypatch, tmp_path, lambda folder: attempt(spec, folder)):
+        attempt(spec, folder)
         kept = read_checkpoint(folder / BEST_MODEL, spec.run_id)
         assert [step for step, _ in kept["history"]] == [best]
-        assert all(torch.equal(kept["trainer"]["model"][key], weights[best][key]) for key in weights[best])
-    assert moment >= 2 * (3 + 1)  # a checkpoint at each validation, and at least one best
-
-
-class Whole(NamedTuple):
-    spec: RunSpec
-    folder: Path
-    sink: ListSink
+        assert weights_digest(kept["trainer"]["model"]) == weights[best]
+    assert int(folder.name) >= 2 * (3 + 1)  # a checkpoint at each validation, and at least one best
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
-    """An unbroken run; its folder has its last checkpoint, the one above it the warm start."""
-    spec, folder = RUNS["cppo"](), tmp_path_factory.mktemp("whole")
-    return Whole(spec, folder / "run", run(spec, folder, folder / "run")[0])
+def whole(tmp_path_factory: pytest.TempPathFactory) -> KeepingSink:
+    """Of an unbroken run; its folder has its last checkpoint, the one above it the warm start."""
+    folder = tmp_path_factory.mktemp("whole") / "run"
+    return attempt(RUNS["cppo"], folder, KeepingSink(folder))[0]
 
 
 def test_a_full_disk_costs_the_checkpoint_and_not_the_run(
-    tmp_path: Path, whole: Whole, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, whole: KeepingSink, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     full = OSError(28, "No space left on device")
     monkeypatch.setattr("cppo_lab.files.os.fsync", Mock(side_effect=full))
-    sink, outcome = run(whole.spec, whole.folder.parent, tmp_path / "run")
-    assert (sink.numbers(), outcome.status) == (whole.sink.numbers(), schema.DONE)
+    sink, outcome = attempt(RUNS["cppo"], tmp_path / "run", shared=whole.folder.parent)
+    assert (sink.numbers(), outcome.status) == (whole.numbers(), schema.DONE)
     assert "could not be written: [Errno 28] No space left on device" in capsys.readouterr().err
     assert list((tmp_path / "run").iterdir()) == []
 
@@ -182,11 +165,10 @@ def test_a_checkpoint_of_another_making_is_refused(
             "RuntimeError",
         ),
     ],
-    ids=["no rows", "fewer rows", "less state", "other state"],
 )
 def test_one_that_does_not_fit_starts_over(
     tmp_path: Path,
-    whole: Whole,
+    whole: KeepingSink,
     capsys: pytest.CaptureFixture[str],
     change: Callable[[Any], object],
     said: str,
@@ -194,8 +176,8 @@ def test_one_that_does_not_fit_starts_over(
     kept = torch.load(whole.folder / CHECKPOINT, weights_only=True)
     change(kept)
     torch.save(kept, tmp_path / CHECKPOINT)
-    again, outcome = run(whole.spec, whole.folder.parent, tmp_path)
-    assert (again.began, again.numbers()) == ([None], whole.sink.numbers())
+    again, outcome = attempt(RUNS["cppo"], tmp_path, shared=whole.folder.parent)
+    assert (again.began, again.numbers()) == ([None], whole.numbers())
     assert outcome == Outcome(schema.DONE, 6)
     assert "is ignored, training starts over" in (err := capsys.readouterr().err) and said in err
 
@@ -231,12 +213,12 @@ def test_a_collapsed_run_ends_early_and_says_why(tmp_path: Path, monkeypatch: py
     name = schema.validation_metric(schema.MEAN)
     monkeypatch.setattr(trainer_module.Trainer, "validate", lambda self: {name: next(scores)})
     spec = tiny("training.t_stop=20")
-    sink, outcome = run(spec, tmp_path, tmp_path / "run")
+    sink, outcome = attempt(spec, tmp_path / "run")
     assert (outcome.status, outcome.step) == (schema.COLLAPSED, 6)
     assert [step for step, _ in sink.rows] == list(range(7))
     assert "10.0 % is below 0.4 x its best 60.0 %" in outcome.reason
     # Killed before its end was recorded, it is collapsed still, without another step.
-    again, same = run(spec, tmp_path, tmp_path / "run")
+    again, same = attempt(spec, tmp_path / "run")
     assert (same, again.numbers()) == (outcome, sink.numbers())
 
 
@@ -250,7 +232,6 @@ def test_a_collapsed_run_ends_early_and_says_why(tmp_path: Path, monkeypatch: py
         (lambda _, model: [p.data.mul_(1e17) for p in model.parameters()], "log-probabilities are not"),
         (lambda batch, _: batch.rollout.logp.sub_(200), "the probability ratio of kept token"),
     ],
-    ids=["gradient", "policy", "ratio"],
 )
 def test_what_is_not_finite_is_a_collapse(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Callable[[Any, Any], object], said: str
@@ -268,21 +249,16 @@ def test_what_is_not_finite_is_a_collapse(
         return batch
 
     monkeypatch.setattr(Trainer, "collect", broken)
-    sink, outcome = run(spec, tmp_path, tmp_path / "run")
+    sink, outcome = attempt(spec, tmp_path / "run")
     assert (outcome.status, sink.rows[-1][0]) == (schema.COLLAPSED, 2)
     assert said in outcome.reason and outcome.reason.endswith("at step 3")
 
 
 @pytest.mark.parametrize(
-    "make",
-    [
-        lambda: tiny("batch.minibatch_prompts=8"),
-        lambda: exact_run(batch={"minibatch_prompts": 8}),
-    ],
-    ids=["mini", "exact"],
+    "spec", [tiny("batch.minibatch_prompts=8"), exact_run(batch={"minibatch_prompts": 8})]
 )
 def test_so_are_weights_that_the_last_update_destroyed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[], RunSpec]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spec: RunSpec
 ) -> None:
     """They would be validated, and at the last step the run would be done."""
 
@@ -291,7 +267,7 @@ def test_so_are_weights_that_the_last_update_destroyed(
         return 1.0
 
     monkeypatch.setattr(SteppedTrainer, "_descend", destroy)
-    _, outcome = run(make(), tmp_path, tmp_path / "run")
+    _, outcome = attempt(spec, tmp_path / "run")
     assert outcome == Outcome(schema.COLLAPSED, 0, "weights are not finite at step 1")
 
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.core_records import Resources
-from cppo_lab.cores.mini.model import Rollout, Transformer, draw, draw_nucleus, sample
+from cppo_lab.core_records import Resources, load_core
+from cppo_lab.cores.mini.model import Rollout, Transformer, draw_nucleus, sample
 from cppo_lab.cores.mini.tasks import make_task
-from cppo_lab.cores.mini.trainer import Trainer, train
+from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.cores.mini.warm_start import (
     TEST_EVERY,
     NotLearned,
@@ -23,6 +23,7 @@ from cppo_lab.cores.mini.warm_start import (
     train_warm_start,
 )
 from cppo_lab.rules import RULES
+from cppo_lab.schema import Outcome
 from cppo_lab.spec import Architecture, RunSpec, SyntheticModel, TaskData
 from cppo_lab.spec.run import ANNEAL_STEPS
 from cppo_lab.sweep.compose import compose
@@ -128,26 +129,16 @@ def test_what_is_recorded_of_a_rollout(model: Transformer, copies: int) -> None:
         assert all(token == TOKENIZER.pad for token in row[length:])
 
 
-def test_frequencies_follow_the_truncated_softmax(model: Transformer) -> None:
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.05])
+def test_frequencies_follow_the_truncated_softmax(model: Transformer, top_p: float) -> None:
     prompts = TASK.sample(1, seeded(5)).prompts
     rollout = sample(
-        model, prompts, TOKENIZER, copies=20_000, max_response_length=2, temperature=0.7, top_p=0.9,
+        model, prompts, TOKENIZER, copies=20_000, max_response_length=2, temperature=0.7, top_p=top_p,
         generator=seeded(6),
     )  # fmt: skip
-    expected = nucleus((model(prompts)[:, -1] / 0.7).softmax(-1)[0].tolist(), 0.9)
-    check_frequencies(rollout.responses[:, 0], expected)
-    assert 0 in expected
-
-
-@pytest.mark.parametrize("top_p", [1.0, 0.7, 0.05])
-def test_draws_over_a_large_vocabulary(top_p: float) -> None:
-    generator = seeded(1)
-    probabilities = (3 * torch.randn(306, generator=generator)).softmax(-1)
-    probabilities[::7] = 0  # never drawn
-    probabilities /= probabilities.sum()
-    many = probabilities.expand(20_000, -1)
-    tokens = draw(many, generator) if top_p == 1 else draw_nucleus(many, top_p, generator)
-    check_frequencies(tokens, nucleus(probabilities.tolist(), top_p))
+    law = (model(prompts)[:, -1] / 0.7).softmax(-1)[0].tolist()
+    check_frequencies(rollout.responses[:, 0], nucleus(law, top_p))
+    assert (0 in nucleus(law, top_p)) == (top_p < 1)
 
 
 def test_a_share_that_rounds_to_nothing_leaves_the_likeliest() -> None:
@@ -209,12 +200,20 @@ def started(spec: RunSpec, seed: int = 0, **settings: Any) -> SyntheticModel:
     return spec.model.model_copy(update={"warm_start": warm_start}).for_seed(seed)
 
 
+def attempt(
+    spec: RunSpec, folder: Path, sink: Any = None, shared: Path | None = None, **given: Any
+) -> tuple[Any, Outcome]:
+    """Train a run in its folder; runs share the one above it, if no other is given."""
+    folder.mkdir(exist_ok=True)
+    resources, sink = Resources(shared or folder.parent, folder, device="cpu", **given), sink or ListSink()
+    return sink, load_core(spec.core)(spec, sink, resources)
+
+
 def train_tiny(folder: Path, *overrides: str, **sections: Any) -> Rows:
     """The metrics of a fresh run, with other sections if given; `folder` holds the warm start that runs share."""
-    spec, sink = tiny(*overrides), ListSink()
+    spec = tiny(*overrides)
     spec = type(spec).model_validate(spec.model_dump(exclude_none=True) | sections)
-    train(spec, sink, Resources(folder, Path(tempfile.mkdtemp(dir=folder)), device="cpu"))
-    return sink.numbers()
+    return attempt(spec, Path(tempfile.mkdtemp(dir=folder)))[0].numbers()
 
 
 @pytest.fixture(scope="module")
@@ -234,7 +233,6 @@ KINDS = {rule.needs: name for name, rule in RULES.items()}.values()  # one of th
         *(("pdm", {"estimator": part, "measure": "kl"}) for part in ("binary", "exact")),
         *(("trm_max", {"estimator": "sample", "measure": measure}) for measure in ("k2", "k3")),
     ],
-    ids=lambda value: value if isinstance(value, str) else "-".join(map(str, value.values())),
 )
 def test_every_kind_of_rule_trains_and_speaks_the_schema(
     shared: Path, rule: str, divergence: dict[str, Any]
@@ -278,7 +276,7 @@ def test_three_policies_of_which_two_are_one_train_to_the_bit_as_two(
 
 @pytest.mark.parametrize("origin", ["mu", "old"])
 def test_pi_old_is_the_policy_before_the_updates_and_not_the_stale_mu(shared: Path, origin: str) -> None:
-    """The ratio is to it, D_t and its direction are from it or from mu. That pi_old / mu is the weight:
+    """The ratio is to it, D_t and its direction are from it or from mu. What it is, and that pi_old / mu is the weight:
     verl/test_engine.py.
     """
     kind = ("rule=dppo", "rule.delta=0.05", "divergence.k=4", "rollout.staleness=1", *DECOUPLED)
@@ -295,12 +293,8 @@ def test_pi_old_is_the_policy_before_the_updates_and_not_the_stale_mu(shared: Pa
     batch = trainer.collect()
     rollout, worth = batch.rollout, torch.randn(len(batch.keep), generator=generator)
     valid = rollout.valid()
-    pi_old = joined_logits(trainer.model, rollout).log_softmax(-1).detach()
     old = trainer.recorded(rollout)
     moved()
-    log_old = pi_old.gather(-1, rollout.responses[..., None])[..., 0]
-    torch.testing.assert_close(old.logp[valid], log_old[valid], rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(old.topk_logp[valid], pi_old.topk(4).values[valid], rtol=1e-4, atol=1e-4)
     assert float((old.logp - rollout.logp)[valid].abs().max()) > 0.1
     result, start = trainer.objective(rollout, worth, None, old), old if origin == "old" else rollout
     seen = result.seen
@@ -406,11 +400,16 @@ def test_a_lower_precision_of_mu_is_a_gap_before_the_update(tmp_path: Path) -> N
 
 
 def test_one_precision_and_the_same_weights_leave_rounding(tmp_path: Path) -> None:
-    """Every metric of the schema is logged, of both states and of each third."""
-    trainer = trainer_of(tmp_path)
+    """Every metric of the schema is logged, of both states and of each third. Switched off, they are left out and
+    change nothing.
+    """
+    trainer, off = trainer_of(tmp_path), trainer_of(tmp_path, mismatch=False)
     batch = trainer.collect()
     trainer.collect = lambda: batch  # type: ignore[method-assign]
     metrics = trainer.step()
+    without = off.step()
+    assert without_times(without).items() <= metrics.items() and not of_mismatch(without)
+    assert torch.equal(off.model.embedding.weight, trainer.model.embedding.weight)
     before, after = (schema.mismatch_metric(ERROR, before_update=state) for state in (True, False))
     assert metrics[before] == pytest.approx(1, abs=1e-5)
     assert metrics[after] > 1  # later minibatches are off-policy
@@ -425,12 +424,3 @@ def test_one_precision_and_the_same_weights_leave_rounding(tmp_path: Path) -> No
     }
     lengths, longest = batch.rollout.lengths, trainer.spec.rollout.max_response_length
     assert metrics["train/truncated_share"] == pytest.approx(float((lengths == longest).double().mean()))
-
-
-def test_switched_off_they_are_left_out_and_change_nothing(tmp_path: Path) -> None:
-    on, off = trainer_of(tmp_path), trainer_of(tmp_path, mismatch=False)
-    for _ in range(2):
-        with_them, without = on.step(), off.step()
-        assert of_mismatch(with_them) and not of_mismatch(without)
-        for name, value in without.items():
-            assert name.startswith("perf/") or with_them[name] == value

@@ -1,7 +1,6 @@
 """The embedded core keeps its answers: what is in the files, that nothing else changes, and the same after a kill."""
 
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -12,16 +11,15 @@ from cppo_lab.analysis.replay import replay
 from cppo_lab.answers import ANSWERS, outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.texts import texts_name
-from cppo_lab.core_records import CHECKPOINT, Resources
+from cppo_lab.core_records import CHECKPOINT
 from cppo_lab.cores.checkpoint import load_checkpoint
 from cppo_lab.cores.mini.tasks import make_task, validation_sets
-from cppo_lab.cores.mini.trainer import train
 from cppo_lab.spec import AnswersSpec, MiniRun
 from cppo_lab.sweep.compose import compose
 from tests.answers.made import averages
 from tests.conftest import TINY
 from tests.cores.kills import Killed
-from tests.cores.test_mini import ListSink, tiny
+from tests.cores.test_mini import ListSink, attempt, tiny
 
 # With a mask that drops something in a few steps of a tiny model.
 WORDS = [*TINY, "rule.delta=0.01", "optim.learning_rate=0.01", "rollout.staleness=1", "training.t_stop=4"]
@@ -56,11 +54,11 @@ def run_of(*overrides: str) -> MiniRun:
     return compose([*WORDS, *overrides]).run
 
 
-def trained(folder: Path, run: MiniRun, answers: AnswersSpec | None = DEFAULT, **kill: int) -> ListSink:
-    folder.mkdir(exist_ok=True)
-    sink = FileSink(folder, **kill)
-    train(run, sink, Resources(folder.parent, folder, device="cpu", answers=answers))
-    return sink
+RUN = run_of()
+
+
+def trained(folder: Path, run: MiniRun = RUN, answers: AnswersSpec | None = DEFAULT, **kill: int) -> FileSink:
+    return attempt(run, folder, FileSink(folder, **kill), answers=answers)[0]
 
 
 def tokens_in(folder: Path) -> list[tokens.RecordedTokens]:
@@ -73,27 +71,19 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted((folder / ANSWERS).iterdir())}
 
 
-class Whole(NamedTuple):
-    folder: Path
-    run: MiniRun
-    sink: ListSink
-
-
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> FileSink:
     """An unbroken run that keeps its answers."""
-    folder, run = tmp_path_factory.mktemp("whole") / "run", run_of()
-    return Whole(folder, run, trained(folder, run))
+    return trained(tmp_path_factory.mktemp("whole") / "run")
 
 
-def test_outcomes_are_those_of_the_logged_scores(whole: Whole) -> None:
-    folder, run, sink = whole
-    outcome = read_outcomes(folder)
-    scored = [(step, row) for step, row in sink.rows if any(name.startswith("val/") for name in row)]
+def test_outcomes_are_those_of_the_logged_scores(whole: FileSink) -> None:
+    outcome = read_outcomes(whole.folder)
+    scored = [(step, row) for step, row in whole.rows if any(name.startswith("val/") for name in row)]
     assert len(scored) > 2
-    assert (outcome.steps.tolist(), outcome.benchmarks) == ([step for step, _ in scored], run.data.benchmarks)
+    assert (outcome.steps.tolist(), outcome.benchmarks) == ([step for step, _ in scored], RUN.data.benchmarks)
     for place, benchmark in enumerate(outcome.benchmarks):
-        name = schema.validation_metric(benchmark, run.validation.samples)
+        name = schema.validation_metric(benchmark, RUN.validation.samples)
         logged = np.array([row[name] for _, row in scored], dtype=np.float32)
         np.testing.assert_array_equal(averages(outcome)[:, place].astype(np.float32), logged)
     assert outcome.right.max() > 0 and outcome.length.min() >= 1
@@ -109,20 +99,19 @@ def test_texts_show_numbers_in_whatever_spelling_and_tokens_name_it(tmp_path: Pa
     assert {piece.partition("_")[2] for piece in table.pieces} >= {"1", "2"}
 
 
-def test_samples_are_graded_as_their_outcomes_say(whole: Whole) -> None:
-    folder, run, _ = whole
-    outcome, task, drawn_groups = read_outcomes(folder), make_task(run.data), []
+def test_samples_are_graded_as_their_outcomes_say(whole: FileSink) -> None:
+    outcome, task, drawn_groups = read_outcomes(whole.folder), make_task(RUN.data), []
     sets = validation_sets(task).values()
     prompts = {" ".join(task.tokenizer.names(ids)) for problems in sets for ids in problems.prompts.tolist()}
     for row, step in enumerate(outcome.steps.tolist()):
-        file = read_texts(folder, step)
+        file = read_texts(whole.folder, step)
         validated = [sample for sample in file.samples if sample.kind == "validation"]
         assert file.left_out == 0
-        assert len(validated) == 8 * run.validation.samples
+        assert len(validated) == 8 * RUN.validation.samples
         for problem in {sample.problem for sample in validated}:
             place = outcome.problems.index(problem)
             k = [sample for sample in validated if sample.problem == problem]
-            assert sorted(sample.draw for sample in k) == list(range(run.validation.samples))
+            assert sorted(sample.draw for sample in k) == list(range(RUN.validation.samples))
             sums = [sum(getattr(sample, name) for sample in k) for name in ("right", "cut_off", "length")]
             assert sums[:2] == [outcome.right[row, place], outcome.cut_off[row, place]]
             assert sums[2] / len(k) == pytest.approx(outcome.length[row, place], rel=1e-6)
@@ -132,18 +121,17 @@ def test_samples_are_graded_as_their_outcomes_say(whole: Whole) -> None:
             assert sample.response.endswith("<eos>") == (sample.stop == "end") == (not sample.cut_off)
             assert len(sample.response.split()) <= sample.length  # padding that was sampled has no text
         drawn = [sample for sample in file.samples if sample.kind == "training"]
-        drawn_groups.append(len(drawn) / run.batch.responses)
+        drawn_groups.append(len(drawn) / RUN.batch.responses)
         assert all(sample.right == (sample.reward == 1) and sample.advantage is not None for sample in drawn)
         assert not {sample.prompt for sample in drawn} & prompts
     # Of groups with a signal: none before training, two at most.
     assert drawn_groups[0] == 0 and {*drawn_groups} <= {0, 1, 2} and max(drawn_groups) > 0
 
 
-def test_tokens_are_those_of_the_training_samples(whole: Whole) -> None:
-    folder, _, _ = whole
+def test_tokens_are_those_of_the_training_samples(whole: FileSink) -> None:
     seen: set[str] = set()
-    for table in tokens_in(folder):
-        file = read_texts(folder, table.step)
+    for table in tokens_in(whole.folder):
+        file = read_texts(whole.folder, table.step)
         drawn = {(sample.group, sample.draw): sample for sample in file.samples if sample.kind == "training"}
         words, places = table.texts(), list(table.responses())
         assert len(places) == len(drawn) > 0
@@ -166,10 +154,10 @@ def test_rules_are_replayed_as_they_were_trained(tmp_path: Path, rule: str) -> N
         assert (len(table.order) > 0) == ("shuffled" in rule)
 
 
-def test_keeping_answers_changes_no_number(tmp_path: Path, whole: Whole) -> None:
+def test_keeping_answers_changes_no_number(tmp_path: Path, whole: FileSink) -> None:
     for name, settings in (("none", None), ("off", DEFAULT.model_copy(update={"keep": False}))):
-        sink = trained(tmp_path / name, whole[1], settings)
-        assert sink.numbers() == whole[2].numbers()
+        sink = trained(tmp_path / name, answers=settings)
+        assert sink.numbers() == whole.numbers()
         assert not (tmp_path / name / ANSWERS).exists()
 
 
@@ -188,52 +176,43 @@ def test_settings_decide_what_is_kept(tmp_path: Path) -> None:
     assert read_texts(tmp_path / "little", 2).left_out > 0
 
 
-@pytest.mark.parametrize(
-    "kill", [{"files": n} for n in range(1, 6)] + [{"step": n} for n in (0, 2, 3)], ids=str
-)
+@pytest.mark.parametrize("kill", [{"files": n} for n in range(1, 6)] + [{"step": n} for n in (0, 2, 3)])
 def test_killed_and_continued_it_leaves_the_same_files(
-    tmp_path: Path, whole: Whole, kill: dict[str, int]
+    tmp_path: Path, whole: FileSink, kill: dict[str, int]
 ) -> None:
-    folder, run, sink = whole
     with pytest.raises(Killed):
-        trained(tmp_path / "broken", run, **kill)
-    continued = trained(tmp_path / "broken", run)
-    assert files_of(tmp_path / "broken") == files_of(folder)
-    assert continued.numbers()[-1] == sink.numbers()[-1]
+        trained(tmp_path / "broken", **kill)
+    continued = trained(tmp_path / "broken")
+    assert files_of(tmp_path / "broken") == files_of(whole.folder)
+    assert continued.numbers()[-1] == whole.numbers()[-1]
 
 
 def test_files_of_a_run_that_starts_again_are_its_own(
-    tmp_path: Path, whole: Whole, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, whole: FileSink, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Without its checkpoint, or with outcomes that somebody has broken."""
-    unbroken, run, _ = whole
     folder = tmp_path / "run" / ANSWERS
     folder.mkdir(parents=True)
     for name in ("texts-000099.jsonl.gz", "tokens-000099.npz", "outcomes.npz"):
         (folder / name).write_bytes(b"an earlier attempt's")
-    trained(tmp_path / "run", run)
-    assert files_of(tmp_path / "run") == files_of(unbroken)
+    trained(tmp_path / "run")
+    assert files_of(tmp_path / "run") == files_of(whole.folder)
     with pytest.raises(Killed):
-        trained(tmp_path / "damaged", run, step=3)
+        trained(tmp_path / "damaged", step=3)
     (tmp_path / "damaged" / OUTCOMES).write_bytes(b"nothing of ours")
-    trained(tmp_path / "damaged", run)
+    trained(tmp_path / "damaged")
     assert "outcomes of earlier validations are lost" in capsys.readouterr().err
-    left, whole_file = (read_outcomes(path) for path in (tmp_path / "damaged", unbroken))
+    left, whole_file = (read_outcomes(path) for path in (tmp_path / "damaged", whole.folder))
     assert 0 < len(left.steps) < len(whole_file.steps)
     np.testing.assert_array_equal(left.right, whole_file.right[-len(left.steps) :])
 
 
 def test_no_checkpoint_is_written_whose_answers_are_not_on_disk(tmp_path: Path) -> None:
     """A disk that is full for a while may have room for one and not for the other."""
-
-    class FullSink(FileSink):
-        def file(self, name: str, content: bytes) -> bool:
-            super().file(name, content)
-            return not self.rows or self.rows[-1][0] < 3  # full from the validation of step 4 on
-
-    run = run_of("training.t_stop=6", "validation.every=2")
-    sink = FullSink(tmp_path)
-    train(run, sink, Resources(tmp_path, tmp_path, device="cpu", answers=DEFAULT))
+    run, sink = run_of("training.t_stop=6", "validation.every=2"), FileSink(folder := tmp_path / "run")
+    write = sink.file  # full from the validation of step 4 on
+    sink.file = lambda *given: write(*given) or not sink.rows or sink.rows[-1][0] < 3
+    attempt(run, folder, sink, answers=DEFAULT)
     assert [step for step, _ in sink.rows] == list(range(7))
-    checkpoint = load_checkpoint(tmp_path / CHECKPOINT, run.run_id, f"torch {torch.__version__} on cpu")
+    checkpoint = load_checkpoint(folder / CHECKPOINT, run.run_id, f"torch {torch.__version__} on cpu")
     assert checkpoint["history"][-1][0] == 2

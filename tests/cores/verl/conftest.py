@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from cppo_lab.cores.verl import checkpoints
 from tests.waiting import CEILING_SECONDS, until
 
 if TYPE_CHECKING:
@@ -99,18 +100,27 @@ LOG = "log"
 def started(
     folder: Path, module: str, *arguments: str, python: str = sys.executable, **environment: str
 ) -> "subprocess.Popen[bytes]":
-    """A module of this folder as a process of its own, in `folder`, which is its first argument and has its LOG."""
-    with (folder / LOG).open("wb") as log:
+    """A module as a process of its own, in `folder`, where its output is added to LOG."""
+    with (folder / LOG).open("ab") as log:
         return subprocess.Popen(
-            [python, "-m", f"tests.cores.verl.{module}", str(folder), *arguments],
-            cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environment},
-            stdout=log, stderr=subprocess.STDOUT,
+            [python, "-m", module, *arguments], cwd=folder, stdout=log, stderr=subprocess.STDOUT,
+            env=os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **environment},
         )  # fmt: skip
 
 
-def ran(*given: str | Path, **named: str) -> int:
-    """The exit status of what is `started`."""
-    return started(*given, **named).wait(CEILING_SECONDS)
+def ran(folder: Path, module: str, *arguments: str, **named: str) -> int:
+    """The exit status of a module of this folder, whose first argument is `folder`."""
+    return started(folder, f"{__package__}.{module}", str(folder), *arguments, **named).wait(CEILING_SECONDS)
+
+
+def rows_in(folder: Path) -> list[checkpoints.Row]:
+    """What the trainer of a run has recorded."""
+    return [row for _, row in checkpoints.rows(folder)]
+
+
+def steps_in(folder: Path) -> list[int]:
+    """Of these rows."""
+    return [step for step, _ in rows_in(folder)]
 
 
 def running(place: Path) -> list[str]:
@@ -121,22 +131,17 @@ def running(place: Path) -> list[str]:
     return [line for line in lines if str(place) in line]
 
 
-# In the order in which they come: each is waited for by itself.
-PARTS = ("up", "validated", "trained", "warned", "stale", "done", "cancelled")
-
-
 class OnRay:
     """The job of `on_ray`: what it has seen, part by part."""
 
     def __init__(self, folder: Path, shared: Path) -> None:
         self.folder, self.shared = folder, shared
-        self.process = started(folder, "on_ray", str(shared))
+        self.process = started(folder, f"{__package__}.on_ray", str(folder), str(shared))
 
     def seen(self, part: str) -> Any:
         """What a part has seen; fails with the part's error, or with the end of the log."""
-        for name in PARTS[: PARTS.index(part) + 1]:
-            path = self.folder / f"{name}.json"
-            until(f"{name} of on_ray", lambda path=path: path.exists() or self.process.poll() is not None)
+        path = self.folder / f"{part}.json"
+        until(f"{part} of on_ray", lambda: path.exists() or self.process.poll() is not None)
         log = (self.folder / LOG).read_text()
         assert path.exists(), log[-5000:]
         seen = json.loads(path.read_text())
@@ -145,13 +150,10 @@ class OnRay:
 
     @cached_property
     def clients(self) -> "list[subprocess.CompletedProcess[str]]":
-        """Who asks Ray to be let in: with the token, without one, and with another one."""
+        """Who asks Ray to be let in: with the token, and without one."""
         up = self.seen("up")
         whole = os.environ | up["environment"]
         stranger = {name: value for name, value in whole.items() if not name.startswith("RAY_AUTH")}
-        wrong = self.folder / "wrong"
-        wrong.write_text("0" * 64)
-        token = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(wrong)}
 
         def ask(environment: dict[str, str]) -> "subprocess.CompletedProcess[str]":
             command = [sys.executable, "-c", CLIENT, up["address"]]
@@ -159,7 +161,7 @@ class OnRay:
 
         # At once: Ray's client tries again for 20 seconds before it gives up.
         with ThreadPoolExecutor() as pool:
-            return list(pool.map(ask, (whole, stranger | {"RAY_AUTH_MODE": "disabled"}, stranger | token)))
+            return list(pool.map(ask, (whole, stranger | {"RAY_AUTH_MODE": "disabled"})))
 
 
 @pytest.fixture(scope="session")

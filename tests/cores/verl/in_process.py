@@ -1,4 +1,5 @@
-"""What the jobs share that train in a Ray of the product's own: one trainer in their process, with workers of theirs.
+"""verl's tree for a run, and what the jobs share that train in a Ray of the product's own: one trainer in their
+process, with workers of theirs.
 
 Import only what needs no Ray at the top: its environment must be set first.
 """
@@ -11,6 +12,17 @@ from typing import Any
 from cppo_lab.cores.verl.cluster import longer_start_timeout
 from cppo_lab.cores.verl.core import TaskRunner
 from cppo_lab.sweep.compose import Composed
+
+
+def tree(
+    made: Composed, resume: Path | None = None, folder: Path = Path("/somewhere/runs"), **more: Any
+) -> Any:
+    """verl's tree for a run, of which nothing is there."""
+    from cppo_lab.cores.verl.config import verl_config
+    from cppo_lab.cores.verl.files import planned_files
+
+    files = planned_files(made.run, made.paths, folder, folder / made.run.run_id, resume)
+    return verl_config(made.run, made.layout, files, **more)
 
 
 def configured(

@@ -22,17 +22,15 @@ from cppo_lab.cores.verl.core import TaskRunner, _signals_after_ray, own_ray
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.groups import add_rule
 from tests.cores.verl import stale
-from tests.cores.verl.in_process import configured, train_here, worker_class
+from tests.cores.verl.conftest import steps_in
+from tests.cores.verl.in_process import configured, train_here, tree, worker_class
 from tests.cores.verl.story import OVERRIDES, RULE
 from tests.waiting import until
 
 FOREIGN = "one_sided"  # of another package (tests/rules), by its import path
-# Those of the figures, one that carries a column of its own, one that weighs whole responses, and one of another
-# package. The first is not the story's: both begin alike.
-RULES = (
-    "dppo", "cppo", "grpo", "cispo", "minpro", "trm_max_avg", "cppo_soft", "cppo_no_prefix_budget_shuffled", "gspo",
-    FOREIGN,
-)  # fmt: skip
+# One for each way to the loss: a mask, with budgets, on KL, with a column of its own, of whole responses, and of
+# another package. The first is not the story's: both begin alike. Every rule in verl's micro-batches: `test_parity`.
+RULES = ("dppo", "cppo", "trm_max_avg", "cppo_no_prefix_budget_shuffled", "gspo", FOREIGN)
 # A step whose minibatches do not both have a signal shows nothing of the second one: the rule has the next step too.
 MOST_STEPS = 8 * len(RULES)
 
@@ -61,38 +59,16 @@ def below() -> list[psutil.Process]:
     return psutil.Process().children(recursive=True)
 
 
-def survives_sigusr2(process: psutil.Process) -> bool:
-    """Whether SIGUSR2 would not end it; True for one that has ended by itself."""
-    try:
-        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    status = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    handled = int(status["SigIgn"], 16) | int(status["SigBlk"], 16) | int(status["SigCgt"], 16)
-    return status["State"].startswith("Z") or bool(handled & 1 << (signal.SIGUSR2 - 1))
-
-
 def send(number: signal.Signals, processes: list[psutil.Process]) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
-def policy_loss(run: Composed, folder: Path) -> Any:
-    """verl's `actor.policy_loss` for a rule."""
-    from verl.utils.config import omega_conf_to_dataclass
-
-    from cppo_lab.cores.verl.config import verl_config
-    from cppo_lab.cores.verl.files import planned_files
-
-    files = planned_files(run.run, run.paths, folder, folder)
-    return omega_conf_to_dataclass(
-        verl_config(run.run, run.layout, files).actor_rollout_ref.actor.policy_loss
-    )
-
-
 def trainer_class(folder: Path, job: "Job") -> Any:
     """Our trainer, with another rule at each step; before the last one every process is warned."""
+    from verl.utils.config import omega_conf_to_dataclass
+
     from cppo_lab.answers.tokens import write as write_tokens
     from cppo_lab.cores.verl import checkpoints
     from cppo_lab.cores.verl.trainer import LabTrainer
@@ -108,17 +84,19 @@ def trainer_class(folder: Path, job: "Job") -> Any:
             self.config.trainer.update(test_freq=-1, save_freq=-1, val_only=True)
             self._save_checkpoint()
             super().fit(loops)
-            job.part("validated", lambda: [step for _, (step, _) in checkpoints.rows(folder)])
+            job.part("validated", lambda: steps_in(folder))
             self.config.trainer.update(val_only=False, val_before_train=False)
             super().fit(loops)
             job.part("trained", lambda: self.trained)
             job.part("warned", job.warned)
             self.use_rule(RULE)
             run, start = composed(RULE, stale.SETTING).run, checkpoints.checkpoint_folder(folder, 0)
-            job.part("stale", lambda: stale.train_all(self, run, start, folder / "stale", loops))
+            place = folder / "stale"
+            job.part("stale", lambda: stale.train_all(self, run, start, place, job.shared, loops))
 
         def use_rule(self, rule: str) -> None:
-            self.actor_rollout_wg.use_rule(policy_loss(job.specs[rule], folder))
+            actor = tree(job.specs[rule]).actor_rollout_ref.actor
+            self.actor_rollout_wg.use_rule(omega_conf_to_dataclass(actor.policy_loss))
 
         def _submit_batch_to_rollout(self, batch: Any) -> int:
             rule = RULES[len(self.trained)]
@@ -156,7 +134,6 @@ class Job:
         self.specs = {rule: composed(rule) for rule in RULES}
         self.heard: list[int] = []
         self.lasting: dict[psutil.Process, str] = {}
-        self.mortal: list[list[str]] = []
 
     def write(self, part: str, seen: Any) -> None:
         partial = self.folder / f"{part}.partial"
@@ -211,18 +188,19 @@ class Job:
 
     def warn(self) -> None:
         """SIGUSR2 to every process, as Slurm sends it; all of verl's actors are there."""
-        processes = below()
-        self.mortal += [process.cmdline() for process in processes if not survives_sigusr2(process)]
-        names = {process: " ".join(process.cmdline()) for process in processes}
+        names = {process: " ".join(process.cmdline()) for process in below()}
         # Without those that Ray keeps for the next task, and may end at any time.
         self.lasting = {process: name for process, name in names.items() if "ray::IDLE" not in name}
         send(signal.SIGUSR2, [*self.lasting, psutil.Process()])
 
     def warned(self) -> dict[str, Any]:
         """After a step through the agent loop, both servers, the queue and both ranks."""
-        ended = [name for process, name in self.lasting.items() if not process.is_running()]
-        names = list(self.lasting.values())
-        return {"mortal": self.mortal, "names": names, "ended": ended, "heard": bool(self.heard)}
+        ended = [
+            name
+            for process, name in self.lasting.items()
+            if not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+        ]
+        return {"names": list(self.lasting.values()), "ended": ended, "heard": bool(self.heard)}
 
     def cancel(self) -> None:
         """SIGTERM to every process while this one waits for a task."""

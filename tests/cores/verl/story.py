@@ -4,9 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,9 +11,8 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from cppo_lab import schema
-from cppo_lab.cores.verl import checkpoints
-from tests.cores.verl.conftest import LOG, ROOT
-from tests.waiting import until
+from tests.cores.verl.conftest import LOG, ROOT, started, steps_in
+from tests.waiting import CEILING_SECONDS, until
 
 HOLD = Path(__file__).parent / "hold"  # stops the trainer behind a step
 STEPS, EVERY, SAMPLES = 6, 2, 4
@@ -62,8 +58,12 @@ class Story(Trained):
     first: Run  # as MLflow had it after the first launch
 
 
+def store(folder: Path) -> str:
+    return f"sqlite:///{folder / 'mlflow.db'}"
+
+
 def client(folder: Path) -> MlflowClient:
-    return MlflowClient(f"sqlite:///{folder / 'mlflow.db'}")
+    return MlflowClient(store(folder))
 
 
 def only_run(folder: Path) -> Run:
@@ -73,64 +73,32 @@ def only_run(folder: Path) -> Run:
     return runs[0]
 
 
-def kill_when_held(folder: Path, process: "subprocess.Popen[bytes]") -> list[int]:
-    """SIGKILL for the run when its trainer has recorded KILLED_AFTER; returns what it had recorded."""
-
-    def seen(name: str) -> list[Path]:
-        assert process.poll() is None, (folder / LOG).read_text()[-5000:]
-        return list((folder / "runs").glob(f"*/{name}"))
-
-    # By itself each: there are some twenty processes to start.
-    for name in ("status.json", "verl_trainer.lock", "data/train.parquet"):
-        until(name, lambda name=name: seen(name))
-    until("the first validation", lambda: [path for path in seen("verl_steps.jsonl") if path.stat().st_size])
-    [mark] = until(f"step {KILLED_AFTER} is recorded", lambda: seen("held"))
-    os.kill(json.loads((mark.parent / "status.json").read_text())["pid"], signal.SIGKILL)
-    return [step for _, (step, _) in checkpoints.rows(mark.parent)]
-
-
-@contextmanager
-def launched(
-    folder: Path, *overrides: str, python: str = sys.executable, **more: str
-) -> "Iterator[subprocess.Popen[bytes]]":
-    """`cppo launch` of the run with a store of its own; output is added to LOG. It has ended behind the block."""
+def launched(folder: Path, *overrides: str, **more: str) -> "subprocess.Popen[bytes]":
+    """`cppo launch` of the run with a store of its own."""
     (folder / "one.yaml").write_text(SWEEP)
-    environment = {key: value for key, value in os.environ.items() if key != "MLFLOW_TRACKING_URI"}
-    environment |= {"HF_HUB_OFFLINE": "1", "PYTHONPATH": str(ROOT), **more}
-    command = [
-        python,
-        "-m",
-        "cppo_lab.cli",
-        "launch",
-        "one.yaml",
-        *OVERRIDES,
-        *overrides,
-        "launcher.workers=1",
-    ]
-    with (folder / LOG).open("ab") as output:
-        process = subprocess.Popen(
-            command, cwd=folder, env=environment, stdout=output, stderr=subprocess.STDOUT
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
+    words = ("launch", "one.yaml", *OVERRIDES, *overrides, "launcher.workers=1")
+    return started(folder, "cppo_lab.cli", *words, MLFLOW_TRACKING_URI=store(folder), **more)
 
 
-def train(folder: Path, *overrides: str, python: str = sys.executable) -> Trained:
+def train(folder: Path, *overrides: str, **more: str) -> Trained:
     """Launch the run to its end."""
-    with launched(folder, *overrides, python=python) as process:
-        process.wait()
+    launched(folder, *overrides, **more).wait(CEILING_SECONDS)
     return Trained(folder, only_run(folder), (folder / LOG).read_text())
 
 
 def tell(folder: Path) -> Story:
     """Launch the run, kill it, damage its newest checkpoint, and launch it again to its end."""
     hold = {"HOLD_AFTER_STEP": str(KILLED_AFTER), "PYTHONPATH": os.pathsep.join([str(HOLD), str(ROOT)])}
-    with launched(folder, **hold) as process:
-        killed = kill_when_held(folder, process)
-        assert process.wait() == 1, (folder / LOG).read_text()[-5000:]
+    process = launched(folder, **hold)
+
+    def held() -> list[Path]:
+        assert process.poll() is None, (folder / LOG).read_text()[-5000:]
+        return list((folder / "runs").glob("*/held"))
+
+    [mark] = until(f"step {KILLED_AFTER} is recorded", held)
+    os.kill(json.loads((mark.parent / "status.json").read_text())["pid"], signal.SIGKILL)
+    killed = steps_in(mark.parent)
+    assert process.wait(CEILING_SECONDS) == 1, (folder / LOG).read_text()[-5000:]
     first = only_run(folder)
     # As a power cut leaves the last file of a checkpoint.
     [path] = folder.glob(f"runs/*/verl_checkpoints/global_step_{DAMAGED}/actor/optim_*.pt")

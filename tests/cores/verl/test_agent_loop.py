@@ -16,14 +16,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, DictConfigWrap
 from verl.workers.rollout.replica import TokenOutput
 
-from cppo_lab.cores.verl.rollout import POLICY_STEP, cpu, seed_of
+from cppo_lab.cores.verl.rollout import POLICY_STEP, TOPK_IDS, TOPK_LOGP, cpu, seed_of
 from cppo_lab.cores.verl.rollout.agent_loop import VALIDATE, ResumingClient, TopKAgentLoop
 from cppo_lab.cores.verl.rollout.cpu import CpuServer
 from tests.conftest import user_error
-from tests.cores.verl.test_rollout import LIMITS, recomputed
+from tests.cores.verl.test_rollout import LIMITS, PROMPTS, TRAIN, recomputed
 from tests.waiting import until
 
 K, LIMIT = 4, 6
+ASKED = {POLICY_STEP, TOPK_IDS, TOPK_LOGP}  # in training
 SAMPLING = {"temperature": 1.0, "logprobs": True}
 ROW = {
     "raw_prompt": [{"role": "user", "content": "1 + 2 ="}],
@@ -47,43 +48,35 @@ class Server:
     async def generate(self, *, sampling_params: dict[str, Any], **_: Any) -> TokenOutput:
         self.asked.append(sampling_params)
         extra: dict[str, Any] = {"global_steps": 9, "min_global_steps": 9, "max_global_steps": 9}
+        extra[POLICY_STEP] = np.arange(self.n, dtype=np.int32)
         if self.rows and (topk := sampling_params.get("cppo_topk", 0)):
             numbers = np.arange(self.rows * topk).reshape(self.rows, topk)
-            ids, logp = numbers.astype(np.int32), -numbers.astype(np.float16)
-            ids.flags.writeable = logp.flags.writeable = False  # as what comes over Ray
-            extra |= {"rollout_topk_ids": ids, "rollout_topk_logp": logp}
+            extra |= {TOPK_IDS: numbers.astype(np.int32), TOPK_LOGP: -numbers.astype(np.float16)}
+            for column in (TOPK_IDS, TOPK_LOGP):
+                extra[column].flags.writeable = False  # as what comes over Ray
         tokens = list(range(6, 6 + self.n))
         return TokenOutput(token_ids=tokens, log_probs=[-0.5 * t for t in range(self.n)], extra_fields=extra)
 
 
 def loop(tiny_model: Path, server: Server, **settings: Any) -> TopKAgentLoop:
-    rollout = {
-        "prompt_length": 16,
-        "response_length": LIMIT,
-        "engine_kwargs": {"cppo_lab": {"topk": K, "seed": 3} | settings},
-    }
+    engine_kwargs = {"cppo_lab": {"topk": K, "seed": 3} | settings}
+    rollout = {"prompt_length": 16, "response_length": LIMIT, "engine_kwargs": engine_kwargs}
     config = OmegaConf.create({"actor_rollout_ref": {"rollout": rollout}, "data": {}})
+    config, data = DictConfigWrap(config), DictConfigWrap(config.data)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
 
     async def within_a_loop() -> TopKAgentLoop:  # verl's constructor asks for the running event loop
-        return TopKAgentLoop(
-            DictConfigWrap(config),
-            server,
-            AutoTokenizer.from_pretrained(tiny_model),
-            None,
-            SimpleNamespace,
-            DictConfigWrap(config.data),
-            hf_model_type="qwen3",
-        )
+        return TopKAgentLoop(config, server, tokenizer, None, SimpleNamespace, data, hf_model_type="qwen3")
 
     return asyncio.run(within_a_loop())
 
 
 def run(made: TopKAgentLoop, **changes: Any) -> Any:
-    async def one() -> Any:
+    async def within_a_loop() -> Any:
         made.loop = asyncio.get_running_loop()
         return await made.run(SAMPLING, **ROW | changes)
 
-    return asyncio.run(one())
+    return asyncio.run(within_a_loop())
 
 
 @pytest.mark.parametrize("n", [1, LIMIT, LIMIT + 3])
@@ -93,15 +86,14 @@ def test_training_rows_carry_their_topk_as_columns(tiny_model: Path, n: int) -> 
     columns = output.as_dict()
     length = min(n, LIMIT)
     numbers = torch.arange(length * K).view(length, K)
-    for name, expected in {
-        "responses": torch.arange(6, 6 + length),
-        "rollout_topk_ids": numbers.int(),
-        "rollout_topk_logp": -numbers.half(),
-        "rollout_log_probs": -0.5 * torch.arange(length),
-    }.items():
-        torch.testing.assert_close(columns[name], expected, rtol=0, atol=0)  # of one type, too
-    # Neither reaches the reward workers, which get `extra_fields` as objects.
-    assert not [name for name in output.extra_fields if "topk" in name]
+    expected = {
+        "responses": torch.arange(6, 6 + length), TOPK_IDS: numbers.int(), TOPK_LOGP: -numbers.half(),
+        "rollout_log_probs": -0.5 * torch.arange(length), POLICY_STEP: torch.arange(length).int(),
+    }  # fmt: skip
+    torch.testing.assert_close({name: columns[name] for name in expected}, expected, rtol=0, atol=0)
+    # None reaches the reward workers, which get `extra_fields` as objects.
+    assert not ASKED & {*output.extra_fields, *run(loop(tiny_model, server), **{VALIDATE: True}).as_dict()}
+    assert ASKED & {*run(loop(tiny_model, server, topk=0)).as_dict()} == {POLICY_STEP}
     assert columns["extra_fields"]["min_global_steps"] == 9 and columns["extra_fields"]["turn_scores"] == []
     assert isinstance(output.metrics, AgentLoopMetrics)
     assert "seed" not in SAMPLING  # verl shares one dict among the sessions of a prompt
@@ -120,10 +112,9 @@ def test_seeds_name_step_problem_and_session(tiny_model: Path) -> None:
     assert seed_of(7, 1, "dapo", 3, 0) == 6841481850812842704
     # Validation asks for no Top-K and seeds every step alike, whether training has seeds or not.
     server.asked.clear()
-    outputs = [run(made, **{VALIDATE: True, "global_steps": step}) for step in (10, 20)]
     unseeded = loop(tiny_model, server, seed_requests=False)
-    outputs.append(run(unseeded, **{VALIDATE: True}))
-    assert all("rollout_topk_ids" not in output.as_dict() for output in outputs)
+    for asking, step in ((made, 10), (made, 20), (unseeded, 9)):
+        run(asking, **{VALIDATE: True, "global_steps": step})
     assert all("cppo_topk" not in asked for asked in server.asked)
     assert {asked["seed"] for asked in server.asked} == {seed_of(3, -1, "toy", 5, 1)}
     run(unseeded, extra_info={})
@@ -152,27 +143,6 @@ def test_what_would_train_wrongly_is_refused(
 # Answers that are interrupted for new weights.
 
 ABORTS, BETWEEN = 3, 3  # interruptions, and tokens before each
-PIECES = {"temperature": 0.8, "top_p": 1.0, "top_k": -1, "logprobs": True, "cppo_topk": K}
-
-
-class Client(ResumingClient):
-    """verl's, ours and a server, without Ray between them."""
-
-    def __init__(self, server: CpuServer) -> None:
-        super().__init__(config=OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "cppo_cpu"}}}))
-        self.server, self.seeds = server, list[Any]()
-
-    async def _acquire_server(self, *_: Any, **__: Any) -> tuple[str, Any]:
-        async def remote(**asked: Any) -> TokenOutput:
-            self.seeds.append(asked["sampling_params"].get("seed"))
-            return await self.server.generate(**asked)
-
-        return "", SimpleNamespace(generate=SimpleNamespace(remote=remote))
-
-    def _release_server(self, *_: Any, **__: Any) -> None: ...
-
-    def _vllm_request_id(self, request_id: str) -> str:
-        return request_id
 
 
 def moved(model: PreTrainedModel, seed: int) -> PreTrainedModel:
@@ -192,8 +162,19 @@ def test_each_piece_of_an_answer_has_mu_of_the_policy_that_sampled_it(
     model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     policies = {10 + number: moved(model, number) for number in range(ABORTS + 1)}
     server = CpuServer(copy.deepcopy(model), *LIMITS, ())
-    client, prompts = Client(server), [[3, 5, 15, 6], [4, 7], [3, 8, 9, 10, 11]]
-    limits = [5, 8, 20]
+    config = OmegaConf.create({"actor_rollout_ref": {"rollout": {"name": "cppo_cpu"}}})
+    client, limits, seeds = ResumingClient(config=config), [5, 8, 20], []
+
+    async def remote(**asked: Any) -> TokenOutput:
+        seeds.append(asked["sampling_params"].get("seed"))
+        return await server.generate(**asked)
+
+    async def acquire(*_: Any, **__: Any) -> tuple[str, Any]:
+        return "", SimpleNamespace(generate=SimpleNamespace(remote=remote))
+
+    # verl's client, ours and a server, without Ray between them.
+    client._acquire_server, client._vllm_request_id = acquire, str
+    client._release_server = lambda *_, **__: None
     reached, decoded, log_mu = threading.Event(), itertools.count(1), cpu.log_policy
 
     def counted(logits: torch.Tensor, rule: cpu.SamplingRule) -> torch.Tensor:
@@ -205,8 +186,8 @@ def test_each_piece_of_an_answer_has_mu_of_the_policy_that_sampled_it(
     monkeypatch.setattr(cpu, "log_policy", counted)
 
     async def asked(number: int) -> TokenOutput:
-        sampling = PIECES | {"seed": number, "max_tokens": limits[number]}
-        return await client.generate(str(number), prompt_ids=prompts[number], sampling_params=sampling)
+        sampling = TRAIN | {"temperature": 0.8, "cppo_topk": K, "seed": number, "max_tokens": limits[number]}
+        return await client.generate(str(number), prompt_ids=PROMPTS[number], sampling_params=sampling)
 
     async def train() -> None:
         for step in list(policies)[1:]:
@@ -219,16 +200,16 @@ def test_each_piece_of_an_answer_has_mu_of_the_policy_that_sampled_it(
 
     async def all_of() -> list[TokenOutput]:
         await server.load_weights(dict(policies[10].state_dict()), 10)
-        return (await asyncio.gather(*map(asked, range(len(prompts))), train()))[:-1]
+        return (await asyncio.gather(*map(asked, range(len(limits))), train()))[:-1]
 
     for number, output in enumerate(asyncio.run(all_of())):
         steps = output.extra_fields[POLICY_STEP]
         assert steps.dtype == np.int32 and len(steps) == len(output.token_ids) == limits[number]
         assert steps.tolist() == sorted([10, 11, 12] * BETWEEN + [13] * 20)[: limits[number]]
-        ids, logp = output.extra_fields["rollout_topk_ids"], output.extra_fields["rollout_topk_logp"]
+        ids, logp = output.extra_fields[TOPK_IDS], output.extra_fields[TOPK_LOGP]
         for step in set(steps.tolist()):
             here = steps == step
-            expected = recomputed(policies[step], prompts[number], output.token_ids, 0.8)
+            expected = recomputed(policies[step], PROMPTS[number], output.token_ids, 0.8)
             taken, top = expected[range(len(here)), output.token_ids], expected.topk(K, -1)
             np.testing.assert_allclose(np.array(output.log_probs)[here], taken[here], atol=5e-5)
             np.testing.assert_allclose(logp[here], top.values[here], atol=5e-5)
@@ -238,20 +219,4 @@ def test_each_piece_of_an_answer_has_mu_of_the_policy_that_sampled_it(
     asyncio.run(server.load_weights(dict(model.state_dict()), None))
     assert server.global_steps == 13
     # No piece draws another one's numbers once more.
-    assert len(client.seeds) == len(set(client.seeds)) == 2 + 3 + 4
-
-
-def test_the_policy_of_each_token_is_a_column_of_training_rows(tiny_model: Path) -> None:
-    class Async(Server):
-        async def generate(self, **asked: Any) -> TokenOutput:
-            output = await super().generate(**asked)
-            output.extra_fields[POLICY_STEP] = np.arange(self.n, dtype=np.int32)
-            return output
-
-    for settings, names in (({}, 3), ({"topk": 0}, 1)):
-        made = loop(tiny_model, Async(LIMIT + 3), **settings)
-        columns = run(made).as_dict()
-        assert columns[POLICY_STEP].tolist() == list(range(LIMIT))
-        assert len({POLICY_STEP, "rollout_topk_ids", "rollout_topk_logp"} & {*columns}) == names
-        assert POLICY_STEP not in columns["extra_fields"]
-        assert POLICY_STEP not in run(made, **{VALIDATE: True}).as_dict()
+    assert len(seeds) == len(set(seeds)) == 2 + 3 + 4

@@ -1,5 +1,6 @@
 """What the trainer keeps of a validated step, from a queue in memory: outcomes, some texts, training groups."""
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,9 @@ from cppo_lab.answers.texts import VALIDATION
 from cppo_lab.answers.tokens import chosen_groups
 from cppo_lab.cores.mini.tasks import make_task, validation_sets
 from cppo_lab.cores.verl.answers import TrainedResponse, VerlAnswerRecorder, Wording
-from cppo_lab.cores.verl.checkpoints import score_name, validation_metrics
+from cppo_lab.cores.verl.checkpoints import validation_metrics
 from cppo_lab.cores.verl.hf_models import as_fast_tokenizer, write_task
-from cppo_lab.spec import AnswersSpec, VerlRun
+from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose
 from tests.answers.made import averages
 from tests.cores.verl.queue_in_memory import Queue
@@ -28,49 +29,47 @@ SETTINGS = AnswersSpec(keep=True, problems=3, groups=2, megabytes=50)
 Rows = list[dict[str, Any]]
 
 
-@pytest.fixture(scope="module")
-def run() -> VerlRun:
-    return compose(
-        ["core=verl", "model=tiny_qwen3", f"validation.samples={SAMPLES}", "data.validation_problems=5",
-         f"rollout.max_response_length={LONGEST}", "training.t_stop=2", "rule=cppo"]
-    ).run  # fmt: skip
+RUN = compose(
+    ["core=verl", "model=tiny_qwen3", f"validation.samples={SAMPLES}", "data.validation_problems=5",
+     f"rollout.max_response_length={LONGEST}", "training.t_stop=2", "rule=cppo"]
+).run  # fmt: skip
+TASK = make_task(RUN.data)
+TOKENIZER = TASK.tokenizer
 
 
 @pytest.fixture(scope="module")
-def rows(run: VerlRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Rows]:
+def rows(tmp_path_factory: pytest.TempPathFactory) -> tuple[Rows, Rows]:
     """Training and validation rows as verl's data set hands them on."""
     folder = tmp_path_factory.mktemp("data")
-    write_task(run, folder / "train.parquet", folder / "validation.parquet")
-    return {
-        kind: [
-            row | {"raw_prompt": row["prompt"]} for row in read_table(folder / f"{kind}.parquet").to_pylist()
-        ]
-        for kind in ("train", "validation")
-    }
+    paths = folder / "train.parquet", folder / "validation.parquet"
+    write_task(RUN, *paths)
+    train, validation = (
+        [row | {"raw_prompt": row["prompt"]} for row in read_table(path).to_pylist()] for path in paths
+    )
+    return train, validation
 
 
 class Answered:
     """Responses in the queue, each with a made-up grade."""
 
-    def __init__(self, run: VerlRun, rows: Rows, queue: Queue) -> None:
-        self.queue, self.tokenizer = queue, make_task(run.data).tokenizer
-        self.draw = np.random.default_rng(3)
+    def __init__(self, rows: Rows, queue: Queue) -> None:
+        self.queue, drawn = queue, np.random.default_rng(3)
         self.grades: dict[str, float] = {}
         for place, row in enumerate(rows):
             for draw in range(SAMPLES):
                 key = f"uid{place}_{draw}_0"
-                length = int(self.draw.integers(2, LONGEST + 1))
-                tokens = torch.from_numpy(self.draw.integers(self.tokenizer.eos, size=length))
+                length = int(drawn.integers(2, LONGEST + 1))
+                tokens = torch.from_numpy(drawn.integers(TOKENIZER.eos, size=length))
                 if length < LONGEST:
-                    tokens[-1] = self.tokenizer.eos
-                self.grades[key] = float(self.draw.integers(2))
+                    tokens[-1] = TOKENIZER.eos
+                self.grades[key] = float(drawn.integers(2))
                 queue.rows[key] = {
                     **{name: row[name] for name in ("raw_prompt", "reward_model", "data_source", "extra_info")},
                     "prompts": torch.tensor([1, 2, 3 + place % 4]), "responses": tokens,
                     "extra_fields": {"reward_extra_info": {"acc": self.grades[key]}},
                 }  # fmt: skip
                 queue.tags[key] = {"response_len": length}
-        self.keys = [str(key) for key in self.draw.permutation(list(self.grades))]  # as they come back
+        self.keys = [str(key) for key in drawn.permutation(list(self.grades))]  # as they come back
 
     def batch(self, keys: list[str]) -> KVBatchMeta:
         return KVBatchMeta(keys=keys, tags=[self.queue.tags[key] for key in keys], partition_id="val")
@@ -79,21 +78,19 @@ class Answered:
         return self.queue.rows[key]["responses"].tolist()
 
 
-def record_of(run: VerlRun, rows: Rows, settings: AnswersSpec = SETTINGS) -> VerlAnswerRecorder:
-    tokenizer = as_fast_tokenizer(make_task(run.data).tokenizer)
-    return VerlAnswerRecorder(
-        run, settings, rows, lambda ids: tokenizer.decode(ids, skip_special_tokens=True), tokenizer.decode
-    )
+def record_of(rows: Rows, settings: AnswersSpec = SETTINGS) -> VerlAnswerRecorder:
+    decode = as_fast_tokenizer(TOKENIZER).decode
+    return VerlAnswerRecorder(RUN, settings, rows, partial(decode, skip_special_tokens=True), decode)
 
 
 def validated(
-    run: VerlRun, rows: Rows, patch: pytest.MonkeyPatch, settings: AnswersSpec = SETTINGS
+    rows: Rows, patch: pytest.MonkeyPatch, settings: AnswersSpec = SETTINGS
 ) -> tuple[Answered, StepAnswers]:
     """A validation in two batches. One response of the first problem failed, and all of the last."""
-    answered = Answered(run, rows, Queue(patch))
+    answered = Answered(rows, Queue(patch))
     lost = "uid0_1_0", f"uid{len(rows) - 1}_"
     answered.keys = [key for key in answered.keys if not key.startswith(lost)]
-    record, half = record_of(run, rows, settings), len(answered.keys) // 2
+    record, half = record_of(rows, settings), len(answered.keys) // 2
     for keys in (answered.keys[:half], answered.keys[half:]):
         record.validation(STEP, answered.batch(keys))
     answers = record.take(STEP)
@@ -115,14 +112,14 @@ def of_verl(grades: dict[str, list[list[float]]], samples: int, **extra: Any) ->
 
 
 def test_outcomes_are_those_of_a_plain_loop_and_of_verls_own_code(
-    run: VerlRun, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch
+    rows: tuple[Rows, Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Avg@k is the metric that is logged, exactly."""
-    answered, answers = validated(run, rows["validation"], monkeypatch)
-    outcomes = answers.outcomes
-    assert (outcomes.steps.tolist(), outcomes.benchmarks) == ([STEP], run.data.benchmarks)
-    grades: dict[str, list[list[float]]] = {name: [] for name in run.data.benchmarks}
-    for place, row in enumerate(rows["validation"]):
+    answered, answers = validated(rows[1], monkeypatch)
+    outcomes, names = answers.outcomes, RUN.data.benchmarks
+    assert (outcomes.steps.tolist(), outcomes.benchmarks) == ([STEP], names)
+    grades: dict[str, list[list[float]]] = {name: [] for name in names}
+    for place, row in enumerate(rows[1]):
         keys = [key for key in answered.keys if key.split("_")[0] == f"uid{place}"]
         lengths = [len(answered.tokens(key)) for key in keys]
         graded = [answered.grades[key] for key in keys]
@@ -132,10 +129,10 @@ def test_outcomes_are_those_of_a_plain_loop_and_of_verls_own_code(
         assert outcomes.cut_off[0, place] == sum(length == LONGEST for length in lengths)
         assert outcomes.length[0, place] == pytest.approx(sum(lengths) / max(len(lengths), 1))
     assert outcomes.cut_off.sum() > 0 and outcomes.length[0, -1] == 0
-    logged = validation_metrics(of_verl(grades, SAMPLES), run.data.benchmarks, SAMPLES)
-    assert score_name(run) in logged
-    names = [schema.validation_metric(name, SAMPLES) for name in run.data.benchmarks]
-    assert averages(outcomes)[0].tolist() == [logged[name] for name in names]
+    logged = validation_metrics(of_verl(grades, SAMPLES), names, SAMPLES)
+    assert averages(outcomes)[0].tolist() == [
+        logged[schema.validation_metric(name, SAMPLES)] for name in names
+    ]
 
 
 def test_names_of_verls_validation_metrics() -> None:
@@ -159,30 +156,29 @@ def test_names_of_verls_validation_metrics() -> None:
         validation_metrics(reported, ("aime24", "aime25"), 16)
 
 
-def test_problems_have_the_ids_of_the_embedded_core(run: VerlRun, rows: dict[str, Rows]) -> None:
+def test_problems_have_the_ids_of_the_embedded_core(rows: tuple[Rows, Rows]) -> None:
     """Whatever their place: the order of the rows does not matter."""
-    sets = validation_sets(make_task(run.data))
+    sets = validation_sets(TASK)
     sources = [name for name, problems in sets.items() for _ in range(len(problems))]
     identities = [str(identity) for problems in sets.values() for identity in problems.identities()]
-    expected, validation = problem_ids(sources, identities), rows["validation"]
-    assert record_of(run, validation).problems == expected
-    assert record_of(run, validation[::-1]).problems == expected[::-1]
-    assert record_of(run, rows["train"]).problems == ()
+    expected, (train, validation) = problem_ids(sources, identities), rows
+    assert record_of(validation).problems == expected
+    assert record_of(validation[::-1]).problems == expected[::-1]
+    assert record_of(train).problems == ()
     with pytest.raises(ValueError, match="the same data_source and extra_info"):
-        record_of(run, [*validation, validation[0]])
+        record_of([*validation, validation[0]])
 
 
 def test_only_the_texts_of_the_chosen_problems_are_fetched(
-    run: VerlRun, rows: dict[str, Rows], monkeypatch: pytest.MonkeyPatch
+    rows: tuple[Rows, Rows], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answered, answers = validated(run, rows["validation"], monkeypatch)
+    answered, answers = validated(rows[1], monkeypatch)
     chosen = {sample.problem for sample in answers.samples}
     assert len(chosen) == SETTINGS.problems
     fetched = {key for keys, fields in answered.queue.asked for key in keys if "responses" in fields}
     places = [answers.outcomes.problems.index(problem) for problem in chosen]
     assert fetched == {key for key in answered.keys if int(key.split("_")[0][3:]) in places}
     assert len(answers.samples) == len(fetched)
-    tokenizer = answered.tokenizer
     for sample in answers.samples:
         key = f"uid{answers.outcomes.problems.index(sample.problem)}_{sample.draw}_0"
         tokens = answered.tokens(key)
@@ -190,18 +186,18 @@ def test_only_the_texts_of_the_chosen_problems_are_fetched(
         assert (sample.kind, sample.step, sample.length) == (VALIDATION, STEP, len(tokens))
         assert sample.right == bool(answered.grades[key])
         assert (sample.cut_off, sample.stop) == (cut_off, "length" if cut_off else "end")
-        assert sample.response == " ".join(tokenizer.name(t) for t in tokens if t != tokenizer.eos)
-        number = len(tokens) > 1 and tokens[-1] == tokenizer.eos and tokens[-2] < tokenizer.operator
-        assert sample.answer == (str(tokens[-2] % tokenizer.modulus) if number else None)
+        assert sample.response == " ".join(TOKENIZER.name(t) for t in tokens if t != TOKENIZER.eos)
+        number = tokens[-1] == TOKENIZER.eos and tokens[-2] < TOKENIZER.operator
+        assert sample.answer == (str(tokens[-2] % TOKENIZER.modulus) if number else None)
         assert (sample.group, sample.reward, sample.advantage) == (None, None, None)
     assert {sample.cut_off for sample in answers.samples} == {True, False}
     every = SETTINGS.model_copy(update={"problems": "all"})
-    answered, answers = validated(run, rows["validation"], monkeypatch, every)
+    answered, answers = validated(rows[1], monkeypatch, every)
     assert len(answers.samples) == len(answered.keys)
 
 
-def test_training_responses_are_chosen_by_whole_groups(run: VerlRun, rows: dict[str, Rows]) -> None:
-    record = record_of(run, rows["validation"])
+def test_training_responses_are_chosen_by_whole_groups(rows: tuple[Rows, Rows]) -> None:
+    record = record_of(rows[1])
     trained = [
         TrainedResponse(f"{group}_{draw}", group, draw, 1.0, 0.5) for draw in (1, 0) for group in (5, 2, 9)
     ]

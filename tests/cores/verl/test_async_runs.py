@@ -13,10 +13,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cppo_lab import schema
-from cppo_lab.cores.verl import checkpoints
+from cppo_lab.cores.verl.checkpoints import read_outcome
 from cppo_lab.schema import Outcome
 from tests.cores.verl.asynchronous import BOUND, STEPS, composed
-from tests.cores.verl.conftest import LOG, ROOT, ran
+from tests.cores.verl.conftest import LOG, ROOT, ran, rows_in, steps_in
 from tests.cores.verl.story import HOLD
 from tests.cores.verl.test_rollout import recomputed
 
@@ -35,9 +35,9 @@ def attempt(folder: Path, *overrides: str, killed: int = 0, python: str = sys.ex
 
 def seen_in(folder: Path) -> dict[int, dict[str, Any]]:
     """What the processes of a run that has ended have seen, by step."""
-    rows = dict(row for _, row in checkpoints.rows(folder))
+    rows = dict(rows_in(folder))
     assert list(rows) == list(range(STEPS + 1))
-    assert checkpoints.read_outcome(folder) == Outcome(schema.DONE, STEPS)
+    assert read_outcome(folder) == Outcome(schema.DONE, STEPS)
     return {
         step: torch.load(folder / f"{step}.pt", weights_only=False) | {"row": rows[step]}
         for step in range(1, STEPS + 1)
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a run that was killed and has gone on."""
     made = tmp_path_factory.mktemp("async")
     attempt(made, killed=KILLED)
-    assert [step for _, (step, _) in checkpoints.rows(made)] == list(range(KILLED))
+    assert steps_in(made) == list(range(KILLED))
     attempt(made)
     return made
 

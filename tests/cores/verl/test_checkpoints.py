@@ -1,11 +1,9 @@
 """The trainer's record and checkpoints: what a kill at any moment leaves of them can be continued."""
 
-import itertools
 import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock, call
@@ -20,29 +18,34 @@ from cppo_lab.answers.outcomes import OUTCOMES, no_outcomes
 from cppo_lab.answers.records import StepAnswers
 from cppo_lab.answers.texts import Sample, texts_name
 from cppo_lab.core_records import BEST_CHECKPOINT, CHECKPOINTS, Resources
-from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl.checkpoints import (
+    OUTCOME,
+    ROWS_FILE,
     STAGED,
     TAGS_FILE,
     HandOver,
     Staging,
     append_row,
     best_step,
+    checkpoint_folder,
     drop_rows_after,
     keep_best,
     last_readable,
     make_room,
     read_outcome,
     resume,
+    rows,
     seal,
+    write_outcome,
+    writing,
 )
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import AnswersSpec
 from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error
-from tests.cores.kills import survives
+from tests.cores.kills import killed_at_each
 from tests.cores.test_mini_answers import FileSink, files_of
-from tests.cores.verl.conftest import ROOT
+from tests.cores.verl.conftest import steps_in
 
 SCORE = "val/mean/avg_at_16"
 MODEL, OPTIMISER = "actor/model_world_size_1_rank_0.pt", "actor/optim_world_size_1_rank_0.pt"
@@ -50,13 +53,9 @@ ORDER, SHARD = "data.pt", "actor/model/dist_ckpt/__0_0.distcp"
 CONFIG, SIZES = "actor/fsdp_config.json", "sizes.json"
 
 
-def read(folder: Path) -> list[int]:
-    return [step for _, (step, _) in checkpoints.rows(folder)]
-
-
 def record(folder: Path, *numbers: int) -> None:
     for number in numbers:
-        append_row(folder, number, {"train/reward": number / 10})
+        append_row(folder, number, {})
 
 
 # -- The record --------------------------------------------------------------------------------------------------------
@@ -64,42 +63,34 @@ def record(folder: Path, *numbers: int) -> None:
 
 def test_rows_come_back_with_the_offset_behind_them(tmp_path: Path) -> None:
     """Exactly; a torn line waits until it is whole."""
-    assert list(checkpoints.rows(tmp_path)) == []
+    assert list(rows(tmp_path)) == []
     metrics = {"a": 0.1 + 0.2, "b": 1e-300, "c": float("inf")}
     append_row(tmp_path, 0, metrics)
-    [(offset, row)] = checkpoints.rows(tmp_path)
+    [(offset, row)] = rows(tmp_path)
     assert row == (0, metrics)
     append_row(tmp_path, 1, {})
-    path = tmp_path / checkpoints.ROWS_FILE
+    path = tmp_path / ROWS_FILE
     content = path.read_bytes()
-    assert list(checkpoints.rows(tmp_path, offset)) == [(len(content), (1, {}))]
+    assert list(rows(tmp_path, offset)) == [(len(content), (1, {}))]
     for end in range(offset, len(content)):
         path.write_bytes(content[:end])
-        assert read(tmp_path) == [0], end
+        assert steps_in(tmp_path) == [0], end
 
 
-def test_cutting_drops_what_will_be_trained_again(tmp_path: Path) -> None:
-    record(tmp_path, 0, 1, 2, 3)
-    with (tmp_path / checkpoints.ROWS_FILE).open("a") as file:
-        file.write('{"step": 4, "metr')  # torn
-    checkpoints.write_outcome(tmp_path, Outcome(schema.DONE, 3))
-    assert [step for step, _ in drop_rows_after(tmp_path, 2)] == read(tmp_path) == [0, 1, 2]
-    assert read_outcome(tmp_path) is None
-    record(tmp_path, 3)
-    assert read(tmp_path) == [0, 1, 2, 3]
-    assert drop_rows_after(tmp_path, None) == []
-    assert (
-        tmp_path / checkpoints.ROWS_FILE
-    ).read_bytes() == b""  # it is there: its follower begins at its end
-
-
-def test_a_row_and_a_cut_record_are_on_disk_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kills: `test_trainer`."""
+def test_cutting_drops_what_will_be_trained_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row and a cut record are on disk at once. Kills: `test_trainer`."""
     monkeypatch.setattr(os, "fsync", synced := Mock())
-    record(tmp_path, 0, 1)
-    assert synced.call_count == 2
-    drop_rows_after(tmp_path, 0)
-    assert synced.call_count > 2
+    record(tmp_path, 0, 1, 2, 3)
+    assert synced.call_count == 4
+    with (tmp_path / ROWS_FILE).open("a") as file:
+        file.write('{"step": 4, "metr')  # torn
+    write_outcome(tmp_path, Outcome(schema.DONE, 3))
+    assert [step for step, _ in drop_rows_after(tmp_path, 2)] == steps_in(tmp_path) == [0, 1, 2]
+    assert read_outcome(tmp_path) is None and synced.call_count > 4
+    record(tmp_path, 3)
+    assert steps_in(tmp_path) == [0, 1, 2, 3]
+    assert drop_rows_after(tmp_path, None) == []
+    assert (tmp_path / ROWS_FILE).read_bytes() == b""  # it is there: its follower begins at its end
 
 
 @pytest.mark.parametrize(
@@ -112,71 +103,68 @@ def test_a_row_and_a_cut_record_are_on_disk_at_once(tmp_path: Path, monkeypatch:
 )  # fmt: skip
 def test_a_bad_line_ends_the_reading_and_is_cut_away(tmp_path: Path, line: bytes) -> None:
     record(tmp_path, 0, 1)
-    with (tmp_path / checkpoints.ROWS_FILE).open("ab") as file:
+    with (tmp_path / ROWS_FILE).open("ab") as file:
         file.write(line + b"\n")
     record(tmp_path, 3)
-    assert read(tmp_path) == [0, 1]
+    assert steps_in(tmp_path) == [0, 1]
     drop_rows_after(tmp_path, 1)
     record(tmp_path, 2)
-    assert read(tmp_path) == [0, 1, 2]
+    assert steps_in(tmp_path) == [0, 1, 2]
 
 
 def test_outcomes(tmp_path: Path) -> None:
     assert read_outcome(tmp_path) is None
     for outcome in (Outcome(schema.DONE, 4), Outcome(schema.COLLAPSED, 2, "score fell: äöü")):
-        checkpoints.write_outcome(tmp_path, outcome)
+        write_outcome(tmp_path, outcome)
         assert read_outcome(tmp_path) == outcome
     for text in ("", "[]", "[" * 100_000, '{"status": "done"}', '{"status": [], "step": 1, "reason": ""}'):
-        (tmp_path / checkpoints.OUTCOME).write_text(text)
+        (tmp_path / OUTCOME).write_text(text)
         assert read_outcome(tmp_path) is None, text
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
 def test_what_is_no_plain_file_is_not_read(tmp_path: Path, make: Callable[[Path], None]) -> None:
-    for name in (checkpoints.ROWS_FILE, checkpoints.OUTCOME):
+    for name in (ROWS_FILE, OUTCOME):
         make(tmp_path / name)
-    assert read(tmp_path) == []
+    assert steps_in(tmp_path) == []
     assert read_outcome(tmp_path) is None
     drop_rows_after(tmp_path, None)
     record(tmp_path, 0)
-    assert read(tmp_path) == [0]
+    assert steps_in(tmp_path) == [0]
 
 
 def test_one_writer_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And one that dies makes way."""
-    monkeypatch.setattr(checkpoints, "PATIENCE_SECONDS", 0.0)
-    code = (
-        "import sys; from pathlib import Path; from cppo_lab.cores.verl import checkpoints\n"
-        "with checkpoints.writing(Path(sys.argv[1])): print(flush=True); sys.stdin.read()"
-    )
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code, tmp_path], env=environment, **pipes) as process:
-        process.stdout.readline()
-        with user_error("an earlier attempt still writes to"), checkpoints.writing(tmp_path):
-            pass
-        process.kill()
-        monkeypatch.undo()
-        for _ in range(2):
-            with checkpoints.writing(tmp_path):  # the kernel has let go of its lock, or does so in an instant
+    """Another descriptor of this process counts as another process. One that ends meanwhile makes way; that a killed
+    one does: `test_core`.
+    """
+    with ExitStack() as first:
+        first.enter_context(writing(tmp_path))
+        with monkeypatch.context() as patch:
+            patch.setattr("cppo_lab.cores.verl.checkpoints.PATIENCE_SECONDS", -1.0)
+            with user_error("an earlier attempt still writes to"), writing(tmp_path):
                 pass
+        monkeypatch.setattr("cppo_lab.cores.verl.checkpoints.time.sleep", lambda _: first.close())
+        with writing(tmp_path):
+            pass
 
 
 # -- The best checkpoint -----------------------------------------------------------------------------------------------
 
 
-def save(folder: Path, step: int, score: float, *, whole: bool = True) -> Path:
-    """As verl saves, with a file of each kind, and the row of the step; `whole`: sealed by our trainer."""
-    path = checkpoints.checkpoint_folder(folder, step)
+def save(folder: Path, step: int, score: float) -> Path:
+    """As verl saves, with a file of each kind, and our trainer seals; and the row of the step."""
+    path = checkpoint_folder(folder, step)
     for name in (MODEL, OPTIMISER, ORDER, "verl_traces.pt"):
         (path / name).parent.mkdir(parents=True, exist_ok=True)
         torch.save({"values": torch.arange(2000) + step}, path / name)
     (path / SHARD).parent.mkdir(parents=True)
-    (path / SHARD).write_bytes(bytes(500))
-    (path / CONFIG).write_text('{"world_size": 1}')
-    (path / "actor" / "weights").write_text(f"weights of {step}")
-    if whole:
-        seal(path)
+    for name, content in (
+        (SHARD, "0" * 500),
+        (CONFIG, '{"world_size": 1}'),
+        ("actor/weights", f"weights of {step}"),
+    ):
+        (path / name).write_text(content)
+    seal(path)
     append_row(folder, step, {SCORE: score})
     return path
 
@@ -197,7 +185,7 @@ def test_the_highest_score_is_kept_and_the_later_of_equals(tmp_path: Path) -> No
         kept.append(best_step(tmp_path))
         assert best(tmp_path) == (kept[-1], f"weights of {kept[-1]}")
     assert kept == [2, 4, 4, 8, 8]
-    source = checkpoints.checkpoint_folder(tmp_path, 8)
+    source = checkpoint_folder(tmp_path, 8)
     assert (tmp_path / BEST_CHECKPOINT / MODEL).samefile(source / MODEL)
     for path in (source, save(tmp_path, 12, 0.9)):
         shutil.rmtree(path / "actor")
@@ -231,51 +219,32 @@ def zero(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "damage, name, whole",
+    "damage, names",
     [
-        *[(damage, MODEL, False) for damage in (cut, zero)],  # of an earlier release: without a list of sizes
-        *[(cut, name, True) for name in ("verl_traces.pt", SHARD, SIZES)],
-        *[(empty, name, True) for name in (OPTIMISER, CONFIG, SIZES)],
-        *[(zero, name, True) for name in (MODEL, ORDER)],
-        (Path.unlink, SHARD, True),
+        (cut, ["verl_traces.pt", SHARD, SIZES]),
+        (empty, [OPTIMISER, CONFIG, SIZES]),
+        (zero, [MODEL, ORDER]),
+        (Path.unlink, [SHARD]),
+        (lambda path: [cut(path), (path.parents[1] / SIZES).unlink()], [MODEL]),  # of an earlier release
+        (lambda path: [zero(path), (path.parents[1] / SIZES).unlink()], [MODEL]),
     ],
-    ids=lambda part: getattr(part, "__name__", str(part)),
 )
 def test_a_damaged_checkpoint_gives_way_to_the_one_before_it(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    damage: Callable[[Path], object],
-    name: str,
-    whole: bool,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], damage: Callable[[Path], object], names: list[str]
 ) -> None:
-    save(tmp_path, 2, 0.2, whole=whole)
-    newest = save(tmp_path, 4, 0.4, whole=whole)
-    assert last_readable(tmp_path) == 4
-    assert capsys.readouterr().err == ""
-    damage(newest / name)
-    before = sorted(tmp_path.rglob("*"))
-    assert last_readable(tmp_path) == 2
-    assert sorted(tmp_path.rglob("*")) == before  # it only reads
-    [said] = capsys.readouterr().err.splitlines()
-    assert said.startswith(f"checkpoint {newest} is ignored, training resumes from step 2: ")
-    assert Path(name).name in said
-
-
-def test_where_a_run_continues(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Rows without a checkpoint and checkpoints without a row, or without weights, do not count."""
-    assert last_readable(tmp_path) is None
-    save(tmp_path, 2, 0.2)
-    record(tmp_path, 3)
-    (checkpoints.checkpoint_folder(tmp_path, 4) / "actor").mkdir(parents=True)  # killed before its row
-    shutil.rmtree(
-        save(tmp_path, 6, 0.6) / "actor"
-    )  # verl removes the weights of an old one, and leaves the rest
-    assert last_readable(tmp_path) == 2
-    cut(save(tmp_path, 8, 0.8) / MODEL)
-    cut(checkpoints.checkpoint_folder(tmp_path, 2) / MODEL)
-    assert last_readable(tmp_path) is None
-    first, second = capsys.readouterr().err.splitlines()
-    assert "training resumes from step 2" in first and "training starts over" in second
+    for name in names:
+        save(tmp_path, 2, 0.2)
+        newest = save(tmp_path, 4, 0.4)
+        assert last_readable(tmp_path) == 4
+        assert capsys.readouterr().err == ""
+        damage(newest / name)
+        before = sorted(tmp_path.rglob("*"))
+        assert last_readable(tmp_path) == 2
+        assert sorted(tmp_path.rglob("*")) == before  # it only reads
+        [said] = capsys.readouterr().err.splitlines()
+        assert said.startswith(f"checkpoint {newest} is ignored, training resumes from step 2: ")
+        assert Path(name).name in said
+        shutil.rmtree(tmp_path / CHECKPOINTS)
 
 
 def test_a_disk_that_cannot_be_read_costs_no_checkpoint(
@@ -297,7 +266,9 @@ def test_a_disk_that_cannot_be_read_costs_no_checkpoint(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_the_best_checkpoint_of_a_step_that_is_trained_again_is_replaced(tmp_path: Path) -> None:
+def test_the_best_checkpoint_of_a_step_that_is_trained_again_is_replaced(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """It is linked to the damaged one. That of step 2 was the best before it, and is lost."""
     (new := tmp_path / "new").mkdir()
     assert resume(new, SCORE) == (None, [])
@@ -320,6 +291,8 @@ def test_the_best_checkpoint_of_a_step_that_is_trained_again_is_replaced(tmp_pat
     for path in (tmp_path / CHECKPOINTS).iterdir():
         empty(path / OPTIMISER)
     assert resume(tmp_path, SCORE) == (None, [])
+    first, *_, last = capsys.readouterr().err.splitlines()
+    assert "training resumes from step 4" in first and "training starts over" in last
     assert best(tmp_path) == (None, "weights of 4")  # as long as nothing replaces it
     assert list((tmp_path / CHECKPOINTS).iterdir()) == []
 
@@ -343,6 +316,7 @@ def test_an_old_checkpoint_that_cannot_be_removed_ends_no_run(
 # -- Answers on their way to the run's files ---------------------------------------------------------------------------
 
 KEPT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50)
+RUN = compose(["core=verl", "model=tiny_qwen3", "training.t_stop=4", "validation.every=2"]).run
 STEPS = (0, 2, 4)
 
 
@@ -366,20 +340,19 @@ def hand_over(folder: Path, sink: Mock, settings: AnswersSpec | None = KEPT) -> 
     return HandOver(Resources(folder.parent, folder, answers=settings), sink)
 
 
-def staging(folder: Path, resumed: int | None) -> Staging:
-    run = compose(["core=verl", "model=tiny_qwen3", "training.t_stop=4", "validation.every=2"]).run
-    return Staging(run, KEPT, folder, resumed)
+def staging(folder: Path, resumed: int | None = None) -> Staging:
+    return Staging(RUN, KEPT, folder, resumed)
 
 
-def train(folder: Path, sink: Mock, resumed: int | None, steps: tuple[int, ...] = STEPS) -> None:
+def train(folder: Path, resumed: int | None = None) -> None:
     """An attempt: rows up to `resumed` are on file already; the trainer validates the others."""
-    answers = hand_over(folder, sink)
+    answers = hand_over(folder, recorder(folder))
     answers.begin(resumed)
-    trained = [step for step in steps if resumed is None or step > resumed]
-    for step in steps[: len(steps) - len(trained)]:
+    earlier = [step for step in STEPS if resumed is not None and step <= resumed]
+    for step in earlier:
         answers.add((step, {}))
     trainer = staging(folder, resumed)
-    for step in trained:
+    for step in STEPS[len(earlier) :]:
         trainer.add(step, answers_of(step))
         answers.add((step, {}))
     answers.end()
@@ -390,7 +363,7 @@ def unbroken(tmp_path: Path) -> dict[str, bytes]:
     """The files of a run that was not killed: every step is there once."""
     folder = tmp_path / "unbroken"
     folder.mkdir()
-    train(folder, recorder(folder), None)
+    train(folder)
     assert not (folder / STAGED).exists()
     files = files_of(folder)
     assert set(files) == {Path(OUTCOMES).name, *(Path(texts_name(step)).name for step in STEPS)}
@@ -408,20 +381,21 @@ def test_whoever_is_killed_the_files_are_those_of_an_unbroken_run(
     """At each operation on files; the trainer was up to two validations ahead, and the run continues from any of its
     checkpoints.
     """
-    for number in itertools.count():
-        (folder := tmp_path / f"{number}").mkdir()
-        trainer = staging(folder, None)
+
+    def stage(folder: Path) -> None:
+        trainer = staging(folder)
         for step in STEPS:  # it does not wait for the process that records
             trainer.add(step, answers_of(step))
-        answers = hand_over(folder, sink := recorder(folder))
-        through = survives(
-            monkeypatch, number, lambda answers=answers: [answers.add((step, {})) for step in STEPS]
-        )
-        train(folder, recorder(folder), resumed)
-        assert files_of(folder) == unbroken, number
-        if through:
-            break
-    assert number > sink.file.call_count == 2 * len(STEPS)
+
+    def record_all(folder: Path) -> None:
+        answers = hand_over(folder, recorder(folder))
+        for step in STEPS:
+            answers.add((step, {}))
+
+    for folder, _ in killed_at_each(monkeypatch, tmp_path, record_all, stage):
+        train(folder, resumed)
+        assert files_of(folder) == unbroken, folder.name
+    assert int(folder.name) > 2 * len(STEPS)
 
 
 @pytest.mark.parametrize("settings", [KEPT, None, KEPT.model_copy(update={"keep": False})])
@@ -429,19 +403,16 @@ def test_a_step_that_was_not_written_to_its_end_or_is_not_kept(
     tmp_path: Path, settings: AnswersSpec | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The trainer is killed at each operation on files: all files of a step are there, or none."""
-    for number in itertools.count():
-        (folder := tmp_path / f"{number}").mkdir()
-        trainer = staging(folder, None)
-        through = survives(monkeypatch, number, lambda trainer=trainer: trainer.add(2, answers_of(2)))
+    for folder, through in killed_at_each(
+        monkeypatch, tmp_path, lambda folder: staging(folder).add(2, answers_of(2))
+    ):
         answers = hand_over(folder, sink := recorder(folder), settings)
         answers.begin(2)
         answers.add((2, {}))
         answers.end()
         assert sink.file.call_count == 2 * (through and settings is KEPT)
         assert not (folder / STAGED).exists()
-        if through:
-            break
-    assert number > 1
+    assert int(folder.name) > 1
 
 
 @pytest.mark.parametrize("settings", [KEPT, None])

@@ -26,28 +26,26 @@ from cppo_lab.sweep import launch
 from cppo_lab.sweep.compose import Composed, compose
 from tests.conftest import python, user_error
 from tests.cores.test_mini import ListSink
+from tests.cores.verl.conftest import steps_in
 from tests.waiting import CEILING_SECONDS, until
 
-
-@pytest.fixture(scope="module")
-def composed() -> Composed:
-    return compose(["core=verl", "model=tiny_qwen3", "training.t_stop=8"])
+COMPOSED = compose(["core=verl", "model=tiny_qwen3", "training.t_stop=8"])
 
 
-def lent(composed: Composed, folder: Path) -> Resources:
+def lent(folder: Path, composed: Composed = COMPOSED) -> Resources:
     return Resources(folder, folder, layout=composed.layout, paths=composed.paths)
 
 
-def train(composed: Composed, folder: Path, sink: ListSink) -> Outcome:
-    return core.train(composed.run, sink, lent(composed, folder))
+def train(folder: Path, sink: ListSink) -> Outcome:
+    return core.train(COMPOSED.run, sink, lent(folder))
 
 
-def record(composed: Composed, folder: Path, scores: list[float], extra: int = 0) -> None:
+def record(folder: Path, scores: list[float], extra: int = 0) -> None:
     """Validated every second step, a sealed checkpoint at each, and `extra` rows; killed before the word on its end."""
     for step in range(2 * len(scores) - 1 + extra):
-        row = {"train/reward": 0.5} if step else {}
+        row = {}
         if step % 2 == 0:
-            row[score_name(composed.run)] = scores[step // 2]
+            row[score_name(COMPOSED.run)] = scores[step // 2]
             path = checkpoints.checkpoint_folder(folder, step)
             (path / "actor").mkdir(parents=True)
             checkpoints.seal(path)
@@ -59,15 +57,15 @@ def record(composed: Composed, folder: Path, scores: list[float], extra: int = 0
     [([0.1, 0.2, 0.4, 0.3, 0.2], schema.DONE, 8, 4), ([0.5, 0.6, 0.1, 0.1], schema.COLLAPSED, 6, 2)],
 )
 def test_a_run_that_was_killed_at_its_very_end_is_not_trained_again(
-    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     scores: list[float], status: str, step: int, best: int,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(core, "own_ray", Mock(side_effect=AssertionError("verl was started")))
-    record(composed, tmp_path, scores)
+    record(tmp_path, scores)
     (tmp_path / "diagnostics").mkdir()
     (tmp_path / "diagnostics" / "positions.json").write_text('{"position": [1]}')
     sink = ListSink()
-    outcome = train(composed, tmp_path, sink)
+    outcome = train(tmp_path, sink)
     assert (outcome.status, outcome.step) == (status, step)
     assert bool(outcome.reason) == (status == schema.COLLAPSED)
     assert [number for number, _ in sink.numbers()] == list(range(step + 1))
@@ -78,11 +76,11 @@ def test_a_run_that_was_killed_at_its_very_end_is_not_trained_again(
 
 @pytest.mark.parametrize("damaged", [False, True])
 def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
-    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
     damaged: bool,
 ) -> None:  # fmt: skip
     """Launched twice: the first attempt trains nothing, like one that dies while it starts Ray."""
-    record(composed, tmp_path, [0.1, 0.2, 0.4], extra=1)
+    record(tmp_path, [0.1, 0.2, 0.4], extra=1)
     resumed, begun = 2 if damaged else 4, []
     if damaged:
         (checkpoints.checkpoint_folder(tmp_path, 4) / "sizes.json").write_text("")
@@ -90,9 +88,9 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
     (tmp_path / checkpoints.REQUEST).touch()  # by an attempt that had to end before its step was saved
     for _ in range(2):
         sink, steps = ListSink(), list(range(resumed + 1))  # the others will be trained again
-        train(composed, tmp_path, sink)
+        train(tmp_path, sink)
         assert [number for number, _ in sink.numbers()] == steps
-        assert [step for _, (step, _) in checkpoints.rows(tmp_path)] == steps
+        assert steps_in(tmp_path) == steps
         assert [path.name for path in (tmp_path / CHECKPOINTS).iterdir()] == [f"global_step_{resumed}"]
         assert checkpoints.best_step(tmp_path) == resumed
         assert not checkpoints.take_request(tmp_path)
@@ -101,38 +99,23 @@ def test_a_run_in_its_midst_is_handed_to_verl_where_its_checkpoint_is(
     assert (said in capsys.readouterr().err) == damaged
 
 
-class Refusing(ListSink):
-    """Takes no metric `x`."""
-
-    def log(self, step: int, metrics: Any) -> None:
-        if "x" in metrics:
-            raise ValueError("metric 'x' is not in schema.METRICS")
-        super().log(step, metrics)
-
-
 def row_is_refused(folder: Path) -> None:
     """The trainer has come to its end; a row that the recorder refuses interrupts it at once all the same."""
     checkpoints.write_outcome(folder, Outcome(schema.DONE, 8))
-    checkpoints.append_row(folder, 3, {"x": 0.1})
+    checkpoints.append_row(folder, 3, {})
     threading.Event().wait(CEILING_SECONDS)
     pytest.fail("the trainer went on")
 
 
-def test_rows_are_handed_over_as_they_are_written(
-    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_handed_over_as_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(core, "FOLLOW_SECONDS", 0.01)
-    checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})  # of an earlier attempt
-    sink = Refusing()
-    following = partial(core._following, tmp_path, HandOver(Resources(tmp_path, tmp_path), sink))
+    checkpoints.append_row(tmp_path, 0, {})  # of an earlier attempt
+    following = partial(core._following, tmp_path, HandOver(lent(tmp_path), sink := ListSink()))
     with following() as failures:
-        checkpoints.append_row(tmp_path, 1, {"train/reward": 0.1})
+        checkpoints.append_row(tmp_path, 1, {})
         until("the row is handed over", lambda: sink.rows)
-        checkpoints.append_row(tmp_path, 2, {"train/reward": 0.2})
-    assert [number for number, _ in sink.numbers()] == [1, 2] and not failures
-    with following() as failures:
-        row_is_refused(tmp_path)
-    assert len(failures) == 1
+        checkpoints.append_row(tmp_path, 2, {})
+    assert (sink.rows, failures) == ([(1, {}), (2, {})], [])
     with pytest.raises(KeyboardInterrupt), following():
         raise KeyboardInterrupt  # of somebody
 
@@ -145,10 +128,9 @@ def test_rows_are_handed_over_as_they_are_written(
         (None, RuntimeError, "without reporting an outcome"),
         (row_is_refused, ValueError, "not in schema"),
     ],
-    ids=["warned", "ended", "silent", "refused"],
 )
 def test_a_warned_trainer_saves_its_step_and_a_refused_row_or_no_outcome_fails_the_run(
-    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     verl: Any, error: type[BaseException], said: str,
 ) -> None:  # fmt: skip
     stand_ins = {
@@ -158,20 +140,18 @@ def test_a_warned_trainer_saves_its_step_and_a_refused_row_or_no_outcome_fails_t
     for name, stand_in in stand_ins.items():
         monkeypatch.setattr(core, name, stand_in)
     monkeypatch.setattr(checkpoints, "await_step", saved := Mock())
-    checkpoints.append_row(tmp_path, 0, {"train/reward": 0.0})
-    resources, sink = lent(composed, tmp_path), Refusing()
+    checkpoints.append_row(tmp_path, 0, {})
+    resources, refusing = lent(tmp_path), Mock(**{"log.side_effect": ValueError("not in schema.METRICS")})
     with pytest.raises(error, match=said):
-        core._train_on(composed.run, HandOver(resources, sink), resources, None)
+        core._train_on(COMPOSED.run, HandOver(resources, refusing), resources, None)
     assert saved.called == (getattr(verl, "number", None) == signal.SIGUSR2)
 
 
-def test_the_environment_is_as_before_after_a_run(
-    composed: Composed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_environment_is_as_before_after_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """And the folder of its Ray is gone, with the token in it."""
     monkeypatch.setenv("RAY_ADDRESS", "somebody's")
     before = dict(os.environ)
-    with core.own_ray(composed.layout) as ray_init:
+    with core.own_ray(COMPOSED.layout) as ray_init:
         assert os.environ["RAY_AUTH_MODE"] == "token"
         place = Path(ray_init["_temp_dir"])
         token = Path(os.environ["RAY_AUTH_TOKEN_PATH"])
@@ -181,33 +161,31 @@ def test_the_environment_is_as_before_after_a_run(
         assert ray_init["include_dashboard"] is False and os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert dict(os.environ) == before
     assert not place.exists()
-    with core.own_ray(composed.layout, memory_gb=64.0) as ray_init:
+    with core.own_ray(COMPOSED.layout, memory_gb=64.0) as ray_init:
         assert Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text() != secret
         assert 0 < ray_init["object_store_memory"] < 64e9
     monkeypatch.setattr(core, "head", lambda *_: contextlib.nullcontext({"address": "its own"}))
-    with core.own_ray(composed.layout, allocation=Mock()) as ray_init:
+    with core.own_ray(COMPOSED.layout, allocation=Mock()) as ray_init:
         assert ray_init["address"] == "its own"
 
 
-def test_what_cannot_begin_is_said_before(
-    composed: Composed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_begin_is_said_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     longer = compose(
         ["core=verl", "model=tiny_qwen3", "data.operations=9", "rollout.max_response_length=28"]
     ).run
     with user_error("the model of run .* was made for .*: choose one with shorter prompts"):
-        core.evaluate(composed.run, longer, lent(composed, tmp_path))
+        core.evaluate(COMPOSED.run, longer, lent(tmp_path))
     two_nodes = compose(["core=verl", "model=qwen3_8b_base", "layout=two_nodes"])
     with user_error(
         "layout=two_nodes takes 2 nodes, and an evaluation has this machine: choose a layout with"
     ):
-        core.evaluate(two_nodes.run, two_nodes.run, lent(two_nodes, tmp_path))
+        core.evaluate(two_nodes.run, two_nodes.run, lent(tmp_path, two_nodes))
     planned = SimpleNamespace(spec=two_nodes.run, layout=two_nodes.layout)
     with user_error("takes 2 nodes, and launcher=local has one machine: choose launcher=slurm"):
         launch._require_one_machine([planned], two_nodes.launcher)
     monkeypatch.setattr(core.importlib.util, "find_spec", lambda _: None)
     with user_error("package 'verl' is not installed: pip install"):
-        train(composed, tmp_path, ListSink())
+        train(tmp_path, ListSink())
 
 
 def test_more_ranks_than_a_prompt_has_responses_evaluate_a_run(
@@ -219,7 +197,7 @@ def test_more_ranks_than_a_prompt_has_responses_evaluate_a_run(
     monkeypatch.setattr(core, "export", Mock())
     monkeypatch.setattr(core, "_configuration", made := Mock(side_effect=InterruptedError))
     with pytest.raises(InterruptedError):
-        core.evaluate(wide.run, wide.run, lent(wide, tmp_path))
+        core.evaluate(wide.run, wide.run, lent(tmp_path, wide))
     evaluated = VerlRun.model_validate(
         made.call_args.args[0].model_dump()
     )  # as the trainer's process reads it

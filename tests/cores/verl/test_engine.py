@@ -15,57 +15,39 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
 from cppo_lab import schema
-from cppo_lab.core_records import Resources
-from cppo_lab.cores.mini.trainer import GradedRollout, Trainer
+from cppo_lab.cores.mini.trainer import GradedRollout
 from cppo_lab.cores.verl.hf_models import as_qwen3
 from cppo_lab.cores.verl.loss import rule_metrics, summarise_mismatch
 from cppo_lab.maths.rules import group_advantages
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY
+from tests.cores.test_mini import DECOUPLED, seeded, tiny, trainer_of
 from tests.cores.verl.conftest import on_ranks, with_experts
 from tests.cores.verl.recorded import actor, micro_batch, nested
 
 MICRO_BATCH = 2
-SETTINGS = [
-    "divergence.k=4",
-    "rollout.temperature=0.8",
-    "rollout.staleness=1",
-    "rule.delta=0.02",
-    "rule.delta_b=0.002",
-    "optim.learning_rate=0.0003",
-    "model.architecture.layers=2",
-]
-
-
-# With three policies: mu of one batch ago, pi_old as the engine computes it, pi.
-DECOUPLED = [
-    "rollout.correction=decoupled", "rollout.rollout_is=token", "rollout.rollout_is_threshold=1.01",
-    "rollout.rollout_rs=token_k1", "rollout.rollout_rs_threshold=1.02",
-]  # fmt: skip
-# The embedded core's runs: name -> steps of two minibatches each, overrides.
+SETTINGS = (
+    "divergence.k=4", "rollout.temperature=0.8", "rollout.staleness=1", "rule.delta=0.02", "rule.delta_b=0.002",
+    "optim.learning_rate=0.0003", "model.architecture.layers=2",
+)  # fmt: skip
+# The embedded core's runs: name -> steps of two minibatches each, overrides. With three policies: mu of one batch ago,
+# pi_old as the engine computes it, pi.
 RUNS = {
-    "by token": (10, ["training.aggregation=token-mean"]),
-    "by response": (5, ["training.aggregation=seq-mean-token-sum-norm"]),
-    "decoupled": (5, ["training.aggregation=token-mean", *DECOUPLED]),
+    "by token": (10, ("training.aggregation=token-mean",)),
+    "by response": (5, ("training.aggregation=seq-mean-token-sum-norm",)),
+    "decoupled": (5, ("training.aggregation=token-mean", *DECOUPLED)),
 }
-# One run through verl each: the embedded core's run, ranks, without padding.
-CASES = {
-    "two ranks": ("by token", 2, False),
-    "one rank, packed": ("by token", 1, True),
-    "two ranks, by response": ("by response", 2, False),
-    "two ranks, decoupled": ("decoupled", 2, False),
+# One run through verl each: the embedded core's run, ranks, without padding, what else a run may declare: settings of
+# the worker, by name.
+CASES: dict[str, tuple[str, int, bool, dict[str, Any]]] = {
+    "two ranks": ("by token", 2, False, {}),
+    "one rank, packed": ("by token", 1, True, {}),
+    "two ranks, by response": ("by response", 2, False, {}),
+    "two ranks, decoupled": ("decoupled", 2, False, {}),
+    "adapters": ("by token", 2, False, {"lora": (4, 8)}),
+    "experts": ("by token", 2, False, {"model": "experts"}),
+    "bfloat16": ("by token", 2, False, {"master_dtype": "bfloat16"}),
 }
-# What else a run may declare, on two ranks: settings of the worker, by name.
-DECLARED: dict[str, dict[str, Any]] = {
-    "adapters": {"lora": (4, 8)},
-    "experts": {"model": "experts"},
-    "bfloat16": {"master_dtype": "bfloat16"},
-}
-
-
-def spec_of(run: str) -> RunSpec:
-    return compose([*TINY, *SETTINGS, *RUNS[run][1]]).run
+PARTS = ("gate", "up", "down")
 
 
 class Recorded(NamedTuple):
@@ -79,14 +61,14 @@ class Recorded(NamedTuple):
 
 def record(run: str, folder: Path) -> Recorded:
     """Trains the embedded core, and saves its first model for verl in `folder`/model."""
-    spec = spec_of(run)
-    trainer = Trainer(spec, Resources(folder, folder, device="cpu"))
+    steps, overrides = RUNS[run]
+    trainer = trainer_of(folder, *SETTINGS, *overrides)
     first = as_qwen3(trainer.model, trainer.tokenizer.eos)
     first.save_pretrained(folder / "model")
     with_experts(first.config, 4).save_pretrained(folder / "experts")
     batches, metrics = [], []
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(RUNS[run][0]):
+    generator = seeded(0)
+    for _ in range(steps):
         # This model is right too seldom: rewards are drawn, so that most groups have a signal and some have none.
         batch = trainer.collect()
         rewards = (torch.rand(len(batch.keep), generator=generator) < 0.4).float()
@@ -135,8 +117,9 @@ def verl_batch(spec: RunSpec, batch: dict[str, Tensor], rank: int, ranks: int) -
 
 
 def through_verl(
-    case: tuple[str, int, bool],
+    run: str,
     rank: int,
+    ranks: int,
     folder: Path,
     batches: list[dict[str, Tensor]],
     model: str = "model",
@@ -153,11 +136,10 @@ def through_verl(
     from cppo_lab.cores.verl.loss import trust_region_loss
     from tests.cores.verl.cpu_engine import make_worker, sent, weights
 
-    run, ranks, packed = case
-    spec = spec_of(run)
+    spec = tiny(*SETTINGS, *RUNS[run][1])
     optim = spec.optim
     worker = make_worker(
-        folder / model, micro_batch=MICRO_BATCH, remove_padding=packed, **declared,
+        folder / run / model, micro_batch=MICRO_BATCH, **declared,
         lr=optim.learning_rate, betas=(optim.beta1, optim.beta2), weight_decay=optim.weight_decay,
         clip_grad=optim.clip_grad_norm, total_training_steps=100,
     )  # fmt: skip
@@ -189,36 +171,8 @@ def recomputed(worker: Any, data: Any) -> Tensor:
     return nested([row[: len(tokens)] for row, tokens in zip(logp, data["responses"].unbind(), strict=True)])
 
 
-def work(rank: int, ranks: int, folder: Path) -> None:
-    """One process of a group of `ranks`: all cases of that many, into a file."""
-    batches = torch.load(folder / "batches.pt")
-    for name, case in (CASES | dict.fromkeys(DECLARED, ("by token", 2, False))).items():
-        if case[1] == ranks:
-            declared = DECLARED.get(name, {})
-            steps = batches[case[0]][: 2 if declared else None]
-            result = through_verl(case, rank, folder / case[0], steps, **declared)
-            if rank == 0:
-                torch.save(result, folder / f"{name}.pt")
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Recorded], dict[str, dict[str, Any]]]:
-    """The embedded core's runs, and verl's of each case."""
-    folder = tmp_path_factory.mktemp("engine")
-    minis = {}
-    for run in RUNS:
-        (folder / run).mkdir()
-        minis[run] = record(run, folder / run)
-    torch.save({name: mini.batches for name, mini in minis.items()}, folder / "batches.pt")
-    on_ranks(work, folder)
-    names = (*CASES, *DECLARED)
-    return minis, {name: torch.load(folder / f"{name}.pt", weights_only=False) for name in names}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_updates_agree_with_the_embedded_core(runs: Any, name: str) -> None:
-    minis, verls = runs
-    mini, verl = minis[CASES[name][0]], verls[name]
+def check_updates(run: str, mini: Recorded, verl: dict[str, Any]) -> None:
+    """They agree with the embedded core."""
     assert any(not batch["keep"].all() for batch in mini.batches)  # dropped groups, hence rows that pad
     for ours, theirs in zip(mini.metrics, verl["metrics"], strict=True):
         assert set(theirs) - set(ours) == {"train/entropy", "train/mean_abs_probability_gap"}
@@ -227,13 +181,12 @@ def test_updates_agree_with_the_embedded_core(runs: Any, name: str) -> None:
             near = {"rel": 0.2, "abs": 1e-4} if key.endswith("_p99") else {"rel": 1e-4, "abs": 1e-4}
             assert theirs[key] == pytest.approx(value, **near), key
         assert any(key.startswith(schema.MISMATCH) for key in theirs)
-    masked = [metrics["rule/masked_fraction"] for metrics in mini.metrics]
-    assert max(masked) > 0.05  # the trust region is at work
+    assert max(row["rule/masked_fraction"] for row in mini.metrics) > 0.05  # the trust region is at work
     limit = 1e-5  # asked for: 1e-4
-    if CASES[name][0] == "decoupled":
+    if run == "decoupled":
         limit = 3e-5
-        assert max(metrics["rule/rejected_fraction"] for metrics in mini.metrics) > 0.05
-        assert any(metrics["rule/importance_weight_mean"] != 1 for metrics in mini.metrics)
+        assert max(row["rule/rejected_fraction"] for row in mini.metrics) > 0.05
+        assert any(row["rule/importance_weight_mean"] != 1 for row in mini.metrics)
 
     def apart(other: dict[str, Tensor]) -> float:
         return max(float((mini.after[key] - other[key]).abs().max()) for key in mini.after)
@@ -242,29 +195,49 @@ def test_updates_agree_with_the_embedded_core(runs: Any, name: str) -> None:
     assert apart(verl["after"]) < limit
 
 
-def test_what_a_run_declares_trains_as_it_says(runs: Any) -> None:
-    """The engine serves whole weights under the hub's names, whatever is trained."""
-    minis, verls = runs
-    moved = {}
-    for name in DECLARED:
-        before, after = verls[name]["before"], verls[name]["after"]
-        moved[name] = {key for key in after if not torch.equal(before[key], after[key])}
-        assert all(0 < row["train/grad_norm"] < 1000 for row in verls[name]["metrics"]), name
-    adapters, sent = verls["adapters"]["after"], verls["adapters"]["sent"]
-    assert moved["adapters"] == {key for key in adapters if ".lora_" in key}
-    hub = minis["by token"].before
-    assert sent.keys() == hub.keys()
-    for key, value in sent.items():
-        at = f"base_model.model.{key.removesuffix('weight')}lora_"
-        change = torch.zeros(())
-        if (a := adapters.get(f"{at}A.default.weight")) is not None:
-            change = 8 / 4 * adapters[f"{at}B.default.weight"] @ a
-            assert change.abs().max() > 0
-        torch.testing.assert_close(value, (hub[key] + change).bfloat16())  # verl rounds what it has merged
-    assert {value.dtype for value in verls["bfloat16"]["after"].values()} == {torch.bfloat16}
-    experts = verls["experts"]
-    assert any(".experts." in key for key in experts["after"])
-    assert {key for key in experts["after"] if ".mlp." in key} <= moved["experts"]
-    for layer in range(2):
-        for part in ("gate", "up", "down"):
-            assert f"model.layers.{layer}.mlp.experts.3.{part}_proj.weight" in experts["sent"]
+def check_declared(name: str, hub: dict[str, Tensor], verl: dict[str, Any]) -> None:
+    """It trains as it says; the engine serves whole weights under the hub's names, whatever is trained."""
+    before, after, sent = verl["before"], verl["after"], verl["sent"]
+    moved = {key for key in after if not torch.equal(before[key], after[key])}
+    assert all(0 < row["train/grad_norm"] < 1000 for row in verl["metrics"])
+    if name == "bfloat16":
+        assert {value.dtype for value in after.values()} == {torch.bfloat16}
+    elif name == "experts":
+        assert any(".experts." in key for key in after)
+        assert {key for key in after if ".mlp." in key} <= moved
+        parts = {
+            f"model.layers.{layer}.mlp.experts.3.{part}_proj.weight" for layer in (0, 1) for part in PARTS
+        }
+        assert parts <= sent.keys()
+    else:
+        assert moved == {key for key in after if ".lora_" in key}
+        assert sent.keys() == hub.keys()
+        for key, value in sent.items():
+            at = f"base_model.model.{key.removesuffix('weight')}lora_"
+            change = torch.zeros(())
+            if (a := after.get(f"{at}A.default.weight")) is not None:
+                change = 8 / 4 * after[f"{at}B.default.weight"] @ a
+                assert change.abs().max() > 0
+            torch.testing.assert_close(
+                value, (hub[key] + change).bfloat16()
+            )  # verl rounds what it has merged
+
+
+def work(rank: int, ranks: int, folder: Path) -> None:
+    """One process of a group of `ranks`: all cases of that many."""
+    for name, (run, of, packed, declared) in CASES.items():
+        if of == ranks:
+            mini = torch.load(folder / f"{run}.pt", weights_only=False)
+            steps = mini.batches[: 2 if declared else None]
+            verl = through_verl(run, rank, ranks, folder, steps, remove_padding=packed, **declared)
+            if rank == 0 and declared:
+                check_declared(name, mini.before, verl)
+            elif rank == 0:
+                check_updates(run, mini, verl)
+
+
+def test_all_that_these_processes_assert_holds(tmp_path: Path) -> None:
+    for run in RUNS:
+        (tmp_path / run).mkdir()
+        torch.save(record(run, tmp_path / run), tmp_path / f"{run}.pt")
+    on_ranks(work, tmp_path)

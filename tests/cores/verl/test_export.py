@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -20,11 +21,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3ForCausalLM
 
 from cppo_lab import schema
-from cppo_lab.cli import main
-from cppo_lab.core_records import BEST_CHECKPOINT, BEST_MODEL, Exported, Resources
+from cppo_lab.core_records import BEST_CHECKPOINT, BEST_MODEL, Exported
 from cppo_lab.cores.mini.model import Transformer
 from cppo_lab.cores.mini.tasks import make_task
-from cppo_lab.cores.mini.trainer import train
 from cppo_lab.cores.verl import core
 from cppo_lab.cores.verl import export as export_module
 from cppo_lab.cores.verl.checkpoints import append_row
@@ -36,8 +35,8 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
-from tests.conftest import user_error
-from tests.cores.test_mini import TOKENIZER, ListSink, tiny
+from tests.conftest import Command, user_error
+from tests.cores.test_mini import TOKENIZER, attempt, tiny
 from tests.cores.verl.conftest import RANKS, on_ranks
 
 SCORES, BEST_STEP = {0: 0.125, 2: 0.5, 4: 0.25}, 2
@@ -51,7 +50,7 @@ FILES = {
     "model.safetensors", "README.md",
 }  # fmt: skip
 ACTOR = Path("runs", RUN, BEST_CHECKPOINT, "actor")
-EXPORT = ("export", RUN, "--out", "model")
+EXPORT = f"export {RUN} --out model"
 
 
 def save(_: int, ranks: int, folder: Path, model: str) -> None:
@@ -104,10 +103,9 @@ def run(saved: dict[int, Path], workspace: Path, monkeypatch: pytest.MonkeyPatch
     """A working folder with a recorded run and its best checkpoint; whatever is done, no name is looked up."""
     record(workspace / "runs", SPEC)
     keep(saved[1])
-    asked: list[object] = []
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *names, **_: asked.append(names) or [])
+    monkeypatch.setattr(socket, "getaddrinfo", asked := Mock(return_value=[]))
     yield workspace
-    assert asked == []
+    assert asked.mock_calls == []
 
 
 def sequences(vocabulary: int) -> Tensor:
@@ -128,14 +126,13 @@ def loaded(folder: Path) -> PreTrainedModel:
 @torch.no_grad()
 @pytest.mark.parametrize("ranks", RANKS)
 def test_the_model_says_what_the_checkpoint_says(
-    run: Path, saved: dict[int, Path], tiny_model: Path, ranks: int, capsys: pytest.CaptureFixture[str]
+    run: Path, cppo: Command, saved: dict[int, Path], tiny_model: Path, ranks: int
 ) -> None:
     keep(saved[ranks])
     for path in [*ACTOR.glob("optim*"), *ACTOR.glob("extra*")]:
         path.write_bytes(b"damaged")  # the optimiser is not read
-    assert main(["export", RUN[:6], "--out", "deep/down/model"]) == 0
-    out = run / "deep" / "down" / "model"
-    printed = capsys.readouterr()
+    out = run / "deep/down/model"
+    printed = cppo(f"export {RUN[:6]} --out deep/down/model")
     assert printed.out == f"{out}\n"
     assert [line for line in printed.err.splitlines() if "shard" in line] == [
         f"cppo: reading shard {rank} of {ranks}" for rank in range(1, ranks + 1)
@@ -155,14 +152,14 @@ def test_the_model_says_what_the_checkpoint_says(
 
 
 @pytest.mark.parametrize("ranks", RANKS)
-def test_adapters_are_merged(run: Path, saved: dict[int, Path], ranks: int) -> None:
+def test_adapters_are_merged(run: Path, cppo: Command, saved: dict[int, Path], ranks: int) -> None:
     """The export is the model that verl gives to the rollout engine, in bfloat16."""
     [rank, alpha] = LORA
     spec = compose([*KIND, f"optim.lora_rank={rank}", f"optim.lora_alpha={alpha}"]).run
     folder = saved[1].parents[1] / f"lora{ranks}"
     record(run / "runs", spec)
     keep(folder / "actor", spec.run_id)
-    assert main(["export", spec.run_id, "--out", "adapted"]) == 0
+    cppo(f"export {spec.run_id} --out adapted")
     weights, sent = loaded(run / "adapted").state_dict(), torch.load(folder / "sent.pt")
     assert weights.keys() >= sent.keys()
     for name, value in sent.items():
@@ -170,7 +167,7 @@ def test_adapters_are_merged(run: Path, saved: dict[int, Path], ranks: int) -> N
 
 
 def test_a_run_of_verl_is_evaluated_by_verls_validation(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    run: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command
 ) -> None:
     """Of its exported model on the problems of the benchmark. That verl's trainer then trains nothing: `test_core`."""
     scores = {name: place / 10 for place, name in enumerate(SPEC.data.benchmarks)}
@@ -187,17 +184,16 @@ def test_a_run_of_verl_is_evaluated_by_verls_validation(
 
     monkeypatch.setattr(core, "_ray_for", lambda *_: contextlib.nullcontext({}))
     monkeypatch.setattr(core, "_run", validate)
-    words = ["--benchmark", "chain_short", "data.validation_problems=7", "--json"]
-    assert main(["evaluate", RUN, *words]) == 0
-    [row] = json.loads(capsys.readouterr().out)["runs"]
+    asked = cppo(f"evaluate {RUN} --benchmark chain_short data.validation_problems=7 --json")
+    [row] = asked.answer["runs"]
     assert (row["step"], row["scores"]) == (BEST_STEP, scores)
 
 
-def test_weights_in_bfloat16_stay_so(run: Path) -> None:
+def test_weights_in_bfloat16_stay_so(run: Path, cppo: Command) -> None:
     state = torch.load(shard(), weights_only=False)
     torch.save({name: weight.bfloat16() for name, weight in state.items()}, shard())
     (run / "model").mkdir()  # an empty folder may be there
-    assert main([*EXPORT]) == 0
+    cppo(EXPORT)
     model = loaded(run / "model")
     assert model.dtype == torch.bfloat16
     name = "model.layers.1.self_attn.o_proj.weight"
@@ -205,8 +201,8 @@ def test_weights_in_bfloat16_stay_so(run: Path) -> None:
     assert "in bfloat16" in (run / "model" / "README.md").read_text()
 
 
-def test_the_card(run: Path) -> None:
-    assert main([*EXPORT]) == 0
+def test_the_card(run: Path, cppo: Command) -> None:
+    cppo(EXPORT)
     text = (run / "model" / "README.md").read_text()
     card = ModelCard(text)
     assert (card.data.library_name, card.data.pipeline_tag) == ("transformers", "text-generation")
@@ -237,16 +233,16 @@ def test_the_card(run: Path) -> None:
     assert ModelCard(text).data.to_dict().get("license") is None
 
 
-def test_weights_that_megatron_bridge_saved_are_taken_over(run: Path) -> None:
+def test_weights_that_megatron_bridge_saved_are_taken_over(run: Path, cppo: Command) -> None:
     """Whole weights, in several files."""
-    assert main(["export", RUN, "--out", "first"]) == 0
+    cppo(f"export {RUN} --out first")
     first, saved = loaded(Path("first")), ACTOR / "model" / "huggingface"
     shutil.rmtree(ACTOR)
     shutil.copytree("first", saved, ignore=shutil.ignore_patterns("README.md", "model.safetensors"))
     first.save_pretrained(saved, max_shard_size="20KB")
     assert len(list(saved.glob("*.safetensors"))) > 2
     (ACTOR / "optimizer").mkdir()
-    assert main([*EXPORT]) == 0
+    cppo(EXPORT)
     torch.testing.assert_close(loaded(run / "model").state_dict(), first.state_dict(), rtol=0, atol=0)
     originals, copies = ({path.stat().st_ino for path in place.iterdir()} for place in (saved, run / "model"))
     assert not originals & copies  # either may be changed
@@ -255,49 +251,42 @@ def test_weights_that_megatron_bridge_saved_are_taken_over(run: Path) -> None:
 # -- What is refused ---------------------------------------------------------------------------------------------------
 
 
-def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+Refused = Callable[..., str]
+
+
+@pytest.fixture
+def refused(cppo: Command) -> Refused:
     """The one line that says why nothing is exported; nothing is left of the attempt."""
-    capsys.readouterr()
-    before = sorted(Path().iterdir())
-    assert main(["export", *(arguments or EXPORT[1:])]) == 2
-    printed = capsys.readouterr()
-    *progress, said = printed.err.splitlines()
-    assert printed.out == "" and all(line.startswith("cppo: ") for line in progress), progress
-    assert sorted(Path().iterdir()) == before
-    return said.removeprefix("cppo: error: ")
+
+    def said(line: str = EXPORT) -> str:
+        before = sorted(Path().iterdir())
+        printed = cppo(line, code=2)
+        *progress, error = printed.err.splitlines()
+        assert printed.out == "" and all(line.startswith("cppo: ") for line in progress), progress
+        assert sorted(Path().iterdir()) == before
+        return error.removeprefix("cppo: error: ")
+
+    return said
 
 
-def test_runs_that_are_not_known_and_places_that_are_taken(
-    run: Path, capsys: pytest.CaptureFixture[str]
+def test_what_is_refused_of_a_run_and_a_place(
+    run: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
-    """Most are in tests/hostile."""
+    """Most is in tests/hostile."""
     (run / "runs" / f"{RUN[:8]}0000").mkdir()
     (run / "ring").symlink_to("ring")
-    assert "has not started" in refused(capsys, f"{RUN[:8]}0000", "--out", "model")
-    assert "--out ring is a circular link" in refused(capsys, RUN, "--out", "ring")
+    assert "has not started" in refused(f"export {RUN[:8]}0000 --out model")
+    assert "--out ring is a circular link" in refused(f"export {RUN} --out ring")
     with run_lock(run / "runs" / RUN):
-        assert refused(capsys).startswith(f"run {RUN} is being trained")
-
-
-def test_a_package_that_is_missing(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    said = refused(capsys)
-    assert said.startswith("package 'transformers' is not installed") and "pip install " in said
-
-
-def test_a_checkpoint_that_changes_meanwhile(
-    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    real = export_module._merge_fsdp
-
-    def changes(*arguments: Any) -> None:
-        real(*arguments)
-        (ACTOR.parent / "step").write_text("4\n")
-
+        assert refused().startswith(f"run {RUN} is being trained")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "transformers", None)
+        said = refused()
+        assert said.startswith("package 'transformers' is not installed") and "pip install " in said
+    merge = export_module._merge_fsdp
+    changes = Mock(side_effect=lambda *given: (merge(*given), (ACTOR.parent / "step").write_text("4\n")))
     monkeypatch.setattr(export_module, "_merge_fsdp", changes)
-    assert "has replaced its best checkpoint in the meantime" in refused(capsys)
+    assert "has replaced its best checkpoint in the meantime" in refused()
     with user_error("no longer exists: try again"):
         export_module.copy_file(run / "runs", (RUN, "gone"), run / "copy")
 
@@ -384,12 +373,10 @@ DAMAGE: dict[str, tuple[Callable[[], object], str]] = {
 
 
 @pytest.mark.parametrize("name", DAMAGE)
-def test_checkpoints_that_are_damaged_and_links_in_a_run(
-    run: Path, capsys: pytest.CaptureFixture[str], name: str
-) -> None:
+def test_checkpoints_that_are_damaged_and_links_in_a_run(run: Path, refused: Refused, name: str) -> None:
     damage, says = DAMAGE[name]
     damage()
-    assert says in refused(capsys)
+    assert says in refused()
     assert not (run / "mark").exists()
 
 
@@ -439,17 +426,14 @@ def test_an_error_of_the_disk_is_not_taken_for_a_broken_checkpoint() -> None:
 
 
 @torch.no_grad()
-def test_an_embedded_model_says_the_same_as_a_qwen3(
-    workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_embedded_model_says_the_same_as_a_qwen3(workspace: Path, cppo: Command, refused: Refused) -> None:
     """Of a run as a kill before its end is recorded leaves it."""
     spec = tiny("model.architecture.layers=2", "data.spellings=3")
     runs = workspace / "runs"
     folder = record(runs, spec, ends=False)
     with torch.enable_grad():
-        train(spec, ListSink(), Resources(runs, folder, device="cpu"))
-    assert main(["export", spec.run_id, "--out", "model"]) == 0
-    printed = capsys.readouterr()
+        attempt(spec, folder)
+    printed = cppo(f"export {spec.run_id} --out model")
     assert printed.out == f"{workspace / 'model'}\n"
     assert printed.err.splitlines() == ["cppo: reading best_model.pt", "cppo: writing the model"]
     tokenizer = make_task(spec.data).tokenizer
@@ -473,15 +457,15 @@ def test_an_embedded_model_says_the_same_as_a_qwen3(
     other = tiny("seed=7")
     foreign = record(runs, other, ends=False) / BEST_MODEL
     shutil.copy(folder / BEST_MODEL, foreign)
-    again = (other.run_id, "--out", "other")
-    assert f"it is not a checkpoint of run {other.run_id}" in refused(capsys, *again)
+    again = f"export {other.run_id} --out other"
+    assert f"it is not a checkpoint of run {other.run_id}" in refused(again)
     foreign.unlink()
-    said = refused(capsys, *again)
+    said = refused(again)
     assert "has kept no checkpoint: there is no best_model.pt in " in said and "--replace" in said
     foreign.symlink_to(folder / BEST_MODEL)
-    assert f"{foreign} {NO_FILE}" in refused(capsys, *again)
+    assert f"{foreign} {NO_FILE}" in refused(again)
     torch.save(state | {"history": []}, folder / BEST_MODEL)
-    assert "it does not say of which step it is" in refused(capsys, spec.run_id, "--out", "other")
+    assert "it does not say of which step it is" in refused(f"export {spec.run_id} --out other")
 
 
 def test_two_exports_to_one_place_and_one_that_fails(tmp_path: Path) -> None:

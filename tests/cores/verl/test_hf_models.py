@@ -75,7 +75,6 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[VerlRun, Files, Path
 @pytest.mark.parametrize(
     "overrides",
     [[], ["data=addition", "data.validation_problems=4", "data.operations=4"], ["data.spellings=3"]],
-    ids=["chain", "addition", "spellings"],
 )
 def test_every_symbol_is_one_token_and_verls_data_set_gives_our_prompts(
     overrides: list[str], tmp_path: Path
@@ -135,11 +134,6 @@ def test_the_task_of_a_run(made: tuple[VerlRun, Files, Path]) -> None:
     assert [a == b for a, b in zip(written(another), before, strict=True)] == [False, True]
 
 
-def _make(spec: VerlRun, folder: Path, shared: Path, made: "multiprocessing.Queue[float]") -> None:
-    make_model(spec, folder, shared)
-    made.put((folder / "config.json").stat().st_mtime_ns)
-
-
 def test_two_processes_make_it_once_and_what_a_kill_left_is_made_again(tmp_path: Path) -> None:
     spec, files = planned(tmp_path)
     folder = Path(files.model)
@@ -148,8 +142,13 @@ def test_two_processes_make_it_once_and_what_a_kill_left_is_made_again(tmp_path:
     (partial / "config.json").write_text("{")
     context = multiprocessing.get_context("fork")
     times = context.Queue()
+
+    def make() -> None:
+        make_model(spec, folder, tmp_path)
+        times.put((folder / "config.json").stat().st_mtime_ns)
+
     for _ in range(2):
-        context.Process(target=_make, args=(spec, folder, tmp_path, times)).start()
+        context.Process(target=make).start()
     assert times.get(timeout=CEILING_SECONDS) == times.get(timeout=CEILING_SECONDS)
     assert sorted(path.suffix for path in folder.parent.iterdir()) == ["", ".lock"]
 

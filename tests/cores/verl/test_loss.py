@@ -103,11 +103,17 @@ def test_value_and_gradient_are_verls(loss_mode: str, mode: str) -> None:
 # -- The metrics between sampler and trainer, through verl's reductions ------------------------------------------------
 
 
-def step(batch: TokenBatch, minibatches: Any, **keys: Any) -> dict[str, float]:
+LENGTHS = torch.tensor([9, 1, 2, 0, 3, 4, 9, 0, 5, 6, 7, 8])  # of twelve responses, some of them empty
+WIDE = random_batch(3, rows=12, width=9)._replace(valid=torch.arange(9) < LENGTHS[:, None])
+FOUR, TWO = ([range(i, i + n) for i in range(0, 12, n)] for n in (4, 2))
+SEVERAL = [[[FOUR[0]], [FOUR[1]]], [[TWO[4]], [TWO[5]]]]
+DPPO = {"rule": "dppo", "constants": {"delta": 0.1}}
+
+
+def step(minibatches: Any, **keys: Any) -> dict[str, float]:
     """The row of a step whose minibatches are cut into [minibatch][rank][micro-batch] -> rows."""
-    config = actor(**({"rule": "dppo", "constants": {"delta": 0.1}} | keys))
-    reported = by_minibatch([train(config, batch, cuts, measured=False).metrics for cuts in minibatches])
-    summarise_mismatch(reported)
+    parts = [train(actor(**keys), WIDE, cuts, measured=False).metrics for cuts in minibatches]
+    summarise_mismatch(reported := by_minibatch(parts))
     return rule_metrics(reduce_metrics(rename_dict(reported, "actor/")))
 
 
@@ -116,42 +122,27 @@ def mismatches(row: dict[str, float]) -> dict[str, float]:
     return {name: value for name, value in row.items() if name.startswith(of_mismatch)}
 
 
-def whole(batch: TokenBatch, rows: int = 12, **options: Any) -> dict[str, float]:
+def whole(rows: int = 12, **options: Any) -> dict[str, float]:
     """The metrics of the first `rows` at once."""
-    apart = divergence.binary(batch.logp, batch.rollout_logp, "tv")
-    columns = (batch.logp, batch.rollout_logp, apart, batch.valid)
+    apart = divergence.binary(WIDE.logp, WIDE.rollout_logp, "tv")
+    columns = (WIDE.logp, WIDE.rollout_logp, apart, WIDE.valid)
     return mismatch_metrics([mismatch_sums(log_ratios(*(column[:rows] for column in columns)))], **options)
 
 
-def wide() -> TokenBatch:
-    """Twelve responses, some of them empty."""
-    lengths = torch.tensor([9, 1, 2, 0, 3, 4, 9, 0, 5, 6, 7, 8])
-    return random_batch(3, rows=12, width=9)._replace(valid=torch.arange(9) < lengths[:, None])
-
-
-FOUR, TWO = ([range(i, i + n) for i in range(0, 12, n)] for n in (4, 2))
-
-
-ONE = {"one rank": [FOUR], "two ranks": [TWO[:3], TWO[3:]], "a rank for each": [[rows] for rows in FOUR]}
-SEVERAL = [[[FOUR[0]], [FOUR[1]]], [[TWO[4]], [TWO[5]]]]
-
-
 @pytest.mark.parametrize(
-    "minibatches, first",
-    [*(([cuts], 12) for cuts in ONE.values()), (SEVERAL, 8), ([[[range(3, 4)]], *SEVERAL], 8)],
-    ids=[*ONE, "several", "after padding"],
+    "minibatches, first, keys",
+    [
+        ([[FOUR]], 12, DPPO),  # one rank, two, and one for each
+        ([[TWO[:3], TWO[3:]]], 12, DPPO),
+        ([[[rows] for rows in FOUR]], 12, DPPO),
+        (SEVERAL, 8, DPPO),
+        ([[[range(3, 4)]], *SEVERAL], 8, DPPO),
+        ([[TWO]], 12, {"loss_mode": "vanilla"}),
+    ],
 )
-def test_mismatch_however_it_is_cut(minibatches: Any, first: int) -> None:
+def test_mismatch_however_it_is_cut(minibatches: Any, first: int, keys: dict[str, Any]) -> None:
     """Minibatches weigh by their tokens; the first is the state before, if it is not of padding alone."""
-    batch = wide()
-    row = step(batch, minibatches)
-    assert all(map(schema.is_known_metric, row))  # no sum is left
-    expected = whole(batch) | whole(batch, first, before_update=True)
-    assert mismatches(row) == pytest.approx(expected, rel=1e-6)
-
-
-def test_mismatch_of_verls_own_losses_and_switched_off() -> None:
-    batch = wide()
-    expected = whole(batch) | whole(batch, before_update=True)
-    assert mismatches(step(batch, [[TWO]], loss_mode="vanilla")) == pytest.approx(expected, rel=1e-6)
-    assert mismatches(step(batch, [[TWO]], mismatch=False)) == {}
+    row = step(minibatches, **keys)
+    assert keys is not DPPO or all(map(schema.is_known_metric, row))  # no sum is left
+    assert mismatches(row) == pytest.approx(whole() | whole(first, before_update=True), rel=1e-6)
+    assert mismatches(step(minibatches, mismatch=False, **keys)) == {}

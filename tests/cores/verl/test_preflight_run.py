@@ -12,8 +12,7 @@ from tests.conftest import Command
 from tests.cores.verl.conftest import ROOT
 
 pytestmark = pytest.mark.slow
-SMALL = ["validation.samples=1", "data.validation_problems=4", "model.warm_start.steps=20"]
-COMMAND = ["quickstart", "core=verl", "launcher=local", *SMALL]
+SMALL = "validation.samples=1 data.validation_problems=4 model.warm_start.steps=20"
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +22,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_preflight_measures_every_part(workspace: Path, cppo: Command) -> None:
-    done = cppo("preflight", *COMMAND)
+    done = cppo(f"preflight quickstart core=verl launcher=local {SMALL}")
     assert "quickstart: 1 short job, of 1 kinds of runs" in done.err
     [folder] = (workspace / "runs" / "preflight").glob("tiny_qwen3-*")
     measured = read_preflight(folder)

@@ -38,11 +38,10 @@ def test_ray_listens_on_loopback_and_lets_in_whoever_has_the_token(on_ray: OnRay
     assert len(up["listening"]) >= 5  # GCS, raylet, workers: the search found Ray's processes
     assert {*up["listening"]} <= LOOPBACK
     assert up["address"].startswith("127.0.0.1:")
-    member, *refused = on_ray.clients
+    member, stranger = on_ray.clients
     assert f"let in {up['processors']}" in member.stdout, member.stderr
-    for client in refused:
-        assert client.returncode != 0 and "let in" not in client.stdout
-        assert "Unauthenticated" in client.stderr or "AuthenticationError" in client.stderr
+    assert stranger.returncode != 0 and "let in" not in stranger.stdout
+    assert "Unauthenticated" in stranger.stderr or "AuthenticationError" in stranger.stderr
 
 
 @pytest.mark.slow
@@ -61,7 +60,7 @@ def test_a_run_says_what_it_has_seen_of_its_machines(on_ray: OnRay) -> None:
 def test_rays_processes_outlive_a_warning(on_ray: OnRay) -> None:
     """Slurm sends SIGUSR2 to every process of a job, before the last step here: all that train have trained it."""
     warned = on_ray.seen("warned")
-    assert warned["mortal"] == [] and warned["ended"] == [] and warned["heard"]
+    assert warned["ended"] == [] and warned["heard"]
     named = " ".join(warned["names"])
     actors = ("WorkerDict", "CpuServerActor", "AgentLoopWorkerTQ", "RewardLoopWorker", "SimpleStorageUnit")
     for part in ("raylet", "gcs_server", *actors):

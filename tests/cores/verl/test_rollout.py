@@ -50,17 +50,13 @@ def recomputed(
     return torch.log_softmax(logits[len(prompt) - 1 : -1].double() / temperature, -1)
 
 
-def request(prompt: list[int], limit: int, seed: int | None = None) -> Request:
-    return Request(prompt, limit, seed)
-
-
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("topk", [5, TOKENIZER.vocabulary])
 def test_logp_and_topk_are_those_of_a_full_forward_pass(
     model: PreTrainedModel, temperature: float, topk: int
 ) -> None:
     # Different prompt lengths, limits and stops: rows are padded, and leave the batch at different steps.
-    requests = [request(prompt, 6 + 3 * i, seed=i) for i, prompt in enumerate(PROMPTS)]
+    requests = [Request(prompt, 6 + 3 * i, seed=i) for i, prompt in enumerate(PROMPTS)]
     together, moved = decode(model, requests, SamplingRule(temperature, topk=topk), [EOS]), []
     for asked, response in zip(requests, together, strict=True):
         expected = recomputed(model, list(asked.prompt), response.tokens, temperature)
@@ -75,14 +71,14 @@ def test_logp_and_topk_are_those_of_a_full_forward_pass(
     # A sample depends on its seed and not on its batch.
     alone = [decode(model, [asked], SamplingRule(temperature), [EOS])[0].tokens for asked in requests]
     assert [response.tokens for response in together] == alone
-    reseeded = [request(list(asked.prompt), 12, seed=100) for asked in requests]
+    reseeded = [Request(list(asked.prompt), 12, seed=100) for asked in requests]
     other = decode(model, reseeded, SamplingRule(temperature), [EOS])
     assert [response.tokens for response in other] != alone
 
 
 def test_a_response_ends_with_its_first_stop_token_or_at_its_own_limit(model: PreTrainedModel) -> None:
     def tokens(*limits: int, stop: tuple[int, ...] = (), rule: SamplingRule = PLAIN) -> list[list[int]]:
-        requests = [request(PROMPTS[2], limit, seed=1) for limit in limits]
+        requests = [Request(PROMPTS[2], limit, seed=1) for limit in limits]
         return [response.tokens for response in decode(model, requests, rule, stop)]
 
     [free] = tokens(20)
@@ -113,7 +109,7 @@ def test_diverged_weights_fail(model: PreTrainedModel) -> None:
     with torch.no_grad():
         model.lm_head.weight.fill_(torch.nan)
     with pytest.raises(FloatingPointError, match="diverged"):
-        decode(model, [request([3], 4)], PLAIN, [EOS])
+        decode(model, [Request([3], 4)], PLAIN, [EOS])
 
 
 async def all_of(
@@ -134,12 +130,12 @@ def test_requests_of_different_rules_are_served_at_once(model: PreTrainedModel) 
     outputs = ask(server, *calls)
     for i, (prompt, sampled, best) in enumerate(zip(PROMPTS, outputs[:4], outputs[4:], strict=True)):
         limit = min(12, 8 + 12 - len(prompt))
-        [expected] = decode(model, [request(prompt, limit, seed=i)], SamplingRule(topk=4), [EOS])
+        [expected] = decode(model, [Request(prompt, limit, seed=i)], SamplingRule(topk=4), [EOS])
         assert sampled.token_ids == expected.tokens
         np.testing.assert_allclose(sampled.log_probs, expected.logp, atol=5e-5)
         np.testing.assert_array_equal(sampled.extra_fields[TOPK_IDS], expected.topk_ids)
         assert sampled.extra_fields[TOPK_LOGP].dtype == np.float32
-        [greedy] = decode(model, [request(prompt, limit)], SamplingRule(temperature=0.0), [EOS])
+        [greedy] = decode(model, [Request(prompt, limit)], SamplingRule(temperature=0.0), [EOS])
         assert best.token_ids == greedy.tokens
         assert best.log_probs is None and TOPK_IDS not in best.extra_fields
         assert best.stop_reason == "completed"

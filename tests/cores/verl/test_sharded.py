@@ -7,13 +7,13 @@ And four processes fetch mu's Top-K once for each two that train the same rows. 
 and its bridge to the queue are verl's.
 """
 
+import itertools
 import sys
 import types
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 import torch.distributed as dist
 import transfer_queue as tq
@@ -28,14 +28,13 @@ from cppo_lab.cores.verl import worker as module
 from cppo_lab.cores.verl.logits import logp_and_entropy
 from cppo_lab.cores.verl.loss import trust_region_loss
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
-from cppo_lab.errors import UserError
+from tests.conftest import user_error
 from tests.cores.verl.conftest import on_ranks
 from tests.cores.verl.recorded import nested
 from tests.cores.verl.test_logits import K, V, recorded, topk
 from tests.cores.verl.vllm.megatron_ranks import mcore_actor, packing
 
 RANKS = 2
-MEASURES = ("tv", "kl")
 
 
 def stand_in(tensor_group: Any, context_group: Any) -> Any:
@@ -112,48 +111,52 @@ def on_megatron(measure: str, data_format: str, tensor_parallel: bool) -> dict[s
     return {key: back(value, params, *more).values() for key, value in outputs.items()}
 
 
-def refused() -> str:
-    """What is said to logits with eight rows more than verl's packing has: as with padding for FP8."""
+def check_that_another_packing_is_refused() -> None:
+    """Padding that the loss does not know of is not misread: eight rows more than verl's packing has, as for FP8."""
     stand_in(dist.group.WORLD, alone())
     data, _ = recorded()
-    packed = int((data["input_ids"].offsets().diff() + 1).div(2, rounding_mode="floor").sum()) * 2
-    with pytest.raises(UserError) as caught:
-        trust_region_loss(mcore_actor(), data=data, student_logits=torch.zeros(1, packed + 8, V // RANKS))
-    return str(caught.value)
+    with user_error("logits have 40 rows, verl's packing gives 32: switch off FP8"):
+        trust_region_loss(mcore_actor(), data=data, student_logits=torch.zeros(1, 40, V // RANKS))
 
 
-def cut_logits(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Logits with a huge offset and one token without mass."""
+def check_a_cut_vocabulary(rank: int, dtype: torch.dtype) -> None:
+    """Log-probabilities and entropy, of logits with a huge offset and one token without mass."""
     generator = torch.Generator().manual_seed(3)
     logits = 3 * torch.randn(40, V, generator=generator)
     logits[:20] += 300
     logits[5, 7] = -torch.inf
-    ids = torch.randint(V, (40, 4), generator=generator)
+    logits, ids = logits.to(dtype), torch.randint(V, (40, 4), generator=generator)
     ids[0, 0] = -1
-    return logits.to(dtype), ids
-
-
-CASES = {"ulysses": over_the_sequence} | {
-    f"{cut} {form}": partial(on_megatron, data_format=form, tensor_parallel=cut == "tensor")
-    for cut in ("tensor", "context")
-    for form in ("thd", "bshd")
-}
-DTYPES = (torch.float32, torch.bfloat16)
+    logp, entropy = logp_and_entropy(logits.chunk(RANKS, -1)[rank], ids, dist.group.WORLD)
+    exact = logits.double().log_softmax(-1)
+    expected = exact.gather(1, ids.clamp_min(0))[ids >= 0]
+    torch.testing.assert_close(logp[ids >= 0].double(), expected, rtol=1e-6, atol=2e-5)
+    torch.testing.assert_close(
+        entropy.double(), torch.special.entr(exact.exp()).sum(-1), rtol=1e-5, atol=1e-5
+    )
+    assert bool(logp.isfinite().all())
 
 
 def work(rank: int, ranks: int, folder: Path) -> None:
-    """One of two processes: every case, into a file; or of four."""
+    """One of two processes, or of four."""
     if ranks > RANKS:
-        fetch(rank, folder)
+        check_that_topk_is_fetched_once(rank)
         return
-    seen: dict[Any, Any] = {
-        (case, measure): run(measure) for case, run in CASES.items() for measure in MEASURES
-    }
-    seen["refused"] = refused()
-    for dtype in DTYPES:
-        logits, ids = cut_logits(dtype)
-        seen[dtype] = logp_and_entropy(logits.chunk(RANKS, -1)[rank], ids, dist.group.WORLD)
-    torch.save(seen, folder / f"{rank}.pt")
+    near = partial(torch.testing.assert_close, rtol=1e-5, atol=1e-6)
+    for measure in ("tv", "kl"):
+        expected = whole(measure)
+        assert float(expected["divergence"].max()) > 0.05
+        near(over_the_sequence(measure), expected)
+        of_megatron = {key: expected[key] for key in ("divergence", "policy_entropy")}
+        for data_format, tensor_parallel in itertools.product(("thd", "bshd"), (True, False)):
+            near(on_megatron(measure, data_format, tensor_parallel), of_megatron)
+    check_that_another_packing_is_refused()
+    for dtype in (torch.float32, torch.bfloat16):
+        check_a_cut_vocabulary(rank, dtype)
+
+
+def test_all_that_these_processes_assert_holds(tmp_path: Path) -> None:
+    on_ranks(work, tmp_path, groups=(RANKS, len(DP_RANKS)))
 
 
 # -- The Top-K ---------------------------------------------------------------------------------------------------------
@@ -183,21 +186,16 @@ class Worker:
 
     @module.topk_once
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def update_actor(self, data: Any) -> dict[str, Any]:
-        """What it would train."""
+    def update_actor(self, data: Any) -> None:
         module.share_topk(data, self.same_rows)
-        return {
-            name: (value.values(), value.offsets()) if torch.is_tensor(value) else value
-            for name in sorted(data.keys())
-            if (value := tu.get(data, name)) is not None
-        }
+        self.trained = data
 
 
 class Queue:
     """Remembers which columns were asked for."""
 
     def __init__(self, columns: TensorDict) -> None:
-        self.rows, self.asked = columns, list[str]()
+        self.rows = columns
         bridge.TQ_INITIALIZED = True
         bridge.kv_batch_meta2batch_meta = module.kv_batch_meta2batch_meta = self.meta
         bridge._meta_to_realdata = self.fetched
@@ -217,75 +215,20 @@ class Queue:
         return data
 
 
-def fetch(process: int, folder: Path) -> None:
-    """What it asked for and what it trains, with a Top-K and without one."""
-    worker, seen = Worker(), {}
+def check_that_topk_is_fetched_once(process: int) -> None:
+    """By those who train the same rows. And a batch without one is trained as it is."""
+    worker, dp_rank = Worker(), DP_RANKS[process]
     for with_topk in (True, False):
-        queue = Queue(rows(DP_RANKS[process], with_topk))
+        data, columns = rows(dp_rank, with_topk), {TOPK_IDS, TOPK_LOGP} if with_topk else set()
+        queue = Queue(data)
         batch = tq.KVBatchMeta(
             keys=list("012"), tags=[{}] * 3, partition_id="train", extra_info={"temperature": 0.7}
         )
-        trained = worker.update_actor(batch)
-        seen[with_topk] = (queue.asked, trained)
-    torch.save(seen, folder / f"topk-{process}.pt")
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the processes have written what they saw."""
-    made = tmp_path_factory.mktemp("ranks")
-    on_ranks(work, made, groups=(RANKS, len(DP_RANKS)))
-    return made
-
-
-@pytest.fixture(scope="module")
-def results(folder: Path) -> list[dict[Any, Any]]:
-    return [torch.load(folder / f"{rank}.pt") for rank in range(RANKS)]
-
-
-@pytest.mark.parametrize("measure", MEASURES)
-@pytest.mark.parametrize("case", CASES)
-def test_equal_to_whole_logits(results: list[dict[Any, Any]], case: str, measure: str) -> None:
-    expected = whole(measure)
-    for result in results:
-        outputs = result[case, measure]
-        assert {"divergence", "policy_entropy"} <= set(outputs)
-        assert ("log_probs" in outputs) == (case == "ulysses")
-        for key, value in outputs.items():
-            torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
-    assert float(expected["divergence"].max()) > 0.05
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_log_probabilities_and_entropy_of_a_cut_vocabulary(
-    results: list[dict[Any, Any]], dtype: torch.dtype
-) -> None:
-    logits, ids = cut_logits(dtype)
-    exact = logits.double().log_softmax(-1)
-    entropy = torch.special.entr(exact.exp()).sum(-1)
-    expected = exact.gather(1, ids.clamp_min(0))
-    for result in results:
-        logp, spread = result[dtype]
-        torch.testing.assert_close(logp[ids >= 0].double(), expected[ids >= 0], rtol=1e-6, atol=2e-5)
-        torch.testing.assert_close(spread.double(), entropy, rtol=1e-5, atol=1e-5)
-        assert bool(logp.isfinite().all())
-
-
-def test_logits_that_verl_packs_in_another_way(results: list[dict[Any, Any]]) -> None:
-    """Padding that the loss does not know of is refused, not misread."""
-    said = "logits have 40 rows, verl's packing gives 32: switch off FP8"
-    assert all(result["refused"].startswith(said) for result in results)
-
-
-def test_topk_is_fetched_once_by_those_who_train_the_same_rows(folder: Path) -> None:
-    """And a batch without one is trained as it is."""
-    for process, dp_rank in enumerate(DP_RANKS):
-        seen = torch.load(folder / f"topk-{process}.pt")
-        for with_topk, (asked, trained) in seen.items():
-            leads = with_topk and DP_RANKS.index(dp_rank) == process
-            assert set(asked) == {"responses"} | ({TOPK_IDS, TOPK_LOGP} if leads else set())
-            assert trained.pop("temperature") == 0.7
-            expected = rows(dp_rank, with_topk)
-            parts = {name: (expected[name].values(), expected[name].offsets()) for name in trained}
-            assert trained.keys() == {"responses"} | ({TOPK_IDS, TOPK_LOGP} if with_topk else set())
-            torch.testing.assert_close(trained, parts, rtol=0, atol=0)
+        worker.update_actor(batch)
+        trained = {name: tu.get(worker.trained, name) for name in sorted(worker.trained.keys())}
+        assert trained.pop("temperature") == 0.7 and trained.keys() == {"responses", *columns}
+        leads = DP_RANKS.index(dp_rank) == process
+        assert set(queue.asked) == {"responses"} | (columns if leads else set())
+        for name, column in trained.items():
+            assert torch.equal(column.values(), data[name].values())
+            assert torch.equal(column.offsets(), data[name].offsets())

@@ -3,31 +3,28 @@
 The trainer as a whole is tested in `test_core`.
 """
 
-import itertools
 import json
 import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from types import SimpleNamespace
 from typing import Any
-from unittest.mock import AsyncMock, Mock
+from unittest.mock import AsyncMock, MagicMock, Mock
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf
 from pyarrow.parquet import read_table, write_table
 from ray.exceptions import RayTaskError
-from tensordict import TensorDict
 from torch import Tensor
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync, replay_buffer
-from verl.utils import tensordict_utils as tu
 from verl.workers.rollout.replica import TokenOutput
 
 from cppo_lab import schema
@@ -38,8 +35,7 @@ from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
 from cppo_lab.cores.verl.answers import PLACE
 from cppo_lab.cores.verl.checkpoints import TAGS_FILE, best_step, score_name
-from cppo_lab.cores.verl.config import verl_config
-from cppo_lab.cores.verl.files import planned_files
+from cppo_lab.cores.verl.config import lab_settings
 from cppo_lab.cores.verl.hf_models import as_fast_tokenizer, write_task
 from cppo_lab.cores.verl.rewards import FAULT
 from cppo_lab.cores.verl.rollout import TOPK_IDS, TOPK_LOGP
@@ -61,8 +57,10 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error
-from tests.cores.kills import survives
+from tests.cores.kills import killed_at_each
 from tests.cores.verl.asynchronous import BOUND
+from tests.cores.verl.conftest import rows_in, steps_in
+from tests.cores.verl.in_process import tree
 from tests.cores.verl.queue_in_memory import Queue
 from tests.cores.verl.recorded import actor, reduced, train
 from tests.maths.maths_batches import random_batch
@@ -74,45 +72,39 @@ Rewards = list[list[float]]  # [prompt][response]
 MIXED: Rewards = [[1, 0, 0, 1], [0] * 4, [1] * 4, [0, 0, 0, 1]] + [[0, 1, 0, 0]] * 4
 
 
+@cache
+def configured(*overrides: str) -> tuple[VerlRun, Any]:
+    """A run of the miniature, and verl's tree for it."""
+    made = compose(["core=verl", "model=tiny_qwen3", *overrides])
+    return made.run, tree(made)
+
+
 def trainer(folder: Path, *overrides: str, ranks: int = 1) -> LabTrainer:
-    """A trainer of the miniature that has not started anything."""
-    run = compose(["core=verl", "model=tiny_qwen3", *overrides]).run
-    settings = SimpleNamespace(spec=run, folder=folder, answers=None, checkpoint_every=None, deadline=None)
+    """A trainer that has not started anything."""
+    run, config = configured(*overrides)
     with pytest.MonkeyPatch.context() as patch:
+        settings = lab_settings(config).model_copy(update={"folder": folder})
         patch.setattr(module, "lab_settings", lambda _: settings)
-        patch.setattr(PPOTrainerSync, "__init__", lambda *_: None)
-        made = LabTrainer(None)
-    tables = (TABLES, {"tokens": torch.zeros(1)})
+        patch.setattr(PPOTrainerSync, "__init__", lambda made, config: vars(made).update(config=config))
+        made = LabTrainer(config)
     made.actor_rollout_wg = SimpleNamespace(  # stands for the group of Ray actors
         _dispatch_info={},
-        _query_dispatch_info={"actor": [*range(ranks)]}.__getitem__,
-        read_diagnostics=lambda: [None, tables],  # of a pipeline, whose last stage has the loss
+        _query_dispatch_info={"actor": range(ranks)}.get,
+        # Of a pipeline, whose last stage has the loss.
+        read_diagnostics=lambda: [None, (TABLES, {"tokens": torch.zeros(1)})],
     )
     made.tokenizer = SimpleNamespace(eos_token_id=EOS)
     made.global_steps, made.total_training_steps = 1, run.training.t_stop
     made.use_reference_policy = made.use_critic = False
-    made.config = OmegaConf.create(
-        {
-            "trainer": {"max_actor_ckpt_to_keep": 2},
-            "actor_rollout_ref": {
-                "rollout": {"n": RESPONSES, "engine_kwargs": {"cppo_lab": {"topk_dtype": "float32"}}}
-            },
-            "algorithm": {
-                "rollout_correction": {"bypass_mode": True}, "use_kl_in_reward": False, "adv_estimator": "grpo",
-                "gamma": 1.0, "lam": 1.0, "norm_adv_by_std_in_grpo": True,
-            },
-        }
-    )  # fmt: skip
     return made
 
 
-def rollout(made: LabTrainer, queue: Queue, rewards: Rewards, seed: int = 0) -> KVBatchMeta:
+def rollout(made: LabTrainer, queue: Queue, rewards: Rewards) -> KVBatchMeta:
     """A batch of responses as the agent loop leaves it, in a random order of arrival."""
-    draw = torch.Generator().manual_seed(seed)
-    keys, tags, order = [], [], {}
-    for prompt, of_prompt in enumerate(rewards):
-        uid = f"uid-{prompt}"
-        order[uid] = prompt
+    draw = torch.Generator().manual_seed(0)
+    made._order = {f"uid-{prompt}": prompt for prompt in range(PROMPTS)}
+    keys = []
+    for (uid, prompt), of_prompt in zip(made._order.items(), rewards, strict=True):
         for session, reward in enumerate(of_prompt):
             length = 1 + (prompt * 7 + session * 3) % 11
             scores = torch.zeros(length)
@@ -129,7 +121,6 @@ def rollout(made: LabTrainer, queue: Queue, rewards: Rewards, seed: int = 0) -> 
             keys.append(key)
     keys = [keys[i] for i in torch.randperm(len(keys), generator=draw)]
     tags = [queue.tags[key] for key in keys]
-    made._order = order
     return KVBatchMeta(keys=keys, tags=tags, partition_id="train", extra_info={"temperature": 1.0})
 
 
@@ -164,32 +155,27 @@ def test_groups_without_variance_are_left_out_of_their_minibatch(tmp_path: Path,
         if key.startswith("pad"):
             assert tag["is_padding"] and {name: queue.rows[key][name].tolist() for name in padding} == padding
     assert all("weight_permutation" not in row for row in queue.rows.values())
-    # The order of arrival does not matter.
-    again = made._balance_batch(rollout(made, queue, MIXED, 1), {})
-    assert prompts_of(again.keys) == prompts
     # verl computes advantages on the arranged rows, padding among them; mu is the rollout's own probability.
-    batch = made._compute_old_log_prob(again, {})
+    batch = made._compute_old_log_prob(batch, {})
     rewards = torch.tensor(MIXED, dtype=torch.float32).flatten()
-    for normalize in (True, False):
+    for normalize in (False, True):
         made.config.algorithm.norm_adv_by_std_in_grpo = normalize
         made._compute_advantage(batch, {})
         groups = torch.arange(PROMPTS).repeat_interleave(RESPONSES)
         expected, _ = group_advantages(rewards, groups, normalize_std=normalize)
-        for key in batch.keys:
+        for key, prompt in zip(batch.keys, prompts, strict=True):
             row = queue.rows[key]
             assert torch.equal(row["old_log_probs"], row["rollout_log_probs"])
-            [prompt] = prompts_of([key])
             value = 0.0 if prompt < 0 else expected[prompt * RESPONSES + int(key.split("_")[1])]
             torch.testing.assert_close(row["advantages"], torch.full_like(row["advantages"], float(value)))
 
 
 def test_a_validated_step_leaves_its_answers_before_its_row(tmp_path: Path) -> None:
-    staged: list[Any] = []
-    made = trainer(tmp_path, "training.t_stop=8")
-    made._answers = SimpleNamespace(chosen=(), take=lambda step: f"of step {step}")
-    made._staging = SimpleNamespace(add=lambda *given: staged.append((*given, *checkpoints.rows(tmp_path))))
-    for step, score in ((2, 0.5), (3, None)):
-        validated(made, step, score)
+    made, staged = trainer(tmp_path, "training.t_stop=8"), []
+    made._answers = Mock(take="of step {}".format)
+    made._staging = Mock(add=lambda *given: staged.append((*given, *checkpoints.rows(tmp_path))))
+    validated(made, 2, 0.5)
+    validated(made, 3, None)
     assert staged == [(2, "of step 2")]
 
 
@@ -197,22 +183,15 @@ def test_the_responses_that_are_kept_are_chosen_from_the_trained_and_marked(
     tmp_path: Path, queue: Queue
 ) -> None:
     made, kept = trainer(tmp_path, "validation.every=1"), list[Any]()
-    trained: list[Any] = []
-
-    def choose(responses: Sequence[Any]) -> None:
-        trained.extend(responses)
-        kept.extend(responses[::5])
-
-    made._answers = SimpleNamespace(choose=choose, chosen=kept)
+    made._answers = Mock(choose=lambda trained: kept.extend(trained[::5]), chosen=kept)
     batch = made._balance_batch(rollout(made, queue, MIXED), {})
-    rows = [(group, draw) for group in (0, *range(3, PROMPTS)) for draw in range(RESPONSES)]
-    assert [(response.group, response.draw) for response in trained] == rows
-    assert [response.key for response in trained] == [f"uid-{group}_{draw}_0" for group, draw in rows]
-    assert [response.reward for response in trained] == [MIXED[group][draw] for group, draw in rows]
-    marked = {key: int(queue.rows[key][PLACE]) for key in batch.keys}
-    assert {key: place for key, place in marked.items() if place >= 0} == {
-        response.key: place for place, response in enumerate(kept)
-    }
+    trained = [(group, draw) for group in (0, *range(3, PROMPTS)) for draw in range(RESPONSES)]
+    assert [(response.group, response.draw, response.key, response.reward) for response in kept] == [
+        (group, draw, f"uid-{group}_{draw}_0", MIXED[group][draw]) for group, draw in trained[::5]
+    ]
+    marked = sorted((int(queue.rows[key][PLACE]), key) for key in batch.keys)
+    assert marked[-len(kept) :] == [*enumerate(row.key for row in kept)]
+    assert {place for place, _ in marked[: -len(kept)]} == {-1}
 
 
 def test_weights_are_shuffled_afresh_at_each_step_and_the_same_when_it_is_repeated(
@@ -281,13 +260,13 @@ def test_a_batch_without_a_signal_is_no_update(
 def test_fewer_problems_than_a_batch_has_are_named(tmp_path: Path) -> None:
     """Whoever has written the file, of what verl's data set takes of it."""
     made, composed = trainer(tmp_path), compose(["core=verl", "model=tiny_qwen3", "training.t_stop=2"])
-    files = planned_files(composed.run, composed.paths, tmp_path, tmp_path)
-    write_task(composed.run, files.train, files.validation[0])
-    made.config = verl_config(composed.run, composed.layout, files)
+    made.config = tree(composed, folder=tmp_path)
+    data = made.config.data
+    write_task(composed.run, Path(data.train_files), Path(data.val_files[0]))
     made.tokenizer, made.processor = as_fast_tokenizer(make_task(composed.run.data).tokenizer), None
     made.parameter_sync_step, made.trainer_mode = 1, "sync"
     made._init_dataloader()
-    write_table(read_table(files.train).slice(0, PROMPTS - 1), files.train)
+    write_table(read_table(data.train_files).slice(0, PROMPTS - 1), data.train_files)
     with user_error(rf"has 7 problems of \d+ tokens or less, fewer than batch\.prompts={PROMPTS}: prepare"):
         made._init_dataloader()
 
@@ -312,7 +291,7 @@ def test_the_end_of_a_collapse(tmp_path: Path) -> None:
     assert outcome == Outcome(schema.COLLAPSED, 3, outcome.reason)
     assert "at 2 validations in a row" in outcome.reason
     assert made.total_training_steps == 3  # where verl's loop looks
-    rows = dict(row for _, row in checkpoints.rows(tmp_path))
+    rows = dict(rows_in(tmp_path))
     assert list(rows) == [1, 2, 3]
     assert rows[1]["perf/sampled_tokens_per_second"] == 10
     assert rows[1]["perf/trained_tokens_per_second"] == 20
@@ -357,23 +336,15 @@ def test_a_run_that_is_killed_at_any_moment_loses_no_step(
     """In the midst of a save, of its row, or of keeping the best weights: the next attempt mends it."""
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", verls)
     resumed = set()
-    for number in itertools.count():
-        folder = tmp_path / str(number)
-        folder.mkdir()
-        through = survives(monkeypatch, number, lambda folder=folder: attempt(folder))
+    for folder, through in killed_at_each(monkeypatch, tmp_path, attempt):
         resumed.add(checkpoints.last_readable(folder))
-        outcome = checkpoints.read_outcome(folder)
+        assert not through or checkpoints.read_outcome(folder) == Outcome(schema.DONE, 6)
         attempt(folder)
-        assert [step for _, (step, _) in checkpoints.rows(folder)] == list(range(7))
+        assert steps_in(folder) == list(range(7))
         assert saved(folder) in ([4, 6], [6])
         assert best_step(folder) == 4
-        kept = [path.name for path in (folder / BEST_CHECKPOINT).rglob("*")]
-        assert sorted(kept) == ["actor", "model_world_size_1_rank_0.pt", checkpoints.STEP]
-        weights = folder / BEST_CHECKPOINT / "actor" / "model_world_size_1_rank_0.pt"
+        [weights] = (folder / BEST_CHECKPOINT).rglob("*.*")
         assert torch.load(weights) == {"step": 4}
-        if through:
-            break
-    assert outcome == Outcome(schema.DONE, 6)
     assert resumed == {None, 2, 3, 4, 6}
 
 
@@ -402,9 +373,8 @@ def test_a_step_is_saved_if_the_next_might_be_too_late(
 ) -> None:
     monkeypatch.setattr(PPOTrainerSync, "_save_checkpoint", verls)
     made = trainer(tmp_path, "training.t_stop=8", "validation.every=4")
-    clock = SimpleNamespace(time=lambda: 5000.0, monotonic=lambda: 300.0)
-    monkeypatch.setattr(module, "time", clock)
-    made._deadline = None if left is None else 5000.0 + left
+    monkeypatch.setattr(module, "time", Mock(time=lambda: 5000.0, monotonic=lambda: 300.0))
+    made._deadline = left and 5000.0 + left
     made._row_at, made._validation_seconds, made._save_seconds = 200.0, 200.0, save
     made.global_steps = step
     made._save_checkpoint()
@@ -416,12 +386,12 @@ def test_a_later_attempt_expects_the_times_of_the_earlier_ones(tmp_path: Path) -
         made = trainer(tmp_path)
         return made._validation_seconds, made._save_seconds
 
-    assert expected() == (0, 0)
     write_phases(tmp_path, 4, {"step": 900.0, "testing": 200.0, "save_checkpoint": 70.0}, {})
     write_phases(tmp_path, 5, {"step": 900.0, "save_checkpoint": 0.0}, {})  # was not saved
     assert expected() == (200, 70)
-    (tmp_path / PHASES).write_text('{"step": 4, "sec{"step": 5}\n')
-    assert expected() == (0, 0)
+    for line in ('{"step": 4, "sec{"step": 5}\n', ""):
+        (tmp_path / PHASES).write_text(line)
+        assert expected() == (0, 0)
 
 
 @pytest.mark.parametrize("late", [0, 1])
@@ -476,7 +446,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run(tmp_path: Path) -> None:
     validated(made, 2, 0.6, **sums | {"actor/grad_norm": math.inf})
     outcome = checkpoints.read_outcome(tmp_path)
     assert outcome == Outcome(schema.COLLAPSED, 1, "gradient norm is inf at step 2")
-    assert [step for _, (step, _) in checkpoints.rows(tmp_path)] == [1]  # such a step can't be continued from
+    assert steps_in(tmp_path) == [1]  # such a step can't be continued from
 
 
 def test_a_log_probability_that_is_not_finite_ends_the_run_in_the_middle_of_a_step(
@@ -598,20 +568,15 @@ def test_a_batch_without_a_response_ends_the_run(
 def test_a_run_is_tagged_with_the_code_of_every_rank(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codes: list[str | None], tag: str
 ) -> None:
+    made = MagicMock(folder=tmp_path, train_dataset=[{"raw_prompt": [{"content": "1 + 1"}]}])
+    made.spec, made.tokenizer.encode.return_value = configured()[0], [5, 6]
     output = TokenOutput(token_ids=[8], log_probs=[-0.1])
-    made = trainer(tmp_path)
-    parts = [None if code is None else (torch.tensor([0.1]), torch.tensor([0.0]), code) for code in codes]
-    made.__dict__.update(
-        train_dataset=[{"raw_prompt": [{"content": "1 + 1"}]}],
-        get_llm_client=lambda: Mock(generate=AsyncMock(return_value=output)),
-        llm_server_manager=Mock(server_handles=[Mock()]),
-        checkpoint_manager=Mock(),
-    )
+    made.get_llm_client.return_value.generate = AsyncMock(return_value=output)
+    made.actor_rollout_wg.compare.return_value = [
+        None if code is None else (torch.tensor([0.1]), torch.tensor([0.0]), code) for code in codes
+    ]
     monkeypatch.setattr(module.ray, "get", lambda _: "0.20")
-    made.tokenizer.encode = lambda _: [5, 6]
-    made.config.actor_rollout_ref.rollout.name = "vllm"
-    made.actor_rollout_wg.compare = lambda *_: parts
-    made._test_servers()
+    LabTrainer._test_servers(made)
     assert json.loads((tmp_path / TAGS_FILE).read_text())[schema.TAG_LOGITS] == tag
 
 
@@ -664,19 +629,6 @@ def test_any_batch(data: st.DataObject, random: Random) -> None:
     order = random.sample(range(len(groups)), len(groups))
     again = [sorted(order[row] for row in present(minibatch)) for minibatch in arranged(order)]
     assert again == [present(minibatch) for minibatch in arrangement]
-    # verl's dispatch gives each rank an equal part of the keys in a row; its worker cuts their rows into minibatches.
-    if not arrangement:
-        return
-    flat = np.array(arrangement).swapaxes(0, 1).ravel().tolist()
-    keys = [*map(str, range(len(flat)))]
-    batch = KVBatchMeta(keys=keys, tags=[{}] * len(keys), partition_id="train")
-    for rank, part in enumerate(batch.chunk(ranks)):
-        fetched = TensorDict({"place": torch.tensor([*map(int, part.keys)])}, batch_size=len(part))
-        dealt = tu.make_iterator(
-            fetched, rows // ranks, epochs=1, seed=42 + rank, dataloader_kwargs={"shuffle": False}
-        )
-        dealt_rows = [[flat[place] for place in minibatch["place"]] for minibatch in dealt]
-        assert dealt_rows == [minibatch[rank] for minibatch in arrangement]
 
 
 # -- rollout.mode=async: ages of tokens, the order of prompts, batches that wait; whole runs: test_async_runs ----------

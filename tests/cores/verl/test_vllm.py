@@ -1,6 +1,6 @@
 """vLLM with Top-K and its weights, on a stand-in for vLLM: its output types, and verl's own code around a fake engine.
 
-vLLM's own front end is in `vllm/test_front_end.py`.
+vLLM's own front end is in `vllm/front_end.py`.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+from omegaconf import OmegaConf
 
 from cppo_lab.cores.verl import core
 from cppo_lab.cores.verl import rollout as settings
@@ -94,15 +95,14 @@ class Engine:
 
     async def generate(self, *, sampling_params: Any, **_: Any) -> AsyncIterator[Any]:
         self.asked.append(sampling_params)
-        k, tokens = sampling_params.logprobs, TOKENS[: sampling_params.max_tokens]
-        for t in range(1, len(tokens) + 1):
-            kept: Any = [{token: Mock(logprob=float(LOGP[i, token]))} for i, token in enumerate(tokens[:t])]
+        longest = min(N, sampling_params.max_tokens)
+        for n in range(1, longest + 1):
+            tokens = TOKENS[:n]
+            kept = [{token: Mock(logprob=float(LOGP[i, token]))} for i, token in enumerate(tokens)]
             if getattr(sampling_params, "flat_logprobs", False):
-                kept = columns_of(self.module, tokens[:t], k)
-            done = t == len(tokens)
-            reason = "stop" if done else None
-            output = SimpleNamespace(token_ids=tokens[:t], logprobs=kept, finish_reason=reason)
-            yield SimpleNamespace(outputs=[output], finished=done, num_cached_tokens=0)
+                kept = columns_of(self.module, tokens, sampling_params.logprobs)
+            output = SimpleNamespace(token_ids=tokens, logprobs=kept, finish_reason="stop")
+            yield SimpleNamespace(outputs=[output], finished=n == longest, num_cached_tokens=0)
 
 
 @pytest.fixture
@@ -113,15 +113,14 @@ def module() -> Iterator[Any]:
         yield vllm_server
 
 
-def server(module: Any, **changes: Any) -> Any:
+def server(module: Any, topk: int = K) -> Any:
     """verl's server with all it reads in `generate`, around the stand-in engine."""
     made = object.__new__(module.TopKServer)
-    config = {
+    made.config = OmegaConf.create({
         "max_model_len": 128, "prompt_length": 16, "response_length": 64, "full_determinism": False,
         "logprobs_mode": "processed_logprobs", "enable_rollout_routing_replay": False, "mtp": None,
-        "engine_kwargs": {"cppo_lab": {"topk": K}, "vllm": {}},
-    } | changes  # fmt: skip
-    made.config = SimpleNamespace(get=lambda name, default=None: config.get(name, default), **config)
+        "engine_kwargs": {"cppo_lab": {"topk": topk}, "vllm": {}},
+    })  # fmt: skip
     made.model_config = SimpleNamespace(processor=None, lora_rank=0, lora={})
     made._disaggregation_role, made._pd_decode_peers = "null", []
     made._submission_paused, made._admitting, made.replica_rank, made.global_steps = False, 0, 0, 4
@@ -144,7 +143,6 @@ def test_columns_that_do_not_fit_the_tokens_are_refused(module: Any) -> None:
 
 def test_requests_at_once_keep_their_own_topk(module: Any) -> None:
     made = server(module)
-
     wanted = dict(TRAIN), dict(SAMPLING), TRAIN | {"cppo_topk": 7, "max_tokens": 5}
 
     async def three() -> list[Any]:
@@ -173,9 +171,8 @@ def test_requests_at_once_keep_their_own_topk(module: Any) -> None:
 def test_vllm_is_told_to_allow_the_topk(
     module: Any, topk: int, given: dict[str, int], expected: int | None
 ) -> None:
-    engine_kwargs = dict(given)
-    server(module, engine_kwargs={"cppo_lab": {"topk": topk}})._preprocess_engine_kwargs(engine_kwargs)
-    assert engine_kwargs.get("max_logprobs") == expected
+    server(module, topk)._preprocess_engine_kwargs(given)
+    assert given.get("max_logprobs") == expected
 
 
 def test_two_runs_at_once_keep_their_weights_apart(monkeypatch: pytest.MonkeyPatch) -> None:

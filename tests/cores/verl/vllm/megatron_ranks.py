@@ -18,7 +18,7 @@ from torch import Tensor
 from verl.workers.config import McoreActorConfig
 
 from cppo_lab.cores.verl.loss import TrustRegionLossConfig, trust_region_loss
-from tests.cores.verl.test_logits import K, V, recorded
+from tests.cores.verl.test_logits import K, V, recorded, topk
 
 RANKS, MEASURE = 2, "tv"
 
@@ -83,7 +83,7 @@ def model() -> Any:
 
 
 def work(rank: int, folder: str) -> None:
-    """One rank: the loss's outputs from its shard, and all ranks' logits together."""
+    """One rank: what the loss makes of its shard, against all ranks' logits together."""
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=RANKS)
     # What megatron-core asks of CUDA on this way.
     torch.cuda.current_device = lambda: torch.device("cpu")  # type: ignore[assignment,return-value]
@@ -95,35 +95,34 @@ def work(rank: int, folder: str) -> None:
     from verl.utils.megatron.tensor_parallel import vocab_parallel_log_probs_from_logits
 
     util, (data, _) = packing(), recorded()
-    gpt, group = model(), parallel_state.get_tensor_model_parallel_group()
     ids, mask, positions = util.preprocess_bshd_engine(data["input_ids"])
     future = torch.ones(ids.shape[1], ids.shape[1]).triu(1).bool()
-    logits = gpt(ids, positions, future[None, None])  # [B, S, V / RANKS]
-    outputs = trust_region_loss(mcore_actor(), data=data, student_logits=logits, data_format="bshd")
+    logits = model()(ids, positions, future[None, None]).detach()  # [B, S, V / RANKS]
     parts = [torch.empty_like(logits) for _ in range(RANKS)]
-    dist.all_gather(parts, logits.detach().contiguous(), group=group)
+    dist.all_gather(parts, logits.contiguous(), group=parallel_state.get_tensor_model_parallel_group())
+    whole = torch.cat(parts, -1)
+    assert whole.shape[-1] == V
 
     def packed(value: Tensor) -> Tensor:
         return util.postprocess_bshd_engine(value, mask).values()
 
+    outputs = trust_region_loss(mcore_actor(), data=data, student_logits=logits, data_format="bshd")
+    expected = trust_region_loss(topk(MEASURE), data=data, student_logits=packed(whole).unsqueeze(0))
+    seen = {key: packed(value) for key, value in outputs.items()}
+    wanted = {key: expected[key][0] for key in ("divergence", "policy_entropy")}
+    torch.testing.assert_close(seen, wanted, rtol=1e-5, atol=1e-6)
+    assert float(wanted["divergence"].max()) > 0.05
     # verl's own log-probabilities, whose gradient trains: of the next token, at every row that has one.
-    leaf = logits.detach()[:, :-1].contiguous().requires_grad_()
-    logp = vocab_parallel_log_probs_from_logits(leaf * 1.0, ids[:, 1:].contiguous())
-    (logp * mask[:, 1:]).sum().backward()
-    gradients = [torch.empty_like(leaf) for _ in range(RANKS)]
-    dist.all_gather(gradients, leaf.grad, group=group)
-    (logits * 1.0).sum().backward()  # through all of the model's parallel layers
-    seen = {
-        "outputs": {key: packed(value).detach() for key, value in outputs.items()},
-        "logits": packed(torch.cat(parts, -1)),
-        "padded": torch.cat(parts, -1),
-        "ids": ids,
-        "mask": mask,
-        "logp": logp.detach(),
-        "gradient": torch.cat(gradients, -1),
-        "without_gradient": sum(one.grad is None for one in gpt.parameters()),
-    }
-    torch.save(seen, f"{folder}/{rank}.pt")
+    leaf, whole = (part[:, :-1].contiguous().requires_grad_() for part in (logits, whole.double()))
+    following = ids[:, 1:].contiguous()
+    ways = (
+        vocab_parallel_log_probs_from_logits(leaf * 1.0, following),
+        whole.log_softmax(-1).gather(-1, following[..., None])[..., 0].float(),
+    )
+    for logp in ways:
+        (logp * mask[:, 1:]).sum().backward()
+    torch.testing.assert_close(*ways, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(leaf.grad, whole.grad.chunk(RANKS, -1)[rank].float(), rtol=1e-5, atol=1e-6)
     dist.destroy_process_group()
 
 
