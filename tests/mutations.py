@@ -309,14 +309,14 @@ ANALYSIS = (
         "analysis/scoring.py",
         "window = curve.loc[:t_stop]",
         "window = curve if t_stop is None else curve[curve.index < t_stop]",
-        "tests/analysis/test_selection.py",
+        "tests/analysis/test_scoring.py",
     ),
     Fault(
         "steps with an unknown mean are candidates (NaN passes)",
         "analysis/scoring.py",
         "np.flatnonzero(~np.isnan(scores))",
         "np.arange(len(scores))",
-        "tests/analysis/test_selection.py",
+        "tests/analysis/test_scoring.py",
     ),
     Fault(
         "unfinished runs count in a cell with finished ones",

@@ -1,5 +1,6 @@
 """Small sweeps made by hand: what a reader would return, without a store, and such runs in a store."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -84,22 +85,13 @@ def scored(
 
 def scored_outcomes(outcomes: Mapping[tuple[str, int], Outcomes]) -> Scoreboard:
     """(variant, seed) -> outcomes, from which the scores follow. A run with fewer validations than others collapsed."""
-    t_stop = max(int(kept.steps[-1]) for kept in outcomes.values())
-    runs = [
-        MadeRun(
-            variant,
-            seed=seed,
-            scores={
-                name: dict(zip(kept.steps.tolist(), made.averages(kept)[:, number].tolist(), strict=True))
-                for number, name in enumerate(kept.benchmarks)
-            },
-            t_stop=t_stop,
-            status=schema.DONE if kept.steps[-1] == t_stop else schema.COLLAPSED,
-        )
-        for (variant, seed), kept in outcomes.items()
-    ]
-    ids = make_data(runs).runs["mlflow_id"]
-    return scored(runs, outcomes=dict(zip(ids, outcomes.values(), strict=True)))
+    t_stop, runs = max(int(kept.steps[-1]) for kept in outcomes.values()), []
+    for (variant, seed), kept in outcomes.items():
+        scores = pd.DataFrame(made.averages(kept), kept.steps, kept.benchmarks).to_dict()
+        status = schema.DONE if kept.steps[-1] == t_stop else schema.COLLAPSED
+        runs.append(MadeRun(variant, seed=seed, scores=scores, t_stop=t_stop, status=status))
+    kept_of = {f"{number:032x}": kept for number, kept in enumerate(outcomes.values())}
+    return scored(runs, outcomes=kept_of)
 
 
 def experiment_in(uri: str, name: str) -> str:
@@ -130,13 +122,12 @@ def write_runs(
             schema.TAG_STATUS: run.status,
             schema.sweep_tag(sweep): run.variant,
         }
-        ids[run.key] = client.create_run(experiment, number, tags | more).info.run_id
+        ids[run.key] = mlflow_id = client.create_run(experiment, number, tags | more).info.run_id
         points = [
             Metric(name, value, step, step)
             for name, curve in run.logged.items()
             for step, value in curve.items()
         ]
-        logged = [Param(name, value) for name, value in (params or {}).items()]
-        client.log_batch(ids[run.key], points, logged)
-        client.set_terminated(ids[run.key])
+        client.log_batch(mlflow_id, points, [*itertools.starmap(Param, (params or {}).items())])
+        client.set_terminated(mlflow_id)
     return ids

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from cppo_lab.analysis.replay import FROM_SAMPLED, Replayed, as_lines, comparison, replay, why_not
 from cppo_lab.answers.tokens import RecordedTokens, read, write
@@ -23,9 +24,8 @@ SHUFFLED = "cppo_no_prefix_budget_shuffled"
 
 def padded(values: np.ndarray) -> torch.Tensor:
     """[N] -> [B, T]."""
-    parts = np.split(values, np.cumsum(LENGTHS)[:-1])
-    rows = [np.pad(part, (0, max(LENGTHS) - len(part))) for part in parts]
-    return torch.from_numpy(np.stack(rows))
+    rows = map(torch.from_numpy, np.split(values, np.cumsum(LENGTHS)[:-1]))
+    return pad_sequence([*rows], batch_first=True)
 
 
 def assert_as_on_tensors(replayed: Replayed, tokens: RecordedTokens, divergence: np.ndarray) -> None:
@@ -79,23 +79,22 @@ def test_the_terms_of_cppo_explain_what_it_drops() -> None:
     tokens = made.tokens(LENGTHS)
     constants = {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "fixed"}
     found = replay(tokens, "cppo", constants)
-    start, reasons = 0, set()
+    at, reasons = 0, set()
+    ratios = tokens.logp.astype(float) - tokens.rollout_logp
     for length, advantage in zip(LENGTHS, tokens.advantage, strict=True):
         spent = weights = 0.0
         for t in range(length):
-            at = start + t
             weight = 1 - 0.2 * t / max(length - 1, 1)
             limit = min(0.15, 0.15 + 0.02 * weights - spent)
             terms = found.weight[at], found.prefix_sum[at], found.limit[at]
             assert terms == pytest.approx((weight, spent, limit), rel=1e-5, abs=1e-6)
             measure = weight * float(tokens.divergence[at])
             reason = "threshold" if measure > 0.15 else "budget" if measure > limit else ""
-            if float(advantage) * (float(tokens.logp[at]) - float(tokens.rollout_logp[at])) <= 0:
+            if advantage * ratios[at] <= 0:
                 reason = ""  # it does not move away
             assert (("", *found.tests)[found.reason[at]], found.keep[at]) == (reason, not reason)
             reasons.add(reason)
-            spent, weights = spent + measure, weights + weight
-        start += length
+            spent, weights, at = spent + measure, weights + weight, at + 1
     assert reasons == {"", "threshold", "budget"}
     assert replay(tokens, "dppo", {"delta": 0.1}).weight is None
     assert len(replay(made.tokens(())).keep) == 0
@@ -132,7 +131,6 @@ def test_a_token_is_named_by_its_position_also_if_responses_have_the_same_number
     "rule, constants, said",
     [
         ("pdm", {"delta": 0.1}, "needs the probabilities of tokens that were not sampled"),
-        ("verl_gspo", {}, "unknown rule"),
         ("dppo", {}, "lacks the constants delta"),
         ("dppo", {"delta": True}, "delta=True: rule 'dppo' takes a number"),
         ("dppo", {"delta": np.inf}, "pass a finite value above 0"),

@@ -1,10 +1,24 @@
 """A sweep held against its declaration: seeds, gaps, retries, old configurations."""
 
+import math
+import random
+import sys
+from dataclasses import replace
+
 import pytest
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun
-from cppo_lab.analysis.scoring import SelectionState, score_sweep
+from cppo_lab.analysis.scoring import (
+    GAPS,
+    Choice,
+    SelectionState,
+    ValidationCurves,
+    choose,
+    score_sweep,
+    state_in_store,
+    validation_curves,
+)
 from tests.analysis.made_sweeps import MadeRun, both, expect, make_data, scored
 from tests.conftest import user_error
 
@@ -18,11 +32,11 @@ COLLAPSED = MadeRun("cppo", seed=1, scores=FALLEN, status=schema.COLLAPSED)
 
 def test_seeds_are_averaged_after_each_was_selected() -> None:
     cell = scored([DONE, MadeRun("cppo", seed=1, scores=BETTER)]).cells[CELL]
-    assert cell.steps == (10, 20)
     # The best of the mean curve would be 0.35.
-    assert (cell.score.mean, cell.score.std, cell.score.n) == pytest.approx((0.4, 0.2 / 2**0.5, 2))
-    assert (cell.components["chain24"].mean, cell.gain.mean) == pytest.approx((0.4, 0.3))
-    assert (cell.state, cell.provisional, cell.expected) == (SelectionState.SCORED, False, 2)
+    assert cell.score == cell.components["chain24"]
+    assert (cell.score.mean, cell.score.std, cell.gain.mean) == pytest.approx((0.4, 0.2 / 2**0.5, 0.3))
+    assert (cell.state, cell.provisional, cell.expected) == (SCORED, False, 2)
+    assert (cell.score.n, cell.steps) == (2, (10, 20))
 
 
 @pytest.mark.parametrize(
@@ -73,20 +87,19 @@ def test_models_on_different_tasks_have_benchmarks_of_their_own() -> None:
         MadeRun("dppo", model="sum", scores={"s24": {10: 0.9, 20: 0.3}}),  # s25 was not logged
     ]
     board = score_sweep(make_data(runs), expect(runs), partial=True)
-    assert [board.benchmarks_of(model) for model in ("chain", "sum")] == [("c24", "c25"), ("s24", "s25")]
-    chain, total = board.cells["chain", "cppo"], board.cells["sum", "cppo"]
-    assert (chain.score.mean, total.score.mean) == pytest.approx((0.3, 0.6))
-    assert set(total.components) == {"s24", "s25"}
+    for model, benchmarks, score in (("chain", ("c24", "c25"), 0.3), ("sum", ("s24", "s25"), 0.6)):
+        cell = board.cells[model, "cppo"]
+        assert board.benchmarks_of(model) == tuple(cell.components) == benchmarks
+        assert cell.score.mean == pytest.approx(score)
     assert board.cells["sum", "dppo"].state is SelectionState.NO_COMPONENTS
 
 
 def test_which_of_several_stored_runs_counts() -> None:
     """By its id the declared one; by name a finished one, then the newest. Others are listed and not counted."""
-    older, newer = (
-        MadeRun("cppo", scores=s, run_id=name) for s, name in ((GOOD, "older"), (BETTER, "newer"))
-    )
-    other = MadeRun("cppo", seed=7, scores=GOOD, run_id="other")
-    going = MadeRun("cppo", scores=FALLEN, run_id="newest", status=schema.RUNNING)
+    older = MadeRun("cppo", scores=GOOD, run_id="older")
+    newer = replace(older, scores=BETTER, run_id="newer")
+    other = replace(older, seed=7, run_id="other")
+    going = replace(older, scores=FALLEN, run_id="newest", status=schema.RUNNING)
     data = make_data([other, older, newer, going])
     by_id = score_sweep(data, expect([older]))
     assert by_id.cells[CELL].score.mean == pytest.approx(0.3)
@@ -107,3 +120,109 @@ def test_which_of_several_stored_runs_counts() -> None:
 def test_what_cannot_be_scored_is_refused(declared: list[MadeRun], partial: bool, message: str) -> None:
     with user_error(message):
         score_sweep(make_data([DONE]), expect(declared), partial)
+
+
+SCORED, COLLAPSE = SelectionState.SCORED, SelectionState.COLLAPSE
+Curves = dict[str, dict[int, float]]
+
+
+def curves_of(scores: Curves, logged: Curves | None = None) -> ValidationCurves:
+    data = make_data([MadeRun("cppo", scores=scores, logged=logged or {})])
+    return validation_curves(data.metrics, data.runs)
+
+
+def chosen(scores: Curves, t_stop: int | None = 100) -> Choice:
+    curves = curves_of(scores)
+    return choose(curves.of(f"{0:032x}"), t_stop, curves.benchmarks)
+
+
+@pytest.mark.parametrize(
+    "curve, state, ties",
+    [
+        ({0: 0.1, 10: 0.3, 20: 0.300009}, SCORED, (10, 20)),  # within 1e-5: the earliest
+        ({10: 0.3, 20: 0.300011}, SCORED, (20,)),  # beyond 1e-5: the higher
+        ({10: 0.5, 20: 0.049}, COLLAPSE, (10,)),  # just below a tenth; it keeps its best, for the audit
+        ({10: 0.5, 20: 0.05}, SCORED, (10,)),  # a tenth exactly
+    ],
+)
+def test_ties_and_collapses_at_their_limits(
+    curve: dict[int, float], state: SelectionState, ties: tuple[int, ...]
+) -> None:
+    choice, score = chosen(both(curve)), curve[ties[0]]
+    assert (choice.state, choice.step, choice.ties) == (state, ties[0], ties)
+    assert choice.score == pytest.approx(score)
+    assert choice.gain == (pytest.approx(score - curve[0]) if 0 in curve else None)
+
+
+def test_the_mean_is_that_of_the_benchmarks_and_not_the_logged_one() -> None:
+    choice = chosen({"a": {10: 0.2, 20: 0.4}, schema.MEAN: {10: 0.9, 20: 0.1}})
+    assert (choice.step, choice.score, choice.components) == (20, pytest.approx(0.4), {"a": 0.4})
+
+
+@pytest.mark.parametrize("value", [math.nan, -math.inf, sys.float_info.max])  # the last is MLflow's infinity
+def test_what_is_not_finite_is_no_score(value: float) -> None:
+    assert chosen({"a": {10: value}, "b": {10: 0.3}}) == Choice(SelectionState.NO_COMPONENTS)
+
+
+def test_the_largest_number_of_samples_counts() -> None:
+    one, eight = (schema.validation_metric("a", samples) for samples in (1, 8))
+    curves = curves_of({}, {one: {10: 0.9}, eight: {10: 0.2, 20: 0.3}, "val/a/avg_at_08": {10: 0.9}})
+    assert (set(curves.samples_of.values()), list(curves.frame[schema.MEAN])) == ({8}, [0.2, 0.3])
+    assert curves.of("nobody").empty
+    data = make_data(
+        [MadeRun("cppo", seed=n, logged={name: {10: 0.9}}) for n, name in enumerate((one, eight))]
+    )
+    curves = validation_curves(data.metrics, data.runs)
+    assert curves.samples_of == {f"{0:032x}": 1, f"{1:032x}": 8}  # of each run
+    assert [len(curves.of(mlflow_id)) for mlflow_id in curves.samples_of] == [1, 1]
+
+
+STATES = {
+    name: SelectionState(name) for name in (schema.RUNNING, schema.FAILED, schema.PARTIAL, schema.STOPPED)
+}
+STATES |= {schema.DONE: SCORED, schema.COLLAPSED: COLLAPSE}
+
+
+@pytest.mark.parametrize("status", schema.STATUSES)
+def test_every_status_has_a_state(status: str) -> None:
+    """None of them is taken for a result by accident."""
+    state, none = STATES[status], SelectionState.NO_VALIDATION
+    assert state_in_store(status, "mini", Choice(SCORED, step=10, score=0.4)) is state
+    assert state_in_store(status, "mini", Choice(none)) is (none if state is SCORED else state)
+    assert (state in GAPS) is (state not in (SCORED, COLLAPSE))
+
+
+@pytest.mark.parametrize("number", range(40))
+def test_made_up_curves_are_chosen_from_as_by_hand(number: int) -> None:
+    """The rule in plain words, in whatever order they were logged. A step that lacks a benchmark says nothing, nor does
+    one behind the window; at a collapse, too.
+    """
+    draw = random.Random(number)
+    steps = [10 * place for place in range(draw.randint(1, 8))]
+    curves = {
+        name: {
+            step: draw.choice((0.0, 0.0, 0.2, 0.5, 0.7, 1.0))
+            for step in draw.sample(steps, len(steps))
+            if draw.random() < 0.8
+        }
+        for name in "abc"[: draw.randint(1, 3)]
+    }
+    logged = {name: curve for name, curve in curves.items() if curve}
+    t_stop = draw.choice([None, 0, 30, 35, 200])
+    choice = chosen(logged, t_stop)
+    inside = [step for step in steps if t_stop is None or step <= t_stop]
+    means = {
+        step: math.fsum(curve[step] for curve in logged.values()) / len(logged)
+        for step in inside
+        if logged and all(step in curve for curve in logged.values())
+    }
+    if not means:
+        seen = any(step in curve for curve in logged.values() for step in inside)
+        assert choice == Choice(SelectionState.NO_COMPONENTS if seen else SelectionState.NO_VALIDATION)
+        return
+    best, last = max(means.values()), max(means)
+    ties = tuple(step for step in means if means[step] >= best - 1e-5)
+    assert (choice.step, choice.ties, choice.last_step) == (ties[0], ties, last)
+    assert (choice.score, choice.last_score) == pytest.approx((best, means[last]))
+    assert choice.state is (COLLAPSE if means[last] < best / 10 else SCORED)
+    assert choice.components == pytest.approx({name: curve[ties[0]] for name, curve in logged.items()})

@@ -12,12 +12,19 @@ from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
 Record = TypeVar("Record")
 
 
-def outcomes(problems: int = 6, validations: int = 3, samples: int = 16, seed: int = 0) -> Outcomes:
-    """Two benchmarks of equal size, validated at steps 0, 10, 20, ..."""
-    half, generator = problems // 2, np.random.default_rng(seed)
-    names = ["aime24"] * half + ["aime25"] * (problems - half)
+def outcomes(
+    problems: int = 6,
+    validations: int = 3,
+    samples: int = 16,
+    seed: int = 0,
+    benchmarks: tuple[str, ...] = ("aime24", "aime25"),
+) -> Outcomes:
+    """Benchmarks of equal size, validated at steps 0, 10, 20, ..."""
+    generator, size = np.random.default_rng(seed), problems // len(benchmarks)
+    benchmark_of = [number // size for number in range(problems)]
+    names = [benchmarks[place] for place in benchmark_of]
     ids = problem_ids(names, [f"problem {number}" for number in range(problems)])
-    made = no_outcomes(samples, ["aime24", "aime25"], ids, [0] * half + [1] * (problems - half))
+    made = no_outcomes(samples, benchmarks, ids, benchmark_of)
     difficulty = generator.random(problems)
     for number in range(validations):
         right = generator.binomial(samples, difficulty)

@@ -56,13 +56,9 @@ def links(store: str) -> Iterator[list[str]]:
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     ) as served:
         assert served.stdout is not None
-        found: list[str] = []
-        for line in served.stdout:
-            found += re.findall(r"http://\S+", line)
-            if found:
-                break
+        printed = (re.findall(r"http://\S+", line) for line in served.stdout)
         try:
-            yield found
+            yield next(filter(None, printed), [])
         finally:
             served.send_signal(signal.SIGINT)
             assert served.wait(CEILING_SECONDS) == 0

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from cppo_lab.cli import main
+from cppo_lab.runs.spool import files
 from cppo_lab.runs.tags import dotted
 
 HERE = Path(__file__).parent
@@ -44,18 +45,14 @@ SETTINGS = [
     "batch.minibatch_prompts=4",
     "validation.every=4",
     "optim.learning_rate=0.003",
+    # Added since the oldest commit, with the value that keeps its runs' ids; the later one has fewer steps.
+    "model.warm_start.target_accuracy=null",
 ]
-# Keys that were added since the oldest commit, with the values that keep its runs' ids; fewer steps for the later one.
-ADDED = ["model.warm_start.target_accuracy=null"]
 SWEEP = {
-    OLDEST: ["./sweep.yaml", *SETTINGS, *ADDED, "training.t_stop=40"],
+    OLDEST: ["./sweep.yaml", *SETTINGS, "training.t_stop=40"],
     LATER: [
-        "./sweep.yaml",
-        *SETTINGS,
-        *ADDED,
-        "training.t_stop=24",
-        "tracking.mismatch=false",
-        "tracking.answers.keep=false",
+        *("./sweep.yaml", *SETTINGS, "training.t_stop=24"),
+        *("tracking.mismatch=false", "tracking.answers.keep=false"),
     ],
 }
 TABULAR = ["validation.every=2", "training.t_stop=6", "rollout.max_response_length=16"]
@@ -103,7 +100,7 @@ class Old:
 
     def spools(self, run_id: str) -> list[Path]:
         """The records of a run's attempts."""
-        return sorted((self.folder / "runs" / run_id / "spool").glob("*.jsonl"))
+        return files(self.folder / "runs" / run_id)
 
     def recorded(self, run_id: str) -> dict[int, dict[str, float]]:
         """The metrics of each step in the record of a run's last attempt."""
@@ -121,7 +118,7 @@ class Old:
         rows = csv.DictReader(self.report(sweep, "runs.csv").splitlines())
         for row, old in zip(rows, expected, strict=True):
             columns = old.keys() - {"mlflow_run_id"} if old["rule"] != "cppo" else OF_ANY_MACHINE
-            assert {key: row[key] for key in columns} == {key: old[key] for key in columns}
+            assert [row[key] for key in columns] == [old[key] for key in columns]
 
     def trials(self) -> list[dict[str, Any]]:
         """The trials of the search without their times."""
@@ -135,24 +132,22 @@ class Old:
         """No point of the store `before` has changed, those of all these runs are there, and what the last attempts at
         the killed ones recorded is what was expected.
         """
-        after = self.points()
-        runs = {*done, *killed}
-        expected = {name: value for name, value in self.expected["points"].items() if name.split()[0] in runs}
+        after, points = self.points(), [name.split() for name in self.expected["points"]]
         # Of a run of the exact core the store now gets the points of validated steps.
-        places = {name: (name.split()[0], name.split()[-1]) for name in expected}
-        thinned = {places[name][0] for name in expected if " exact/" in name}
-        validated = {places[name] for name in expected if " val/" in name}
+        exact = {run_id for run_id, metric, _ in points if metric.startswith("exact/")}
+        validated = {(run_id, step) for run_id, metric, step in points if metric.startswith("val/")}
         expected = {
             name: value
-            for name, value in expected.items()
-            if name in before or places[name][0] not in thinned or places[name] in validated
+            for (name, value), (run_id, _, step) in zip(self.expected["points"].items(), points, strict=True)
+            if run_id in {*done, *killed}
+            and (name in before or run_id not in exact or (run_id, step) in validated)
         }
         assert before.items() <= after.items() and expected.keys() <= after.keys()
-        assert all(expected[name] == before[name] for name in before.keys() & expected.keys())
+        assert before.items() <= (before | expected).items()
         for run_id in killed:
             recorded, compared = self.recorded(run_id), 0
-            for step in range(min(recorded), min(recorded) + STEPS):
-                for key, value in recorded.get(step, {}).items():
+            for step in sorted(recorded)[:STEPS]:
+                for key, value in recorded[step].items():
                     name = f"{run_id} {key} {step}"
                     assert after.get(name, value) == before.get(name, value), name
                     if name in expected:
@@ -199,21 +194,18 @@ def _no_store_from_outside() -> Iterator[None]:
 def test_runs_of_the_embedded_core_are_read_continued_and_reported(commit: str, tmp_path: Path) -> None:
     old, sweep = unpacked(commit, tmp_path), SWEEP[commit]
     rows = old.expected["rows"]
-    grpo, dppo, cppo = (row["run_id"] for row in rows)
-    shown = {run["run_id"]: run["run"] for run in json.loads(old.cppo("show", *sweep, "--json"))["runs"]}
-    for row in rows:
-        recorded = json.loads((old.folder / "runs" / row["run_id"] / "config.json").read_text())
+    grpo, dppo, cppo = ids = [row["run_id"] for row in rows]
+    shown, plan, status = (old.states(command, *sweep) for command in ("show", "plan", "status"))
+    for run_id, row in zip(ids, rows, strict=True):
+        recorded = json.loads((old.folder / "runs" / run_id / "config.json").read_text())
+        assert recorded["rule"]["name"] == row["rule"]
         # Keys were added since.
-        assert (
-            recorded["rule"]["name"] == row["rule"]
-            and dotted(recorded).items() <= dotted(shown[row["run_id"]]).items()
-        )
-    plan, status = (old.states(command, *sweep) for command in ("plan", "status"))
+        assert dotted(recorded).items() <= dotted(shown[run_id]["run"]).items()
     for states in (plan, status):
-        assert [states[run_id]["state"] for run_id in (grpo, dppo, cppo)] == ["done", "done", "partial"]
-    for row in rows[:2]:
-        assert status[row["run_id"]]["step"] == int(row["t_stop"])
-        assert status[row["run_id"]]["score"] == pytest.approx(float(row["last"]) / 100, abs=1e-6)
+        assert [states[run_id]["state"] for run_id in ids] == ["done", "done", "partial"]
+    for run_id, row in zip((grpo, dppo), rows, strict=False):
+        assert status[run_id]["step"] == int(row["t_stop"])
+        assert status[run_id]["score"] == pytest.approx(float(row["last"]) / 100, abs=1e-6)
     before = old.points()
     if commit == LATER:  # the lines of the killed run were not sent, so this is a test of sending, too
         assert max(old.recorded(cppo)) == 20 and f"{cppo} train/reward 20" not in before
@@ -234,10 +226,11 @@ def later(tmp_path_factory: pytest.TempPathFactory) -> Old:
 
 def test_batches_continue_and_their_hypothesis_is_registered_before_its_runs(later: Old) -> None:
     """Of the killed batch the first run has a checkpoint of step 2, the second has none."""
-    done, (first, second) = later.expected["tabular"][:2], later.expected["tabular"][2:]
+    *done, first, second = later.expected["tabular"]
     killed = [first["run_id"], second["run_id"]]
+    finished = [row["run_id"] for row in done]
     planned = {run_id: run["state"] for run_id, run in later.states("plan", *BATCHES).items()}
-    assert planned == {**{row["run_id"]: "done" for row in done}, **dict.fromkeys(killed, "partial")}
+    assert planned == dict.fromkeys(finished, "done") | dict.fromkeys(killed, "partial")
     status = later.states("status", *BATCHES)
     for row in done:
         assert status[row["run_id"]]["score"] == pytest.approx(float(row["last"]) / 100, abs=1e-6)
@@ -245,7 +238,7 @@ def test_batches_continue_and_their_hypothesis_is_registered_before_its_runs(lat
     before = later.points()
     assert "4 runs (2 done, 2 partial); 2 to train" in later.cppo("launch", *BATCHES, INLINE)
     assert sorted(min(later.recorded(run_id)) for run_id in killed) == [0, 3]
-    later.assert_continued(before, killed, [row["run_id"] for row in done])
+    later.assert_continued(before, killed, finished)
 
     later.cppo("report", *BATCHES)
     later.assert_rows("exact", later.expected["tabular"])
@@ -253,7 +246,7 @@ def test_batches_continue_and_their_hypothesis_is_registered_before_its_runs(lat
     for verdict, old in zip(verdicts, later.expected["verdicts"], strict=True):
         # Nobody registered it, which the old version did not say.
         old["exploratory"] = old["claim"] == "cppo_best"
-        assert {key: verdict[key] for key in STATED} == {key: old[key] for key in STATED}
+        assert [verdict[key] for key in STATED] == [old[key] for key in STATED]
         assert verdict["estimate"] == pytest.approx(old["estimate"], abs=0.02)
     assert "before any of the 4 runs that test it; unchanged." in later.report("exact", "index.html")
 
@@ -263,8 +256,8 @@ def test_batches_continue_and_their_hypothesis_is_registered_before_its_runs(lat
 
 
 def test_a_cancelled_run_continues_and_a_failed_one_is_left_alone(later: Old) -> None:
-    status = {run["variants"]["ended"]: run for run in later.states("status", *ENDED).values()}
-    cancelled, failed = status["cancelled"], status["failed"]
+    runs = later.states("status", *ENDED).values()
+    cancelled, failed = sorted(runs, key=lambda run: run["variants"]["ended"])
     assert (cancelled["state"], cancelled["step"], failed["state"]) == ("partial", 4, "failed")
     assert cancelled["reason"].startswith("interrupted: cancelled")
     assert failed["reason"].startswith("RuntimeError: Storage size calculation overflowed")
@@ -283,8 +276,8 @@ def test_a_cancelled_run_continues_and_a_failed_one_is_left_alone(later: Old) ->
 
 def test_a_search_goes_on_with_its_trials(later: Old) -> None:
     """Two are done, and the third was killed with its run."""
-    plan = json.loads(later.cppo("plan", *TUNE, "--json"))
-    assert plan["search"]["states"]["done"] == 2 and sum(plan["search"]["states"].values()) == 3
+    states = json.loads(later.cppo("plan", *TUNE, "--json"))["search"]["states"]
+    assert states["done"] == 2 and sum(states.values()) == 3
     stored, spools = later.points(), {*later.folder.glob("runs/*/spool/*.jsonl")}
     # As a command: a search's trials are new interpreters.
     command = [sys.executable, "-m", "cppo_lab.cli", "tune", *TUNE, INLINE]
@@ -293,11 +286,10 @@ def test_a_search_goes_on_with_its_trials(later: Old) -> None:
     *done, continued = later.trials()
     *expected, third = later.expected["trials"]
     assert done == expected
-    assert [continued[key] for key in ("number", "state", "params")] == [
-        third[key] for key in ("number", "state", "params")
-    ]
     assert continued["values"] == pytest.approx(third["values"], rel=NEAR)
-    assert [step for step, _ in continued["curve"]] == [step for step, _ in third["curve"]]
+    steps = [step for step, _ in third["curve"]]
+    assert [step for step, _ in continued["curve"]] == steps
+    assert continued == third | {key: continued[key] for key in ("values", "curve")}
     [written] = {*later.folder.glob("runs/*/spool/*.jsonl")} - spools
     run_id = written.parents[1].name
     assert (written.name, min(later.recorded(run_id))) == ("0002.jsonl", 5)  # the killed one's

@@ -1,4 +1,6 @@
-"""Outcomes, texts and tokens for the runs of `made_pair`, hostile texts among them, put into the store as artifacts."""
+"""Two methods with two seeds on one of the paper's models, as if they had been trained here, and what they kept of
+their answers, hostile texts among it.
+"""
 
 import tempfile
 from collections.abc import Mapping
@@ -8,38 +10,71 @@ from pathlib import Path
 import numpy as np
 from mlflow import MlflowClient
 
+from cppo_lab import schema
 from cppo_lab.answers import outcomes, texts, tokens
-from cppo_lab.answers.outcomes import OUTCOMES, Outcomes, no_outcomes, problem_ids
+from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
 from cppo_lab.answers.texts import TRAINING, Texts, texts_name
-from cppo_lab.answers.tokens import RecordedTokens, RuleUsed, tokens_name
+from cppo_lab.answers.tokens import RecordedTokens, tokens_name
+from cppo_lab.reports.sweep import ReportRequest
+from tests.analysis.made_sweeps import MadeRun, write_runs
 from tests.answers import made
-from tests.reports.made_pair import BENCHMARKS, HEIGHT, STEPS, T_STOP
+from tests.reports.conftest import request_of
+
+BENCHMARKS = ("aime24", "aime25", "aime26")
+STEPS = range(0, 201, 10)
+T_STOP = STEPS[-1]
+HEIGHT = {"dppo": 0.25, "cppo": 0.35}
+
+
+def value(height: float, seed: int, step: int) -> float:
+    """The score of a run: it rises in a straight line, with a tooth every third evaluation."""
+    return height * step / T_STOP + 0.01 * seed + (0.02 if step % 30 == 0 else 0.0)
+
+
+def write_pair(folder: Path, model: str = "qwen3_8b_base") -> tuple[ReportRequest, dict[str, str]]:
+    """A store with the runs in a folder: the request of their report, and the runs' MLflow ids."""
+    uri = f"sqlite:///{folder / 'mlflow.db'}"
+    runs = [
+        MadeRun(
+            variant,
+            model,
+            seed,
+            logged={
+                schema.validation_metric(name): {step: value(height, seed, step) for step in STEPS}
+                for name in BENCHMARKS
+            },
+            t_stop=T_STOP,
+            run_id=f"{variant}-{seed}",
+            core="verl",
+        )
+        for variant, height in HEIGHT.items()
+        for seed in (0, 1)
+    ]
+    ids = write_runs(uri, runs, params={"model.repository": "Qwen/Qwen3-8B-Base"})
+    return request_of(runs, uri, folder / "out"), ids
+
 
 PROBLEMS, SAMPLES = 30, 16
-BREAK_OUT = '</script><script>document.title="broken"</script><img src=x onerror="document.title=1">'
-HOSTILE = f"{BREAK_OUT}\u202etxet desrever\u202c \x00\x1b[31m \ud800 {chr(0x200B)} & &lt; <!-- "
+HOSTILE = (
+    '</script><script>document.title="broken"</script><img src=x onerror="document.title=1">'
+    f"\u202etxet desrever\u202c \x00\x1b[31m \ud800 {chr(0x200B)} & &lt; <!-- "
+)
 LONG_LINE = "never ends " * 95_000  # a megabyte without a line end
 TOKENS = 16_384
-BUDGET = {"delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "fixed"}
-RULES = {
-    name: RuleUsed(name, None, {"delta": 0.15} | more, "binary", "tv")
-    for name, more in (("dppo", {}), ("cppo", BUDGET))
+CONSTANTS = {
+    "dppo": {"delta": 0.15},
+    "cppo": {"delta": 0.15, "delta_b": 0.02, "w_min": 0.8, "delta_b_mode": "fixed"},
 }
-NAMES = [name for name in BENCHMARKS for _ in range(PROBLEMS // 3)]
-IDS = problem_ids(NAMES, [f"problem {number}" for number in range(PROBLEMS)])
+IDS = made.outcomes(PROBLEMS, benchmarks=BENCHMARKS).problems
 
 
 def made_outcomes(variant: str, seed: int) -> Outcomes:
     """The last problem is solved by CPPO alone, and the one before it by nobody."""
-    rng = np.random.default_rng([seed, len(variant), ord(variant[0])])
-    result = no_outcomes(SAMPLES, BENCHMARKS, IDS, [BENCHMARKS.index(name) for name in NAMES])
-    difficulty = np.linspace(2, -6, PROBLEMS)
-    for step in STEPS:
-        chance = 1 / (1 + np.exp(-(difficulty + 10 * HEIGHT[variant] * step / T_STOP)))
-        right = rng.binomial(SAMPLES, chance)
-        right[-2:] = 0, (12 if variant == "cppo" and step == T_STOP else 0)
-        result = result.append(step, right, np.zeros(PROBLEMS), np.full(PROBLEMS, 900.0))
-    return result
+    drawn = made.outcomes(PROBLEMS, len(STEPS), SAMPLES, 2 * seed + (variant == "cppo"), BENCHMARKS)
+    right = drawn.right.copy()
+    right[:, -2:] = 0
+    right[-1, -1] = 12 * (variant == "cppo")
+    return replace(drawn, right=right)
 
 
 def made_texts(variant: str, step: int, answers: int = 2) -> Texts:
@@ -48,7 +83,7 @@ def made_texts(variant: str, step: int, answers: int = 2) -> Texts:
         made.sample(
             step=step,
             problem=IDS[place],
-            benchmark=NAMES[place],
+            benchmark=BENCHMARKS[place // 10],
             draw=draw,
             prompt=f"What is {place} + 1? {HOSTILE if place else ''}",
             response=f"{variant} at step {step}, draw {draw % 2}: {HOSTILE}"
@@ -86,7 +121,7 @@ def made_tokens(variant: str, lengths: tuple[int, ...] = (TOKENS, 600)) -> Recor
     token = np.random.default_rng(9).choice(9, len(drawn.token), p=share).astype(np.int32)
     return replace(
         drawn,
-        rule=RULES[variant],
+        rule=replace(drawn.rule, constants=CONSTANTS[variant]),
         token=token,
         vocabulary=np.arange(9, dtype=np.int32),
         pieces=tuple(map(texts.as_text, words)),

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from scipy import stats
@@ -19,6 +20,7 @@ from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.sweep import effects_section
 from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.analysis.statistics.made_curves import flat
+from tests.reports.conftest import svg_alone
 
 T_3 = 4.302652729911275  # 97.5 % quantile of Student's t with two degrees of freedom
 SEEDS = (-0.01, 0.0, 0.02)
@@ -37,12 +39,13 @@ def shown(
     board: Scoreboard, names: tuple[str, ...], places: dict[str, tuple[str, tuple[object, ...]]]
 ) -> AxesInfo:
     """The figure of variants at (group, values on the axes)."""
-    at = tuple(AxisPlace(name, group, values) for name, (group, values) in places.items())  # type: ignore[arg-type]
+    at = tuple(AxisPlace(name, *place) for name, place in places.items())  # type: ignore[arg-type]
     return axes_info(board, Axes(names, at), "Title")
 
 
 def drawing(info: AxesInfo) -> Drawn:
-    return render(Picture("axes", "", "Title", "", info, draw))
+    with svg_alone():
+        return render(Picture("axes", "", "Title", "", info, draw))
 
 
 def one_axis(values: tuple[float | str, ...]) -> AxesInfo:
@@ -55,9 +58,9 @@ def one_axis(values: tuple[float | str, ...]) -> AxesInfo:
 def test_one_axis_has_means_in_its_order() -> None:
     info = one_axis((0.04, 0.01, 0.02))
     cppo, dppo = info.panels[0].lines
-    assert cppo.x == (0.01, 0.02, 0.04)  # in order, whatever the file has
-    assert cppo.mean == pytest.approx([100 * statistics.fmean(around(score)) for score in (0.4, 0.5, 0.3)])
-    assert (dppo.x, dppo.mean) == ((), pytest.approx((100 * statistics.fmean(around(0.25)),)))
+    assert cppo.x == (0.01, 0.02, 0.04) and dppo.x == ()  # in order, whatever the file has
+    means = [100 * statistics.fmean(around(score)) for score in (0.4, 0.5, 0.3, 0.25)]
+    assert [*cppo.mean, *dppo.mean] == pytest.approx(means)
     assert "0.04" in figure_csv(info)
     assert ">chain<" in drawing(info).svg
 
@@ -76,33 +79,28 @@ def test_two_seeds_have_their_range(counts: tuple[int, int], said: str) -> None:
     scores = (0.02, 0.05, 0.04)
     board = made({f"a x={x}": scores[:count] for x, count in enumerate(counts)})
     info = shown(board, ("x",), {f"a x={x}": ("a", (x,)) for x in (0, 1)})
-    half, mean = 100 * T_3 * statistics.stdev(scores) / math.sqrt(3), 100 * statistics.fmean(scores)
+    low, high = stats.ttest_1samp(scores, 0).confidence_interval()
     expected = {
         1: ((None, None), "2.00"),
         2: (pytest.approx((2, 5)), "3.50 (2.00 to 5.00)"),
-        3: (pytest.approx((mean - half, mean + half)), f"3.67 (0.00 to {mean + half:.2f})"),
+        3: (pytest.approx((100 * low, 100 * high)), f"3.67 (0.00 to {100 * high:.2f})"),
     }
     (line,), table = info.panels[0].lines, statistics_tables(Scored("made", "Title", board, ""))["scores"]
-    texts = [row.cells[3] for row in table.rows]
-    assert list(zip(zip(line.low, line.high, strict=True), texts, strict=True)) == [
-        expected[n] for n in counts
-    ]
+    for n, *ends, row in zip(counts, line.low, line.high, table.rows, strict=True):
+        assert (tuple(ends), row.cells[3]) == expected[n]
     assert info.around == said and said[:20] in drawing(info).svg
     assert ("range of both" in table.notes[-1]) == (2 in counts)
 
 
-@pytest.mark.parametrize(
-    "values, scale",
-    [
+def test_the_scale_follows_the_values() -> None:
+    for values, scale in (
         ((0.01, 0.02, 0.04), LINEAR),
         ((0.001, 0.01, 0.1), LOG),
         ((0, 1, 100), LINEAR),  # a logarithm of 0 is nowhere
         ((2.0, 5.0, math.inf), PLACES),
         (("own", "padded"), PLACES),
-    ],
-)
-def test_the_scale_follows_the_values(values: tuple[float | str, ...], scale: str) -> None:
-    assert one_axis(values).axes[0].scale == scale
+    ):
+        assert one_axis(values).axes[0].scale == scale
 
 
 # A spread without a pattern.
@@ -123,20 +121,16 @@ def test_two_axes_are_a_surface_and_noise_has_no_colours(
 ) -> None:
     places = {f"cppo a={a} b={b}": ("cppo", (a, b)) for a in (1, 2) for b in (3, 4)}
     scores = {
-        name: [
-            0.3 + rise * number + spread[(number + 4 * seed) % len(spread)]
-            for seed in range(max(1, len(spread) // 4))
-        ]
+        name: [0.3 + rise * number + more for more in spread[number::4] or spread]
         for number, name in enumerate(places)
     }
     board = made({**scores, "dppo": around(0.2)})
     info = shown(board, ("a", "b"), {**places, "dppo": ("dppo", (None, None))})
     (panel,) = info.panels
     assert info.surface and panel.surface_of == "cppo"
+    assert [(cell.first, cell.second) for cell in panel.cells] == [values for _, values in places.values()]
     means = [100 * statistics.fmean(of_seeds) for of_seeds in scores.values()]
-    assert [(cell.first, cell.second, cell.mean) for cell in panel.cells] == [
-        (*values, pytest.approx(mean)) for (_, values), mean in zip(places.values(), means, strict=True)
-    ]
+    assert [cell.mean for cell in panel.cells] == pytest.approx(means)
     assert [line.group for line in panel.lines] == ["dppo"]
     picture = drawing(info)
     coloured = "#10103a" in picture.inline or "#fff3b0" in picture.inline  # in the dark scheme, too
@@ -163,10 +157,7 @@ def test_a_baseline_with_axes_is_the_one_at_the_same_values() -> None:
     table = statistics_tables(sweep)["differences"]
     assert table.lead == "minus own at the same values"
     assert "paired: by seed, as the design of the runs asks; else Welch's." in table.notes[0]
-    assert [(row.label, row.cells[0]) for row in table.rows] == [
-        ("padded x=1", "+10.00"),
-        ("padded x=2", "−5.00"),
-    ]
+    assert [f"{row.label} {row.cells[0]}" for row in table.rows] == ["padded x=1 +10.00", "padded x=2 −5.00"]
 
 
 @pytest.mark.parametrize("values", [(1, 2), (1, 100), ("p", "q")])
@@ -175,18 +166,16 @@ def test_lines_at_one_value_do_not_hide_each_other(values: tuple[int | str, int 
     figure = Figure()
     draw(shown(made(dict.fromkeys(places, SEEDS)), ("x",), places), figure)
     (ax,) = figure.axes
-    a, b = (
-        ax.transAxes.inverted().transform(ax.transData.transform(line.get_xydata()))[:, 0]
-        for line in ax.lines
-    )
-    assert (b - a == pytest.approx(b[0] - a[0])) and 0.005 < b[0] - a[0] < 0.02
-    assert a[0] > 0 and b[1] < 1
+    to_axes = ax.transData - ax.transAxes
+    a, b = (to_axes.transform(line.get_xydata())[:, 0] for line in ax.lines)
+    apart = b[0] - a[0]
+    assert b - a == pytest.approx(apart) and 0.005 < apart < 0.02 and a[0] > 0 and b[1] < 1
 
 
 def test_drift_is_by_age_and_third_of_steps_with_a_mu_of_that_age() -> None:
     """The mean over steps of each seed's runs; of a method that has other values, a panel each."""
-    ages, runs, places = (0, 1, 4), [], []
-    for age, rate in itertools.product(ages, (0.1, 0.2)):
+    ages, rates, runs, places = (0, 1, 4), (0.1, 0.2), [], []
+    for age, rate in itertools.product(ages, rates):
         name = f"cppo delta={rate} staleness={age}"
         places.append(AxisPlace(name, "cppo", (rate, age)))
         for seed, more in enumerate(SEEDS):
@@ -196,18 +185,16 @@ def test_drift_is_by_age_and_third_of_steps_with_a_mu_of_that_age() -> None:
             }
             runs.append(MadeRun(name, seed=seed, scores=both({10: 0.5}), logged=logged))
     board, axes = scored(runs), Axes(("rule.delta", "rollout.staleness"), tuple(places))
-    info = drift_info(board, axes, "Title")
-    assert [panel.surface_of for panel in info.panels] == ["cppo delta=0.1", "cppo delta=0.2"]
-    for panel, rate in zip(info.panels, (0.1, 0.2), strict=True):
+    info, half = drift_info(board, axes, "Title"), T_3 * statistics.stdev(SEEDS) / math.sqrt(3)
+    for panel, rate in zip(info.panels, rates, strict=True):
+        assert panel.surface_of == f"cppo delta={rate}"
         assert [line.group for line in panel.lines] == ["early third", "middle third", "late third"]
         for part, line in enumerate(panel.lines, 1):
             assert line.x == ages and line.runs == (3, 3, 3)
-            means = [rate * age * part + statistics.fmean(SEEDS) for age in ages]
-            half = T_3 * statistics.stdev(SEEDS) / math.sqrt(3)
-            assert line.mean == pytest.approx(means)
-            assert line.high == pytest.approx([mean + half for mean in means])
-    drawn = drawing(info)
-    assert ">chain: cppo delta=0.2<" in drawn.svg and "late third" in drawn.svg
+            means = np.array([rate * age * part + statistics.fmean(SEEDS) for age in ages])
+            assert (*line.mean, *line.high) == pytest.approx([*means, *(means + half)])
+    svg = drawing(info).svg
+    assert ">chain: cppo delta=0.2<" in svg and "late third" in svg
     assert "late third" in figure_csv(info) and "of the mean over seeds" in info.around
     for other in (replace(axes, places=axes.places[:2]), Axes(("rule.delta",), ())):  # one age, none
         assert drift_info(board, other, "Title") is None
@@ -216,35 +203,32 @@ def test_drift_is_by_age_and_third_of_steps_with_a_mu_of_that_age() -> None:
 
 def test_effects_are_drawn_and_listed_with_their_intervals() -> None:
     """Differences of differences of flat curves, by hand; the surrogate's error as a ratio."""
-    points = {"a x=0 y=on": 0.50, "a x=4 y=on": 0.56, "a x=0 y=off": 0.60, "a x=4 y=off": 0.70}
-    places = tuple(
-        AxisPlace(name, "a", (x, y))
-        for name, x, y in zip(points, (0, 4, 0, 4), ("on", "on", "off", "off"), strict=True)
-    )
+    scores = {(0, "on"): 0.50, (4, "on"): 0.56, (0, "off"): 0.60, (4, "off"): 0.70}
     runs = [
         MadeRun(
-            name,
+            f"a {x} {y}",
             seed=seed,
-            scores=both(dict.fromkeys(range(10, 101, 10), score + more * (1 + ("x=4" in name)))),
-            logged={"exact/error": {10: -0.2 if "x=4" in name else 0.1, 20: 0.0}},
+            scores=both(dict.fromkeys(range(10, 101, 10), score + more * (1 + (x == 4)))),
+            logged={"exact/error": {10: -0.2 if x else 0.1, 20: 0.0}},
             core="exact",
         )
-        for name, score in points.items()
+        for (x, y), score in scores.items()
         for seed, more in enumerate(SEEDS)
     ]
+    places = tuple(AxisPlace(f"a {x} {y}", "a", (x, y)) for x, y in scores)
     sweep = Scored("demo", "Demo", scored(runs), "sqlite://")
     section = effects_section(sweep, Axes(("rule.x", "data.y"), places))
     rows = {row.cells[0]: row.cells[1:] for row in section.tables["effects"].rows}
-    mean, half = 100 * statistics.fmean(SEEDS), 100 * T_3 * statistics.stdev(SEEDS) / math.sqrt(3)
-    assert rows["x 0 to 4"][0] == f"+{8 + mean:.2f} (+{8 + mean - half:.2f} to +{8 + mean + half:.2f})"
-    p = 3 * stats.ttest_1samp([8 + 100 * more for more in SEEDS], 0.0).pvalue  # Holm: of three effects
-    assert rows["x 0 to 4"][2:] == ("2.00", f"{p:.3f}", "3")
+    test = stats.ttest_1samp([8 + 100 * more for more in SEEDS], 0.0)
+    mean, (low, high) = 8 + 100 * statistics.fmean(SEEDS), test.confidence_interval()
+    of_x = f"+{mean:.2f} (+{low:.2f} to +{high:.2f})"
+    assert rows["x 0 to 4"] == (of_x, of_x, "2.00", f"{3 * test.pvalue:.3f}", "3")  # Holm: of three effects
     assert rows["y on to off"][:2] == ("+12.00", "+12.00")
     assert rows["x 0 to 4 \N{MULTIPLICATION SIGN} y on to off"][0] == "+4.00"
     (picture,) = section.pictures
-    svg, csv = render(picture).svg, figure_csv(picture.info)
-    assert ">x 0 to 4<" in svg and svg.count(">y on to off<") == 1 and f"{8 + mean:.6g}"[:6] in csv
+    svg, csv = drawing(picture.info).svg, figure_csv(picture.info)
+    assert ">x 0 to 4<" in svg and svg.count(">y on to off<") == 1 and f"{mean:.6g}"[:6] in csv
     (effect, *_) = section.values["effects"]
-    assert (effect["change"], effect["estimate"]) == ("x 0 to 4", pytest.approx((8 + mean) / 100))
-    assert (effect["high"], effect["seeds"]) == (pytest.approx((8 + mean + half) / 100), 3)
+    assert (effect["change"], effect["seeds"]) == ("x 0 to 4", 3)
+    assert (effect["estimate"], effect["high"]) == pytest.approx((mean / 100, high / 100))
     assert effects_section(sweep, Axes()) is None

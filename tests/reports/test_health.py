@@ -20,20 +20,27 @@ ESS = schema.mismatch_metric("effective_sample_size", before_update=True)
 OTHER = {"train/reward": 0.5}
 
 
-def plain(step: int) -> dict[str, float]:
+def plain(_variant: str, _seed: int, step: int) -> dict[str, float]:
     over = 1.2 + step  # after the first update, which is not judged
     return {BEFORE: 1.001 + 0.001 * step, OVER: over, ESS: 1 - 0.01 * step, "train/truncated_share": 0.25}
 
 
-def spent(mean: float) -> Callable[[str, int, int], dict[str, float]]:
+FIRST = plain("", 0, 1)
+Points = Callable[[str, int, int], dict[str, float]]  # of variant, seed and step
+
+
+def spent(mean: float) -> Points:
     """D_t before the first update, of a rule with a budget and of one without."""
-    noise = {schema.DIVERGENCE_BEFORE: mean, schema.DIVERGENCE_BEFORE_P90: 3 * mean}
-    rate = {"cppo": {"rule/delta_b_mean": 0.016}}
-    return lambda variant, _seed, _step: plain(1) | noise | rate.get(variant, {})
+    noise = FIRST | {schema.DIVERGENCE_BEFORE: mean, schema.DIVERGENCE_BEFORE_P90: 3 * mean}
+    return lambda variant, *_: noise | ({"rule/delta_b_mean": 0.016} if variant == "cppo" else {})
 
 
 def crossing(*run: str | int) -> dict[str, float]:
-    return plain(1) | {BEFORE: {("cppo", 1, 4): 1.0901, ("cppo", 1, 7): 1.1201}.get(run, 1.05)}
+    return FIRST | {BEFORE: {("cppo", 1, 4): 1.0901, ("cppo", 1, 7): 1.1201}.get(run, 1.05)}
+
+
+def with_value(value: float) -> Points:
+    return lambda *run: plain(*run) | ({BEFORE: value} if run[2] == 3 else {})
 
 
 STEPS = range(1, 11)
@@ -49,14 +56,9 @@ PLAIN = (  # the median, and the worst: of the ESS the least
 @pytest.mark.parametrize(
     "points, staleness, shown, absent",
     [
-        (lambda _v, _s, step: plain(step), "0", PLAIN, ("staleness",)),
-        (lambda _v, _s, step: plain(step), "\u00b2", PLAIN, ("staleness",)),  # somebody's: no number
-        (
-            lambda _v, _s, step: plain(step),
-            "2",
-            (*PLAIN, "In 4 of 4 runs rollout.staleness is above 0"),
-            (),
-        ),
+        (plain, "0", PLAIN, ("staleness",)),
+        (plain, "\u00b2", PLAIN, ("staleness",)),  # somebody's: no number
+        (plain, "2", (*PLAIN, "In 4 of 4 runs rollout.staleness is above 0"), ()),
         (
             crossing,
             "0",
@@ -75,28 +77,19 @@ PLAIN = (  # the median, and the worst: of the ESS the least
         ),
         (spent(0.0005), "0", ("0.0005 (0.0005)",), ("a good part of",)),
         (  # some runs are of an older version
-            lambda variant, _s, step: plain(step) if variant == "cppo" else OTHER,
+            lambda *run: plain(*run) if run[0] == "cppo" else OTHER,
             "0",
             ("It was never exceeded in the 2 runs that logged it.", 'row">CPPO'),
             ('row">GRPO',),
         ),
-        *(  # what is not finite is left out, but infinity is above the threshold
-            (
-                lambda _v, _s, step, value=value: plain(step) | ({BEFORE: value} if step == 3 else {}),
-                "0",
-                ("1.0070 (1.0110)", said),
-                (">nan", ">inf"),
-            )
-            for value, said in (
-                (math.nan, "It was never exceeded"),
-                (math.inf, "It was exceeded in 4 of 4 runs"),
-            )
-        ),
+        # What is not finite is left out, but infinity is above the threshold.
+        (with_value(math.nan), "0", ("1.0070 (1.0110)", "It was never exceeded"), (">nan", ">inf")),
+        (with_value(math.inf), "0", ("1.0070 (1.0110)", "It was exceeded in 4 of 4 runs"), (">nan", ">inf")),
         (lambda *_: OTHER, "0", (), ()),
     ],
 )
 def test_the_section(
-    points: Callable[[str, int, int], dict[str, float]],
+    points: Points,
     staleness: str,
     shown: tuple[str, ...],
     absent: tuple[str, ...],
@@ -108,8 +101,7 @@ def test_the_section(
     params = {f"{number:032x}": {"rollout.staleness": staleness} for number in range(4)}
     contents, page = page_of(scored(runs, params=params))
     sections = [section for section in contents.sections if section.name == "mismatch"]
-    _, _, html = page.partition('<section id="mismatch">')
-    html = html.partition("</section>")[0]
+    html = page.partition('<section id="mismatch">')[2].partition("</section>")[0]
     assert [text for text in shown if text not in html] == []
     assert [text for text in absent if text in html] == []
     if not shown:

@@ -2,19 +2,21 @@
 
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cppo_lab import schema
-from cppo_lab.analysis.statistics.claims import Claim, Kind, Standing
-from cppo_lab.reports.sections import Scored, Section
+from cppo_lab.analysis.statistics.claims import Standing
+from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.statistics_tables import statistics_tables
 from cppo_lab.reports.study import comparison_table
 from cppo_lab.reports.tables import TextRow, TextTable, full_table, latex, latex_wrapper, main_table
 from cppo_lab.reports.verdict_view import verdict_view
-from cppo_lab.reports.words import paper_texts
-from tests.analysis.made_sweeps import MadeRun, both, scored
+from tests.analysis.made_sweeps import scored
+from tests.analysis.statistics.made_curves import broken, flat
+from tests.reports.test_verdict_view import ABOVE
+from tests.reports.test_words import texts
 from tests.requirement import LATEX
 from tests.waiting import CEILING_SECONDS
 
@@ -22,9 +24,8 @@ pytestmark = pytest.mark.latex
 
 NAMES = (
     *("&", "%", "$x$", "a_b", "\\", "\\input{/etc/passwd}", "{", "}", "#1", "~", "^^M", "[2cm]", "*", "<<"),
-    *("a\nb", "\r\n\n\n", "-- --- '' ``", "δ_b ≥ 0", "\u202eabc", "\x00\x1b[31m", "é" * 3),
+    *("a\nb", "\r\n\n\n", "-- --- '' ``", "δ_b ≥ 0", "\u202eabc", "\x00\x1b[31m", "é" * 3, '"quoted"'),
     *(
-        '"quoted"',
         "50%\\\\",
         "=1+1",
         "żółw",
@@ -34,9 +35,8 @@ NAMES = (
         "\\begin{tabular}",
         "\\end{table}",
         "\\hline",
-        "\\cr",
-        "\\endinput",
     ),
+    *("\\cr", "\\endinput"),
 )
 
 
@@ -61,13 +61,10 @@ def pages(folder: Path, files: dict[str, str], text: str = "") -> int:
 
 
 def test_all_tables_of_a_sweep_fit_the_page(tmp_path: Path) -> None:
-    runs = [
-        MadeRun(name, model, seed, both({10: 0.3111 + 0.01 * seed, 20: 0.4567 + 0.01 * seed}))
-        for name in ("grpo", "dppo", "cppo", "cppo_no_prefix_budget_shuffled")
-        for model in ("Qwen3-1.7B", "Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
-        for seed in (0, 1, 2)
-    ]
-    board = scored([*runs, MadeRun("cispo", scores=both({10: 0.5, 20: 0.0}), status=schema.COLLAPSED)])
+    names = ("grpo", "dppo", "cppo", "cppo_no_prefix_budget_shuffled")
+    models = ("Qwen3-1.7B", "Qwen3-1.7B-Base", "Qwen3-8B-Base", "Qwen3-30B-A3B-Base")
+    runs = flat(dict.fromkeys(names, (0.4567, 0.4667, 0.4767)), *models)
+    board = scored([*runs, broken("cispo", 0, 0.5)])
     tables = statistics_tables(Scored("made", "Intervals", board, ""))
     files = {
         "table_1.tex": latex(main_table(board, "Mean (Table 1)")),
@@ -81,13 +78,8 @@ def test_all_tables_of_a_sweep_fit_the_page(tmp_path: Path) -> None:
 
 
 def test_hostile_names_are_printed_and_do_nothing(tmp_path: Path) -> None:
-    runs = [
-        MadeRun(name, model, seed, both({10: 0.3, 20: 0.4 + 0.01 * seed + 0.001 * place * seed}))
-        for place, name in enumerate(("grpo", "cppo", *NAMES))
-        for model in ("m", "\\\\[&")
-        for seed in (0, 1)
-    ]
-    board = scored(runs)
+    levels = {name: (0.4, 0.41 + 0.001 * place) for place, name in enumerate(("grpo", "cppo", *NAMES))}
+    board = scored(flat(levels, "m", "\\\\[&"))
     rows = tuple(TextRow(name, False, (name, f"x{name}")) for name in NAMES)
     files = {
         "table_a.tex": latex(TextTable(NAMES[1], NAMES[5], NAMES[:2], rows, (*NAMES, "x" * 300))),
@@ -95,24 +87,16 @@ def test_hostile_names_are_printed_and_do_nothing(tmp_path: Path) -> None:
     }
     assert pages(tmp_path, files) == 2
 
-    tiers = (("cppo",), ("grpo",))
     own = {
-        Claim(f"hypothesis {key}", f"{key} holds", "demo", Kind.SUPERIORITY, tiers): Standing(
+        replace(ABOVE, key=f"hypothesis {key}", text=f"{key} holds", sweep="demo"): Standing(
             f"({key}).", True
         )
         for key in ("higher", *NAMES[:12])
     }
     view = verdict_view({"demo": board}, "mini", standings=own)
-    sections = [Section("verdicts", "", {}, lines=view.lines, how=view.rule)]
-    files = paper_texts([Scored("demo", "Demo", board, "")], sections, NAMES)
+    files = texts(board, view, withdrawn=NAMES)
     macros = re.findall(r"\\newcommand\{(\\[A-Za-z]+)\}", files["numbers.tex"])
     assert "\\cppoDemoMCppoDiff" in macros and len(macros) > 500
     document = [r"\documentclass{article}", r"\input{numbers}", r"\begin{document}", r"\input{methods}", ""]
     document += [*(f"{macro}{{}} {macro}\n" for macro in macros), r"\end{document}"]
     assert pages(tmp_path, files, "\n".join(document)) > 1
-
-
-def test_the_check_would_see_an_unescaped_name(tmp_path: Path) -> None:
-    table = latex(TextTable("t", "l", ("h",), (TextRow("x", False, ("y",)),)))
-    with pytest.raises(AssertionError):
-        pages(tmp_path, {"table_a.tex": table.replace("y", "50% & $")})

@@ -78,15 +78,15 @@ def test_the_papers_colours_are_not_for_everybody() -> None:
 
 @pytest.mark.parametrize("palette", list(PALETTES))
 def test_a_variant_looks_the_same_in_every_sweep_and_unlike_others(palette: str) -> None:
-    seen: dict[str, Stroke] = {}
-    listed = {name for name, variant in NAMED.items() if PALETTES[palette].stroke_of(variant) is not None}
+    chosen, seen = PALETTES[palette], dict[str, Stroke]()
+    listed = {name for name, variant in NAMED.items() if chosen.stroke_of(variant) is not None}
     for name, variants in panels().items():
-        for variant, stroke in PALETTES[palette].strokes(variants, FULL).items():
+        strokes = chosen.strokes(variants, FULL)
+        for variant, stroke in strokes.items():
             if FULL.get(variant, variant) in listed:
                 assert seen.setdefault(variant, stroke) == stroke
-        assert len(set(PALETTES[palette].strokes(variants, FULL).values())) == len(variants), name
-        assert set(variants) <= listed or name not in ("main", *ABLATIONS.keys()), name
+        assert len({*strokes.values()}) == len(variants), name
+        assert {*variants} <= listed or name not in ("main", *ABLATIONS.keys()), name
     users = ("cppo", "dppo", "a", "b", "cppo_soft", "c")
-    strokes = PALETTES[palette].strokes(users)
-    assert len(set(strokes.values())) == 6
-    assert strokes == PALETTES[palette].strokes(users)
+    strokes = chosen.strokes(users)
+    assert len({*strokes.values()}) == 6 and strokes == chosen.strokes(users)

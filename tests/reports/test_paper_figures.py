@@ -5,11 +5,11 @@ The points are read off the drawing itself (the lines in the axes), and the file
 
 import csv
 import gzip
+import itertools
 import re
 from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
 import pytest
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -25,8 +25,13 @@ T_STOP = {"Qwen3-1.7B": 1120, "Qwen3-1.7B-Base": 680, "Qwen3-8B-Base": 490, "Qwe
 MODELS = tuple(T_STOP)
 AIME = ("aime24", "aime25", "aime26")
 COLOUR = {
-    **{"cppo": "#0052D9", "dppo": "#E05759", "trm_avg": "#D9A521", "trm_max": "#B5651D"},
-    **{"cispo": "#B07AA1", "grpo": "#59A14F", "minpro": "#282828"},
+    "cppo": "#0052D9",
+    "dppo": "#E05759",
+    "trm_avg": "#D9A521",
+    "trm_max": "#B5651D",
+    "cispo": "#B07AA1",
+    "grpo": "#59A14F",
+    "minpro": "#282828",
 }
 FULL = {"cppo_tv", "cppo_topk_tv", "cppo_db0.02_w0.8"}  # CPPO under another name
 Curve = dict[int, float]
@@ -35,11 +40,10 @@ Curves = dict[tuple[str, ...], Curve]
 
 def curves(name: str, keys: tuple[str, ...], value: str, scale: float = 1.0) -> Curves:
     """The curves of a file of the paper, by the values of these columns."""
-    data = (FOLDER / name).read_bytes()
-    text = (gzip.decompress(data) if name.endswith("gz") else data).decode()
     result: Curves = defaultdict(dict)
-    for row in csv.DictReader(text.splitlines()):
-        result[tuple(row[key] for key in keys)][int(row["step"])] = scale * float(row[value])
+    with (gzip.open if name.endswith("gz") else open)(FOLDER / name, "rt") as file:
+        for row in csv.DictReader(file):
+            result[tuple(row[key] for key in keys)][int(row["step"])] = scale * float(row[value])
     return result
 
 
@@ -64,10 +68,10 @@ def validation() -> Curves:
         key: {step: score for step, score in curve.items() if step <= T_STOP[key[0]]}
         for key, curve in of_files.items()
     }
-    for model, method in {key[:2] for key in of_files}:
-        parts = [inside[model, method, name] for name in AIME]
+    for pair in itertools.product(MODELS, COLOUR):
+        parts = [inside[*pair, name] for name in AIME]
         steps = set.intersection(*map(set, parts))
-        inside[model, method, "mean"] = {step: sum(part[step] for part in parts) / 3 for step in steps}
+        inside[*pair, "mean"] = {step: sum(part[step] for part in parts) / 3 for step in steps}
     return inside
 
 
@@ -104,12 +108,10 @@ def test_every_drawn_number_and_name_is_in_the_csv_and_in_view(
         texts += [text for text in marks if re.fullmatch(r"[\d.]+", text)]
         texts += [ax.get_title(loc="left").split(" (T_stop")[0].strip() for ax in fig.axes[-2:]]
         assert texts and {text for text in texts if text} <= written, name
-        for ax in fig.axes:
+        for ax in fig.axes if name != "figure_1" else ():
             (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
-            for line in lines_of(ax) if name != "figure_1" else ():
-                steps, values = line.get_xdata(), line.get_ydata()
-                assert left <= np.nanmin(steps) and np.nanmax(steps) <= right, name
-                assert low <= np.nanmin(values) and np.nanmax(values) <= high, name
+            for x, y in (point for line in lines_of(ax) for point in line.get_xydata()):
+                assert not (x < left or x > right or y < low or y > high), name  # where it is not NaN
 
 
 @pytest.mark.parametrize("name, models", [("figure_1", MODELS[3:]), ("figure_4", MODELS[1:])])
@@ -140,15 +142,12 @@ def test_ablations(drawn: dict[str, tuple[Picture, Figure]]) -> None:
 
 def test_warmup(drawn: dict[str, tuple[Picture, Figure]]) -> None:
     of_file = curves("warmup_diagnostics.csv", ("metric", "model"), "value")
-    names = [
-        (metric, model)
-        for metric in ("delta_b_effective_mean", "prefix_budget_mask_fraction")
-        for model in MODELS[1:]
-    ]
+    rate, share = "delta_b_effective_mean", "prefix_budget_mask_fraction"
+    names = itertools.product((rate, share), MODELS[1:])
     for ax, name in zip(drawn["figure_7"][1].axes, names, strict=True):
         assert_same(lines_of(ax, COLOUR["cppo"])[-1], of_file[name])
         floor = [line.get_ydata()[0] for line in ax.lines if line.get_color() == "#555555"]
-        assert floor == ([0.02] if name[0].startswith("delta_b") else [])
+        assert floor == ([0.02] if rate in name else [])
 
 
 @pytest.mark.parametrize("number, model", list(enumerate(MODELS, 8)))
@@ -156,16 +155,14 @@ def test_all_curves_of_a_model(
     drawn: dict[str, tuple[Picture, Figure]], validation: Curves, diagnostics: Curves, number: int, model: str
 ) -> None:
     axes = drawn[f"figure_{number}"][1].axes
-    assert [ax.get_title(loc="left") for ax in axes] == [
-        *("AIME24", "AIME25", "AIME26"),
-        *("reward (fraction)", "response length (k tokens)", "relative log-prob error"),
-    ]
+    assert "; ".join(ax.get_title(loc="left") for ax in axes) == (
+        "AIME24; AIME25; AIME26; reward (fraction); response length (k tokens); relative log-prob error"
+    )
     for method, colour in COLOUR.items():
         for ax, benchmark in zip(axes[:3], AIME, strict=True):
             (line,) = lines_of(ax, colour)
             assert_same(line, validation[model, method, benchmark])
-        raw, smooth = lines_of(axes[3], colour)
-        assert_same(raw, diagnostics[model, method, "reward"])
-        assert_same(smooth, diagnostics[model, method, "reward_smoothed"])
-        for ax, metric in zip(axes[4:], ("response_length_k", "rel_logprob_error"), strict=True):
-            assert_same(lines_of(ax, colour)[0], diagnostics[model, method, metric])
+        lines = [*lines_of(axes[3], colour), *(lines_of(ax, colour)[0] for ax in axes[4:])]
+        metrics = ("reward", "reward_smoothed", "response_length_k", "rel_logprob_error")
+        for line, metric in zip(lines, metrics, strict=True):
+            assert_same(line, diagnostics[model, method, metric])

@@ -1,5 +1,6 @@
 """The import of the paper's curves: what it writes, that it writes it once, and that it survives being killed."""
 
+import operator
 from dataclasses import replace
 from unittest.mock import Mock
 
@@ -16,6 +17,8 @@ from cppo_lab.tracking.read import histories, stored_run
 from cppo_lab.tracking.reference import ReferenceRun, import_reference, nest_reference, reference_runs
 from tests.conftest import Command, user_error
 
+run_id = operator.attrgetter("info.run_id")
+
 
 def stored(uri: str) -> dict[str, Run]:
     client = MlflowClient(uri)
@@ -29,8 +32,7 @@ def test_every_curve_is_one_run_in_the_schemas_names() -> None:
     """Their points and sweeps are checked as figures (test_paper_figures.py) and tables (test_audit.py)."""
     runs = {run.run_id: run for run in reference_runs()}
     assert len(runs) == 28 + 9  # shared ones are not doubled
-    for variant in ("cppo_no_prefix_budget", "cppo_soft"):
-        assert runs[f"paper-Qwen3-1.7B-{variant}"].rule == variant
+    assert runs["paper-Qwen3-1.7B-cppo_soft"].rule == "cppo_soft"
     assert runs["paper-Qwen3-1.7B-Base-cppo_db0.03_w0.8"].rule == "cppo"
     assert all(schema.is_known_metric(name) for run in runs.values() for name in run.points)
     mean = runs["paper-Qwen3-8B-Base-cppo"].points["val/mean/avg_at_16"][420]
@@ -43,35 +45,31 @@ def test_the_store_says_what_the_runs_are_and_a_second_import_adds_nothing(refer
     assert len(runs) == 37
     run = runs["paper-Qwen3-30B-A3B-Base-cispo"]
     assert run.info.status == "FINISHED"
-    assert (
-        run.data.tags.items()
-        >= {
-            schema.TAG_STATUS: schema.DONE,
-            schema.TAG_CORE: schema.PAPER,
-            schema.TAG_SEED: "unknown",
-            schema.TAG_T_STOP: "560",
-            schema.sweep_tag("main"): "cispo",
-            "mlflow.runName": "cispo on Qwen3-30B-A3B-Base (paper)",
-        }.items()
-    )
+    tags = {
+        schema.TAG_STATUS: schema.DONE,
+        schema.TAG_CORE: schema.PAPER,
+        schema.TAG_SEED: "unknown",
+        schema.TAG_T_STOP: "560",
+        schema.sweep_tag("main"): "cispo",
+        "mlflow.runName": "cispo on Qwen3-30B-A3B-Base (paper)",
+    }
+    assert run.data.tags.items() >= tags.items()
     note = MlflowClient(reference_uri).get_experiment_by_name(schema.PAPER).tags[schema.TAG_NOTE]
     assert "not trained here" in note and "arxiv.org/abs/2606.10968" in note
     lines: list[str] = []
     assert import_reference(reference_uri, lines.append) == 0
     assert lines == ["reference: 0 runs added, 37 were there already"]
-    assert {name: run.info.run_id for name, run in stored(reference_uri).items()} == {
-        name: run.info.run_id for name, run in runs.items()
-    }
+    assert {*map(run_id, stored(reference_uri).values())} == {*map(run_id, runs.values())}
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Three runs, each in three batches: points, points, status."""
+    curve = {"val/mean/avg_at_16": {step: step / 10_000 for step in range(15)}}
     runs = [
-        ReferenceRun(f"paper-m-{name}", "m", name, 100, {"main": name}) for name in ("grpo", "dppo", "cppo")
+        ReferenceRun(f"paper-m-{name}", "m", name, 100, {"main": name}, curve)
+        for name in ("grpo", "dppo", "cppo")
     ]
-    for run in runs:
-        run.points["val/mean/avg_at_16"] = {step: step / 10_000 for step in range(15)}
     monkeypatch.setattr(reference, "reference_runs", lambda: runs)
     monkeypatch.setattr(reference, "BATCH", 10)
 
@@ -98,19 +96,15 @@ def test_a_killed_import_is_finished_by_the_next(
     assert sum(run.data.tags[schema.TAG_STATUS] == schema.RUNNING for run in left.values()) == 1
     assert import_reference(uri) == 3 - whole
     runs = stored(uri)
-    assert set(runs) == {"paper-m-grpo", "paper-m-dppo", "paper-m-cppo"}
+    assert {*runs} == {"paper-m-grpo", "paper-m-dppo", "paper-m-cppo"}
     for run in runs.values():
         assert (run.info.status, run.data.tags[schema.TAG_STATUS]) == ("FINISHED", schema.DONE)
-        history = MlflowClient(uri).get_metric_history(run.info.run_id, "val/mean/avg_at_16")
-        assert len(history) == 15
-    everything = [stored_run(run) for run in runs.values()]
-    point_by_point = dict(
-        histories(client := StoreClient(uri), [replace(run, artifact_uri="") for run in everything])
-    )
+        assert len(MlflowClient(uri).get_metric_history(run_id(run), "val/mean/avg_at_16")) == 15
+    everything, client = [*map(stored_run, runs.values())], StoreClient(uri)
+    point_by_point = str([*histories(client, [replace(run, artifact_uri="") for run in everything])])
     monkeypatch.setattr(client, "points", None)  # a report reads the file of each
-    for run_id, history_in_file in histories(client, everything):
-        assert str(history_in_file) == str(point_by_point[run_id])
-    assert runs["paper-m-grpo"].info.run_id == left["paper-m-grpo"].info.run_id
+    assert str([*histories(client, everything)]) == point_by_point
+    assert run_id(runs["paper-m-grpo"]) == run_id(left["paper-m-grpo"])
 
 
 @pytest.mark.usefixtures("small")
@@ -118,16 +112,16 @@ def test_the_papers_runs_are_nested_as_ours_are_and_those_of_others_are_left_alo
     import_reference(uri)
     client = MlflowClient(uri)
     number = client.get_experiment_by_name(schema.PAPER).experiment_id
-    other = client.create_run(number, tags={schema.TAG_SWEEP_PARENT: ""}).info.run_id
+    other = run_id(client.create_run(number, tags={schema.TAG_SWEEP_PARENT: ""}))
     for _ in range(2):  # again, it changes nothing
         nest_reference(uri, {"main": SweepText("main", "Main results", "Which?")})
         assert import_reference(uri) == 0
     runs = client.search_runs([number])
     (parent,) = [run for run in runs if run.data.tags.get(schema.TAG_SWEEP_PARENT) == "main"]
     children = stored(uri).values()
-    assert {run.data.tags[schema.TAG_PARENT] for run in children} == {parent.info.run_id}
+    assert {run.data.tags[schema.TAG_PARENT] for run in children} == {run_id(parent)}
     assert "runs: 3 (3 done)" in parent.data.tags[schema.TAG_NOTE]
-    assert {run.info.run_id for run in runs} == {run.info.run_id for run in (parent, *children)} | {other}
+    assert {*map(run_id, runs)} == {other, *map(run_id, (parent, *children))}
     client.delete_experiment(number)
     with user_error("was deleted"):
         import_reference(uri)

@@ -6,18 +6,15 @@ The report runs without torch, so it reads `reports/schematic/masking_rules.json
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-import torch
-from torch import Tensor
 
-from cppo_lab.maths.divergence import binary
-from cppo_lab.maths.masks import threshold_tests
-from cppo_lab.maths.rules import get_rule
-from cppo_lab.maths.tokens import Tokens
-from cppo_lab.maths.weights import effective_delta_b, position_weights
+from cppo_lab.analysis.replay import replay
+from tests.answers import made
 
 # (mu, pi) of each sampled token of a response with a positive advantage: those with pi > mu move away from mu.
 PROBABILITIES = (
@@ -34,50 +31,40 @@ def masking_rules() -> dict[str, Any]:
     against, whether it is kept, and what masked it ("", "token", "prefix", "response").
     """
     delta, delta_b, w_min, kl_max, clip_high = CONSTANTS.values()
-    rollout_logp, logp = torch.tensor(PROBABILITIES, dtype=torch.float64).log().T[:, None]  # [1, T] each
-    valid = torch.ones_like(logp, dtype=torch.bool)
-    batch = (logp, rollout_logp, torch.ones_like(logp), valid)
-    tv, kl = (binary(logp, rollout_logp, measure) for measure in ("tv", "kl"))
-    weights = position_weights(valid, w_min, dtype=torch.float64)
-    tests = threshold_tests(tv, weights, valid, delta, effective_delta_b(tv, valid, delta_b))
+    rollout_logp, logp = np.log(PROBABILITIES).T
+    ratio, tv = np.exp(logp - rollout_logp), np.abs(np.exp(logp) - np.exp(rollout_logp))
+    tokens = replace(
+        made.tokens(logp.shape), logp=logp, rollout_logp=rollout_logp, divergence=tv, advantage=np.ones(1)
+    )
     budget = {"delta_b": delta_b, "w_min": w_min, "delta_b_mode": "fixed"}
-    limit = torch.clamp(delta - tests.excess, max=delta)
     rules = []
-    for name, divergence, constants, values, bound in (
-        ("grpo", None, {"clip_low": 0.2, "clip_high": clip_high}, (logp - rollout_logp).exp(), 1 + clip_high),
-        ("dppo", tv, {"delta": delta}, tv, delta),
-        ("trm_max", kl, {"delta_max": kl_max}, kl, kl_max),
-        ("cppo", tv, {"delta": delta, **budget}, tests.weighted, limit),
+    for name, constants, bound in (
+        ("grpo", {"clip_low": 0.2, "clip_high": clip_high}, 1 + clip_high),
+        ("dppo", {"delta": delta}, delta),
+        ("trm_max", {"delta_max": kl_max}, kl_max),
+        ("cppo", {"delta": delta, **budget}, None),
     ):
-        whole = "response" if name == "trm_max" else "token"
-        by_prefix = tests.prefix_fails & ~tests.token_fails & (name == "cppo")
-        keep = get_rule(name)(Tokens(*batch, divergence), **constants).keep[0] > 0
-        masked_by = [
-            "" if passes else "prefix" if prefix else whole
-            for passes, prefix in zip(keep.tolist(), by_prefix[0].tolist(), strict=True)
-        ]
-        bounds = torch.as_tensor(bound).expand_as(tv)
+        rule = replay(tokens, name, constants)
+        values = ratio if name == "grpo" else rule.measured * (1 if rule.weight is None else rule.weight)
+        limit = np.full_like(tv, bound) if rule.limit is None else rule.limit
+        reasons = ("", "response" if name == "trm_max" else "token", "prefix")
+        masked_by = [reasons[reason] for reason in rule.reason]
         rules.append(
-            {"rule": name, "values": rounded(values), "limit": rounded(bounds), "masked_by": masked_by}
+            {"rule": name, "values": rounded(values), "limit": rounded(limit), "masked_by": masked_by}
         )
-    return {"constants": CONSTANTS, "moves_away": (logp > rollout_logp)[0].tolist(), "rules": rules}
+    return {"constants": CONSTANTS, "moves_away": (logp > rollout_logp).tolist(), "rules": rules}
 
 
-def rounded(values: Tensor) -> list[float]:
-    """[1, T] -> T values, without the digits that differ between machines."""
-    return [round(value, 6) for value in values[0].tolist()]
+def rounded(values: np.ndarray) -> list[float]:
+    """Without the digits that differ between machines."""
+    return [round(float(value), 6) for value in values]
 
 
 def test_the_shipped_file_is_up_to_date() -> None:
     path = Path(__file__).parents[2] / "reports/schematic/masking_rules.json"
     shipped, now = json.loads(path.read_text(encoding="utf-8")), masking_rules()
-    for side in (shipped, now):
-        for rule in side["rules"]:
-            rule |= (
-                {key: pytest.approx(rule[key], abs=2e-6) for key in ("values", "limit")}
-                if side is now
-                else {}
-            )
+    for rule in now["rules"]:
+        rule |= {key: pytest.approx(rule[key], abs=2e-6) for key in ("values", "limit")}
     assert shipped == now
 
 

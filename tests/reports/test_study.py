@@ -4,7 +4,6 @@ import math
 import re
 from dataclasses import replace
 from functools import cache
-from itertools import product, starmap
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +11,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
+from cppo_lab.analysis.inputs import ExpectedRun
 from cppo_lab.analysis.scoring import Scoreboard, score_sweep
 from cppo_lab.analysis.statistics.claims import CLAIMS, Claim, Hypotheses, Kind
 from cppo_lab.analysis.statistics.values import Quantity
@@ -34,36 +33,19 @@ from tests.conftest import user_error
 from tests.reports.conftest import svg_alone
 from tests.reports.test_build import ALWAYS, assert_self_contained, contents, named
 
-MODELS = ("post", "base_s", "base_m", "moe")
-BEST = {
-    "grpo": 0.30,
-    "minpro": 0.36,
-    "cispo": 0.40,
-    "dppo": 0.42,
-    "trm_max": 0.44,
-    "trm_avg": 0.46,
-    "cppo": 0.52,
-}
-BENCHMARKS = ("chain24", "chain25", "chain26")
-# sweep -> its models, its variants
-SWEEPS = {
-    "main": (MODELS, tuple(BEST)),
-    "single_mechanism": (("post",), ("cppo", "cppo_no_position_weight", "cppo_no_prefix_budget", "dppo")),
-    "position_weight_ordering": (
-        ("post",),
-        ("cppo_no_prefix_budget", "cppo_no_prefix_budget_shuffled", "dppo"),
-    ),
-    "mask_vs_soft": (("post",), ("cppo", "cppo_soft", "dppo")),
-    "sensitivity": (("base_s",), ("cppo_db0.02_w0.8", "cppo_db0.03_w0.8", "cppo_db0.02_w0.6", "dppo")),
-    "kl_vs_tv": (("base_s",), ("cppo_tv", "cppo_kl", "trm_max_avg", "dppo")),
-    "binary_vs_topk": (("base_s",), ("cppo_topk_tv", "cppo_binary_tv", "dppo")),
-}
+# The grids of the paper's study; none of the runs here was trained.
+GRIDS = {grid.name: grid for grid in paper_study_request("sqlite://", Path()).sweeps}
+MODELS = POST, SMALL, _, LARGEST = tuple(dict.fromkeys(run.model for run in GRIDS["main"].expected))
+BEST = dict(zip(METHOD_ORDER, (0.30, 0.36, 0.40, 0.42, 0.44, 0.46, 0.52), strict=True))
 SAME = dict.fromkeys(("cppo_db0.02_w0.8", "cppo_tv", "cppo_topk_tv"), "cppo")  # what these sweeps call CPPO
+PAIR = {f"{POST}-{name}-{seed}" for name in ("cppo", "dppo") for seed in (0, 1)}  # those of Figure 2
 T_STOP, LENGTH = 20, 32  # steps of each run, and tokens of a response
-LOGGED = (
-    *("train/response_length", "train/relative_logprob_error"),
-    *("rule/delta_b_mean", "rule/prefix_budget_share"),
-)
+LOGGED = [
+    "train/response_length",
+    "train/relative_logprob_error",
+    "rule/delta_b_mean",
+    "rule/prefix_budget_share",
+]
 PARAMS = {
     "batch.prompts": "32",
     "batch.minibatch_prompts": "16",
@@ -75,37 +57,37 @@ PARAMS = {
 
 def made_run(model: str, variant: str, seed: int) -> MadeRun:
     """A run whose score rises and saturates; one diverges half-way."""
-    collapsed, method = (model, variant, seed) == ("moe", "cispo", 1), SAME.get(variant, variant)
+    collapsed, method = (model, variant, seed) == (LARGEST, "cispo", 1), SAME.get(variant, variant)
     best = BEST.get(method, 0.43) * (0.6 + 0.2 * MODELS.index(model)) + 0.01 * seed
-    last = T_STOP // 2 if collapsed else T_STOP
-    level = {step: best * (1 - 0.85 * math.exp(-step / 8)) for step in range(last + 1)}
+    steps = range(T_STOP // 2 + 1 if collapsed else T_STOP + 1)
+    level = {step: best * (1 - 0.85 * math.exp(-step / 8)) for step in steps}
     if collapsed:
-        level[last] = 0.0
-    validated = {step: level[step] for step in range(0, last + 1, 5)}
-    scores = dict.fromkeys(BENCHMARKS, validated)
+        level[steps[-1]] = 0.0
+    validated = {step: level[step] for step in steps[::5]}
+    scores = dict.fromkeys(("chain24", "chain25", "chain26"), validated)
     logged = dict.fromkeys(LOGGED, level)
-    logged["train/reward"] = {step: level[step] + 0.05 * (step % 3) for step in range(1, last + 1)}
+    logged["train/reward"] = {step: level[step] + 0.05 * (step % 3) for step in steps[1:]}
     status, run_id = schema.COLLAPSED if collapsed else schema.DONE, f"{model}-{method}-{seed}"
     return MadeRun(variant, model, seed, scores, logged, status, t_stop=T_STOP, run_id=run_id)
 
 
 @cache
 def made_study() -> StudyResults:
-    """All seven sweeps of the paper's grid on four models with two seeds. Nothing here was trained."""
-    declared = {name: [*starmap(made_run, product(*cells, (0, 1)))] for name, cells in SWEEPS.items()}
+    """All seven sweeps of the paper's grid on four models with two seeds."""
+    declared = {
+        name: [made_run(run.model, run.variant, seed) for run in grid.expected for seed in (0, 1)]
+        for name, grid in GRIDS.items()
+    }
     # A run of several sweeps is one, under its name in the main sweep.
     distinct = {run.key: run for runs in reversed(declared.values()) for run in runs}
     data = make_data([*distinct.values()])
     ids = dict(zip(data.runs["run_id"], data.runs["mlflow_id"], strict=True))
     data = replace(data, params=dict.fromkeys(ids.values(), PARAMS))
-    grids = tuple(
-        SweepGrid(name, name.capitalize(), f"What does {name} say?", expect(runs))
-        for name, runs in declared.items()
-    )
+    grids = tuple(replace(GRIDS[name], expected=expect(runs)) for name, runs in declared.items())
     boards = {name: score_sweep(replace(data, sweep=name), expect(runs)) for name, runs in declared.items()}
-    gap = tuple(0.01 + 0.0005 * place for place in range(LENGTH))
-    places, counts = tuple(range(1, LENGTH + 1)), tuple(range(4000, 4000 - LENGTH, -1))
-    gaps = PositionGaps(places, counts, gap, gap, w_min=0.8, delta=0.15)
+    places = tuple(range(1, LENGTH + 1))
+    gap = tuple(0.01 + 0.0005 * place for place in places)
+    gaps = PositionGaps(places, (4000,) * LENGTH, gap, gap, w_min=0.8, delta=0.15)
     # Of four tokens, one is over the token's threshold, and one over the prefix's.
     times = LENGTH // 2
     window = TokenWindow(
@@ -117,36 +99,27 @@ def made_study() -> StudyResults:
         moves_away=(True, True, True, False) * times,
         masked_by=("", "token", "prefix", "") * times,
     )
-    pair = [f"post-{name}-{seed}" for name in ("cppo", "dppo") for seed in (0, 1)]
     windows = {ids[f"{model}-cppo-0"]: window for model in MODELS}
-    return StudyResults(grids, boards, {}, {ids[run]: gaps for run in pair}, windows)
+    return StudyResults(grids, boards, {}, {ids[run]: gaps for run in PAIR}, windows)
 
 
 def request_of(study: StudyResults, out: Path) -> StudyRequest:
-    return StudyRequest(
-        name="study",
-        uri="sqlite://",
-        experiment="cppo-mini",
-        sweeps=study.grids,
-        out=out,
-        title="A study",
-        question="Does it hold?",
-    )
+    request = paper_study_request("sqlite://", out)
+    return replace(request, experiment="cppo-mini", sweeps=study.grids, title="A study")
 
 
 def test_the_models_take_their_roles_in_the_order_of_the_declaration() -> None:
     """Also if that is not the paper's."""
-    study, models = made_study(), ("moe", "base_m", "base_s", "post")
+    study, models = made_study(), MODELS[::-1]
     main = study.grids[0]
     expected = tuple(sorted(main.expected, key=lambda run: models.index(run.model)))
     pictures = paper.gallery(replace(study, grids=(replace(main, expected=expected), *study.grids[1:])))
-    assert [picture.name for picture in pictures] == [f"figure_{number}" for number in range(1, 12)]
-    assert [picture.heading for picture in pictures[7:]] == [
-        f"Figure {8 + index}. All curves of {model}" for index, model in enumerate(models)
-    ]
-    assert f"{models[-1]}, with the best score" in pictures[0].caption
-    for picture in pictures:
-        assert not picture.absent and "core=mini" in picture.info.source and picture.info.run_ids
+    for number, picture in enumerate(pictures, 1):
+        assert picture.name == f"figure_{number}" and not picture.absent
+        assert "core=mini" in picture.info.source and picture.info.run_ids
+    for number, model in enumerate(models, 8):
+        assert pictures[number - 1].heading == f"Figure {number}. All curves of {model}"
+    assert number == len(pictures) and f"{model}, with the best score" in pictures[0].caption
     assert "bands of two seeds reach from one to the other" in pictures[3].caption
     for grids, number, said in (
         (study.grids[1:], 1, "the study has no sweep 'main'"),
@@ -162,17 +135,17 @@ def test_the_models_take_their_roles_in_the_order_of_the_declaration() -> None:
 
 def test_figures_1_to_3() -> None:
     study = made_study()
-    info = paper.schematic_info(study, "moe", "Figure 1")
+    info = paper.schematic_info(study, LARGEST, "Figure 1")
     assert {"token", "prefix", "away", "toward"} <= set(info.rules[3].kinds)
-    assert info.panel.model == "moe"
+    assert info.panel.model == LARGEST
     labels = [key.label for key in info.scores]
     assert "CISPO: collapse" in labels and re.fullmatch(r"CPPO: \d+\.\d\d", labels[-1])
 
     gaps = paper.gaps_info(study, "Figure 2")
-    assert (gaps.model, gaps.delta, len(gaps.threshold)) == ("post", 0.15, LENGTH)
+    first, *_, last = gaps.threshold
+    assert (gaps.model, gaps.delta, len(gaps.threshold)) == (POST, 0.15, LENGTH)
     assert [(line.variant, line.gaps.runs) for line in gaps.lines] == [("dppo", 2), ("cppo", 2)]
-    assert (gaps.threshold[0], gaps.threshold[-1]) == (pytest.approx(0.15), pytest.approx(0.15 / 0.8))
-    assert set(gaps.run_ids) == {f"post-{name}-{seed}" for name in ("cppo", "dppo") for seed in (0, 1)}
+    assert (first, last) == pytest.approx((0.15, 0.15 / 0.8)) and {*gaps.run_ids} == PAIR
 
     window = paper.window_info(study, "Figure 3")
     assert (len(window.symbols), len(window.run_ids)) == (paper.TOKENS, 1)
@@ -187,7 +160,7 @@ def test_the_values_of_every_panel_of_the_budget_are_at_training_steps() -> None
 
 
 def test_rewards_are_smoothed() -> None:
-    info = paper.model_info(made_study(), "moe", "Figure 11")
+    info = paper.model_info(made_study(), LARGEST, "Figure 11")
     (reward,) = (line for line in info.rewards if line.variant == "cppo")
     assert reward.steps == tuple(range(1, T_STOP + 1)) and max(reward.smooth) < max(reward.raw)
 
@@ -199,18 +172,16 @@ def test_the_report(tmp_path: Path) -> None:
         page = build_report(SimpleNamespace(out=request.out, style=request.style, contents=lambda: made))
     files = contents(page.parent)
     figures = tuple(f"figure_{name}" for name in (*range(1, 12), "survival"))
-    tables = [f"table_{name}" for name in (1, 2, 3, 4, *list(SWEEPS)[1:])]
-    tables += [f"statistics_{name}_{what}" for name in SWEEPS for what in ("scores", "differences", "order")]
-    tables += [
+    tables = [
         "verdicts",
         "collapse_steps_main",
         "statistics_main_models",
     ]  # a run of the main sweep collapsed
-    tables += [f"collapses_{name}" for name in SWEEPS]
-    lists = named(tuple(f"{kind}_{name}" for kind in ("runs", "long") for name in SWEEPS), "csv")
-    expected = (
-        named(figures, "png", "svg", "pdf", "csv") | named(tuple(tables), "md", "tex", "csv") | lists | ALWAYS
-    )
+    tables += [f"table_{name}" for name in (1, 2, 3, 4, *[*GRIDS][1:])]
+    of_each = ("statistics_{}_scores", "statistics_{}_differences", "statistics_{}_order", "collapses_{}")
+    tables += [kind.format(name) for kind in of_each for name in GRIDS]
+    lists = named(tuple(f"{kind}_{name}" for kind in ("runs", "long") for name in GRIDS), "csv")
+    expected = named(figures, "png", "svg", "pdf", "csv") | named(tables, "md", "tex", "csv") | lists | ALWAYS
     assert set(files) == expected - {"table_long.csv", "runs.csv"}
     html = assert_self_contained(page.parent)
     assert html.count("<svg") == 11 + 1
@@ -228,11 +199,15 @@ def test_the_report(tmp_path: Path) -> None:
     assert "no evidence for or against the paper" in html
     # One picture, one table, then a verdict for each of the paper's claims.
     assert html.index('id="main"') < html.index('id="verdicts"') < html.index('id="findings"')
-    assert files["table_3.csv"].decode().splitlines()[:2] == [
-        "Model,Prompts,n,Minibatch,Updates,T_max,delta,delta_b_min,w_min,Learning rate,T_stop,core",
-        "post,32,–,16,2,32,0.15,0.02,–,–,–,mini",
-    ]
-    assert b"base_s-cppo_kl-1" in files["figure_6.svg"]
+    assert (
+        files["table_3.csv"]
+        .decode()
+        .startswith(
+            "Model,Prompts,n,Minibatch,Updates,T_max,delta,delta_b_min,w_min,Learning rate,T_stop,core\n"
+            "Qwen3-1.7B,32,–,16,2,32,0.15,0.02,–,–,–,mini\n"
+        )
+    )
+    assert f"{SMALL}-cppo_kl-1".encode() in files["figure_6.svg"]
 
 
 def test_the_answer_is_about_the_hypotheses_of_the_main_sweep() -> None:
@@ -246,30 +221,25 @@ def test_the_answer_is_about_the_hypotheses_of_the_main_sweep() -> None:
         answers = study_contents(replace(request, stated=stated), study).page["short"]
         assert len(answers) == pairs
         assert all("TRM-Max" in text and "GRPO" in text for _, text in answers) is bool(stated)
-    errors = replace(claim, score=Quantity.ERROR)
-    page = study_contents(replace(request, stated={"main": Hypotheses((errors,))}), study).page
-    assert (
-        "Hypotheses of sweep main about the error of the surrogate: see the report of that sweep"
-        in page["absent"]
-    )
+    errors = Hypotheses((replace(claim, score=Quantity.ERROR),))
+    absent = study_contents(replace(request, stated={"main": errors}), study).page["absent"]
+    assert "Hypotheses of sweep main about the error of the surrogate: see the report of that sweep" in absent
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_study_with_gaps_is_refused_or_marked(reference_uri: str, tmp_path: Path) -> None:
     request = paper_study_request(reference_uri, tmp_path / "out")
     main, single, *others = request.sweeps
-    gone = ExpectedRun("gone", "Qwen3-1.7B", "dppo", 0)
-    of_main = (
-        *(run for run in main.expected if "30B" not in run.model),
-        replace(gone, run_id="gone-moe", model="moe"),
-        gone,
-    )
-    sweeps = [replace(main, expected=of_main), replace(single, expected=(*single.expected, gone))]
-    sweeps += [
-        *(grid for grid in others if grid.name != "binary_vs_topk"),
+    gone = ExpectedRun("gone", POST, "dppo", 0)
+    of_main = [run for run in main.expected if run.model != LARGEST]
+    of_main += [replace(gone, run_id="gone-moe", model="moe"), gone]
+    sweeps = (
+        replace(main, expected=tuple(of_main)),
+        replace(single, expected=(*single.expected, gone)),
+        *others[:-1],
         replace(main, name="late", expected=()),
-    ]
-    request = replace(request, sweeps=tuple(sweeps))
+    )
+    request = replace(request, sweeps=sweeps)
     with user_error(r"dppo on Qwen3-1.7B, seed 0 \(missing\)"):
         build_report(request)
     assert not (tmp_path / "out").exists()
@@ -293,8 +263,7 @@ def test_the_papers_own_configuration_is_as_printed(paper_board: Scoreboard) -> 
 
 
 def test_table_2_describes_the_built_in_rules_and_shows_others() -> None:
-    assert tuple(BEST) == METHOD_ORDER
     *described, last = comparison_table("Table 2", {"cppo", "dppo", "a_new_rule"}).rows
     assert len(described) == len(RULES)
     assert [row.label for row in described if row.cells[-1] == "yes"] == ["DPPO", "CPPO"]
-    assert (last.label, last.cells) == ("a_new_rule", ("–", "–", "–", "–", "–", "yes"))
+    assert (last.label, *last.cells) == ("a_new_rule", *"–––––", "yes")

@@ -18,10 +18,13 @@ NOISY, WIDE = (0.2, -0.1, -0.2, 0.1), (0.012, -0.011, 0.002, 0.011)
 ABOVE = Claim("above", "CPPO is above DPPO", "main", Kind.SUPERIORITY, (("cppo",), ("dppo",)))
 
 
-def answers(cells: dict[str, list[float]], *own: Claim) -> list[tuple[Word, str]]:
-    board = scored(flat(cells))
+def short(board: Scoreboard, *own: Claim) -> list[tuple[Word, str]]:
     lines = [verdict_line(verdict, board, None) for verdict in verdicts({"main": board}, own)]
     return short_answers(lines, sweep_statistics(board))
+
+
+def answers(cells: dict[str, list[float]], *own: Claim) -> list[tuple[Word, str]]:
+    return short(scored(flat(cells)), *own)
 
 
 @pytest.mark.parametrize("own", [(), (ABOVE,)], ids=["against the baseline", "a hypothesis"])
@@ -80,14 +83,11 @@ def test_the_smallest_effect_has_the_unit_of_its_claim() -> None:
 
 
 def test_a_slope_is_no_difference_of_scores(paper_board: Scoreboard) -> None:
-    own = replace(
-        next(claim for claim in CLAIMS if claim.kind is Kind.TREND), text="The lead grows", after=None
-    )
-    lines = [verdict_line(verdict, paper_board, None) for verdict in verdicts({"main": paper_board}, [own])]
-    [(word, sentence)] = short_answers(lines, sweep_statistics(paper_board))
-    assert word is Word.OPEN and sentence == (
+    [trend] = [claim for claim in CLAIMS if claim.kind is Kind.TREND]
+    said = (
         "The lead grows: undecided, +2.59 points for each doubling of the length, no interval (4 runs each)."
     )
+    assert short(paper_board, replace(trend, text="The lead grows", after=None)) == [(Word.OPEN, said)]
 
 
 def test_only_the_runs_of_the_estimate_are_counted() -> None:
@@ -98,20 +98,19 @@ def test_only_the_runs_of_the_estimate_are_counted() -> None:
 
 
 def test_no_spread_is_no_missing_difference() -> None:
-    [(word, sentence)] = answers({"cppo": [0.55, 0.45, 0.35], "dppo": [0.5, 0.4, 0.3]})
-    assert word is Word.OPEN and sentence == (
+    said = (
         "3 runs each cannot decide between CPPO and DPPO on m: +5.00 points of the final mean; without any spread "
         "between runs there is no standard error."
     )
+    assert answers({"cppo": [0.55, 0.45, 0.35], "dppo": [0.5, 0.4, 0.3]}) == [(Word.OPEN, said)]
 
 
 @pytest.mark.parametrize("others, word", [(1, Word.BETTER), (8, Word.OPEN)])
 def test_many_comparisons_are_corrected(others: int, word: Word) -> None:
     """A just significant difference among many is none."""
     crowd = {f"same_{number}": moved(0.02, *WIDE) for number in range(others)}
-    said = answers({**crowd, "dppo": BASE})
-    assert [shown for shown, _ in said] == [word] * others
-    assert {"Holm's adjustment" in sentence for _, sentence in said} == {word is Word.OPEN}
+    said = [(shown, "Holm's adjustment" in sentence) for shown, sentence in answers({**crowd, "dppo": BASE})]
+    assert said == [(word, word is Word.OPEN)] * others
 
 
 def view_of(*gaps: MadeRun, cppo: str = "cppo") -> VerdictView:
@@ -131,9 +130,7 @@ def test_the_papers_curves_decide_nothing_and_say_what_they_show(paper_board: Sc
         "Exploratory: the claim before it is not supported (CPPO is above DPPO in the mean over the models)."
     )
     assert each.sentence.endswith(before) and best.sentence.endswith(before)
-    assert "CPPO against DPPO in the mean over the models" in mean.sentence
-    assert "Exploratory" not in mean.sentence
-    assert view.cannot == CANNOT
+    assert "Exploratory" not in mean.sentence and view.cannot == CANNOT
     assert best.observed == "The observed differences agree with the claim in 24 of 24 comparisons."
     assert "The least clear is CPPO against CISPO on Qwen3-1.7B-Base." in best.sentence
     # From the curves by hand: means of the last and the first 30 %; of the warm-up diagnostics, the share of the prefix
@@ -188,7 +185,6 @@ def test_missing_runs_are_said() -> None:
     assert "no finished run" in line.sentence and "may change" in line.sentence
     place = line.comparisons.headings.index("difference")
     assert [row.cells[place] for row in line.comparisons.rows] == ["+17.00", "–"]
-    board = scored(flat({"dppo": BASE}), gaps=[MadeRun("cppo", "m")])
-    lines = [verdict_line(verdict, board, None) for verdict in verdicts({"main": board}, [ABOVE])]
     said = "CPPO against DPPO on m is not known: one side has no finished run."
-    assert short_answers(lines, sweep_statistics(board)) == [(Word.OPEN, said)]
+    board = scored(flat({"dppo": BASE}), gaps=[MadeRun("cppo", "m")])
+    assert short(board, ABOVE) == [(Word.OPEN, said)]

@@ -1,9 +1,8 @@
 """Numbers and methods for a paper: what they say of made sweeps, and nothing that these do not show."""
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
-
-import pytest
 
 from cppo_lab import __version__, schema
 from cppo_lab.analysis.scoring import Scoreboard
@@ -12,29 +11,22 @@ from cppo_lab.reports.sections import Scored, Section
 from cppo_lab.reports.verdict_view import VerdictView, verdict_view
 from cppo_lab.reports.words import letters, paper_texts
 from tests.analysis.made_sweeps import MadeRun, both, scored
+from tests.analysis.statistics.made_curves import broken, flat
 
 OWN = Claim("hypothesis higher", "CPPO is above DPPO 100 %", "demo", Kind.SUPERIORITY, (("cppo",), ("dppo",)))
 LATE = {OWN: Standing("Not registered. Exploratory.", False)}
 
 
 def grid(
-    models: tuple[str, ...] = ("m",),
-    seeds: int = 3,
-    lead: float = 0.2,
-    variants: tuple[str, ...] = ("dppo", "cppo"),
+    *models: str, seeds: int = 3, lead: float = 0.2, variants: Sequence[str] = ("dppo", "cppo")
 ) -> list[MadeRun]:
     """Each variant is better than the one before it."""
-    return [
-        MadeRun(
-            name,
-            model,
-            seed,
-            both({10: 0.1, 100: 0.3 + lead * place + (0.0, 0.004, -0.003)[seed] * min(1 + place / 2, 2)}),
-        )
+    wiggle = (0.0, 0.004, -0.003)[:seeds]
+    levels = {
+        name: [0.3 + lead * place + extra * min(1 + place / 2, 2) for extra in wiggle]
         for place, name in enumerate(variants)
-        for model in models
-        for seed in range(seeds)
-    ]
+    }
+    return flat(levels, *models)
 
 
 def texts(board: Scoreboard, view: VerdictView | None = None, **other: tuple[str, ...]) -> dict[str, str]:
@@ -53,15 +45,15 @@ def numbers_of(board: Scoreboard, view: VerdictView | None = None) -> dict[str, 
 
 def test_numbers_of_a_sweep() -> None:
     numbers = numbers_of(scored(grid()))
-    stated = {
-        "cppoDemoMDppoSeeds": "3",
-        "cppoDemoMDppoFinal": "30.03",
-        "cppoDemoMDppoBest": "30.03",
-        "cppoDemoMCppoFinal": "50.05",
-        "cppoDemoMCppoDiff": r"\ensuremath{+20.02}",
-        "cppoDemoMCppoDiffWord": "better",
-    }
-    assert numbers.items() >= stated.items()
+    names = ("DppoSeeds", "DppoFinal", "DppoBest", "CppoFinal", "CppoDiff", "CppoDiffWord")
+    assert [numbers[f"cppoDemoM{name}"] for name in names] == [
+        "3",
+        "30.03",
+        "30.03",
+        "50.05",
+        r"\ensuremath{+20.02}",
+        "better",
+    ]
     low, high = (float(numbers[f"cppoDemoMCppoDiff{end}"][13:-1]) for end in ("Low", "High"))
     assert low < 20.02 < high
     assert not any("AllModels" in name or "DppoDiff" in name for name in numbers)
@@ -70,9 +62,8 @@ def test_numbers_of_a_sweep() -> None:
 
 
 def test_names_are_letters_and_differ() -> None:
-    names = {"cppo_w0.6": "CppoWZeroSix", "Qwen3-1.7B": "QwenThreeOneSevenB", "δ中": "", "aB c": "ABC"}
-    assert {name: letters(name) for name in names} == names
-    numbers = numbers_of(scored(grid(("Qwen3-1.7B", "b"))))
+    assert letters("cppo_w0.6 Qwen3-1.7B δ中 aB c") == "CppoWZeroSixQwenThreeOneSevenBABC"
+    numbers = numbers_of(scored(grid("Qwen3-1.7B", "b")))
     assert numbers["cppoDemoQwenThreeOneSevenBCppoFinal"] == numbers["cppoDemoBCppoFinal"] == "50.05"
     assert numbers["cppoDemoAllModelsCppoDiffWord"] == "better"
     variants = ("dppo", "a_b", "a-b", "a.b", "δ", "中", "a_b_final", "a_b_diff", "}%\\x\n")
@@ -83,8 +74,7 @@ def test_names_are_letters_and_differ() -> None:
 
 
 def test_a_collapse_is_a_word() -> None:
-    fallen = MadeRun("cispo", "m", 0, both({10: 0.5, 100: 0.0}), status=schema.COLLAPSED)
-    board = scored([*grid(), fallen])
+    board = scored([*grid(), broken("cispo", 0, 0.5)])
     assert numbers_of(board)["cppoDemoMCispoBest"] == "collapse"
     methods = texts(board)["methods.md"]
     assert "7 of 7 runs have a result, and 1 of them collapsed." in methods
@@ -94,23 +84,22 @@ def test_a_collapse_is_a_word() -> None:
 def test_verdicts_and_their_standing() -> None:
     board = scored(grid())
     standing = Standing("Pre-registered on 2026-01-01 (ab_c).", True)
-    view = verdict_view({"demo": board}, "mini", standings={OWN: standing})
+    view, late = (verdict_view({"demo": board}, "mini", standings=own) for own in ({OWN: standing}, LATE))
     said = texts(board, view, withdrawn=("Hypotheses of old were withdrawn.",))
     numbers = numbers_of(board, view)
     assert numbers["cppoDemoHigherVerdict"] == "supported"
     assert numbers["cppoDemoHigherEstimate"].startswith("+20.02 points, 95 \\% interval")
-    hypothesis = "Hypothesis of sweep demo: CPPO is above DPPO 100 %. Pre-registered on 2026-01-01 (ab"
-    assert hypothesis in said["methods.md"] and "Hypotheses of old were withdrawn." in said["methods.md"]
+    for text in (
+        "Hypothesis of sweep demo: CPPO is above DPPO 100 %. Pre-registered on 2026-01-01 (ab",
+        "Hypotheses of old were withdrawn.",
+    ):
+        assert text in said["methods.md"]
     assert r"CPPO is above DPPO 100 \%" in said["methods.tex"]
-    late = verdict_view({"demo": board}, "mini", standings=LATE)
     assert numbers_of(board, late)["cppoDemoHigherVerdict"] == "supported (exploratory)"
 
 
 def test_methods_of_a_sweep() -> None:
-    board = scored(grid())
-    board = replace(
-        board, data=replace(board.data, code=dict.fromkeys(board.data.runs["mlflow_id"], "0.9+abc"))
-    )
+    board = scored(grid(), code={f"{number:032x}": "0.9+abc" for number in range(6)})
     said = texts(board)["methods.md"]
     for sentence in (
         "Sweep demo has 2 methods (DPPO, CPPO) on 1 model (m), with 3 seeds (0, 1, 2) of each method and model: 6 of 6 "
@@ -129,8 +118,8 @@ def test_methods_of_a_sweep() -> None:
     assert "as independent runs (Welch's test)" in apart and "in pairs" not in apart
     several = texts(scored(grid(variants=("dppo", "cppo", "grpo"))))["methods.md"]
     assert "with Holm's adjustment over 2 comparisons" in several
-    runs = [*grid(), MadeRun("cppo", "m", 3, status=schema.RUNNING, scores=both({10: 0.1}))]
-    numbers, gaps = numbers_of(scored(runs)), texts(scored(runs))["methods.md"]
+    board = scored([*grid(), MadeRun("cppo", "m", 3, status=schema.RUNNING, scores=both({10: 0.1}))])
+    numbers, gaps = numbers_of(board), texts(board)["methods.md"]
     assert (numbers["cppoDemoMCppoFinal"], numbers["cppoDemoMCppoSeeds"]) == ("50.05", "3")
     assert "with 3 to 4 runs of each method and model: 6 of 7 runs have a result." in gaps
     assert "Without a result: " in gaps
@@ -139,17 +128,13 @@ def test_methods_of_a_sweep() -> None:
 NO_TEST = ("two-sided", "interval", "Welch", "Student", "Hypothes", "Claims", "collapsed", "made with")
 
 
-@pytest.mark.parametrize(
-    "runs, absent",
-    [(grid(seeds=1), NO_TEST), (grid(variants=("dppo",)), ("compared with", *NO_TEST, "without a test"))],
-)
-def test_methods_say_nothing_that_the_records_do_not_show(
-    runs: list[MadeRun], absent: tuple[str, ...]
-) -> None:
-    said = texts(scored(runs))["methods.md"]
-    shown = {"interval"} if len(runs) == 3 else set()  # of the mean over the seeds of one method
-    assert {word for word in absent if word in said} <= shown
-    assert ("Single runs are compared with DPPO, without a test." in said) is (len(runs) == 2)
+def test_methods_say_nothing_that_the_records_do_not_show() -> None:
+    said = texts(scored(grid(seeds=1)))["methods.md"]
+    assert [word for word in NO_TEST if word in said] == []
+    assert "Single runs are compared with DPPO, without a test." in said
+    said = texts(scored(grid(variants=("dppo",))))["methods.md"]
+    # Of the mean over the seeds of one method.
+    assert {word for word in (*NO_TEST, "compared with", "without a test") if word in said} <= {"interval"}
 
 
 def test_verdicts_on_single_runs_have_no_test() -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
@@ -23,14 +24,14 @@ from tests.servers.forked import Environment, Forked, Gate, context
 LOG = Path("terminals.log")  # what all of them print
 
 
+@dataclass
 class ForkedRuns:
     """In place of `multiprocessing`: a search's training runs are forked instead of being new interpreters.
 
     As with those, no lock of the search goes along. They wait at a gate, if there is one.
     """
 
-    def __init__(self, gate: Gate | None = None) -> None:
-        self._gate = gate
+    gate: Gate | None = None
 
     def get_context(self, kind: str) -> "ForkedRuns":
         """This, in place of multiprocessing's context for new interpreters."""
@@ -39,7 +40,7 @@ class ForkedRuns:
 
     def Process(self, target: Callable[..., object], args: tuple[object, ...]) -> BaseProcess:
         """As multiprocessing has it."""
-        return context().Process(target=_train, args=(Environment(), self._gate, target, args))
+        return context().Process(target=_train, args=(Environment(), self.gate, target, args))
 
 
 def _train(
@@ -83,24 +84,24 @@ def _tune(words: Sequence[str], gate: Gate | None, kill: int, trains: bool) -> N
     sys.exit(main(["tune", "./tune.yaml", *words]))
 
 
+@dataclass
 class Terminals:
     """Where people type `cppo tune`, in the working folder."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        self._started: list[Forked] = []
+    environment: Mapping[str, str]
+    started: list[Forked] = field(default_factory=list)
 
     def tune(self, *words: str, gate: Gate | None = None, kill: int = 0, trains: bool = True) -> Forked:
         """A worker. Its runs wait at `gate`, or are made up; it dies before its SQL statement `kill`."""
-        started = Forked(_tune, words, gate, kill, trains, log=LOG, environment=self._environment)
-        self._started.append(started)
+        started = Forked(_tune, words, gate, kill, trains, log=LOG, environment=self.environment)
+        self.started.append(started)
         return started
 
     def close(self) -> None:
         """End everything: in order, so that jobs of the local launcher go too, then by force; then their runs."""
-        for one in self._started:
+        for one in self.started:
             one.send(signal.SIGTERM)
-        for one in self._started:
+        for one in self.started:
             with contextlib.suppress(AssertionError):
                 one.end()
             one.close()

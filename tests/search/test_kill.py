@@ -75,12 +75,12 @@ def test_workers_are_killed_at_any_statement(search: Terminals) -> None:
 def test_workers_are_killed_while_they_train(workspace: Path, search: Terminals) -> None:
     """One alone: its run lives on, and who takes the trial up waits for that. One with its run, which is continued."""
     write_search(search_values())
-    gates = [Gate(workspace / name) for name in ("one", "other")]
-    for gate in gates:
-        gate.let(3)
-    first = search.tune(INLINE, gate=gates[0])
+    gate, other = (Gate(workspace / name) for name in ("one", "other"))
+    gate.let(3)
+    other.let(3)
+    first = search.tune(INLINE, gate=gate)
     [broken] = wait_behind(3, 1, first)
-    second = search.tune(INLINE, gate=gates[1])
+    second = search.tune(INLINE, gate=other)
     [orphaned] = wait_behind(3, 2, second) - {broken}
 
     second.kill()
@@ -92,7 +92,7 @@ def test_workers_are_killed_while_they_train(workspace: Path, search: Terminals)
 
     until("another worker has the trial", is_repeated)
     assert is_locked(orphaned) and third.alive()
-    gates[1].open()
+    other.open()
     until("its run has come to its end", lambda: not is_locked(orphaned))
 
     held = holder(broken)

@@ -4,9 +4,9 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -23,19 +23,18 @@ from cppo_lab.errors import UserError
 from cppo_lab.search import study as module
 from cppo_lab.search import worker as working
 from cppo_lab.search.space import Tuning
-from cppo_lab.search.study import Lost, SearchStudy, TrialClaim, find_trials, storage_url
+from cppo_lab.search.study import Lost, SearchStudy, TrialClaim, find_trials, storage_url, values_of
 from cppo_lab.sweep.file import Scalar
 from tests.conftest import user_error
 from tests.search.made_search import made_tuning, search_values
 from tests.tracking.test_client import interrupted_everywhere
 
-KINDS = {"sqlite": "sqlite:///optuna.db", "journal": "studies.journal"}
 DONE, FAILED = TrialState.COMPLETE, TrialState.FAIL
 
 
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["sqlite:///optuna.db", "studies.journal"])
 def url(request: pytest.FixtureRequest, workspace: Path) -> str:
-    return storage_url(KINDS[request.param])
+    return storage_url(request.param)
 
 
 def opened(tuning: Tuning, url: str) -> SearchStudy:
@@ -49,15 +48,14 @@ def claimed(study: SearchStudy) -> Iterator[TrialClaim]:
         yield claim
 
 
-def worked(study: SearchStudy) -> list[int]:
-    """The numbers of the trials that a worker takes up to the last."""
-    numbers = []
+def worked(study: SearchStudy) -> dict[int, dict[str, Scalar]]:
+    """The trials that a worker takes up to the last: their points by number."""
+    points = {}
     while True:
         with study.claim() as claim:
             if claim is None:
-                return numbers
-            numbers.append(claim.number)
-            study.draw(claim.trial)
+                return points
+            points[claim.number] = study.draw(claim.trial)
             study.end(claim.trial, DONE, [0.1])
 
 
@@ -83,11 +81,11 @@ def silence(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_trial_whose_worker_is_silent_is_repeated_with_its_point_and_curve(url: str, silence: None) -> None:
     tuning = made_tuning()
     one, other, third = (opened(tuning, url) for _ in range(3))
-    for before in range(2):  # who takes it up may die, too
+    for step in (0, 2):  # who takes it up may die, too
         with claimed(one) as claim:
             assert claim.number == 0
             point = one.draw(claim.trial)
-            one.score(claim.trial, 2 * before, 0.5)
+            one.score(claim.trial, step, 0.5)
     with claimed(other) as repeated:
         assert (repeated.number, other.draw(repeated.trial)) == (0, point)
         assert other.trials()[0].intermediate_values == {0: 0.5, 2: 0.5}
@@ -108,16 +106,14 @@ def test_a_trial_whose_worker_is_silent_is_repeated_with_its_point_and_curve(url
     assert (trials[0].values, trials[0].state) == ([0.1], DONE)
 
 
-@pytest.mark.parametrize(
-    "owner, step", [(optuna.storages, "fail_stale_trials"), (module, "_repeat")], ids=["fail", "repeat"]
-)
+@pytest.mark.parametrize("owner, step", [(optuna.storages, "fail_stale_trials"), (module, "_repeat")])
 def test_a_process_killed_while_it_repeats_a_trial_loses_none(
     url: str, silence: None, monkeypatch: pytest.MonkeyPatch, owner: Any, step: str
 ) -> None:
     """Also if the trial has failed, and nothing waits in its place."""
     tuning = made_tuning()
-    with claimed(opened(tuning, url)) as claim:
-        assert claim.number == 0
+    with claimed(opened(tuning, url)):
+        pass
     with monkeypatch.context() as patch, pytest.raises(SystemExit):
         patch.setattr(owner, step, Mock(side_effect=SystemExit))
         opened(tuning, url).claim().__enter__()
@@ -173,18 +169,13 @@ def test_a_point_half_drawn_is_drawn_to_its_end(url: str, silence: None) -> None
 
 def test_start_up_points_depend_on_the_trial_alone(workspace: Path) -> None:
     """Whichever worker draws them, and in whatever order the others end."""
-    tuning = made_tuning()
-    drawn: list[list[dict[str, Scalar]]] = []
-    for workers in (1, 2):
-        studies = [opened(tuning, storage_url(f"sqlite:///{workers}.db")) for _ in range(workers)]
-        drawn.append([])
-        for number in range(4):
-            study = studies[number % workers]
-            with claimed(study) as claim:
-                drawn[-1].append(study.draw(claim.trial))
-                study.end(claim.trial, DONE, [0.1])
-    assert drawn[0] == drawn[1]
-    assert len({str(point) for point in drawn[0]}) == 4
+    tuning, drawn = made_tuning(), dict[int, dict[str, Scalar]]()
+    one, *others = (opened(tuning, storage_url(f"sqlite:///{name}.db")) for name in "abb")
+    for study in others * 2:
+        with claimed(study) as claim:
+            drawn[claim.number] = study.draw(claim.trial)
+            study.end(claim.trial, DONE, [0.1])
+    assert worked(one) == drawn and len({*map(str, drawn.values())}) == 4
 
 
 def test_an_interrupted_study_leaves_its_file_free(workspace: Path) -> None:
@@ -200,19 +191,21 @@ def test_an_interrupted_study_leaves_its_file_free(workspace: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name, sampler, pruner, made",
+    "sampler, pruner, kinds",
     [
-        ("tpe", TPESampler, "median", MedianPruner),
-        ("nsga2", NSGAIISampler, "hyperband", HyperbandPruner),
-        ("random", RandomSampler, "none", NopPruner),
+        ("tpe", "median", (TPESampler, MedianPruner)),
+        ("nsga2", "hyperband", (NSGAIISampler, HyperbandPruner)),
+        ("random", "none", (RandomSampler, NopPruner)),
     ],
 )
+@pytest.mark.usefixtures("workspace")
 def test_sampler_and_pruner_are_those_that_are_declared(
-    workspace: Path, name: str, sampler: type, pruner: str, made: type
+    sampler: str, pruner: str, kinds: tuple[type, type]
 ) -> None:
-    study = opened(made_tuning(search_values(sampler={"name": name}, pruner={"name": pruner})), storage_url())
+    values = search_values(sampler={"name": sampler}, pruner={"name": pruner})
+    study = opened(made_tuning(values), storage_url())
     with claimed(study):
-        assert (type(study.study.sampler), type(study.study.pruner)) == (sampler, made)
+        assert (type(study.study.sampler), type(study.study.pruner)) == kinds
 
 
 def test_values_are_drawn_as_they_were_declared(workspace: Path) -> None:
@@ -222,16 +215,10 @@ def test_values_are_drawn_as_they_were_declared(workspace: Path) -> None:
         "rule.delta_b": {"low": 0.05, "high": 0.5, "step": 0.05},
     }
     values = search_values(trials=15, parameters=parameters, sampler={"name": "random"})
-    study = opened(made_tuning(values), storage_url())
-    drawn: dict[str, set[str]] = {key: set() for key in parameters}
-    for _ in range(15):
-        with claimed(study) as claim:
-            for key, value in study.draw(claim.trial).items():
-                drawn[key].add(str(value))
-            study.end(claim.trial, DONE, [0.1])
-    assert drawn["rule.w_min"] == {"0.5", "0.75"} and drawn["rollout.staleness"] == {"0", "1", "2"}
-    assert len(drawn["rule.delta_b"]) > 5
-    assert all(len(value) <= 4 for value in drawn["rule.delta_b"])  # as people type them
+    points = worked(opened(made_tuning(values), storage_url())).values()
+    staleness, w_min, delta_b = ({str(point[key]) for point in points} for key in parameters)
+    assert (staleness, w_min) == ({"0", "1", "2"}, {"0.5", "0.75"}) and len(delta_b) > 5
+    assert max(map(len, delta_b)) <= 4  # as people type them
 
 
 def test_many_workers_that_begin_at_once_take_each_trial_once(url: str) -> None:
@@ -239,13 +226,14 @@ def test_many_workers_that_begin_at_once_take_each_trial_once(url: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         taken = pool.map(lambda _: worked(opened(tuning, url)), range(4))
         assert sorted(itertools.chain(*taken)) == list(range(12))
-    assert [trial.state for trial in opened(tuning, url).study.get_trials()] == [DONE] * 12
-    assert len(optuna.get_all_study_names(opened(tuning, url).storage)) == 1
+    study = opened(tuning, url)
+    assert [trial.state for trial in study.study.get_trials()] == [DONE] * 12
+    assert len(optuna.get_all_study_names(study.storage)) == 1
 
 
 def test_the_budget_can_be_raised_and_lowered(url: str, silence: None) -> None:
     def work(trials: int) -> list[int]:
-        return worked(opened(made_tuning(trials=trials), url))
+        return [*worked(opened(made_tuning(trials=trials), url))]
 
     with claimed(opened(made_tuning(trials=2), url)):
         pass  # its repetition is the third trial for Optuna
@@ -258,29 +246,26 @@ def test_the_budget_can_be_raised_and_lowered(url: str, silence: None) -> None:
     assert len(find_trials(made_tuning(trials=3), url)) == 3
 
 
-@pytest.mark.parametrize(
-    "changes, overrides, message",
-    [
-        ({"objectives": ["best_score"]}, [], r"objectives was \['final_score'\], is \['best_score'\]"),
-        (
-            {"parameters": {"rule.w_min": {"low": 0.4, "high": 1.0, "step": 0.05}}},
-            [],
-            r"search.parameters.rule.delta_b was \{low: 0.002, high: 0.05, log: True\}, is not there \(and 1 more\)",
-        ),
-        ({}, ["training.t_stop=8"], "training.t_stop was 4, is 8:"),
-        ({}, ["seed=0,1"], r"seeds was \[0\], is \[0, 1\]"),
-    ],
-)
-def test_a_study_goes_on_with_its_own_definition_only(
-    url: str, changes: dict[str, object], overrides: list[str], message: str
-) -> None:
+def test_a_study_goes_on_with_its_own_definition_only(url: str) -> None:
     opened(made_tuning(), url)
-    other = made_tuning(search_values(**changes), *overrides)
-    for attempt in (lambda: opened(other, url), lambda: find_trials(other, url)):
-        with user_error(message) as caught:
-            attempt()
-        assert "give this search a study of its own with --study NAME" in str(caught.value)
-    opened(made_tuning(search_values(**changes), *overrides, study="other"), url)
+    w_min = {"rule.w_min": {"low": 0.4, "high": 1.0, "step": 0.05}}
+    for number, (changes, overrides, message) in enumerate(
+        (
+            ({"objectives": ["best_score"]}, [], r"objectives was \['final_score'\], is \['best_score'\]"),
+            (
+                {"parameters": w_min},
+                [],
+                r"rule.delta_b was \{low: 0.002, high: 0.05, log: True\}, is not there \(and 1 more\)",
+            ),
+            ({}, ["training.t_stop=8"], "training.t_stop was 4, is 8:"),
+            ({}, ["seed=0,1"], r"seeds was \[0\], is \[0, 1\]"),
+        )
+    ):
+        other = made_tuning(search_values(**changes), *overrides)
+        for attempt in (opened, find_trials):
+            with user_error(f"{message}.*give this search a study of its own with --study NAME"):
+                attempt(other, url)
+        opened(replace(other, study=f"other{number}"), url)
     # What may change: the sampler, the pruner, the budget.
     opened(made_tuning(search_values(sampler={"name": "random"}, pruner={"name": "median"}, trials=9)), url)
 
@@ -353,12 +338,31 @@ def test_workers_are_followed_while_the_queue_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The fault is said once, and each new state of the queue."""
-    job, away = SimpleNamespace(job="7", state="RUNNING"), UserError("squeue is away")
-    monkeypatch.setattr(working, "jobs_in_queue", Mock(side_effect=[away, away, {"w": job}, {}]))
+    away = UserError("squeue is away")
+    queues = Mock(side_effect=[away, away, {"w": Mock(job="7", state="RUNNING")}, {}])
+    monkeypatch.setattr(working, "jobs_in_queue", queues)
     monkeypatch.setattr(working, "FOLLOW_SECONDS", 0.0)
     watch, worker = Mock(), Mock(folder=Path("runs/w"))
     worker.name = "w"
-    launcher: Any = SimpleNamespace(name="slurm", title="Slurm")
-    working._follow([worker], watch, launcher)
+    working._follow([worker], watch, Mock(title="Slurm"))
     assert capsys.readouterr().err.splitlines() == ["squeue is away", "Slurm: 7 running"]
     assert watch.glance.call_count == 3
+
+
+WHOLE = [(0, 0.1), (2, 0.5), (4, 0.3), (6, 0.4), (8, 0.6)]
+COLLAPSED = [(0, 0.2), (2, 0.6), (4, 0.1)]
+
+
+@pytest.mark.parametrize(
+    "curves, values",
+    [
+        ([WHOLE], [(0.3 + 0.4 + 0.6) / 3, 0.6, 1.9 / 5, 0.8]),
+        ([[(0, 0.1), (8, 0.5)]], [0.3, 0.5, 0.3, 1.0]),  # fewer than three validations: all of them
+        # A collapse at step 4 of 8: steps 6 and 8 count as its last score.
+        ([COLLAPSED], [0.1, 0.6, (0.2 + 0.6 + 0.1 * 3) / 5, 0.5]),
+        ([WHOLE, COLLAPSED], [(1.3 / 3 + 0.1) / 2, 0.6, (1.9 + 1.1) / 10, 0.65]),
+    ],
+)
+def test_objectives(curves: list[list[tuple[int, float]]], values: list[float]) -> None:
+    objectives = ["final_score", "best_score", "mean_score", "stability"]
+    assert values_of(objectives, curves, t_stop=8, every=2) == pytest.approx(values)

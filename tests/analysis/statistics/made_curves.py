@@ -1,5 +1,6 @@
 """Sweeps whose variants have known levels: flat curves, one score per seed, the same on both benchmarks."""
 
+import os
 from collections.abc import Mapping, Sequence
 
 from cppo_lab import schema
@@ -8,6 +9,7 @@ from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.analysis.statistics.verdicts import Verdict, judge
 from tests.analysis.made_sweeps import MadeRun, both, scored
 
+STUDIES = int(os.environ.get("CPPO_STUDIES", "400"))  # simulated ones of each test
 STEPS = range(0, 101, 10)
 TIERS = (("a",), ("b",))
 ABOVE = Claim("above", "a is above b", "main", Kind.SUPERIORITY, TIERS)
@@ -23,10 +25,11 @@ def moved(shift: float, *wiggle: float) -> list[float]:
     return [score + shift + extra for score, extra in zip(BASE, extras, strict=True)]
 
 
-def flat(levels: Mapping[str, Sequence[float]], model: str = "m") -> list[MadeRun]:
-    """`levels`: variant -> the score of seed 0, 1, ..."""
+def flat(levels: Mapping[str, Sequence[float]], *models: str) -> list[MadeRun]:
+    """`levels`: variant -> the score of seed 0, 1, ..., the same on each model."""
     return [
         MadeRun(variant, model, seed, both(dict.fromkeys(STEPS, score)))
+        for model in models or ("m",)
         for variant, scores in levels.items()
         for seed, score in enumerate(scores)
     ]

@@ -30,6 +30,7 @@ from cppo_lab.analysis.statistics.estimate import (
     mean_estimate,
     probability_of_improvement,
 )
+from tests.analysis.statistics.made_curves import STUDIES
 from tests.oracles.statistics import holm_rejections, wins
 
 RLIABLE = json.loads((Path(__file__).parents[2] / "oracles" / "rliable.json").read_text(encoding="utf-8"))
@@ -48,14 +49,12 @@ def resample(tasks: list[np.ndarray], rng: np.random.Generator, resamples: int) 
 
 def test_a_mean_and_a_difference_of_means_are_scipys_t_tests() -> None:
     single, welch = mean_estimate(A), combine([mean_estimate(A), mean_estimate(B)], [1, -1])
-    for null, found, reference in (
-        (0.3, single, stats.ttest_1samp(A, 0.3)),
-        (0.0, welch, stats.ttest_ind(A, B, equal_var=False)),
+    for found, reference in (
+        (single, stats.ttest_1samp(A, 0.0)),
+        (welch, stats.ttest_ind(A, B, equal_var=False)),
     ):
-        assert (found.low, found.high) == pytest.approx(tuple(reference.confidence_interval()))
-        if not null:
-            assert found.p_value() == pytest.approx(reference.pvalue)
-        assert found.degrees == pytest.approx(reference.df)
+        numbers = found.low, found.high, found.p_value(), found.degrees
+        assert numbers == pytest.approx((*reference.confidence_interval(), reference.pvalue, reference.df))
     for name, p in (("greater", single.p_above(0.3)), ("less", single.p_below(0.3))):
         assert p == pytest.approx(stats.ttest_1samp(A, 0.3, alternative=name).pvalue)
     # NumPy's numbers would make `is True` of a comparison, and the text of a value, something else.
@@ -65,7 +64,7 @@ def test_a_mean_and_a_difference_of_means_are_scipys_t_tests() -> None:
 def test_no_spread_and_no_interval_are_made_up() -> None:
     assert mean_estimate([]) is None
     single, equal = mean_estimate([0.5]), mean_estimate([0.1 + 0.2, 0.3, 0.3])  # differ by rounding alone
-    tasks = [np.array([0.1]), np.array([0.2, 0.3])], [np.array([0.5, 0.5])]
+    tasks = [np.ones(1), np.ones(2)], [np.ones(2)]
     for found, why in (
         (single, ONE_RUN),
         (equal, NO_SPREAD),
@@ -94,8 +93,8 @@ def test_against_rliable(entry: dict) -> None:
     ours, theirs = (list(np.array(entry[side]).T) for side in ("ours", "theirs"))  # `[runs, tasks]`
     assert list(AGGREGATES) == ["mean", "iqm", "median"]
     found = [float(statistic(ours)) for statistic in AGGREGATES.values()]
-    assert found == pytest.approx(entry["aggregates"], abs=1e-12)
-    assert probability_of_improvement(ours, theirs).value == pytest.approx(entry["improvement"], abs=1e-12)
+    found.append(probability_of_improvement(ours, theirs).value)
+    assert found == pytest.approx([*entry["aggregates"], entry["improvement"]], abs=1e-12)
     for statistic, low, high in zip(AGGREGATES.values(), entry["low"], entry["high"], strict=True):
         interval = np.quantile(statistic(resample(ours, rng(), 20_000)), [0.025, 0.975])
         assert tuple(interval) == pytest.approx((low, high), abs=0.05 * (high - low))
@@ -111,14 +110,14 @@ TASK = st.lists(st.integers(0, 9), min_size=2, max_size=6)
 
 @given(st.lists(st.tuples(TASK, TASK), min_size=1, max_size=4))
 def test_improvement_is_the_share_of_pairs_that_win(tasks: list[tuple[list[int], list[int]]]) -> None:
-    ours, theirs = [np.array(a, float) for a, _ in tasks], [np.array(b, float) for _, b in tasks]
+    ours, theirs = ([np.array(side, float) for side in sides] for sides in zip(*tasks, strict=True))
     found, back = probability_of_improvement(ours, theirs), probability_of_improvement(theirs, ours)
     assert found.value == pytest.approx(np.mean([wins(a, b) for a, b in tasks]))
-    assert found.value + back.value == pytest.approx(1)
+    assert (back.value, back.low) == pytest.approx((1 - found.value, 1 - found.high), abs=1e-9)
     assert 0 <= found.low <= found.value + 1e-9 and found.value - 1e-9 <= found.high <= 1
-    assert found.low < found.high == pytest.approx(1 - back.low, abs=1e-9)
+    assert found.low < found.high
     single = probability_of_improvement([ours[0][:1]], theirs[:1])
-    assert (single.low, single.high) == (None, None)
+    assert single.low is single.high is None
 
 
 def test_the_bootstraps_error_of_a_mean_is_the_closed_form() -> None:
@@ -129,10 +128,27 @@ def test_the_bootstraps_error_of_a_mean_is_the_closed_form() -> None:
     assert (found.value, found.degrees) == pytest.approx((reference.value, reference.degrees))
     assert found.error == pytest.approx(reference.error, rel=0.015)
     assert np.std(mean(resample(tasks, rng(8), 40_000))) < 0.92 * found.error
-    state = np.random.get_state()[1].tolist()
+    state = str(np.random.get_state())
     first, again, other = (bootstrap(tasks, iqm, rng(seed)) for seed in (1, 1, 2))
     assert first == again != other
-    assert np.random.get_state()[1].tolist() == state  # NumPy's global generator is left alone
+    assert str(np.random.get_state()) == state  # NumPy's global generator is left alone
+
+
+def four_models(draw: np.random.Generator, n: int) -> list[np.ndarray]:
+    levels = ((0.20, 0.01), (0.30, 0.02), (0.40, 0.015), (0.50, 0.03))  # and spreads of four models
+    return [draw.normal(level, spread, n) for level, spread in levels]
+
+
+@pytest.mark.parametrize("name, n", [("iqm", 3), ("iqm", 5), ("iqm", 10), ("median", 3), ("median", 10)])
+def test_aggregates_over_four_models(name: str, n: int) -> None:
+    """Their 95 % intervals cover the truth in 93 to 97 % of simulated studies; with few studies, within four standard
+    errors of 95 %. `benchmarks/coverage.py` measures more cases.
+    """
+    statistic, draw = AGGREGATES[name], rng(n)
+    truth = float(statistic(four_models(rng(), 400_000)))
+    found = [bootstrap(four_models(draw, n), statistic, draw, 200) for _ in range(STUDIES)]
+    covered = np.mean([estimate.low <= truth <= estimate.high for estimate in found])
+    assert covered == pytest.approx(0.95, abs=max(0.02, 4 * (0.95 * 0.05 / STUDIES) ** 0.5))
 
 
 @given(st.lists(st.floats(0, 1), max_size=12), st.sampled_from([0.01, 0.05, 0.3]))

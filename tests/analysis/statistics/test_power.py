@@ -19,7 +19,7 @@ from cppo_lab.analysis.statistics.power import (
     reached_power,
     spread_power,
 )
-from cppo_lab.analysis.statistics.values import FinishedRuns, run_values
+from cppo_lab.analysis.statistics.values import FinishedRuns, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge
 from tests.analysis.made_sweeps import scored
 from tests.analysis.statistics.made_curves import ABOUT, ABOVE, BEST, MEAN, TIERS, flat, judged
@@ -36,7 +36,7 @@ def drawn(
     runs = []
     for run in run_values(board):
         score = rng.normal(scores[run.model][run.variant], deviation)
-        runs.append(replace(run, best=score, corrected=score, final=score, area=score))
+        runs.append(replace(run, **dict.fromkeys(Score, score)))
     return FinishedRuns(runs)
 
 
@@ -48,22 +48,19 @@ def t_power(lead: float, error: float, degrees: int) -> float:
 @pytest.mark.parametrize(
     "claim, scores, deviation",
     [(MEAN, SCORES, 0.01), (BEST, SCORES, 0.01), (ABOUT, ALIKE, 0.007)],
-    ids=lambda value: getattr(value, "key", ""),
 )
 def test_planned_power_is_the_share_of_studies_that_the_verdicts_support(
     claim: Claim, scores: dict[str, dict[str, float]], deviation: float
 ) -> None:
-    studies, seeds, rng, supported = 150, 4, np.random.default_rng(1), 0
-    board = scored(
-        [run for model in scores for run in flat(dict.fromkeys(scores[model], [0.3] * seeds), model)]
-    )
-    for _ in range(studies):
-        verdict = judge(claim, board, drawn(board, scores, deviation, rng))
-        supported += verdict.outcome is VerdictOutcome.SUPPORTED
-    power = planned_power(claim, scores, deviation, seeds).power
-    error = (power * (1 - power) * (1 / studies + 1 / STUDIES)) ** 0.5
+    rng, board = np.random.default_rng(1), scored(flat(dict.fromkeys(scores["m"], [0.3] * 4), *scores))
+    supported = [
+        judge(claim, board, drawn(board, scores, deviation, rng)).outcome is VerdictOutcome.SUPPORTED
+        for _ in range(150)
+    ]
+    power = planned_power(claim, scores, deviation, 4).power
+    error = (power * (1 - power) * (1 / 150 + 1 / STUDIES)) ** 0.5
     assert 0.1 < power < 0.995
-    assert supported / studies == pytest.approx(power, abs=3.5 * error)
+    assert np.mean(supported) == pytest.approx(power, abs=3.5 * error)
 
 
 @pytest.mark.parametrize(
@@ -95,51 +92,46 @@ def test_planned_power_of_a_sequential_claim_is_that_of_studies_judged_by_the_ve
     verdicts = [judge(claim, board, drawn(board, levels, 0.015, rng)) for _ in range(studies)]
     planned = planned_power(claim, levels, 0.015, seeds)
     assert planned.expected is not None and planned.expected < seeds
-    share = sum(verdict.outcome.holds for verdict in verdicts) / studies
-    assert share == pytest.approx(
-        planned.power, abs=4 * (0.25 / studies) ** 0.5 * (0.3 if effect == 0 else 1)
-    )
-    looked = np.array([verdict.looked for verdict in verdicts])
-    assert looked.mean() == pytest.approx(planned.expected, abs=4 * looked.std() / studies**0.5 + 0.05)
+    share, error = np.mean([verdict.outcome.holds for verdict in verdicts]), studies**-0.5
+    assert share == pytest.approx(planned.power, abs=error * (2 if effect else 0.6))
+    looked = [verdict.looked for verdict in verdicts]
+    assert np.mean(looked) == pytest.approx(planned.expected, abs=4 * np.std(looked) * error + 0.05)
 
 
-@pytest.mark.parametrize("deviations, most", [(1, 11), (2, 6)])
-def test_the_clearer_a_sequential_claim_the_fewer_seeds_it_takes(deviations: int, most: int) -> None:
+def test_the_clearer_a_sequential_claim_the_fewer_seeds_it_takes() -> None:
     """Of 20; the deviations are those of a pair's difference."""
     claim = replace(ABOVE, sequential=True, seeds=tuple(range(20)))
-    scores = {"m": {"a": 0.3 + deviations * 2**0.5 * 0.015, "b": 0.3}}
-    assert planned_power(claim, scores, 0.015, 20).expected < most
+    for deviations, most in ((1, 11), (2, 6)):
+        scores = {"m": {"a": 0.3 + deviations * 2**0.5 * 0.015, "b": 0.3}}
+        assert planned_power(claim, scores, 0.015, 20).expected < most
 
 
 def test_the_seeds_that_it_takes() -> None:
     found = planned_power(BEST, SCORES, 0.01, 3)
     assert 3 < found.needed < MOST_SEEDS and found.comparisons == 4
-    reached = [planned_power(BEST, SCORES, 0.01, seeds).power for seeds in (found.needed - 1, found.needed)]
-    assert reached[0] < 0.8 <= reached[1]
+    less, enough = (planned_power(BEST, SCORES, 0.01, found.needed - fewer).power for fewer in (1, 0))
+    assert less < 0.8 <= enough
     assert planned_power(MEAN, SCORES, 0.01, 1).power == 0.0  # one seed shows no spread
     lacking = planned_power(ABOVE, {"m": {"a": 0.5, "c": 0.3}}, 0.01, 5)
-    assert (lacking.power, lacking.needed) == (0.0, None)
+    assert lacking.power == 0.0 and lacking.needed is None
     for scores, deviation in (({}, 0.01), (SCORES, 0.0)):
         with pytest.raises(ValueError, match="nothing to compare"):
             planned_power(ABOVE, scores, deviation, 3)
 
 
-@pytest.mark.parametrize("lead, n", [(0.02, 3), (0.02, 6), (0.005, 10)])
-def test_reached_power_is_that_of_the_t_test(lead: float, n: int) -> None:
+def test_reached_power_is_that_of_the_t_test() -> None:
     """Also from 5 runs on to n: the error shrinks with their root, the degrees of freedom grow."""
-    exact = t_power(lead, 0.015 / n**0.5, n - 1)
-    for runs in (n, 5):
+    for lead, n, runs in ((0.02, 3, 3), (0.02, 3, 5), (0.02, 6, 6), (0.005, 10, 5)):
+        exact = t_power(lead, 0.015 / n**0.5, n - 1)
         spread = Spread(0.015 / runs**0.5, runs - 1, runs)
         assert spread_power(lead, None, spread, n) == pytest.approx(exact, abs=2e-3)
 
 
 def test_the_power_of_equals_is_that_of_the_two_one_sided_tests() -> None:
-    n, deviation, rng = 6, 0.015, np.random.default_rng(0)
-    drawn = rng.normal(0, deviation, (40_000, n))
-    half = stats.t.ppf(0.975, n - 1) * stats.sem(drawn, axis=1)
+    drawn = np.random.default_rng(0).normal(0, 0.015, (40_000, 6))
+    half = stats.t.ppf(0.975, 5) * stats.sem(drawn, axis=1)
     inside = np.mean(np.abs(drawn.mean(1)) + half <= MARGIN)
-    spread = Spread(deviation / n**0.5, n - 1, n)
-    assert spread_power(0.0, MARGIN, spread, n) == pytest.approx(inside, abs=0.01)
+    assert spread_power(0.0, MARGIN, Spread(0.015 / 6**0.5, 5, 6), 6) == pytest.approx(inside, abs=0.01)
 
 
 def test_the_power_of_a_verdict_is_by_the_spread_of_its_runs_alone() -> None:

@@ -30,41 +30,37 @@ LEVELS = {"dppo": [0.30, 0.31, 0.29], "cppo": [0.36, 0.355, 0.37], "grpo": [0.2,
 
 
 def test_cells_and_what_is_over_models() -> None:
-    statistics = sweep_statistics(scored(flat(LEVELS, "m") + flat(LEVELS, "n")))
+    statistics = sweep_statistics(scored(flat(LEVELS, "m", "n")))
     assert statistics.baseline.name == "dppo"
-    names = [(model, variant) for model in "mn" for variant in ("dppo", "cppo", "grpo")]
-    assert list(statistics.cells) == names
+    assert list(statistics.cells) == [*itertools.product("mn", LEVELS)]
     dppo, cppo, *_ = statistics.cells.values()
     assert dppo.differences == {}
-    assert cppo.scores[Score.FINAL].value == pytest.approx(sum(LEVELS["cppo"]) / 3)
+    level = pytest.approx(sum(LEVELS["cppo"]) / 3)
+    assert cppo.scores[Score.FINAL].value == level
     assert cppo.differences[Score.FINAL].estimate.value == pytest.approx(0.0616667, abs=1e-6)
-    p_values = {
-        pair: cell.differences[Score.FINAL].estimate.p_value()
-        for pair, cell in statistics.cells.items()
-        if Score.FINAL in cell.differences
-    }
-    adjusted = [statistics.adjusted[*pair, Score.FINAL] for pair in p_values]
-    assert adjusted == list(holm(list(p_values.values())))
+    compared = [pair for pair, cell in statistics.cells.items() if cell.differences]
+    assert compared == [*itertools.product("mn", ("cppo", "grpo"))]
+    p_values = [statistics.cells[pair].differences[Score.FINAL].estimate.p_value() for pair in compared]
+    assert tuple(statistics.adjusted[*pair, Score.FINAL] for pair in compared) == holm(p_values)
     aggregates = statistics.aggregates
-    assert len(aggregates) == 3 * 3 * len(Score)
-    assert {name for _, _, name in aggregates} == {"mean", "iqm", "median"}
+    assert {*aggregates} == {*itertools.product(LEVELS, Score, ("mean", "iqm", "median"))}
     mean = aggregates["cppo", Score.FINAL, "mean"]
-    assert (mean.value, mean.degrees) == pytest.approx((sum(LEVELS["cppo"]) / 3, 4))
+    assert (mean.value, mean.degrees) == (level, pytest.approx(4))
     overall = statistics.overall
     assert [each.variant for each in overall] == ["cppo", "grpo"]
     assert overall[0].improvement.value == 1.0
 
 
 def test_incomplete_variants_are_not_averaged_over_models() -> None:
-    runs = [run for run in flat(LEVELS, "m") if (run.variant, run.seed) != ("cppo", 1)]
-    runs += [run for run in flat(LEVELS, "n") if run.variant != "cppo"]
     gaps = [MadeRun("cppo", "m", 1), *(MadeRun("cppo", "n", seed) for seed in range(3))]
+    absent = {run.key for run in gaps}
+    runs = [run for run in flat(LEVELS, "m", "n") if run.key not in absent]
     statistics = sweep_statistics(scored(runs, gaps=gaps))
-    some, none = statistics.cells["m", "cppo"], statistics.cells["n", "cppo"]
-    assert (some.runs, some.differences[Score.FINAL].estimate.n) == (2, 2)
-    assert (none.runs, none.scores) == (0, {})
-    overall = {entry.variant for entry in statistics.overall}
-    assert "cppo" not in overall | {variant for variant, *_ in statistics.aggregates}
+    some, none = (statistics.cells[model, "cppo"] for model in "mn")
+    assert some.runs == some.differences[Score.FINAL].estimate.n == 2
+    assert none.runs == 0 and none.scores == {}
+    averaged = [entry.variant for entry in statistics.overall] + [name for name, *_ in statistics.aggregates]
+    assert "cppo" not in averaged
 
 
 def test_order_and_margins() -> None:
@@ -77,25 +73,26 @@ def test_order_and_margins() -> None:
     assert list(best) == ["peak", "calm", "low", "last"]
     assert list(final) == ["calm", "peak", "low", "last"]
     assert [place.rank for place in best.values()] == [1, 2, 3, 3]  # equal scores share a rank
-    noise = 0.02 / math.sqrt(2)
-    assert best["peak"].margin == pytest.approx(0.5 - 0.32)
-    assert best["peak"].noise == pytest.approx(noise * math.sqrt(2))
-    assert final["calm"].noise == pytest.approx(noise * math.sqrt(2 / 3))  # three late evaluations each
-    assert (final["last"].margin, final["last"].noise) == (None, None)
-    assert kendall(best, final) == pytest.approx((5 - 2) / 5)  # one of five unequal pairs is swapped
-    assert (kendall(best, best), kendall(best, {})) == (1, None)
+    peak, last = best["peak"], final["last"]
+    # Three late evaluations each; one of five unequal pairs is swapped.
+    numbers = peak.margin, peak.noise, final["calm"].noise, kendall(best, final)
+    assert numbers == pytest.approx((0.5 - 0.32, 0.02, 0.02 / math.sqrt(3), (5 - 2) / 5))
+    assert last.margin is last.noise is kendall(best, {}) is None and kendall(best, best) == 1
 
 
 def test_one_evaluation_of_one_benchmark() -> None:
     """Its best step cannot be corrected, and its sampling error is known."""
-    runs = [MadeRun("dppo", "m", seed, {"aime24": {10: share}}) for seed, share in enumerate((0.5, 0.1))]
-    statistics = sweep_statistics(scored(runs))
-    cell = statistics.cells["m", "dppo"]
-    assert cell.sampling.answers == pytest.approx(math.sqrt((0.25 + 0.09) / 2 / 480))
+    statistics, ends = (
+        sweep_statistics(
+            scored([MadeRun("dppo", "m", seed, {"aime24": {10: share}}) for seed, share in enumerate(shares)])
+        )
+        for shares in ((0.5, 0.1), (0.0, 1.0))
+    )
+    sampling = statistics.cells["m", "dppo"].sampling
+    assert sampling.answers == pytest.approx(math.sqrt((0.25 + 0.09) / 2 / 480))
     for entries in (statistics.rankings, statistics.aggregates):
         assert {score for _, score, *_ in entries} == set(Score) - {Score.CORRECTED}
-    ends = [MadeRun("dppo", "m", seed, {"aime24": {10: share}}) for seed, share in enumerate((0.0, 1.0))]
-    assert sweep_statistics(scored(ends)).cells["m", "dppo"].sampling is None  # no limit holds for both
+    assert ends.cells["m", "dppo"].sampling is None  # no limit holds for both
 
 
 def test_baseline() -> None:
@@ -103,19 +100,16 @@ def test_baseline() -> None:
     assert baseline_of(["cppo", "grpo"]).name == "cppo"
 
 
-PROBLEMS, SAMPLES = 30, 16
-
-
 @pytest.mark.parametrize("shares", [(0.0,), (1.0, 1.0), (0.0, 1.0), ()])
 def test_a_share_at_the_edge_has_wilsons_limits(shares: tuple[float, ...]) -> None:
-    edge = edge_share(shares, [PROBLEMS * SAMPLES] * len(shares))
-    if not shares or len(set(shares)) > 1:
+    edge = edge_share(shares, [30 * 16] * len(shares))
+    if len(set(shares)) != 1:
         assert edge is None
         return
-    answers = PROBLEMS * SAMPLES * len(shares)
+    answers = 30 * 16 * len(shares)
     limits = stats.binomtest(int(shares[0]) * answers, answers).proportion_ci(method="wilson")
     assert (edge.low, edge.high) == pytest.approx(tuple(limits), abs=1e-12)
-    assert sampling_error(shares, PROBLEMS, SAMPLES).edge == edge
+    assert sampling_error(shares, 30, 16).edge == edge
 
 
 def test_the_number_of_problems_is_that_of_the_run() -> None:
@@ -125,9 +119,7 @@ def test_the_number_of_problems_is_that_of_the_run() -> None:
         MadeRun("a", model="made", scores=both(curve)),
         MadeRun("a", model="other", scores={"x": curve}),
     ]
-    logged = {
-        f"{place:032x}": {"data.validation_problems": text} for place, text in ((1, "4"), (2, "9" * 5000))
-    }
+    logged = {f"{n:032x}": {"data.validation_problems": text} for n, text in ((1, "4"), (2, "9" * 5000))}
     board = scored(runs, params=logged)
     aime, four, unknown = (run_sampling_error(board, run) for run in board.runs)
     assert aime.answers == pytest.approx(0.5 / math.sqrt(2 * 480))
@@ -156,9 +148,11 @@ def test_the_noise_of_a_map_is_that_of_its_differences(seeds: int, paired: bool)
     """The error is the root mean square of those of all pairs; the reach is no shorter than Tukey's."""
     board = map_board(seeds, paired)
     noise, runs = map_noise(board, "chain", NAMES), run_values(board)
-    pairs = [difference(runs, "chain", *pair, Score.FINAL) for pair in itertools.combinations(NAMES, 2)]
-    assert noise.seeds and len(pairs) == 6
-    assert noise.error == pytest.approx(math.sqrt(np.mean([pair.estimate.error**2 for pair in pairs])))
+    errors = [
+        difference(runs, "chain", *pair, Score.FINAL).estimate.error
+        for pair in itertools.combinations(NAMES, 2)
+    ]
+    assert noise.seeds and noise.error == pytest.approx(np.sqrt(np.mean(np.square(errors))))
     degrees = (3 if paired else 4) * (seeds - 1)
     assert noise.reach == pytest.approx(noise.error * stats.t.isf(0.025 / 6, degrees))
     assert noise.reach > noise.error * stats.studentized_range.ppf(0.95, 4, degrees) / math.sqrt(2)
@@ -166,9 +160,7 @@ def test_the_noise_of_a_map_is_that_of_its_differences(seeds: int, paired: bool)
 
 def test_seeds_that_no_cells_share_are_not_paired() -> None:
     runs = [
-        MadeRun(name, seed=2 * place + more, scores=both({100: 0.5 + 0.02 * more}))
-        for place, name in enumerate("ab")
-        for more in (0, 1)
+        MadeRun("ab"[seed // 2], seed=seed, scores=both({100: 0.5 + 0.02 * (seed % 2)})) for seed in range(4)
     ]
     assert map_noise(scored(runs), "chain", "ab").error == pytest.approx(math.sqrt(2 * 0.02**2 / 2 / 2))
     alike = map_noise(scored([replace(run, scores=both({100: 0.5})) for run in runs]), "chain", "ab")

@@ -1,7 +1,5 @@
 """Scores and quantities of runs on curves small enough to check by eye, and claims about the quantities."""
 
-import math
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -38,45 +36,44 @@ def values(
 
 
 @pytest.mark.parametrize(
-    "curve, final",
+    "curve, final, area",
     [
         # T_stop 20: the last 30 % begins after 14, so it holds 16, 18 and 20.
-        ({0: 0.2, 6: 0.9, 8: 0.1, 10: 0.1}, 0.1),  # broke before: all three count as it ended
-        ({0: 0.2, 6: 0.9, 14: 0.9, 16: 0.3, 18: 0.1}, (0.3 + 0.1 + 0.1) / 3),  # inside: one is missing
-        ({0: 0.2, 6: 0.9, 14: 0.9, 16: 0.9, 18: 0.06, 20: 0.09}, (0.9 + 0.06 + 0.09) / 3),  # none is missing
-        ({0: 0.2, 2: 0.8, 4: 0.85}, 0.2),  # a gradient broke while the score was high: back where it began
+        # Broke before: all three count as it ended, and the area goes on to the end.
+        ({0: 0.2, 6: 0.9, 8: 0.1, 10: 0.1}, 0.1, (3.3 + 1 + 0.2 + 1) / 20),
+        # Inside: one is missing.
+        ({0: 0.2, 6: 0.9, 14: 0.9, 16: 0.3, 18: 0.1}, 0.5 / 3, (3.3 + 7.2 + 1.2 + 0.4 + 0.2) / 20),
+        # None is missing.
+        ({0: 0.2, 6: 0.9, 14: 0.9, 16: 0.9, 18: 0.06, 20: 0.09}, 1.05 / 3, (3.3 + 9 + 0.96 + 0.15) / 20),
+        # A gradient broke while the score was high: back where it began.
+        ({0: 0.2, 2: 0.8, 4: 0.85}, 0.2, (1 + 1.65 + 1.05 + 2.8) / 20),
     ],
 )
-def test_a_collapsed_run_counts_with_the_score_it_ended_at(curve: dict[int, float], final: float) -> None:
+def test_a_collapsed_run_counts_with_the_score_it_ended_at(
+    curve: dict[int, float], final: float, area: float
+) -> None:
     run = values(both(curve), 20, schema.COLLAPSED)
     assert run.collapsed
-    assert (run.best, run.final) == pytest.approx((max(curve.values()), final))
+    assert (run.best, run.final, run.area) == pytest.approx((max(curve.values()), final, area))
 
 
 @pytest.mark.parametrize(
-    "curve, t_stop, status, area",
+    "curve, t_stop, area",
     [
-        ({0: 0.0, 10: 0.4, 20: 0.4, 40: 0.0, 50: 0.9}, 40, schema.DONE, (2.0 + 4.0 + 4.0) / 40),
-        ({10: 0.3}, 100, schema.DONE, 0.3),
-        (
-            {20: 0.2, 40: 0.4, 60: 0.4},
-            60,
-            schema.DONE,
-            (0.3 + 0.4) / 2,
-        ),  # that begins late is no lower for it
-        ({0: 0.1, 10: 0.5, 20: 0.0}, 100, schema.COLLAPSED, (3.0 + 2.5) / 100),  # goes on to the end
+        ({0: 0.0, 10: 0.4, 20: 0.4, 40: 0.0, 50: 0.9}, 40, (2.0 + 4.0 + 4.0) / 40),
+        ({10: 0.3}, 100, 0.3),
+        ({20: 0.2, 40: 0.4, 60: 0.4}, 60, (0.3 + 0.4) / 2),  # that begins late is no lower for it
     ],
 )
-def test_area_is_the_mean_height(curve: dict[int, float], t_stop: int, status: str, area: float) -> None:
-    assert values(both(curve), t_stop, status).area == pytest.approx(area)
+def test_area_is_the_mean_height(curve: dict[int, float], t_stop: int, area: float) -> None:
+    assert values(both(curve), t_stop).area == pytest.approx(area)
 
 
 def test_what_lies_beyond_t_stop_does_not_count() -> None:
     curve = {0: 0.1, 80: 0.3, 90: 0.2, 100: 0.4, 110: 0.9, 120: 0.9}
-    run = values(both(curve))
-    assert (run.best, run.final, run.evaluations, run.late) == pytest.approx((0.4, 0.3, 4, 3))
-    whole = values(both(curve), None)
-    assert (whole.best, whole.final) == pytest.approx((0.9, (0.2 + 0.4 + 0.9 + 0.9) / 4))
+    for t_stop, expected in ((100, (0.4, 0.3, 4, 3)), (None, (0.9, 2.4 / 4, 6, 4))):
+        run = values(both(curve), t_stop)
+        assert (run.best, run.final, run.evaluations, run.late) == pytest.approx(expected)
 
 
 def test_a_lucky_peak_of_one_benchmark_is_corrected() -> None:
@@ -84,7 +81,7 @@ def test_a_lucky_peak_of_one_benchmark_is_corrected() -> None:
     curves = {"a": {10: 0.3, 20: 0.9, 30: 0.3}, "b": {10: 0.2, 20: 0.2, 30: 0.4}}
     run = values(curves)
     assert (run.best, run.corrected) == pytest.approx((0.55, (0.3 + 0.2) / 2))
-    gap = pd.DataFrame({"a": [0.95, math.nan], "b": [math.nan, 0.95]}, index=[40, 50])  # corrects nothing
+    gap = pd.DataFrame({"a": {40: 0.95}, "b": {50: 0.95}})  # corrects nothing
     assert corrected_score(pd.concat([gap, pd.DataFrame(curves)]), ["a", "b"]) == pytest.approx(0.25)
     assert corrected_score(gap, ["a", "b"]) is None
     for single in ({"a": {10: 0.3, 20: 0.4}}, {schema.MEAN: {10: 0.3, 20: 0.4}}):
@@ -117,11 +114,11 @@ def test_a_lead_that_widens() -> None:
     claim = Claim("w", "widens", "main", Kind.SUPERIORITY, (A, B), over_models=True, score=Quantity.RISE)
     rises = {"a": [0.40, 0.42, 0.41, 0.43], "b": [0.30, 0.33, 0.31, 0.30]}
     verdict = judged(claim, [rising(v, s, rise) for v in rises for s, rise in enumerate(rises[v])])
-    assert verdict.outcome is VerdictOutcome.SUPPORTED and len(verdict.comparisons) == 1
+    [comparison] = verdict.comparisons
+    assert verdict.outcome is VerdictOutcome.SUPPORTED
     differences = 0.7 * np.subtract(*rises.values())
-    assert verdict.deciding.difference.estimate.value == pytest.approx(differences.mean())
-    p = stats.ttest_1samp(differences, 0, alternative="greater").pvalue
-    assert verdict.deciding.p_for == pytest.approx(p)
+    expected = differences.mean(), stats.ttest_1samp(differences, 0, alternative="greater").pvalue
+    assert (comparison.difference.estimate.value, comparison.p_for) == pytest.approx(expected)
 
 
 def masked(seed: int, early: float, late: float) -> MadeRun:
@@ -131,19 +128,14 @@ def masked(seed: int, early: float, late: float) -> MadeRun:
 
 
 def test_masks_early_in_training() -> None:
-    claim = Claim(
-        *("p", "early", "main", Kind.POSITIVE, (A,)),
-        over_models=True,
-        smallest=0.01,
-        score=Quantity.EARLY_PREFIX,
-    )
+    about = {"over_models": True, "smallest": 0.01, "score": Quantity.EARLY_PREFIX}
+    claim = Claim("p", "early", "main", Kind.POSITIVE, (A,), **about)
     assert power_question(claim) == "power at 2 % of the masks"
     shares = [0.8, 0.7, 0.75]
     verdict = judged(claim, [masked(seed, share, 0.1) for seed, share in enumerate(shares)])
     assert verdict.outcome is VerdictOutcome.SUPPORTED
-    assert verdict.deciding.difference.estimate.value == pytest.approx(0.65)
-    p = stats.ttest_1samp(np.array(shares) - 0.1, 0, alternative="greater").pvalue
-    assert verdict.deciding.p_for == pytest.approx(p)
+    deciding, p = verdict.deciding, stats.ttest_1samp(shares, 0.1, alternative="greater").pvalue
+    assert (deciding.difference.estimate.value, deciding.p_for) == pytest.approx((0.65, p))
     late = judged(claim, [masked(seed, 0.1, share) for seed, share in enumerate(shares)])
     assert late.outcome is VerdictOutcome.NOT_SUPPORTED
     silent = judged(claim, [rising("a", 0, 0.1), rising("a", 1, 0.2)])
