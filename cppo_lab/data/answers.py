@@ -37,7 +37,7 @@ _BEFORE_BOX = re.compile(
     r"|(?:[-+/^\d]|\\(?:not|cdot|times|div|pm|sqrt|[dt]?frac|log|ln)\s*\{?)[$({\\]*\Z"
 )
 _AFTER_BOX = re.compile(
-    r"^(?:(?:\^(?!\{?\s*(?:\\circ|\\text|[snrt][tdh]\b))|_(?=\{?\d)|\.?\d|/|!|\\(?:cdot|times|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
+    r"^(?:(?:\^(?!\{?\s*(?:\\circ|\\text|[snrt][tdh]\b))|_(?=\{?\d)|\.?\d|/|!(?=[$=]|\\[)\]])|\\(?:cdot|times|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
     # "\boxed{42} is not hard to find" denies nothing
     rf"|[$)\\]*\s{WRONG}(?!\s+(?!(?:the|right|correct|possible|valid|equal|an?|it|be|because|since|as|so|and|but)\b)\w)"
     r"| *(?:or|或).*)"

@@ -779,6 +779,7 @@ RESPONSES: Table = {
     "$y_1=x^2$\n$y_2=x^3$": ["Answer: $y_1 = x^2$\n$y_2=x^3$.", "So we get $y_1=x^2$\n$y_2=x^3$"],
     "50": ["so it is 50%."],
     "24": ["so $\\boxed{4}!$ ways"],
+    "17": ["It is \\boxed{17}!", "$\\boxed{17}$! We are done."],
     "C": ["故选C。", "故选：C", "故选择方法一，\\boxed{C}"],
 }
 NOT_RESPONSES: Table = {
@@ -792,7 +793,7 @@ NOT_RESPONSES: Table = {
         "\\sqrt{\\boxed{42}}", "\\boxed{42}^2", "\\boxed{42}.5", "\\boxed{42}/2", "1\\boxed{42}", "\\boxed{42}\\pi",
         "\\not\\boxed{42}", "\\neq \\boxed{42}", "more than \\boxed{42}", "不是\\boxed{42}",
         "41 or\n\\boxed{42}", "2\\cdot\n\\boxed{42}", "2 \\times \\boxed{42}",
-        "so $\\boxed{42}!$ ways", "so \\boxed{42}!",
+        "so $\\boxed{42}!$ ways",
     ],
     "41": ["<answer>42</answer>"],
     "$y_1=x^2$\n$y_2=x^3$": [
