@@ -92,12 +92,12 @@ def prepare(folder: Path, runs: int, uri: str) -> None:
         "variants": {"grpo": {"rule": "grpo"}, "cppo": {"rule": "cppo"}},
         "axes": {"optim.learning_rate": rates, "seed": list(range(runs // 10))},
     }
-    (folder / "many.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False), encoding="utf-8")
+    (folder / "many.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
     waiting = make_runs(folder, make_plan(load_sweep(str(folder / "many.yaml"))), uri)
     lines = folder / "squeue.txt"
-    lines.write_text("".join(f"{line}\n" for line in waiting), encoding="utf-8")
+    lines.write_text("".join(f"{line}\n" for line in waiting))
     for command, script in (("squeue", f"#!/bin/sh\ncat '{lines}'\n"), ("scontrol", "#!/bin/sh\n")):
-        (folder / "bin" / command).write_text(script, encoding="utf-8")
+        (folder / "bin" / command).write_text(script)
         (folder / "bin" / command).chmod(0o755)
 
 
@@ -152,7 +152,7 @@ def main() -> None:
             if not missing():
                 server = Postgres(default_folder(f"scale-{os.getpid()}"))
                 try:
-                    server.start(durable=False)
+                    server.start()
                     figures |= of_store("postgresql", Path(name), sizes, server)
                 finally:
                     server.remove()

@@ -61,8 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"only these: {', '.join(scripts)}")
     parser.add_argument("--quick", action="store_true", help="smallest sizes, no page: do they still work?")
     options = parser.parse_args(arguments)
-    if strangers := sorted(set(options.names) - set(scripts)):
-        parser.error(f"no benchmark {strangers[0]!r}: there are {', '.join(scripts)}")
+    if not scripts.keys() >= {*options.names}:
+        parser.error(f"the benchmarks are {', '.join(scripts)}")
     load = os.getloadavg()[0]  # processes that ran or waited for a processor, mean over the last minute
     LOGS.mkdir(parents=True, exist_ok=True)
     all_ran = []
@@ -74,13 +74,13 @@ def main(arguments: list[str] | None = None) -> int:
     failed = [ran.name for ran in all_ran if ran.failure]
     for name in failed:
         print(f"\n{LOGS / name}.log, the output of {name}, which failed:")
-        print((LOGS / f"{name}.log").read_text(encoding="utf-8", errors="replace"), flush=True)
+        print((LOGS / f"{name}.log").read_text(errors="replace"), flush=True)
     if not options.quick:
         out = LOGS if options.names else DOCS
         out.mkdir(parents=True, exist_ok=True)
-        (out / "benchmarks.csv").write_text(table(all_ran), encoding="utf-8")
+        (out / "benchmarks.csv").write_text(table(all_ran))
         date = datetime.now(UTC).strftime("%Y-%m-%d")
-        (out / "benchmarks.md").write_text(page(all_ran, load, date, machine()), encoding="utf-8")
+        (out / "benchmarks.md").write_text(page(all_ran, load, date, machine()))
         print(out / "benchmarks.md")
     print(f"{len(all_ran)} benchmarks" + (f", failed: {', '.join(failed)}" if failed else ""))
     return 1 if failed else 0
@@ -89,13 +89,13 @@ def main(arguments: list[str] | None = None) -> int:
 def run(script: Path, quick: bool) -> Ran:
     """Run `script` within its limit; what it prints goes to LOGS. Never raises for what it does."""
     words = [str(script), *(["--quick"] if quick else [])]
-    about = " ".join(script.read_text(encoding="utf-8").split('"""')[1].split("\n\n")[0].split())
+    about = " ".join(script.read_text().split('"""')[1].split("\n\n")[0].split())
     limit = QUICK_LIMIT if quick else LIMIT
     log, start = LOGS / f"{script.stem}.log", time.monotonic()
     log.write_text("")
     code = limited([sys.executable, *words], limit, log, GRACE_SECONDS)
     seconds = time.monotonic() - start
-    last = log.read_text("utf-8", "replace").strip().split("\n")[-1]
+    last = log.read_text(errors="replace").strip().split("\n")[-1]
     figures, failure = {}, ""
     if code is None:
         failure = f"it took longer than {limit:.0f} s and was ended"
@@ -104,8 +104,8 @@ def run(script: Path, quick: bool) -> Ran:
     else:
         try:
             figures = read(last)
-        except ValueError as error:
-            failure = str(error)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            failure = f"not a benchmark's last line ({error!r:.80}): {last:.120}"
     return Ran(script.stem, about, seconds, figures, failure)
 
 

@@ -25,15 +25,14 @@ def install_packages(packages: Sequence[str], missing: Callable[[], list[str]]) 
         raise DevError("apt-get needs root: use sudo")
     policy = not POLICY.exists()
     if policy:
-        POLICY.write_text("#!/bin/sh\nexit 101\n", encoding="ascii")
+        POLICY.write_text("#!/bin/sh\nexit 101\n")
         POLICY.chmod(0o755)
     try:
         for words in (["update"], ["install", "--yes", "--no-install-recommends", *packages]):
-            command, env = (
-                ["apt-get", "--quiet=2", *words],
-                os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
-            )
-            done = subprocess.run(command, env=env, check=False, capture_output=True, text=True)
+            done = subprocess.run(
+                ["apt-get", "--quiet=2", *words], env=os.environ | {"DEBIAN_FRONTEND": "noninteractive"},
+                check=False, capture_output=True, text=True,
+            )  # fmt: skip
             if done.returncode:
                 reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
                 raise DevError(f"apt-get {words[0]} failed: {reason}")

@@ -1,50 +1,25 @@
-"""Can a collapse be predicted? Trains the runs of `sweeps/early_warning.yaml`, which has the design; judges warnings.
+"""Can a collapse be predicted? Judges warnings of the runs of `sweeps/early_warning.yaml`, which has the design.
 
-    python -m dev.early_warning collect [VARIANT ...]     # adds to docs/evidence/early_warning.csv; ten seconds a run
-    python -m dev.early_warning judge                     # fits on `fit_*`, judges on `rule_*` and `model_*`
+    python -m dev.early_warning      # fits on `fit_*`, judges on `rule_*` and `model_*`
 
-The file has a row for each validation: its score, and the means over the steps since the validation before. The exact
-core does not log the effective sample size and k3, so they are added here, as `maths/mismatch.py` defines them. Shares
-no code with the product's warning.
+docs/evidence/early_warning.csv has a row for each validation of those runs, which `collect` of this file at commit
+0f6ac1fe has trained: its score, and the means over the steps since the validation before, of effective sample size and
+k3, too, which the exact core does not log. Shares no code with the product's warning.
 """
 
-import argparse
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pandas as pd
-import torch
 from numpy.typing import NDArray
-from scipy.special import expit
 from scipy.stats import chi2
-
-from cppo_lab import schema
-from cppo_lab.cores.exact import trainer
-from cppo_lab.cores.exact.trainer import GradedResponses, Learner
-from cppo_lab.cores.loop import ObjectiveResult
-from cppo_lab.cores.rule_loss import mismatch_of_step
-from cppo_lab.maths import mismatch
-from cppo_lab.maths.divergence import Recorded
-from cppo_lab.spec import ExactRun
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
+from sklearn.linear_model import LogisticRegression
 
 FILE = Path(__file__).parents[1] / "docs" / "evidence" / "early_warning.csv"
 RUN = ["variant", "seed"]
-METRICS = {
-    "ess": schema.mismatch_metric("effective_sample_size"),
-    **{f"k3_{third}": schema.mismatch_metric("k3", third) for third in schema.THIRDS},
-    "grad_norm": "train/grad_norm",
-    "entropy": "train/entropy",
-    "logprob_error": "train/relative_logprob_error",
-    "masked": "rule/masked_fraction",
-    "equal_rewards": "train/zero_variance_group_share",
-}
-COLUMNS = [*RUN, "step", "score", *METRICS, "end", "collapsed"]
 # Each feature alone as a plain threshold; `-`: it warns where the feature is low.
 PLAIN = ("-share", "-ess", "k3_early", "k3_middle", "k3_late", "grad_norm", "entropy", "-entropy",
          "logprob_error", "masked", "equal_rewards")  # fmt: skip
@@ -58,42 +33,6 @@ MARGIN = 0.05  # a score less than this below the best is no sign: the margin of
 RIDGE = 1.0
 RESAMPLES = 2000
 Array = NDArray[np.float64]
-
-
-class Watched(Learner):
-    """A learner that also logs the mismatch of its updates."""
-
-    def update(self, rollout: GradedResponses, watched: int | None = None) -> dict[str, float]:
-        self.seen: list[mismatch.LogRatios] = []
-        return super().update(rollout, watched) | mismatch_of_step(self.seen)
-
-    def objective(
-        self, rollout: GradedResponses, rows: torch.Tensor, old: Recorded | None = None
-    ) -> ObjectiveResult:
-        places, before = rollout.places[rows], rollout.logp[rows]
-        with torch.no_grad():
-            logp = self.log_policy(self.spec.rollout.temperature).flatten()[places]
-        zeros, valid = torch.zeros_like(logp), torch.ones_like(places, dtype=torch.bool)
-        self.seen.append(mismatch.log_ratios(logp, before, zeros, valid))
-        return super().objective(rollout, rows, old)
-
-
-def collect(variant: str) -> None:
-    """Train the runs of a variant, those with equal settings together, and add their validations to the file."""
-    plan = make_plan(load_sweep("early_warning"), [f"variant={variant}"])
-    specs = [run.spec for run in plan.runs if isinstance(run.spec, ExactRun)]
-    with mock.patch.object(trainer, "Learner", Watched):
-        histories = trainer.histories_together(specs)
-    for spec, (reason, rows) in zip(specs, histories, strict=True):
-        steps = pd.DataFrame([row for _, row in rows], index=[step for step, _ in rows])
-        score = steps[schema.validation_metric(schema.MEAN, spec.validation.samples)]
-        period = score.notna().shift(fill_value=False).cumsum()  # ends with a validation
-        means = steps.reindex(columns=METRICS.values()).groupby(period).mean()
-        table = pd.DataFrame({"step": steps.index, "score": score}).dropna()
-        table[[*METRICS]] = means.to_numpy()[: len(table)]
-        table = table.assign(variant=variant, seed=spec.seed, end=rows[-1][0], collapsed=int(bool(reason)))
-        table[COLUMNS].to_csv(FILE, mode="a", header=not FILE.exists(), index=False, float_format="%.4g")
-    print(variant, flush=True)
 
 
 def read(file: Path = FILE) -> pd.DataFrame:
@@ -112,31 +51,20 @@ def read(file: Path = FILE) -> pd.DataFrame:
     return rows[(rows["step"] >= FIRST) & ~last].reset_index(drop=True)
 
 
-class Regression:
-    """Logistic regression on standardised features with a ridge; unknown values count as the mean."""
-
-    def __init__(self, rows: pd.DataFrame, features: Sequence[str] = FEATURES) -> None:
-        self.features = list(features)
-        self.mean, self.spread = rows[self.features].mean(), rows[self.features].std()
-        x, y = self._design(rows), rows["soon"].to_numpy(float)
-        penalty = RIDGE * np.diag([0.0, *[1.0] * len(self.features)])
-        self.weights = np.zeros(x.shape[1])
-        for _ in range(50):
-            p = expit(x @ self.weights)
-            slope = x.T @ (p - y) + penalty @ self.weights
-            self.weights -= np.linalg.solve(x.T @ (x * (p * (1 - p))[:, None]) + penalty, slope)
-
-    def _design(self, rows: pd.DataFrame) -> Array:
-        z = ((rows[self.features] - self.mean) / self.spread).fillna(0.0)
-        return np.column_stack([np.ones(len(z)), z.to_numpy(float)])
-
-    def __call__(self, rows: pd.DataFrame) -> Array:
-        """The probability of a collapse within HORIZON validations."""
-        values: Array = expit(self._design(rows) @ self.weights)
-        return values
-
-
 Value = Callable[[pd.DataFrame], Array]
+
+
+def regression(fit: pd.DataFrame) -> Value:
+    """The probability of a collapse within HORIZON validations, by a logistic regression on standardised features with
+    a ridge; unknown values count as the mean.
+    """
+    mean, spread = fit[FEATURES].mean(), fit[FEATURES].std()
+
+    def design(rows: pd.DataFrame) -> pd.DataFrame:
+        return ((rows[FEATURES] - mean) / spread).fillna(0.0)
+
+    model = LogisticRegression(C=1 / RIDGE, tol=1e-8, max_iter=1000).fit(design(fit), fit["soon"])
+    return lambda rows: model.predict_proba(design(rows))[:, 1]
 
 
 def plain(name: str) -> Value:
@@ -191,7 +119,7 @@ def judge(file: Path = FILE) -> None:
     rows = read(file)
     of_fit = rows["variant"].str.startswith("fit")
     fit, held_out = rows[of_fit], rows[~of_fit]
-    warnings: dict[str, Value] = {"regression": Regression(fit), **{name: plain(name) for name in PLAIN}}
+    warnings: dict[str, Value] = {"regression": regression(fit), **{name: plain(name) for name in PLAIN}}
     table, leads = [], {}
     for name, value in warnings.items():
         threshold = eager(fit, value(fit))
@@ -218,22 +146,5 @@ def judge(file: Path = FILE) -> None:
     print(f"lead of the regression over it, held out: {gain.mean():.1f} steps ({low:.1f} to {high:.1f})")
 
 
-def main() -> None:
-    """See the module's docstring."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("what", choices=["collect", "judge"])
-    parser.add_argument("variants", nargs="*", help="of `collect`; all by default")
-    given = parser.parse_args()
-    if given.what == "judge":
-        judge()
-        return
-    torch.set_num_threads(1)
-    plan = make_plan(load_sweep("early_warning"), [])
-    for variant in given.variants or dict.fromkeys(run.variant for run in plan.runs):
-        collect(variant)
-
-
 if __name__ == "__main__":
-    main()
+    judge()

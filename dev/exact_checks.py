@@ -1,8 +1,7 @@
-"""Checks of the exact core's studies: claims where there is no effect, and other orders of position weights.
+"""Checks of the exact core's studies: claims where there is no effect.
 
     python -m dev.exact_checks twins [--runs 100] [--model exact_early] [--horizons 16,64]
     python -m dev.exact_checks simulated
-    python -m dev.exact_checks orders
 
 `twins` trains DPPO of `sweeps/exact.yaml` on one process at some of its horizons, with seeds that no study uses. Draws
 two disjoint arms from the runs, gives them the same seed numbers, and counts how often the 95 % interval of the ratio
@@ -13,22 +12,15 @@ effect, where the second arm moves less and errors fall over time: of whole runs
 of single updates that are brought to equal movement, as in `sweeps/one_step.yaml`. Spreads are those of DPPO on the
 early fork at T = 64 (32 seeds, `sweeps/one_step.yaml`): |error| ~ movement^3, with standard deviations of the logs of
 1.0 (seeds) and 1.3 (steps), of movement's 0.3 and 0.57, while movement falls by 12 % a step.
-
-`orders`: why shuffled position weights make larger errors than ordered ones. A pilot on runs of `sweeps/one_step.yaml`
-without a fork, T = 1024, seeds from 0, which test nothing: the weights of a response stand in the right order, in a new
-random order for each response, in one random order for the whole run, or with whole eighths of the response shuffled,
-for each response or once for the run. Prints the ratio of errors of each two.
 """
 
 import argparse
 import itertools
 import math
 from collections.abc import Sequence
-from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch import Generator, Tensor
 
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.exact_study import (
@@ -41,7 +33,6 @@ from cppo_lab.analysis.statistics.exact_study import (
     paired,
 )
 from cppo_lab.cores.exact.trainer import histories_together
-from cppo_lab.cores.rule_loss import own_permutation
 from cppo_lab.spec import ExactRun
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
@@ -52,8 +43,6 @@ ARMS = (40, 20, 8)  # seeds of an arm
 # Movement of the second arm over the first's, and the factor of both arms' errors from step to step.
 SIMULATED = ((1.0, 1.0), (0.7, 1.0), (1.0, 0.955), (0.7, 0.955))
 STEPS, LENGTHS = 20, 4
-PARTS = 8  # of a response whose weights are shuffled in whole parts
-LONG = 1024  # tokens of these responses
 
 
 def main() -> None:
@@ -61,7 +50,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("what", choices=("twins", "simulated", "orders"))
+    parser.add_argument("what", choices=("twins", "simulated"))
     parser.add_argument("--runs", type=int, default=100, help="of twins, at each horizon; at least 80")
     parser.add_argument("--model", default="exact_early", help="exact_early, exact_late or exact_no_fork")
     parser.add_argument("--horizons", default="16,64", help="two or more; the sweep has 16, 64, 256 and 1024")
@@ -72,8 +61,6 @@ def main() -> None:
     generator = np.random.default_rng(0)
     if given.what == "twins":
         twins(generator, given.runs, given.model, given.horizons)
-    elif given.what == "orders":
-        orders()
     else:
         cases = itertools.product(SIMULATED, ("whole runs", "single updates"), ARMS[:2])
         for (further, falling), design, size in cases:
@@ -83,11 +70,9 @@ def main() -> None:
 
 def twins(generator: np.random.Generator, count: int, model: str, horizons: str) -> None:
     """Two arms of one rule, drawn from so many runs."""
-    words = ("core=exact", f"model={model}", "variant=dppo")
+    seeds = f"seed={','.join(map(str, range(FIRST, FIRST + count)))}"
     runs = {
-        int(horizon): trained(
-            "exact", range(FIRST, FIRST + count), *words, f"rollout.max_response_length={horizon}"
-        )
+        int(horizon): trained(f"model={model}", seeds, f"rollout.max_response_length={horizon}")
         for horizon in horizons.split(",")
     }
     for size in ARMS:
@@ -133,9 +118,9 @@ def simulated(
     return mean_log_ratio([pairs])
 
 
-def trained(sweep: str, seeds: range, *overrides: str) -> Curves:
-    """Train the runs of one condition of a sweep together; the seeds are numbered from 0."""
-    plan = make_plan(load_sweep(sweep), [*overrides, f"seed={','.join(map(str, seeds))}"])
+def trained(*overrides: str) -> Curves:
+    """Train the runs of one condition together; the seeds are numbered from 0."""
+    plan = make_plan(load_sweep("exact"), ["core=exact", "variant=dppo", *overrides])
     histories = histories_together([run.spec for run in plan.runs if isinstance(run.spec, ExactRun)])
     tables = {
         metric: np.array([[row.get(metric, np.nan) for step, row in rows if step] for _, rows in histories])
@@ -147,48 +132,6 @@ def trained(sweep: str, seeds: range, *overrides: str) -> Curves:
 def _arm(curves: Curves, rows: np.ndarray) -> Curves:
     parts = {name: value[rows] for name, value in vars(curves).items() if name != "seeds"}
     return Curves(tuple(range(len(rows))), **parts)
-
-
-def _fixed(generator: Generator) -> Generator:
-    """Draws the same in each batch of a run."""
-    return Generator().manual_seed(generator.initial_seed() + 7)
-
-
-def once(valid: Tensor, generator: Generator) -> Tensor:
-    """One order of the tokens for the whole run."""
-    return torch.rand(valid.shape[1], generator=_fixed(generator)).argsort().expand(valid.shape).contiguous()
-
-
-def eighths(valid: Tensor, generator: Generator) -> Tensor:
-    """Whole eighths in another order in each response."""
-    order = torch.rand(len(valid), PARTS, generator=generator).argsort(1)
-    return torch.arange(valid.shape[1]).view(PARTS, -1)[order].reshape(valid.shape)
-
-
-def eighths_once(valid: Tensor, generator: Generator) -> Tensor:
-    """One order of whole eighths for the whole run."""
-    return eighths(valid[:1], _fixed(generator)).expand(valid.shape).contiguous()
-
-
-def orders() -> None:
-    """Errors with each order over those with each other."""
-    words = ("model=exact_no_fork", f"rollout.max_response_length={LONG}")
-    variant = "variant=cppo_no_prefix_budget"
-    shuffles = {
-        "each response": own_permutation,
-        "once": once,
-        "eighths": eighths,
-        "eighths once": eighths_once,
-    }
-    curves = {"ordered": trained("one_step", range(24), *words, variant)}
-    for name, shuffle in shuffles.items():
-        with patch("cppo_lab.cores.exact.trainer.own_permutation", shuffle):
-            curves[name] = trained("one_step", range(24), *words, f"{variant}_shuffled")
-    for first, second in itertools.combinations(curves, 2):
-        ratio = mean_log_ratio([{LONG: paired(curves[first], curves[second])}])
-        if ratio is not None and ratio.low is not None and ratio.high is not None:
-            value, low, high = np.exp([ratio.value, ratio.low, ratio.high])
-            print(f"{first} / {second}: {value:.3f} ({low:.3f} to {high:.3f})")
 
 
 if __name__ == "__main__":

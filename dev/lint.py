@@ -1,4 +1,4 @@
-"""import-linter and mypy: `python -m dev.lint [CHECK...]`, in `make lint`.
+"""import-linter and mypy: `python -m dev.lint [CHECK]`, in `make lint`.
 
 They cannot know that `analysis` and `reports` at the top of the tree are `cppo_lab.analysis` and `cppo_lab.reports`. So
 setup.py builds the package into build/lint, as for a wheel, and they check that copy; messages name the
@@ -63,15 +63,13 @@ CHECKS = {"imports": imports, "types": types}
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the checks that are named, or all; 0 if nothing is wrong."""
+    """Runs the check that is named, or both; 0 if nothing is wrong."""
     parser = argparse.ArgumentParser(prog="python -m dev.lint", description="import-linter and mypy.")
-    parser.add_argument("checks", nargs="*", metavar="CHECK", help="imports or types (default: both)")
-    chosen = parser.parse_args(arguments).checks or [*CHECKS]
-    if unknown := [name for name in chosen if name not in CHECKS]:
-        parser.error(f"{unknown[0]}: not one of {', '.join(CHECKS)}")
+    parser.add_argument("check", nargs="?", choices=CHECKS, help="default: both")
+    check = parser.parse_args(arguments).check
     if status := build():
         return status
-    statuses = [CHECKS[name]() for name in chosen]
+    statuses = [CHECKS[name]() for name in ([check] if check else CHECKS)]
     return int(any(statuses))
 
 

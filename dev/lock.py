@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from packaging.utils import canonicalize_name
+
 from dev.errors import DevError, run
 
 ROOT = Path(__file__).parents[1]
@@ -41,11 +43,6 @@ class Pin:
     marker: str = ""
 
 
-def canonical(name: str) -> str:
-    """A package's name as indexes compare it (PEP 503)."""
-    return re.sub(r"[-_.]+", "-", name).lower()
-
-
 def pins(text: str) -> dict[str, Pin]:
     """The pins of a constraints file or a lock by canonical name, in order.
 
@@ -59,9 +56,9 @@ def pins(text: str) -> dict[str, Pin]:
         marker = LINUX if LINUX in entry else ""
         if pin is None or HASH.sub("", entry[pin.end() :].removeprefix(marker)).strip():
             raise DevError(f"{entry:.80}: write name==version, and hashes behind it in a lock")
-        if canonical(pin[1]) in pinned:
-            raise DevError(f"{pin[1]} is pinned twice: remove a line")
-        pinned[canonical(pin[1])] = Pin(pin[2], tuple(HASH.findall(entry)), marker)
+        if (name := canonicalize_name(pin[1])) in pinned:
+            raise DevError(f"{name} is pinned twice: remove a line")
+        pinned[name] = Pin(pin[2], tuple(HASH.findall(entry)), marker)
     return pinned
 
 
@@ -74,18 +71,10 @@ def as_text(locked: Mapping[str, Pin], header: str = HEADER) -> str:
     return header + "\n".join(entries) + "\n"
 
 
-def differences(constraints: Mapping[str, Pin], locked: Mapping[str, Pin]) -> list[str]:
-    """The differences between a lock and its constraints, one line each."""
-    lines = []
-    for name in sorted({*constraints, *locked}):
-        theirs, ours = constraints.get(name), locked.get(name)
-        if theirs is None or ours is None:
-            lines.append(f"{name} is not in the {'lock' if theirs else 'constraints'}")
-        elif ours.version != theirs.version:
-            lines.append(f"{name} is {ours.version} in the lock, {theirs.version} in the constraints")
-        elif not ours.hashes:
-            lines.append(f"{name} has no hash")
-    return lines
+def differences(constraints: Mapping[str, Pin], locked: Mapping[str, Pin]) -> set[tuple[str, str]]:
+    """Names and versions that only one of the two has; what has no hash is not in the lock."""
+    wanted = {(name, pin.version) for name, pin in constraints.items()}
+    return wanted ^ {(name, pin.version) for name, pin in locked.items() if pin.hashes}
 
 
 def for_cpus(packages: Sequence[Mapping[str, Any]]) -> dict[str, Pin]:
@@ -94,9 +83,9 @@ def for_cpus(packages: Sequence[Mapping[str, Any]]) -> dict[str, Pin]:
     These are wheels for Linux and macOS, and source archives only of packages without wheels, since building one runs
     its code. torch's wheels for Linux on x86-64 are excluded, since those on PyPI are CUDA builds.
     """
-    locked = {}
+    locked: dict[str, Pin] = {}
     for package in packages:
-        name, wheels = canonical(package["name"]), package.get("wheels", ())
+        name, wheels = canonicalize_name(package["name"]), package.get("wheels", ())
         files = [wheel for wheel in wheels if _fits(name, wheel["url"].rsplit("/", 1)[-1])]
         hashes = {file["hashes"]["sha256"] for file in (files if wheels else [package["sdist"]])}
         everywhere = not files or any(re.search(r"-any\.|macosx", file["url"]) for file in files)
@@ -131,7 +120,7 @@ def compiled(config: str, requirements: Sequence[str], constraints: Mapping[str,
     limits = [f"{name}=={pin.version}" for name, pin in constraints.items()]
     with tempfile.TemporaryDirectory() as folder:
         for name, lines in {"uv.toml": [config], "wanted.in": requirements, "limits.txt": limits}.items():
-            Path(folder, name).write_text("\n".join(lines), encoding="utf-8")
+            Path(folder, name).write_text("\n".join(lines))
         files = (
             f"--config-file={folder}/uv.toml",
             f"--constraints={folder}/limits.txt",
@@ -169,7 +158,7 @@ def cpu_builds(version: str, source: str) -> tuple[str, ...]:
         return tuple(hashlib.sha256(wheel.read_bytes()).hexdigest() for wheel in wheels)
     with tempfile.TemporaryDirectory() as folder:
         wanted = Path(folder, "torch.txt")
-        wanted.write_text(f"torch=={version}+cpu\n", encoding="utf-8")
+        wanted.write_text(f"torch=={version}+cpu\n")
         try:
             [pin] = hashed(wanted, "--default-index", source).values()
         except DevError as error:
@@ -184,19 +173,19 @@ def main(arguments: list[str] | None = None) -> int:
         "--torch", default=CPU_BUILDS, help="folder or index of CPU builds (default: %(default)s)"
     )
     source = parser.parse_args(arguments).torch
-    constraints, locked = pins(CONSTRAINTS.read_text(encoding="utf-8")), hashed(CONSTRAINTS)
+    constraints, locked = pins(CONSTRAINTS.read_text()), hashed(CONSTRAINTS)
     torch = locked["torch"]
     hashes = {*torch.hashes, *cpu_builds(constraints["torch"].version, source)}
     locked["torch"] = Pin(torch.version, tuple(sorted(hashes)))
     if wrong := differences(constraints, locked):
-        raise DevError(f"uv's answer is no lock: {wrong[0]}")
+        raise DevError(f"uv's answer is no lock: {sorted(wrong)}")
     write(LOCK, as_text(locked))
     return 0
 
 
 def write(lock: Path, text: str) -> None:
     """Write a lock, and say how large it is."""
-    lock.write_text(text, encoding="utf-8")
+    lock.write_text(text)
     print(f"{lock.name}: {len(pins(text))} packages")
 
 

@@ -10,6 +10,7 @@ import io
 import json
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
@@ -26,18 +27,15 @@ def _code(notebook: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _run(source: str, number: int, names: dict[str, Any]) -> list[dict[str, Any]]:
-    tree = ast.parse(source)
-    last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-    printed, value = io.StringIO(), None
-    with contextlib.redirect_stdout(printed):
-        exec(ast.unparse(tree), names)  # noqa: S102  a file of this tree
-        if isinstance(last, ast.Expr):
-            value = eval(ast.unparse(last), names)  # noqa: S307  as above
+    values: list[Any] = []  # of its expressions
+    code = compile(ast.Interactive(ast.parse(source).body), "a cell", "single")
+    with contextlib.redirect_stdout(io.StringIO()) as printed, patch("sys.displayhook", values.append):
+        exec(code, names)  # noqa: S102  a file of this tree
     shown: list[dict[str, Any]] = []
     if text := printed.getvalue():
         shown.append({"name": "stdout", "output_type": "stream", "text": text.splitlines(keepends=True)})
-    if value is not None:
-        data = {"text/plain": repr(value).splitlines(keepends=True)}
+    if values and values[-1] is not None:
+        data = {"text/plain": repr(values[-1]).splitlines(keepends=True)}
         shown.append(
             {"data": data, "execution_count": number, "metadata": {}, "output_type": "execute_result"}
         )
@@ -46,10 +44,10 @@ def _run(source: str, number: int, names: dict[str, Any]) -> list[dict[str, Any]
 
 def main() -> None:
     """Write the outputs into the notebook."""
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    notebook = json.loads(NOTEBOOK.read_text())
     for number, (cell, shown) in enumerate(zip(_code(notebook), outputs(notebook), strict=True), 1):
         cell |= {"execution_count": number, "outputs": shown}
-    NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    NOTEBOOK.write_text(json.dumps(notebook, indent=1, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from cppo_lab.schema import METRICS
@@ -18,9 +17,6 @@ from dev.errors import DevError, run
 
 ROOT = Path(__file__).parents[1]
 SOURCE, SITE = ROOT / "build" / "site" / "source", ROOT / "build" / "site" / "html"
-DOCUMENTS = ("README.md", "AGENTS.md", "CONTRIBUTING.md", "CHANGELOG.md")  # and those below docs/
-_LINK = re.compile(r'\]\(([^()\s#]+)(?:#[^()\s]*)?\)|src="([^"]+)"')
-_FENCED = re.compile(r"^ *```.*?^ *```", re.DOTALL | re.MULTILINE)
 
 # Heading -> the public names, as Sphinx's autodoc directives.
 API = {
@@ -52,6 +48,7 @@ CONFIGURATION = """\
 project = "CPPO Lab"
 author = copyright = "CPPO Lab contributors"
 root_doc = "README"
+include_patterns = ["*.md", "docs/**", "api.rst"]
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "dev.docstrings"]
 myst_heading_anchors = 6  # as GitHub names them
 myst_enable_extensions = ["html_image"]
@@ -71,7 +68,7 @@ def navigation(root: Path = ROOT) -> dict[str, list[str]]:
     Raises:
         DevError: the README has no such table.
     """
-    _, _, table = (root / "README.md").read_text(encoding="utf-8").partition("\n## Documents\n")
+    _, _, table = (root / "README.md").read_text().partition("\n## Documents\n")
     rows = [line.split("|") for line in table.splitlines() if line.startswith("|")]
     if len(rows) < 3:
         raise DevError("README.md has no table under `## Documents`, of which the site's navigation is made")
@@ -86,37 +83,29 @@ def navigation(root: Path = ROOT) -> dict[str, list[str]]:
 
 def documents(root: Path = ROOT) -> list[Path]:
     """Every Markdown document of the site."""
-    return [*(root / name for name in DOCUMENTS), *sorted((root / "docs").rglob("*.md"))]
-
-
-def linked_files(document: Path) -> Iterator[Path]:
-    """The existing files, other than documents, that a document links to or shows."""
-    text = _FENCED.sub("", document.read_text(encoding="utf-8"))
-    for match in _LINK.finditer(text):
-        target = match[1] or match[2]
-        path = document.parent / target
-        if "://" not in target and not target.endswith(".md") and path.is_file():
-            yield path.resolve()
+    return [*root.glob("*.md"), *(root / "docs").rglob("*.md")]
 
 
 def stage(root: Path, source: Path) -> None:
-    """Copy the sources of the site to the folder `source`, which is recreated."""
+    """Lay out the sources of the site in the folder `source`, which is recreated: the documents, links to all else, and
+    what is made here.
+    """
     shutil.rmtree(source, ignore_errors=True)
-    source.mkdir(parents=True)
-    for document in documents(root):
-        for path in (document, *linked_files(document)):
-            place = source / path.relative_to(root)
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, place)
-    with (source / "README.md").open("a", encoding="utf-8") as readme:
-        groups = navigation(root)
-        groups["Reference"] = [*groups.get("Reference", ()), "api", "metrics"]
-        for heading, names in groups.items():
-            listed = "\n".join(name.removesuffix(".md") for name in names)
-            readme.write(f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{listed}\n```\n")
-    (source / "api.rst").write_text(api(), encoding="utf-8")
-    (source / "metrics.md").write_text(metrics(), encoding="utf-8")
-    (source / "conf.py").write_text(CONFIGURATION, encoding="utf-8")
+    shutil.copytree(root / "docs", source / "docs")
+    for path in root.iterdir():
+        if path.suffix == ".md":
+            shutil.copy(path, source)
+        elif path.name not in ("docs", "build") and not path.name.startswith("."):
+            (source / path.name).symlink_to(path)
+    groups = navigation(root)
+    groups["Reference"] = [*groups.get("Reference", ()), "api", "metrics"]
+    readme = (root / "README.md").read_text()
+    for heading, names in groups.items():
+        listed = "\n".join(name.removesuffix(".md") for name in names)
+        readme += f"\n```{{toctree}}\n:hidden:\n:caption: {heading}\n\n{listed}\n```\n"
+    pages = {"README.md": readme, "api.rst": api(), "metrics.md": metrics(), "conf.py": CONFIGURATION}
+    for name, text in pages.items():
+        (source / name).write_text(text)
 
 
 def api() -> str:

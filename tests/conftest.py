@@ -69,7 +69,8 @@ settings.load_profile("suite")
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-ROOT = Path(__file__).parent
+TESTS = Path(__file__).parent
+ROOT = TESTS.parent
 _TOKEN = pytest.StashKey[str]()
 
 
@@ -90,7 +91,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.tier = "fast"
     if reaper.MARK not in os.environ and sys.platform == "linux":
         config.stash[_TOKEN] = token = secrets.token_hex(16)
-        subprocess.Popen([sys.executable, "-m", "tests.reaper", token], cwd=ROOT.parent)
+        subprocess.Popen([sys.executable, "-m", "tests.reaper", token], cwd=ROOT)
         os.environ[reaper.MARK] = token
 
 
@@ -115,7 +116,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     chosen = config.option.tier
     if chosen is None or not collection_path.is_file():
         return None
-    return None if tiers_in(collection_path.relative_to(ROOT)) & CHOICES[chosen] else True
+    return None if tiers_in(collection_path.relative_to(TESTS)) & CHOICES[chosen] else True
 
 
 # Rooms whose tests share a server, a cluster or files made once: one process runs them all; and the files that take
@@ -171,7 +172,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     the end.
     """
     if (chosen := config.option.tier) is not None:
-        items[:] = [i for i in items if tier(i.path.relative_to(ROOT), i.name) in CHOICES[chosen]]
+        items[:] = [i for i in items if tier(i.path.relative_to(TESTS), i.name) in CHOICES[chosen]]
     items.sort(key=lambda item: _group(item.nodeid)[0])
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from cppo_lab.core_records import BUILT_IN
 from cppo_lab.launch.launchers import LAUNCHERS
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parent.parent
 NAMES = frozenset({*BUILT_IN, *LAUNCHERS})
 AMBIGUOUS = {"exact"}  # also an estimator of divergences: counts where a core is spoken of
 RECORDS = "cppo_lab/core_records.py"
@@ -15,7 +15,7 @@ RECORDS = "cppo_lab/core_records.py"
 def named(path: Path) -> list[str]:
     """Where a file compares something with one of the names, or has it as a key of a table."""
     lines = []
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(path.read_text())):
         parts: list[ast.expr | None] = []
         if isinstance(node, ast.Compare):
             for side in (node.left, *node.comparators):

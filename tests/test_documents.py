@@ -14,9 +14,9 @@ from cppo_lab.cli.command import parse
 from cppo_lab.rules import BUILT_IN
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
+from tests.conftest import ROOT
 from tests.mutations import ROOMS
 
-ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 _LINK = re.compile(r'\]\(([^()\s]+)\)|src="([^"]+)"')
 _BLOCK = re.compile(r"^ *```(?:bash)?\n(.*?)^ *```", re.DOTALL | re.MULTILINE)
@@ -27,7 +27,7 @@ _INLINE = re.compile(r"`(cppo [a-z-]+(?: [^`]+)?)`")  # not names of runs, such 
 
 def anchors(path: Path) -> set[str]:
     """The anchors of a document's headings, as GitHub makes them."""
-    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    headings = re.findall(r"^#+ (.+)$", path.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading).strip().lower().replace(" ", "-") for heading in headings}
 
 
@@ -43,7 +43,7 @@ def commands(text: str) -> list[list[str]]:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_links_lead_somewhere(path: Path) -> None:
-    for match in _LINK.finditer(path.read_text(encoding="utf-8")):
+    for match in _LINK.finditer(path.read_text()):
         target = match[1] or match[2]
         if target.startswith("http"):
             continue
@@ -55,7 +55,7 @@ def test_links_lead_somewhere(path: Path) -> None:
 
 @pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: path.name)
 def test_commands_are_understood(path: Path) -> None:
-    for name, *words in commands(path.read_text(encoding="utf-8")):
+    for name, *words in commands(path.read_text()):
         try:
             parse([name, *(words or ["--help"])])  # a bare name is no whole command
         except SystemExit as end:
@@ -63,31 +63,29 @@ def test_commands_are_understood(path: Path) -> None:
 
 
 def test_commands_are_found() -> None:
-    found = [words for path in DOCUMENTS for words in commands(path.read_text(encoding="utf-8"))]
+    found = [words for path in DOCUMENTS for words in commands(path.read_text())]
     assert len(found) > 200 and {words[0] for words in found} >= {"plan", "show", "sync", "ui"}
 
 
 def test_the_documents_are_short() -> None:
     """The README; all pages with the evidence, but not the changes; the bars of tables are no words."""
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
-    texts = [path.read_text(encoding="utf-8") for path in DOCUMENTS if path.name != "CHANGELOG.md"]
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 100
+    texts = [path.read_text() for path in DOCUMENTS if path.name != "CHANGELOG.md"]
     assert sum(len(text.splitlines()) for text in texts) <= 2800
     assert sum(word != "|" for text in texts for word in text.split()) <= 32000
 
 
 def test_the_readmes_sweep_shares_a_run_with_the_quickstart(tmp_path: Path) -> None:
     """The README says that the quickstart's `cppo` is not retrained for it."""
-    [block] = re.findall(
-        r"```yaml\n(# mine\.yaml\n.*?)```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL
-    )
-    (tmp_path / "mine.yaml").write_text(block, encoding="utf-8")
+    [block] = re.findall(r"```yaml\n(# mine\.yaml\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (tmp_path / "mine.yaml").write_text(block)
     mine = make_plan(load_sweep(str(tmp_path / "mine.yaml")), [])
     quickstart = make_plan(load_sweep("quickstart"), ["variant=cppo"])
     assert {run.run_id for run in quickstart.runs} <= {run.run_id for run in mine.runs}
 
 
 def test_every_rule_is_documented() -> None:
-    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs/rules.md").read_text(encoding="utf-8")))
+    documented = set(re.findall(r"`(\w+)`", (ROOT / "docs/rules.md").read_text()))
     assert {rule.name for rule in BUILT_IN} <= documented
 
 
@@ -95,7 +93,7 @@ def test_the_code_in_the_rules_document_runs() -> None:
     """Padded and packed, as a reader would type it: the two give equal objectives."""
     names: dict[str, Any] = {}
     objectives = []
-    text = (ROOT / "docs/rules.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs/rules.md").read_text()
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(block, names)  # noqa: S102 - our own document
         objectives.append(names["out"].objective.detach().flatten())
@@ -118,7 +116,7 @@ def missing_paths(text: str) -> set[str]:
 
 
 def test_the_paths_of_the_architecture_exist() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "architecture.md").read_text()
     assert missing_paths(text) == PLACEHOLDERS
 
 
@@ -139,13 +137,13 @@ def gone_names(text: str, homes: dict[str, set[str]]) -> list[str]:
 def test_names_in_docstrings_and_comments_exist() -> None:
     homes: dict[str, set[str]] = {}
     for path in PRODUCT:
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        for node in ast.parse(path.read_text()).body:
             targets = getattr(node, "targets", [node.target] if isinstance(node, ast.AnnAssign) else [])
             names = [each.id for target in targets for each in ast.walk(target) if isinstance(each, ast.Name)]
             names += [node.name] if isinstance(node, ast.ClassDef | ast.FunctionDef) else []
             for name in names:
                 homes.setdefault(name, set()).add(path.stem)
-    assert [name for path in PRODUCT for name in gone_names(path.read_text(encoding="utf-8"), homes)] == []
+    assert [name for path in PRODUCT for name in gone_names(path.read_text(), homes)] == []
     homes = {"Exit": {"answer"}, "metrics": {"export"}}
     said = "`exit_codes.Exit`, `answer.Exit`, `data.metrics` of data"
     assert gone_names(said, homes) == ["exit_codes.Exit"]
@@ -155,9 +153,9 @@ def test_every_injected_fault_fits_the_code_and_is_in_the_table() -> None:
     """`make mutations` takes minutes, and a fault whose line has changed ends it."""
     faults = [fault for faults in ROOMS.values() for fault in faults]
     for fault in faults:
-        assert (ROOT / fault.file).read_text(encoding="utf-8").count(fault.old) == 1, fault.what
+        assert (ROOT / fault.file).read_text().count(fault.old) == 1, fault.what
         assert (ROOT / fault.test.partition("::")[0]).exists(), fault.what
-    with (ROOT / "docs" / "evidence" / "mutations.csv").open(encoding="utf-8") as file:
+    with (ROOT / "docs" / "evidence" / "mutations.csv").open() as file:
         assert [row["fault"] for row in csv.DictReader(file)] == [fault.what for fault in faults]
-    text = (ROOT / "docs" / "tests.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "tests.md").read_text()
     assert f"{len(faults)} of {len(faults)} are caught" in text

@@ -98,7 +98,7 @@ def test_the_tables_are_means_of_the_best_scores(job: Job) -> None:
 
 def test_the_page_shows_the_runs_the_curves_and_what_they_are(job: Job) -> None:
     assert job.said.splitlines()[0].endswith(str(job.page.relative_to(Path.cwd())))
-    page = job.page.read_text(encoding="utf-8")
+    page = job.page.read_text()
     for run in job.runs:
         assert run.data.tags[schema.TAG_RUN_ID] in page
         assert run.info.run_id in page

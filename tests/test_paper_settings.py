@@ -3,15 +3,14 @@
 import csv
 import re
 from functools import cache
-from pathlib import Path
 
 import pytest
 
 from cppo_lab.spec import HubModel, VerlRun
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.file import load_sweep
-
-ROOT = Path(__file__).parent.parent
+from tests.conftest import ROOT
+from tests.sweep.test_plan import GRID
 
 
 def printed(name: str) -> list[dict[str, str]]:
@@ -37,15 +36,11 @@ PUBLISHED = {
     "Qwen3-30B-A3B-Base": (48, 2048, 768, 32, 4, 128, False, 128, 8),
 }
 VOCABULARY = 151_936
-# Sweep: models and runs of one seed. Shared runs are counted in each.
-GRID = {
-    "main": (list(FILES.values()), 28),
-    "single_mechanism": (["qwen3_1_7b"], 4),
-    "position_weight_ordering": (["qwen3_1_7b"], 3),
-    "mask_vs_soft": (["qwen3_1_7b"], 3),
-    "sensitivity": (["qwen3_1_7b_base"], 4),
-    "kl_vs_tv": (["qwen3_1_7b_base"], 4),
-    "binary_vs_topk": (["qwen3_1_7b_base"], 3),
+# Sweep: its models.
+MODELS = {
+    "main": tuple(FILES.values()),
+    **dict.fromkeys(("single_mechanism", "position_weight_ordering", "mask_vs_soft"), ("qwen3_1_7b",)),
+    **dict.fromkeys(("sensitivity", "kl_vs_tv", "binary_vs_topk"), ("qwen3_1_7b_base",)),
 }
 
 
@@ -132,13 +127,13 @@ def test_sizes_are_those_of_the_published_architectures(model: str) -> None:
     assert given.context >= longest
 
 
-@pytest.mark.parametrize("sweep", GRID)
+@pytest.mark.parametrize("sweep", MODELS)
 def test_the_sweeps_have_the_papers_models_and_runs(sweep: str) -> None:
     """That they compose: test_authors_recipe.py."""
-    models, runs = GRID[sweep]
     declared = load_sweep(sweep)
-    assert list(declared.models_of("verl")) == models
-    assert (len(models) * len(declared.variants), declared.axes) == (runs, {"seed": {"any": (0,)}})
+    models = tuple(declared.models_of("verl"))
+    assert (models, declared.axes) == (MODELS[sweep], {"seed": {"any": (0,)}})
+    assert len(models) * len(declared.variants) == GRID[sweep]
 
 
 def test_the_documented_table_is_the_configured_one() -> None:

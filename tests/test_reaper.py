@@ -7,13 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests import reaper
-from tests.waiting import CEILING_SECONDS, until
+from tests.conftest import ROOT
+from tests.waiting import CEILING_SECONDS, is_alive, until
 
-ROOT = Path(__file__).parents[1]
 # A test that starts a process in a new session. The process writes its id to a file and waits; the test may wait, too.
 MADE = """
 import signal, subprocess, sys
@@ -27,12 +26,6 @@ def test_leaves_a_process():
 """
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the reaper needs /proc")
-
-
-def is_alive(pid: int) -> bool:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 @pytest.mark.parametrize(("end", "workers"), [(None, 1), (signal.SIGINT, 0), (signal.SIGKILL, 1)])

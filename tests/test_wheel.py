@@ -14,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from cppo_lab import PARTS
-from tests.conftest import TINY, python
+from tests.conftest import ROOT, TINY, python
 
-ROOT = Path(__file__).parent.parent
 CODE = ("cppo_lab", *PARTS)
 MADE = {"PKG-INFO", "setup.cfg", "cppo_lab.egg-info"}  # by setuptools, for an sdist
 NOT_OURS = ("build", "dist", "runs", ".*cache", ".venv*", ".hypothesis", "__pycache__", "*.egg-info")

@@ -11,10 +11,9 @@ import pytest
 
 from cppo_lab import schema
 from tests.cli.test_ui import empty_store
-from tests.conftest import TINY, python
+from tests.conftest import ROOT, TINY, python
 
 CPPO = str(Path(sys.executable).with_name("cppo"))
-ROOT = Path(__file__).parents[1]
 # Every module of the standard library that is not in the interpreter itself, and every installed package.
 NAMES = sorted(
     {*sys.stdlib_module_names, *metadata.packages_distributions(), "cppo_lab", "conf", "sitecustomize"}

@@ -69,7 +69,7 @@ TIERS: Final[dict[str, tuple[str, str]]] = {
     ),
     "slurm/test_without_slurm.py": (FAST, "needs no Slurm"),
     "sweep/test_authors_recipe.py": (FULL, "plans nearly every sweep under two recipes, for two cores"),
-    "cli/test_ui_server.py": (FULL, "MLflow servers"),
+    "cli/test_ui.py::test_it_serves_until_it_is_terminated_and_leaves_nothing": (FULL, "an MLflow server"),
     "testing/test_across.py::test_verls_own_losses_are_ours_under_the_recorded_settings": (
         FULL,
         "verl's imports take ten seconds",

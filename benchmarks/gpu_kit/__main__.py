@@ -1,4 +1,4 @@
-"""`python -m benchmarks.gpu_kit [--device cuda|cpu] [--out DIR] [--minutes 6] [PART...]`
+"""`python -m benchmarks.gpu_kit [--device cuda|cpu] [--out DIR] [PART...]`
 
 Each part has a process and a limit of its own. Each figure is a line of DIR/gpu_kit.jsonl as soon as it is measured:
 a kit that is killed leaves what it has. DIR/gpu_kit.log has what the parts print.
@@ -28,7 +28,6 @@ PARTS = {
     "decode": 30.0,
     "update": 60.0,
 }
-LEAST_SECONDS = 15.0  # with less a part is not begun
 FIGURES, LOG = "gpu_kit.jsonl", "gpu_kit.log"
 
 
@@ -40,7 +39,7 @@ class Record:
 
     def line(self, **fields: Any) -> None:
         """Write one line, and print it."""
-        with self.path.open("a", encoding="utf-8") as file:
+        with self.path.open("a") as file:
             file.write(json.dumps({"part": self.part} | fields) + "\n")
         print(self.part, *(f"{value:g}" if isinstance(value, float) else value for value in fields.values()))
 
@@ -63,23 +62,21 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}; default: all")
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu: tiny, to try the kit")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "gpu_kit", help="folder of the result")
-    parser.add_argument("--minutes", type=float, default=6.0, help="for all parts together")
     parser.add_argument("--slack", type=float, default=1.0, help="multiplies the limits, for a busy machine")
     parser.add_argument("--here", action="store_true", help="in this process, without a limit")
     options = parser.parse_args(arguments)
     parts = options.parts or [*PARTS]
-    if unknown := [name for name in parts if name not in PARTS]:
-        parser.error(f"{unknown[0]}: not one of {', '.join(PARTS)}")
+    if not PARTS.keys() >= {*parts}:
+        parser.error(f"the parts are {', '.join(PARTS)}")
     options.out.mkdir(parents=True, exist_ok=True)
     figures = options.out / FIGURES
     if options.here:
         return measure(parts, options.device, figures)
     for name in (FIGURES, LOG):
-        (options.out / name).write_text("", encoding="utf-8")
-    deadline = time.monotonic() + 60 * options.minutes * options.slack
+        (options.out / name).write_text("")
     about = {"commit": commit(), "python": platform.python_version(), "gpus": nvidia("name,driver_version")}
     Record("kit", figures).line(**about)
-    states = [run(name, options.device, options.out, PARTS[name] * options.slack, deadline) for name in parts]
+    states = [run(name, options.device, options.out, PARTS[name] * options.slack) for name in parts]
     return 0 if set(states) == {"done"} else 1
 
 
@@ -100,13 +97,9 @@ def measure(parts: list[str], device: str, figures: Path) -> int:
     return 0
 
 
-def run(name: str, device: str, out: Path, limit: float, deadline: float) -> str:
-    """One part in a process of its own, for at most `limit` seconds and until `deadline`; how it ended."""
+def run(name: str, device: str, out: Path, limit: float) -> str:
+    """One part in a process of its own, for at most `limit` seconds; how it ended."""
     record, began = Record(name, out / FIGURES), time.monotonic()
-    left = min(limit, deadline - began)
-    if left < LEAST_SECONDS:
-        record.line(state="skipped", why=f"{max(left, 0):.0f} s were left")
-        return "skipped"
     words = ["-m", "benchmarks.gpu_kit", name, "--here", f"--device={device}", f"--out={out}"]
     environment = {
         "OMP_WAIT_POLICY": "PASSIVE",
@@ -115,7 +108,7 @@ def run(name: str, device: str, out: Path, limit: float, deadline: float) -> str
         "HF_HUB_OFFLINE": "1",
     }
     seen, begin = (path.stat().st_size for path in (out / FIGURES, out / LOG))
-    code = limited([sys.executable, *words], left, out / LOG, 0.0, cwd=ROOT, env=os.environ | environment)
+    code = limited([sys.executable, *words], limit, out / LOG, 0.0, cwd=ROOT, env=os.environ | environment)
     print((out / FIGURES).read_bytes()[seen:].decode(), end="")
     said = (out / LOG).read_bytes()[begin:].decode(errors="replace").strip().split("\n")
     state = "over its limit" if code is None else "failed" if code else "done"
@@ -131,7 +124,7 @@ def commit() -> str:
         return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         file = ROOT / "commit.txt"
-        return file.read_text(encoding="utf-8").strip() if file.exists() else "unknown"
+        return file.read_text().strip() if file.exists() else "unknown"
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dev.chaos.study import Study, control_run, left_behind
 from dev.chaos.testbed import exclusive, require, testbed
 from dev.errors import run
 
+LONGEST_SECONDS = 3600.0  # then it is given up
 LONG_STUDY, SHORT_STUDY = Study(runs=40, steps=40), Study(runs=8, steps=24)
 
 
@@ -26,22 +27,19 @@ def main(arguments: list[str] | None = None) -> int:
     )
     short = f"{SHORT_STUDY.runs} short runs and at least one fault of every kind"
     parser.add_argument("--short", action="store_true", help=short)
-    parser.add_argument(
-        "--minutes", type=float, default=60.0, help="then it is given up (default: %(default)g)"
-    )
     options = parser.parse_args(arguments)
     require()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # shuts everything down cleanly
     study, counts = (SHORT_STUDY, SHORT) if options.short else (LONG_STUDY, LONG)
     try:
         with exclusive():
-            return _run(study, draw(0, counts), options.minutes)
+            return _run(study, draw(0, counts))
     except KeyboardInterrupt:
         print("dev.chaos: interrupted", file=sys.stderr)
         return 130
 
 
-def _run(study: Study, faults: tuple[Fault, ...], minutes: float) -> int:
+def _run(study: Study, faults: tuple[Fault, ...]) -> int:
     folder, wrong = Path(tempfile.mkdtemp(prefix="cppo-chaos-")), ["it did not end"]
     print(f"{study.runs} runs of {study.steps} steps, {len(faults)} faults, in {folder}", flush=True)
     try:
@@ -49,7 +47,7 @@ def _run(study: Study, faults: tuple[Fault, ...], minutes: float) -> int:
             if place.no_disk:
                 faults = tuple(fault for fault in faults if fault.kind != "disk")
                 print(f"the folder of runs is not on a separate disk, and is not filled: {place.no_disk}")
-            nemesis = NemesisRun(study, place, list(faults), 60 * minutes)
+            nemesis = NemesisRun(study, place, list(faults), LONGEST_SECONDS)
             nemesis.run()
             stored, report = study.read(place.folder, place.server.uri, place.folder / "commands.log")
             left = left_behind(place.runs)

@@ -1,18 +1,15 @@
 """The command line of the development servers: `python3 -m dev.servers install`."""
 
-import argparse
+import sys
 
-from dev.errors import run
+from dev.errors import DevError, run
 from dev.servers.postgres import install
 
 
-def main(arguments: list[str] | None = None) -> int:
+def main() -> int:
     """Installs PostgreSQL, and returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python3 -m dev.servers", description="A real PostgreSQL, for tests."
-    )
-    parser.add_argument("command", choices=["install"], help="apt-get what is needed")
-    parser.parse_args(arguments)
+    if sys.argv[1:] != ["install"]:
+        raise DevError("say install: apt-get what is needed of PostgreSQL")
     print("installed" if install() else "nothing to install")
     return 0
 

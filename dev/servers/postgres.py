@@ -25,7 +25,7 @@ listen_addresses = '127.0.0.1'
 port = {port}
 unix_socket_directories = ''
 shared_buffers = 64MB
-fsync = {fsync}
+fsync = off
 """
 
 
@@ -44,7 +44,7 @@ def install() -> bool:
     folder = Path("/etc/postgresql-common")
     if missing() and os.getuid() == 0 and not folder.exists():
         folder.mkdir()
-        (folder / "createcluster.conf").write_text("create_main_cluster = false\n", encoding="ascii")
+        (folder / "createcluster.conf").write_text("create_main_cluster = false\n")
     return install_packages(["postgresql"], missing)
 
 
@@ -59,10 +59,10 @@ class Postgres:
     def __init__(self, folder: Path) -> None:
         self.folder, self.data = folder, folder / "data"
 
-    def start(self, durable: bool = True) -> bool:
+    def start(self) -> bool:
         """Starts it, and creates it first if necessary. Returns whether there was anything to do.
 
-        Without `durable` it does not wait for the disk: its data survives its own crash, but not the machine's.
+        It does not wait for the disk: its data survives its own crash, but not the machine's.
 
         Raises:
             DevError: It can't be started here, or does not come up.
@@ -72,25 +72,25 @@ class Postgres:
         if self.running():
             return False
         if not (self.data / "PG_VERSION").exists():
-            self._create(durable)
+            self._create()
         self._call("pg_ctl", "start", "--wait", f"--timeout={CEILING_SECONDS:g}", f"--pgdata={self.data}",
                    f"--log={self.folder / 'log'}")  # fmt: skip
         return True
 
-    def _create(self, durable: bool) -> None:
+    def _create(self) -> None:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True, mode=0o755)
         password = self.folder / "password"
         password.touch(mode=0o600)
-        password.write_text(secrets.token_urlsafe(12), encoding="ascii")
+        password.write_text(secrets.token_urlsafe(12))
         if (owner := _owner()) is not None:
             for path in (self.folder, password):
                 shutil.chown(path, owner)
         self._call("initdb", f"--pgdata={self.data}", f"--username={USER}", "--auth=scram-sha-256",
                    f"--pwfile={password}", "--encoding=UTF8", "--locale=C", "--no-sync",
                    "--no-instructions")  # fmt: skip
-        with (self.data / "postgresql.conf").open("a", encoding="ascii") as file:
-            file.write(SETTINGS.format(port=free_port(), fsync="on" if durable else "off"))
+        with (self.data / "postgresql.conf").open("a") as file:
+            file.write(SETTINGS.format(port=free_port()))
 
     def running(self) -> bool:
         """Whether it runs."""
@@ -130,7 +130,7 @@ class Postgres:
     @property
     def password(self) -> str:
         """The password of the only user."""
-        return (self.folder / "password").read_text(encoding="ascii")
+        return (self.folder / "password").read_text()
 
     @property
     def port(self) -> int:

@@ -18,7 +18,6 @@ from typing import Any
 from dev.errors import DevError
 
 ROOT = Path(__file__).parents[2]
-CODE = ("cppo_lab", "analysis", "reports", "conf", "sweeps", "tests", "dev")
 PATIENCE_SECONDS = 60.0  # wait for another program that changes the same files
 
 
@@ -112,7 +111,8 @@ def _places(base: Path) -> tuple[Path, Path, Path]:
     if not _is_open(code):
         code = base / "code"
         code.mkdir()
-        for name in _tracked():
+        listed = subprocess.check_output(["git", "-C", str(ROOT), "ls-files", "-z"], text=True)
+        for name in {".git", *(path.partition("/")[0] for path in listed.split("\0")[:-1])}:
             _linked(ROOT / name, code / name)
     return prefix / "bin" / f"python3.{sys.version_info.minor}", code, packages
 
@@ -120,14 +120,6 @@ def _places(base: Path) -> tuple[Path, Path, Path]:
 def _readable(path: Path, second: Path) -> Path:
     """The path if any user can read it, else a second one of the same files."""
     return path if _is_open(path) else _linked(path, second)
-
-
-def _tracked() -> set[str]:
-    """The checkout's top level, with what git needs to read the commit; without git, what the commands need."""
-    listed = subprocess.run(
-        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, text=True, check=False
-    ).stdout
-    return {".git", *(name.partition("/")[0] for name in listed.split("\0")[:-1])} if listed else set(CODE)
 
 
 def _linked(source: Path, target: Path) -> Path:

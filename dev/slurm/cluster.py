@@ -52,7 +52,7 @@ class Cluster:
     def settings(self) -> Settings:
         """The size and kind with which the cluster was started."""
         try:
-            return Settings(**json.loads((self.folder / "settings.json").read_text(encoding="utf-8")))
+            return Settings(**json.loads((self.folder / "settings.json").read_text()))
         except FileNotFoundError:
             raise DevError(f"no cluster in {self.folder}: `python3 -m dev.slurm start` starts one") from None
 

@@ -108,8 +108,8 @@ def _write(cluster: Cluster, settings: Settings, texts: Mapping[str, str]) -> No
     for name, text in texts.items():
         path = folder / name
         path.touch(mode=0o600 if name == "slurmdbd.conf" else 0o644)  # slurmdbd insists
-        path.write_text(text, encoding="utf-8")
-    (folder / "settings.json").write_text(json.dumps(asdict(settings)), encoding="utf-8")
+        path.write_text(text)
+    (folder / "settings.json").write_text(json.dumps(asdict(settings)))
 
 
 def _start_munge(cluster: Cluster, settings: Settings) -> None:

@@ -15,11 +15,10 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from benchmarks.gpu_kit import __main__ as kit
-from tests.conftest import python
+from tests.conftest import ROOT, python
 from tests.requirement import TRITON
 from tests.waiting import CEILING_SECONDS
 
-ROOT = Path(__file__).parents[2]
 THERE = ["torch", "triton", "transformers", "numpy"]  # on the GPU machine, with what they need
 
 
@@ -51,7 +50,7 @@ def link(names: set[str], folder: Path) -> None:
 
 
 def lines(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / kit.FIGURES).read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (folder / kit.FIGURES).read_text().splitlines()]
 
 
 @pytest.mark.slow
@@ -115,8 +114,6 @@ def test_limits_are_six_minutes_and_a_part_that_fails_takes_no_other_along(
     assert [row["part"] for row in rows if row.get("met") is False] == ["crashes", "hangs", "whole"]
     assert limits == [60.0] * 4
     assert '"half-way", "value": 1.5' in capsys.readouterr().out
-    assert kit.main(["whole", "--device", "cpu", "--out", str(tmp_path), "--minutes", "0.2"]) == 1
-    assert lines(tmp_path)[-1]["state"] == "skipped" and len(limits) == 4
     monkeypatch.setattr(kit, "measure", here := Mock())
     kit.main(["--here", "--out", str(tmp_path)])
     assert here.call_args.args[:2] == ([*kit.PARTS], "cuda")

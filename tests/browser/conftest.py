@@ -16,7 +16,7 @@ from cppo_lab.sweep.launch import launch
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
 from dev.servers.group import free_port
-from tests.cli.test_ui_server import processes_of
+from tests.cli.test_ui import processes_of
 from tests.plausible import train
 from tests.requirement import BROWSER, CHROMIUM
 from tests.waiting import CEILING_SECONDS

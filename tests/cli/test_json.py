@@ -64,7 +64,7 @@ CASES = {
 
 
 # The rows of the tables in docs/commands.md: the heading, the keys of each command, those of runs, and the exit codes.
-LINES = (ROOT.parent / "docs" / "commands.md").read_text(encoding="utf-8").splitlines()
+LINES = (ROOT / "docs" / "commands.md").read_text().splitlines()
 ROWS = {match[1]: match[2] for line in LINES if (match := re.fullmatch(r"\| `([a-z_ ]+)` \| (.*) \|", line))}
 KEYS = {name: re.findall(r"(?:^|; )`(\w+\??)`: ", text) for name, text in ROWS.items()}
 HEADING = ["schema", "command", "exit_code", "error"]

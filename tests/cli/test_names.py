@@ -183,7 +183,7 @@ def test_in_a_real_bash(tmp_path: Path, cppo: Command) -> None:
             f"COMP_LINE='{line}' COMP_POINT={len(line)} COMP_TYPE=9 COMP_WORDS=({' '.join(words)})\n"
             f'COMP_CWORD={len(words) - 1}\n_python_argcomplete cppo\nprintf "%s\\n" "${{COMPREPLY[@]}}"\n'
         )
-    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT.parent)
+    done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.split() == list(lines.values())
 
 

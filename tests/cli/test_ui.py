@@ -1,9 +1,11 @@
-"""`cppo ui`: where it listens and what it says. With a real server: tests/cli/test_ui_server.py."""
+"""`cppo ui`: where it listens and what it says; with a real server it answers until it is ended, and leaves nothing."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
+import urllib.request
 import webbrowser
 from collections.abc import Callable
 from importlib import metadata
@@ -20,6 +22,7 @@ from cppo_lab.tracking.client import ensure_experiment, open_client
 from cppo_lab.tracking.page import where_to_look
 from dev.servers.group import free_port
 from tests.conftest import Command, user_error
+from tests.waiting import CEILING_SECONDS
 
 
 def empty_store() -> str:
@@ -115,3 +118,34 @@ def test_a_server_that_ends_says_why(tell: Callable[[], int]) -> None:
     ):
         tell()
         assert last_words() == "address in use"
+
+
+def processes_of(text: str) -> list[psutil.Process]:
+    """Processes whose environment has `text`."""
+    return [
+        process
+        for process in psutil.process_iter(["environ"])
+        if text in (process.info["environ"] or {}).values()
+    ]
+
+
+@pytest.mark.slow
+def test_it_serves_until_it_is_terminated_and_leaves_nothing(workspace: Path) -> None:
+    """Until Ctrl-C: tests/browser/conftest.py."""
+    uri = empty_store()
+    with subprocess.Popen(
+        [sys.executable, "-m", "cppo_lab.cli", "ui"],
+        env=os.environ | {"MLFLOW_TRACKING_URI": uri},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as served:
+        title, link = served.stdout.readline(), served.stdout.readline().strip()
+        assert title.startswith("cppo-mini")
+        found = re.match(r"(http://127\.0\.0\.1:\d+)/#/experiments/1/runs\?", link)
+        assert found, link
+        with urllib.request.urlopen(found[1], timeout=CEILING_SECONDS) as answer:
+            assert b"<title>MLflow</title>" in answer.read()
+        assert len(processes_of(uri)) > 1
+        served.terminate()
+        assert served.wait(CEILING_SECONDS) == 0
+    assert processes_of(uri) == []

@@ -27,7 +27,7 @@ def dapo_row(problem: str, answer: str, index: str = "0-1") -> dict[str, Any]:
 
 
 def write_jsonl(path: Path, rows: list[dict[str, Any]]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -42,4 +42,4 @@ def read_parquet(path: Path) -> list[dict[str, Any]]:
 
 def shipped(name: str) -> list[dict[str, Any]]:
     """The rows of a file that the package carries."""
-    return [json.loads(line) for line in (SHIPPED / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()]
+    return [json.loads(line) for line in (SHIPPED / f"{name}.jsonl").read_text().splitlines()]

@@ -10,12 +10,11 @@ from typing import Any
 import pyarrow
 import pytest
 
-from cppo_lab.cli import main
 from cppo_lab.data import prepare as read
 from cppo_lab.data import sources
 from cppo_lab.data.prepare import prepare
 from cppo_lab.sweep.compose import compose
-from tests.conftest import user_error
+from tests.conftest import Command, user_error
 from tests.data.made_files import AFTER, BEFORE, dapo_row, read_parquet, shipped, write_jsonl, write_parquet
 
 
@@ -124,7 +123,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
 ]
 
 
-@pytest.mark.parametrize("files, source, message", REFUSED, ids=[row[2][:40] for row in REFUSED])
+@pytest.mark.parametrize("files, source, message", REFUSED)
 def test_what_cannot_be_prepared(tmp_path: Path, files: dict[str, Any], source: str, message: str) -> None:
     for name, content in files.items():
         if isinstance(content, bytes):
@@ -217,37 +216,27 @@ def test_a_hub_out_of_reach_names_the_remedy(
         prepare("hub", tmp_path / "data")
 
 
-def test_the_commands(workspace: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["data", "prepare"]) == 0
-    assert (
-        "train.parquet        8 rows (8 read) from shipped:dapo_math_sample.jsonl" in capsys.readouterr().out
-    )
-    assert main(["data", "check", "data"]) == 0
-    assert "aime26.parquet      30 rows (30 read)" in capsys.readouterr().out
-    assert main(["data", "prepare"]) == 0
-    assert "data: unchanged" in capsys.readouterr().err
+def test_the_commands(workspace: Path, cppo: Command) -> None:
+    shown = "train.parquet        8 rows (8 read) from shipped:dapo_math_sample.jsonl"
+    assert shown in cppo("data prepare").out
+    assert "aime26.parquet      30 rows (30 read)" in cppo("data check data").out
+    assert "data: unchanged" in cppo("data prepare").err
     (workspace / "data" / "aime24.parquet").write_bytes(b"x")
-    assert main(["data", "check", "data"]) == 2
-    assert "aime24.parquet is changed (sha256 " in capsys.readouterr().err
+    assert "aime24.parquet is changed (sha256 " in cppo("data check data", code=2).err
     rows = [dapo_row("p", "1"), dapo_row("q", "1"), dapo_row("q", "2")] * 2
     write_jsonl(workspace / "train.jsonl", rows)
-    assert main(["data", "prepare", "--from", "train.jsonl", "--out", "other"]) == 0
-    out = capsys.readouterr().out
+    out = cppo("data prepare --from train.jsonl --out other").out
     assert "1 rows (6 read, 1 repeats dropped, 4 rows of 1 prompts with several answers dropped) from" in out
 
 
 @pytest.mark.parametrize("name", ["data", "my data", "it's", "s3:", "a\udcff", "a=b,c"])
-def test_the_words_to_train_on_it_are_read_as_printed(
-    name: str, workspace: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_words_to_train_on_it_are_read_as_printed(name: str, workspace: Path, cppo: Command) -> None:
     """Whatever the folder is called, which pyarrow could take for an address."""
     file = write_jsonl(workspace / "mine.jsonl", [dapo_row("p", "1")])
-    out = workspace / name
-    assert (
-        main(["data", "prepare", "--from", str(file), "--validation", f"held={file}", "--out", str(out)]) == 0
-    )
-    _, _, words = capsys.readouterr().out.partition("to train on it: ")
+    out = str(workspace / name)
+    said = cppo(f"data prepare --from {file} --validation held={file}", "--out", out).out
     if name.isascii():  # else it is printed in escapes
-        composed = compose(["model=qwen3_1_7b_base", "rule=cppo", "seed=0", *shlex.split(words)])
+        words = shlex.split(said.partition("to train on it: ")[2])
+        composed = compose(["model=qwen3_1_7b_base", "rule=cppo", "seed=0", *words])
         assert composed.run.data.files is not None and set(composed.run.data.files) == {"train", "held"}
-    assert main(["data", "check", str(out)]) == 0
+    cppo("data check", out)

@@ -10,8 +10,8 @@ import pytest
 
 from dev.lock import pins
 from dev.lock_gpu import MEGATRON, REQUIREMENTS, WHEELHOUSE, WHEELS
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docker" / "install.sh"
 DOCKER, APPTAINER = ROOT / "docker" / "Dockerfile.gpu", ROOT / "docker" / "apptainer.def"
 STEPS = ["system", "packages", "project"]

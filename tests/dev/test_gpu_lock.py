@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from dev import lock_gpu
 from dev.errors import DevError
-from dev.lock import Pin, canonical, pins
+from dev.lock import Pin, pins
 from tests.requirement import INDEX
 
 # The machine of the locks. `extra` is none: the extras of this project are listed by name.
@@ -26,15 +27,17 @@ def unmet(path: Path, locked: dict[str, Pin]) -> list[str]:
     An override keeps its package out. One that chose a version would hide what the other packages say of it: numba
     0.65 cannot be imported with the numpy 2.5 that verl's own override permits.
     """
-    project = tomllib.loads((lock_gpu.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    project = tomllib.loads((lock_gpu.ROOT / "pyproject.toml").read_text())["project"]
     extras = lock_gpu.EXTRAS.split(",")
     lines = [*project["dependencies"], *lock_gpu.REQUIREMENTS[path]]
     lines += [line for name in extras for line in project["optional-dependencies"][name]]
-    overrides = {canonical(override.name): override for override in map(Requirement, lock_gpu.OVERRIDES)}
+    overrides = {
+        canonicalize_name(override.name): override for override in map(Requirement, lock_gpu.OVERRIDES)
+    }
     wrong = {name for name, override in overrides.items() if name in locked or applies(override)}
     for wanted in map(Requirement, lines):
-        name = canonical(wanted.name)
-        if name == canonical(project["name"]):
+        name = canonicalize_name(wanted.name)
+        if name == canonicalize_name(project["name"]):
             assert wanted.extras <= set(extras), f"{wanted}: an extra that lock_gpu.EXTRAS lacks"
         elif (
             applies(wanted)
@@ -51,7 +54,7 @@ def applies(requirement: Requirement) -> bool:
 
 @pytest.mark.parametrize("path", lock_gpu.REQUIREMENTS, ids=lambda path: path.stem)
 def test_the_locks_meet_what_is_asked_for(path: Path) -> None:
-    locked = pins(path.read_text(encoding="utf-8"))
+    locked = pins(path.read_text())
     assert unmet(path, locked) == [], "run `make lock-gpu`"
     wrong = {"pandas": Pin("1.0"), "verl": Pin("0.9.0"), "apex": Pin("0.1")}
     without = {name: pin for name, pin in locked.items() if name != "alembic"}
@@ -59,7 +62,7 @@ def test_the_locks_meet_what_is_asked_for(path: Path) -> None:
 
 
 def test_the_locks_are_of_one_day_and_have_hashes() -> None:
-    texts = [path.read_text(encoding="utf-8") for path in (*lock_gpu.REQUIREMENTS, lock_gpu.FLASH)]
+    texts = [path.read_text() for path in (*lock_gpu.REQUIREMENTS, lock_gpu.FLASH)]
     assert len({lock_gpu.until(text) for text in texts}) == 1
     assert all(pin.hashes for text in texts for pin in pins(text).values())
     with pytest.raises(DevError, match="run `make lock-gpu`"):
@@ -71,8 +74,8 @@ def test_the_locks_are_of_one_day_and_have_hashes() -> None:
 def test_the_locks_are_solutions(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent), prepend=os.pathsep)
     INDEX.demand()
-    text = path.read_text(encoding="utf-8")
-    locked = pins(text) | pins(lock_gpu.FLASH.read_text(encoding="utf-8"))
+    text = path.read_text()
+    locked = pins(text) | pins(lock_gpu.FLASH.read_text())
     found = lock_gpu.resolved(lock_gpu.REQUIREMENTS[path], lock_gpu.until(text), locked)
     assert versions(found) == versions(locked), "run `make lock-gpu`"
     # As verl's own override gave it: numba, mistral-common and vLLM each have a limit below.

@@ -12,7 +12,7 @@ from dev import lint
 def test_all_is_read_where_it_is_installed(
     tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = tomllib.loads((lint.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
+    settings = tomllib.loads((lint.ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     assert settings["package-dir"] == {f"cppo_lab.{name}": name for name in PARTS}
     monkeypatch.setattr(lint, "BUILT", tmp_path_factory.mktemp("built"))
     assert lint.build() == 0
@@ -27,12 +27,6 @@ def test_all_is_read_where_it_is_installed(
 def test_messages_name_files_of_the_tree() -> None:
     said = "build/lint/cppo_lab/analysis/inputs.py:1: x\nbuild/lint/cppo_lab/run.py:2: y\ndev/lint.py:3: z\n"
     assert lint.in_the_tree(said) == "analysis/inputs.py:1: x\ncppo_lab/run.py:2: y\ndev/lint.py:3: z\n"
-
-
-def test_an_unknown_check_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit):
-        lint.main(["type"])
-    assert "type: not one of imports, types" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("killed", ["lint-imports", "-p", "-m"])

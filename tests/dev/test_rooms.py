@@ -2,11 +2,11 @@
 
 import ast
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT
+
 # Packages within a room that are small parts of it.
 PARTS_OF_ROOMS = {"cppo_lab", "cppo_lab/cores/verl/rollout", "reports/answers"}
 PAGES = {

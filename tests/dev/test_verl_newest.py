@@ -4,9 +4,7 @@ import subprocess
 import zipfile
 from pathlib import Path
 
-from tests.conftest import python
-
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT, python
 
 
 def look_at(source: str) -> "subprocess.CompletedProcess[str]":
@@ -16,14 +14,13 @@ def look_at(source: str) -> "subprocess.CompletedProcess[str]":
 def test_what_another_verl_lacks_is_named(tmp_path: Path) -> None:
     wheel = tmp_path / "verl-9.9.9-py3-none-any.whl"
     with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("verl/__init__.py", "")
-        archive.writestr(
-            "verl-9.9.9.dist-info/METADATA", "Metadata-Version: 2.1\nName: verl\nVersion: 9.9.9\n"
-        )
-        archive.writestr(
-            "verl-9.9.9.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        )
-        archive.writestr("verl-9.9.9.dist-info/RECORD", "")
+        for name, text in {
+            "verl/__init__.py": "",
+            "verl-9.9.9.dist-info/METADATA": "Metadata-Version: 2.1\nName: verl\nVersion: 9.9.9\n",
+            "verl-9.9.9.dist-info/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "verl-9.9.9.dist-info/RECORD": "",
+        }.items():
+            archive.writestr(name, text)
     done = look_at(str(wheel))
     assert done.returncode == 1, done.stderr
     first, *rest = done.stdout.splitlines()

@@ -6,16 +6,17 @@ from pathlib import Path
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
+from tests.conftest import ROOT
+
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
 
 
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.name)
 def test_what_they_run_is_here_and_nothing_may_write(path: Path) -> None:
-    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    workflow = yaml.safe_load(path.read_text())
     steps = [step for job in workflow["jobs"].values() for step in job["steps"]]
     commands = "\n".join(step.get("run", "") for step in steps)
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     made = set(re.findall(r"^make ([\w-]+)", commands, re.MULTILINE))
     assert made and made <= targets
     for name in re.findall(r"(?:^| )(\.ci/\S+)", commands, re.MULTILINE):
@@ -31,6 +32,6 @@ def test_what_they_run_is_here_and_nothing_may_write(path: Path) -> None:
 
 def test_the_pythons_are_those_that_the_project_names() -> None:
     assert [path.name for path in WORKFLOWS] == ["ci.yml", "docs.yml"]
-    matrix = yaml.safe_load(WORKFLOWS[0].read_text(encoding="utf-8"))["jobs"]["fast"]["strategy"]["matrix"]
-    named = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    matrix = yaml.safe_load(WORKFLOWS[0].read_text())["jobs"]["fast"]["strategy"]["matrix"]
+    named = re.findall(r"Python :: (3\.\d+)", (ROOT / "pyproject.toml").read_text())
     assert matrix["python"] == named

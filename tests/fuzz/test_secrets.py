@@ -90,7 +90,7 @@ def test_tokens_and_passwords_are_readable_by_their_owner_alone(
         monkeypatch.setattr(Postgres, "_call", lambda *_: (tmp_path / "pg" / "data").mkdir())
         monkeypatch.setattr("dev.servers.postgres._owner", lambda: None)
         postgres = Postgres(tmp_path / "pg")
-        postgres._create(durable=True)
+        postgres._create()
     finally:
         os.umask(before)
     for path in (token, tmp_path / "pg" / "password"):

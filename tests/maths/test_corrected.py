@@ -113,5 +113,5 @@ def test_a_rule_of_ratios_has_the_direction_of_its_ratio(name: str) -> None:
     masks = [get_rule(name)(tokens, **CONSTANTS[name]).keep for tokens in given]
     assert torch.equal(*masks) and bool((masks[0][batch.valid] == 0).any())
     directions = [tokens.moves_away for tokens in given]
-    assert bool((directions[1] == (batch.valid & (batch.advantages < 0))).all())
+    assert (directions[1] == (batch.valid & (batch.advantages < 0))).all()
     assert not torch.equal(*directions)

@@ -45,7 +45,7 @@ def test_binary_topk_exact_are_ordered(
     part, whole = (of_topk(mu, pi, tokens, size, measure) for size in (min(k, vocabulary), vocabulary))
     slack = 1e-9  # the floor of "other"
     for low, high in ((0, binary), (binary, part), (part, whole), (whole, exact)):
-        assert bool((low <= high + slack).all())
+        assert (low <= high + slack).all()
     replaced = of_topk(mu, pi, tokens, vocabulary, measure, "replace_kth")
     close = {"rtol": 0, "atol": 1e-9}
     torch.testing.assert_close(whole, exact, **close)
@@ -69,7 +69,7 @@ def test_divergences_in_float32_are_finite_and_close(measure: str, seed: int, sh
         estimates = [estimate(*sampled) for estimate in divergences.ESTIMATES.values()]
         assert not any(part.requires_grad for part in parts + estimates)
         results.append(torch.stack(parts).double())
-    assert bool(torch.isfinite(results[0]).all())
+    assert torch.isfinite(results[0]).all()
     torch.testing.assert_close(*results, rtol=0, atol=1e-4)
 
 
@@ -131,6 +131,6 @@ def test_entropy_of_the_top_k_is_at_most_the_whole() -> None:
     whole, last = -(mu.exp() * mu).sum(-1), torch.zeros(30, dtype=torch.float64)
     for k in range(1, 10):
         part = divergences.topk_entropy(mu.topk(k).values)
-        assert bool((part >= last - 1e-9).all())
+        assert (part >= last - 1e-9).all()
         last = part
     torch.testing.assert_close(last, whole, rtol=1e-9, atol=1e-9)

@@ -36,16 +36,10 @@ INF, NAN = math.inf, math.nan
 EVERY = {"masked_fraction", "ratio_mean"}
 # Statistics of some rules besides what all of them report (maths/tokens.py).
 BUDGET = ("cppo", "cppo_no_position_weight", "cppo_random_mask", "cppo_soft")
-THRESHOLD = (
-    *BUDGET,
-    "dppo",
-    "pdm",
-    *(f"cppo_no_prefix_budget{order}" for order in ("", "_shuffled", "_reversed")),
-)
+THRESHOLD = ("dppo", "pdm", *(name for name in RULES if name.startswith("cppo")))
 CLIPPED = (
-    *("grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "seq_tis", "opsm"),
-    *("luspo", "topr", "estr"),
-)
+    "grpo", "ppo", "dr_grpo", "cispo", "minpro", "gspo", "geo_mean", "seq_tis", "opsm", "luspo", "topr", "estr",
+)  # fmt: skip
 
 
 class TestBuiltIn(RuleTests):
@@ -303,7 +297,7 @@ def test_an_open_bound_with_a_weight_that_overflows_is_an_error(name: str, bound
     with pytest.raises(NotFinite, match=r"the weight of response 0 overflows"):
         apply(name, *batch, **bounds, ratio_high=INF)
     batch.advantages[0] = 0.0
-    assert bool(apply(name, *batch, **bounds, ratio_high=INF).objective.isfinite().all())
+    assert apply(name, *batch, **bounds, ratio_high=INF).objective.isfinite().all()
 
 
 @pytest.mark.parametrize("name", [name for name in RULES if PERMUTATION not in RULES[name].needs])
@@ -369,46 +363,25 @@ CPPO = {"delta": 0.15, "delta_b": 0.03, "w_min": 0.8, "delta_b_mode": "adaptive"
 
 # A rule with a constant at its limit, and another rule that it must then equal.
 Reduction = tuple[str, dict[str, Any], str, dict[str, Any]]
-REDUCTIONS: dict[str, Reduction] = {
-    "w_min=1, delta_b=inf: dppo": ("cppo", {**CPPO, "w_min": 1.0, "delta_b": INF}, "dppo", {"delta": 0.15}),
-    "delta_b=inf": ("cppo", {**CPPO, "delta_b": INF}, "cppo_no_prefix_budget", {"delta": 0.15, "w_min": 0.8}),
-    "w_min=1": (
-        *("cppo", {**CPPO, "w_min": 1.0}, "cppo_no_position_weight"),
-        {key: CPPO[key] for key in ("delta", "delta_b", "delta_b_mode")},
-    ),
-    "identity permutation": (
-        *(
-            "cppo_no_prefix_budget_shuffled",
-            {"delta": 0.1, "w_min": 0.5, PERMUTATION: lambda b: torch.arange(12).expand(b.valid.shape)},
-        ),
-        *("cppo_no_prefix_budget", {"delta": 0.1, "w_min": 0.5}),
-    ),
-    "no limit on the mean": (
-        "trm_max_avg",
-        {"delta_max": 0.19, "delta_avg": 9.0},
-        "trm_max",
-        {"delta_max": 0.19},
-    ),
-    "no limit for the entropy": (
-        *("estr", {**CONSTANTS["estr"], "tau": INF, ENTROPY: lambda b: b.divergence}, "grpo"),
-        {key: CONSTANTS["estr"][key] for key in ("clip_low", "clip_high")},
-    ),
-    "the direction of dppo": (
-        *("pdm", {"delta": 0.1, DRIFT: lambda b: b.logp - b.rollout_logp}),
-        *("dppo", {"delta": 0.1}),
-    ),
-    "no limit on the largest": (
-        "trm_max_avg",
-        {"delta_max": 9.0, "delta_avg": 0.1},
-        "trm_avg",
-        {"delta_avg": 0.1},
-    ),
-}
+REDUCTIONS: list[Reduction] = [
+    ("cppo", {**CPPO, "w_min": 1.0, "delta_b": INF}, "dppo", {"delta": 0.15}),
+    ("cppo", {**CPPO, "delta_b": INF}, "cppo_no_prefix_budget", {"delta": 0.15, "w_min": 0.8}),
+    ("cppo", {**CPPO, "w_min": 1.0}, "cppo_no_position_weight",
+     {key: CPPO[key] for key in ("delta", "delta_b", "delta_b_mode")}),
+    ("cppo_no_prefix_budget_shuffled",
+     {"delta": 0.1, "w_min": 0.5, PERMUTATION: lambda b: torch.arange(12).expand(b.valid.shape)},
+     "cppo_no_prefix_budget", {"delta": 0.1, "w_min": 0.5}),
+    ("trm_max_avg", {"delta_max": 0.19, "delta_avg": 9.0}, "trm_max", {"delta_max": 0.19}),
+    ("trm_max_avg", {"delta_max": 9.0, "delta_avg": 0.1}, "trm_avg", {"delta_avg": 0.1}),
+    ("estr", {**CONSTANTS["estr"], "tau": INF, ENTROPY: lambda b: b.divergence}, "grpo",
+     {key: CONSTANTS["estr"][key] for key in ("clip_low", "clip_high")}),
+    # The direction of DPPO.
+    ("pdm", {"delta": 0.1, DRIFT: lambda b: b.logp - b.rollout_logp}, "dppo", {"delta": 0.1}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("name", REDUCTIONS)
-def test_rule_reduces(name: str) -> None:
-    first, values, second, others = REDUCTIONS[name]
+@pytest.mark.parametrize("first, values, second, others", REDUCTIONS)
+def test_rule_reduces(first: str, values: dict[str, Any], second: str, others: dict[str, Any]) -> None:
     for seed in range(4):
         batch = random_batch(seed, rows=8)
         outputs = []
@@ -446,11 +419,7 @@ NAN_ERRORS = [
 ]
 
 
-@pytest.mark.parametrize(
-    "name, change, message",
-    REFUSED + NAN_ERRORS,
-    ids=[f"{row[0]}-{row[2][:30]}" for row in REFUSED + NAN_ERRORS],
-)
+@pytest.mark.parametrize("name, change, message", REFUSED + NAN_ERRORS)
 def test_constant_is_refused(name: str, change: dict[str, Any], message: str) -> None:
     batch = random_batch(0)
     with pytest.raises(ValueError, match=message):

@@ -42,6 +42,12 @@ def probability(policy: Policy, sequence: tuple[int, ...], start: int = 0) -> fl
     return result
 
 
+def drift(mu: Policy, pi: Policy, sequence: tuple[int, ...]) -> float:
+    """sum_t (rho_t - 1)."""
+    places = ((sequence[:t], token) for t, token in enumerate(sequence))
+    return sum(pi[state][token] / mu[state][token] - 1 for state, token in places)
+
+
 def value(policy: Policy, reward: Reward, state: tuple[int, ...]) -> float:
     """Expected reward when `policy` continues from `state`."""
     if state not in policy:
@@ -51,13 +57,7 @@ def value(policy: Policy, reward: Reward, state: tuple[int, ...]) -> float:
 
 def surrogate(mu: Policy, pi: Policy, reward: Reward) -> float:
     """L' = E_mu[R sum_t (rho_t - 1)]."""
-    total = 0.0
-    for sequence, r in reward.items():
-        ratios = [
-            pi[sequence[:t]][sequence[t]] / mu[sequence[:t]][sequence[t]] - 1 for t in range(len(sequence))
-        ]
-        total += probability(mu, sequence) * r * sum(ratios)
-    return total
+    return sum(probability(mu, sequence) * r * drift(mu, pi, sequence) for sequence, r in reward.items())
 
 
 def residual(mu: Policy, pi: Policy, reward: Reward) -> float:
@@ -129,6 +129,5 @@ def worst_reward(mu: Policy, pi: Policy, vocabulary: int, length: int) -> Reward
     reward = {}
     for sequence in sequences(vocabulary, length):
         p, q = probability(mu, sequence), probability(pi, sequence)
-        ratios = sum(pi[sequence[:t]][sequence[t]] / mu[sequence[:t]][sequence[t]] - 1 for t in range(length))
-        reward[sequence] = 1.0 if p * ratios - (q - p) >= 0 else -1.0
+        reward[sequence] = 1.0 if p * drift(mu, pi, sequence) - (q - p) >= 0 else -1.0
     return reward

@@ -43,7 +43,7 @@ def main() -> None:
             }
         )
     path = Path(__file__).with_name("rliable.json")
-    path.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(entries, indent=1) + "\n")
 
 
 if __name__ == "__main__":

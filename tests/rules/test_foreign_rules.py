@@ -14,11 +14,10 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.testing import check_rule
-from tests.conftest import Command, user_error
+from tests.conftest import ROOT, Command, user_error
 from tests.cores.test_core_records import cppo as with_their_package
 from tests.cores.test_core_records import package
 
-ROOT = Path(__file__).parent.parent.parent
 MODULE = Path(__file__).parent / "acme_rules.py"
 
 RECORD = """
@@ -62,17 +61,15 @@ def sweep_file(folder: Path, text: str = SWEEP, rule: str = YAML) -> Path:
     return folder / "theirs.yaml"
 
 
-def planned(folder: Path, *overrides: str) -> dict[str, str]:
+def planned(file: Path, *overrides: str) -> dict[str, str]:
     """The ids of the sweep's runs by variant. Imports nothing of theirs."""
-    return {
-        run.variant: run.run_id for run in make_plan(load_sweep(str(folder / "theirs.yaml")), overrides).runs
-    }
+    return {run.variant: run.run_id for run in make_plan(load_sweep(str(file)), overrides).runs}
 
 
 def refused(folder: Path) -> str:
     """What is said of the sweep."""
     with pytest.raises(UserError) as caught:
-        planned(folder)
+        planned(folder / "theirs.yaml")
     return str(caught.value)
 
 
@@ -101,11 +98,9 @@ def test_a_rule_without_an_entry_point_has_its_import_path_from_the_command_line
 
 
 def test_the_id_says_which_rule_it_is(tmp_path: Path) -> None:
-    sweep_file(tmp_path)
+    file = sweep_file(tmp_path)
     paths = [f"rule.path={place}:one_sided" for place in ("acme_rules", "other.place")]
-    plans = [
-        planned(tmp_path, *words) for words in ([], ["rule.options.slack=0.1"], *([path] for path in paths))
-    ]
+    plans = [planned(file, *words) for words in ([], ["rule.options.slack=0.1"], *([path] for path in paths))]
     assert len({plan["theirs"] for plan in plans} | {plans[0]["dppo"]}) == 5
     assert plans[2]["dppo"] == plans[0]["dppo"]
 
@@ -156,11 +151,7 @@ def test_other_constants_of_a_rule_of_the_product(tmp_path: Path) -> None:
     (tmp_path / "rule" / "gentle_dppo.yaml").write_text("name: dppo\ndelta: 0.31\n")
     (tmp_path / "mine.yaml").write_text(SWEEP.replace("rule: one_sided", "rule: gentle_dppo"))
     (tmp_path / "same.yaml").write_text(SWEEP.replace("rule: one_sided", "rule: dppo, rule.delta: 0.31"))
-    ids = [
-        {run.variant: run.run_id for run in make_plan(load_sweep(str(tmp_path / name))).runs}
-        for name in ("mine.yaml", "same.yaml")
-    ]
-    assert ids[0] == ids[1]
+    assert planned(tmp_path / "mine.yaml") == planned(tmp_path / "same.yaml")
 
 
 @pytest.mark.parametrize(
@@ -250,8 +241,8 @@ def test_their_rule_passes_the_conformance_tests() -> None:
 
 def test_the_document_shows_this_rule() -> None:
     """The code in docs/extending.md is what these tests train."""
-    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    function = MODULE.read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "extending.md").read_text()
+    function = MODULE.read_text()
     assert function[function.index("    positive(") :].strip() in text
     for part in (YAML, *RECORD.strip().splitlines(), ENTRY):
         assert all(line.strip() in text for line in part.splitlines()), part

@@ -47,7 +47,7 @@ def postgres() -> Iterator[Postgres]:
     server = Postgres(default_folder(f"tests-{os.getpid()}"))
     server.remove()  # left by a killed session
     try:
-        server.start(durable=False)
+        server.start()
         yield server
     finally:
         server.remove()

@@ -3,7 +3,6 @@
 import re
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -22,8 +21,8 @@ from cppo_lab.spec.job import (
     layout_tag,
 )
 from cppo_lab.sweep.compose import compose
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 DENSE, MOE = "core=verl model=qwen3_1_7b", "core=verl model=qwen3_30b_a3b_base"
 ALL_KEPT = f"{DENSE} +layout.verl={{trainer.max_actor_ckpt_to_keep:null}}"
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from cppo_lab.testing import across
 from cppo_lab.testing.across import CASES, Batch, Outcome, Row, compare, difference, golden, matrix
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 EVIDENCE = ROOT / "docs" / "evidence"
 
 
@@ -138,12 +138,12 @@ def test_verls_own_losses_are_ours_under_the_recorded_settings(
     """The one suite that the environment of the tests has: what the table in docs/across.md says of it is so."""
     path = tmp_path / "table.csv"
     across.main(["verl", "--csv", str(path)])
-    with (EVIDENCE / "across.csv").open(encoding="utf-8", newline="") as file:
+    with (EVIDENCE / "across.csv").open(newline="") as file:
         recorded = [row for row in csv.DictReader(file) if row["suite"] == "verl"]
     assert [row._asdict() for row in across.read_rows(path)] == recorded
 
 
 def test_the_page_shows_the_table() -> None:
-    page = (ROOT / "docs" / "across.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs" / "across.md").read_text()
     rows = across.read_rows(EVIDENCE / "across.csv")
     assert matrix(rows) in page

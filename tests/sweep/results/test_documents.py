@@ -12,8 +12,8 @@ import pytest
 
 import cppo_lab
 from dev.notebook import NOTEBOOK, outputs
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[3]
 _BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
@@ -24,7 +24,7 @@ def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_document_s_examples_run(in_trained: Path) -> None:
     names: dict[str, Any] = {}
-    blocks = _BLOCK.findall((ROOT / "docs" / "notebook.md").read_text(encoding="utf-8"))
+    blocks = _BLOCK.findall((ROOT / "docs" / "notebook.md").read_text())
     assert len(blocks) == 4
     for block in blocks:
         exec(block, names)  # noqa: S102  the document is of this tree
@@ -40,7 +40,7 @@ def test_the_document_s_examples_run(in_trained: Path) -> None:
 
 
 def test_the_document_lists_every_column(in_trained: Path) -> None:
-    text = (ROOT / "docs" / "notebook.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "notebook.md").read_text()
     study = cppo_lab.load("quickstart")
     for frame in (study.runs, study.history("train/reward"), study.outcomes()):
         for name in frame.columns:
@@ -48,7 +48,7 @@ def test_the_document_lists_every_column(in_trained: Path) -> None:
 
 
 def test_the_notebook_s_outputs_are_those_it_shows() -> None:
-    notebook = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    notebook = json.loads(NOTEBOOK.read_text())
     shown = [cell["outputs"] for cell in notebook["cells"] if cell["cell_type"] == "code"]
     assert len(shown) > 4
     with pd.option_context("display.width", 80, "display.max_columns", 20):  # put back what the notebook sets
