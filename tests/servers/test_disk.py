@@ -2,7 +2,6 @@
 
 import os
 import re
-import resource
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,11 +11,9 @@ import pytest
 from cppo_lab.cli import main
 from cppo_lab.cli.training import plan_states
 from cppo_lab.core_records import CHECKPOINT, load_core
-from cppo_lab.runs import attempt
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import TINY
 from tests.jobs import job, planned
@@ -24,7 +21,6 @@ from tests.launch.gate import Gate
 from tests.launch.test_launch import started
 from tests.recorded import history, mlflow_runs
 from tests.requirement import Requirement
-from tests.servers.forked import Forked
 
 SIZE = 1_000_000  # bytes
 
@@ -112,29 +108,6 @@ def test_an_almost_full_disk_costs_checkpoints_and_not_the_run(
         assert re.search(rf"{name} .* could not be written: \[Errno 28\] No space left on device", printed)
     assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
     assert not (small_disk / tiny_spec.run_id / CHECKPOINT).exists()
-
-
-def test_a_limit_on_the_size_of_files_costs_checkpoints_and_not_the_run(
-    workspace: Path, tiny_spec: RunSpec
-) -> None:
-    # The output is a file, whose size is limited, too.
-    ended = Forked(_train_limited, tiny_spec, log=Path("output"), environment={}).end()
-    printed = Path("output").read_text()
-    assert ended == 0, printed
-    assert re.search(r"checkpoint .* could not be written: \[Errno 27\] File too large", printed)
-    assert main(["sync"]) == 0
-    assert _steps_of_finished() == [[0, 1, 2, 3, 4]]
-
-
-def _train_limited(spec: RunSpec) -> None:
-    uploader.PATIENCE_SECONDS = 0.1  # the store is a file, too
-
-    def limited(core: str) -> object:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000))  # the record has 21 kB
-        return load_core(core)
-
-    attempt.load_core = limited  # type: ignore[assignment]
-    job(spec, Path("runs").resolve(), tracking_uri()).run()
 
 
 def _steps_of_finished() -> list[list[int]]:

@@ -1,19 +1,29 @@
-"""Jobs that wait train with the code of their submission, and end as they start if the first of a launch fail alike."""
+"""Jobs that wait train with the code of their submission, and end as they start if the first of a launch fail alike.
+A search whose workers are jobs: the command follows them, whoever ends, and their trials are the search's.
+"""
 
 import os
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from optuna.trial import TrialState
 
+from cppo_lab.launch.slurm.queue import Ledger, in_queue
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import code_state
+from cppo_lab.search import worker
+from cppo_lab.search.study import find_trials, storage_url
 from dev.slurm.cluster import Cluster
-from tests.conftest import TINY, Command
+from tests.conftest import TINY, Command, write
 from tests.launch.slurm.conftest import ROOT
 from tests.recorded import mlflow_runs
+from tests.search.made_search import made_tuning, search_values
 from tests.tracking.fake_server import FakeServer
-from tests.tracking.test_notify import bodies, receiver, url
+from tests.tracking.test_notify import bodies, events, receiver, url
 from tests.waiting import until
 
 __all__ = ["receiver"]  # a fixture
@@ -23,14 +33,13 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow]
 def own_rule(workspace: Path, monkeypatch: pytest.MonkeyPatch, module: str, seeds: str) -> str:
     """A sweep of a user's rule, the function `own` of a module, which jobs find in the folder `site`."""
     site = str(workspace / "site")
-    for name, text in {
+    files = {
         "site/acme_rule.py": module,
         "rule/own.yaml": "name: own\ndelta: ${trust_region.delta}\n",
         "mine.yaml": "title: Mine\nquestion: Why?\nmodels: {mini: [mini_base]}\nvariants: {a: {rule: own}}\n"
         f"axes: {{seed: [{seeds}]}}\n",
-    }.items():
-        (workspace / name).parent.mkdir(exist_ok=True)
-        (workspace / name).write_text(text)
+    }
+    write(workspace, files)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([site, str(ROOT)]))
     monkeypatch.syspath_prepend(site)
     monkeypatch.delitem(sys.modules, "acme_rule", raising=False)
@@ -79,10 +88,52 @@ def test_three_equal_failures_hold_the_jobs_that_wait_and_a_webhook_hears_of_it(
     monkeypatch.setenv("CPPO_NOTIFY_URL", url(receiver))
     cppo(f"launch {sweep} launcher=slurm launcher.workers=1")
     cppo(f"watch {sweep} --every 1", code=4)
-    runs = cppo(f"status {sweep} --json").answer["runs"]
     why = "the first 3 runs of the launch failed alike: RuntimeError: wrong"
     failed = ("failed", "RuntimeError: wrong")
-    assert [(run["state"], run["reason"]) for run in runs] == [failed] * 3 + [("missing", why)]
+    assert cppo(f"status {sweep} --json").states == [failed] * 3 + [("missing", why)]
     until("the last job says that all have ended", lambda: len(receiver.received) >= 4)
-    assert [body["event"] for body in bodies(receiver)] == ["failed"] * 3 + ["ended"]
+    assert events(receiver) == ["failed"] * 3 + ["ended"]
     assert bodies(receiver)[-1]["text"].endswith("ended: 0 done, 3 failed, 1 left")
+
+
+def test_a_search_is_followed_until_its_workers_have_ended(
+    bare_slurm: Cluster,
+    workspace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    cppo: Command,
+) -> None:
+    tuning = made_tuning(search_values(trials=2))
+    searches = workspace / "runs" / "searches"
+    command = "tune ./tune.yaml launcher=slurm launcher.workers=2 +launcher.sbatch.hold=true"
+    wait = worker.time.sleep
+
+    def when_it_follows(do: Callable[[], None]) -> None:
+        """Once the command has said what the workers do, and is about to wait: `do` it. Later it looks often."""
+        first = [do]
+
+        def sleep(seconds: float) -> None:
+            if first:
+                first.pop()()
+            wait(min(seconds, 0.2))
+
+        monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=sleep))
+
+    when_it_follows(lambda: signal.raise_signal(signal.SIGINT))
+    said = cppo(command, code=128 + signal.SIGINT)
+    queued = in_queue(searches)
+    assert len(queued) == 2
+    assert "Slurm: " in said.err  # it follows them
+    assert "the workers keep running under Slurm; the same command watches them again" in said.err
+
+    def release() -> None:
+        jobs = in_queue(searches)
+        assert jobs.keys() == queued.keys()
+        bare_slurm.call("scontrol", "release", ",".join(job.job for job in jobs.values()))
+
+    when_it_follows(release)
+    said = cppo(command)
+    assert "Slurm: " in said.err
+    assert [trial.state for trial in find_trials(tuning, storage_url())] == [TrialState.COMPLETE] * 2
+    assert "best trial" in said.out
+    with Ledger(searches) as ledger:
+        assert len(ledger.tasks_of("tune-mini_base-worker-0")) == 1
