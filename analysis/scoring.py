@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun, SweepData, remedy_of
-from cppo_lab.errors import UserError, counted, has
+from cppo_lab.errors import UserError, counted, has, spanned
 
 # PAPER: ties. TRM-Avg on Qwen3-8B-Base has the same mean at steps 150, 160 and 310, and the printed
 # components are those of step 150: the earliest step wins. Curves are given to 1e-6, hence the width of a
@@ -477,10 +477,8 @@ def describe_gap(run: RunScore, *others: RunScore) -> str:
     """`cppo on chain-8, seed 1 (failed: out of memory)`; with `others` that differ in their seeds, `seeds 1 to 4`."""
     named = run.describe()
     if others:
-        seeds = sorted(gap.seed or 0 for gap in (run, *others))
-        whole = len(seeds) > 2 and seeds[-1] - seeds[0] == len(others)
-        listed = f"{seeds[0]} to {seeds[-1]}" if whole else ", ".join(map(str, seeds))
-        named = f"{run.variant} on {run.model}, seeds {listed}"
+        seeds = spanned(gap.seed or 0 for gap in (run, *others))
+        named = f"{run.variant} on {run.model}, seeds {seeds}"
     return f"{named} ({run.state.value}{': ' + run.reason if run.reason else ''})"
 
 

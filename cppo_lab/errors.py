@@ -131,6 +131,13 @@ def has(number: int) -> str:
     return "has" if number == 1 else "have"
 
 
+def spanned(numbers: Iterable[int]) -> str:
+    """Numbers in order: `0 to 9` if they are more than two and without a gap, else each of them."""
+    first, *others = sorted(numbers)
+    is_whole = len(others) > 1 and others[-1] - first == len(others)
+    return f"{first} to {others[-1]}" if is_whole else ", ".join(map(str, (first, *others)))
+
+
 def few(names: Sequence[str]) -> str:
     """The first three names, and a sign that there are more."""
     return ", ".join(names[:3]) + ", ..." * (len(names) > 3)

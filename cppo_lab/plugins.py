@@ -94,10 +94,14 @@ def load(path: str, what: str) -> Any:
             "that call, or put it under `if __name__ == '__main__'`"
         ) from error
     except Exception as error:
-        raise UserError(
-            f"{what}={path!r} cannot be imported ({type(error).__name__}: {one_line(str(error))}): install its "
-            "package, or put its folder on PYTHONPATH"
-        ) from error
+        missing = isinstance(error, ImportError)
+        how = (
+            "install its package, or put its folder on PYTHONPATH"
+            if missing
+            else "mend the name, or its module"
+        )
+        why = f"{type(error).__name__}: {one_line(str(error))}"
+        raise UserError(f"{what}={path!r} cannot be imported ({why}): {how}") from error
 
 
 def digest_of(*files: Path) -> str:

@@ -39,7 +39,7 @@ from cppo_lab.analysis.statistics.exact_study import (
 )
 from cppo_lab.analysis.statistics.values import Quantity
 from cppo_lab.analysis.statistics.verdicts import Verdict, verdicts
-from cppo_lab.errors import counted
+from cppo_lab.errors import counted, spanned
 from cppo_lab.reports.figures.drawing import Key, PanelsInfo, Picture, panel_grid
 from cppo_lab.reports.names import ABSENT, OURS, display_name, number, origin, with_interval
 from cppo_lab.reports.sections import Scored, Section
@@ -329,6 +329,7 @@ def exact_section(scored: Scored) -> Section | None:
         "exact",
         "Error of the surrogate",
         view,
+        None if lines else "",
         tables={**tables, "exact_hypotheses": claims_table(*about, lines, last, (method,))},
         pictures=(Picture.of("exact", _info(errors, contrasts, heading, scored), draw_exact),),
         lines=lines,
@@ -370,9 +371,8 @@ def _notes(errors: _Errors, which: str) -> Iterator[str]:
                 f"Controls against DPPO on {model}, mean over T: {ratios}."
                 + " So a ratio below 1 speaks neither for nor against a rule's mechanism there." * smaller
             )
-    seeds = sorted({seed for of_runs in errors.curves.values() for seed in of_runs.seeds})
-    span = f"{seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else str(seeds[0])
-    yield f"Figures and tables are {which}: {counted(len(seeds), 'seed')}, {span}."
+    seeds = {seed for of_runs in errors.curves.values() for seed in of_runs.seeds}
+    yield f"Figures and tables are {which}: {counted(len(seeds), 'seed')} ({spanned(seeds)})."
     summaries = errors.summaries
     moved = [summary for summary in summaries.values() if summary.movement > 0]
     if moved:

@@ -15,7 +15,7 @@ from cppo_lab.analysis.statistics.estimate import NO_SPREAD, ONE_RUN
 from cppo_lab.analysis.statistics.paired import Difference, with_holm
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.analysis.statistics.verdicts import word_of
-from cppo_lab.errors import counted, has
+from cppo_lab.errors import counted, has, spanned
 from cppo_lab.reports.names import (
     ABSENT,
     baseline_name,
@@ -260,7 +260,7 @@ def _sweep(scored: Scored) -> Iterator[str]:
     counts = sorted({*map(len, [seeds, *others])})
     of_cell = f"{' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} run{'s' * (counts[-1] > 1)}"
     if not others and None not in seeds:
-        of_cell = f"{counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
+        of_cell = f"{counted(len(seeds), 'seed')} ({spanned(filter(None.__ne__, seeds))})"
     yield (
         f"Sweep {scored.name} has {counted(len(methods), 'method')} ({_listed(methods)}) on "
         f"{counted(len(board.models), 'model')} ({_listed(board.models)}), with {of_cell} of each method and model: "

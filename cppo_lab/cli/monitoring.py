@@ -68,13 +68,14 @@ def watch(options: Namespace) -> int:
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
     command = statuses.parse_command(options.notify) if options.notify is not None else None
-    read_statuses = status_reader(_planned(options)[0])
+    plan, _ = _planned(options)
+    read_statuses = status_reader(plan)
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
         runs = statuses.watch(read_statuses, options.every, out, coloured())
     answer(options, statuses.as_values(runs, runs))
     if command is not None:
-        statuses.notify(command, Path(options.sweep).stem if options.sweep else "", runs)
+        statuses.notify(command, plan.name if plan else "", runs)
     if any(run.state == schema.FAILED for run in runs):
         return Exit.RUNS_FAILED
     return Exit.DONE if all(run.state in schema.FINISHED for run in runs) else Exit.NO

@@ -72,7 +72,10 @@ def new(options: Namespace) -> int:
     name = options.sweep_name.removesuffix(".yaml")
     path = Path(f"{name}.yaml")
     if not _NAME.fullmatch(name):
-        raise UserError(f"{options.sweep_name!r} is no name of a sweep: use letters, digits, `_` and `-`")
+        raise UserError(
+            f"{options.sweep_name!r} is no name of a sweep: use letters (a to z), digits, `_` and `-`, at most 100, "
+            "beginning with a letter or digit"
+        )
     if name in sweep_files():
         raise UserError(f"{name!r} is a sweep that comes with the product: give yours another name")
     if path.exists() or path.is_symlink():

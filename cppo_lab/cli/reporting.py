@@ -41,7 +41,10 @@ def report(options: Namespace) -> int:
         archived = Path(options.sweep).suffix == ".zip"
         page = _archived(options) if archived else _report_once(options)
     if page is not None:
-        answer(options, {"sweep": Path(options.sweep).stem, "page": str(page), "folder": str(page.parent)})
+        from cppo_lab.reports.saved import read_record
+
+        folder = page.parent
+        answer(options, {"sweep": read_record(folder).name, "page": str(page), "folder": str(folder)})
     return Exit.DONE
 
 
@@ -114,21 +117,19 @@ def _report_once(options: Namespace, quiet: bool = False) -> Path:
     from cppo_lab.cli.training import load_checked
     from cppo_lab.sweep.file import Search
 
-    out: Path = options.out or BUILT / Path(options.sweep).stem
     # The command is on the page, and beside the figures.
-    about: dict[str, Any] = {
-        "out": out,
-        "command": redacted(f"cppo report {typed(options, *_chosen(options))}"),
-    }
+    about: dict[str, Any] = {"command": redacted(f"cppo report {typed(options, *_chosen(options))}")}
     if options.figures is not None:
         from cppo_lab.reports.figures.drawing import parse_style
 
         about["style"] = parse_style(options.figures)
     options.tell = partial(passing, piped=not quiet)
+    declared = None if options.source == "paper" else load_checked(options)
+    about["out"] = options.out or BUILT / (declared.name if declared else options.sweep)
     about_runs = about | {"partial": options.partial, "palette": options.palette}
-    if options.source == "paper":
+    if declared is None:
         page = _report_runs(options, _paper_request(options, about_runs))
-    elif isinstance(declared := load_checked(options), Search):
+    elif isinstance(declared, Search):
         page = _search_report(declared, options, about)
     elif options.study is not None:
         raise UserError(
@@ -292,7 +293,7 @@ def _report_folder(name: str) -> Path:
     if folder.is_dir():
         return folder
     built = BUILT / folder.stem
-    if folder.name == name and built.is_dir():
+    if built.is_dir() and (folder.name == name or folder.suffix == ".yaml"):
         return built
     raise UserError(
         f"{name!r} is no folder, and {built} is none: name the folder of a report, or run `cppo report` first"

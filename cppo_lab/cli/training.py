@@ -253,7 +253,7 @@ def pull(options: Namespace) -> int:
     new = [run_id for run_id in ahead.elsewhere if run_id in ahead.unknown]
     values = {"sweep": plan.name, "core": plan.core, "store": redacted(uri), "asked": list(ahead.unknown)}
     asked = counted(len(ahead.unknown), "run")
-    text = f"{len(new)} of {asked} without a record here were finished elsewhere: {redacted(uri)}"
+    text = f"{asked} without a record here; finished elsewhere: {len(new)} ({redacted(uri)})"
     return answer(options, values | {"pulled": new, "removed": list(ahead.gone)}, text)
 
 

@@ -302,7 +302,8 @@ def dash(options: Namespace) -> int:
     # Of `cppo report`.
     vars(options).update(source="runs", partial=True, palette="paper", figures=None, study=None, log=False)
     reporting.require_every(options)
-    read_statuses = status_reader(planned(options)[0])
+    plan, _ = planned(options)
+    read_statuses = status_reader(plan)
 
     def now() -> tuple[str, bool]:
         runs = read_statuses()
@@ -312,7 +313,7 @@ def dash(options: Namespace) -> int:
 
     interrupt_on_termination()
     with tempfile.TemporaryDirectory(prefix="cppo-") as place, contextlib.suppress(KeyboardInterrupt):
-        options.out = Path(place, Path(options.sweep).stem)
+        options.out = Path(place, plan.name)
         handler = partial(Page, directory=str(options.out), now=now, every=options.every)
         port = free_port(HOST, options.port)
         with _Server((HOST, port), handler) as server:

@@ -120,7 +120,10 @@ def _explain(kind: type[Spec], fault: Any, where: str) -> str:
     if what == "extra_forbidden":
         fields = _spec_at(kind, path[:-1]).model_fields
         siblings = [_dotted([*path[:-1], field.alias or name]) for name, field in fields.items()]
-        return f"{where}: {unknown('key', key, siblings)}"
+        others = {"seed": "axes.seed"} if "axes" in siblings else {}  # in a sweep file
+        if others and key.partition(".")[0] in RunSpec.model_fields.keys() - {"core", "model"}:
+            others[key] = f"axes.{key}"
+        return f"{where}: {unknown('key', key, siblings, others)}"
     if what == "json_invalid":  # half of a character: the command line, or a file, is not UTF-8
         return f"{where}: a value is not UTF-8 text: {fault['ctx']['error']}: type it again"
     if what == "missing":
@@ -134,9 +137,13 @@ def _explain(kind: type[Spec], fault: Any, where: str) -> str:
     if what == "string_pattern_mismatch":
         text = f"must match {fault['ctx']['pattern']}"
     elif what == "literal_error":
-        text = f"must be {fault['ctx']['expected']}"
+        text = f"must be {fault['ctx']['expected']}".replace("True", "true")
     elif what in MUST_BE:
-        text = f"must be {MUST_BE[what]}"
+        text = (
+            "must be text"
+            if isinstance(value, list | dict) and what == "string_type"
+            else f"must be {MUST_BE[what]}"
+        )
         section = "" if where == "configuration" else f"{where}."
         # On the command line; a shell takes away the quotes around it.
         if what in ("tuple_type", "list_type") and " " not in where and re.fullmatch(_PLAIN, str(value)):

@@ -288,9 +288,8 @@ def look_ahead(
             f"cppo: {counted(len(absent), 'run')} finished elsewhere ({few(absent)}), not in this tracking store: a "
             f"report needs the one that has them ({stores}), or `cppo retry SWEEP --run ID --finished`"
         )
-    if sought and unknown and not silence:
+    if count := len(elsewhere.keys() & {*unknown}):
         runs = f"{counted(len(unknown), 'run')} {has(len(unknown))}"
-        count = len(elsewhere.keys() & {*unknown})
         say(f"cppo: {runs} no record here; the tracking store has {count} of these as finished elsewhere")
     for run_id, run in elsewhere.items():
         reason, version = (run.tags.get(tag, "") for tag in (schema.TAG_REASON, schema.TAG_CODE_VERSION))
@@ -306,7 +305,7 @@ def look_ahead(
     }
     if others:
         named = printable(few(sorted({code or "unknown" for code in others.values()})))
-        fate = "kept; --replace trains them again"
+        fate = "kept; `cppo launch --replace` trains them again"
         if request.replace:
             fate = "trained again; each is replaced once that has finished"
         were = "were" if len(others) > 1 else "was"

@@ -212,9 +212,8 @@ class Progress:
                 for step in sorted(at for at in common if at > started.validated.get(name, -1)):
                     started.validated[name] = step
                     values = [100 * curve[step] for curve in curves]
-                    text = (
-                        f"mean {sum(values) / len(values):.1f} % ({min(values):.1f} to {max(values):.1f} %)"
-                    )
+                    spread = f" ({min(values):.1f} to {max(values):.1f} %)" if len(values) > 1 else ""
+                    text = f"mean {sum(values) / len(values):.1f} %{spread}"
                     at = f"step {step}/{self.t_stop[run_ids[0]]}"
                     self.say(f"{name} ({counted(len(run_ids), 'run')}): {at}, {text}{self._share_text()}")
         else:

@@ -168,6 +168,7 @@ def mapping(text: str, source: str, reference: re.Pattern[str] | None = None) ->
         mark = getattr(error, "problem_mark", None)
         place = f" line {mark.line + 1}, column {mark.column + 1}" if mark else ""
         problem = str(getattr(error, "problem", None) or error).splitlines()[0]
+        problem = problem.replace("are not allowed here", "are not allowed here: quote a text with `: `")
         raise UserError(f"sweep {source}{place}: not valid YAML: {problem}") from None
     if not isinstance(values, dict):
         raise UserError(

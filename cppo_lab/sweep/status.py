@@ -45,7 +45,7 @@ COLUMNS = (
     *("run_id", "variants", "rule", "model", "seed", "state", "step", "t_stop", "score", "eta_seconds"),
     *("hours", "gpu_hours", "job", "reason", "last", "best", "best_step", "final_mean"),
 )
-_RIGHT = frozenset({"seed", "step", "last", "best", "ETA", "hours", "GPU-hours"})
+_RIGHT = frozenset({"seed", "step", "last %", "best %", "ETA", "hours", "GPU-hours"})
 _LIVE_LAST = (
     *(schema.MISSING, schema.DONE, schema.COLLAPSED, schema.STOPPED, schema.PARTIAL),
     *(schema.FAILED, schema.QUEUED, schema.RUNNING),
@@ -112,7 +112,7 @@ def run_statuses(runs: Path, planned: Mapping[str, Mapping[str, Any]] | None = N
         _status(run, states[run.path.name], (planned or {}).get(run.path.name), queued) for run in folders
     ]
     if planned is None:
-        statuses.sort(key=lambda run: (_LIVE_LAST.index(run.state), run.model, run.name))
+        statuses.sort(key=lambda run: (_LIVE_LAST.index(run.state), run.model, run.name, f"{run.seed!s:>10}"))
     return statuses
 
 
@@ -186,9 +186,9 @@ def table(runs: Sequence[RunStatus], width: int | None = None, coloured: bool = 
     on_gpus = any(run.gpu_hours is not None for run in runs)
     hours = "GPU-hours" if on_gpus else "hours"
     name = "variant" if any(run.variants for run in runs) else "rule"
-    head = [RUN_ID, name, "model", "seed", "state", "step", "last", "best", "ETA", hours, "job", "reason"]
+    head = [RUN_ID, name, "model", "seed", "state", "step", "last %", "best %", "ETA", hours, "job", "reason"]
     alike = ("model",) if len({run.model for run in runs}) == 1 else ()
-    spare = ("job", hours, *alike, "ETA", RUN_ID, "best", "last")
+    spare = ("job", hours, *alike, "ETA", RUN_ID, "best %", "last %")
     rows = [
         [
             *(run.run_id, run.name, run.model, _or_dash(run.seed), run.state),

@@ -164,7 +164,9 @@ def interval(parts: Iterable[tuple[float, str]]) -> str:
 
 
 def _short(hours: float) -> str:
-    return f"{hours:.0f}" if hours >= 10 else f"{hours:.2g}"
+    if 0 < hours < 0.01:
+        return "below 0.01"
+    return f"{hours:,.0f}" if hours >= 10 else f"{hours:.2g}"
 
 
 def _hours(cost: Cost | None) -> str:

@@ -213,7 +213,7 @@
     const facts = [`${sample.method}, seed ${sample.seed ?? "none"}, step ${sample.step}, ${which}: `,
       make("span", { class: `grade ${sample.right ? "right" : "wrong"}` }, sample.right ? "right" : "wrong"),
       sample.answer === undefined ? "; no answer found" : `; answered ${sample.answer}`,
-      sample.truth === undefined ? "" : `, true is ${sample.truth}`, `; ${sample.length} tokens, ended by ${sample.stop}`];
+      sample.truth === undefined ? "" : `, true is ${sample.truth}`, `; ${sample.length} tokens, stop: ${sample.stop}`];
     if (sample.reward !== undefined) facts.push(`; reward ${sample.reward}, advantage ${sample.advantage}`);
     const text = make("div", { class: "text", tabindex: "0", role: "group", "aria-label": "Response" });
     text.textContent = sample.text || "(empty)";

@@ -93,7 +93,7 @@ def test_an_archive_without_a_result_of_each_run_says_so(cppo: Command, runs: li
 
 
 def test_an_archive_has_the_files_of_its_sweep(cppo: Command, no_training: None) -> None:
-    text = "title: Mine\nquestion: Which?\nmodels: [mini_quick]\nvariants: {own: {rule: own}}\n"
+    text = "name: ours\ntitle: Mine\nquestion: Which?\nmodels: [mini_quick]\nvariants: {own: {rule: own}}\n"
     for name, content in {
         "mine.yaml": text,
         "rule/own.yaml": "name: dppo\ndelta: 0.1\n",
@@ -103,8 +103,11 @@ def test_an_archive_has_the_files_of_its_sweep(cppo: Command, no_training: None)
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(content)
     cppo("launch ./mine.yaml launcher=inline")
+    reported = cppo("report ./mine.yaml --no-log --json").answer
+    assert (reported["sweep"], reported["folder"]) == ("ours", "reports/build/ours")
     for number, file in enumerate(("./mine.yaml", "of/both.yaml", "of/whole.yaml")):
         cppo(f"archive {file} --out {number}.zip")
+    assert "report/index.html" in zipfile.ZipFile("0.zip").namelist()
     for folder in ("rule", "of"):
         shutil.rmtree(folder)
     Path("mine.yaml").unlink()

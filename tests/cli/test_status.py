@@ -66,10 +66,12 @@ def made(runs: Path, number: int, status: str, **more: Any) -> Path:
 
 def test_hours_of_runs_that_one_process_trained_together_count_once(runs: Path, cppo: Command) -> None:
     for number in (1, 2):
-        made(runs, number, "done", machine_seconds=900.0)
+        made(runs, number, "done", machine_seconds=900.0, seed=11 - number)
     made(runs, 3, "done")
     assert "8.00 GPU-hours used" in cppo("status").out
-    assert {row["hours"] for row in rows(cppo).values()} == {0.5}
+    assert [(key, row["hours"]) for key, row in rows(cppo).items()] == [
+        (run_id(number), 0.5) for number in (3, 2, 1)
+    ]  # by their seeds
 
 
 def test_a_launch_that_slurm_refuses_leaves_no_runs(slurm: Slurm, runs: Path, cppo: Command) -> None:
@@ -120,7 +122,7 @@ def test_what_folders_locks_and_lists_say(runs: Path, cppo: Command, monkeypatch
     assert [seen[run_id(7)][key] for key in ("rule", "seed", "hours")] == ["cppo", 0, None]
     head, *lines = text.splitlines()
     assert [line.split()[0] for line in lines[:2]] == [run_id(3), run_id(4)]
-    assert " ".join(head.split()[3:]) == "model seed state step last best ETA GPU-hours job reason"
+    assert " ".join(head.split()[3:]) == "model seed state step last % best % ETA GPU-hours job reason"
     assert lines[0].split()[4:7] == ["failed", "20/40", "25.0"]
     counts = "9 runs: 1 done, 1 collapsed, 1 running, 1 queued, 1 failed, 3 partial, 1 missing"
     assert lines[-1].startswith(f"{counts}; 24.0")

@@ -354,8 +354,8 @@ def test_rates_of_a_warm_start_with_a_target(tiny_spec: RunSpec) -> None:
 
     found = rates(0.1, 0.256, 0.1, 0.1, 0.9)  # measured at steps 0, 50, ..., 200
     assert [progress[step] for step in (0, 50, 200, -1)] == [
-        ("warm start, 10 of 90 % right, step", 0, 1000),
-        ("warm start, 26 of 90 % right, step", 50, 1000),
+        ("warm start, 10 % right (until 90 %), step", 0, 1000),
+        ("warm start, 26 % right (until 90 %), step", 50, 1000),
         ("warm start, annealing, step", 200, 500),
         ("warm start, annealing, step", 499, 500),
     ]

@@ -153,7 +153,10 @@ LINES = {
     "preflight quickstart": "core=mini needs no preflight",
     "list models core=exact": "takes no overrides",
     "new main": "'main' is a sweep that comes with the product",
-    "new ../x": "'../x' is no name of a sweep",
+    **{
+        f"new {name}": f"'{name}' is no name of a sweep: …beginning with a letter or digit"
+        for name in ("../x", "λ", "_x")
+    },
     "plan --state done": "name a sweep, before the options",
     "report gone --figures width=3": "--figures 'width=3': a width is a number with in, cm, mm or pt",
     "plan study model=mini_lang": "unknown model of this study 'mini_lang'",

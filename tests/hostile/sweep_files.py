@@ -68,6 +68,10 @@ FILES = {
     f"? [a, b]\n: 1\n{SWEEP}": " line 1, column 3: not valid YAML: found unhashable key",
     f"1: x\n{SWEEP}": ": 1: the key 1 is not text: quote it",
     f"yes: x\n{SWEEP}": "unknown key 'yes'",
+    "title: T: more\n": " line 1, column 9: not valid YAML: …: quote a text with `: `",
+    f"{SWEEP}training.t_stop: 20\n": "unknown key 'training.t_stop': did you mean 'axes.training.t_stop'?",
+    f"{SWEEP}seeds: [0]\n": "unknown key 'seeds': did you mean 'axes.seed'?",
+    f"{SWEEP}baseline: [cppo]\n": "baseline=['cppo']: must be text",
     "title: [unclosed\n": " line 2, column 1: not valid YAML: expected ',' or ']'",
     f"{SWEEP}---\n{SWEEP}": " line 6, column 1: not valid YAML: but found another document",
     f"{MODELS}variants: {{a: {{rule: cppo, rule: dppo}}}}\n":
@@ -306,6 +310,8 @@ HYPOTHESES = {
         "test_seeds: no run has seed 7: name seeds of the sweep (0, 1, 2), or extend axes.seed",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], smallest: 0":
         "hypotheses.above.smallest=0: must be in (0, inf)",
+    "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], sequential: yes":
+        "hypotheses.above.sequential='yes': must be true",
     "claim: C, better: [cppo, cppo], than: [dppo], test_seeds: [1, 2]": "better: 'cppo' stands there twice",
     "claim: C, better: [cppo], than: [dppo], test_seeds: [1, 2], models: trend, outcome: error":
         "outcome=error_slope is the trend of an error",

@@ -44,7 +44,9 @@ def test_results_of_other_code_are_kept_unless_replace(
     assert "made by other code" not in cppo(f"launch {ONE}").err
     [old] = mlflow_runs()
     code(monkeypatch, "0.1.0+new")
-    kept = "1 finished run was made by other code (0.1.0+old): kept; --replace trains them again"
+    kept = (
+        "1 finished run was made by other code (0.1.0+old): kept; `cppo launch --replace` trains them again"
+    )
     assert kept in cppo(f"launch {ONE}").err
     assert [run.info.run_id for run in mlflow_runs()] == [old.info.run_id]
 

@@ -119,9 +119,10 @@ def test_a_ratio_of_errors_is_no_number_of_points(two: tuple[Path, Path]) -> Non
     assert "(0.842 -> 0.970 ratio of errors)" in "".join(lines)
 
 
-def test_the_command(made: Path, cppo: Command) -> None:
+@pytest.mark.parametrize("name", ["demo", "./demo.yaml"])
+def test_the_command(made: Path, cppo: Command, name: str) -> None:
     shutil.copytree(made / "a", "reports/build/demo")
-    found = cppo("compare demo", str(made / "b"), "--json", code=1).answer
+    found = cppo(f"compare {name}", str(made / "b"), "--json", code=1).answer
     assert (found["same"], [cell["variant"] for cell in found["cells"]]) == (False, ["cppo"])
 
 

@@ -111,7 +111,7 @@ def test_from_the_file_to_the_page(workspace: Path, cppo: Command) -> None:
     assert section.count('<span class="verdict">core=exact</span>') == 2  # each verdict says of what
     for text in (
         f"({digest}), before any of the 12 runs that test it; unchanged.",
-        "3 seeds, 0 to 2",
+        "3 seeds (0 to 2)",
         "Power at a ratio of ",
     ):
         assert text in section
@@ -228,6 +228,7 @@ def test_what_the_section_says_of_hypotheses(monkeypatch: pytest.MonkeyPatch) ->
     both = with_laws(cppo=0.7, dppo=1.0)
     bare = section(monkeypatch, both)
     assert bare.view["summary"] == "The sweep file states no hypothesis about the error."
+    assert bare.hint == ""  # folded
     assert bare.view["registered"] == "" and bare.tables["exact_hypotheses"] is None
     assert bare.tables["exact_ratios"].rows  # CPPO with DPPO, without being asked
     alone = section(monkeypatch, with_laws(cppo=0.7))  # there is nothing to compare with
@@ -238,6 +239,7 @@ def test_what_the_section_says_of_hypotheses(monkeypatch: pytest.MonkeyPatch) ->
     )
     assert few == all_of_them
     stated = section(monkeypatch, both, claim(), claim(key="b", text="B"))
+    assert stated.hint is None
     assert stated.view["registered"] == (  # said once
         "Not registered: `cppo launch` registers hypotheses before their runs. Exploratory."
     )

@@ -102,7 +102,7 @@ def test_methods_of_a_sweep() -> None:
     board = scored(grid(), code={f"{number:032x}": "0.9+abc" for number in range(6)})
     said = texts(board)["methods.md"]
     for sentence in (
-        "Sweep demo has 2 methods (DPPO, CPPO) on 1 model (m), with 3 seeds (0, 1, 2) of each method and model: 6 of 6 "
+        "Sweep demo has 2 methods (DPPO, CPPO) on 1 model (m), with 3 seeds (0 to 2) of each method and model: 6 of 6 "
         "runs have a result.",
         "the mean over chain24, chain25.",
         "the first 100 steps.",

@@ -44,7 +44,7 @@ def test_a_plan_has_ids_variants_and_states_on_the_narrowest_terminals() -> None
 
 def test_without_a_terminal_everything_is_there_and_nothing_is_coloured() -> None:
     text = table(RUNS)
-    assert LONG in text and "25.0  50.0" in text and "node17:12345" in text
+    assert LONG in text and "25.0    50.0" in text and "node17:12345" in text
     assert "\x1b" not in table(RUNS, 80)
     painted = table(RUNS, 80, coloured=True)
     assert "\x1b[31mfailed\x1b[0m" in painted

@@ -176,7 +176,11 @@ def _until_learned(
         for group in optimizer.param_groups:
             group["lr"] = share * settings.learning_rate
         if end is None:
-            yield f"warm start, {100 * reached:.0f} of {100 * target:g} % right, step", step, settings.steps
+            yield (
+                f"warm start, {100 * reached:.0f} % right (until {100 * target:g} %), step",
+                step,
+                settings.steps,
+            )
         else:
             yield "warm start, annealing, step", step, end
 
