@@ -121,7 +121,7 @@ def _show(links: list[tuple[str, str]], options: Namespace) -> None:
 
 # MLflow's server
 
-PORTS = range(5000, 5100)  # tried in turn
+PORTS = range(5000, 5060)  # tried in turn; browsers open neither 5060 nor 5061
 _END_SECONDS = 10.0
 _SETTINGS = {
     # Switch off the workers for language-model jobs (seven processes).

@@ -370,7 +370,8 @@ def _unknown_key(config: DictConfig, key: str) -> UserError:
         return UnknownKey(f"unknown key {key!r}: {section} has no keys yet: add it with +{key}=VALUE")
     siblings = {name for name in names if section and name.rpartition(".")[0] == section}
     sections = {*groups(), *map(str, config)}
-    elsewhere = {*names, *sections, *(f"rule.{name}" for name in RuleSpec.model_fields)} - {key}
+    # `variant` chooses among the runs of a sweep.
+    elsewhere = {"variant", *names, *sections, *(f"rule.{name}" for name in RuleSpec.model_fields)} - {key}
     if siblings:  # a key that is like another in other sections too is meant as such
         elsewhere = {name for name in elsewhere if name.rpartition(".")[2] == key.rpartition(".")[2]}
     return UnknownKey(str(unknown("key", key, siblings or sections, {name: name for name in elsewhere})))

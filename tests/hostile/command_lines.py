@@ -161,6 +161,7 @@ LINES = {
     "report gone --figures width=3": "--figures 'width=3': a width is a number with in, cm, mm or pt",
     "plan study model=mini_lang": "unknown model of this study 'mini_lang'",
     "plan study rule.wmin=0.5": "unknown key 'rule.wmin'",
+    "plan quickstart variants=cppo": "unknown key 'variants': did you mean 'variant'?",
     "plan study variant=cppo_soft model=mini_long": "no sweep of it has all of",
     "plan study variant=grpo trust_region.delta=0.2": "no run of this sweep depends on 'trust_region.delta'",
     "plan quickstart +training.new=1,2": "only a key that is there can take several values",
