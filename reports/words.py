@@ -259,8 +259,9 @@ def _sweep(scored: Scored) -> Iterator[str]:
     seeds, *others = {tuple(run.seed for run in board.runs_of(*pair)) for pair in board.cells}
     counts = sorted({*map(len, [seeds, *others])})
     of_cell = f"{' to '.join(map(str, dict.fromkeys([counts[0], counts[-1]])))} run{'s' * (counts[-1] > 1)}"
-    if not others and None not in seeds:
-        of_cell = f"{counted(len(seeds), 'seed')} ({spanned(filter(None.__ne__, seeds))})"
+    numbers = [seed for seed in seeds if seed is not None]
+    if not others and len(numbers) == len(seeds):
+        of_cell = f"{counted(len(seeds), 'seed')} ({spanned(numbers)})"
     yield (
         f"Sweep {scored.name} has {counted(len(methods), 'method')} ({_listed(methods)}) on "
         f"{counted(len(board.models), 'model')} ({_listed(board.models)}), with {of_cell} of each method and model: "
