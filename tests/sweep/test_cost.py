@@ -170,6 +170,6 @@ def test_sums_of_different_origin_are_added_where_all_are_gpu_hours() -> None:
     text = cost_summary([], costs, dict.fromkeys(costs, RunState(schema.PARTIAL)))
     assert "Estimated cost: 0.2 to 0.8 GPU-hours for 1 run; 0.2 to 0.8 remaining" in text
     assert "Measured cost: 0.31 GPU-hours for 1 run" in text and "Together: 0.51 to 1.1 GPU-hours" in text
-    costs = {"a": Cost(500.0, 4000.0, ESTIMATE), "b": Cost(0.001, None, MEASURED, measured_runs=1)}
+    costs = {"a": Cost(500.0, 4000.0, ESTIMATE), "b": Cost(0.1, 0.001, MEASURED, measured_runs=1)}
     text = cost_summary([], costs, dict.fromkeys(costs, RunState(schema.PARTIAL)))
-    assert "cost: 2,000 to 8,000 GPU-hours" in text and "cost: below 0.01 hours of one process" in text
+    assert "cost: 2,000 to 8,000 GPU-hours" in text and "cost: below 0.01 GPU-hours" in text
