@@ -41,10 +41,7 @@ def report(options: Namespace) -> int:
         archived = Path(options.sweep).suffix == ".zip"
         page = _archived(options) if archived else _report_once(options)
     if page is not None:
-        from cppo_lab.reports.saved import read_record
-
-        folder = page.parent
-        answer(options, {"sweep": read_record(folder).name, "page": str(page), "folder": str(folder)})
+        answer(options, {"sweep": options.reported, "page": str(page), "folder": str(page.parent)})
     return Exit.DONE
 
 
@@ -125,7 +122,8 @@ def _report_once(options: Namespace, quiet: bool = False) -> Path:
         about["style"] = parse_style(options.figures)
     options.tell = partial(passing, piped=not quiet)
     declared = None if options.source == "paper" else load_checked(options)
-    about["out"] = options.out or BUILT / (declared.name if declared else options.sweep)
+    options.reported = declared.name if declared else options.sweep
+    about["out"] = options.out or BUILT / options.reported
     about_runs = about | {"partial": options.partial, "palette": options.palette}
     if declared is None:
         page = _report_runs(options, _paper_request(options, about_runs))
