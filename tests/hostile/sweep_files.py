@@ -71,7 +71,7 @@ FILES = {
     "title: T: more\n": " line 1, column 9: not valid YAML: …: quote a text with `: `",
     f"{SWEEP}training.t_stop: 20\n": "unknown key 'training.t_stop': did you mean 'axes.training.t_stop'?",
     f"{SWEEP}seeds: [0]\n": "unknown key 'seeds': did you mean 'axes.seed'?",
-    f"{SWEEP}baseline: [cppo]\n": "baseline=['cppo']: must be text",
+    f"{SWEEP}baseline: [cppo]\npairing: x\n": "baseline=['cppo']: must be text; also: pairing='x': must be 'seed'",
     "title: [unclosed\n": " line 2, column 1: not valid YAML: expected ',' or ']'",
     f"{SWEEP}---\n{SWEEP}": " line 6, column 1: not valid YAML: but found another document",
     f"{MODELS}variants: {{a: {{rule: cppo, rule: dppo}}}}\n":
