@@ -7,7 +7,7 @@ pi, D_t(s_t) = TV(mu, pi) at state s_t. With the surrogate L' = E_mu[R sum_t (rh
     Delta = sum_t E_{s_t ~ mu} sum_a (pi - mu)(a | s_t) (Q_mu - Q_pi)(s_t, a)                 (exact identity)
 
 Let u_t = E_mu[D_t], l_t = max over states of D_t, and l >= l_t for every t. A policy pair moves the mean reward
-of a suffix by at most 2 xi times the suffix' own total variation, hence
+of a suffix by at most 2 xi times the suffix' total variation, hence
 
     TV(suffix after t) <= 1 - prod_{j>t} (1 - l_j) <= sum_{j>t} l_j                           (suffix bound)
     |Delta| <= 4 xi sum_t u_t sum_{j>t} l_j <= 4 xi l sum_t (T - t) u_t                       (Proposition 4)

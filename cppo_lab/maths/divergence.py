@@ -62,7 +62,7 @@ def exact(mu_logp: Tensor, pi_logp: Tensor, measure: str = "tv") -> Tensor:
 def topk(mu: Recorded, pi_logits_or_logp: Tensor, *, measure: str, convention: str = "union") -> Tensor:
     """TV or KL(mu || pi) on the partition {mu's K most likely tokens} + {sampled token} + other.
 
-    "union" adds the sampled token as a cell of its own when it is not among the K; "replace_kth" lets it take
+    "union" adds the sampled token as a further cell when it is not among the K; "replace_kth" lets it take
     the place of the least likely of the K instead. The mass of "other" is 1 - (the rest), at least 1e-12.
 
     Args:

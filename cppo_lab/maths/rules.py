@@ -87,7 +87,7 @@ def _weights(
     cells = logp.shape[-1]
 
     def folded(values: Tensor) -> Tensor:
-        """[B, T, C] -> [C B, T]: to the rule, each cell is a response of its own."""
+        """[B, T, C] -> [C B, T]: to the rule, each cell is a response."""
         return values.movedim(-1, 0).flatten(0, 1)
 
     def repeated(values: Tensor | None) -> Tensor | None:

@@ -161,7 +161,7 @@ class Tokens:
     with A != 0; overflows: whether rho of some token, kept or not, overflows its dtype.
 
     Every tensor but the permutation and the Top-K is 0 (False) at padding, so that padding cannot overflow. Without
-    padding they may be the caller's own: a rule must not write to them.
+    padding they may be the caller's: a rule must not write to them.
 
     Raises:
         ValueError: shapes that differ from `valid`'s [B, T], padding that is not on the right, values of

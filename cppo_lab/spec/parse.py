@@ -58,7 +58,7 @@ def parse(kind: type[S], values: dict[str, Any], where: str) -> S:
         fault
         for fault in cause.errors()
         if fault["loc"][:1] not in [(section,) for section in foreign]
-        # pydantic counts the valid items; the others have faults of their own
+        # pydantic counts the valid items; the others have other faults
         and not (fault["type"] == "too_short" and len(fault["input"]) >= fault["ctx"]["min_length"])
     ]
     # A misspelt key is also a missing key: its name says more, and comes first.
@@ -177,9 +177,7 @@ def _spec_at(kind: type[Spec], path: list[str]) -> type[Spec]:
         kinds = [
             candidate
             for part in (inner, *get_args(inner))
-            for candidate in [
-                getattr(part, "__origin__", part)
-            ]  # a mapping's values have validators of their own
+            for candidate in [getattr(part, "__origin__", part)]  # each value of a mapping has a validator
             if isinstance(candidate, type) and issubclass(candidate, Spec)
         ]
         if not kinds:

@@ -227,7 +227,7 @@ class SyntheticModel(Spec):
 
     @property
     def start_seed(self) -> int:
-        """The seed of the warm start, which `for_seed` sets to that of the run where it has none of its own."""
+        """The seed of the warm start, which `for_seed` sets to that of the run where it has none."""
         assert self.warm_start.seed is not None
         return self.warm_start.seed
 
@@ -856,7 +856,7 @@ class ExactRun(RunSpec):
 
 
 def check_benchmarks(names: tuple[str, ...]) -> None:
-    """Check that there are benchmarks, each with a name of its own.
+    """Check that there are benchmarks, each with another name.
 
     Raises ValueError.
     """

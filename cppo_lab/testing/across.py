@@ -5,7 +5,7 @@
     python -m cppo_lab.testing.across --matrix FILE.csv       # the table rule x suite, in Markdown
 
 A suite is a black box: it gets logits, tokens, log mu, advantages and masks, and gives the loss of each
-micro-batch as its trainer sums them, through its own masking, padding and aggregation. We compare the sum and its
+micro-batch as its trainer sums them, through its masking, padding and aggregation. We compare the sum and its
 gradient in the logits. Where they differ, a grid of normalisations, clips and caps on our side is searched, fewest
 changes first, for a point that makes all batches equal; else the first token that differs is described. `suites.json`
 has our rules with their constants (`cases`), and what a suite calls them.

@@ -388,7 +388,7 @@ def comparison(experiments: Sequence[Experiment]) -> str:
 
 def save_view(client: MlflowClient, experiment_id: str) -> None:
     """Write the view of an experiment's training runs, unless it is there and up to date: filter, columns, and a first
-    section with charts of the validation metrics. The page adds sections of its own for all other metrics.
+    section with charts of the validation metrics. The page adds sections for all other metrics.
     """
     experiment = client.get_experiment(experiment_id)
     count = Counter(

@@ -296,7 +296,7 @@ class _Shipment:
                 break
             self._take(line)
             offset = end
-            # Lines of which nothing is sent take no write of their own, in thousands of runs.
+            # Lines of which nothing is sent take no write, in thousands of runs.
             is_news = isinstance(line, Begin | End) or self.sent.total() > sent
             if is_news and not self.steps:
                 self._reached(path, offset)
