@@ -454,11 +454,8 @@ def _answer(difference: Difference, smallest: float, exploratory: bool, decided:
     standing = " Exploratory." * exploratory
     # Tables beside it may show another score, which may differ the other way round.
     numbers += f" of the {_OF_SCORE[difference.score]}" if isinstance(difference.score, Score) else ""
-    if estimate.unknown or word is Word.OPEN:
-        why = f"; {estimate.unknown}" * (estimate.unknown not in ("", ONE_RUN))
-        # The interval is not adjusted, so it may exclude 0.
-        if not estimate.unknown and word_of(estimate, smallest) is not Word.OPEN:
-            why = " (open after Holm's adjustment for all comparisons)"
+    if estimate.unknown:
+        why = "" if estimate.unknown == ONE_RUN else f"; {estimate.unknown}"
         return (
             word,
             f"{runs[0].upper()}{runs[1:]} cannot decide between {first} and {second}{where}: {numbers}{why}.",
@@ -466,6 +463,11 @@ def _answer(difference: Difference, smallest: float, exploratory: bool, decided:
     if word is Word.SAME:
         within = f"{100 * smallest:g} point" + ("s" if smallest != SMALLEST else "")
         return word, f"{first} and {second} are within {within}{where}: {numbers}, {runs}.{standing}"
+    if word is Word.OPEN:
+        # Its interval, which is not adjusted, may exclude 0.
+        adjusted = word_of(estimate, smallest) is not Word.OPEN
+        show = "show after Holm's adjustment for all comparisons" if adjusted else "show"
+        return word, f"No difference between {first} and {second}{where} that {runs} can {show}: {numbers}."
     verb = "learns faster" if difference.score is Score.AREA else "scores higher"
     return Word.BETTER, f"{first} {verb} than {second}{where}: {numbers}, {runs}.{standing}"
 

@@ -34,7 +34,7 @@ def answers(cells: dict[str, list[float]], *own: Claim) -> list[tuple[Word, str]
         (moved(0.05), Word.BETTER, "CPPO scores higher than DPPO on "),
         (moved(-0.05), Word.BETTER, "DPPO scores higher than CPPO on "),
         (moved(0.0), Word.SAME, "CPPO and DPPO are within 1 point on "),
-        (moved(0.05, *NOISY), Word.OPEN, "4 runs each cannot decide between CPPO and DPPO on "),
+        (moved(0.05, *NOISY), Word.OPEN, "No difference between CPPO and DPPO on "),
     ],
 )
 def test_what_a_comparison_shows(
