@@ -124,7 +124,7 @@ def without_long_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("cppo_lab.tracking.reference.import_reference", lambda uri, say: 0)
     patch.setattr("cppo_lab.tracking.reference.nest_reference", lambda uri, sweeps: None)
     patch.setattr("cppo_lab.runs.export.export", lambda runs, run_id, out, say: out)
-    patch.setattr("cppo_lab.sweep.launch.evaluate", lambda subject, other, resources: (10, {"chain24": 0.5}))
+    patch.setattr("cppo_lab.runs.export.evaluate", lambda subject, other, resources: (10, {"chain24": 0.5}))
     patch.setattr("cppo_lab.cli.reporting.watch_report", Mock(side_effect=KeyboardInterrupt))
     leave_undrawn(patch)
     patch.setattr(ui, "_links", lambda uri, address: [("no runs yet", address)])

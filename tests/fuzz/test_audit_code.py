@@ -30,6 +30,7 @@ REASONED = {
         "cppo_lab/runs/export.py",
         "extractall",
     ): "of a zip file, whose members zipfile keeps below the folder, and no links",
+    ("dev/notebook.py", "compile"): "of the cells of docs/notebook.ipynb",
     ("cppo_lab/cli/ui.py", "'::'"): "told apart, to be opened at this machine's own address",
 }
 

@@ -71,7 +71,7 @@ def test_a_claim_that_is_judged_once_is_refused(cppo: Command, mine: Path) -> No
     assert "above is judged once: state `sequential: true` before its first run" in said
 
 
-@patch("cppo_lab.cores.exact.trainer._train", Mock(side_effect=RuntimeError("no luck")))
+@patch("cppo_lab.cores.exact.trainer.train_runs", Mock(side_effect=RuntimeError("no luck")))
 def test_runs_that_fail_end_the_study_with_one_answer(cppo: Command) -> None:
     said = cppo(LAUNCH, "--json", code=4)
     assert (said.answer["exit_code"], {state for state, _ in said.states}) == (4, {"failed", "missing"})

@@ -86,7 +86,7 @@ def test_plan_of_a_search_says_its_space_and_cost_and_writes_nothing(workspace: 
     assert "study tune_cppo-mini_small_base: 24 trials (24 left)" in out
     assert "one trial: 2 x 50 training steps\n" in out
     out = cppo("plan tune_cppo core=verl").out
-    assert re.search(r"steps, \d+ to \d+ GPU-hours \(\d+ to \d+ for all", out)
+    assert re.search(r"steps, \d+ to \d+ GPU-hours \([\d,]+ to [\d,]+ for all", out)
     assert list(workspace.iterdir()) == []
 
 

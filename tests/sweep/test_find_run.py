@@ -137,7 +137,7 @@ def test_what_is_an_id(workspace: Path) -> None:
     assert not is_run_id("abcd")  # a file comes before an id
     for name in ("5555aaaaaaaa", "5555aaaaaaaa.old", "5555"):
         (folder := Path("runs") / name).mkdir(parents=True)
-        (folder / "config.json").write_text("{}")
+        (folder / "config.json").write_text('{"core": "exact"}')
     assert find("5555").run_id == "5555aaaaaaaa"
 
 

@@ -104,8 +104,8 @@ def write(client: StoreClient, tmp_path: Path) -> Writer:
 @pytest.fixture
 def asked(client: StoreClient) -> Mock:
     """Is called for the history of a metric."""
-    client.points = Mock(side_effect=client.points)
-    return client.points
+    client.points = asked = Mock(side_effect=client.points)
+    return asked
 
 
 def read_all(
