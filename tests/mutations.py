@@ -269,8 +269,8 @@ TRACKING = (
     Fault(
         "the later of two records of a step counts",
         "cppo_lab/runs/spool.py",
-        "record.rows.setdefault(line.step, line)",
-        "record.rows[line.step] = line",
+        "if record.rows.setdefault(line.step, line) is not line:",
+        "if record.rows.update({line.step: line}):",
         "tests/runs/test_spool.py",
     ),
     Fault(
