@@ -112,11 +112,8 @@ def problem_maps(board: Scoreboard) -> list[dict[str, Any]]:
 def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> dict[str, Any]:
     first = next(iter(methods.values()))[0]
     steps = sorted({int(step) for runs in methods.values() for run in runs for step in run.steps})
-    shares = {}
-    for (
-        name,
-        runs,
-    ) in methods.items():  # [V, P], mean over the runs that were validated at a step; NaN where none was
+    shares = {}  # [V, P] of each method: the mean over its runs that were validated at a step; NaN where none was
+    for name, runs in methods.items():
         total, count = np.zeros((len(steps), len(first.problems))), np.zeros((len(steps), 1))
         for run in runs:
             validated = np.searchsorted(steps, run.steps)

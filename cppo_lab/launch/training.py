@@ -171,8 +171,8 @@ def training_jobs(
             open_jobs[process] = job
         job += group
     launch = tuple(attempt.run_id for attempt in attempts) if uploads else ()
-    mark = f"{BATCH}{secrets.token_hex(8)}"
+    mark, *batches = (f"{BATCH}{secrets.token_hex(8)}" for _ in range(1 + len(jobs)))
     return [
-        TrainingJob(tuple(job), uri, uploads, f"{BATCH}{secrets.token_hex(8)}" * (len(job) > 1), launch, mark)
-        for job in jobs
+        TrainingJob(tuple(job), uri, uploads, batch if len(job) > 1 else "", launch, mark)
+        for job, batch in zip(jobs, batches, strict=True)
     ]

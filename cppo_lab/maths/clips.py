@@ -290,9 +290,8 @@ def cfpo(tokens: Tokens, *, delta: float) -> RuleOutput:
         ValueError: delta <= 0, a ratio that overflows.
     """
     output = _pulled_back(tokens, delta, torch.ones_like(tokens.rollout_logp), "ratio shift")
-    refuse_overflow(
-        output.objective, tokens.log_ratio, "squared probability ratio"
-    )  # rho itself may be finite
+    # rho itself may be finite.
+    refuse_overflow(output.objective, tokens.log_ratio, "squared probability ratio")
     return output
 
 

@@ -376,9 +376,8 @@ def captured_output(
                 spans.append((file.st_size - start, file.st_mtime, path, start))
     contents = []
     for number, (size, written, path, start) in enumerate(sorted(spans)):
-        share = min(
-            size, most_bytes // (len(spans) - number)
-        )  # short ones stay whole, long ones share what is left
+        # Short ones stay whole, long ones share what is left.
+        share = min(size, most_bytes // (len(spans) - number))
         most_bytes -= share
         with contextlib.suppress(OSError):  # gone meanwhile
             contents.append((written, path, _masked_output(path, start, size, share)))

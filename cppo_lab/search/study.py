@@ -154,9 +154,8 @@ def _require_journal(path: Path) -> None:
 
     Raises UserError.
     """
-    lines = (
-        path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-    )  # another process may write the last line
+    # Another process may write the last line.
+    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
     for number, line in enumerate(lines, start=1):
         try:
             is_record = "op_code" in json.loads(line)
@@ -248,9 +247,8 @@ class SearchStudy:
                 with contextlib.suppress(UpdateFinishedTrialError):
                     if trial.state is not TrialState.WAITING:
                         continue
-                    self._sign(
-                        trial.number
-                    )  # before the claim: a worker that is killed right behind it is silent
+                    # Before the claim: a worker that is killed right behind it is silent.
+                    self._sign(trial.number)
                     trial_id = self._id(trial.number)
                     if self.storage.set_trial_state_values(trial_id, TrialState.RUNNING):
                         worker = f"{socket.gethostname()} {os.getpid()}"

@@ -160,7 +160,8 @@ def interval(parts: Iterable[tuple[float, str]]) -> str:
         factor = UNCERTAINTY if basis == ESTIMATE else 1.0
         low, high = low + hours / factor, high + hours * factor
     # An estimate has two digits.
-    return _short(high) if low == high else " to ".join(_short(float(f"{end:.2g}")) for end in (low, high))
+    ends = (high,) if low == high else (float(f"{low:.2g}"), float(f"{high:.2g}"))
+    return " to ".join(dict.fromkeys(map(_short, ends)))
 
 
 def _short(hours: float) -> str:

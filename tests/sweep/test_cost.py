@@ -29,7 +29,7 @@ from cppo_lab.sweep.cost import (
     past_costs,
 )
 from cppo_lab.sweep.enumerate import PlannedRun
-from cppo_lab.sweep.table import cost_summary
+from cppo_lab.sweep.table import cost_summary, interval
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY
 
@@ -173,3 +173,4 @@ def test_sums_of_different_origin_are_added_where_all_are_gpu_hours() -> None:
     costs = {"a": Cost(500.0, 4000.0, ESTIMATE), "b": Cost(0.1, 0.001, MEASURED, measured_runs=1)}
     text = cost_summary([], costs, dict.fromkeys(costs, RunState(schema.PARTIAL)))
     assert "cost: 2,000 to 8,000 GPU-hours" in text and "cost: below 0.01 GPU-hours" in text
+    assert interval([(0.0001, ESTIMATE)]) == "below 0.01"  # both ends

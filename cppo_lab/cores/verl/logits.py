@@ -222,9 +222,8 @@ def packed_columns(data: Any, on_topk: bool) -> Recorded:
     sequences, responses = data["input_ids"], data["responses"]
     rows = predicting_rows(sequences.offsets(), responses.offsets())
     total = len(sequences.values())
-    tokens = torch.roll(
-        sequences.values(), -1
-    )  # as in verl: the last row of a sequence gets the first of the next
+    # As in verl: the last row of a sequence gets the first of the next.
+    tokens = torch.roll(sequences.values(), -1)
     rollout_logp = laid(data[of_mu(data)].values(), rows, total, 0.0)
     if not on_topk:
         return Recorded(tokens, rollout_logp, tokens.view(-1, 1)[:, :0], rollout_logp.view(-1, 1)[:, :0])
