@@ -205,6 +205,7 @@ class Progress:
                 self._warn(started, run_id)
         if sys.stderr.isatty():
             return
+        lines = []
         if started.job.batch:  # a line for each validation that all runs of a condition have now
             for name, run_ids in self._conditions(started.job).items():
                 curves = [started.rows[run_id].scores for run_id in run_ids]
@@ -215,7 +216,7 @@ class Progress:
                     spread = f" ({min(values):.1f} to {max(values):.1f} %)" if len(values) > 1 else ""
                     text = f"mean {sum(values) / len(values):.1f} %{spread}"
                     at = f"step {step}/{self.t_stop[run_ids[0]]}"
-                    self.say(f"{name} ({counted(len(run_ids), 'run')}): {at}, {text}{self._share_text()}")
+                    lines.append(f"{name} ({counted(len(run_ids), 'run')}): {at}, {text}")
         else:
             [(run_id, steps)] = news.items()
             scores = started.rows[run_id].scores
@@ -223,7 +224,11 @@ class Progress:
                 best = max((at for at in scores if at <= step), key=lambda at: (scores[at], -at))
                 at = f"step {step}/{self.t_stop[run_id]}"
                 text = score_text(scores[step], scores[best], best)
-                self.say(f"{self._name_of(started.job)}: {at}, {text}{self._share_text()}")
+                lines.append(f"{self._name_of(started.job)}: {at}, {text}")
+        if lines and (share := self.share()):
+            lines[-1] += f"  ({share})"
+        for line in lines:
+            self.say(line)
         activity = "" if started.has_rows else self._activity(started)
         # The words before the first number say which activity it is, the rest how far it is.
         other = re.split(r"\d", activity)[0] != re.split(r"\d", started.activity)[0]
@@ -308,9 +313,6 @@ class Progress:
             time_left = f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
             parts.append("under a minute left" if minutes < 1 else f"about {time_left} left")
         return ", ".join(parts)
-
-    def _share_text(self) -> str:
-        return f"  ({share})" if (share := self.share()) else ""
 
     def _steps_of(self, run_id: str) -> int:
         """The steps that a waiting run has to take; it resumes where it stopped."""

@@ -164,6 +164,8 @@ def test_a_pipe_gets_a_line_per_validation_and_every_few_seconds_before_the_firs
     for _ in range(3):
         look(progress)
     lines = scene.said()
+    # How far the launch is stands behind the newest validation alone.
+    assert [line for line in lines if "%" in line.partition("  (")[2]] == lines[-1:]
     assert lines[-1].endswith("  (100 % of 4 steps, 0.5 steps/s, under a minute left)")
     assert [line.removeprefix(f"{NAME}: ").partition("  (")[0] for line in lines] == [
         "warm start 0/1000",
