@@ -54,13 +54,3 @@ def test_a_core_of_another_package_from_launch_to_report(tmp_path: Path) -> None
     ):
         code, out, err = cppo(tmp_path, *words, path=path)
         assert code == ends and said in (err if ends else out), out + err
-
-
-def test_a_sweep_file_alone_installs_no_core(tmp_path: Path) -> None:
-    """Not by a file of the name, nor by a record beside it."""
-    package(tmp_path, entry_points="")
-    (tmp_path / "core").mkdir()
-    (tmp_path / "core" / "acme.yaml").write_text("# @package _global_\ncore: acme_records:ACME\n")
-    (tmp_path / "theirs.yaml").write_text(SWEEP)
-    code, _, err = cppo(tmp_path, "plan", "./theirs.yaml", "core=acme")
-    assert code == 2 and "unknown core" in err, err

@@ -27,7 +27,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import Architecture, RunSpec, SyntheticModel, TaskData
 from cppo_lab.spec.run import ANNEAL_STEPS
 from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY, user_error
+from tests.conftest import TINY
 from tests.cores.kills import Killed
 from tests.maths.maths_batches import CONSTANTS
 
@@ -368,11 +368,6 @@ def test_rates_of_a_warm_start_with_a_target(tiny_spec: RunSpec) -> None:
         NotLearned, match=r"seed 3, had 12\.3% .* after 700 steps.*target_accuracy=0\.9: raise"
     ):
         rates(*[0.123] * 15)
-
-
-def test_a_target_that_cannot_be_reached_is_refused() -> None:
-    with user_error(f"steps={ANNEAL_STEPS} is the limit of a warm start.*target_accuracy to null"):
-        compose([f"model.warm_start.steps={ANNEAL_STEPS}"])
 
 
 @pytest.mark.parametrize("steps", [1, 2, 9, 10, 11])

@@ -12,7 +12,6 @@ from cppo_lab.cores.exact.process import state_probabilities
 from cppo_lab.cores.exact.trainer import Learner, equal_length, histories_together, learner_of, step_together
 from cppo_lab.rules import PERMUTATION
 from cppo_lab.spec import ExactRun
-from tests.conftest import user_error
 from tests.cores.exact_specs import CPPO, DPPO, NO_TRUST_REGION, SHUFFLED, exact_run
 from tests.cores.test_exact import REVERSED, history
 from tests.cores.test_mini import without_times
@@ -54,18 +53,26 @@ def test_the_rule_that_trains_measures_its_own_training() -> None:
         assert row == pytest.approx(other, rel=1e-9, abs=1e-12)
 
 
+LATER = STALE | {"training": {"t_stop": 8}}
+
+
 @pytest.mark.parametrize(
-    "rule, changes",
+    "rule, match, changes",
     [
-        *((rule, {}) for rule in (CPPO, NO_TRUST_REGION, SHUFFLED, REVERSED)),
-        *((rule, STALE | {"training": {"t_stop": 8}}) for rule in (CPPO, NO_TRUST_REGION)),
+        *((rule, "scale", {}) for rule in (CPPO, NO_TRUST_REGION, SHUFFLED, REVERSED)),
+        *((rule, "scale", LATER) for rule in (CPPO, NO_TRUST_REGION)),
+        (NO_TRUST_REGION, "update", LATER | {"model": {"mismatch": 0.2}}),
     ],
 )
 def test_every_rule_is_measured_on_the_same_training_at_the_same_movement(
-    rule: dict[str, Any], changes: dict[str, Any]
+    rule: dict[str, Any], match: str, changes: dict[str, Any]
 ) -> None:
-    """From a stale mu by what the update itself moves: its start is further from mu than its end may be."""
-    (_, reference), (_, rows) = (histories_together([along(name, **changes)])[0] for name in (TIGHT, rule))
+    """From a stale mu by what the update itself moves: its start is further from mu than its end may be. That of the
+    policy itself has no part of mu's noise.
+    """
+    (_, reference), (_, rows) = (
+        histories_together([along(name, {**ALONG, "match": match}, **changes)])[0] for name in (TIGHT, rule)
+    )
     for (_, expected), (_, row) in zip(reference, rows, strict=True):
         same = [name for name in expected if name.startswith("val")]
         if "exact/movement" in expected:
@@ -73,6 +80,7 @@ def test_every_rule_is_measured_on_the_same_training_at_the_same_movement(
             assert row["exact/matched"] == 1
             moved = "exact/update_movement" if changes else "exact/movement"
             assert row[moved] == pytest.approx(expected[moved], rel=1e-9)
+            assert expected["exact/update_length"] == pytest.approx(1, rel=1e-12)
         assert [row[name] for name in same] == [expected[name] for name in same]
     nearer = [row["exact/movement"] < row["exact/movement_before"] for _, row in reference[1:]]
     assert any(nearer) or not changes
@@ -116,19 +124,6 @@ def test_the_movement_of_an_update_by_its_definition(match: str) -> None:
         assert row[f"exact/{name}"] == pytest.approx((visits * apart).sum() / process.horizon, rel=1e-9)
 
 
-def test_matched_by_the_movement_of_the_policy_itself_the_noise_of_mu_is_no_part_of_it() -> None:
-    stale = STALE | {"model": {"mismatch": 0.2}, "training": {"t_stop": 8}}
-    from_mu, of_policy = (
-        exact_rows(along(NO_TRUST_REGION, {**ALONG, "match": match}, **stale))
-        for match in ("scale", "update")
-    )
-    for row, other in zip(of_policy, from_mu, strict=True):
-        assert row["exact/matched"] == 1
-        assert row["exact/update_movement"] < other["exact/update_movement"]
-    training = exact_rows(along(TIGHT, {**ALONG, "match": "update"}, **stale))
-    assert [row["exact/update_length"] for row in training] == pytest.approx([1.0] * 8, rel=1e-12)
-
-
 def test_a_step_that_no_length_matches_says_so_and_has_no_error() -> None:
     # Every response is dropped: no update but that of the optimiser's momentum, which may be too short to scale.
     nothing = {"name": "geo_mask", "ratio_low": 1.0, "ratio_high": 1.0}
@@ -169,9 +164,3 @@ def test_a_random_mask_drops_as_many_tokens_that_move_away(delta_b: float) -> No
         assert sorted(drawn[:count]) == random[row].nonzero()[:, 0].tolist()
     with pytest.raises(ValueError, match="permutation"):
         apply("cppo", *batch, random_mask=True, **constants)
-
-
-def test_a_rule_without_delta_cannot_be_matched_by_it() -> None:
-    rule = {"name": "grpo", "clip_low": 0.2, "clip_high": 0.2}
-    with user_error(r"along\.match='delta' with rule 'grpo', which has no delta"):
-        along(rule, {**ALONG, "match": "delta"})

@@ -26,7 +26,6 @@ from cppo_lab.cores.mini.tasks import (
 from cppo_lab.cores.mini.warm_start import _imitation_loss, _tie_spellings
 from cppo_lab.spec import TaskData
 from cppo_lab.sweep.compose import compose
-from tests.conftest import user_error
 from tests.cores.test_mini import check_frequencies, seeded, tiny
 
 NAMES = sorted(TASKS)
@@ -213,28 +212,6 @@ def test_the_reward_of_a_response(
 
 def test_the_registry_and_the_config_know_the_same_tasks() -> None:
     assert set(TASKS) == set(get_args(TaskData.model_fields["task"].annotation))
-
-
-@pytest.mark.parametrize(
-    "overrides, message",
-    [
-        (
-            ["data.modulus=1000", "data.spellings=1000"],
-            "modulus=1000 x spellings=1000 makes 1000000 symbols, more than 100000: lower spellings to 100 or",
-        ),
-        (
-            ["data=addition", "data.operations=1"],
-            "takes more than half of the 100 problems that exist: raise operations or modulus",
-        ),
-        (
-            ["data=addition", "data.operations=60"],
-            "max_response_length to 121 or more, or lower operations",
-        ),
-    ],
-)
-def test_what_a_task_cannot_have_is_refused(overrides: list[str], message: str) -> None:
-    with user_error(message):
-        compose(overrides)
 
 
 def test_the_warm_starts_loss_is_the_mean_over_spellings() -> None:

@@ -23,39 +23,40 @@ def changed(**fields: Any) -> bytes:
 
 
 # Beside those of tests/hostile/folders.py.
-HOSTILE: dict[str, tuple[bytes, str]] = {
-    "a number": (b"7", "is int, not an object"),
-    "Infinity": (b'{"problem": "p", "answer": -Infinity}', "the value -Infinity is not a JSON number"),
-    "a huge line": (b'{"problem": "' + b"x" * 10_000_000 + b'"}', "is longer than 1048576 bytes"),
-    "no answer": (b'{"problem": "p"}', "`answer` is missing"),
-    "a list answer": (b'{"problem": "p", "answer": ["1"]}', "`answer` is ['1']"),
-    "an empty answer": (b'{"problem": "p", "answer": "  "}', "`answer` is '  '"),
-    "a long answer": (b'{"problem": "p", "answer": "' + b"1" * 1_001 + b'"}', "`answer` has 1001 characters"),
-    "a number as problem": (b'{"problem": 5, "answer": "1"}', "`problem` is 5"),
-    "an empty problem": (b'{"problem": " ", "answer": "1"}', "`problem` is ' '"),
-    "a long problem": (b'{"problem": "' + b"x" * 100_001 + b'", "answer": "1"}', "has 100001 characters"),
-    "no message": (changed(prompt=[]), "`prompt` is []"),
-    "a message of a stranger": (changed(prompt=[{"role": "tool", "content": "a"}] * 2), "list of messages"),
-    "a system message": (
+HOSTILE = [
+    (b"7", "is int, not an object"),
+    (b'{"problem": "p", "answer": -Infinity}', "the value -Infinity is not a JSON number"),
+    (b'{"problem": "' + b"x" * 10_000_000 + b'"}', "is longer than 1048576 bytes"),
+    (b'{"problem": "p"}', "`answer` is missing"),
+    (b'{"problem": "p", "answer": ["1"]}', "`answer` is ['1']"),
+    (b'{"problem": "p", "answer": "  "}', "`answer` is '  '"),
+    (b'{"problem": "p", "answer": "' + b"1" * 1_001 + b'"}', "`answer` has 1001 characters"),
+    (b'{"problem": 5, "answer": "1"}', "`problem` is 5"),
+    (b'{"problem": " ", "answer": "1"}', "`problem` is ' '"),
+    (b'{"problem": "' + b"x" * 100_001 + b'", "answer": "1"}', "has 100001 characters"),
+    (changed(prompt=[]), "`prompt` is []"),
+    (changed(prompt=[{"role": "tool", "content": "a"}] * 2), "list of messages"),
+    (
         changed(prompt=[{"role": "system", "content": "a"}]),
         "which the last is the user's",
     ),
-    "a message without text": (changed(prompt=[{"role": "user"}]), "`prompt`: `content` is missing"),
-    "no reward model": (changed(reward_model=None), "`reward_model` is missing"),
-    "reward model as text": (changed(reward_model="1"), "`reward_model` is '1'"),
-    "no ground truth": (changed(reward_model={"style": "rule"}), "`ground_truth` is missing"),
-    "half a surrogate as id": (
+    (changed(prompt=[{"role": "user"}]), "`prompt`: `content` is missing"),
+    (changed(reward_model=None), "`reward_model` is missing"),
+    (changed(reward_model="1"), "`reward_model` is '1'"),
+    (changed(reward_model={"style": "rule"}), "`ground_truth` is missing"),
+    (
         b'{"problem": "p", "answer": "1", "id": "\\ud800"}',
         "`id` holds half a surrogate pair",
     ),
-    "an infinite answer": (b'{"problem": "p", "answer": 1e400}', "`answer` is inf, not a number"),
-    "a number as data source": (changed(data_source=3), "`data_source` is 3"),
-}
+    (b'{"problem": "p", "answer": 1e400}', "`answer` is inf, not a number"),
+    (changed(data_source=3), "`data_source` is 3"),
+]
 
 
-@pytest.mark.parametrize("name", HOSTILE)
-def test_a_row_that_cannot_be_used_is_one_error_that_says_where(tmp_path: Path, name: str) -> None:
-    line, message = HOSTILE[name]
+@pytest.mark.parametrize("line, message", HOSTILE, ids=[said for _, said in HOSTILE])
+def test_a_row_that_cannot_be_used_is_one_error_that_says_where(
+    tmp_path: Path, line: bytes, message: str
+) -> None:
     path = tmp_path / "train.jsonl"
     path.write_bytes(changed() + b"\n\n" + line + b"\n" + changed() + b"\n")
     with user_error(rf"^{path}, line 3\b.*{re.escape(message)}") as error:

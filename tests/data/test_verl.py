@@ -63,7 +63,7 @@ def test_verls_reward_manager_and_the_split_by_benchmark(manager: str) -> None:
         ("aime24", "p", "Answer: 204", "204"),
         ("aime24", "p", "Answer: 205", "204"),
         ("aime24", "q", "Answer: \\frac{408}{2}", "204"),
-        ("aime24", "q", "so it is 204", "204"),
+        ("aime24", "q", "so it is 204", 204),
         ("aime25", "r", "<think>16", "16"),
         ("aime25", "r", "Answer: 9^{9^{9^9}}", "16"),
     ]
@@ -80,7 +80,7 @@ def test_verls_reward_manager_and_the_split_by_benchmark(manager: str) -> None:
         }
     )
 
-    def batch(source: str, response: str, truth: str) -> Any:
+    def batch(source: str, response: str, truth: str | int) -> Any:
         tokens = torch.tensor([[ord(letter) for letter in response] + [0, 0]])
         tensors = {"responses": tokens, "attention_mask": (tokens != 0).long()}
         others = {"data_source": [source], "reward_model": [{"ground_truth": truth}], "extra_info": [{}]}
@@ -133,8 +133,10 @@ def test_the_rule_is_verls(response: str, truth: str) -> None:
 
 
 def test_every_expression_that_verl_takes_away_is_taken_away() -> None:
+    """And "Answer:" counts in the last 300 characters."""
     from verl.utils.reward_score.math_dapo import REMOVED_EXPRESSIONS, SUBSTITUTIONS, normalize_final_answer
 
     for before in [*REMOVED_EXPRESSIONS, *(before for before, _ in SUBSTITUTIONS)]:
         for text in (before, f"4{before}2", f"${before}42$", f"\\text{{4}}{before}"):
             assert normalise(text) == normalize_final_answer(text)
+    assert [follows_answer_rule("Answer: 42" + " " * spaces, "42") for spaces in (290, 291)] == [True, False]

@@ -218,8 +218,28 @@ LINES = {
         "rollout.staleness=1 with layout=two_nodes_megatron: …choose a layout with strategy fsdp2",
     "doctor core=verl model=qwen3_8b_base optim.lora_rank=8 optim.lora_alpha=8 rollout.staleness=1":
         "rollout.staleness=1 with optim.lora_rank=8: …set rollout.staleness=0, or optim.lora_rank=null",
+    "doctor core=verl model=qwen3_30b_a3b_base rollout.router_replay=R3 layout=four_nodes_moe":
+        "configuration: rollout.router_replay='R3' cannot be had with …choose a layout with Megatron",
+    "doctor core=verl model=qwen3_8b_base optim.master_dtype=bfloat16 layout=one_node_megatron":
+        "configuration: optim.master_dtype='bfloat16' cannot …choose a layout with strategy fsdp2",
+    "doctor core=verl model=qwen3_8b_base optim.lora_rank=8 optim.lora_alpha=8 layout=one_node_megatron":
+        "configuration: optim.lora_rank=8 cannot be had with …choose a layout with strategy fsdp2",
+    "doctor core=verl model=qwen3_30b_a3b_base optim.lora_rank=8 optim.lora_alpha=8 layout=four_nodes_moe":
+        "optim.lora_rank=8 with model=qwen3_30b_a3b_base: …set null, or choose a dense",
+    "doctor core=verl model=qwen3_8b_base rollout.mode=async rollout.max_staleness=3 layout=one_node_megatron":
+        "configuration: rollout.mode='async' cannot be had with …choose a layout with strategy fsdp2",
     "doctor core=verl model=qwen3_30b_a3b_base rule=cppo_kl layout.megatron.tensor=3":
         "= 3 must divide the 32 devices",
+    "preflight quickstart core=verl --random-weights": "model=tiny_qwen3 is made by the product itself: drop --random",
+    "preflight main core=verl model=qwen3_8b_base model.repository=acme/Other variant=cppo --random-weights":
+        "unknown repository with known sizes 'acme/Other': valid: Qwen/",
+    "doctor core=exact model=exact_early along=dppo along.match=delta rule=grpo":
+        "along.match='delta' with rule 'grpo', which has no delta: set along.match=scale",
+    "doctor data.modulus=1000 data.spellings=1000":
+        "makes 1000000 symbols, more than 100000: lower spellings to 100 or",
+    "doctor data=addition data.operations=1":
+        "takes more than half of the 100 problems that exist: raise operations or modulus",
+    "doctor model.warm_start.steps=300": "steps=300 is the limit of a warm start…target_accuracy to null",
     "doctor rule=dppo +rule.position_span=padded": "rule 'dppo' has no constant 'position_span'",
     "doctor recipe=author": "unknown recipe 'author': did you mean 'authors'?",
     "doctor 'paths={datax: x}'": "unknown key 'paths.datax': did you mean 'paths.data'?",

@@ -128,6 +128,14 @@ VERL = {
     "layout.device=cuda": "rollout='cppo_cpu' with device='cuda': it serves CPUs; GPUs are served by vllm",
     "layout.verl=5": "layout: verl=5: must be a mapping: KEY: VALUE",
     "+layout.verl={data.seed: 1}": "layout.verl sets data.seed=1. …: drop it, or set the run's own field",
+    "+layout.verl={trainer.max_actor_ckpt_to_keep: 1}": "max_actor_ckpt_to_keep=1, …set 2 or more, or null to keep all",
+    "+layout.verl={trainer.max_actor_ckpt_to_keep: '2'}": "max_actor_ckpt_to_keep='2', …set 2 or more",
+    "+layout.verl={actor_rollout_ref.rollout.max_num_seq: 1}":
+        "docs/verl.md lists the keys; did you mean 'actor_rollout_ref.rollout.max_num_seqs'?",
+    "+layout.verl={num_workers: 1}":
+        "did you mean 'actor_rollout_ref.rollout.agent.num_workers' or 'reward.num_workers'?",
+    "+layout.verl={trainer.nnodes: 1}": "layout.verl sets trainer.nnodes=1. …: set layout.nodes",
+    "+layout.verl={actor_rollout_ref.model.lora_rank: 1}": ": set optim.lora_rank, which enters the id",
     "rollout.router_replay=R2": "core=verl recomputes none (mu's are the engine's); set rollout.router_replay=R3",
     "rollout.router_replay=R3": "router_replay='R3': model=tiny_qwen3 has no experts to route to; set null",
     "rollout.quantization=fp8":
@@ -143,6 +151,15 @@ VERL = {
     "validation.temperature=0.001": "validation.temperature=0.001: …set validation.temperature=0.01 or more",
     "layout.megatron={}": "layout: megatron.tensor is missing: add it",
 }  # fmt: skip
+
+EXACT = {
+    "validation.top_p=0.95": "validation.top_p=0.95: core=exact evaluates …set validation.top_p=1.0",
+    "rollout.max_response_length=5000": "rollout.max_response_length=5000: core=exact keeps …set 4096 or less",
+    "rollout.max_response_length=5": "model.stretches=8 of a response of 5 tokens: set 5 or less",
+    "model.slips=64": "model.slips=64 of 64 tokens: a start makes fewer",
+    "data.benchmarks=[a,b,c,d]": "are more than the 3 ordinary symbols, …: raise vocabulary, or name fewer",
+    "data.family=fork": "data.family='fork': must be 'early_fork', ",
+}
 
 LOCAL = {
     "launcher.workers=0": "launcher: workers=0: must be in [1, 1000000000]",
@@ -248,6 +265,7 @@ CASES = [
     *overridden(PLAN, "plan", "quickstart"),
     *overridden(LAUNCH, "launch", "quickstart"),
     *overridden(VERL, "plan", "quickstart", "core=verl"),
+    *overridden(EXACT, "plan", "quickstart", "core=exact"),
     *overridden(OPTIONS_OF_A_LOSS, "doctor", "core=verl", "model=tiny_qwen3", "rule=verl_dro"),
     *overridden(LOCAL, *ONE),
     *overridden(SLURM, *ONE, "launcher=slurm"),

@@ -473,6 +473,15 @@ CASES = [
         )
         for (path, text), says in RULE_FILES.items()
     ),
+    Case(  # neither a file of the name installs a core, nor a record beside it
+        f"plan {NAME} core=acme",
+        "unknown core 'acme': valid: exact, mini, verl",
+        {
+            NAME: SWEEP,
+            "core/acme.yaml": "# @package _global_\ncore: acme:ACME\n",
+            "acme.py": "ACME = 1 / 0\n",
+        },
+    ),
     Case(
         "plan ./study.yaml",
         OTHER_RULES,

@@ -27,21 +27,6 @@ def test_equal_rewards_are_dropped_despite_rounding(normalize_std: bool) -> None
     assert not advantages.any() and not keep.any()
 
 
-@pytest.mark.parametrize(
-    "mode, expected",
-    [
-        ("token-mean", 15 / 5),
-        ("seq-mean-token-sum", 15 / 2),
-        ("seq-mean-token-mean", (2 + 9 / 2) / 2),
-        ("seq-mean-token-sum-norm", 15 / 3 / 2),
-    ],
-)
-def test_aggregation_by_hand(mode: str, expected: float) -> None:
-    values = torch.tensor([[1.0, 2.0, 3.0], [4.0, 5.0, math.inf], [99.0, 99.0, 99.0]])
-    valid = torch.tensor([[1, 1, 1], [1, 1, 0], [0, 0, 0]])
-    assert float(aggregate(values, valid, mode)) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (3, 4)])
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 def test_without_a_token_it_is_0_with_a_gradient_of_0(mode: str, shape: tuple[int, int]) -> None:

@@ -8,23 +8,9 @@ from random import Random
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cppo_lab.maths import bounds
 from tests.oracles import enumeration as process
-
-FRACTIONS = st.floats(0.001, 1)
-
-
-@settings(max_examples=100)
-@given(horizon=st.integers(2, 60), delta=FRACTIONS, delta_b=FRACTIONS, w_min=FRACTIONS)
-def test_ratios(horizon: int, delta: float, delta_b: float, w_min: float) -> None:
-    dppo = bounds.dppo_constant(horizon, delta)
-    uniform = bounds.cppo_constant(horizon, delta_b, delta) / dppo
-    weighted = bounds.weighted_constant(horizon, delta, delta_b, w_min) / dppo
-    assert uniform == pytest.approx(delta_b / delta)
-    assert weighted == pytest.approx(delta_b / delta / w_min)
 
 
 @pytest.mark.parametrize("horizon", [10, 200])

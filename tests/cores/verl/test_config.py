@@ -259,24 +259,14 @@ def test_the_accepted_keys_are_verls_and_documented() -> None:
     assert documented == set(PERFORMANCE)
 
 
-KEPT = "trainer.max_actor_ckpt_to_keep"  # verl must not delete a checkpoint before the next is written
-
-
 @pytest.mark.parametrize(
     "key, value, text",
     [
-        (KEPT, 1, "max_actor_ckpt_to_keep=.*set 2 or more, or null to keep all"),
-        (KEPT, "2", "max_actor_ckpt_to_keep=.*set 2 or more"),
         (f"{ACTOR}.use_torch_compile", "yes", r"actor\.use_torch_compile='yes' must be bool"),
         (f"{ROLLOUT}.max_num_seqs", True, r"max_num_seqs=True must be"),
         (f"{ROLLOUT}.agent.num_workers", 1.5, r"num_workers=1\.5 must be int"),
-        (f"{ROLLOUT}.max_num_seq", 1, rf"did you mean '{ROLLOUT}\.max_num_seqs'\?"),
-        ("num_workers", 1, rf"did you mean '{ROLLOUT}\.agent\.num_workers' or 'reward\.num_workers'\?"),
-        ("trainer.nnodes", 1, r"set layout\.nodes$"),
         (f"{ROLLOUT}.enable_sleep_mode", 1, rf"'{ROLLOUT}\.enable_sleep_mode': did you mean '{ROLLOUT}\."),
         (f"{ACTOR}.megatron.sequence_parallel", 1, rf"cpu.*'{ACTOR}\.megatron': did you mean '{ACTOR}\."),
-        ("actor_rollout_ref.model.lora_rank", 1, r"set optim\.lora_rank, which enters the id$"),
-        (f"+{ROLLOUT}.engine_kwargs.vllm.stream_interval", 1, r"docs/verl\.md lists the keys"),
     ],
 )
 def test_a_refused_key_comes_with_the_right_one_and_a_value_with_its_type(
@@ -287,8 +277,9 @@ def test_a_refused_key_comes_with_the_right_one_and_a_value_with_its_type(
 
 
 def test_two_checkpoints_or_all_may_be_kept() -> None:
+    """Of one verl would delete it before the next is written: tests/hostile."""
     for number in (2, None):
-        checked(with_layout(composed(*TINY), verl={KEPT: number}))
+        checked(with_layout(composed(*TINY), verl={"trainer.max_actor_ckpt_to_keep": number}))
 
 
 GSPO = {"rule": "gspo", "constants": {"clip_low": 0.0003, "clip_high": 0.0004}, "centering": True}
@@ -403,21 +394,6 @@ def test_what_a_run_declares_reaches_verl_and_its_id(overrides: list[str], expec
     assert composition.run.run_id != plain.run.run_id
     verls_own = config.algorithm.rollout_correction
     assert verls_own.rollout_is is verls_own.rollout_rs is None
-
-
-@pytest.mark.parametrize(
-    "overrides, says",
-    [
-        ([*EXPERTS, "rollout.router_replay=R3", "layout=four_nodes_moe"], "choose a layout with Megatron"),
-        ([*DENSE, "optim.master_dtype=bfloat16", "layout=one_node_megatron"], "with strategy fsdp2"),
-        ([*DENSE, *LORA, "layout=one_node_megatron"], "choose a layout with strategy fsdp2"),
-        ([*EXPERTS, *LORA, "layout=four_nodes_moe"], "no rollout engine reads; set null, or choose a dense"),
-        ([*DENSE, *ASYNC, "layout=one_node_megatron"], "choose a layout with strategy fsdp2"),
-    ],
-)
-def test_what_verls_engines_cannot_do_is_refused(overrides: list[str], says: str) -> None:
-    with user_error(f"^configuration: (rollout|optim)[.].*{says}"):
-        composed(*overrides)
 
 
 def test_a_folder_has_any_name_but_one_that_verl_takes_for_a_reference(

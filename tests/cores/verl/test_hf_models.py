@@ -292,19 +292,6 @@ def test_they_are_what_a_run_asks_for(tmp_path: Path, monkeypatch: pytest.Monkey
     assert answers == [str(2 * n + 1) for n in range(2 * run.batch.prompts)]
 
 
-@pytest.mark.parametrize(
-    "model, message",
-    [
-        ("tiny_qwen3", "model=tiny_qwen3 is made by the product itself: drop --random-weights"),
-        ("qwen3_8b_base model.repository=acme/Other", "repository with known sizes"),
-    ],
-)
-def test_models_without_stand_ins_are_refused(tmp_path: Path, model: str, message: str) -> None:
-    with user_error(message):
-        make_stand_ins([compose(["core=verl", *f"model={model}".split()]).run], tmp_path, print)
-    assert not list(tmp_path.iterdir())
-
-
 def test_results_are_kept_apart_from_those_of_real_weights(cppo: Command, tmp_path: Path) -> None:
     """And the report says so."""
     plan = make_plan(load_sweep("main"), ["core=verl", "variant=cppo"])
