@@ -8,23 +8,28 @@ import pytest
 import torch
 from torch import Tensor
 
-from cppo_lab.cores.rule_loss import RuleLoss
-from cppo_lab.maths.divergence import binary
+from cppo_lab.cores.rule_loss import RuleLoss, measured_divergence
+from cppo_lab.maths.divergence import Recorded, binary
 from cppo_lab.maths.rules import aggregate, get_rule
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import Rule
 from tests.conftest import user_error
-from tests.cores.test_mini import seeded, tiny, trainer_of
+from tests.cores.test_mini import tiny, trainer_of
 from tests.maths.maths_batches import random_batch
 
 
-def test_norm_aggregation_divides_by_the_runs_horizon() -> None:
-    """Trimming a minibatch to its longest response must not change the loss."""
-    values, batch = {}, random_batch(0, width=7)
-    for mode in ("seq-mean-token-sum", "seq-mean-token-sum-norm"):
-        run = tiny("rule=grpo", f"training.aggregation={mode}")
-        values[mode] = float(RuleLoss(run)(Tokens(*batch), batch.rollout_logp)[0])
-    assert values["seq-mean-token-sum-norm"] * 9 == pytest.approx(values["seq-mean-token-sum"])
+def test_the_loss_of_the_authors_recipe_has_the_runs_horizon() -> None:
+    """Trimming a minibatch to its longest response must not change it. The maths are theirs: maths/test_recipe.py."""
+    run, batch = tiny("recipe=authors", "divergence=binary_tv"), random_batch(0, width=7)
+    of_mu = Recorded(*[batch.rollout_logp] * 4)
+    d = measured_divergence(run.divergence, batch.logp, batch.logp, of_mu)
+    assert torch.equal(d, binary(batch.logp, batch.rollout_logp, "tv"))
+    tokens, horizon = Tokens(*batch._replace(divergence=d)), run.rollout.max_response_length
+    loss, output = RuleLoss(run)(tokens, batch.rollout_logp)
+    objective = get_rule("cppo")(tokens, **run.rule.arguments(horizon)).objective
+    expected = -aggregate(objective, batch.valid, run.training.aggregation, horizon=horizon)
+    assert 0 < int(output.stats["masked"]) < int(batch.valid.sum()) and horizon > 7
+    torch.testing.assert_close(loss, expected, rtol=1e-12, atol=0)
 
 
 RANGE = r"a keep with a value that is NaN or outside \[0, 1\]"
@@ -65,22 +70,6 @@ def test_what_is_no_output_of_a_rule_is_named(
     loss.rule = Rule(name="grpo", function=changed)
     with user_error(rf"rule 'grpo' returns {said}.*: (return|compute)"):
         loss(tokens, tokens.rollout_logp)
-
-
-def test_the_authors_loss_of_a_sampled_batch(tmp_path: Path) -> None:
-    """The second update of a batch, whose policy has left mu. That the maths are theirs: maths/test_recipe.py."""
-    trainer = trainer_of(tmp_path, "recipe=authors", "divergence=binary_tv", "optim.learning_rate=0.01")
-    run, rollout = trainer.spec, trainer.collect().rollout
-    worth = torch.randn(len(rollout.group), generator=seeded(0))
-    trainer._descend(trainer.objective(rollout, worth).loss)
-    result = trainer.objective(rollout, worth)
-    seen, horizon = result.seen, run.rollout.max_response_length
-    d = binary(seen.logp, seen.rollout_logp, "tv")
-    tokens = Tokens(seen.logp, seen.rollout_logp, worth[:, None].expand_as(d), seen.valid, d)
-    output = get_rule("cppo")(tokens, **run.rule.arguments(horizon))
-    expected = -aggregate(output.objective, seen.valid, run.training.aggregation, horizon=horizon)
-    assert 0 < int(output.stats["masked"]) < int(seen.valid.sum())
-    torch.testing.assert_close(result.loss.detach(), expected, rtol=1e-5, atol=0)
 
 
 def test_groups_are_centred_and_not_scaled(tmp_path: Path) -> None:

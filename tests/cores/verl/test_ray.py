@@ -82,46 +82,37 @@ def test_a_run_that_is_cancelled_with_its_ray_has_the_time_for_its_last_words(on
     until("Ray's folder is gone", gone)
 
 
-@pytest.mark.parametrize("signalled", [False, True])
-def test_ray_that_ends_is_a_failure_unless_a_signal_follows(
-    signalled: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def wait(seconds: float) -> None:
-        assert seconds == core.SIGNAL_WAIT_SECONDS > 0
-        if signalled:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    ended = SystemExit(1)  # as ray.get does when its raylet is gone
-    monkeypatch.setattr("verl.trainer.main_ppo.run_ppo", Mock(side_effect=ended))
-    monkeypatch.setattr(core, "time", SimpleNamespace(sleep=wait))
-    signal.signal(signal.SIGTERM, Mock(side_effect=KeyboardInterrupt))  # what a handler of the run raises
-    error = (
-        pytest.raises(KeyboardInterrupt) if signalled else pytest.raises(RuntimeError, match="out of memory")
-    )
-    with error:
-        core._run(None)
-
-
-@pytest.mark.parametrize("number", [signal.SIGUSR2, signal.SIGTERM])
-def test_a_signal_that_comes_while_ray_waits_is_an_interruption(
-    number: signal.Signals, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "number, moment", [(None, ""), (signal.SIGTERM, "later"), (signal.SIGTERM, "in"), (signal.SIGUSR2, "in")]
+)
+def test_ray_that_ends_is_a_failure_unless_a_signal_comes_while_it_waits_or_follows(
+    number: signal.Signals | None, moment: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ray makes a plain exit of what the handler raises, as if its processes had ended."""
+
+    def come(now: str) -> None:
+        if now == moment:
+            signal.raise_signal(number)
 
     def get(config: object, task_runner_class: Any) -> None:
         with suppress(ValueError):
             task_runner_class.options(no_such_option=1)  # Ray is up: from here on signals are let in
-        try:
-            signal.raise_signal(number)
-        except Interrupted:
-            sys.exit(1)
+        with suppress(Interrupted):
+            come("in")
+        sys.exit(1)  # as ray.get does when its raylet is gone
+
+    def wait(seconds: float) -> None:
+        assert seconds == core.SIGNAL_WAIT_SECONDS > 0
+        come("later")
 
     monkeypatch.setattr("verl.trainer.main_ppo.run_ppo", get)
-    monkeypatch.setattr(core, "SIGNAL_WAIT_SECONDS", 0.0)
+    monkeypatch.setattr(core, "time", SimpleNamespace(sleep=wait))
     handle_signals()
-    with pytest.raises(Interrupted) as caught:
+    with pytest.raises(
+        Interrupted if number else RuntimeError, match="" if number else "out of memory"
+    ) as caught:
         core._run(None)
-    assert caught.value.number == number
+    assert getattr(caught.value, "number", None) == number
 
 
 def test_an_error_of_verls_trainer_is_its_cause_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
