@@ -181,14 +181,12 @@ CHAIN, ADDITION = ("chain", 1, [1, 0, 3]), ("addition", 2, [7, 5, 4, 5])
     "problem, response, length, expected",
     [
         (CHAIN, [14, 24, 25], 2, 1.0),  # the other spelling of 4
-        (CHAIN, [5, 24, 25], 2, 0.0),
         (CHAIN, [9, 4, 24], 3, 1.0),
         (CHAIN, [4, 24, 4], 3, 0.0),  # ran on after its end, or truncated
         (CHAIN, [24, 25, 25], 1, 0.0),  # empty
         (CHAIN, [20, 24, 25], 2, 0.0),  # an operator is no number
         (ADDITION, [12, 1, 10, 11, 24], 5, 1.0),  # 7 + 5 = 12; 4 + 5 + 1 = 10, in other spellings
         (ADDITION, [2, 0, 0, 1, 24], 5, 1.0),  # carries in between are not graded
-        (ADDITION, [2, 21, 0, 1, 24], 5, 1.0),  # whatever they are
         (ADDITION, [2, 1, 0, 1, 24, 25, 25], 5, 1.0),
         (ADDITION, [2, 1, 1, 1, 24], 5, 0.0),
         (ADDITION, [2, 1, 0, 0, 24], 5, 0.0),  # the last carry is

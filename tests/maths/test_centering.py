@@ -13,7 +13,7 @@ from cppo_lab.maths.divergence import exact
 from cppo_lab.maths.rules import centred, get_rule
 from cppo_lab.maths.tokens import Tokens
 from cppo_lab.rules import RULES
-from tests.maths.maths_batches import CONSTANTS
+from tests.maths.maths_batches import CONSTANTS, distributions
 
 B, T, V = 3, 4, 5
 CENTRED = [name for name, rule in RULES.items() if not rule.centering_fault]
@@ -23,13 +23,9 @@ class Case:
     """Logits of pi [B, T, V], log mu, sampled ids, and the fields of the tokens, with the last response shorter."""
 
     def __init__(self, k: int = V) -> None:
-        generator = torch.Generator().manual_seed(k)
-        shape = (B, T, V)
-        self.logits = torch.randn(shape, generator=generator, dtype=torch.float64)
-        self.mu = (
-            self.logits + 0.7 * torch.randn(shape, generator=generator, dtype=torch.float64)
-        ).log_softmax(-1)
-        self.ids = torch.multinomial(self.mu.exp().view(-1, V), 1, generator=generator).view(B, T)
+        self.mu, self.logits, self.ids = (
+            part.unflatten(0, (B, T)) for part in distributions(k, B * T, V, 1.0)
+        )
         self.advantages = torch.tensor([[1.0], [-0.7], [0.4]], dtype=torch.float64).expand(B, T)
         self.valid = torch.tensor([[True] * T, [True] * T, [True, True, False, False]])
         top = self.mu.topk(k)
