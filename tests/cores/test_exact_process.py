@@ -55,13 +55,7 @@ def test_against_every_sequence(
     largest = np.max([enumeration.largest_tv(m, p, horizon) for m, p, _ in triples], 0)
     rollout_return = fmean(enumeration.value(m, r, ()) for m, _, r in triples)
     surrogate = fmean(enumeration.surrogate(m, p, r) for m, p, r in triples)
-    error = [0.0] * horizon  # Delta's term of each position, summed over the states there, by definition
-    for m, p, r in triples:
-        for state, token in itertools.product(m, range(vocabulary)):
-            behind = (*state, token)
-            gap = enumeration.value(m, r, behind) - enumeration.value(p, r, behind)
-            change = p[state][token] - m[state][token]
-            error[len(state)] += enumeration.probability(m, state) * change * gap / len(starts)
+    error = np.mean([enumeration.residual(m, p, r, horizon) for m, p, r in triples], 0)
     sums = found.rollout_return[0], found.returns[0], found.surrogate[0].sum()
     assert sums == pytest.approx((rollout_return, fmean(values), surrogate), abs=1e-12)
     by_position = np.stack([found.error[0], found.movement[0], found.largest[0]])

@@ -49,6 +49,8 @@ def test_micro_batches_add_up(mode: str, seed: int, cut: int) -> None:
         for rows in (slice(0, cut), slice(cut, None))
     ]
     torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=1e-12)
+    if mode.endswith("norm"):  # by the width, if no horizon is given
+        assert whole == aggregate(values, batch.valid, mode, horizon=12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

@@ -67,7 +67,9 @@ def feasible_pair(seed: int) -> Pair:
         reward = {sequence: random.uniform(-1, 1) for sequence in reward}
     reward = {sequence: xi * value for sequence, value in reward.items()}
     u, largest = process.mean_tv(mu, pi, length), process.largest_tv(mu, pi, length)
-    return Pair(length, delta, delta_b, w_min, eta, xi, u, largest, abs(process.residual(mu, pi, reward)))
+    return Pair(
+        length, delta, delta_b, w_min, eta, xi, u, largest, abs(sum(process.residual(mu, pi, reward, length)))
+    )
 
 
 @pytest.fixture(scope="module")

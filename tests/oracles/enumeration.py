@@ -60,15 +60,15 @@ def surrogate(mu: Policy, pi: Policy, reward: Reward) -> float:
     return sum(probability(mu, sequence) * r * drift(mu, pi, sequence) for sequence, r in reward.items())
 
 
-def residual(mu: Policy, pi: Policy, reward: Reward) -> float:
-    """Delta = sum over states of mu(s) sum_a (pi - mu)(a | s) (Q_mu - Q_pi)(s, a), by values of states."""
-    total = 0.0
+def residual(mu: Policy, pi: Policy, reward: Reward, length: int) -> list[float]:
+    """The terms of Delta at each position: over its states mu(s) sum_a (pi - mu)(a | s) (Q_mu - Q_pi)(s, a)."""
+    terms = [0.0] * length
     for state in mu:
         for token, (p, q) in enumerate(zip(mu[state], pi[state], strict=True)):
             after = (*state, token)
             gap = value(mu, reward, after) - value(pi, reward, after)
-            total += probability(mu, state) * (q - p) * gap
-    return total
+            terms[len(state)] += probability(mu, state) * (q - p) * gap
+    return terms
 
 
 def mean_tv(mu: Policy, pi: Policy, length: int) -> list[float]:
