@@ -11,6 +11,7 @@ from itertools import permutations, product, zip_longest
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 
 from cppo_lab.analysis.reader import RunAnswers, evenly_spaced, read_answers
@@ -114,13 +115,9 @@ def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> dict[str,
     steps = sorted({int(step) for runs in methods.values() for run in runs for step in run.steps})
     shares = {}  # [V, P] of each method: the mean over its runs that were validated at a step; NaN where none was
     for name, runs in methods.items():
-        total, count = np.zeros((len(steps), len(first.problems))), np.zeros((len(steps), 1))
-        for run in runs:
-            validated = np.searchsorted(steps, run.steps)
-            total[validated] += run.right / run.samples
-            count[validated] += 1
-        shares[name] = np.where(count > 0, total / np.maximum(count, 1), np.nan)
-    difficulty = np.nan_to_num(np.nanmean(np.concatenate(list(shares.values())), axis=0))
+        of_runs = pd.concat([pd.DataFrame(run.right / run.samples, run.steps) for run in runs])
+        shares[name] = of_runs.groupby(level=0).mean().reindex(steps)
+    difficulty = pd.concat(shares).mean()
     order = sorted(range(len(first.problems)), key=lambda place: (-difficulty[place], first.problems[place]))
     order = evenly_spaced(order, min(_MOST_PROBLEMS, max(2, most // (2 * len(methods)))))
     rows = evenly_spaced(range(len(steps)), max(2, most // (len(order) * len(methods))))
@@ -133,9 +130,8 @@ def _map(model: str, methods: dict[str, list[Outcomes]], most: int) -> dict[str,
             alone.append([i, j, shown[:_MOST_ALONE]])
     shown_methods = []
     for name, runs in methods.items():
-        share = shares[name][np.ix_(rows, order)]
-        cells = np.where(np.isnan(share), NOT_SEEN, np.nan_to_num(np.rint(share * FULL)))
-        text = b64encode(cells.astype("<u2").tobytes()).decode()
+        cells = (shares[name].iloc[rows, order] * FULL).round().fillna(NOT_SEEN)
+        text = b64encode(cells.to_numpy().astype("<u2").tobytes()).decode()
         shown_methods.append({"name": display_name(name), "runs": len(runs), "cells": text})
     return {
         "model": model,

@@ -228,7 +228,7 @@ def draw_exact(info: ExactInfo, figure: Figure) -> None:
     shown = replace(info, keys=(*info.rules, *info.contrasts))
     for panel, ax in panel_grid(figure, shown, columns, (3.25, 2.8)):
         title = f"{panel.model}: {panel.label}" if panel.metric == "error" else panel.label
-        ax.set_title(title, fontsize="small")
+        ax.set_title(title, fontsize="small", parse_math=False)
         if panel.even is not None:
             ax.axhline(panel.even, color="#888888", linewidth=0.8, zorder=1)
         for line in panel.lines:

@@ -258,9 +258,9 @@ def _methods(
     for pair, cell in cells.items():
         sampling = summary.cells[pair].sampling
         error_of_run = sampling if sampling is not None and sampling.known else None
-        edge = cell.edge if cell.evaluations else None
+        edge = cell.edge if cell.spreads else None
         edges += [edge, error_of_run and error_of_run.edge]
-        variance = mean_variance(cell.evaluations, phi[pair][0])
+        variance = mean_variance(cell.spreads, phi[pair][0])
         texts = (
             score_text(summary.cells[pair].scores[Score.FINAL]),
             _half(cell.over_problems),
@@ -318,7 +318,7 @@ def _repeated(cell: CellProblems, answers: Mapping[str, RunAnswers]) -> tuple[fl
 
 def _other_answers(cell: CellProblems, variance: float) -> str:
     """Half the interval over other answers, in points."""
-    return f"{196 * math.sqrt(variance):.1f}" if cell.evaluations else ABSENT
+    return f"{196 * math.sqrt(variance):.1f}" if cell.spreads else ABSENT
 
 
 def _shown_k(samples: int) -> tuple[int, ...]:
@@ -330,22 +330,23 @@ def _problem_differences(
 ) -> TextTable:
     rows, base = [], baseline_name(baseline)
     for pair in pairs:
-        names = (pair.model, pair.variant), (pair.model, pair.against)
+        lead, difference = pair.lead, pair.difference
+        names = (lead.model, lead.variant), (lead.model, lead.against)
         mine, other = (cells[name] for name in names)
         correlation = min(phi[name][0] for name in names)
-        variance = difference_variance(mine.evaluations, other.evaluations, correlation)
-        separating = [problem for problem in pair.separated if problem.separates]
-        ours = sum(problem.ours > problem.theirs for problem in separating)
+        variance = difference_variance(mine.spreads, other.spreads, correlation)
+        separating = pair.separated[pair.separated["separates"]]
+        ours = (separating["ours"] > separating["theirs"]).sum()
         texts = (
-            estimate_text(pair.difference.seeds, signed=True),
-            _half(pair.difference.problems),
-            _half(pair.difference.both),
+            estimate_text(lead.estimate, signed=True),
+            _half(difference.problems),
+            _half(difference.both),
             _other_answers(mine, variance),
-            number(pair.difference.correlation),
+            number(difference.correlation),
             f"{ours} and {len(separating) - ours} of {len(pair.separated)}",
             f"{len(pair.ours_alone)} and {len(pair.theirs_alone)}",
         )
-        rows.append(cell_row(pair.model, pair.variant, texts))
+        rows.append(cell_row(lead.model, lead.variant, texts))
     headings = (
         "seeds",
         "other problems",
@@ -371,20 +372,19 @@ def _problem_differences(
 def _separating(pairs: Sequence[PairedProblems], cells: _Cells) -> TextTable:
     rows, left_out = [], 0
     for pair in pairs:
-        names = cells[pair.model, pair.variant].problems
-        problems = sorted(
-            (problem for problem in pair.separated if problem.separates), key=lambda problem: problem.p
-        )
+        lead = pair.lead
+        problems = pair.separated[pair.separated["separates"]].sort_values("p", kind="stable")
         left_out += len(problems[_MOST_NAMED:])
-        for problem in problems[:_MOST_NAMED]:
+        for problem in problems[:_MOST_NAMED].itertuples():
             texts = (
-                f"{display_name(pair.variant)} against {display_name(pair.against)}",
+                f"{display_name(lead.variant)} against {display_name(lead.against)}",
                 f"{100 * problem.ours:.0f}",
                 f"{100 * problem.theirs:.0f}",
                 p_text(problem.adjusted),
                 "yes" if problem.every_run else "no",
             )
-            rows.append(TextRow(names[problem.problem], False, texts, (pair.model, pair.variant)))
+            of_cell = lead.model, lead.variant
+            rows.append(TextRow(cells[of_cell].problems[problem.Index], False, texts, of_cell))
     headings = ("methods", "right, %", "against, %", "adjusted p", "in every run")
     notes = (
         "Problems that separate two methods at the last validation, those with the smallest p first"

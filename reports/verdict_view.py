@@ -233,31 +233,23 @@ def verdict_line(
     over, rows = "over models" if claim.kind is Kind.TREND else "mean over models", []
     for comparison in verdict.comparisons:
         difference, word = comparison.difference, word_of_comparison(claim, comparison).value
-        against, (value, interval) = display_name(comparison.against), _written(claim, comparison.estimate)
-        if claim.of_errors:
-            cells = (
-                against,
-                comparison.model or "mean over processes",
-                str(comparison.runs) if difference else ABSENT,
-                value + (" per tenfold T" if claim.score is Quantity.ERROR_SLOPE else ""),
-                interval,
-                "{} ({})".format(*_written(claim, comparison.at_equal_return)),
-                p_text(comparison.p_for),
-                p_text(comparison.p_against),
-                word,
-            )
-            rows.append(TextRow(display_name(comparison.variant), False, cells))
-            continue
+        value, interval = _written(claim, comparison.estimate)
         runs = share = ABSENT
         if difference is not None:
-            counts = [difference.ours, difference.theirs][: 2 if difference.against else 1]
-            runs = " and ".join(map(str, counts))
+            counts = difference.ours, difference.theirs
+            runs = " and ".join(map(str, counts[: 2 if difference.against and not claim.of_errors else 1]))
             # Not of single runs, where it would be 0 or 1 on a model, nor of shares and slopes.
             if difference.improvement is not None and difference.improvement.low is not None:
                 share = f"{difference.improvement.value:.2f}"
-        about, p = (against or "0", comparison.model or over, runs), p_text(comparison.p_adjusted)
-        texts = (*about, value, interval, p, share, word)
-        rows.append(cell_row(comparison.model, comparison.variant, texts))
+        tests: tuple[str, ...] = p_text(comparison.p_adjusted), share
+        if claim.of_errors:
+            over = "mean over processes"
+            value += " per tenfold T" * (claim.score is Quantity.ERROR_SLOPE)
+            equal_return = "{} ({})".format(*_written(claim, comparison.at_equal_return))
+            tests = equal_return, p_text(comparison.p_for), p_text(comparison.p_against)
+        about = display_name(comparison.against) or "0", comparison.model or over, runs
+        row = cell_row(comparison.model, comparison.variant, (*about, value, interval, *tests, word))
+        rows.append(replace(row, shaded=False, pair=None) if claim.of_errors else row)
     return VerdictLine(
         verdict=verdict,
         registered="" if standing is None else standing.words,

@@ -41,14 +41,10 @@ class SurvivalPoint:
 
 @dataclass(frozen=True)
 class LogRank:
-    """The log-rank test of two methods: `observed` and `expected` collapses of the first, the latter if both collapse
-    equally often.
-
-    `p`: two-sided, from all assignments of the runs to the methods (`exact`), or from the normal approximation.
+    """The log-rank test of two methods. `p`: two-sided, from all assignments of the runs to the methods (`exact`), or
+    from the normal approximation.
     """
 
-    observed: int
-    expected: float
     p: float
     exact: bool
 
@@ -83,17 +79,16 @@ def logrank(strata: Sequence[tuple[Sequence[RunValues], Sequence[RunValues]]]) -
     if not any(run.collapsed for pair in whole for side in pair for run in side):
         return None
     difference = sum(math.fsum(_scores([*ours, *theirs])[: len(ours)]) for ours, theirs in whole)
-    observed = sum(run.collapsed for ours, _ in whole for run in ours)
     exact = _exact_p(whole, abs(difference))
     if exact is not None:
-        return LogRank(observed, observed - difference, exact, True)
+        return LogRank(exact, True)
     variance = 0.0  # of observed minus expected collapses, hypergeometric
     for ours, theirs in whole:
         for step, n, collapses in _ends([*ours, *theirs]):
             mine = sum(run.ended >= step for run in ours)
             variance += mine * (n - mine) * collapses * (n - collapses) / (n * n * max(1, n - 1))
     normal = 2 * float(ndtr(-abs(difference) / math.sqrt(variance))) if variance > 0 else 1.0
-    return LogRank(observed, observed - difference, normal, False)
+    return LogRank(normal, False)
 
 
 def _scores(runs: Sequence[RunValues]) -> list[float]:

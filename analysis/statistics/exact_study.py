@@ -211,23 +211,27 @@ def paired(ours: Curves, theirs: Curves, equal: EqualIn = EqualIn.MOVEMENT) -> P
     bin, if nothing is to be equal.
     """
     seeds = tuple(sorted(set(ours.seeds) & set(theirs.seeds)))
-    sides = []  # row of the seed [N], bins of movement and of return [N, 2] and |Delta| [N] of every step
-    for curves in (ours, theirs):
+    sides = []  # a row per step: side and seed, its bins of movement and of return, |Delta|
+    for side, curves in enumerate((ours, theirs)):
         rows = [curves.seeds.index(seed) for seed in seeds]
         movement, level, error = curves.matched[rows], curves.rollout_returns[rows], curves.error[rows]
         counted = np.isfinite(movement) & ((movement > 0) | (equal is EqualIn.NOTHING))
-        bins = np.zeros((int(counted.sum()), 2))
+        table = np.zeros((int(counted.sum()), 4))
+        table[:, 0] = np.nonzero(counted)[0] + side * len(seeds)
         if equal is not EqualIn.NOTHING:
-            bins[:, 0] = np.floor(np.log(movement[counted]) / BIN)
+            table[:, 1] = np.floor(np.log(movement[counted]) / BIN)
         if equal is EqualIn.RETURN:
-            bins[:, 1] = np.floor(level[counted] / RETURN_BIN)
-        sides.append((np.nonzero(counted)[0], bins, np.abs(error[counted])))
-    _, places = np.unique(np.concatenate([bins for _, bins, _ in sides]), axis=0, return_inverse=True)
-    steps, errors = np.zeros((2, 2, len(seeds), int(places.max(initial=-1)) + 1))
-    of_side = np.split(places.ravel(), [len(sides[0][0])])
-    for side, ((of_seeds, _, of_steps), place) in enumerate(zip(sides, of_side, strict=True)):
-        np.add.at(steps[side], (of_seeds, place), 1)
-        np.add.at(errors[side], (of_seeds, place), of_steps)
+            table[:, 2] = np.floor(level[counted] / RETURN_BIN)
+        table[:, 3] = np.abs(error[counted])
+        sides.append(table)
+    both = np.concatenate(sides)
+    bins, of_bin = np.unique(both[:, 1:3], axis=0, return_inverse=True)
+    shape = 2, len(seeds), len(bins)
+    place = both[:, 0].astype(int) * len(bins) + of_bin.ravel()
+    steps, errors = (
+        np.bincount(place, weights, math.prod(shape)).astype(np.float64).reshape(shape)
+        for weights in (None, both[:, 3])
+    )
     return Pair(seeds, steps, errors)
 
 
@@ -287,7 +291,7 @@ def _combined(by_model: Sequence[Mapping[int, Pair]], reduce: Reduce) -> Estimat
     n = len(seeds)
     if not n:
         return None
-    draws = np.concatenate([np.ones((1, n)), 1 - np.eye(n)]) if n > 1 else np.ones((1, 1))
+    draws = 1 - np.eye(n + (n > 1), n, -1)  # all seeds, then all but each
     logs = []
     for part in parts:
         weights = np.zeros((len(draws), len(part.seeds)))  # its further seeds have weight 0
@@ -341,7 +345,7 @@ class ConditionSummary:
     bound_ratio: float  # median of bound / |Delta|
     product_ratio: float
     theorem_ratio: float
-    premise: tuple[float, float, float]  # shares of visits, positions and prefixes beyond the rule's limits
+    premise: tuple[float, ...]  # shares of visits, positions and prefixes beyond the rule's limits
     by_position: tuple[float, ...]  # movement in each eighth
     error_by_position: tuple[float, ...]  # mean |error| in each eighth over its movement
     position_exponent: Estimate | None
@@ -355,8 +359,10 @@ def summarise(curves: Curves) -> ConditionSummary:
     moved = nan_mean(curves.movement_by_position, (0, 1))
     erred = nan_mean(np.abs(curves.error_by_position), (0, 1))
     bounds = (curves.bound, curves.product_bound, curves.theorem_bound)
-    ratios = (bound[has_error] / error[has_error] for bound in bounds)
-    proposition, product, theorem = (float(np.median(of)) if len(of) else math.nan for of in ratios)
+    proposition, product, theorem = (
+        float(np.median(bound[has_error] / error[has_error])) if has_error.any() else math.nan
+        for bound in bounds
+    )
     return ConditionSummary(
         len(curves.seeds),
         float(np.nanmean(error)),
@@ -367,7 +373,7 @@ def summarise(curves: Curves) -> ConditionSummary:
         proposition,
         product,
         theorem,
-        (float(nan_mean(curves.visits)), float(nan_mean(curves.positions)), float(nan_mean(curves.prefixes))),
+        tuple(float(nan_mean(part)) for part in (curves.visits, curves.positions, curves.prefixes)),
         tuple(moved.tolist()),
         tuple((erred / np.where(moved > 0, moved, math.nan)).tolist()),
         position_exponent(curves),

@@ -12,16 +12,17 @@ strata: the variances of their means are added and divided by the square of thei
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from functools import cache
 from itertools import pairwise
-from math import comb
+from statistics import multimode
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
+from scipy.special import comb, stdtridf
 
 from cppo_lab.analysis.reader import RunAnswers
 from cppo_lab.analysis.scoring import RunScore, Scoreboard
@@ -41,7 +42,7 @@ from cppo_lab.analysis.statistics.estimate import (
 from cppo_lab.analysis.statistics.paired import Difference
 from cppo_lab.analysis.statistics.values import late_weights
 from cppo_lab.answers.outcomes import Outcomes
-from cppo_lab.answers.texts import VALIDATION, Texts
+from cppo_lab.answers.texts import VALIDATION, Sample, Texts
 from cppo_lab.data.answers import value
 
 CountArray = NDArray[np.integer]
@@ -121,52 +122,26 @@ def clustered_mean(shares: FloatArray, benchmark_of: CountArray) -> Estimate:
 # draws.
 
 
-@dataclass(frozen=True)
-class Separation:
-    """One problem (its index) under two methods: their shares of right answers, Fisher's two-sided p-value, the same
-    after Holm's adjustment over the problems, and whether every run of one method is above every run of the other.
-    """
-
-    problem: int
-    ours: float
-    theirs: float
-    p: float
-    adjusted: float
-    every_run: bool
-
-    @property
-    def separates(self) -> bool:
-        """Whether the adjusted test is significant."""
-        return self.adjusted <= 1 - LEVEL
-
-
-def separations(ours: CountArray, theirs: CountArray, samples: int) -> tuple[Separation, ...]:
-    """The separation of every problem, in order, from the right answers [S, P] (of `samples`) of each run of both
-    methods.
+def separations(ours: CountArray, theirs: CountArray, samples: int) -> pd.DataFrame:
+    """A row for each problem, from the right answers [S, P] (of `samples`) of each run of both methods: their shares
+    `ours` and `theirs`, Fisher's two-sided `p`, the same after Holm's adjustment over the problems (`adjusted`),
+    whether that is significant (`separates`), and whether every run of one method is above every run of the other
+    (`every_run`).
     """
     n, m = (samples * len(runs) for runs in (ours, theirs))
-    right = [runs.sum(axis=0, dtype=np.int64).tolist() for runs in (ours, theirs)]
-    p_values = [_fisher(a, n, b, m) for a, b in zip(*right, strict=True)]
+    a, b = (runs.sum(axis=0, dtype=np.int64) for runs in (ours, theirs))
+    p = [_fisher(*table) for table in zip(a, n - a, b, m - b, strict=True)]
+    adjusted = np.array(holm(p))
     apart = (ours.min(axis=0) > theirs.max(axis=0)) | (theirs.min(axis=0) > ours.max(axis=0))
-    rows = zip(*right, p_values, holm(p_values), apart.tolist(), strict=True)
-    return tuple(
-        Separation(index, a / n, b / m, p, adjusted, every)
-        for index, (a, b, p, adjusted, every) in enumerate(rows)
-    )
+    columns = {"ours": a / n, "theirs": b / m, "p": p, "adjusted": adjusted}
+    return pd.DataFrame({**columns, "separates": adjusted <= 1 - LEVEL, "every_run": apart})
 
 
 @cache
-def _fisher(right_a: int, answers_a: int, right_b: int, answers_b: int) -> float:
-    """Fisher's exact two-sided p-value: the total probability of the tables with these margins that are no likelier
-    than the observed table.
-    """
-    right = right_a + right_b
-    ways = [
-        comb(answers_a, count) * comb(answers_b, right - count)
-        for count in range(max(0, right - answers_b), min(answers_a, right) + 1)
-    ]
-    seen = comb(answers_a, right_a) * comb(answers_b, right_b)
-    return sum(way for way in ways if way <= seen) / sum(ways)
+def _fisher(*table: int) -> float:
+    from scipy.stats import fisher_exact  # takes half a second
+
+    return float(fisher_exact(np.reshape(table, (2, 2))).pvalue)
 
 
 def solved_by_one(ours: CountArray, theirs: CountArray, samples: int) -> tuple[int, ...]:
@@ -178,46 +153,14 @@ def solved_by_one(ours: CountArray, theirs: CountArray, samples: int) -> tuple[i
     return tuple(np.flatnonzero(alone).tolist())
 
 
-# Unbiased pass@k and maj@k of a problem from n answers to it, for every k up to n.
-#
-# pass@k (Chen et al. 2021, arXiv 2107.03374): the share of the k-subsets of the n answers that hold a right answer.
-# maj@k: the share of the k-subsets whose most frequent answer is right, with an m-way tie counting 1 / m; it needs the
-# extracted answers, not only their grades. Both average over all subsets, so they are unbiased for k fresh answers.
-
-
 def pass_at_k(right: CountArray, samples: int, k: int) -> FloatArray:
-    """The probability, for each problem [P], that at least one of `k` answers is right; 1 <= `k` <= `samples`."""
-    _demand(samples, k)
-    by_count = [1 - Fraction(comb(samples - count, k), comb(samples, k)) for count in range(samples + 1)]
-    chances: FloatArray = np.array([float(chance) for chance in by_count])[np.asarray(right, dtype=np.intp)]
-    return chances
+    """The probability, for each problem [P], that at least one of `k` answers is right; 1 <= `k` <= `samples`.
 
-
-def majority_at_k(right: int, wrong: Sequence[int], k: int) -> float:
-    """The probability that the most frequent of `k` answers is right. `right` counts the right answers, `wrong` each
-    distinct wrong answer. Answers that could not be extracted do not agree with each other: each is its own entry of 1.
+    The share of the k-subsets of all answers that hold a right one, which is unbiased for k fresh answers (Chen et al.
+    2021, arXiv 2107.03374).
     """
-    _demand(right + sum(wrong), k)
-    total = Fraction(0)
-    for votes in range(1, min(right, k) + 1):
-        # ways[t, m]: the number of ways to draw m wrong answers, none more than `votes` times and t of them exactly so
-        # often.
-        ways = Counter({(0, 0): 1})
-        for count in wrong:
-            further = Counter[tuple[int, int]]()
-            for (tied, taken), number in ways.items():
-                for more in range(min(count, votes, k - votes - taken) + 1):
-                    further[tied + (more == votes), taken + more] += number * comb(count, more)
-            ways = further
-        for (tied, taken), number in ways.items():
-            if taken == k - votes:
-                total += Fraction(comb(right, votes) * number, tied + 1)
-    return float(total / comb(right + sum(wrong), k))
-
-
-def _demand(samples: int, k: int) -> None:
-    if not 1 <= k <= samples:
-        raise ValueError(f"k = {k} is not between 1 and the {samples} answers there are")
+    chances: FloatArray = 1 - comb(samples - np.asarray(right, dtype=np.float64), k) / comb(samples, k)
+    return chances
 
 
 # The difference of two methods, paired by problem.
@@ -238,13 +181,11 @@ def _demand(samples: int, k: int) -> None:
 @dataclass(frozen=True)
 class ProblemDifference:
     """`problems`: the difference with its standard error over other problems, for these runs. `both`: with its error
-    over other seeds and other problems; it has no interval if `seeds` (the error over seeds, for these problems) has
-    none. `correlation`: of the two methods' shares by problem (None if either does not vary); near 1, pairing removes
-    most of the error.
+    over other seeds and other problems; it has no interval if the difference over seeds has none. `correlation`: of the
+    two methods' shares by problem (None if either does not vary); near 1, pairing removes most of the error.
     """
 
     problems: Estimate
-    seeds: Estimate
     both: Estimate
     correlation: float | None
 
@@ -264,32 +205,28 @@ def problem_difference(
     ):
         # The part of the variance over problems that is theirs alone, without the interaction with runs.
         interaction = sum(_interaction(side, benchmark_of) for side in sides)
-        over_problems = problems.error**2
-        alone = max(over_problems - interaction, 0.0)
-        error = math.sqrt(max(seeds.error**2 + alone, over_problems))
+        alone = max(problems.error**2 - interaction, 0.0)
+        error = math.sqrt(max(seeds.error**2 + alone, problems.error**2))
         half = math.hypot(
             t_quantile(seeds.degrees) * seeds.error, t_quantile(problems.degrees) * math.sqrt(alone)
         )
-        low, high = sorted((seeds.degrees, problems.degrees))
-        for _ in range(60):  # the degrees of freedom between both at which t has the quantile half / error
-            middle = (low + high) / 2
-            low, high = (middle, high) if t_quantile(middle) > half / error else (low, middle)
-        both = estimate(problems.value, seeds.n, error, (low + high) / 2)
-    a, b = mine - mine.mean(), other - other.mean()
-    scale = math.sqrt(float((a * a).sum()) * float((b * b).sum()))
-    correlation = float(np.clip((a * b).sum() / scale, -1, 1)) if scale > 0 else None
-    return ProblemDifference(problems, seeds, both, correlation)
+        # The degrees of freedom, between both, at which t has the quantile half / error.
+        middle = np.median([stdtridf((1 + LEVEL) / 2, half / error), seeds.degrees, problems.degrees])
+        both = estimate(problems.value, seeds.n, error, float(middle))
+    varied = mine.std() > 0 and other.std() > 0
+    correlation = float(np.corrcoef(mine, other)[0, 1]) if varied else None
+    return ProblemDifference(problems, both, correlation)
 
 
 def _interaction(values: FloatArray, benchmark_of: CountArray) -> float:
     """Variance of the mean over benchmarks that comes from the interaction of run and problem: mean square / (S P)."""
-    runs, strata = len(values), _strata_of(benchmark_of)
-    variances = [0.0]
-    for part in (values[:, stratum] for stratum in strata if len(stratum) > 1 and runs > 1):
+    variances = []
+    for stratum in _strata_of(benchmark_of):
+        part = values[:, stratum]
         residuals = part - part.mean(axis=0) - part.mean(axis=1, keepdims=True) + part.mean()
-        square = float((residuals**2).sum()) / ((runs - 1) * (part.shape[1] - 1))
-        variances.append(square / part.size)
-    return math.fsum(variances) / len(strata) ** 2
+        degrees = (len(part) - 1) * (len(stratum) - 1)
+        variances.append(float((residuals**2).sum()) / degrees / part.size)
+    return math.fsum(variances) / len(variances) ** 2
 
 
 # Answers drawn with repeated sampling seeds: the dependence between the errors of two evaluations of the same
@@ -308,9 +245,7 @@ def _interaction(values: FloatArray, benchmark_of: CountArray) -> float:
 # variance over seeds does not contain the rest.
 
 Graded = NDArray[np.bool_]
-Evaluations = Sequence[
-    tuple[float, float]
-]  # (weight, variance over other answers) of each evaluation; the weights sum to 1
+Spreads = Sequence[float]  # of evaluations: weight, which sum to 1, times standard error over other answers
 
 
 @dataclass(frozen=True)
@@ -364,22 +299,18 @@ def _ratio(above: FloatArray, below: FloatArray) -> DrawCorrelation | None:
     return DrawCorrelation(value, jackknife_error(without), n)
 
 
-def mean_variance(evaluations: Evaluations, correlation: float = 0.0) -> float:
+def mean_variance(spreads: Spreads, correlation: float = 0.0) -> float:
     """Variance over other answers of a weighted mean of evaluations of the same problems, with correlation phi between
     any two.
     """
-    apart = math.fsum(weight**2 * variance for weight, variance in evaluations)
-    return (1 - correlation) * apart + correlation * _together(evaluations) ** 2
+    apart = math.fsum(spread**2 for spread in spreads)
+    return (1 - correlation) * apart + correlation * math.fsum(spreads) ** 2
 
 
-def difference_variance(ours: Evaluations, theirs: Evaluations, correlation: float = 0.0) -> float:
+def difference_variance(ours: Spreads, theirs: Spreads, correlation: float = 0.0) -> float:
     """Variance over other answers of the difference of two such means."""
-    shared = 2 * correlation * _together(ours) * _together(theirs)
+    shared = 2 * correlation * math.fsum(ours) * math.fsum(theirs)
     return max(0.0, mean_variance(ours, correlation) + mean_variance(theirs, correlation) - shared)
-
-
-def _together(evaluations: Evaluations) -> float:
-    return math.fsum(weight * math.sqrt(variance) for weight, variance in evaluations)
 
 
 # Per-problem statistics of a scored sweep, from the runs that recorded each problem's outcome (`answers/outcomes.py`).
@@ -397,7 +328,7 @@ class CellProblems:
     mlflow_ids: those of the runs. final [S, P]: each run's shares by problem, averaged like the score `final`. last [S,
     P]: right answers at the last validation in the window. ever [V, P]: right answers at all validations in the window,
     of all runs. draws: a lower bound of the correlation of neighbouring validations of the first run
-    (`least_correlation`). evaluations: the evaluations behind the final mean, of all runs; empty with one answer per
+    (`least_correlation`). spreads: of the evaluations behind the final mean, of all runs; empty with one answer per
     problem.
     """
 
@@ -412,7 +343,7 @@ class CellProblems:
     last: CountArray
     ever: CountArray
     draws: DrawCorrelation | None
-    evaluations: Evaluations
+    spreads: Spreads
 
     @property
     def over_problems(self) -> Estimate:
@@ -448,15 +379,13 @@ class CellProblems:
 
 @dataclass(frozen=True)
 class PairedProblems:
-    """`variant` against the baseline on a model. `separated` has all problems in order. `ours_alone`, `theirs_alone`:
-    the indices of problems that only `variant`, or only the baseline, solved (`solved_by_one`).
+    """`lead`: of a variant over the baseline on a model. `separated`: see `separations`. `ours_alone`, `theirs_alone`:
+    the indices of problems that only the variant, or only the baseline, solved (`solved_by_one`).
     """
 
-    model: str
-    variant: str
-    against: str
+    lead: Difference
     difference: ProblemDifference
-    separated: tuple[Separation, ...]
+    separated: pd.DataFrame
     ours_alone: tuple[int, ...]
     theirs_alone: tuple[int, ...]
 
@@ -465,21 +394,21 @@ def cell_problems(board: Scoreboard) -> dict[tuple[str, str], CellProblems]:
     """(model, variant) -> the cell, of those whose finished runs all recorded outcomes, on the same problems as the
     other cells of their model.
     """
-    cells: dict[tuple[str, str], CellProblems | None] = {}
+    cells = {}
     for model in board.models:
         finished = {
-            (model, variant): [run for run in board.runs_of(model, variant) if run.is_result]
+            variant: [run for run in board.runs_of(model, variant) if run.is_result]
             for variant in board.variants
         }
-        recorded = [
-            board.data.outcomes.get(run.mlflow_id) for of_cell in finished.values() for run in of_cell
-        ]
+        recorded = [board.data.outcomes.get(run.mlflow_id) for runs in finished.values() for run in runs]
         problems = {
             outcomes.key if outcomes is not None and len(outcomes.steps) else None for outcomes in recorded
         }
         if len(problems) == 1 and None not in problems:
-            cells |= {pair: _cell(board, of_cell) for pair, of_cell in finished.items() if of_cell}
-    return {pair: cell for pair, cell in cells.items() if cell is not None}
+            for variant, runs in finished.items():
+                if runs and (cell := _cell(board, runs)):
+                    cells[model, variant] = cell
+    return cells
 
 
 def paired_problems(
@@ -496,9 +425,7 @@ def paired_problems(
             common = [seed for seed in ours.seeds if seed in theirs.seeds]
             mine, other = (side.final[[*map(side.seeds.index, common)]] for side in (ours, theirs))
         pair = PairedProblems(
-            model=lead.model,
-            variant=lead.variant,
-            against=lead.against,
+            lead=lead,
             difference=problem_difference(mine, other, ours.benchmark_of, lead.estimate, lead.paired),
             separated=separations(ours.last, theirs.last, ours.samples),
             ours_alone=solved_by_one(ours.ever, theirs.ever, ours.samples),
@@ -514,31 +441,39 @@ _RIGHT = "right"
 def majority_score(
     board: Scoreboard, cell: CellProblems, answers: Mapping[str, RunAnswers]
 ) -> Estimate | None:
-    """maj@k at the last validation, averaged over runs, with its standard error over other problems. None unless the
-    texts of all answers to all problems were recorded there.
+    """maj@k at the last validation, of all k answers: the share of problems whose most frequent answer is right, where
+    an m-way tie counts 1 / m; averaged over runs, with its standard error over other problems. None unless the texts of
+    all answers to all problems were recorded there.
     """
     runs = {run.mlflow_id: run for run in board.runs_of(cell.model, cell.variant)}
     chances = []
     for mlflow_id in cell.mlflow_ids:
         step = int(_in_window(runs[mlflow_id], board.data.outcomes[mlflow_id]).steps[-1])
-        texts = answers[mlflow_id].texts if mlflow_id in answers else ()
-        # Problem -> how often each answer was given. Answers of equal value agree, whatever their spelling, as all
-        # right ones do. Missing answers never agree with each other.
-        votes = defaultdict[str, Counter[str]](Counter)
-        for sample in (
-            sample for validation in texts if validation.step == step for sample in validation.samples
-        ):
-            if sample.kind == VALIDATION:
-                wrong = f"#{sample.draw}" if sample.answer is None else f"={value(sample.answer)}"
-                votes[sample.problem][_RIGHT if sample.right else wrong] += 1
-        if any(votes[name].total() != cell.samples for name in cell.problems):
-            return None
+        kept = answers[mlflow_id].texts if mlflow_id in answers else ()
+        drawn = next((_by_draw(texts) for texts in kept if texts.step == step), {})
         of_run = []
         for name in cell.problems:
-            right = votes[name].pop(_RIGHT, 0)
-            of_run.append(majority_at_k(right, [*votes[name].values()], cell.samples))
+            # Answers of equal value agree, whatever their spelling, as all right ones do. Missing answers never agree
+            # with each other.
+            votes = [
+                _RIGHT if sample.right else draw if sample.answer is None else f"={value(sample.answer)}"
+                for draw, sample in drawn.get(name, {}).items()
+            ]
+            if len(votes) != cell.samples:
+                return None
+            leaders = multimode(votes)
+            of_run.append((_RIGHT in leaders) / len(leaders))
         chances.append(of_run)
     return clustered_mean(np.mean(chances, axis=0), cell.benchmark_of)
+
+
+def _by_draw(texts: Texts) -> dict[str, dict[int, Sample]]:
+    """Problem -> draw -> the answer of the validation."""
+    drawn: dict[str, dict[int, Sample]] = defaultdict(dict)
+    for sample in texts.samples:
+        if sample.kind == VALIDATION:
+            drawn[sample.problem][sample.draw] = sample
+    return drawn
 
 
 def _in_window(run: RunScore, outcomes: Outcomes) -> Outcomes:
@@ -559,19 +494,15 @@ def kept_draws(answers: RunAnswers, samples: int) -> DrawCorrelation | None:
 
 def _graded(texts: Texts, samples: int) -> dict[str, list[bool]]:
     """Problem -> the grades of its answers by draw, for the problems with all answers."""
-    grades: dict[str, dict[int, bool]] = defaultdict(dict)
-    for sample in texts.samples:
-        if sample.kind == VALIDATION:
-            grades[sample.problem][sample.draw] = sample.right
     return {
-        problem: [graded[draw] for draw in range(samples)]
-        for problem, graded in grades.items()
-        if graded.keys() == set(range(samples))
+        problem: [drawn[draw].right for draw in range(samples)]
+        for problem, drawn in _by_draw(texts).items()
+        if drawn.keys() == set(range(samples))
     }
 
 
 def _cell(board: Scoreboard, runs: Sequence[RunScore]) -> CellProblems | None:
-    final, inside, evaluations = [], [], []
+    final, inside, spreads = [], [], []
     first = board.data.outcomes[runs[0].mlflow_id]
     for run in runs:
         outcomes = _in_window(run, board.data.outcomes[run.mlflow_id])
@@ -585,7 +516,7 @@ def _cell(board: Scoreboard, runs: Sequence[RunScore]) -> CellProblems | None:
         for step, weight in weights.items():
             variance, _ = evaluation_variance(rows[step], outcomes.samples, outcomes.benchmark_of)
             if variance is not None:
-                evaluations.append((weight / len(runs), variance))
+                spreads.append(weight / len(runs) * math.sqrt(variance))
     return CellProblems(
         model=runs[0].model,
         variant=runs[0].variant,
@@ -598,5 +529,5 @@ def _cell(board: Scoreboard, runs: Sequence[RunScore]) -> CellProblems | None:
         last=np.array([right[-1] for right in inside]),
         ever=np.concatenate(inside),
         draws=least_correlation(inside[0], first.samples),
-        evaluations=tuple(evaluations),
+        spreads=spreads,
     )

@@ -17,7 +17,7 @@ import pandas as pd
 from scipy.special import stdtrit
 
 from cppo_lab.analysis.inputs import USUAL, Baseline, integer
-from cppo_lab.analysis.scoring import RunScore, Scoreboard, SelectionState
+from cppo_lab.analysis.scoring import RunScore, Scoreboard
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
     LEVEL,
@@ -148,7 +148,7 @@ def map_noise(board: Scoreboard, model: str, variants: Sequence[str]) -> MapNois
     if residual is None:  # over other answers, as for fresh answers
         cells = cell_problems(board)
         of_map = [cell for pair, cell in cells.items() if pair[0] == model and pair[1] in counts]
-        variances = [mean_variance(cell.evaluations) for cell in of_map if cell.evaluations]
+        variances = [mean_variance(cell.spreads) for cell in of_map if cell.spreads]
         if len(variances) < len(counts):
             return None
     error = math.sqrt(2 * math.fsum(variances) / len(counts))
@@ -294,7 +294,7 @@ def sweep_statistics(board: Scoreboard, resamples: int = RESAMPLES, baseline: Ba
     """
     runs, baseline = run_values(board), baseline_of(board.variants, baseline)
     cells, leads = {}, defaultdict[str, list[Difference]](list)
-    for pair in board.cells:
+    for pair, cell in board.cells.items():
         against, scores, differences = baseline.of(pair[1]), {}, {}
         for score in Score:
             if values := list(by_seed(runs, *pair, score).values()):
@@ -304,7 +304,6 @@ def sweep_statistics(board: Scoreboard, resamples: int = RESAMPLES, baseline: Ba
         if Score.FINAL in differences:
             leads[pair[1]].append(differences[Score.FINAL])
         finished = [run for run in board.runs_of(*pair) if run.is_result]
-        collapsed = sum(run.state is SelectionState.COLLAPSE for run in finished)
         # That of a typical run (root mean square); unknown if it is for any, or if some have only right answers and all
         # others only wrong ones.
         errors = [error for run in finished if (error := run_sampling_error(board, run)) is not None]
@@ -318,7 +317,7 @@ def sweep_statistics(board: Scoreboard, resamples: int = RESAMPLES, baseline: Ba
             answers = math.sqrt(math.fsum(error.answers**2 for error in errors) / len(errors))
             widest = max(edges, key=lambda edge: (edge.high or 0.0) - (edge.low or 0.0)) if at_edge else None
             sampling = SamplingError(answers, all(error.known for error in errors), widest)
-        cells[pair] = CellStatistics(len(finished), collapsed, sampling, scores, differences)
+        cells[pair] = CellStatistics(len(finished), cell.collapsed, sampling, scores, differences)
     adjusted: dict[tuple[str, str, Score], float] = {}
     for score in Score:
         family = {

@@ -212,13 +212,10 @@ def _errors(claim: Claim, board: Scoreboard) -> list[Comparison]:
 def _collapses(
     runs: FinishedRuns, models: Sequence[str], pair: tuple[str, str], score: Measure
 ) -> Difference:
-    cells = ([cell_runs(runs, model, variant) for model in models] for variant in pair)
-    ours, theirs = (
-        [(sum(run.collapsed for run in of_cell), len(of_cell)) for of_cell in side] for side in cells
-    )
-    estimate = share_difference(ours, theirs)
-    n, m = (sum(count for _, count in side) for side in (ours, theirs))
-    return Difference("", *pair, score, estimate, False, n, m, None)
+    sides = [[cell_runs(runs, model, variant) for model in models] for variant in pair]
+    counts = ([(sum(run.collapsed for run in cell), len(cell)) for cell in side] for side in sides)
+    n, m = (sum(map(len, side)) for side in sides)
+    return Difference("", *pair, score, share_difference(*counts), False, n, m, None)
 
 
 # The verdict on a claim: supported, supported but small, not supported or undecided.

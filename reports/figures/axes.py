@@ -290,7 +290,7 @@ def _draw_lines(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     if axis.scale == LOG:
         ax.set_xscale("log")
         ax.xaxis.set_minor_locator(NullLocator())
-    ax.set_xticks(*axis.ticks)
+    ax.set_xticks(*axis.ticks, parse_math=False)
     ax.set_xlabel(axis.key)
     ax.set_ylabel(info.y_label or "")
 
@@ -315,11 +315,19 @@ def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
             face, colour = "none", _PLAIN_TEXT
         ax.bar(x, 1, 1, y - 0.5, facecolor=face, edgecolor=_OUTLINE, linewidth=int(plain), zorder=2)
         around = "" if cell.low is None else f"\n{cell.low:.1f} to {cell.high:.1f}"
-        style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": sized(8), "zorder": 3}
-        ax.text(x, y, f"{cell.mean:.1f}{around}", color=colour, **style)
+        ax.text(
+            x,
+            y,
+            f"{cell.mean:.1f}{around}",
+            color=colour,
+            ha="center",
+            va="center",
+            fontsize=sized(8),
+            zorder=3,
+        )
     ax.grid(visible=False)
-    ax.set_xticks(range(len(columns)), first.ticks[1])
-    ax.set_yticks(range(len(rows)), second.ticks[1])
+    ax.set_xticks(range(len(columns)), first.ticks[1], parse_math=False)
+    ax.set_yticks(range(len(rows)), second.ticks[1], parse_math=False)
     ax.set_xlim(-0.5, len(columns) - 0.5)
     ax.set_ylim(-0.5, len(rows) - 0.5)
     beside = "; ".join(f"{display_name(line.group)} {line.mean[0]:.1f}" for line in panel.lines)

@@ -172,10 +172,17 @@ def draw_line(ax: Axes, line: Line, front: int) -> None:
             ax.plot(seed.steps, seed.values, color=line.stroke.colour, linewidth=0.5, alpha=0.5, zorder=front)
     width = 1.6 if several else 1.2
     ax.plot(line.steps, line.mean, zorder=front, linewidth=width, label=line.label, **line.stroke.marked())
-    dot: dict[str, Any] = {"markersize": 4.5, "markeredgecolor": "white", "zorder": front + 20}
     for seed in shown:
         if seed.best_step is not None and seed.best is not None:
-            ax.plot(seed.best_step, seed.best, "o", color=line.stroke.colour, **dot)
+            ax.plot(
+                seed.best_step,
+                seed.best,
+                "o",
+                color=line.stroke.colour,
+                markersize=4.5,
+                markeredgecolor="white",
+                zorder=front + 20,
+            )
     for seed in crossed:
         end = seed.steps[-1], seed.values[-1]
         ax.plot(*end, "X", markersize=7, color=line.stroke.colour, zorder=front + 20, clip_on=False)
@@ -221,10 +228,12 @@ def curves_info(
         of_cells = (line_of(board, board.runs_of(model, name), stroke) for name, stroke in strokes.items())
         lines = tuple(filter(None, of_cells))
         stops = [run.t_stop for run in runs if run.model == model and run.t_stop is not None]
-        competing, top = [], None
-        for line in reversed(lines):  # of ties, the line drawn on top
-            if (score_of_cell := board.cells[model, line.variant].ranked) is not None:
-                competing.append((score_of_cell.mean, line))
+        top = None
+        competing = [
+            (ranked.mean, line)
+            for line in reversed(lines)  # of ties, the line drawn on top
+            if (ranked := board.cells[model, line.variant].ranked) is not None
+        ]
         if competing:
             mean, line = max(competing, key=lambda entry: entry[0])
             best = ((seed.best, -(seed.best_step or 0)) for seed in line.seeds if seed.best is not None)
@@ -262,9 +271,17 @@ def draw_panel(panel: Panel, ax: Axes, y_label: str | None = "") -> None:
         last = max(seed.steps[-1] for line in panel.lines for seed in line.seeds)
         place = (top.step, top.score)
         ax.plot(*place, "*", markersize=12, color=colour, markeredgecolor="white", zorder=60)
-        side = "right" if top.step > 0.9 * last else "center"
-        style: dict[str, Any] = {"color": colour, "fontsize": sized(9), "fontweight": "bold", "zorder": 61}
-        ax.annotate(top.text, place, xytext=(0, 7), textcoords="offset points", ha=side, **style)
+        ax.annotate(
+            top.text,
+            place,
+            xytext=(0, 7),
+            textcoords="offset points",
+            ha="right" if top.step > 0.9 * last else "center",
+            color=colour,
+            fontsize=sized(9),
+            fontweight="bold",
+            zorder=61,
+        )
     stop = "" if panel.t_stop is None else f" (T_stop = {panel.t_stop})"
     ax.set_title(panel.model + stop, parse_math=False)
     step_axis(ax)
@@ -335,8 +352,9 @@ def draw_survival(info: PanelsInfo, fig: Figure) -> None:
     for panel, ax in panel_grid(fig, info, 2, (5.4, 3.3)):
         for order, line in enumerate(panel.lines):
             heights = [height - _APART * order for height in line.surviving]
-            style = line.stroke.marked() | {"linewidth": 1.4, "zorder": 3 + order}
-            ax.step(line.steps, heights, where="post", **style)
+            ax.step(
+                line.steps, heights, where="post", linewidth=1.4, zorder=3 + order, **line.stroke.marked()
+            )
         ax.set_ylim(-6, 104)
         ax.set_ylabel("runs not collapsed (%)")
         ax.set_title(panel.model, parse_math=False)
@@ -448,8 +466,10 @@ def draw_traces(panel: DiagnosticPanel, ax: Axes, heading: str) -> None:
         fill(ax, trace)
         if trace.smooth:
             ax.plot(trace.steps, trace.mean, color=trace.stroke.colour, linewidth=0.5, alpha=0.3, zorder=2)
-        style = trace.stroke.marked() | {"linewidth": 1.2, "zorder": 3 + order, "label": trace.name}
-        ax.plot(trace.steps, trace.smooth or trace.mean, **style)
+        shown = trace.smooth or trace.mean
+        ax.plot(
+            trace.steps, shown, linewidth=1.2, zorder=3 + order, label=trace.name, **trace.stroke.marked()
+        )
     ax.set_title(heading, parse_math=False)
     step_axis(ax)
     if not panel.traces:
@@ -477,8 +497,15 @@ def draw_diagnostics(info: PanelsInfo, fig: Figure) -> None:
         # The limit of an error whose ideal value is 1 is marked if the curves come near it.
         if limit is not None and any(max(trace.high) > (1 + limit) / 2 for trace in panel.traces):
             ax.axhline(limit, color=_LIMIT, linewidth=1, linestyle=_DASHES, zorder=1)
-            place: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "ha": "right", "va": "bottom"}
-            ax.annotate(f"{limit}", (1, limit), color=_LIMIT, fontsize="small", **place)
+            ax.annotate(
+                f"{limit}",
+                (1, limit),
+                xycoords=("axes fraction", "data"),
+                ha="right",
+                va="bottom",
+                color=_LIMIT,
+                fontsize="small",
+            )
 
 
 _RATE, _SHARE = "rule/delta_b_mean", "rule/prefix_budget_share"
@@ -535,10 +562,16 @@ def draw_warmup(info: PanelsInfo, fig: Figure) -> None:
             # A dot at each step that masked any token; dots of neighbouring steps are connected.
             (trace,) = panel.traces
             fill(ax, trace)
-            dots = ax.plot(
-                trace.steps, trace.mean, "o", label=trace.name, color=trace.stroke.colour, zorder=3
+            ax.plot(
+                trace.steps,
+                trace.mean,
+                "o",
+                label=trace.name,
+                color=trace.stroke.colour,
+                markersize=2.2,
+                markeredgewidth=0,
+                zorder=3,
             )
-            dots[0].set(markersize=2.2, markeredgewidth=0)
             # A gap wherever two steps are further apart than the nearest ones.
             steps, values = np.array(trace.steps), np.array(trace.mean)
             apart = np.diff(steps)
@@ -546,16 +579,22 @@ def draw_warmup(info: PanelsInfo, fig: Figure) -> None:
             line = (np.insert(steps, gaps, math.nan), np.insert(values, gaps, math.nan))
             ax.plot(*line, linewidth=0.6, alpha=0.45, color=trace.stroke.colour, zorder=3)
             step_axis(ax)
+            ax.set_ylim(-0.02, 1.02)
         else:
             draw_traces(panel, ax, panel.model if row == 0 else "")
         if panel.traces and panel.limit is not None:
             ax.axhline(panel.limit, color=_FLOOR, linewidth=0.8, linestyle=_DASHES)
-            style: dict[str, Any] = {"ha": "right", "va": "top", "fontsize": sized(8), "color": _FLOOR}
-            style |= {"xytext": (-2, -3), "textcoords": "offset points", "xycoords": ax.get_yaxis_transform()}
-            ax.annotate(f"δ_b,min = {panel.limit:g}", (1, panel.limit), **style)
+            ax.annotate(
+                f"δ_b,min = {panel.limit:g}",
+                (1, panel.limit),
+                xycoords=ax.get_yaxis_transform(),
+                xytext=(-2, -3),
+                textcoords="offset points",
+                ha="right",
+                va="top",
+                fontsize=sized(8),
+                color=_FLOOR,
+            )
         ax.set_ylabel(panel.label if column == 0 else "")
         ax.xaxis.label.set_visible(row == rows - 1)  # the page has it beside the values of the others
         ax.margins(y=0.16)  # room for the label below the floor
-    for ax, panel in zip(axes[1], info.panels[columns:], strict=True):
-        if panel.traces:
-            ax.set_ylim(-0.02, 1.02)

@@ -152,14 +152,14 @@ def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
     left, right = fig.subfigures(1, 2, squeeze=False, width_ratios=(1.0, 1.1))[0]
     axes = left.subplots(len(info.rules), 1, sharex=True)
     for ax, panel in zip(axes, info.rules, strict=True):
-        places = range(1, len(panel.values) + 1)
+        places = np.arange(1, len(panel.values) + 1)
         base, top = 0.0, max(*panel.values, *panel.limit) * 1.12
         if panel.rule == "grpo":
             # The rarest token triples; its bar is cut, so that the others remain visible.
             base, top = 1.0, 2.0
         ax.bar(
             places,
-            [value - base for value in panel.values],
+            np.subtract(panel.values, base),
             bottom=base,
             width=0.72,
             **palette.bars(panel.kinds),
@@ -167,8 +167,7 @@ def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
         for place, value in zip(places, panel.values, strict=True):
             if value > top:
                 ax.annotate(f"{value:g}", (place + 0.42, top), va="top", fontsize=sized(7), color="#555555")
-        edges = [0.5, *(place + 0.5 for place in places)]
-        ax.stairs(panel.limit, edges, baseline=None, color="#222222", zorder=3)
+        ax.stairs(panel.limit, [0.5, *places + 0.5], baseline=None, color="#222222", zorder=3)
         ax.axhline(base, color="#555555", linewidth=0.8, zorder=3)
         bottom = min(*panel.values, *panel.limit, base)
         ax.set_ylim(bottom - 0.04 * (top - bottom) if bottom < base else base, top)
@@ -248,15 +247,25 @@ def draw_gaps(info: GapsInfo, fig: Figure) -> None:
     """The mean gap (solid) and the mean of its largest tenth (dashed) by position; beside it delta/w_t, and delta."""
     (_, left), (_, right) = panel_grid(fig, replace(info, panels=(0, 1)), 2, (5.2, 3.7))
     for line in info.lines:
-        colour = line.stroke.colour
-        for curve, style, of in ((line.gaps.top10, "--", "largest 10 %"), (line.gaps.mean, "-", "mean")):
+        colour, gaps = line.stroke.colour, line.gaps
+        for curve, style, marker, of in (
+            (gaps.top10, "--", "", "largest 10 %"),
+            (gaps.mean, "-", line.stroke.marker, "mean"),
+        ):
             if curve.band:
                 left.fill_between(
                     curve.positions, curve.low, curve.high, color=colour, alpha=0.15, linewidth=0
                 )
-            marker: Any = line.stroke.marker if style == "-" else ""
-            marks: dict[str, Any] = {"marker": marker, "markevery": 0.12, "markersize": 3.8}
-            left.plot(curve.positions, curve.mean, style, color=colour, label=f"{line.label}, {of}", **marks)
+            left.plot(
+                curve.positions,
+                curve.mean,
+                style,
+                color=colour,
+                label=f"{line.label}, {of}",
+                marker=marker,
+                markevery=0.12,
+                markersize=3.8,
+            )
     left.set_ylim(bottom=0)
     if info.threshold and info.delta is not None:
         ours, other = (stroke.colour for stroke in info.palette.strokes((OURS, COMPARED)).values())
@@ -376,9 +385,7 @@ def draw_window(info: WindowInfo, fig: Figure) -> None:
     ax.set_ylim(bottom, top)
     ax.set_xlim(-0.6, count - 0.4)
     rotation = 90 if max(map(len, info.symbols)) > 2 else 0
-    ax.set_xticks(range(count), info.symbols, rotation=rotation, fontsize=sized(8))
-    for label in ax.get_xticklabels():
-        label.set_parse_math(False)
+    ax.set_xticks(range(count), info.symbols, rotation=rotation, fontsize=sized(8), parse_math=False)
     ax.set_ylabel("w D")
     ax.grid(axis="x", visible=False)
     names = {
@@ -413,11 +420,7 @@ SETTINGS = (
 
 def gallery(study: StudyResults, palette: Palette = PAPER) -> tuple[Picture, ...]:
     """All eleven figures in order, in the colours of `palette`."""
-    counts = {  # of seeds
-        sum(run.is_result for run in board.runs_of(*pair))
-        for board in study.boards.values()
-        for pair in board.cells
-    }
+    counts = {cell.finished for board in study.boards.values() for cell in board.cells.values()}  # of seeds
     kinds = ["are the pointwise 95 % interval of the mean (Student's t)"] * (
         max(counts, default=0) >= FEWEST_RUNS
     )
@@ -584,10 +587,23 @@ def draw_ablations(info: PanelsInfo, fig: Figure) -> None:
             continue
         curves.draw_panel(entry.panel, ax, info.y_label if index == 0 else "")
         ax.set_title(f"{entry.heading}\n")
-        style: dict[str, Any] = {"fontsize": sized(8), "color": "#555555", "parse_math": False}
-        ax.text(0, 1.02, entry.panel.model, transform=ax.transAxes, **style)
-        place = {"loc": "upper left", "bbox_to_anchor": (-0.02, -0.17), "borderpad": 0}
-        key_legend(ax, entry.keys, fontsize=sized(8), **place)
+        ax.text(
+            0,
+            1.02,
+            entry.panel.model,
+            transform=ax.transAxes,
+            fontsize=sized(8),
+            color="#555555",
+            parse_math=False,
+        )
+        key_legend(
+            ax,
+            entry.keys,
+            loc="upper left",
+            bbox_to_anchor=(-0.02, -0.17),
+            borderpad=0,
+            fontsize=sized(8),
+        )
 
 
 # Figures 8 to 11, one per model: a panel per benchmark on top; reward, response length and relative log-prob error
@@ -734,8 +750,14 @@ def draw_model(info: ModelInfo, fig: Figure) -> None:
         ax.plot(line.steps, line.raw, color=line.stroke.colour, linewidth=0.5, alpha=0.3, zorder=2)
     for order, line in enumerate(info.rewards):
         fill(ax, line, line.smooth_steps)
-        style = line.stroke.marked() | {"linewidth": 1.6, "zorder": 3 + order, "label": line.label}
-        ax.plot(line.smooth_steps, line.smooth, **style)
+        ax.plot(
+            line.smooth_steps,
+            line.smooth,
+            linewidth=1.6,
+            zorder=3 + order,
+            label=line.label,
+            **line.stroke.marked(),
+        )
     ax.set_title("reward (fraction)")
     step_axis(ax)
     if not info.rewards:

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -142,6 +143,15 @@ def test_two_axes_are_a_surface_and_noise_has_no_colours(
     assert "chain: " in picture.svg and said.split()[0] in picture.svg
     assert said in figure_csv(info)
     assert ("at least 95 % of maps" in info.noise) is (len(spread) > 1)
+
+
+def test_a_value_with_dollars_is_text() -> None:
+    """As text of an environment variable has; matplotlib would take what is between them for a formula."""
+    values = [(x, y) for x in ("$DATA/a_$", "b") for y in ("$w_$", "v")]
+    places = {f"cppo x={x} y={y}": ("cppo", (x, y)) for x, y in values}
+    surface = shown(made(dict.fromkeys(places, around(0.3))), ("rule.x", "rule.y"), places)
+    assert {*re.findall(r">(\$.*?)<", drawing(surface).svg)} == {"$DATA/a_$", "$w_$"}
+    assert ">$DATA/a_$<" in drawing(one_axis(("$DATA/a_$", "b"))).svg
 
 
 def test_three_axes_have_no_such_figure() -> None:
