@@ -310,9 +310,10 @@ def _repeated(cell: CellProblems, answers: Mapping[str, RunAnswers]) -> tuple[fl
     if measured is not None and measured.error is not None:
         low, high = (measured.value + sign * 2 * measured.error for sign in (-1, 1))
         text = f"{measured.value:.2f} ({low:.2f} to {high:.2f})"
-        return (min(1.0, measured.value) if measured.dependent else 0.0), text
-    if cell.draws is not None and cell.draws.dependent:
-        return min(1.0, cell.draws.value), f"at least {cell.draws.value:.2f}"
+        return (min(1.0, measured.value) if low > 0 else 0.0), text
+    least = cell.draws
+    if least is not None and least.error is not None and least.value > 2 * least.error:
+        return min(1.0, least.value), f"at least {least.value:.2f}"
     return 0.0, ""
 
 

@@ -248,21 +248,7 @@ Graded = NDArray[np.bool_]
 Spreads = Sequence[float]  # of evaluations: weight, which sum to 1, times standard error over other answers
 
 
-@dataclass(frozen=True)
-class DrawCorrelation:
-    """phi with its standard error (jackknife over problems; None if only a single problem varies)."""
-
-    value: float
-    error: float | None
-    problems: int
-
-    @property
-    def dependent(self) -> bool:
-        """Whether phi exceeds 0 by more than two standard errors."""
-        return self.error is not None and self.value > 2 * self.error
-
-
-def draw_correlation(ours: Graded, theirs: Graded) -> DrawCorrelation | None:
+def draw_correlation(ours: Graded, theirs: Graded) -> Estimate | None:
     """phi from two evaluations graded answer by answer, [P, k] each with k > 1: the covariance of answers with the same
     draw within problems, over the variance within problems. None if no problem varies in both.
     """
@@ -271,7 +257,7 @@ def draw_correlation(ours: Graded, theirs: Graded) -> DrawCorrelation | None:
     return _ratio(together, ((a * a).sum(axis=1) + (b * b).sum(axis=1)) / 2)
 
 
-def least_correlation(right: CountArray, samples: int) -> DrawCorrelation | None:
+def least_correlation(right: CountArray, samples: int) -> Estimate | None:
     """A lower bound of phi for neighbouring evaluations from counts alone, `right` [V, P] of `samples` > 1.
 
     Two evaluations with independent answers differ by at least the two within-problem variances. Counts that differ by
@@ -286,17 +272,17 @@ def least_correlation(right: CountArray, samples: int) -> DrawCorrelation | None
     return _ratio(fresh - (np.diff(counts, axis=0) ** 2).sum(axis=0), fresh)
 
 
-def _ratio(above: FloatArray, below: FloatArray) -> DrawCorrelation | None:
-    """sum(above) / sum(below) over problems, with its jackknife standard error."""
+def _ratio(above: FloatArray, below: FloatArray) -> Estimate | None:
+    """sum(above) / sum(below) over problems, with its jackknife standard error; without if only one problem varies."""
     varied = below > 0
     above, below, n = above[varied], below[varied], int(varied.sum())
     if not n:
         return None
     value = float(above.sum() / below.sum())
     if n == 1:
-        return DrawCorrelation(value, None, 1)
+        return Estimate(value, 1)
     without = (above.sum() - above) / (below.sum() - below)
-    return DrawCorrelation(value, jackknife_error(without), n)
+    return Estimate(value, n, jackknife_error(without))
 
 
 def mean_variance(spreads: Spreads, correlation: float = 0.0) -> float:
@@ -342,7 +328,7 @@ class CellProblems:
     final: FloatArray
     last: CountArray
     ever: CountArray
-    draws: DrawCorrelation | None
+    draws: Estimate | None
     spreads: Spreads
 
     @property
@@ -480,7 +466,7 @@ def _in_window(run: RunScore, outcomes: Outcomes) -> Outcomes:
     return outcomes if run.t_stop is None else outcomes.until(run.t_stop)
 
 
-def kept_draws(answers: RunAnswers, samples: int) -> DrawCorrelation | None:
+def kept_draws(answers: RunAnswers, samples: int) -> Estimate | None:
     """phi between neighbouring validations with recorded texts, from the problems for which both have all `samples`
     answers; None without two such validations.
     """
