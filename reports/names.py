@@ -108,9 +108,9 @@ def round_half_up(value: Decimal) -> Decimal:
 
 def points(fraction: float | None, signed: bool = False) -> str:
     """A fraction in percent, or a difference in points, with two decimals, half rounded up and never -0.00, and with a
-    minus sign, not a hyphen. `signed`: with a plus, too.
+    minus sign, not a hyphen; ABSENT for None and NaN. `signed`: with a plus, too.
     """
-    if fraction is None:
+    if fraction is None or math.isnan(fraction):
         return ABSENT
     value = round_half_up(percent(fraction)) + 0
     return f"{value:{'+' if signed else ''}}".replace("-", _MINUS)

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 
+import pandas as pd
+
 from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.analysis.reader import RunAnswers
 from cppo_lab.analysis.scoring import Scoreboard
@@ -23,12 +25,7 @@ from cppo_lab.analysis.statistics.problems import (
     mean_variance,
     paired_problems,
 )
-from cppo_lab.analysis.statistics.summary import (
-    Rank,
-    SamplingError,
-    Statistics,
-    kendall,
-)
+from cppo_lab.analysis.statistics.summary import SamplingError, Statistics
 from cppo_lab.analysis.statistics.values import Score
 from cppo_lab.reports.names import (
     ABSENT,
@@ -177,19 +174,22 @@ def _over_models(summary: Statistics, models: int) -> TextTable:
     return TextTable(f"Over all {models} models", "method", headings, rows, notes)
 
 
+_NO_RANKS = pd.DataFrame(columns=["rank", "margin", "noise"], dtype=float)
+
+
 def _order(board: Scoreboard, summary: Statistics) -> TextTable:
     rows, alike, models = [], [], dict.fromkeys(model for model, _ in summary.rankings)
     for model in models:
         best, final, corrected, area = (
-            summary.rankings.get((model, score), {})
+            summary.rankings.get((model, score), _NO_RANKS)
             for score in (Score.BEST, Score.FINAL, Score.CORRECTED, Score.AREA)
         )
-        if (tau := kendall(best, final)) is not None:
+        tau = best["rank"].corr(final["rank"], method="kendall")  # of those in both; NaN for fewer than two
+        if not math.isnan(tau):
             alike.append(f"{model} {tau:.2f}" if len(models) > 1 else f"{tau:.2f}")
-        for variant, place in best.items():
-            places = (ranking.get(variant) for ranking in (corrected, area))
-            ranks = (ABSENT if rank is None else str(rank.rank) for rank in places)
-            row = cell_row(model, variant, (*_place(place), *_place(final.get(variant)), *ranks))
+        for variant in best.index:
+            by_best, by_final, *others = (_place(variant, of) for of in (best, final, corrected, area))
+            row = cell_row(model, variant, (*by_best, *by_final, *(rank for rank, *_ in others)))
             cell = board.cells[model, variant]
             fallen = f" ({cell.collapsed} of {cell.finished} collapsed)" * bool(cell.collapsed)
             rows.append(replace(row, label=f"{row.label}{fallen}{'†' * cell.provisional}"))
@@ -205,11 +205,12 @@ def _order(board: Scoreboard, summary: Statistics) -> TextTable:
     return TextTable("Order and margins", "method", headings, rows, notes)
 
 
-def _place(place: Rank | None) -> tuple[str, str, str]:
+def _place(variant: str, ranking: pd.DataFrame) -> tuple[str, str, str]:
     """Rank, margin and noise."""
-    if place is None:
+    if variant not in ranking.index:
         return (ABSENT, ABSENT, ABSENT)
-    return str(place.rank), points(place.margin), points(place.noise)
+    rank, margin, noise = ranking.loc[variant]
+    return f"{rank:.0f}", points(margin), points(noise)
 
 
 def _evaluation(sampling: SamplingError | None) -> str:

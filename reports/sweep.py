@@ -11,11 +11,11 @@ from cppo_lab import schema
 from cppo_lab.analysis.inputs import NO_AXES, Axes, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, describe_gaps
 from cppo_lab.analysis.statistics.claims import NONE_STATED
-from cppo_lab.analysis.statistics.estimate import Estimate, holm
+from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.exact_study import METRICS_READ
 from cppo_lab.analysis.statistics.paired import Effect, effects
 from cppo_lab.analysis.statistics.values import Measure, Quantity, Score, run_values
-from cppo_lab.analysis.statistics.verdicts import with_quantity
+from cppo_lab.analysis.statistics.verdicts import holm_with_gaps, with_quantity
 from cppo_lab.analysis.study import MAIN, score_grid
 from cppo_lab.errors import counted
 from cppo_lab.reports.answers import answers_section, kept_answers
@@ -205,7 +205,7 @@ def effects_section(scored: Scored, places: Axes) -> Section | None:
     final = measured.get(_FINAL)
     if not final:
         return None
-    adjusted = holm([1.0 if (p := estimate.p_value()) is None else p for estimate in final.values()])
+    adjusted = holm_with_gaps([estimate.p_value() for estimate in final.values()])
     rows, shown = [], []
     for (effect, estimate), p in zip(final.items(), adjusted, strict=True):
         group, change = display_name(effect.group), _change(effect, places)
@@ -218,8 +218,7 @@ def effects_section(scored: Scored, places: Axes) -> Section | None:
             else estimate_text(of_score.get(effect), signed=True)
             for name, of_score in measured.items()
         )
-        tested = p_text(None if estimate.error is None else p)
-        cells = (change, *texts, tested, str(estimate.n))
+        cells = (change, *texts, p_text(p), str(estimate.n))
         rows.append(TextRow(group, effect.group == OURS, cells, (effect.model, effect.group)))
     notes = (*_EFFECT_NOTES, _OF_ERRORS) if _ERROR in measured else _EFFECT_NOTES
     table = TextTable("Effects", "method", ("change", *measured, "adjusted p", "seeds"), rows, notes)

@@ -28,27 +28,6 @@ ONE_SIDED_LEVEL = 0.025  # each tail of a two-sided 95 % interval
 MOST_SEEDS = 100  # seeds; larger numbers are only reported as "more than"
 
 
-@dataclass(frozen=True)
-class Spread:
-    """The `error` and `degrees` of freedom of an estimate from `runs` >= 2 of each variant and model.
-
-    `models`: those of a slope by the scatter of its models, which more runs do not change; they count where their
-    interval is wider.
-    """
-
-    error: float
-    degrees: float
-    runs: int
-    models: tuple[float, float] | None = None
-
-    def at(self, n: int) -> tuple[float, float]:
-        """Error and degrees of freedom with `n` runs."""
-        seeds = self.error * math.sqrt(self.runs / n), self.degrees * (n - 1) / (self.runs - 1)
-        if self.models is None:
-            return seeds
-        return max(seeds, self.models, key=lambda of: of[0] * t_quantile(of[1]))  # the wider
-
-
 def power_at(distance: float, error: float, degrees: float) -> float:
     """Probability that an estimate with this error and these degrees of freedom shows a true `distance`."""
     return float(stdtr(degrees, distance / error - t_quantile(degrees)))
@@ -59,16 +38,20 @@ def detectable_difference(error: float, degrees: float) -> float:
     return error * (t_quantile(degrees) + float(stdtrit(degrees, POWER)))
 
 
-def spread_of(estimate: Estimate, runs: int) -> Spread | None:
-    """The spread of an estimate from `runs` of each variant and model; None if it has no error."""
-    if estimate.error is None or estimate.degrees is None:
-        return None
-    if isinstance(estimate, SlopeEstimate) and estimate.seeds is not None and estimate.models is not None:
-        seeds, models = spread_of(estimate.seeds, runs), spread_of(estimate.models, runs)
-        if seeds is not None and models is not None:
-            return replace(seeds, models=(models.error, models.degrees))
+def error_with(estimate: Estimate, runs: int, n: int) -> tuple[float, float]:
+    """Error and degrees of freedom of an estimate from `runs` of each variant and model, if there were `n`. The scatter
+    of the models around a slope, which more runs do not change, counts where its interval is wider.
+    """
+    of_seeds, models = estimate, None
+    if isinstance(estimate, SlopeEstimate) and estimate.seeds is not None:
+        of_seeds, models = estimate.seeds, estimate.models
+    assert of_seeds.error is not None and of_seeds.degrees is not None, "without an error it says why"
     # At least 2: a side of an unpaired comparison may be a single run, when all spread comes from the other side.
-    return Spread(estimate.error, estimate.degrees, max(2, runs))
+    before = max(2, runs)
+    seeds = of_seeds.error * math.sqrt(before / n), of_seeds.degrees * (n - 1) / (before - 1)
+    if models is None or models.error is None or models.degrees is None:
+        return seeds
+    return max(seeds, (models.error, models.degrees), key=lambda of: of[0] * t_quantile(of[1]))
 
 
 _PLACES = 400  # quadrature points of the distribution of the estimated error
@@ -119,9 +102,7 @@ def reached_power(
                 )
                 chances.append((newcombe(ours, others, n, n, Z95, -1) > 0).mean())
             else:
-                spread = spread_of(estimate, runs)
-                assert spread is not None, "an estimate without an error says why"
-                chances.append(spread_power(claim.lead, claim.margin, spread, n))
+                chances.append(interval_power(claim.lead, claim.margin, *error_with(estimate, runs, n)))
         return float(np.prod(chances))
 
     return ReachedPower(claim.lead, all_hold(runs), runs, _fewest(all_hold))
@@ -142,11 +123,10 @@ def _fewest(chance: Callable[[int], float]) -> int | None:
     return high
 
 
-def spread_power(lead: float, margin: float | None, spread: Spread, n: int) -> float:
-    """The probability that the interval of `n` runs lies above 0, or inside the margin, if the difference is `lead`:
-    averaged over the independent distributions of the mean and of its estimated standard error.
+def interval_power(lead: float, margin: float | None, error: float, degrees: float) -> float:
+    """The probability that an interval with this error and these degrees of freedom lies above 0, or inside the margin,
+    if the difference is `lead`: averaged over the independent distributions of the mean and of its estimated error.
     """
-    error, degrees = spread.at(n)
     half = t_quantile(degrees) * _relative_errors(round(degrees, 2))
     if margin is None:
         return float(ndtr(lead / error - half).mean())

@@ -9,7 +9,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import product, zip_longest
+from itertools import product
 from statistics import fmean
 
 import numpy as np
@@ -25,10 +25,9 @@ from cppo_lab.analysis.statistics.estimate import (
     Estimate,
     Interval,
     bootstrap,
-    holm,
     mean_of,
 )
-from cppo_lab.analysis.statistics.paired import Difference, difference, mean_difference
+from cppo_lab.analysis.statistics.paired import Difference, difference, mean_difference, with_holm
 from cppo_lab.analysis.statistics.problems import (
     cell_problems,
     edge_share,
@@ -179,59 +178,38 @@ def _residual(runs: Sequence[RunValues], paired: bool) -> tuple[float, int] | No
 # noise of the two compared curves is not even a property of these runs.
 
 
-@dataclass(frozen=True)
-class Rank:
-    """One variant in a model's ranking. `rank`: 1 + the number of strictly higher means over seeds.
+def rankings(board: Scoreboard, runs: FinishedRuns) -> dict[tuple[str, Score], pd.DataFrame]:
+    """(model, score) -> the ranking, for each score that any variant has on the model: a row for each variant, the
+    highest mean over seeds first.
 
-    `margin`: distance to the next lower variant (None: the last). `noise`: standard error of that margin from the
-    scatter of single evaluations alone, assumed independent (None: unknown). It is a lower bound: the spread over seeds
-    comes on top, and with BEST and CORRECTED also the noise of selecting a step.
+    `rank`: 1 + the number of strictly higher means. `margin`: distance to the next lower variant (NaN: the last).
+    `noise`: standard error of that margin from the scatter of single evaluations alone, assumed independent (NaN:
+    unknown for any of the runs). It is a lower bound: the spread over seeds comes on top, and with BEST and CORRECTED
+    also the noise of selecting a step.
     """
-
-    rank: int
-    margin: float | None
-    noise: float | None
-
-
-Ranking = dict[str, Rank]  # of the variants of a model by a score, highest first
-
-
-def rankings(board: Scoreboard, runs: FinishedRuns) -> dict[tuple[str, Score], Ranking]:
-    """(model, score) -> the ranking, for each score that any variant has on the model."""
     every = {}
     for model, score in product(board.models, Score):
-        cells = {variant: list(by_seed(runs, model, variant, score).values()) for variant in board.variants}
-        means = {variant: fmean(values) for variant, values in cells.items() if values}
-        order, noise = sorted(means, key=lambda variant: -means[variant]), {}
-        for variant in order:  # from the scatter of evaluations; None if it is unknown for any of the runs
-            of_cell = cell_runs(runs, model, variant)
-            squares = [
-                run.step_noise**2 / {Score.FINAL: run.late, Score.AREA: run.evaluations}.get(score, 1)
-                for run in of_cell
-                if run.step_noise is not None
-            ]
-            known = len(squares) == len(of_cell)
-            noise[variant] = math.sqrt(math.fsum(squares)) / len(of_cell) if known else None
-        places = {}
-        for variant, below in zip_longest(order, order[1:]):
-            margin = both = None
-            if below is not None:
-                margin, noises = means[variant] - means[below], (noise[variant], noise[below])
-                both = None if None in noises else math.hypot(*filter(None, noises))
-            rank = 1 + sum(mean > means[variant] for mean in means.values())
-            places[variant] = Rank(rank, margin, both)
-        if places:
-            every[model, score] = places
+        rows = {}
+        for variant in board.variants:
+            if values := by_seed(runs, model, variant, score).values():
+                of_cell = cell_runs(runs, model, variant)
+                noises = np.array([run.step_noise for run in of_cell], dtype=np.float64)
+                counts = [
+                    {Score.FINAL: run.late, Score.AREA: run.evaluations}.get(score, 1) for run in of_cell
+                ]
+                rows[variant] = fmean(values), np.sqrt((noises**2 / counts).sum()) / len(of_cell)
+        if rows:
+            table = pd.DataFrame(rows, ["mean", "noise"]).T.sort_values(
+                "mean", ascending=False, kind="stable"
+            )
+            below = table.shift(-1)
+            columns = {
+                "rank": table["mean"].rank(method="min", ascending=False),
+                "margin": table["mean"] - below["mean"],
+                "noise": np.hypot(table["noise"], below["noise"]),
+            }
+            every[model, score] = pd.DataFrame(columns)
     return every
-
-
-def kendall(first: Ranking, second: Ranking) -> float | None:
-    """Kendall's tau-b of two rankings over their common variants: 1 is the same order, -1 the reverse; None for fewer
-    than two.
-    """
-    pairs = [(place.rank, second[variant].rank) for variant, place in first.items() if variant in second]
-    tau = float(pd.DataFrame(pairs, columns=["first", "second"], dtype=float).corr("kendall").iloc[0, 1])
-    return None if math.isnan(tau) else tau
 
 
 # All statistics of a scored sweep, for tables and pages.
@@ -269,7 +247,7 @@ class Statistics:
     adjusted: dict[tuple[str, str, Score], float]
     aggregates: dict[tuple[str, Score, str], Estimate]
     overall: tuple[Difference, ...]
-    rankings: dict[tuple[str, Score], Ranking]
+    rankings: dict[tuple[str, Score], pd.DataFrame]
 
     @property
     def final(self) -> list[Difference]:
@@ -320,12 +298,8 @@ def sweep_statistics(board: Scoreboard, resamples: int = RESAMPLES, baseline: Ba
         cells[pair] = CellStatistics(len(finished), cell.collapsed, sampling, scores, differences)
     adjusted: dict[tuple[str, str, Score], float] = {}
     for score in Score:
-        family = {
-            (*pair, score): p
-            for pair, cell in cells.items()
-            if score in cell.differences and (p := cell.differences[score].estimate.p_value()) is not None
-        }
-        adjusted |= dict(zip(family, holm(list(family.values())), strict=True))
+        family = [each.differences[score] for each in cells.values() if score in each.differences]
+        adjusted |= {(lead.model, lead.variant, score): p for lead, p in with_holm(family) if p is not None}
     aggregates, rng = {}, np.random.default_rng(_SEED)
     for variant, score in product(board.variants, Score):
         strata = [np.array(list(by_seed(runs, model, variant, score).values())) for model in board.models]

@@ -370,8 +370,8 @@ def _compare_all(
 ) -> tuple[Comparison, ...]:
     tested = [_tested(claim, comparison) for comparison in _compared(claim, board, runs, score)]
     p_for = [comparison.p_for for comparison in tested]
-    of_all = p_for if claim.of_errors else _holm(p_for)
-    against = _holm([comparison.p_against for comparison in tested])
+    of_all = p_for if claim.of_errors else holm_with_gaps(p_for)
+    against = holm_with_gaps([comparison.p_against for comparison in tested])
     return tuple(
         replace(comparison, p_adjusted=adjusted, outcome=outcome_of(comparison.p_for, p_against))
         for comparison, adjusted, p_against in zip(tested, of_all, against, strict=True)
@@ -403,7 +403,7 @@ def _tested(claim: Claim, comparison: Comparison) -> Comparison:
     return replace(comparison, difference=difference, p_for=p_for, p_against=p_against)
 
 
-def _holm(p_values: Sequence[float | None]) -> list[float | None]:
+def holm_with_gaps(p_values: Sequence[float | None]) -> list[float | None]:
     """Holm's adjustment of the known p-values. Unknown ones count as 1, so that a gap does not lower any p-value."""
     adjusted = holm([1.0 if p is None else p for p in p_values])
     return [None if p is None else value for p, value in zip(p_values, adjusted, strict=True)]

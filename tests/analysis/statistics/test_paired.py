@@ -23,7 +23,7 @@ from cppo_lab.analysis.statistics.paired import (
     slope_weights,
 )
 from cppo_lab.analysis.statistics.power import STUDIES as PLANNED
-from cppo_lab.analysis.statistics.power import Design, planned_power, reached_power, spread_of
+from cppo_lab.analysis.statistics.power import Design, error_with, planned_power, reached_power
 from cppo_lab.analysis.statistics.values import FinishedRuns, Score, run_values
 from tests.analysis.made_sweeps import scored
 from tests.analysis.statistics.made_curves import STUDIES, flat
@@ -159,15 +159,14 @@ def test_more_seeds_narrow_the_one_interval_alone() -> None:
     rng = np.random.default_rng(1)
     steep = {"small": 0.0, "base": 0.02, "large": 0.01, "long": 0.04}
     found = slope_of({model: lead + rng.normal(0, 0.001, 4) for model, lead in steep.items()})
-    spread = spread_of(found, 4)
-    assert spread.at(4) == spread.at(400) == (found.models.error, 2)
+    assert error_with(found, 4, 4) == error_with(found, 4, 400) == (found.models.error, 2)
     power = reached_power(TREND, [found], 4)
     assert (power.needed, power.unknown) == (None, "")
     wiggle = np.array([0.01, -0.01, 0.02, -0.02])  # the models are on the line but for 0.0001
     alike = {"small": 0.0, "base": 0.0101, "large": 0.0142, "long": 0.0173}
     found = slope_of({model: lead + wiggle for model, lead in alike.items()})
-    spread = spread_of(found, 4)
-    assert spread.at(4)[0] == found.seeds.error and spread.at(16)[0] == pytest.approx(found.seeds.error / 2)
+    errors = [error_with(found, 4, n)[0] for n in (4, 16)]
+    assert errors == pytest.approx([found.seeds.error, found.seeds.error / 2])
 
 
 A, B, C = (0, 0, 8), (1, "own", "padded"), (2, None, 20.0)

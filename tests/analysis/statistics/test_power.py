@@ -14,10 +14,10 @@ from cppo_lab.analysis.statistics.power import (
     MOST_SEEDS,
     STUDIES,
     Design,
-    Spread,
+    error_with,
+    interval_power,
     planned_power,
     reached_power,
-    spread_power,
 )
 from cppo_lab.analysis.statistics.values import FinishedRuns, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge
@@ -123,15 +123,15 @@ def test_reached_power_is_that_of_the_t_test() -> None:
     """Also from 5 runs on to n: the error shrinks with their root, the degrees of freedom grow."""
     for lead, n, runs in ((0.02, 3, 3), (0.02, 3, 5), (0.02, 6, 6), (0.005, 10, 5)):
         exact = t_power(lead, 0.015 / n**0.5, n - 1)
-        spread = Spread(0.015 / runs**0.5, runs - 1, runs)
-        assert spread_power(lead, None, spread, n) == pytest.approx(exact, abs=2e-3)
+        error = error_with(Estimate(0.0, runs, 0.015 / runs**0.5, runs - 1), runs, n)
+        assert interval_power(lead, None, *error) == pytest.approx(exact, abs=2e-3)
 
 
 def test_the_power_of_equals_is_that_of_the_two_one_sided_tests() -> None:
     drawn = np.random.default_rng(0).normal(0, 0.015, (40_000, 6))
     half = stats.t.ppf(0.975, 5) * stats.sem(drawn, axis=1)
     inside = np.mean(np.abs(drawn.mean(1)) + half <= MARGIN)
-    assert spread_power(0.0, MARGIN, Spread(0.015 / 6**0.5, 5, 6), 6) == pytest.approx(inside, abs=0.01)
+    assert interval_power(0.0, MARGIN, 0.015 / 6**0.5, 5) == pytest.approx(inside, abs=0.01)
 
 
 def test_the_power_of_a_verdict_is_by_the_spread_of_its_runs_alone() -> None:

@@ -14,7 +14,6 @@ from cppo_lab.analysis.statistics.paired import difference
 from cppo_lab.analysis.statistics.problems import edge_share
 from cppo_lab.analysis.statistics.summary import (
     baseline_of,
-    kendall,
     map_noise,
     rankings,
     run_sampling_error,
@@ -22,6 +21,8 @@ from cppo_lab.analysis.statistics.summary import (
     sweep_statistics,
 )
 from cppo_lab.analysis.statistics.values import Score, run_values
+from cppo_lab.reports.sections import Scored
+from cppo_lab.reports.statistics_tables import statistics_tables
 from tests.analysis.made_sweeps import MadeRun, both, scored
 from tests.analysis.statistics.made_curves import flat
 from tests.answers import made
@@ -70,14 +71,16 @@ def test_order_and_margins() -> None:
     board = scored(runs)
     found = rankings(board, run_values(board))
     best, final = found["m", Score.BEST], found["m", Score.FINAL]
-    assert list(best) == ["peak", "calm", "low", "last"]
-    assert list(final) == ["calm", "peak", "low", "last"]
-    assert [place.rank for place in best.values()] == [1, 2, 3, 3]  # equal scores share a rank
-    peak, last = best["peak"], final["last"]
-    # Three late evaluations each; one of five unequal pairs is swapped.
-    numbers = peak.margin, peak.noise, final["calm"].noise, kendall(best, final)
-    assert numbers == pytest.approx((0.5 - 0.32, 0.02, 0.02 / math.sqrt(3), (5 - 2) / 5))
-    assert last.margin is last.noise is kendall(best, {}) is None and kendall(best, best) == 1
+    assert list(best.index) == ["peak", "calm", "low", "last"]
+    assert list(final.index) == ["calm", "peak", "low", "last"]
+    assert list(best["rank"]) == [1, 2, 3, 3]  # equal scores share a rank
+    # Three late evaluations each.
+    numbers = *best.loc["peak", ["margin", "noise"]], final.loc["calm", "noise"]
+    assert numbers == pytest.approx((0.5 - 0.32, 0.02, 0.02 / math.sqrt(3)))
+    assert final.loc["last", ["margin", "noise"]].isna().all()
+    # One of five unequal pairs is swapped.
+    notes = statistics_tables(Scored("made", "Title", board, ""))["order"].notes
+    assert notes[-1].endswith("(Kendall's tau-b; 1 is the same): 0.60.")
 
 
 def test_one_evaluation_of_one_benchmark() -> None:
