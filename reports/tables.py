@@ -238,14 +238,11 @@ def mark(entries: Iterable[Entry]) -> tuple[Entry, ...]:
     Words and provisional numbers do not compete. A column with a single competitor gets no mark.
     """
     column = tuple(entries)
-    competing = [entry.value for entry in column if entry.value is not None and not entry.provisional]
-    if len(competing) < 2:
+    competing = pd.Series([None if entry.provisional else entry.value for entry in column], dtype=float)
+    if competing.count() < 2:
         return column
-    highest = sorted(set(competing), reverse=True)
-    marks: dict[Decimal | None, str] = dict(zip(highest, (BEST, SECOND), strict=False))
-    return tuple(
-        entry if entry.provisional else replace(entry, mark=marks.get(entry.value, "")) for entry in column
-    )
+    ranks, marks = competing.rank(method="dense", ascending=False), {1: BEST, 2: SECOND}
+    return tuple(replace(entry, mark=marks.get(rank, "")) for entry, rank in zip(column, ranks, strict=True))
 
 
 # PAPER: its Table 4 calls a run that diverged a collapse. Shares: analysis/scoring.py, conf/config.yaml.
