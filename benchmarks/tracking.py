@@ -117,7 +117,7 @@ def by_recorder(uri: str, runs: Path) -> Iterator[Log]:
 def by_mlflow(uri: str) -> Iterator[Log]:
     """`log` by `mlflow.log_metrics`, as a training script without us has it."""
     mlflow.set_tracking_uri(uri)
-    experiment = ensure_experiment(open_client(uri), uri, "direct")
+    experiment = ensure_experiment(open_client(uri), "direct")
     with mlflow.start_run(experiment_id=experiment):
         mlflow.log_metrics(values(0), step=0)  # what the first one sets up
         yield lambda step: mlflow.log_metrics(values(step), step=step)

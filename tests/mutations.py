@@ -248,7 +248,7 @@ TRACKING = (
     Fault(
         "the offset is stored before the points of its lines are sent",
         "cppo_lab/tracking/upload.py",
-        "            if is_news and not self.steps:\n                self._reached(path, offset)",
+        "            if self.sent.total() > sent and not self.steps:\n                self._reached(path, offset)",
         "            if line:\n                self._reached(path, offset)",
         "tests/runs/test_spool.py",
     ),

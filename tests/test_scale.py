@@ -92,7 +92,7 @@ def actions(plan: Plan) -> dict[str, Callable[[], object]]:
         idle = record_dead_ends(runs, run_ids, queued)
         ahead = look_ahead(plan, uri, queued, opens=True)
         send(list(idle), uri)
-        describe_sweeps(plan, uri, ensure_parents(plan, uri), ahead.states)
+        describe_sweeps(plan, ensure_parents(plan, uri), ahead.states)
 
     def scored() -> None:
         listing = list_runs(uri, experiment)

@@ -16,7 +16,7 @@ from cppo_lab.cli.command import PARQUET, Exit, answer, typed
 from cppo_lab.cli.training import planned
 from cppo_lab.core_records import Resources, core_of, load_part
 from cppo_lab.errors import UserError, counted, printable, say
-from cppo_lab.files import appearing, replacing, require_free, runs_folder
+from cppo_lab.files import appearing, read_object, replacing, require_free, runs_folder
 from cppo_lab.plugins import install_extra
 from cppo_lab.runs import export
 from cppo_lab.runs.folder import is_locked, read_status
@@ -26,7 +26,7 @@ from cppo_lab.runs.state import RunFolder
 from cppo_lab.sweep.compose import compose, data_of, rule_on
 from cppo_lab.sweep.file import files_of
 from cppo_lab.sweep.overrides import parse_override
-from cppo_lab.sweep.plan import is_run_id, recorded_texts, recorded_tokens
+from cppo_lab.sweep.plan import is_run_id, recorded_answers
 from cppo_lab.sweep.status import run_by_beginning, run_statuses
 from cppo_lab.tracking import address
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 
 ABOUT = "about.json"
 _MARK = "cppo export metrics"  # in ABOUT: only such a folder is replaced
+_LARGEST = 10_000_000  # bytes of it
 
 
 def export_model(options: Namespace) -> int:
@@ -61,7 +62,7 @@ def export_metrics(options: Namespace) -> int:
         raise UserError(
             f"--format {form}: package 'pyarrow' is not installed: {install_extra('export')}, or take --format csv"
         )
-    is_earlier = _is_tables(options.out)
+    is_earlier = read_object(options.out / ABOUT, _LARGEST).get("made_by") == _MARK
     try:
         place = options.out.resolve() if options.force and is_earlier else require_free(options.out)
     except UserError as error:
@@ -98,14 +99,6 @@ def export_metrics(options: Namespace) -> int:
         entries = {"made_by": _MARK, "format": form, **about, "rows": rows, "units": units}
         (folder / ABOUT).write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     return answer(options, {"folder": str(place), "format": form, **about, "rows": rows}, place)
-
-
-def _is_tables(out: Path) -> bool:
-    try:
-        about = json.loads((out / ABOUT).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return False
-    return isinstance(about, dict) and about.get("made_by") == _MARK
 
 
 def archive(options: Namespace) -> int:
@@ -186,7 +179,7 @@ def _say(activity: str, done: int | None = None, of: int | None = None) -> None:
 
 def samples(options: Namespace) -> int:
     """Print prompts and responses of a validated step."""
-    run, texts = recorded_texts(options.run, runs_folder(), options.step)
+    run, texts = recorded_answers(options.run, runs_folder(), "texts", options.step)
     step = texts.step
     chosen = [
         sample
@@ -230,7 +223,7 @@ def replay(options: Namespace) -> int:
     from cppo_lab.analysis.replay import as_lines, comparison
     from cppo_lab.analysis.replay import replay as replayed
 
-    run, tokens = recorded_tokens(options.run, runs_folder(), options.step)
+    run, tokens = recorded_answers(options.run, runs_folder(), "tokens", options.step)
     given = {}
     for override in map(parse_override, options.overrides):
         if override.kind == "other" or not override.right or isinstance(override.value, list):

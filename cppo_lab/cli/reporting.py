@@ -5,6 +5,7 @@ import gc
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
+from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any
 
 from cppo_lab import schema
@@ -72,15 +73,13 @@ def watch_report(options: Namespace, patient: bool = False) -> "Iterator[Path]":
     """Report until every run is a result; gives each page. A store that is not there or does not answer costs a line.
     `patient`: any other mistake, too, and reports take at most a fifth of a core from the runs.
     """
-    import time
-
     from cppo_lab.analysis.scoring import GAPS, NothingScored
     from cppo_lab.reports.saved import read_record
 
     gaps = {state.value for state in GAPS}
     page, last_line = None, ""
     while True:
-        began, wait = time.monotonic(), options.every
+        began, wait = monotonic(), options.every
         try:
             page = _report_once(options, quiet=patient or page is not None)
             runs = read_record(page.parent).runs.values()
@@ -91,7 +90,7 @@ def watch_report(options: Namespace, patient: bool = False) -> "Iterator[Path]":
             if not missing:
                 return
             if patient:
-                wait = max(wait, 4 * (time.monotonic() - began))
+                wait = max(wait, 4 * (monotonic() - began))
         except UserError as error:
             may_come = isinstance(error, NothingScored | StoreAway) and not isinstance(error, StoreBroken)
             if page is None and not patient and not may_come:
@@ -99,14 +98,7 @@ def watch_report(options: Namespace, patient: bool = False) -> "Iterator[Path]":
             passing("")
             if last_line != (last_line := f"cppo: {error}"):
                 say(last_line)
-        pause(wait)
-
-
-def pause(seconds: float) -> None:
-    """Wait until the next report."""
-    import time
-
-    time.sleep(seconds)
+        sleep(wait)
 
 
 def _report_once(options: Namespace, quiet: bool = False) -> Path:
@@ -224,7 +216,7 @@ def _own_request(options: Namespace, about: dict[str, Any]) -> "Asked":
         "experiment": experiment,
         "title": plan.title,
         "question": plan.question,
-        "sweeps": grids_of(plan, options.overrides),
+        "sweeps": grids_of(plan),
     }
     if options.partial or options.overrides:  # a whole report is of what has ended
         note_looks(plan, uri)
@@ -238,7 +230,7 @@ def _own_request(options: Namespace, about: dict[str, Any]) -> "Asked":
     [sweep] = plan.sweeps
     is_at_home = about["out"].name == plan.name  # elsewhere links to other reports would lead nowhere
     about |= {
-        "axes": axes_of(plan, sweep, options.overrides),
+        "axes": axes_of(plan, sweep),
         "beside": sweep.beside if is_at_home else (),
         "factorial": sweep.analysis == "factorial",
     }

@@ -221,7 +221,7 @@ def _until_decided(plan: Plan, uri: str, request: "LaunchRequest", options: Name
             f"--max-seeds {most}: the first look is after {schema.FIRST_LOOK} seeds: give so many or more"
         )
     while True:
-        verdicts = judged(plan, uri, options.overrides)
+        verdicts = judged(plan, uri)
         runs = runs_at(plan, {verdict.claim: next_look(verdict, most) for verdict in verdicts})
         if not runs or runs == before:
             break
@@ -347,27 +347,26 @@ def answer_launch(plan: Plan, done: "Launched", options: Namespace) -> None:
 
 def _dry_run(plan: Plan, uri: str, request: "LaunchRequest", options: Namespace) -> int:
     """Say what `train` would do. Writes nothing."""
-    from cppo_lab.sweep.launch import Launched, choose, look_ahead
+    from cppo_lab.sweep.launch import choose, look_ahead
 
     queued = read_queues(runs_folder(), warn=True)
     ahead = look_ahead(plan, uri, queued, request)
-    todo, failed, held, not_started = choose(plan, ahead, uri, request)
     present = {run_id: state_of(ahead.folders[run_id], queued) for run_id in ahead.replaces}
     shown = explained(ahead.states | present, queued)
-    code = Exit.STORE_AWAY if held else Exit.DONE
+    done = replace(choose(plan, ahead, uri, request), states=shown, replaced=ahead.replaced(uri))
+    code = Exit.STORE_AWAY if done.held else Exit.DONE
     if options.json:
-        run_ids = tuple(run.run_id for run in todo)
-        done = Launched(shown, ahead.replaced(uri), failed, run_ids, held, not_started)
         answer_launch(plan, done, options)
         return code
+    todo = [run for run in plan.runs if run.run_id in done.trained]
     costs = past_costs(plan.runs)
     if todo:
         print(table.run_table(todo, shown, costs, width(), coloured()) + "\n")
     again = f", {len(ahead.replaces)} of them again" if ahead.replaces else ""
     print(f"would train {len(todo)} of {len(plan.runs)} runs{again} with launcher={plan.launcher.name}")
-    _tell_not_started(not_started)
-    if failed:
-        print(f"{len(failed)} failed with an error: only `cppo retry` retrains them")
+    _tell_not_started(done.not_started)
+    if done.left:
+        print(f"{len(done.left)} failed with an error: only `cppo retry` retrains them")
     if cost := table.cost_summary(todo, costs):
         print(cost)
     return code

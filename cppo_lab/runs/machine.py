@@ -21,6 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +51,7 @@ _SLURM = {
     schema.TAG_NODES: "SLURM_JOB_NODELIST",
 }
 _MOST = 500  # characters of a value that a user chose
+ROOT = Path(cppo_lab.__file__).resolve().parent.parent  # of this code: in a checkout or a frozen copy
 _STATE = "code_state.json"  # of a frozen copy: where it comes from
 _LARGEST_FILE = 1_000_000
 _INSTALLED = re.compile(rf"/(site|dist)-packages/|\A{re.escape(sysconfig.get_path('stdlib'))}/")
@@ -73,7 +75,7 @@ class CodeState(NamedTuple):
     unread: str = ""
 
 
-def code_version(root: Path | None = None) -> str:
+def code_version(root: Path = ROOT) -> str:
     """`<version>+<commit>` in a git checkout, with `.dirty` for uncommitted changes; else `<version>`.
 
     `<version>+unread.<random digits>` for a checkout that git could not read: it equals no other version, since nothing
@@ -89,9 +91,11 @@ def code_version(root: Path | None = None) -> str:
     return f"{version}+{code.commit[:12]}{'.dirty' if code.changes else ''}" if code.commit else version
 
 
-def code_state(root: Path | None = None) -> CodeState:
-    """The commit of the checkout at `root`, and how its files differ; that of this package where None is given."""
-    root = root or Path(cppo_lab.__file__).resolve().parent.parent
+@cache
+def code_state(root: Path = ROOT) -> CodeState:
+    """The commit of the checkout at `root`, and how its files differ, when it is first asked: this process has loaded
+    that code.
+    """
     if (root / _STATE).is_file():  # a frozen copy
         return CodeState(*json.loads((root / _STATE).read_text(encoding="utf-8")))
     if not (root / ".git").exists():

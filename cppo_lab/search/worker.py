@@ -208,7 +208,7 @@ class _SearchState:
     def __init__(self, study: SearchStudy, uri: str) -> None:
         self.study, self.tuning, self.uri = study, study.tuning, uri
         self.client = open_client(uri)
-        self.experiment = experiment_of(self.client, uri, self.tuning.core)
+        self.experiment = experiment_of(self.client, self.tuning.core)
         with exclusive(study.url), self.writing():
             before = study.study.user_attrs.get(SEARCH_RUN)
             text = note(self.tuning, study.trials())

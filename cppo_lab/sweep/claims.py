@@ -2,8 +2,7 @@
 simulates, and its grids with their axes and baselines.
 """
 
-import itertools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from cppo_lab import schema
@@ -14,61 +13,49 @@ from cppo_lab.analysis.statistics.verdicts import Verdict, VerdictOutcome, verdi
 from cppo_lab.core_records import core_of
 from cppo_lab.errors import StoreAway, UserError, say
 from cppo_lab.runs.machine import code_version
-from cppo_lab.sweep.enumerate import PlannedRun, RunPlace, axis_values
-from cppo_lab.sweep.file import ERRORS, Hypothesis, Sweep, differences
+from cppo_lab.sweep.enumerate import PlannedRun, RunPlace
+from cppo_lab.sweep.file import ERRORS, Sweep, differences
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking import address
 
 
-def claims_of(sweep: Sweep, in_study: bool, declared: Collection[RunPlace] = ()) -> tuple[Claim, ...]:
-    """The hypotheses, those about the surrogate's error first. In a study the keys have the sweep's name. `declared`:
-    all runs of the sweep.
+def claims_of(plan: Plan, sweep: Sweep, with_tests: bool = True) -> tuple[Claim, ...]:
+    """The hypotheses of a sweep, those about the surrogate's error first. `with_tests`: each with the runs that test
+    it, whichever are planned.
     """
-    claims = [_claim(sweep, key, hypothesis, in_study) for key, hypothesis in sweep.hypotheses.items()]
-    claims.sort(key=lambda claim: not claim.of_errors)
-    return tuple(replace(claim, tests=_tests(claim, declared)) for claim in claims)
-
-
-def _claim(sweep: Sweep, key: str, hypothesis: Hypothesis, in_study: bool) -> Claim:
-    of_errors = hypothesis.outcome in ERRORS
-    size = log_size if of_errors else float
-    kind = Kind.SUPERIORITY if hypothesis.within is None else Kind.EQUIVALENCE
-    if hypothesis.models == "trend":
-        kind = Kind.TREND
-    return Claim(
-        key=_key(sweep, key, in_study),
-        text=hypothesis.claim,
-        sweep=sweep.name,
-        kind=kind,
-        tiers=(hypothesis.better, hypothesis.than),
-        margin=None if hypothesis.within is None else size(hypothesis.within / 100),
-        over_models=hypothesis.models == "mean",
-        after=None if hypothesis.after is None else _key(sweep, hypothesis.after, in_study),
-        smallest=size(hypothesis.smallest / 100),
-        score=Quantity(hypothesis.outcome) if of_errors else Score(hypothesis.outcome),
-        seeds=hypothesis.test_seeds,
-        models=hypothesis.only or (),
-        sequential=bool(hypothesis.sequential),
-    )
-
-
-def _tests(claim: Claim, declared: Collection[RunPlace]) -> frozenset[RunPlace]:
-    tests = {place for place in declared if claim.is_tested_by(*place)}
-    # A test seed that the file does not declare is missing for each cell.
-    missing = set(claim.seeds or ()) - {seed for _, _, seed in declared} if declared else set()
+    declared = plan.parts[sweep.name].declared.places if with_tests else frozenset()
     cells = {(model, variant) for model, variant, _ in declared}
-    tests |= {
-        (*cell, seed) for cell, seed in itertools.product(cells, missing) if claim.is_tested_by(*cell, seed)
-    }
-    return frozenset(tests)
+    # The paper's claims have keys too, and the sweeps of a study may use the same.
+    prefix = f"hypothesis {sweep.name} " if plan.is_study else "hypothesis "
+    claims = []
+    for key, hypothesis in sweep.hypotheses.items():
+        of_errors = hypothesis.outcome in ERRORS
+        size = log_size if of_errors else float
+        kind = Kind.SUPERIORITY if hypothesis.within is None else Kind.EQUIVALENCE
+        claim = Claim(
+            key=f"{prefix}{key}",
+            text=hypothesis.claim,
+            sweep=sweep.name,
+            kind=Kind.TREND if hypothesis.models == "trend" else kind,
+            tiers=(hypothesis.better, hypothesis.than),
+            margin=None if hypothesis.within is None else size(hypothesis.within / 100),
+            over_models=hypothesis.models == "mean",
+            after=hypothesis.after and f"{prefix}{hypothesis.after}",
+            smallest=size(hypothesis.smallest / 100),
+            score=Quantity(hypothesis.outcome) if of_errors else Score(hypothesis.outcome),
+            seeds=hypothesis.test_seeds,
+            models=hypothesis.only or (),
+            sequential=bool(hypothesis.sequential),
+        )
+        # A test seed that the file does not declare is missing for each cell.
+        missing = {*hypothesis.test_seeds} - {seed for _, _, seed in declared}
+        places = declared | {(*cell, seed) for cell in cells for seed in missing}
+        tests = frozenset(place for place in places if claim.is_tested_by(*place))
+        claims.append(replace(claim, tests=tests))
+    return tuple(sorted(claims, key=lambda claim: not claim.of_errors))
 
 
-def _key(sweep: Sweep, key: str, in_study: bool) -> str:
-    """The paper's claims have keys too, and the sweeps of a study may use the same."""
-    return f"hypothesis {sweep.name} {key}" if in_study else f"hypothesis {key}"
-
-
-def grids_of(plan: Plan, overrides: Sequence[str]) -> tuple[SweepGrid, ...]:
+def grids_of(plan: Plan) -> tuple[SweepGrid, ...]:
     """The grid of each sweep of a plan, with the runs that are planned of it."""
     return tuple(
         SweepGrid(
@@ -76,30 +63,25 @@ def grids_of(plan: Plan, overrides: Sequence[str]) -> tuple[SweepGrid, ...]:
             sweep.title,
             sweep.question,
             tuple(
-                ExpectedRun(run.run_id, run.spec.model.name, run.variants[sweep.name], run.spec.seed)
+                ExpectedRun(run.run_id, *run.place(sweep.name))
                 for run in plan.runs
                 if sweep.name in run.variants
             ),
-            _baseline(plan, sweep, overrides),
+            _baseline(plan, sweep),
             sweep.paired,
         )
         for sweep in plan.sweeps
     )
 
 
-def judged(plan: Plan, uri: str, overrides: Sequence[str]) -> tuple[Verdict, ...]:
+def judged(plan: Plan, uri: str) -> tuple[Verdict, ...]:
     """The hypotheses of a plan, all of them sequential, by the runs that the store at `uri` has.
 
     Raises UserError for a plan without hypotheses, or with a hypothesis that is judged once.
     """
     from cppo_lab.analysis.study import read_study
 
-    claims = [
-        claim
-        for sweep in plan.sweeps
-        if sweep.hypotheses
-        for claim in claims_of(sweep, plan.is_study, plan.declared[sweep.name].places)
-    ]
+    claims = [claim for sweep in plan.sweeps for claim in claims_of(plan, sweep)]
     if not claims:
         raise UserError(f"--until-decided: {plan.name} has no hypotheses: state them in its file")
     if once := [claim.key for claim in claims if not claim.sequential]:
@@ -110,7 +92,7 @@ def judged(plan: Plan, uri: str, overrides: Sequence[str]) -> tuple[Verdict, ...
     if address.is_absent(uri):
         return verdicts({}, claims)
     try:
-        study = read_study(uri, schema.experiment_name(plan.core), plan.name, grids_of(plan, overrides), True)
+        study = read_study(uri, schema.experiment_name(plan.core), plan.name, grids_of(plan), True)
     except StoreAway:
         raise
     except UserError:  # it has no result yet
@@ -132,20 +114,12 @@ def runs_at(plan: Plan, looks: Mapping[Claim, int]) -> tuple[PlannedRun, ...]:
         for place in claim.tests
         if place[2] in (claim.seeds or ())[:count]
     }
-    return tuple(
-        run
-        for run in plan.runs
-        if any(
-            (name, (run.spec.model.name, label, run.spec.seed)) in tests
-            for name, label in run.variants.items()
-        )
-    )
+    return tuple(run for run in plan.runs if any((name, run.place(name)) in tests for name in run.variants))
 
 
-def axes_of(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Axes:
+def axes_of(plan: Plan, sweep: Sweep) -> Axes:
     """Where the variants of a sweep are on its axes."""
-    # The plan knows the core also where the command line leaves it to the sweep's models.
-    labels = axis_values(sweep, [f"core={plan.core}", *overrides])
+    labels = plan.parts[sweep.name].axes
     keys = tuple(dict.fromkeys(key for _, values in labels.values() for key in values))
     places = (
         AxisPlace(variant, group, tuple(values.get(key) for key in keys))
@@ -154,13 +128,13 @@ def axes_of(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Axes:
     return Axes(keys, tuple(places))
 
 
-def _baseline(plan: Plan, sweep: Sweep, overrides: Sequence[str]) -> Baseline:
+def _baseline(plan: Plan, sweep: Sweep) -> Baseline:
     """The sweep's baseline: a reported variant, or a variant of its file for each combination of values of its axes."""
 
     baseline = sweep.baseline
     if not baseline or any(run.variants.get(sweep.name) == baseline for run in plan.runs):
         return Baseline(baseline)
-    labels = axis_values(sweep, [f"core={plan.core}", *overrides])
+    labels = plan.parts[sweep.name].axes
     named = {variant: values for variant, (group, values) in labels.items() if group == baseline}
     if not named:
         return USUAL
@@ -195,10 +169,10 @@ def note_looks(plan: Plan, uri: str) -> None:
             for sweep in stated:
                 if (look := _look(plan, sweep, results)) is None:
                     continue
-                (_, digest), settings = plan.statement(sweep), plan.declared[sweep.name].settings
+                (_, digest), settings = plan.statement(sweep), plan.parts[sweep.name].declared.settings
                 for registration in find_registrations(client, experiment, sweep.name):
                     if registration.covers(digest, settings):
-                        note_look(client, uri, registration, look)
+                        note_look(client, registration, look)
     except UserError as error:
         say(f"cppo: this look at unfinished tests was not recorded: {error}")
 
@@ -212,14 +186,14 @@ def _look(plan: Plan, sweep: Sweep, results: Sequence[Mapping[str, str]]) -> tup
     places: set[RunPlace] = set()
     for tags in results:
         if run := named.get(tags[schema.TAG_RUN_ID]):
-            places.add((run.spec.model.name, run.variants[sweep.name], run.spec.seed))
+            places.add(run.place(sweep.name))
         elif variant := tags.get(schema.sweep_tag(sweep.name)):
             seed = integer(tags.get(schema.TAG_SEED, ""))
             if seed is not None:
                 places.add((tags.get(schema.TAG_MODEL, ""), variant, seed))
     counts = [
         (len({*claim.seeds} - {seed for *_, seed in claim.tests - places}), len(claim.seeds))
-        for claim in claims_of(sweep, plan.is_study, plan.declared[sweep.name].places)
+        for claim in claims_of(plan, sweep)
         if claim.seeds and not claim.sequential
     ]
     return max((count for count in counts if 0 < count[0] < count[1]), default=None)
@@ -247,12 +221,10 @@ def stated_in(plan: Plan, uri: str, experiment: str) -> dict[str, Hypotheses]:
             if not sweep.hypotheses:
                 stated[sweep.name] = Hypotheses(registered=tuple(registered))
                 continue
-            declared = plan.declared[sweep.name]
             text, digest = plan.statement(sweep)
+            settings = plan.parts[sweep.name].declared.settings
             in_force = [
-                registration
-                for registration in registrations
-                if registration.covers(digest, declared.settings)
+                registration for registration in registrations if registration.covers(digest, settings)
             ]
             for i, registration in enumerate(registrations):
                 if registration.digest == digest:
@@ -269,7 +241,7 @@ def stated_in(plan: Plan, uri: str, experiment: str) -> dict[str, Hypotheses]:
             stated[sweep.name] = Hypotheses(
                 claims=tuple(
                     claim if claim.of_errors or claim.sequential else replace(claim, pairing=pairing)
-                    for claim in claims_of(sweep, plan.is_study, declared.places)
+                    for claim in claims_of(plan, sweep)
                 ),
                 digest=digest,
                 registered=tuple(registered),

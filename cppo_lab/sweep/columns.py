@@ -41,39 +41,40 @@ def aligned(
     then the middles of the widest column's cells, then lines are cut. A last column `reason` gets the remaining width.
     `coloured`: colour the states.
     """
-    table = [list(map(one_line, row)) for row in (head, *rows)]  # names and reasons may be anybody's
-    if head[-1] == REASON and not any(row[-1] for row in rows):
-        table = [row[:-1] for row in table]
-    left_out = [name for name in spare if name in head]
-    while width is not None and left_out and _needed(table) > width:
-        name = left_out.pop(0)
-        at = table[0].index(name)
-        keep = _distinct([row[at] for row in table[1:]]) if name == RUN_ID else 0
-        table[1:] = [[*row[:at], *([row[at][:keep]] if keep else []), *row[at + 1 :]] for row in table[1:]]
-        table[0] = table[0] if keep else table[0][:at] + table[0][at + 1 :]
-    widths = _widths(table)
-    if width is not None and (excess := sum(widths) + 2 * (len(widths) - 1) - width) > 0:
-        at = widths.index(widest := max(widths))
-        keep = max(widest - excess, NARROWEST)
-        for row in table[1:]:
-            if len(row[at]) > keep:
-                row[at] = f"{row[at][: keep // 2]}…{row[at][keep // 2 + 1 - keep :]}"
-    names, widths = table[0], _widths(table)
-    lines = [
-        "  ".join(
-            cell.rjust(size) if name in right else cell.ljust(size)
-            for cell, size, name in zip(row, widths, names, strict=True)
-        ).rstrip()
-        for row in table
+    # Names and reasons may be anybody's.
+    columns = {name: [one_line(row[place]) for row in rows] for place, name in enumerate(head)}
+    if REASON in columns and not any(columns[REASON]):
+        del columns[REASON]
+    if width is not None:
+        for name in filter(columns.__contains__, spare):
+            reason = max(map(len, (REASON, *columns[REASON]))) if REASON in columns else 0
+            if _line(_widths(columns)) + min(reason, SHORT_REASON) <= width:
+                break
+            if name != RUN_ID:
+                del columns[name]
+                continue
+            keep = _distinct(columns[name])
+            columns[name] = [cell[:keep] for cell in columns[name]]
+        widths = _widths(columns)
+        if (excess := _line(widths) - width) > 0:
+            name = max(widths, key=widths.__getitem__)
+            keep = max(widths[name] - excess, NARROWEST)
+            columns[name] = [
+                cell if len(cell) <= keep else f"{cell[: keep // 2]}…{cell[keep // 2 + 1 - keep :]}"
+                for cell in columns[name]
+            ]
+    widths = _widths(columns)
+    padded = [
+        [cell.rjust(widths[name]) if name in right else cell.ljust(widths[name]) for cell in (name, *cells)]
+        for name, cells in columns.items()
     ]
+    lines = ["  ".join(cells).rstrip() for cells in zip(*padded, strict=True)]
     if width is not None:
         lines = [line if len(line) <= width else line[: max(width - 1, 1)] + "…" for line in lines]
-    if coloured and STATE in names:
-        place = names.index(STATE)
-        start = sum(widths[:place]) + 2 * place
-        for i, row in enumerate(table[1:], start=1):
-            line, state = lines[i], row[place]
-            end = start + len(state)
+    if coloured and STATE in columns:
+        start = sum(widths[name] + 2 for name in [*columns][: [*columns].index(STATE)])
+        for i, state in enumerate(columns[STATE], start=1):
+            line, end = lines[i], start + len(state)
             if state in _COLOURS and line[start:end] == state:  # else it was cut off
                 lines[i] = f"{line[:start]}{_COLOURS[state]}{state}{_RESET}{line[end:]}"
     return "\n".join(lines)
@@ -101,15 +102,11 @@ def _distinct(ids: Sequence[str]) -> int:
     )
 
 
-def _widths(table: Sequence[Sequence[str]]) -> list[int]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    if table[0][-1] == REASON:
-        widths[-1] = 0  # the last column needs no padding
-    return widths
+def _widths(columns: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """The width of each column; a reason is the last, and needs no padding."""
+    return {name: 0 if name == REASON else max(map(len, (name, *cells))) for name, cells in columns.items()}
 
 
-def _needed(table: Sequence[Sequence[str]]) -> int:
-    """The terminal width of the table, with at most SHORT_REASON for a reason."""
-    widths = _widths(table)
-    reason = max(len(row[-1]) for row in table) if table[0][-1] == REASON else 0
-    return sum(widths) + 2 * (len(widths) - 1) + min(reason, SHORT_REASON)
+def _line(widths: Mapping[str, int]) -> int:
+    """The width of all columns together."""
+    return sum(widths.values()) + 2 * (len(widths) - 1)

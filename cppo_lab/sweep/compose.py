@@ -16,7 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import yaml
 from hydra import compose as hydra_compose
@@ -234,11 +234,10 @@ def groups_set_by(rule: str) -> tuple[str, ...]:
     return tuple(key.removeprefix("override /") for entry in _file(rule).get("defaults", []) for key in entry)
 
 
-@dataclass(frozen=True)
-class _Combination:
+class _Combination(NamedTuple):
     """Hydra's composition of group choices, to be read only.
 
-    `keys`: dotted names of the values. `alone`: top-level keys that no reference names.
+    `keys`: dotted names of the values. `alone`: top-level values, such as the seed, that no reference names.
     """
 
     config: DictConfig
@@ -279,48 +278,33 @@ def _combination(choices: tuple[str, ...]) -> _Combination:
 
 
 def _sections(overrides: Sequence[str]) -> dict[str, Any]:
-    """The values under each top-level key, references resolved; to be read only, since runs share sections.
-
-    A key to which nothing refers changes its section only.
-    """
+    """The values under each top-level key, references resolved; to be read only, since runs share sections."""
     given = [parse_override(text) for text in overrides]
     choices = tuple(override.text for override in given if override.kind == "choice")
     for override in given:
         override.check(override.parsed is None and _is_list(choices, override.key))
     others = [override for override in given if override.kind != "choice"]
-    combination, texts = _combination(choices), tuple(override.text for override in others)
-    keys = [override.key.partition(".")[0] for override in others]
-    apart = combination.alone.issuperset(keys) and all(override.kind == "value" for override in others)
-    return {
-        name: _section(
-            choices,
-            tuple(text for text, key in zip(texts, keys, strict=True) if key == name or not apart),
-            name,
-        )
-        for name in map(str, combination.config if apart else _config(choices, texts))
+    alone = _combination(choices).alone if all(override.kind == "value" for override in others) else ()
+    # Hundreds of runs that differ in the seed share what else is resolved.
+    last = {
+        override.key: override.value
+        for override in others
+        if override.key in alone and not isinstance(override.value, list)
     }
-
-
-@lru_cache(maxsize=100_000)
-def _section(choices: tuple[str, ...], texts: tuple[str, ...], name: str) -> Any:
-    given = parse_override(texts[0]) if len(texts) == 1 else None
-    if given and given.key == name and given.kind == "value" and not isinstance(given.value, list):
-        return given.value  # no copy of everything for each of hundreds of seeds
-    config = _config(choices, texts)
+    texts = tuple(override.text for override in others if override.key not in last)
     try:
-        value = "???" if OmegaConf.is_missing(config, name) else config[name]
-        return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+        return _resolved(choices, texts) | last
     except _REFUSED as error:
-        raise _refused((*choices, *texts), error) from None
+        raise _refused((*choices, *(override.text for override in others)), error) from None
 
 
-@lru_cache(maxsize=100)
-def _config(choices: tuple[str, ...], texts: tuple[str, ...]) -> DictConfig:
-    """The composition of group choices with other overrides, to be read only."""
+@lru_cache(maxsize=1000)
+def _resolved(choices: tuple[str, ...], texts: tuple[str, ...]) -> dict[str, Any]:
     config = copy.deepcopy(_combination(choices).config)
     for text in texts:
         _set(config, parse_override(text))
-    return config
+    values: Any = OmegaConf.to_container(config, resolve=True)
+    return {str(key): value for key, value in values.items()}
 
 
 def _set(config: DictConfig, override: Override) -> None:

@@ -11,7 +11,7 @@ import heapq
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
@@ -287,34 +287,30 @@ class Limits:
         """
         if self == NO_LIMITS:
             return {}
-        run_costs, beyond = past_costs(runs), dict[str, str]()
-        hours, stays, peaks, why = 0.0, 0.0, list[float](), ""
-        ids = {run.run_id for run in todo}
-        for run in sorted(runs, key=lambda run: run.run_id in ids):
+        run_costs, places = past_costs(runs), {run.run_id: place for place, run in enumerate(todo)}
+        hours, stays, peaks = 0.0, 0.0, list[float]()
+        for run in sorted(runs, key=lambda run: run.run_id in places):
             run_id, disk = run.run_id, estimate_disk(run.spec, run.layout)
             state, status, cost = states[run_id], read_status(runs_folder() / run_id), run_costs[run_id]
             used = float(status.get("gpus") or 0) * machine_seconds(status) / 3600
-            lives = run_id in ids or state == schema.RUNNING
-            estimated = cost.gpu_hours or 0.0 if cost and lives else 0.0
+            trains = run_id in places
+            estimated = cost.gpu_hours or 0.0 if cost and (trains or state == schema.RUNNING) else 0.0
             # A run that goes on has spent a part of its estimate; one whose result is replaced starts over.
-            again = run_id in ids and status.get("status") in schema.FINISHED
+            again = trains and status.get("status") in schema.FINISHED
             hours += used + estimated if again else max(used, estimated)
-            if disk and run_id in ids:
+            if disk and trains:
                 stays += disk.recorded * (1 + again)
                 peaks = heapq.nlargest(at_once, [*peaks, disk.training - disk.recorded])
             elif disk and state != schema.MISSING:
                 stays += disk.recorded if state in schema.FINISHED else disk.training
-            if run_id not in ids:
-                continue
             for option, limit, amount in (
                 ("--max-gpu-hours", self.gpu_hours, hours),
                 ("--max-disk", self.disk, (stays + sum(peaks)) / 1e9),
             ):
-                if limit is not None and amount > limit and not why:
+                if trains and limit is not None and amount > limit:
                     why = f"{option} {limit:g}: with run {run_id} it would be {amount:.3g}"
-            if why:
-                beyond[run_id] = why
-        return beyond
+                    return {late.run_id: why for late in todo[places[run_id] :]}
+        return {}
 
 
 NO_LIMITS = Limits()
@@ -338,23 +334,16 @@ def sum_costs(run_costs: Mapping[str, Cost | None], states: Mapping[str, RunStat
     """One sum for each basis that occurs, with the total hours and those of runs that have not finished."""
     costs = {run_id: cost for run_id, cost in run_costs.items() if cost}
     on_gpus = any(cost.gpu_hours is not None for cost in costs.values())
+
+    def totals(costs: Collection[Cost]) -> tuple[int, float, float | None]:
+        gpu_hours = sum(cost.gpu_hours or 0.0 for cost in costs) if on_gpus else None
+        return len(costs), sum(cost.hours for cost in costs), gpu_hours
+
     sums = []
     for basis in (ESTIMATE, PREFLIGHT, MEASURED):
-        of_basis = {run_id: cost for run_id, cost in costs.items() if cost.basis == basis}
-        if not of_basis:
-            continue
-        fitting = {run_id: cost for run_id, cost in of_basis.items() if cost.fits}
-        unfinished = [cost for run_id, cost in fitting.items() if states[run_id].state not in schema.FINISHED]
-        sums.append(
-            CostSum(
-                basis=basis,
-                runs=len(fitting),
-                hours=sum(cost.hours for cost in fitting.values()),
-                gpu_hours=sum(cost.gpu_hours or 0.0 for cost in fitting.values()) if on_gpus else None,
-                runs_left=len(unfinished),
-                hours_left=sum(cost.hours for cost in unfinished),
-                gpu_hours_left=sum(cost.gpu_hours or 0.0 for cost in unfinished) if on_gpus else None,
-                measured_runs=max((cost.measured_runs for cost in fitting.values()), default=0),
-            )
-        )
+        fitting = {run_id: cost for run_id, cost in costs.items() if cost.basis == basis and cost.fits}
+        left = [cost for run_id, cost in fitting.items() if states[run_id].state not in schema.FINISHED]
+        if any(cost.basis == basis for cost in costs.values()):
+            most = max((cost.measured_runs for cost in fitting.values()), default=0)
+            sums.append(CostSum(basis, *totals(fitting.values()), *totals(left), most))
     return sums

@@ -11,13 +11,14 @@ import json
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.core_records import DEFAULT_CORE
 from cppo_lab.core_records import core_of as core_record
 from cppo_lab.errors import ALSO, MOST_FAULTS, UserError, together, unknown
+from cppo_lab.rules import colours
 from cppo_lab.runs.folder import variants_text
 from cppo_lab.runs.tags import names
 from cppo_lab.spec import LayoutSpec, ResourcesSpec, RunSpec
@@ -479,6 +480,9 @@ def _outcome(overrides: Sequence[str]) -> str:
     return ""
 
 
+RunPlace = tuple[str, str, int]  # model, variant as in the plan, seed
+
+
 @dataclass(frozen=True, slots=True)
 class PlannedRun:
     """One run, and the name of its variant in each sweep that it belongs to."""
@@ -494,13 +498,14 @@ class PlannedRun:
         """The variant's name in the first of its sweeps."""
         return next(iter(self.variants.values()))
 
+    def place(self, sweep: str) -> RunPlace:
+        """Its model, its variant in a sweep, and its seed."""
+        return self.spec.model.name, self.variants[sweep], self.spec.seed
+
     @property
     def names(self) -> dict[str, Any]:
         """What the status in its folder says of what the run is (`runs.folder.NAMES`)."""
         return {**names(self.spec), "variants": variants_text(self.variants)}
-
-
-RunPlace = tuple[str, str, int]  # model, variant as in the plan, seed
 
 
 @dataclass(frozen=True)
@@ -511,26 +516,35 @@ class DeclaredRuns:
     start of a run's model, None if it has none, and the seed of the run.
     """
 
-    places: frozenset[RunPlace]
-    settings: str
-    starts: frozenset[tuple[Any, int]]
+    places: frozenset[RunPlace] = frozenset()
+    settings: str = ""
+    starts: frozenset[tuple[Any, int]] = frozenset()
 
 
 @dataclass(frozen=True)
 class Enumerated:
     """The runs of a sweep as narrowed by the command line, and the overrides that apply to none of them.
 
-    `shared` is the configuration common to all runs (paths, launcher and tracking); None if every run is excluded.
-    `changes`: the overrides that change the runs declared in the file (`changes`). `declared`: None for a sweep
-    without hypotheses.
+    `axes`: the label of each variant -> its name in the file, and its axis values (not of seed and model). `shared` is
+    the configuration common to all runs (paths, launcher and tracking); None if every run is excluded. `changes`: the
+    overrides that change the runs declared in the file (`changes`). `declared`: what the hypotheses are about.
     """
 
     sweep: Sweep
     runs: tuple[PlannedRun, ...]
+    axes: dict[str, tuple[str, dict[str, Scalar]]]
     shared: Composed | None
     unused: tuple[str, ...]
     changes: tuple[str, ...]
-    declared: DeclaredRuns | None
+    declared: DeclaredRuns
+
+    @cached_property
+    def colours(self) -> dict[str, str]:
+        """The colour of each variant, as its report has it: of some variants as they are among all. Settings of an axis
+        are variants as far as they are planned.
+        """
+        variants, planned = self.sweep.variants, dict.fromkeys(run.variant for run in self.runs)
+        return colours(tuple(variants if planned.keys() <= variants.keys() else planned))
 
 
 def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
@@ -541,6 +555,7 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
     grid = narrow(sweep, overrides)
     runs: dict[str, PlannedRun] = {}
     places: dict[RunPlace, str] = {}
+    axes: dict[str, tuple[str, dict[str, Scalar]]] = {}
     composed = None
     faults: dict[str, str] = {}  # variant -> the error of the first of its runs
     for point in included(grid):
@@ -564,7 +579,9 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
                 f"sweep {sweep.source}: variants {twin.variant!r} and {run.variant!r} compose to the same run "
                 f"{run.run_id}: remove one, or the override that makes them equal"
             )
-        where = (run.spec.model.name, run.variant, run.spec.seed)
+        values = {key: value for key, value in point.axes.items() if key not in UNNAMED}
+        axes[point.label] = (point.variant or sweep.name, values)
+        where = run.place(sweep.name)
         if places.setdefault(where, run.run_id) != run.run_id:
             raise UserError(
                 f"sweep {sweep.source}: variant {run.variant!r} on {where[0]} with seed {where[2]} names two "
@@ -580,10 +597,11 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
     return Enumerated(
         sweep,
         tuple(runs.values()),
+        axes,
         composed,
         tuple(unused),
         changes(declared, unused),
-        _declared_runs(declared) if sweep.hypotheses else None,
+        _declared_runs(declared) if sweep.hypotheses else DeclaredRuns(),
     )
 
 
@@ -643,20 +661,6 @@ def _resources(grid: Grid, point: GridPoint) -> list[Setting]:
     if "layout" in typed:
         typed |= {key for key in by_key if key.startswith("layout.")}
     return [setting for key, setting in by_key.items() if key not in typed]
-
-
-def axis_values(sweep: Sweep, overrides: Sequence[str]) -> dict[str, tuple[str, dict[str, Scalar]]]:
-    """Label of each variant of `enumerate_runs` -> the variant's name in the file, and its axis values.
-
-    Excludes seed and model, and composes nothing. Raises UserError as `enumerate_runs`.
-    """
-    return {
-        point.label: (
-            point.variant or sweep.name,
-            {key: value for key, value in point.axes.items() if key not in UNNAMED},
-        )
-        for point in included(narrow(sweep, overrides))
-    }
 
 
 def _hypothesis_faults(grid: Grid) -> Iterator[str]:

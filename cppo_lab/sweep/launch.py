@@ -9,7 +9,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,14 @@ from cppo_lab.sweep.file import REWARD
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import Progress
 from cppo_lab.tracking import address
-from cppo_lab.tracking.client import STORE_FAULTS, experiment_of, fault_line, may_fail, open_client
+from cppo_lab.tracking.client import (
+    STORE_FAULTS,
+    StoreClient,
+    experiment_of,
+    fault_line,
+    may_fail,
+    open_client,
+)
 from cppo_lab.tracking.history import StoredRun, unclipped
 from cppo_lab.tracking.page import SweepText, ensure_parent, register, save_view, update_parent
 from cppo_lab.tracking.read import find, is_active
@@ -157,21 +164,22 @@ def launch(plan: Plan, uri: str, request: LaunchRequest = USUAL) -> Launched:
     queued = read_queues(runs, warn=True)
     unheld = record_dead_ends(runs, run_ids, queued)
     ahead = look_ahead(plan, uri, queued, request, opens=True)
-    todo, left, held_ids, not_started = choose(plan, ahead, uri, request)
+    chosen = choose(plan, ahead, uri, request)
+    trained = chosen.trained
+    todo = [run for run in plan.runs if run.run_id in trained]
     _require_one_machine(todo, plan.launcher)
     _require_code(todo)
     write_stubs(plan, uri, ahead)
-    parents = Parents()
+    parents = None
     if not ahead.silence:
         _send(unheld, uri)
         parents = ensure_parents(plan, uri)
-        register_hypotheses(plan, uri, parents)
-        adopt(plan, uri, parents, ahead)
-    trained = tuple(run.run_id for run in todo)
+        register_hypotheses(plan, parents)
+        adopt(plan, parents, ahead)
     progress = Progress(plan, ahead.states, list(trained), past_paces(todo), request.stop_hopeless)
-    describe_sweeps(plan, uri, parents, ahead.states)  # first, so that it is available during training
+    describe_sweeps(plan, parents, ahead.states)  # first, so that it is available during training
     if not todo:
-        return Launched(ahead.states, left=left, held=held_ids, not_started=not_started)
+        return chosen
     # Runs whose Slurm job failed before they began; a wrong launcher.python causes this for every job.
     had_jobs = [run_id for run_id in trained if queued.place(run_id).job]
     silent = [run_id for run_id in had_jobs if RunFolder(runs / run_id).is_empty]
@@ -189,7 +197,8 @@ def launch(plan: Plan, uri: str, request: LaunchRequest = USUAL) -> Launched:
         forget_cancelled(runs / run.run_id)
         _note_withheld(runs / run.run_id, "")  # of an earlier launch
         record = ahead.folders[run.run_id].record  # nests the run, where it is already or else here
-        parent = (record.begin.tags.get(schema.TAG_PARENT) if record else "") or parents.of(run)
+        parent = record.begin.tags.get(schema.TAG_PARENT) if record else ""
+        parent = parent or (parents.of(run) if parents else "")
         attempt = Attempt(
             spec=run.spec,
             layout=run.layout,
@@ -199,7 +208,7 @@ def launch(plan: Plan, uri: str, request: LaunchRequest = USUAL) -> Launched:
             tags={
                 **sweep_tags(plan, run),
                 **({schema.TAG_PARENT: parent} if parent else {}),
-                schema.TAG_COLOUR: plan.colours[next(iter(run.variants))][run.variant],
+                schema.TAG_COLOUR: plan.parts[next(iter(run.variants))].colours[run.variant],
                 schema.TAG_CODE_VERSION: ahead.code_version,
             },
             threads=plan.launcher.threads,
@@ -228,18 +237,22 @@ def launch(plan: Plan, uri: str, request: LaunchRequest = USUAL) -> Launched:
             if refused and folder.is_empty and state_of(folder, queued).state == schema.MISSING:
                 shutil.rmtree(folder.path, ignore_errors=True)
         ended = record_dead_ends(runs, trained, queued)
-        for attempt in work:
-            if why := attempt.withheld_because():
-                not_started[attempt.run_id] = why
-                _note_withheld(attempt.folder, why)
+        withheld = {attempt.run_id: why for attempt in work if (why := attempt.withheld_because())}
+        for run_id, why in withheld.items():
+            _note_withheld(runs / run_id, why)
         if not ahead.silence:  # the rest was uploaded as far as there was time
             _send([folder for folder, state in ended.items() if state], uri)
         states = _states(run_ids, queued, ahead.replaces)
-        describe_sweeps(plan, uri, parents, states)
+        describe_sweeps(plan, parents, states)
     for run_id in list(replaced):
         if states[run_id].state not in schema.FINISHED or unsent(runs / run_id, uri) or not replaced[run_id]:
             del replaced[run_id]
-    return Launched(explained(states, queued), replaced, left, trained, held_ids, not_started)
+    return replace(
+        chosen,
+        states=explained(states, queued),
+        replaced=replaced,
+        not_started={**chosen.not_started, **withheld},
+    )
 
 
 def _note_withheld(folder: Path, why: str) -> None:
@@ -392,10 +405,8 @@ def _record_of(stored: StoredRun) -> str:
     return stored.tags.get(schema.TAG_RECORD) or stored.mlflow_id
 
 
-def choose(
-    plan: Plan, ahead: Ahead, uri: str, request: LaunchRequest
-) -> tuple[list[PlannedRun], tuple[str, ...], tuple[str, ...], dict[str, str]]:
-    """The runs to train, and the ids of those left out: that failed with an error, that are held, and, with the reason,
+def choose(plan: Plan, ahead: Ahead, uri: str, request: LaunchRequest) -> Launched:
+    """The runs to train, `trained`, and those left out: that failed with an error, that are held, and, with the reason,
     that do not fit into the `limits` of the whole plan.
 
     If the store does not answer, runs without a record here are held, since they may have been finished elsewhere:
@@ -410,28 +421,30 @@ def choose(
     at_once = 1 if any(core_of(run.spec.core).gpus(run.layout) for run in todo) else None
     beyond = request.limits.beyond(plan.runs, todo, states, _workers(plan.launcher, len(todo), at_once))
     todo = [run for run in todo if run.run_id not in beyond]
+    chosen = Launched(ahead.states, left=left, trained=tuple(run.run_id for run in todo), not_started=beyond)
     if not ahead.silence:
-        return todo, left, (), beyond
+        return chosen
     database = address.sqlite_file(uri)
-    trained = request.without_store or (database is not None and database.parent.resolve() == Path.cwd())
+    may_train = request.without_store or (database is not None and database.parent.resolve() == Path.cwd())
     tests = {sweep.name for sweep in plan.sweeps if sweep.hypotheses}
     held_ids = tuple(
         run.run_id
         for run in todo
-        if run.run_id in ahead.unknown and (not trained or tests & run.variants.keys())
+        if run.run_id in ahead.unknown and (not may_train or tests & run.variants.keys())
     )
     line = ahead.silence
     if held_ids:
         count = f"{counted(len(held_ids), 'run')} without a record here"
-        why = "hypotheses cannot be registered" if trained else "runs may have been finished elsewhere"
+        why = "hypotheses cannot be registered" if may_train else "runs may have been finished elsewhere"
         how = (
             ", or name a store that does in MLFLOW_TRACKING_URI: a registration precedes its runs"
-            if trained
+            if may_train
             else f", or train {'those that test no hypotheses' if tests else 'them'} with `cppo launch --without-store`"
         )
         line += f"; held, since {why}: {count} ({few(held_ids)}): launch again when it answers{how}"
     say(f"cppo: {line}")
-    return [run for run in todo if run.run_id not in held_ids], left, held_ids, beyond
+    trained = tuple(run_id for run_id in chosen.trained if run_id not in held_ids)
+    return replace(chosen, trained=trained, held=held_ids)
 
 
 def _require_code(todo: Sequence[PlannedRun]) -> None:
@@ -510,8 +523,11 @@ TAG_TRIES = 3
 
 @dataclass(frozen=True)
 class Parents:
-    """The parents of a plan's sweeps: MLflow ids by sweep; `new` are the sweeps whose parent has no description yet."""
+    """The parents of a plan's sweeps, in the store of `client`: MLflow ids by sweep; `new` are the sweeps whose parent
+    has no description yet.
+    """
 
+    client: StoreClient
     experiment_id: str = ""
     by_sweep: Mapping[str, str] = field(default_factory=dict)
     new: frozenset[str] = frozenset()
@@ -538,24 +554,22 @@ def ensure_parents(plan: Plan, uri: str) -> Parents:
     """
     client, experiment_id = open_client(uri), ""
     with contextlib.suppress(*STORE_FAULTS):  # which the parents meet, too
-        experiment_id = experiment_of(client, uri, plan.core)
+        experiment_id = experiment_of(client, plan.core)
     with may_fail("the parents of the sweeps"):
-        by_sweep = {
-            sweep.name: ensure_parent(client, uri, experiment_id, sweep.name) for sweep in plan.sweeps
-        }
+        by_sweep = {sweep.name: ensure_parent(client, experiment_id, sweep.name) for sweep in plan.sweeps}
         new = {i for i, parent in by_sweep.items() if schema.TAG_NOTE not in client.get_run(parent).data.tags}
-        return Parents(experiment_id, by_sweep, frozenset(new))
-    return Parents()
+        return Parents(client, experiment_id, by_sweep, frozenset(new))
+    return Parents(client)
 
 
-def adopt(plan: Plan, uri: str, parents: Parents, ahead: Ahead) -> None:
+def adopt(plan: Plan, parents: Parents, ahead: Ahead) -> None:
     """Add the tags of their sweeps to finished runs that another sweep has trained, and nest those without a parent.
 
     The store is not asked which runs these are: their status lacks a sweep, or the parent of a sweep is new. What a run
     has of other sweeps stays.
     """
     with may_fail("the tags of finished runs"):
-        client, alive = open_client(uri), set(parents.by_sweep.values())
+        client, alive = parents.client, set(parents.by_sweep.values())
         for run in plan.runs:
             folder, stored = ahead.folders[run.run_id], ahead.elsewhere.get(run.run_id)
             path, status = folder.path, folder.status
@@ -564,7 +578,7 @@ def adopt(plan: Plan, uri: str, parents: Parents, ahead: Ahead) -> None:
             variants = variants_in(stored.tags) if stored else parse_variants(status.get("variants"))
             if run.variants.keys() <= variants.keys() and not parents.new & run.variants.keys():
                 continue
-            shipped = stored or load_shipped(path, uri).records.get(str(status.get("record")))
+            shipped = stored or load_shipped(path, client.tracking_uri).records.get(str(status.get("record")))
             if shipped is None or not shipped.mlflow_id:
                 continue
             had = client.get_run(shipped.mlflow_id).data.tags
@@ -582,7 +596,7 @@ def adopt(plan: Plan, uri: str, parents: Parents, ahead: Ahead) -> None:
                 write_status(path, {**read_status(path), "variants": variants_text(variants_in(tags))})
 
 
-def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
+def register_hypotheses(plan: Plan, parents: Parents) -> None:
     """Register the hypotheses of the plan's sweeps, before any run that tests them begins.
 
     Raises UserError if the store does not accept them: without a registration the runs would test nothing.
@@ -592,11 +606,10 @@ def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
             continue
         try:
             register(
-                open_client(uri),
-                uri,
+                parents.client,
                 parents.by_sweep[sweep.name],
                 plan.statement(sweep),
-                plan.declared[sweep.name].settings,
+                plan.parts[sweep.name].declared.settings,
                 "seed" if plan.is_paired(sweep.name) else "none",
             )
         except (*STORE_FAULTS, KeyError) as error:
@@ -607,14 +620,13 @@ def register_hypotheses(plan: Plan, uri: str, parents: Parents) -> None:
             ) from error
 
 
-def describe_sweeps(plan: Plan, uri: str, parents: Parents, states: Mapping[str, RunState]) -> None:
+def describe_sweeps(plan: Plan, parents: Parents | None, states: Mapping[str, RunState]) -> None:
     """Update the descriptions of the plan's sweeps, and the view that MLflow's page opens on."""
-    if not parents.experiment_id:
+    if parents is None or not parents.experiment_id:
         return
     with may_fail("the descriptions"):
         for tries_left in reversed(range(TAG_TRIES)):
             try:
-                client = open_client(uri)
                 for sweep in plan.sweeps:
                     text = SweepText(sweep.name, sweep.title, sweep.question, sweep.feeds)
                     planned = {
@@ -622,8 +634,8 @@ def describe_sweeps(plan: Plan, uri: str, parents: Parents, states: Mapping[str,
                         for run in plan.runs
                         if sweep.name in run.variants
                     }
-                    update_parent(client, parents.by_sweep[sweep.name], text, planned)
-                save_view(client, parents.experiment_id)
+                    update_parent(parents.client, parents.by_sweep[sweep.name], text, planned)
+                save_view(parents.client, parents.experiment_id)
                 return
             except STORE_FAULTS:
                 if not tries_left:

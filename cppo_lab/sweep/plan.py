@@ -7,13 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cppo_lab.core_records import BUILT_IN, core_names
 from cppo_lab.core_records import core_of as core_record
 from cppo_lab.errors import UserError, say, together, unknown
 from cppo_lab.launch.base import LauncherSpec
-from cppo_lab.rules import colours
 from cppo_lab.runs.folder import (
     COMPLETE_ID,
     CONFIG,
@@ -26,7 +25,6 @@ from cppo_lab.runs.folder import (
 from cppo_lab.spec import PathsSpec
 from cppo_lab.sweep.compose import NotifySpec, TrackingSpec
 from cppo_lab.sweep.enumerate import (
-    DeclaredRuns,
     Enumerated,
     PlannedRun,
     condition_faults,
@@ -40,47 +38,43 @@ from cppo_lab.sweep.file import ANY_CORE, Search, Study, Sweep, load_sweep, ship
 from cppo_lab.sweep.overrides import parse_override
 from cppo_lab.sweep.source import sweep_files
 
-if TYPE_CHECKING:
-    from cppo_lab.answers.records import AnswerFiles
-    from cppo_lab.answers.texts import Texts
-    from cppo_lab.answers.tokens import RecordedTokens
-
 
 @dataclass(frozen=True)
 class Plan:
-    """All runs of a sweep or study, and how to launch and track them. `changes`: sweep -> the overrides that change the
-    runs declared in its file. `declared`: sweep with hypotheses -> all runs that they are about. `colours`: sweep ->
-    the colour of each variant, as its report has it.
+    """All runs of a sweep or study, each once, and how to launch and track them. `parts`: by sweep, what is enumerated
+    of it.
     """
 
     name: str
     title: str
     question: str
-    sweeps: tuple[Sweep, ...]
+    parts: Mapping[str, Enumerated]
     runs: tuple[PlannedRun, ...]
     paths: PathsSpec
     launcher: LauncherSpec
     tracking: TrackingSpec
     notify: NotifySpec
     is_study: bool
-    changes: Mapping[str, tuple[str, ...]]
-    declared: Mapping[str, DeclaredRuns]
-    colours: Mapping[str, Mapping[str, str]]
+
+    @property
+    def sweeps(self) -> tuple[Sweep, ...]:
+        """The sweeps, as their files declare them."""
+        return tuple(part.sweep for part in self.parts.values())
 
     def statement(self, sweep: Sweep) -> tuple[str, str]:
         """The statement of a sweep's hypotheses that is registered: a JSON text and its digest."""
-        return sweep.statement(self.changes.get(sweep.name, ()))
+        return sweep.statement(self.parts[sweep.name].changes)
 
     def is_paired(self, sweep: str) -> bool:
         """Whether a report compares the runs of a sweep seed by seed (`analysis/statistics/values.py`); with hypotheses
         whichever runs are selected.
         """
-        [declared] = [candidate for candidate in self.sweeps if candidate.name == sweep]
-        if declared.paired is not None:
-            return declared.paired
+        part = self.parts[sweep]
+        if part.sweep.paired is not None:
+            return part.sweep.paired
         specs = [run.spec for run in self.runs if sweep in run.variants]
         planned = {(getattr(spec.model, "warm_start", None), spec.seed) for spec in specs}
-        starts = self.declared[sweep].starts if sweep in self.declared else planned
+        starts = part.declared.starts or planned
         drawn = core_record(self.core).seed_fixes_start
         return all(drawn if start is None else start.seed in (None, seed) for start, seed in starts)
 
@@ -144,30 +138,19 @@ def make_plan(declared: Sweep | Study | Search, overrides: Sequence[str] = ()) -
 
 
 def _plan(declared: Sweep | Study, parts: Sequence[Enumerated], runs: Sequence[PlannedRun]) -> Plan:
-    shared, of_sweeps = parts[0].shared, dict[str, Mapping[str, str]]()
+    shared = parts[0].shared
     assert shared is not None
-    for part in parts:
-        # The colours of some variants are as they are among all. Settings of an axis are variants as far as they are
-        # planned.
-        name, declared_variants = part.sweep.name, part.sweep.variants
-        planned = dict.fromkeys(run.variants[name] for run in part.runs)
-        of_sweeps[name] = colours(
-            tuple(declared_variants if planned.keys() <= declared_variants.keys() else planned)
-        )
     return Plan(
         name=declared.name,
         title=declared.title,
         question=declared.question,
-        sweeps=tuple(part.sweep for part in parts),
+        parts={part.sweep.name: part for part in parts},
         runs=tuple(runs),
         paths=shared.paths,
         launcher=shared.launcher,
         tracking=shared.tracking,
         notify=shared.notify,
         is_study=isinstance(declared, Study),
-        changes={part.sweep.name: part.changes for part in parts},
-        declared={part.sweep.name: part.declared for part in parts if part.declared is not None},
-        colours=of_sweeps,
     )
 
 
@@ -284,51 +267,34 @@ def find_recorded_run(beginning: str, runs: Path) -> FoundRun:
     )
 
 
-def recorded_texts(beginning: str, runs: Path, step: int | None) -> "tuple[FoundRun, Texts]":
-    """A run, and the prompts and responses of a step, the newest if it is None. Raises UserError if there are none."""
-    from cppo_lab.answers.records import read_texts
+def recorded_answers(beginning: str, runs: Path, kind: str, step: int | None) -> tuple[FoundRun, Any]:
+    """A run, and what it has kept of a step, the newest if it is None: its `texts` (prompts and responses), or the
+    `tokens` of some training responses. They are in its folder, or else in the tracking store.
 
-    run, files, step = _answers(beginning, runs, "texts", step)
-    texts = read_texts(files, step)
-    assert texts is not None  # its name was listed
-    return run, texts
-
-
-def recorded_tokens(beginning: str, runs: Path, step: int | None) -> "tuple[FoundRun, RecordedTokens]":
-    """The same for the tokens of some training responses."""
-    from cppo_lab.answers.records import read_tokens
-
-    run, files, step = _answers(beginning, runs, "tokens", step)
-    tokens = read_tokens(files, step)
-    assert tokens is not None
-    return run, tokens
-
-
-def _answers(beginning: str, runs: Path, kind: str, step: int | None) -> "tuple[FoundRun, AnswerFiles, int]":
-    """A run; its files of answers, those of its folder or else the tracking store's; and the step, the newest with
-    answers of a `kind` (texts or tokens) if it is None. Raises UserError if there are none.
+    Raises UserError if there is nothing of this `kind`.
     """
-    from cppo_lab.answers.records import FolderFiles, steps_with
+    from cppo_lab.answers import records
     from cppo_lab.tracking import address
 
     uri = address.known_store(address.tracking_uri())
     run = find_recorded_run(beginning, runs)
-    files: AnswerFiles = FolderFiles(runs / run.run_id)
+    files: records.AnswerFiles = records.FolderFiles(runs / run.run_id)
     if not files.names():
         from cppo_lab.tracking.read import stored_files  # MLflow
 
         files = stored_files(uri, str(run.config.get("core")), run.run_id) or files
-    steps = steps_with(files, kind)
+    steps = records.steps_with(files, kind)
     if not steps:
         raise UserError(
             f"run {run.run_id} has kept no {kind}: runs keep them from their first validation on if "
             f"tracking.answers.keep=true and their core ({run.config.get('core')}) samples text"
         )
-    if step is not None and step not in steps:
+    step = steps[-1] if step is None else step
+    if step not in steps:
         raise UserError(
             f"--step {step}: run {run.run_id} has {kind} of the steps {', '.join(map(str, steps))}"
         )
-    return run, files, steps[-1] if step is None else step
+    return run, (records.read_texts if kind == "texts" else records.read_tokens)(files, step)
 
 
 def _in_folders(beginning: str, runs: Path) -> dict[str, FoundRun]:

@@ -115,7 +115,7 @@ def power_of(plan: Plan, question: PowerQuestion) -> list[PlannedPower]:
         name: [*dict.fromkeys(variant for counts in models.values() for variant in counts)]
         for name, models in cells.items()
     }
-    hypotheses = [claim for sweep in plan.sweeps for claim in claims_of(sweep, plan.is_study)]
+    hypotheses = [claim for sweep in plan.sweeps for claim in claims_of(plan, sweep, False)]
     of_paper = cache(lambda sweep: _paper_means(plan, sweep, cells[sweep], question.best_steps))
     powers: list[PlannedPower] = []
     for claim in [*hypotheses, *claims_about(variants, plan.is_study)]:
@@ -229,7 +229,7 @@ def _paper_means(plan: Plan, sweep: str, cells: Mapping[str, Mapping[str, int]],
     place.
     """
     metric = schema.validation_metric(schema.MEAN)
-    [declared] = [candidate for candidate in plan.sweeps if candidate.name == sweep]
+    declared = plan.parts[sweep].sweep
     originals = [
         models
         for core, models in declared.models.items()

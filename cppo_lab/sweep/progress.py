@@ -36,8 +36,6 @@ class StartedJob:
     def __init__(self, job: TrainingJob) -> None:
         self.job, self.since, self.looked, self.activity = job, time.time(), 0.0, ""
         self.told = 0.0  # when the last line about an activity was printed
-        # The step of the last validation that a line has told, by the common name of runs that differ in the seed.
-        self.validated = dict[str, int]()
         self.rows = {attempt.run_id: RunRows(attempt.folder, self.since) for attempt in job.attempts}
 
     @property
@@ -205,26 +203,21 @@ class Progress:
                 self._warn(started, run_id)
         if sys.stderr.isatty():
             return
-        lines = []
-        if started.job.batch:  # a line for each validation that all runs of a condition have now
-            for name, run_ids in self._conditions(started.job).items():
-                curves = [started.rows[run_id].scores for run_id in run_ids]
-                common = set(curves[0]).intersection(*curves[1:])
-                for step in sorted(at for at in common if at > started.validated.get(name, -1)):
-                    started.validated[name] = step
+        job, lines = started.job, []
+        for condition, run_ids in self._conditions(job).items():
+            curves = [started.rows[run_id].scores for run_id in run_ids]
+            # Of several runs, once the last of them has it.
+            for step in sorted({at for run_id in run_ids for at in news[run_id]}.intersection(*curves)):
+                if job.batch:
+                    name = f"{condition} ({counted(len(run_ids), 'run')})"
                     values = [100 * curve[step] for curve in curves]
                     spread = f" ({min(values):.1f} to {max(values):.1f} %)" if len(values) > 1 else ""
                     text = f"mean {sum(values) / len(values):.1f} %{spread}"
-                    at = f"step {step}/{self.t_stop[run_ids[0]]}"
-                    lines.append(f"{name} ({counted(len(run_ids), 'run')}): {at}, {text}")
-        else:
-            [(run_id, steps)] = news.items()
-            scores = started.rows[run_id].scores
-            for step in steps:
-                best = max((at for at in scores if at <= step), key=lambda at: (scores[at], -at))
-                at = f"step {step}/{self.t_stop[run_id]}"
-                text = score_text(scores[step], scores[best], best)
-                lines.append(f"{self._name_of(started.job)}: {at}, {text}")
+                else:
+                    name, [scores] = self._name_of(job), curves
+                    best = max((at for at in scores if at <= step), key=lambda at: (scores[at], -at))
+                    text = score_text(scores[step], scores[best], best)
+                lines.append(f"{name}: step {step}/{self.t_stop[run_ids[0]]}, {text}")
         if lines and (share := self.share()):
             lines[-1] += f"  ({share})"
         for line in lines:

@@ -179,12 +179,13 @@ def require_answer(uri: str) -> None:
         create_engine(uri, poolclass=NullPool).connect().close()
 
 
-def ensure_experiment(client: MlflowClient, uri: str, name: str, description: str = "") -> str:
+def ensure_experiment(client: MlflowClient, name: str, description: str = "") -> str:
     """The id of experiment `name`, which is created if it does not exist.
 
     With SQLite, artifacts are stored next to the database; with another database, in the working folder of the process
     that creates the experiment; a server chooses the location itself. Raises UserError if the experiment was deleted.
     """
+    uri = client.tracking_uri
     with exclusive(uri):
         experiment = client.get_experiment_by_name(name)
         if experiment is None:
@@ -206,9 +207,9 @@ def ensure_experiment(client: MlflowClient, uri: str, name: str, description: st
     return str(experiment.experiment_id)
 
 
-def experiment_of(client: MlflowClient, uri: str, core: str) -> str:
+def experiment_of(client: MlflowClient, core: str) -> str:
     """The id of the experiment with the runs of `core`, which is created with the core's note if there is none."""
-    return ensure_experiment(client, uri, schema.experiment_name(core), core_if_installed(core).note)
+    return ensure_experiment(client, schema.experiment_name(core), core_if_installed(core).note)
 
 
 _ENDING = ".new"

@@ -95,7 +95,7 @@ class ReportLog:
     whole_study: bool = False
 
 
-def ensure_parent(client: MlflowClient, uri: str, experiment_id: str, sweep: str) -> str:
+def ensure_parent(client: MlflowClient, experiment_id: str, sweep: str) -> str:
     """The MLflow id of a sweep's parent, created if it does not exist.
 
     Launchers that create it at the same time, as only those of a server can, agree on the oldest, which stays and takes
@@ -108,7 +108,7 @@ def ensure_parent(client: MlflowClient, uri: str, experiment_id: str, sweep: str
             run.info.run_id for run in sorted(runs, key=lambda run: (run.info.start_time, run.info.run_id))
         ]
 
-    with exclusive(uri):
+    with exclusive(client.tracking_uri):
         if not (existing := parents()):
             tags = {schema.TAG_SWEEP_PARENT: sweep}
             parent = client.create_run(experiment_id, tags=tags, run_name=f"sweep {sweep}").info.run_id
@@ -220,7 +220,7 @@ def keep_report(uri: str, experiment: str, log: ReportLog) -> None:
         stored = client.get_experiment_by_name(experiment)
         if stored is None or stored.lifecycle_stage != "active":
             raise UserError(f"experiment {experiment!r} is not in {redacted(uri)} any more")
-        parent = ensure_parent(client, uri, stored.experiment_id, log.sweep.name)
+        parent = ensure_parent(client, stored.experiment_id, log.sweep.name)
         for name in log.files:
             client.log_artifact(parent, str(log.folder / name), REPORT)
         client.set_tag(parent, schema.TAG_REPORT, " ".join(log.files)[:MOST])
@@ -275,7 +275,7 @@ class Registration:
 
 
 def register(
-    client: MlflowClient, uri: str, parent: str, statement: tuple[str, str], settings: str, pairing: str
+    client: MlflowClient, parent: str, statement: tuple[str, str], settings: str, pairing: str
 ) -> None:
     """Register hypotheses with the sweep's run, unless they are registered already.
 
@@ -283,7 +283,7 @@ def register(
     `pairing`: how they are compared, `seed` or `none`.
     """
     text, digest = statement
-    with exclusive(uri):
+    with exclusive(client.tracking_uri):
         before = parse_registrations(client.get_run(parent).data.tags.get(schema.TAG_HYPOTHESES, ""))
         if any(registration.covers(digest, settings) for registration in before):
             return
@@ -292,9 +292,9 @@ def register(
         _keep(client, parent, (*before, new))
 
 
-def note_look(client: MlflowClient, uri: str, registration: Registration, look: tuple[int, int]) -> None:
+def note_look(client: MlflowClient, registration: Registration, look: tuple[int, int]) -> None:
     """Keep a look with its registration, once; the oldest ones if MLflow's tag is full."""
-    with exclusive(uri):
+    with exclusive(client.tracking_uri):
         tag = client.get_run(registration.parent).data.tags.get(schema.TAG_HYPOTHESES, "")
         before = parse_registrations(tag, registration.parent)
         noted = [

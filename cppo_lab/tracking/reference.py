@@ -152,10 +152,6 @@ def _score(text: str) -> float:
     return value
 
 
-def _same(a: dict[int, float], b: dict[int, float]) -> bool:
-    return a.keys() == b.keys() and all(abs(a[step] - b[step]) <= SAME_POINT for step in a)
-
-
 def _with_ablations(runs: list[ReferenceRun]) -> list[ReferenceRun]:
     """Adds the ablation curves: as a sweep tag where a run has the same curve, else as a run."""
     curves: dict[tuple[str, str, str], dict[int, float]] = defaultdict(dict)
@@ -168,8 +164,13 @@ def _with_ablations(runs: list[ReferenceRun]) -> list[ReferenceRun]:
                 raise ValueError(f"model {row['model']!r} is in no table")
 
     for (sweep, model, variant), curve in curves.items():
-        twin = next((run for run in runs if run.model == model and _same(run.points[_MEAN], curve)), None)
-        if twin is not None:
+        twins = (
+            run
+            for run in runs
+            if run.model == model and run.points[_MEAN].keys() == curve.keys()
+            if all(abs(run.points[_MEAN][step] - score) <= SAME_POINT for step, score in curve.items())
+        )
+        if (twin := next(twins, None)) is not None:
             twin.sweeps[sweep] = variant
             continue
         run_id = f"paper-{model}-{variant}"
@@ -198,7 +199,7 @@ def import_reference(uri: str, progress: Callable[[str], None] = lambda line: No
     if (path := address.sqlite_file(uri)) is not None:
         path.parent.mkdir(parents=True, exist_ok=True)
     client = open_client(uri)
-    experiment_id = ensure_experiment(client, uri, _EXPERIMENT, _EXPERIMENT_NOTE)
+    experiment_id = ensure_experiment(client, _EXPERIMENT, _EXPERIMENT_NOTE)
     present = set()
     for run in _imported(client):
         if recorded_status(run.data.tags) == schema.DONE:
@@ -254,7 +255,7 @@ def nest_reference(uri: str, texts: "Mapping[str, SweepText]") -> None:
     from cppo_lab.tracking.page import SweepText, ensure_parent, nest, save_view, update_parent
 
     client = open_client(uri)
-    experiment_id = ensure_experiment(client, uri, _EXPERIMENT, _EXPERIMENT_NOTE)
+    experiment_id = ensure_experiment(client, _EXPERIMENT, _EXPERIMENT_NOTE)
     orphans: dict[str, list[str]] = {}  # by sweep
     for run in _imported(client):
         prefix, tags = schema.TAG_SWEEP_PREFIX, run.data.tags
@@ -264,7 +265,7 @@ def nest_reference(uri: str, texts: "Mapping[str, SweepText]") -> None:
         if sweeps and schema.TAG_PARENT not in tags:
             orphans[min(sweeps, key=lambda sweep: (sweep != MAIN, sweep))].append(run.info.run_id)
     for sweep, runs in sorted(orphans.items()):
-        parent = ensure_parent(client, uri, experiment_id, sweep)
+        parent = ensure_parent(client, experiment_id, sweep)
         nest(client, dict.fromkeys(runs, parent))
         update_parent(client, parent, texts.get(sweep, SweepText(sweep, sweep, "")))
     save_view(client, experiment_id)

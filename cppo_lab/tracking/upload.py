@@ -235,7 +235,6 @@ class _Shipment:
         self.token = ""  # of the record that is being sent
         self.runs: dict[str, Run] = {}  # by record: its MLflow run with the tags that it has by now
         self.steps: list[StepEvent] = []  # that wait to be sent
-        self.waiting = 0  # points of theirs
         begins = (line for line in chain(lines(folder), unwritten) if isinstance(line, Begin))
         tags = next((line.tags for line in begins), {})
         if (other := tags.get(schema.TAG_RUN_ID, folder.name)) != folder.name:
@@ -297,8 +296,7 @@ class _Shipment:
             self._take(line)
             offset = end
             # Lines of which nothing is sent take no write, in thousands of runs.
-            is_news = isinstance(line, Begin | End) or self.sent.total() > sent
-            if is_news and not self.steps:
+            if self.sent.total() > sent and not self.steps:
                 self._reached(path, offset)
                 sent = self.sent.total()
         self._flush()
@@ -333,9 +331,9 @@ class _Shipment:
                 return
             self.steps.append(line)
             self.evaluated = self.evaluated or any(map(schema.is_evaluation, line.metrics))
-            # Sent before a step of this size would take a second request. Each comparison reads a whole history.
-            self.waiting += len(line.metrics)
-            if self.waiting + len(line.metrics) > BATCH * (COMPARED if self.token == self.before else 1):
+            # Sent before another of this size would take a second request. Each comparison reads a whole history.
+            requests = COMPARED if self.token == self.before else 1
+            if (len(self.steps) + 1) * len(line.metrics) > BATCH * requests:
                 self._flush()
         elif isinstance(line, Artifact):
             if line.path not in self.record.pending:
@@ -357,7 +355,7 @@ class _Shipment:
         compares = self.token == self.before and bool(self.steps)
         with exclusive(self.uri) if compares else contextlib.nullcontext():
             steps = self._unknown() if compares else self.steps
-            self.steps, self.waiting = [], 0
+            self.steps = []
             self._log(
                 [
                     Metric(name, value, step.time_ms, step.step)
@@ -400,7 +398,7 @@ class _Shipment:
         """Create the record's MLflow run if needed, and set it to RUNNING."""
         run = self.client.get_run(self.record.mlflow_id) if self.record.mlflow_id else None
         if run is None:
-            experiment_id = ensure_experiment(self.client, self.uri, line.experiment)
+            experiment_id = ensure_experiment(self.client, line.experiment)
             # From an earlier try whose response, or our record of it, was lost.
             run = next(iter(self._of_record(experiment_id)), None)
         is_new = run is None

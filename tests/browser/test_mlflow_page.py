@@ -83,7 +83,7 @@ def test_the_columns_of_the_view(browser_page: "Page", links: list[str]) -> None
 def test_the_descriptions_are_rendered(browser_page: "Page", store: str, links: list[str]) -> None:
     page, client = browser_page, MlflowClient(store)
     experiment = client.get_experiment_by_name("cppo-mini").experiment_id
-    parent = ensure_parent(client, store, experiment, "quickstart")
+    parent = ensure_parent(client, experiment, "quickstart")
     page.goto(mlflow_link(urljoin(links[0], "/"), mlflow_path(experiment, parent)))
     page.get_by_role("heading", name="Quickstart", exact=True).wait_for()
     page.get_by_text("Does a trust region on the divergence learn more").wait_for()

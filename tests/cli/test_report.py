@@ -85,7 +85,7 @@ def test_it_is_watched_until_every_run_is_a_result(
         paused.append(seconds)
         launched(f"seed={len(paused)}")
 
-    monkeypatch.setattr(reporting, "pause", pause)
+    monkeypatch.setattr(reporting, "sleep", pause)
     said = cppo(f"{REPORT} seed=1,2 --no-log --watch --partial --every 7").err
     assert paused == [7.0, 7.0]
     lines = ("has no validation score yet", "1 of 2 runs have a result", "2 of 2 runs have a result")
@@ -97,7 +97,7 @@ def test_a_store_that_is_not_there_yet_is_waited_for(
 ) -> None:
     watch = f"{REPORT} seed=0 --no-log --watch --partial"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///later.db")
-    monkeypatch.setattr(reporting, "pause", lambda _: monkeypatch.delenv("MLFLOW_TRACKING_URI"))
+    monkeypatch.setattr(reporting, "sleep", lambda _: monkeypatch.delenv("MLFLOW_TRACKING_URI"))
     assert re.search(r"later\.db does not exist: run .*1 of 1 runs have a result", cppo(watch).err, re.DOTALL)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///broken.db")
     Path("broken.db").write_text("no database" * 99)
@@ -107,7 +107,7 @@ def test_a_store_that_is_not_there_yet_is_waited_for(
 def test_ctrl_c_ends_the_watch_and_json_says_where_the_page_is(
     trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporting, "pause", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr(reporting, "sleep", Mock(side_effect=KeyboardInterrupt))
     answer = cppo(f"{REPORT} seed=0,7 --no-log --partial --watch --json").answer
     assert answer["page"] == "reports/build/quickstart/index.html"
 
@@ -133,7 +133,7 @@ def test_the_dashboard_shows_report_and_states_while_runs_go_on(
             urlopen(f"http://{address}/a%00b")
         launched("seed=1")
 
-    monkeypatch.setattr(reporting, "pause", look)
+    monkeypatch.setattr(reporting, "sleep", look)
     said = cppo(f"dash quickstart variant=cppo seed=0,1 --every 3 --port {address.rpartition(':')[2]}")
     assert said.out == f"http://{address}\n"
     assert "a request was not answered: ValueError" in said.err and "Traceback" not in said.err

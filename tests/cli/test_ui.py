@@ -27,13 +27,13 @@ from tests.waiting import CEILING_SECONDS
 
 def empty_store() -> str:
     uri = tracking_uri()
-    ensure_experiment(open_client(uri), uri, "cppo-mini")
+    ensure_experiment(open_client(uri), "cppo-mini")
     return uri
 
 
 def test_a_server_is_only_pointed_at(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = empty_store()
-    ensure_experiment(open_client(uri), uri, "cppo-exact")
+    ensure_experiment(open_client(uri), "cppo-exact")
     monkeypatch.setattr(webbrowser, "open", opened := Mock())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@host:5000/")
     monkeypatch.setattr("cppo_lab.tracking.client.open_client", lambda _, real=open_client: real(uri))

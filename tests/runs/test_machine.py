@@ -28,7 +28,6 @@ from cppo_lab.runs.attempt import Equipped
 from cppo_lab.runs.machine import (
     PACKAGES,
     CodeState,
-    code_state,
     code_version,
     environment,
     loads,
@@ -42,6 +41,12 @@ from cppo_lab.sweep.compose import compose
 from tests.waiting import CEILING_SECONDS, until
 
 SECRET = "hunter2-s3cret"
+code_state = machine.code_state.__wrapped__  # asks git at each call
+
+
+@pytest.fixture(autouse=True)
+def asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "code_state", code_state)
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -138,6 +143,14 @@ def test_a_broken_checkout_is_not_the_repository_around_it(checkout: Path) -> No
 def told(*names: str) -> list[str | None]:
     tags = environment().tags
     return [tags.get(f"cppo.env.{name}") for name in names]
+
+
+def test_a_process_asks_git_once(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()  # of `asked_anew`
+    ask = Mock(wraps=machine.git)
+    monkeypatch.setattr(machine, "git", ask)
+    assert {code_version(checkout) for _ in range(3)} == {code_version(checkout)}
+    assert ask.call_count == 2  # for the commit and the changes
 
 
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:

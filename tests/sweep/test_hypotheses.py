@@ -325,7 +325,7 @@ def test_settings_of_the_runs_outside_the_file_are_registered_too(cppo: Command,
     sweep = loaded(STATED)
     cppo(LAUNCH)
     [settings] = {
-        make_plan(sweep, texts).declared["two"].settings for texts in ([], ["seed=0"], ["variant=dppo"])
+        make_plan(sweep, texts).parts["two"].declared.settings for texts in ([], ["seed=0"], ["variant=dppo"])
     }
     [version] = registrations()
     assert (version.settings, version.code) == (settings, code_version())

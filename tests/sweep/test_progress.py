@@ -228,6 +228,23 @@ def test_jobs_of_several_runs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> 
     assert scene.said() == []
 
 
+def test_a_job_that_goes_on_does_not_tell_again_what_its_runs_had(scene: Scene) -> None:
+    runs = [i for i, run in enumerate(scene.plan.runs) if run.variant == "grpo"]
+    for run in runs:
+        scene.record({0: 0.25, 1: None, 2: 0.5}, run=run)
+    progress = scene.progress(*runs)
+    start(progress, scene.job(*runs), ago=-1.0)
+    scene.said()
+    look(progress)
+    assert scene.said() == []
+    progress.running[0].since -= 100.0
+    for run in runs:
+        scene.record({3: None, 4: 0.75}, run=run)
+        look(progress)
+    [line] = scene.said()
+    assert line.startswith("grpo/mini_base (2 runs): step 4/4, mean 75.0 % (75.0 to 75.0 %)")
+
+
 def test_jobs_that_do_the_same_before_their_first_step_are_counted(scene: Scene) -> None:
     progress = scene.progress(0, 1, 2, 3)
     for run, activity in enumerate(["importing the trainer"] * 2 + ["warm start 400/1000"]):

@@ -116,8 +116,8 @@ def interrupted_everywhere(database: Path, call: Callable[[], object]) -> int:
 def test_an_interrupted_action_leaves_the_file_free(uri: str, tmp_path: Path) -> None:
     """Whoever handles the interruption writes to the store: how a run or a trial ended."""
     client = open_client(uri)
-    number = ensure_experiment(client, uri, "mini")
-    parent = ensure_parent(client, uri, number, "other")
+    number = ensure_experiment(client, "mini")
+    parent = ensure_parent(client, number, "other")
 
     def deferred_action() -> None:
         with deferred_for(uri):
@@ -125,9 +125,9 @@ def test_an_interrupted_action_leaves_the_file_free(uri: str, tmp_path: Path) ->
 
     for action in (
         deferred_action,
-        lambda: register(client, uri, parent, ("{}", "digest"), "", "none"),
-        lambda: ensure_experiment(client, uri, "another"),
-        lambda: ensure_parent(client, uri, number, "main"),
+        lambda: register(client, parent, ("{}", "digest"), "", "none"),
+        lambda: ensure_experiment(client, "another"),
+        lambda: ensure_parent(client, number, "main"),
     ):
         assert interrupted_everywhere(tmp_path / "mlflow.db", action) > 2
 
@@ -137,12 +137,12 @@ def test_an_experiment_that_another_process_has_made_meanwhile_is_taken(
 ) -> None:
     """As on a server, where nothing keeps two launchers apart."""
     client = open_client(uri)
-    number = ensure_experiment(client, uri, "mini")
+    number = ensure_experiment(client, "mini")
     look, looks = MlflowClient.get_experiment_by_name, iter([lambda *_: None])
     monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *given: next(looks, look)(*given))
-    assert ensure_experiment(client, uri, "mini") == number
+    assert ensure_experiment(client, "mini") == number
     with pytest.raises(MlflowException, match=r"[Ii]nvalid"):
-        ensure_experiment(client, uri, "")
+        ensure_experiment(client, "")
 
 
 def test_an_interruption_does_not_wait_for_a_server() -> None:
@@ -253,7 +253,7 @@ def test_a_relative_address_and_the_shell_change_nothing(
 def test_a_server_that_forgets_a_parent_gets_one(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client = open_client(uri)
     monkeypatch.setattr(MlflowClient, "search_runs", lambda *_, **__: [])
-    assert client.get_run(ensure_parent(client, uri, "0", "s")).info.status == "FINISHED"
+    assert client.get_run(ensure_parent(client, "0", "s")).info.status == "FINISHED"
 
 
 FAULT = OperationalError("INSERT INTO metrics VALUES (?)", [("secret",)] * 1000, Exception("disk I/O error"))

@@ -6,6 +6,7 @@ import base64
 import json
 import re
 import zlib
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -43,7 +44,6 @@ from tests.conftest import user_error
 from tests.recorded import mlflow_client, mlflow_runs
 
 TEXT = SweepText("quickstart", "A title", "A question? <b>", ("Table 1",))
-SERVER = "http://host:5000"  # whose stores know no lock
 MEAN = schema.validation_metric(schema.MEAN)
 
 
@@ -126,24 +126,25 @@ def test_the_oldest_parent_takes_the_runs_of_the_others(client: MlflowClient, nu
     tags = {schema.TAG_SWEEP_PARENT: "s"}
     young, old = (client.create_run(number, tags=tags, start_time=time).info.run_id for time in (None, 1))
     child = client.create_run(number, tags={schema.TAG_PARENT: young}).info.run_id
-    assert ensure_parent(client, uri, number, "s") == old
+    assert ensure_parent(client, number, "s") == old
     assert client.get_run(child).data.tags[schema.TAG_PARENT] == old
     assert client.get_run(young).info.lifecycle_stage == "deleted"
 
 
 def test_a_parent_that_another_launcher_removes_at_once_is_no_fault(
-    client: MlflowClient, number: str
+    client: MlflowClient, number: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(page, "exclusive", nullcontext)  # as for a server
     real = client.set_terminated
 
     def late(mlflow_id: str, status: str) -> None:
         client.set_terminated = real
         older = client.create_run(number, tags={schema.TAG_SWEEP_PARENT: "s"}, start_time=1)
-        assert ensure_parent(client, SERVER, number, "s") == older.info.run_id
+        assert ensure_parent(client, number, "s") == older.info.run_id
         real(mlflow_id, status)
 
     client.set_terminated = late
-    [oldest] = {ensure_parent(client, SERVER, number, "s") for _ in range(2)}
+    [oldest] = {ensure_parent(client, number, "s") for _ in range(2)}
     assert parent_of("s").info.run_id == oldest
 
 
@@ -197,7 +198,7 @@ def test_of_a_planned_run_the_planner_knows_the_state(client: MlflowClient, numb
     tags = {schema.sweep_tag("s"): "v", schema.TAG_RUN_ID: "r", schema.TAG_STATUS: schema.DONE}
     run = client.create_run(number, tags=tags | {schema.TAG_MODEL: "m"}).info.run_id
     client.log_metric(run, MEAN, 0.5)
-    parent = ensure_parent(client, uri, number, "s")
+    parent = ensure_parent(client, number, "s")
     for planned, count, means in (
         ({"r": "queued", "s": "missing"}, "2 (1 queued, 1 missing)", {}),
         ({}, "1 (1 done)", {"variant_mean/m/v": 0.5}),
@@ -297,7 +298,7 @@ AXES = "axes: {rule.w_min: [0.7, 0.9]}\n"
 def test_colours_are_those_of_the_report(more: str, overrides: tuple[str, ...]) -> None:
     Path("own.yaml").write_text(OWN_SWEEP + more)
     plan = make_plan(load_sweep("./own.yaml"), overrides)
-    colours = {run.variant: plan.colours["own"][run.variant] for run in plan.runs}
+    colours = {run.variant: plan.parts["own"].colours[run.variant] for run in plan.runs}
     report = PAPER.strokes(in_order(colours if more else ("tight", "cppo_kl", "cppo", "loose")))
     assert colours == {name: report[name].colour for name in colours}
     assert len(set(colours.values())) == len(colours)

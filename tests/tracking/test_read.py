@@ -217,7 +217,7 @@ def test_a_moved_store_has_its_artifacts(tmp_path: Path, capfd: pytest.CaptureFi
     old.mkdir()
     uri = f"sqlite:///{old}/mlflow.db"
     client = open_client(uri)
-    number = ensure_experiment(client, uri, "cppo-mini")
+    number = ensure_experiment(client, "cppo-mini")
     mlflow_id = client.create_run(number, tags={schema.TAG_STATUS: schema.DONE}).info.run_id
     log(client, mlflow_id, *ROWS)
     (tmp_path / HISTORY).write_bytes(WHOLE)
