@@ -1,8 +1,12 @@
 """Sweep files, studies and command-line overrides: what they enumerate, each run once, and what they refuse."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
+from cppo_lab.analysis.inputs import USUAL
+from cppo_lab.sweep.claims import grids_of
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep, shipped_sweeps
 from cppo_lab.sweep.groups import groups
@@ -38,6 +42,18 @@ def test_every_shipped_sweep_composes(name: str) -> None:
     sweep = load_sweep(name)
     core, (model, *_) = next(iter(sweep.models.items()))
     assert make_plan(sweep, [f"core={core}", f"model={model}", "seed=0"]).runs
+
+
+def test_a_sweep_of_a_study_need_not_have_all_variants_that_are_chosen(workspace: Path) -> None:
+    for name, variants in {
+        "one": "{a: {rule: grpo}, c: {rule: dppo}}\nbaseline: c",
+        "two": "{b: {rule: cppo}}",
+    }.items():
+        Path(f"{name}.yaml").write_text(f"title: t\nmodels: [mini_base]\nvariants: {variants}\n")
+    Path("all.yaml").write_text("title: t\nsweeps: [./one.yaml, ./two.yaml]\n")
+    grids = grids_of(make_plan(load_sweep("all.yaml"), ["variant=a,b"]))
+    assert [(grid.name, grid.expected[0].variant) for grid in grids] == [("one", "a"), ("two", "b")]
+    assert {grid.baseline for grid in grids} == {USUAL}  # that of the first is not planned
 
 
 NEEDS = {  # how an override begins -> what goes with it
