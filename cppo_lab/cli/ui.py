@@ -326,5 +326,5 @@ def dash(options: Namespace) -> int:
             for _ in reporting.watch_report(options, patient=True):
                 pass
             while True:
-                reporting.sleep(options.every)
+                time.sleep(options.every)
     return Exit.DONE

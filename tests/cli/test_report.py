@@ -8,6 +8,7 @@ import socket
 import sys
 from http.client import RemoteDisconnected
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
@@ -17,7 +18,7 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import Baseline
-from cppo_lab.cli import reporting
+from cppo_lab.cli import reporting, ui
 from cppo_lab.errors import UserError
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs.folder import run_lock
@@ -134,6 +135,7 @@ def test_the_dashboard_shows_report_and_states_while_runs_go_on(
         launched("seed=1")
 
     monkeypatch.setattr(reporting, "sleep", look)
+    monkeypatch.setattr(ui, "time", SimpleNamespace(sleep=look))
     said = cppo(f"dash quickstart variant=cppo seed=0,1 --every 3 --port {address.rpartition(':')[2]}")
     assert said.out == f"http://{address}\n"
     assert "a request was not answered: ValueError" in said.err and "Traceback" not in said.err
