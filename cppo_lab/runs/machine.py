@@ -92,7 +92,7 @@ def code_version(root: Path = ROOT) -> str:
 
 
 @cache
-def code_state(root: Path = ROOT) -> CodeState:
+def code_state(root: Path) -> CodeState:
     """The commit of the checkout at `root`, and how its files differ, when it is first asked: this process has loaded
     that code.
     """
@@ -131,7 +131,7 @@ def freeze(runs: Path) -> Path:
             roots.setdefault(name, path.parent if path.name == "__init__.py" else path)
     if cppo_lab.PARTS_FOLDER != cppo_lab.PACKAGE_FOLDER:
         roots |= {f"cppo_lab/{part}": cppo_lab.PARTS_FOLDER / part for part in cppo_lab.PARTS}
-    content = {_STATE: json.dumps(code_state()).encode()}
+    content = {_STATE: json.dumps(code_state(ROOT)).encode()}
     for name, root in roots.items():
         for path in root.rglob("*") if root.is_dir() else [root]:
             inner = path.relative_to(root)
@@ -176,7 +176,7 @@ class Environment(NamedTuple):
 
 def environment() -> Environment:
     """The environment as it is now; unknown or missing facts have no tag."""
-    code, installed = code_state(), packages()
+    code, installed = code_state(ROOT), packages()
     models, driver, cuda = _gpus()
     versions = dict(line.split("==", 1) for line in installed)
     processor = platform.processor()  # its kind, where the kernel names no model, as on ARM

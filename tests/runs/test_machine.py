@@ -41,12 +41,23 @@ from cppo_lab.sweep.compose import compose
 from tests.waiting import CEILING_SECONDS, until
 
 SECRET = "hunter2-s3cret"
-code_state = machine.code_state.__wrapped__  # asks git at each call
+CACHED = machine.code_state
+code_state = CACHED.__wrapped__  # asks git at each call
 
 
 @pytest.fixture(autouse=True)
 def asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "code_state", code_state)
+
+
+def test_a_process_asks_git_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "code_state", CACHED)
+    monkeypatch.setattr(machine, "git", ask := Mock(return_value="c0ffee\n"))
+    CACHED.cache_clear()
+    assert environment().tags["cppo.env.commit"] == "c0ffee"
+    assert code_version() == code_version() == f"{cppo_lab.__version__}+c0ffee.dirty"
+    assert ask.call_count == 2  # for the commit and the changes
+    CACHED.cache_clear()
 
 
 def git(root: Path, *arguments: str) -> str:
@@ -145,16 +156,8 @@ def told(*names: str) -> list[str | None]:
     return [tags.get(f"cppo.env.{name}") for name in names]
 
 
-def test_a_process_asks_git_once(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.undo()  # of `asked_anew`
-    ask = Mock(wraps=machine.git)
-    monkeypatch.setattr(machine, "git", ask)
-    assert {code_version(checkout) for _ in range(3)} == {code_version(checkout)}
-    assert ask.call_count == 2  # for the commit and the changes
-
-
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    commit, changes, _ = code_state()
+    commit, changes, _ = code_state(machine.ROOT)
     popen = Mock(wraps=subprocess.Popen)
     monkeypatch.setattr(subprocess, "Popen", popen)
     tags = environment().tags
@@ -236,7 +239,7 @@ def test_what_a_container_or_the_kernel_does_not_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine, "PROCESSORS", tmp_path / "cpuinfo")
-    monkeypatch.setattr(machine, "code_state", CodeState)  # an installation without git
+    monkeypatch.setattr(machine, "code_state", lambda root: CodeState())  # an installation without git
     monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
     monkeypatch.setattr(platform, "processor", lambda: "aarch64")
     assert told("cpu", "commit", "dirty", "changes") == ["aarch64", None, None, None]

@@ -77,7 +77,7 @@ def test_an_edit_while_a_job_waits_changes_nothing(
     assert places == [str(code / "cppo_lab" / "__init__.py"), str(code / "acme_rule.py")]
     until("the store has it", lambda: bool(mlflow_runs()))
     [stored] = mlflow_runs()
-    assert stored.data.tags["cppo.env.commit"] == code_state().commit  # of the checkout, not of the copy
+    assert stored.data.tags["cppo.env.commit"] == code_state(ROOT).commit  # of the checkout, not of the copy
 
 
 def test_three_equal_failures_hold_the_jobs_that_wait_and_a_webhook_hears_of_it(
