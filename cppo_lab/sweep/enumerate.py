@@ -525,13 +525,15 @@ class DeclaredRuns:
 class Enumerated:
     """The runs of a sweep as narrowed by the command line, and the overrides that apply to none of them.
 
-    `axes`: the label of each variant -> its name in the file, and its axis values (not of seed and model). `shared` is
-    the configuration common to all runs (paths, launcher and tracking); None if every run is excluded. `changes`: the
-    overrides that change the runs declared in the file (`changes`). `declared`: what the hypotheses are about.
+    `keys`: the axes, of the file and of the command line. `axes`: the label of each variant -> its name in the file,
+    and its axis values (not of seed and model). `shared` is the configuration common to all runs (paths, launcher and
+    tracking); None if every run is excluded. `changes`: the overrides that change the runs declared in the file
+    (`changes`). `declared`: what the hypotheses are about.
     """
 
     sweep: Sweep
     runs: tuple[PlannedRun, ...]
+    keys: tuple[str, ...]
     axes: dict[str, tuple[str, dict[str, Scalar]]]
     shared: Composed | None
     unused: tuple[str, ...]
@@ -597,6 +599,7 @@ def enumerate_runs(sweep: Sweep, overrides: Sequence[str]) -> Enumerated:
     return Enumerated(
         sweep,
         tuple(runs.values()),
+        tuple(grid.axes),
         axes,
         composed,
         tuple(unused),

@@ -40,7 +40,7 @@ from cppo_lab.answers.outcomes import Outcomes
 from cppo_lab.errors import UserError, unknown
 from cppo_lab.files import redacted
 from cppo_lab.sweep.file import Search, load_sweep
-from cppo_lab.sweep.overrides import parse_override, quote
+from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.tracking import address
 from cppo_lab.tracking.history import StoredRun, from_rows
@@ -71,13 +71,9 @@ def _plain(value: Any) -> Any:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def declared_runs(plan: Plan, overrides: Iterable[str]) -> list[Row]:
+def declared_runs(plan: Plan) -> list[Row]:
     """The runs, sweep by sweep as declared; a run shared by several sweeps is listed for each."""
-    typed = [override.key for override in map(parse_override, overrides) if override.values() is not None]
-    axes = {
-        sweep.name: [key for key in dict.fromkeys([*sweep.axes_of(plan.core), *typed]) if key not in _FIXED]
-        for sweep in plan.sweeps
-    }
+    axes = {name: [key for key in part.keys if key not in _FIXED] for name, part in plan.parts.items()}
     everywhere: Row = dict.fromkeys(key for keys in axes.values() for key in keys)
     return [
         {
@@ -428,7 +424,7 @@ def load(
     plan = make_plan(declared, texts)
     store = _store(uri, plan.tracking.uri)
     experiment = schema.experiment_name(plan.core)
-    runs = declared_runs(plan, texts)
+    runs = declared_runs(plan)
     stored = {
         run_id_of(run): run for run in reader.find_runs(store, experiment, {row["run_id"] for row in runs})
     }
