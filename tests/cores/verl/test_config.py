@@ -276,12 +276,6 @@ def test_a_refused_key_comes_with_the_right_one_and_a_value_with_its_type(
         checked(with_layout(composed(*TINY), verl={key: value}))
 
 
-def test_two_checkpoints_or_all_may_be_kept() -> None:
-    """Of one verl would delete it before the next is written: tests/hostile."""
-    for number in (2, None):
-        checked(with_layout(composed(*TINY), verl={"trainer.max_actor_ckpt_to_keep": number}))
-
-
 GSPO = {"rule": "gspo", "constants": {"clip_low": 0.0003, "clip_high": 0.0004}, "centering": True}
 
 
@@ -328,7 +322,10 @@ def test_a_continued_run_takes_its_checkpoint_and_no_tree_is_changed_by_the_next
     first = tree(composed(*TINY))
     assert first.trainer.resume_mode == "disable"
     before = OmegaConf.to_yaml(first, resolve=True)
-    keys = {f"{ROLLOUT}.max_num_seqs": 7, f"+{ROLLOUT}.engine_kwargs.vllm.disable_custom_all_reduce": True}
+    keys = {
+        f"{ROLLOUT}.max_num_seqs": 7, f"+{ROLLOUT}.engine_kwargs.vllm.disable_custom_all_reduce": True,
+        "trainer.max_actor_ckpt_to_keep": None,
+    }  # fmt: skip
     rollout = checked(with_layout(composed(*TINY), verl=keys)).actor_rollout_ref.rollout
     assert (rollout.max_num_seqs, rollout.engine_kwargs.vllm.disable_custom_all_reduce) == (7, True)
     assert tree(composed(*DENSE)).actor_rollout_ref.rollout.name == "vllm"
