@@ -10,7 +10,6 @@ from torch import Tensor
 
 from cppo_lab.maths.rules import corrected, get_rule
 from cppo_lab.maths.tokens import RuleOutput, Tokens
-from cppo_lab.rules import ENTROPY, RULES
 from tests.maths.maths_batches import CONSTANTS, TokenBatch, fields, random_batch
 
 WEIGHTS = [None, ("token", 1.2), ("sequence", 1.5)]
@@ -78,18 +77,6 @@ def test_weights_and_rejection_of_each_token(weigh: Bound, reject: Bound) -> Non
     rejected = (expected == 0) & batch.valid
     assert bool(rejected.any()) == bool(reject) and int(output.stats["rejected"]) == int(rejected.sum())
     assert float(output.stats["importance_weight"]) == pytest.approx(weights)
-
-
-@pytest.mark.parametrize("name", [name for name, rule in RULES.items() if ENTROPY not in rule.needs])
-def test_a_mu_that_is_pi_old_leaves_every_rule_to_the_bit(name: str) -> None:
-    batch = random_batch(4)
-    mu, settings = batch.rollout_logp, arguments(("sequence", 2.0), ("token_k1", 1.001))
-    (plain_output, plain_gradient), (output, gradient) = (
-        learned(name, batch),
-        learned(name, batch, mu, mu, **settings),
-    )
-    assert torch.equal(gradient, plain_gradient) and torch.equal(output.objective, plain_output.objective)
-    assert all(torch.equal(output.stats[key], value) for key, value in plain_output.stats.items())
 
 
 @pytest.mark.parametrize("name", ["dppo", "cppo", "cppo_soft", "pdm", "trm_avg"])
