@@ -10,6 +10,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from cppo_lab.cores.rule_loss import Diagnostics, ObservedTokens
+from cppo_lab.maths.masks import budget_terms
+from cppo_lab.maths.tokens import Tokens
 from cppo_lab.spec import RuleSpec
 from tests.cores.test_mini import trainer_of
 from tests.maths.maths_batches import apply, random_batch
@@ -47,24 +49,6 @@ def test_empty_rows_are_neither_counted_nor_shown() -> None:
     assert diagnostics.tables()["window"]["step"] == 1
 
 
-def test_the_diagnostics_measure_with_the_rules_own_constants() -> None:
-    """Figure 3's thresholds: the weights' span and the cap of the budget are those that trained."""
-    rule = RuleSpec(name="cppo", delta=0.5, delta_b=0.01, delta_b_mode="adaptive", w_min=0.5)
-
-    def window(rule: RuleSpec) -> dict[str, list[float]]:
-        diagnostics = Diagnostics(rule, horizon=9)
-        diagnostics.see(1, watched([5]), names)
-        return diagnostics.window
-
-    own, padded = window(rule), window(rule.model_copy(update={"position_span": "padded"}))
-    assert own["weighted_divergence"] == pytest.approx([0.3 * w for w in (1, 0.875, 0.75, 0.625, 0.5)])
-    assert padded["weighted_divergence"] == pytest.approx([0.3 * w for w in (1, 0.9375, 0.875, 0.8125, 0.75)])
-    # c_2 = delta - w_1 (D - delta_b): 0.02 with the paper's cap, 0.05 with the authors'.
-    assert own["prefix_threshold"][1] == pytest.approx(0.5 - (0.3 - 0.02))
-    capped = window(rule.model_copy(update={"delta_b_cap": 5.0}))
-    assert capped["prefix_threshold"][1] == pytest.approx(0.5 - (0.3 - 0.05))
-
-
 def test_a_long_response_waits_for_the_device_as_often_as_a_short_one() -> None:
     counts = []  # of numbers that leave their device
     for width in (5, 50):
@@ -94,23 +78,31 @@ def test_positions_against_a_slow_sum(tmp_path: Path) -> None:
         assert table["gap_top10"][index] == pytest.approx(sum(top) / len(top), abs=1e-6)
 
 
-@pytest.mark.parametrize("rule", ["cppo", "cppo_no_position_weight"])
-@pytest.mark.parametrize("mode", ["fixed", "adaptive"])
-def test_the_window_agrees_with_the_rule(rule: str, mode: str) -> None:
-    """What the window says is masked is what the rule itself drops, and nothing else."""
-    spec = RuleSpec(
-        name=rule, delta=0.15, delta_b=0.02, delta_b_mode=mode, w_min=0.8 if rule == "cppo" else None
-    )
-    reasons, ids = set(), torch.arange(60).view(5, 12)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"delta_b_mode": "adaptive"}, {"delta_b_mode": "adaptive", "delta_b_cap": 5.0}, {"position_span": "padded"},
+        {"name": "cppo_no_position_weight", "w_min": None},
+    ],
+)  # fmt: skip
+def test_the_window_agrees_with_the_rule(changes: dict[str, Any]) -> None:
+    """What it says is masked is what the rule itself drops, and nothing else, by the constants that train."""
+    spec = RuleSpec(**RULE.model_dump() | {"delta": 0.15, "delta_b": 0.02} | changes)
+    reasons, ids, constants = set(), torch.arange(60).view(5, 12), spec.arguments(14)
     for seed in range(5):
-        batch, diagnostics = random_batch(seed), Diagnostics(spec, horizon=12)
+        batch, diagnostics = random_batch(seed), Diagnostics(spec, horizon=14)
         logp, rollout_logp, advantages, valid, divergence = batch
         seen = ObservedTokens(logp, rollout_logp, divergence, advantages, valid, ids, rollout_logp)
         diagnostics.see(1, seen, names)
-        masked_by = diagnostics.window["masked_by"]
-        row = int(diagnostics.window["symbols"][0].strip("<>")) // 12
-        keep = apply(rule, *batch, **spec.parameters()).keep[row, : len(masked_by)]
+        window, terms = diagnostics.window, budget_terms(Tokens(*batch), constants)
+        masked_by, row = window["masked_by"], int(window["symbols"][0].strip("<>")) // 12
+        keep, weight, limit, d = (
+            part[row, : len(masked_by)]
+            for part in (apply(spec.name, *batch, **constants).keep, terms.weight, terms.limit, divergence)
+        )
         assert [reason == "" for reason in masked_by] == (keep > 0).tolist()
+        assert window["weighted_divergence"] == pytest.approx((weight * d).tolist())
+        assert [min(0.15, c) for c in window["prefix_threshold"]] == pytest.approx(limit.tolist())
         reasons |= {*masked_by}
     assert reasons >= {"", "token", "prefix"}
 

@@ -3,7 +3,6 @@
 The surrogate and its error: test_exact_process.py.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,7 +32,6 @@ from cppo_lab.maths.tokens import Tokens
 from cppo_lab.spec import ExactRun
 from tests.cores.exact_specs import CPPO, DISTURBED, DPPO, SHUFFLED, exact_run
 from tests.cores.test_mini import Rows, attempt, seeded, without_times
-from tests.oracles.fork_process import Rules
 
 REVERSED = {**SHUFFLED, "name": "cppo_no_prefix_budget_reversed"}
 
@@ -50,39 +48,10 @@ def history(spec: ExactRun) -> Rows:
     return numbers(rows)
 
 
-def enumerated(learner: Learner, log_mu: torch.Tensor) -> GradedResponses:
-    """Every response from every start, all with the advantage 1."""
-    process = learner.process
-    rules = Rules(process.family, process.vocabulary, process.horizon, process.allowed_slips)
-    places = []
-    for start in range(1, process.vocabulary):
-        for response in itertools.product(range(process.vocabulary), repeat=process.horizon):
-            places.append([])
-            for t, (mode, previous, slips) in enumerate(rules.states_along(start, response)[:-1]):
-                stretch = t * process.stretches // process.horizon
-                state = (mode * process.vocabulary + previous) * process.slip_levels + slips
-                places[-1].append((stretch * process.states + state) * process.vocabulary + response[t])
-    at = torch.tensor(places)
-    rows = log_mu.view(-1, process.vocabulary)
-    top = rows.topk(process.vocabulary)
-    ids = torch.arange(process.vocabulary).repeat(len(rows))
-    mu = Recorded(ids, rows.flatten(), top.indices, top.values)
-    ones = torch.ones(len(places), dtype=torch.float64)
-    return GradedResponses(mu, at, mu.logp[at], ones, ones, ones.bool(), None, 0.0)
-
-
-def of_three_symbols(rollout: dict[str, Any] | None = None, **changes: Any) -> tuple[Learner, torch.Tensor]:
-    """A learner whose responses can be enumerated, and its policy: mu."""
-    learner = Learner(
-        exact_run(
-            data={"vocabulary": 3, "allowed_slips": 1, "benchmarks": ("a", "b")},
-            model={"stretches": 2, "slips": 1.0, "second_mode_slips": 0.5, "start_noise": 0.5},
-            rollout={"max_response_length": 3, **(rollout or {})},
-            training={"aggregation": "seq-mean-token-sum"},
-            **changes,
-        )
-    )
-    return learner, learner.log_policy(1.0).detach()
+def sampled(learner: Learner, log_mu: torch.Tensor) -> GradedResponses:
+    """A batch of responses; that their places are those of their tokens: test_exact_process.py."""
+    given = (part[None].numpy() for part in (log_mu.exp(), *learner.draw()))
+    return learner.rollout(log_mu, *(torch.from_numpy(part[0]) for part in sample(learner.process, *given)))
 
 
 def apart(learner: Learner, seed: int) -> None:
@@ -91,7 +60,7 @@ def apart(learner: Learner, seed: int) -> None:
     learner.parameters.data += 0.3 * noise
 
 
-TOPK = {"estimator": "topk", "measure": "tv", "k": 3, "convention": "union"}  # of the whole vocabulary
+TOPK = {"estimator": "topk", "measure": "tv", "k": 6, "convention": "union"}  # the whole vocabulary
 CENTRED = {"objective": {"centering": True}}
 
 
@@ -115,28 +84,29 @@ def decoupled(weigh: str, reject: str, origin: str) -> dict[str, Any]:
         (decoupled("sequence", "token_k1", "mu"), "dppo", {"delta": 0.05}),
     ],
 )
-def test_the_loss_of_every_response_is_that_of_the_maths(
+def test_the_loss_is_that_of_the_maths(
     changes: dict[str, Any], name: str, constants: dict[str, float]
 ) -> None:
     """With the direction of D_t, the entropy of mu and the mean score, by both policies' distributions at each token.
 
     In a decoupled run with the weights of pi_old, from which or from mu the divergence is measured.
     """
-    learner, log_mu = of_three_symbols(rule={"name": name, **constants}, **changes)
+    learner = Learner(exact_run(rule={"name": name, **constants}, **changes))
+    log_mu = learner.log_policy(1.0).detach()
     apart(learner, 1)
     log_old, weights = learner.log_policy(1.0).detach(), learner.spec.rollout.weights
     apart(learner, 2)
-    rollout = enumerated(learner, log_mu)
+    rollout = sampled(learner, log_mu)
     worth = torch.where(torch.arange(len(rollout.keep)) % 2 == 0, 1.0, -1.0).double()
     rollout = replace(rollout, advantages=worth)
     old = None if weights is None else learner.recorded(log_old)
     result = learner.objective(rollout, torch.arange(len(worth)), old)
-    states, drawn = rollout.places // 3, rollout.places % 3
+    states, drawn = rollout.places // 6, rollout.places % 6
     mu, before, pi = (table.flatten(0, 1)[states] for table in (log_mu, log_old, learner.log_policy(1.0)))
     logp, mu_logp, old_logp = (table.gather(-1, drawn[..., None])[..., 0] for table in (pi, mu, before))
     now, of_old = pi.detach(), bool(learner.spec.divergence.origin)
     start, start_logp = (before, old_logp) if of_old else (mu, mu_logp)
-    every = torch.arange(3).expand(mu.shape)
+    every = torch.arange(6).expand(mu.shape)
     of_start = Recorded(drawn, start_logp, every, start)
     tokens = Tokens(
         logp, mu_logp if weights is None else old_logp, worth[:, None].expand_as(logp), drawn >= 0,
@@ -149,7 +119,7 @@ def test_the_loss_of_every_response_is_that_of_the_maths(
     if weights is not None:
         expected = corrected(expected, tokens, mu_logp, **weights)
         assert 0 < int(expected.stats["rejected"]) < drawn.numel()
-    loss = -aggregate(expected.objective, tokens.valid, "seq-mean-token-sum")
+    loss = -aggregate(expected.objective, tokens.valid, learner.spec.training.aggregation)
     gradients = [torch.autograd.grad(part, learner.parameters)[0] for part in (result.loss, loss)]
     torch.testing.assert_close(*gradients, rtol=1e-10, atol=1e-14)
     assert float(gradients[0].abs().max()) > 1e-3
@@ -234,9 +204,7 @@ def test_what_is_beyond_the_limits_of_a_mask(rule: dict[str, Any]) -> None:
     learner = Learner(exact_run(rule={**rule, "delta": delta}))
     learner.shuffles = True
     log_mu, generator = learner.log_rollout_policy(), np.random.default_rng(0)
-    mu = log_mu.exp()[None].numpy()
-    responses = sample(learner.process, mu, *(part[None].numpy() for part in learner.draw()))
-    rollout = learner.rollout(log_mu, *(torch.from_numpy(part[0]) for part in responses))
+    rollout = sampled(learner, log_mu)
     divergence = torch.from_numpy(generator.exponential(0.01, log_mu.shape[:2]))
     largest = torch.from_numpy(generator.uniform(0.01, 0.05, horizon))
     measured = learner.premise(rollout, divergence, largest)
