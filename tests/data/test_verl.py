@@ -51,21 +51,20 @@ class _Characters:
 
 @pytest.mark.usefixtures("patient_grading")
 @pytest.mark.parametrize("manager", ["naive", "dapo"])
-def test_verls_reward_manager_and_the_split_by_benchmark(manager: str) -> None:
+def test_verls_reward_managers_hand_our_grades_on(manager: str) -> None:
     import numpy
     import torch
     from omegaconf import OmegaConf
     from verl import DataProto
-    from verl.trainer.ppo.metric_utils import process_validation_metrics
     from verl.trainer.ppo.reward import load_reward_manager
 
-    samples = [  # benchmark, prompt, response, truth; the grades are 1, 0, 1, 1, 0, 0
-        ("aime24", "p", "Answer: 204", "204"),
-        ("aime24", "p", "Answer: 205", "204"),
-        ("aime24", "q", "Answer: \\frac{408}{2}", "204"),
-        ("aime24", "q", "so it is 204", 204),
-        ("aime25", "r", "<think>16", "16"),
-        ("aime25", "r", "Answer: 9^{9^{9^9}}", "16"),
+    samples = [  # response, truth; the grades are 1, 0, 1, 1, 0, 0
+        ("Answer: 204", "204"),
+        ("Answer: 205", "204"),
+        ("Answer: \\frac{408}{2}", "204"),
+        ("so it is 204", 204),
+        ("<think>16", "16"),
+        ("Answer: 9^{9^{9^9}}", "16"),
     ]
     config = OmegaConf.create(
         {
@@ -80,16 +79,16 @@ def test_verls_reward_manager_and_the_split_by_benchmark(manager: str) -> None:
         }
     )
 
-    def batch(source: str, response: str, truth: str | int) -> Any:
+    def batch(response: str, truth: str | int) -> Any:
         tokens = torch.tensor([[ord(letter) for letter in response] + [0, 0]])
         tensors = {"responses": tokens, "attention_mask": (tokens != 0).long()}
-        others = {"data_source": [source], "reward_model": [{"ground_truth": truth}], "extra_info": [{}]}
+        others = {"data_source": ["aime24"], "reward_model": [{"ground_truth": truth}], "extra_info": [{}]}
         arrays = {key: numpy.array(value, dtype=object) for key, value in others.items()}
         return DataProto.from_dict(tensors=tensors, non_tensors=arrays)
 
     async def graded() -> list[dict[str, Any]]:
         ours = load_reward_manager(config, _Characters())
-        return await asyncio.gather(*(ours.run_single(batch(row[0], *row[2:])) for row in samples))
+        return await asyncio.gather(*(ours.run_single(batch(*row)) for row in samples))
 
     results = asyncio.run(graded())
     extras = [result["reward_extra_info"] for result in results]
@@ -103,10 +102,6 @@ def test_verls_reward_manager_and_the_split_by_benchmark(manager: str) -> None:
         "grade_error": [0] * 6,
     }
     assert grades == [1, 0, 1, 1, 0, 0]
-    metrics = process_validation_metrics([row[0] for row in samples], [row[1] for row in samples], infos)
-    assert metrics["aime24"]["acc"]["mean@2"] == 0.75
-    assert metrics["aime25"]["acc"]["mean@2"] == 0.0
-    assert metrics["aime25"]["grade_timeout"]["mean@2"] == 0.5
     close_pools()
 
 

@@ -143,7 +143,6 @@ def test_the_model_says_what_the_checkpoint_says(
     exported, scaled = loaded(out), Qwen3ForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
     for parameter in scaled.parameters():
         parameter.mul_(FACTOR)
-    torch.testing.assert_close(exported.state_dict(), scaled.state_dict(), rtol=0, atol=0)
     tokens = sequences(TOKENIZER.vocabulary)
     torch.testing.assert_close(exported(tokens).logits, scaled(tokens).logits, rtol=0, atol=0)
     ours, theirs = (AutoTokenizer.from_pretrained(folder) for folder in (tiny_model, out))

@@ -20,7 +20,7 @@ from cppo_lab.cores.verl.loss import rule_metrics
 from cppo_lab.maths import divergence
 from cppo_lab.maths.divergence import binary
 from cppo_lab.maths.mismatch import relative_logprob_error
-from cppo_lab.maths.rules import AGGREGATIONS, aggregate, corrected, get_rule
+from cppo_lab.maths.rules import AGGREGATIONS, aggregate, corrected
 from cppo_lab.maths.tokens import RuleOutput, Tokens, merge, summarise
 from cppo_lab.rules import ENTROPY, MINIBATCH, PERMUTATION
 from cppo_lab.sweep.compose import compose
@@ -29,8 +29,6 @@ from tests.cores.verl.recorded import Trained, actor, plain_actor, reduced, trai
 from tests.maths.maths_batches import (
     CONSTANTS,
     TokenBatch,
-    apply,
-    constants,
     fields,
     random_batch,
     random_permutation,
@@ -67,16 +65,13 @@ def mini(
 
     In a decoupled run, with `mu`: pi / pi_old in the rule, its direction from mu as D_t, pi_old / mu beside it.
     """
-    logp = batch.logp.clone().requires_grad_()
-    if mu is None:
-        own = own or (FOREIGN if path else constants(name, batch))
-        output = apply(name, logp, *batch[1:], path=path, **own)
-    else:
-        given = fields(name, batch)
-        if "drift" in given:
-            given["drift"] = batch.logp - mu
-        tokens = Tokens(logp, *batch[1:], **given, origin_logp=mu)
-        output = corrected(get_rule(name)(tokens, **own or CONSTANTS[name]), tokens, mu, **weights)
+    logp, given = batch.logp.clone().requires_grad_(), {} if path else fields(name, batch)
+    if mu is not None and "drift" in given:
+        given["drift"] = batch.logp - mu
+    tokens = Tokens(logp, *batch[1:], **given, origin_logp=mu)
+    output = records.rule_of(name, path).apply(tokens, **own or (FOREIGN if path else CONSTANTS[name]))
+    if mu is not None:
+        output = corrected(output, tokens, mu, **weights)
     horizon = HORIZON if mode == "seq-mean-token-sum-norm" else None
     loss = -aggregate(output.objective, batch.valid, mode, horizon=horizon)
     loss.backward()
