@@ -12,6 +12,7 @@ from cppo_lab.data.answers import answer_of, canonical, value
     [
         ("Answer:\n$$\n42\n$$", "$$\n42\n$$", True),
         ("Answer: $1{,}000$.", "$1000$", True),
+        ("\\boxed{41}, no: \\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True),
         ("\\boxed{41} and \\boxed{\\frac{1}{2}}", "41  and \\frac{1}{2}", True),
         ("Answer:", "Answer:", False),
     ],
@@ -25,7 +26,8 @@ def test_the_answer_that_a_response_gives(response: str, text: str, marked: bool
 ALIKE = (
     ("1000", "+1000", "1e3", "1 000", "1'000", "10.0 \\times 10^{2}", "\\text{1,000}", "1.0E+3"),
     ("5/2", "2 1/2", "$2\\ 1/2$"),
-    ("-3", "-3.00"),
+    ("-3", "-3.00", "-\\frac{6}{2}"),
+    ("5/3", "1.\\overline{6}"),
     ("1/2", "\\frac12", "\\dfrac{2}{4}", "\\tfrac{1}{2}"),
     ("(3,125)", "\\left(3,\\;125\\right)"),
     ("A", "Option A"),
