@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from cppo_lab.data import grading
 from cppo_lab.data.grading import close_pools
 from tests.fuzz.mangling import fuzz
-from tests.waiting import CEILING_SECONDS
+from tests.waiting import CEILING_SECONDS, is_alive
 
 # Without the limit of normal use: a right answer may take as long as this machine needs for it.
 grade = partial(grading.grade, limit_seconds=CEILING_SECONDS)
@@ -602,7 +602,7 @@ SEVENTHS = "Answer: \\frac{3\\cdot 2}{14}"  # needs math-verify
 
 def graders() -> set[int]:
     """Process ids of this process's own grading processes."""
-    children = psutil.Process().children()
+    children = [child for child in psutil.Process().children() if is_alive(child.pid)]
     return {child.pid for child in children if any("grader_child" in word for word in child.cmdline())}
 
 
