@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from cppo_lab.maths.rules import AGGREGATIONS, aggregate, group_advantages
 from cppo_lab.maths.tokens import summarise
@@ -36,21 +34,20 @@ def test_without_a_token_it_is_0_with_a_gradient_of_0(mode: str, shape: tuple[in
 
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
-@settings(max_examples=40)
-@given(seed=st.integers(0, 2**32 - 1), cut=st.integers(1, 4))
-def test_micro_batches_add_up(mode: str, seed: int, cut: int) -> None:
+def test_micro_batches_add_up(mode: str) -> None:
     """Whatever stands at padding; the golden vectors have the values."""
-    batch = random_batch(seed)
-    lengths, values = batch.valid.sum(1), batch.logp.masked_fill(~batch.valid, math.nan)
-    denominator = lengths.sum() if mode == "token-mean" else (lengths > 0).sum()
-    whole = aggregate(values, batch.valid, mode)
-    parts = [
-        aggregate(values[rows], batch.valid[rows], mode, denominator=denominator)
-        for rows in (slice(0, cut), slice(cut, None))
-    ]
-    torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=1e-12)
-    if mode.endswith("norm"):  # by the width, if no horizon is given
-        assert whole == aggregate(values, batch.valid, mode, horizon=12)
+    for seed in range(12):
+        batch, cut = random_batch(seed), 1 + seed % 4
+        lengths, values = batch.valid.sum(1), batch.logp.masked_fill(~batch.valid, math.nan)
+        denominator = lengths.sum() if mode == "token-mean" else (lengths > 0).sum()
+        whole = aggregate(values, batch.valid, mode)
+        parts = [
+            aggregate(values[rows], batch.valid[rows], mode, denominator=denominator)
+            for rows in (slice(0, cut), slice(cut, None))
+        ]
+        torch.testing.assert_close(sum(parts), whole, rtol=1e-12, atol=1e-12)
+        if mode.endswith("norm"):  # by the width, if no horizon is given
+            assert whole == aggregate(values, batch.valid, mode, horizon=12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

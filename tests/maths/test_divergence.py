@@ -1,11 +1,10 @@
 """Divergences: their order, precision, limits, and what is refused. The golden vectors have their values."""
 
 import math
+from itertools import product
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import pad
 
@@ -13,8 +12,6 @@ from cppo_lab.maths import divergence as divergences
 from cppo_lab.maths.rules import get_rule
 from cppo_lab.maths.tokens import Tokens
 from tests.maths.maths_batches import distributions
-
-SEEDS = st.integers(0, 2**32 - 1)
 
 
 def at(logp: Tensor, tokens: Tensor) -> Tensor:
@@ -33,35 +30,31 @@ def of_topk(
 
 
 @pytest.mark.parametrize("measure", divergences.MEASURES)
-@settings(max_examples=50)
-@given(seed=SEEDS, vocabulary=st.integers(2, 30), k=st.integers(1, 30), sharpness=st.floats(0.1, 6))
-def test_binary_topk_exact_are_ordered(
-    measure: str, seed: int, vocabulary: int, k: int, sharpness: float
-) -> None:
+def test_binary_topk_exact_are_ordered(measure: str) -> None:
     """With the whole vocabulary Top-K is exact; replacing the only token gives Binary; logits are normalised."""
-    mu, pi, tokens = distributions(seed, 8, vocabulary, sharpness)
-    exact = divergences.exact(mu, pi, measure)
-    binary = divergences.binary(at(pi, tokens), at(mu, tokens), measure)
-    part, whole = (of_topk(mu, pi, tokens, size, measure) for size in (min(k, vocabulary), vocabulary))
-    slack = 1e-9  # the floor of "other"
-    for low, high in ((0, binary), (binary, part), (part, whole), (whole, exact)):
-        assert (low <= high + slack).all()
-    replaced = of_topk(mu, pi, tokens, vocabulary, measure, "replace_kth")
-    close = {"rtol": 0, "atol": 1e-9}
-    torch.testing.assert_close(whole, exact, **close)
-    torch.testing.assert_close(replaced, exact, **close)
-    torch.testing.assert_close(of_topk(mu, pi, tokens, 1, measure, "replace_kth"), binary, **close)
-    shifted = of_topk(mu, pi + 3.5, tokens, min(k, vocabulary), measure)
-    torch.testing.assert_close(shifted, part, rtol=1e-10, atol=1e-12)
+    for seed, (vocabulary, k, sharpness) in enumerate(product((2, 7, 30), (1, 3, 30), (0.1, 1.0, 6.0))):
+        mu, pi, tokens = distributions(seed, 8, vocabulary, sharpness)
+        exact = divergences.exact(mu, pi, measure)
+        binary = divergences.binary(at(pi, tokens), at(mu, tokens), measure)
+        part, whole = (of_topk(mu, pi, tokens, size, measure) for size in (min(k, vocabulary), vocabulary))
+        slack = 1e-9  # the floor of "other"
+        for low, high in ((0, binary), (binary, part), (part, whole), (whole, exact)):
+            assert (low <= high + slack).all()
+        replaced = of_topk(mu, pi, tokens, vocabulary, measure, "replace_kth")
+        close = {"rtol": 0, "atol": 1e-9}
+        torch.testing.assert_close(whole, exact, **close)
+        torch.testing.assert_close(replaced, exact, **close)
+        torch.testing.assert_close(of_topk(mu, pi, tokens, 1, measure, "replace_kth"), binary, **close)
+        shifted = of_topk(mu, pi + 3.5, tokens, min(k, vocabulary), measure)
+        torch.testing.assert_close(shifted, part, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("measure", divergences.MEASURES)
-@settings(max_examples=40)
-@given(seed=SEEDS, sharpness=st.floats(0.1, 30))
-def test_divergences_in_float32_are_finite_and_close(measure: str, seed: int, sharpness: float) -> None:
+@pytest.mark.parametrize("sharpness", [0.1, 1.0, 6.0, 30.0])
+def test_divergences_in_float32_are_finite_and_close(measure: str, sharpness: float) -> None:
     """And carry no gradient, nor do the estimates."""
     results = []
-    for dtype in (torch.float32, torch.float64):
+    for seed, dtype in product(range(10), (torch.float32, torch.float64)):
         mu, pi, tokens = distributions(seed, 16, 12, sharpness, dtype)
         sampled = at(pi.requires_grad_(), tokens), at(mu, tokens)
         parts = [divergences.exact(mu, pi, measure), of_topk(mu, pi, tokens, 4, measure)]
@@ -69,8 +62,9 @@ def test_divergences_in_float32_are_finite_and_close(measure: str, seed: int, sh
         estimates = [estimate(*sampled) for estimate in divergences.ESTIMATES.values()]
         assert not any(part.requires_grad for part in parts + estimates)
         results.append(torch.stack(parts).double())
-    assert torch.isfinite(results[0]).all()
-    torch.testing.assert_close(*results, rtol=0, atol=1e-4)
+    narrow, wide = (torch.stack(results[start::2]) for start in (0, 1))
+    assert torch.isfinite(narrow).all()
+    torch.testing.assert_close(narrow, wide, rtol=0, atol=1e-4)
 
 
 def test_binary_kl_of_a_nearly_certain_token_holds_in_float32() -> None:

@@ -4,8 +4,6 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor
 
 from cppo_lab.maths.tokens import Tokens
@@ -81,14 +79,10 @@ def test_values_at_padding_are_ignored(value: float) -> None:
     assert torch.equal(gradient, BATCH.valid.double())
 
 
-@settings(max_examples=30)
-@given(
-    lengths=st.lists(st.sampled_from([0, 0, 1, 1, 2, 3, 5, 8, 13, 30, 70]), min_size=1, max_size=9),
-    seed=st.integers(0, 2**32 - 1),
-)
-def test_packed_tokens_are_the_padded_ones(lengths: list[int], seed: int) -> None:
+@pytest.mark.parametrize("lengths", [[0], [3, 0, 13, 1], [0, 0, 70, 2, 1, 8]])
+def test_packed_tokens_are_the_padded_ones(lengths: list[int]) -> None:
     """Their gradient: the conformance tests of rules."""
-    batch = random_batch(seed, rows=len(lengths), width=max(lengths))
+    batch = random_batch(1, rows=len(lengths), width=max(lengths))
     valid = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
     values = batch._replace(valid=valid)._asdict() | {
         "topk_ids": torch.randint(9, (*valid.shape, 2)),
