@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cppo_lab.data import grading
-from cppo_lab.data.grading import close_pools
+from cppo_lab.data.grading import close_pools, compute_score
 from tests.fuzz.mangling import fuzz
 from tests.waiting import CEILING_SECONDS, is_alive
 
@@ -569,6 +569,13 @@ def test_the_comparison_of_whole_numbers_is_math_verifys(number: int, truth: int
     answer = form.format(number) if number >= 0 else str(number)
     for true in (truth, number):
         assert grade(f"Answer: {answer}", str(true)).right == direct(answer, str(true)) == (number == true)
+
+
+def test_what_is_logged_beside_the_score() -> None:
+    assert compute_score("aime24", "Answer: 073", 73, {"index": 0}, reward_router_address=None) == {
+        **dict.fromkeys(("score", "acc", "marked_answer"), 1.0),
+        **dict.fromkeys(("answer_rule", "grade_timeout", "grade_error"), 0.0),
+    }
 
 
 # fmt: off

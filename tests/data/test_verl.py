@@ -128,10 +128,8 @@ def test_the_rule_is_verls(response: str, truth: str) -> None:
 
 
 def test_every_expression_that_verl_takes_away_is_taken_away() -> None:
-    """And "Answer:" counts in the last 300 characters."""
     from verl.utils.reward_score.math_dapo import REMOVED_EXPRESSIONS, SUBSTITUTIONS, normalize_final_answer
 
     for before in [*REMOVED_EXPRESSIONS, *(before for before, _ in SUBSTITUTIONS)]:
         for text in (before, f"4{before}2", f"${before}42$", f"\\text{{4}}{before}"):
             assert normalise(text) == normalize_final_answer(text)
-    assert [follows_answer_rule("Answer: 42" + " " * spaces, "42") for spaces in (290, 291)] == [True, False]
