@@ -55,7 +55,7 @@ def test_reversed_weights_are_those_of_the_response_read_backwards(
 
 
 def test_an_unlimited_budget_leaves_no_nan_in_the_soft_weights() -> None:
-    """`cppo` without a budget: test_rules.py."""
+    """`cppo` without a budget: the golden vectors."""
     constants = {"delta": 0.15, "delta_b": math.inf, "w_min": 0.8, "delta_b_mode": "adaptive"}
     result = apply("cppo_soft", *random_batch(0), **constants)
     assert "delta_b_mean" not in summarise(result.stats) and bool(result.objective.isfinite().all())
