@@ -274,8 +274,6 @@ def read_study(
             if not partial or isinstance(error, StoreAway):
                 raise
             absent[grid.name] = str(error)
-    if not sweeps:
-        raise UserError(f"study {name!r} has no sweeps: list them under `sweeps:` in its file")
     if not boards:
         raise UserError(f"study {name!r} has nothing to report: {absent[sweeps[0].name]}")
     study = StudyResults(tuple(sweeps), boards, absent)

@@ -308,8 +308,8 @@ def crossed(studies: int) -> Rows:
         sides: list[dict[int | None, float]] = [dict(enumerate(side.mean(-1))) for side in shares]
         over_seeds = difference_of(sides[0], sides[1])
         assert over_seeds is not None
-        both = problem_difference(shares[0], shares[1], BENCHMARK_OF, *over_seeds[:2])
-        intervals = {"both": both.both, "problems alone": both.problems, "seeds alone": over_seeds[0]}
+        problems, both, _ = problem_difference(shares[0], shares[1], BENCHMARK_OF, *over_seeds[:2])
+        intervals = {"both": both, "problems alone": problems, "seeds alone": over_seeds[0]}
         return {name: holds(interval, truth) for name, interval in intervals.items()}
 
     for spread in (0.0, 0.1, 0.4):

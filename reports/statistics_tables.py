@@ -332,7 +332,7 @@ def _problem_differences(
 ) -> TextTable:
     rows, base = [], baseline_name(baseline)
     for pair in pairs:
-        lead, difference = pair.lead, pair.difference
+        lead = pair.lead
         names = (lead.model, lead.variant), (lead.model, lead.against)
         mine, other = (cells[name] for name in names)
         correlation = min(phi[name][0] for name in names)
@@ -341,10 +341,10 @@ def _problem_differences(
         ours = (separating["ours"] > separating["theirs"]).sum()
         texts = (
             estimate_text(lead.estimate, signed=True),
-            _half(difference.problems),
-            _half(difference.both),
+            _half(pair.problems),
+            _half(pair.both),
             _other_answers(mine, variance),
-            number(difference.correlation),
+            number(pair.correlation),
             f"{ours} and {len(separating) - ours} of {len(pair.separated)}",
             f"{len(pair.ours_alone)} and {len(pair.theirs_alone)}",
         )

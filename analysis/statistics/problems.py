@@ -178,23 +178,13 @@ def pass_at_k(right: CountArray, samples: int, k: int) -> FloatArray:
 # three seeds too much whenever they happen to agree (91 % coverage instead of 95).
 
 
-@dataclass(frozen=True)
-class ProblemDifference:
-    """`problems`: the difference with its standard error over other problems, for these runs. `both`: with its error
-    over other seeds and other problems; it has no interval if the difference over seeds has none. `correlation`: of the
-    two methods' shares by problem (None if either does not vary); near 1, pairing removes most of the error.
-    """
-
-    problems: Estimate
-    both: Estimate
-    correlation: float | None
-
-
 def problem_difference(
     ours: FloatArray, theirs: FloatArray, benchmark_of: CountArray, seeds: Estimate, paired: bool
-) -> ProblemDifference:
-    """The difference of two methods from their shares by run and problem, [S, P] each. `seeds` is their difference over
-    seeds; `paired` says that row r of both has the same seed.
+) -> tuple[Estimate, Estimate, float | None]:
+    """The difference of two methods from their shares by run and problem, [S, P] each: with its standard error over
+    other problems, for these runs; with its error over other seeds and other problems, without an interval if the
+    difference over `seeds` has none; and the correlation of the two methods' shares by problem, None if either does not
+    vary: near 1, pairing removes most of the error. `paired` says that row r of both has the same seed.
     """
     mine, other = ours.mean(axis=0), theirs.mean(axis=0)
     problems = clustered_mean(mine - other, benchmark_of)
@@ -215,7 +205,7 @@ def problem_difference(
         both = estimate(problems.value, seeds.n, error, float(middle))
     varied = mine.std() > 0 and other.std() > 0
     correlation = float(np.corrcoef(mine, other)[0, 1]) if varied else None
-    return ProblemDifference(problems, both, correlation)
+    return problems, both, correlation
 
 
 def _interaction(values: FloatArray, benchmark_of: CountArray) -> float:
@@ -365,12 +355,15 @@ class CellProblems:
 
 @dataclass(frozen=True)
 class PairedProblems:
-    """`lead`: of a variant over the baseline on a model. `separated`: see `separations`. `ours_alone`, `theirs_alone`:
-    the indices of problems that only the variant, or only the baseline, solved (`solved_by_one`).
+    """`lead`: of a variant over the baseline on a model; `problems`, `both` and `correlation`: see
+    `problem_difference`. `separated`: see `separations`. `ours_alone`, `theirs_alone`: the indices of problems that
+    only the variant, or only the baseline, solved (`solved_by_one`).
     """
 
     lead: Difference
-    difference: ProblemDifference
+    problems: Estimate
+    both: Estimate
+    correlation: float | None
     separated: pd.DataFrame
     ours_alone: tuple[int, ...]
     theirs_alone: tuple[int, ...]
@@ -411,11 +404,11 @@ def paired_problems(
             common = [seed for seed in ours.seeds if seed in theirs.seeds]
             mine, other = (side.final[[*map(side.seeds.index, common)]] for side in (ours, theirs))
         pair = PairedProblems(
-            lead=lead,
-            difference=problem_difference(mine, other, ours.benchmark_of, lead.estimate, lead.paired),
-            separated=separations(ours.last, theirs.last, ours.samples),
-            ours_alone=solved_by_one(ours.ever, theirs.ever, ours.samples),
-            theirs_alone=solved_by_one(theirs.ever, ours.ever, ours.samples),
+            lead,
+            *problem_difference(mine, other, ours.benchmark_of, lead.estimate, lead.paired),
+            separations(ours.last, theirs.last, ours.samples),
+            solved_by_one(ours.ever, theirs.ever, ours.samples),
+            solved_by_one(theirs.ever, ours.ever, ours.samples),
         )
         pairs.append(pair)
     return tuple(pairs)

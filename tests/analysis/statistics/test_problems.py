@@ -79,21 +79,21 @@ def test_a_difference_over_problems_and_seeds_against_the_two_way_table(runs: in
         dict(enumerate(ours.mean(axis=1))), dict(enumerate(theirs.mean(axis=1), 0 if paired else 100))
     )
     assert by_seed == paired
-    found = problem_difference(ours, theirs, flat(12), seeds, paired)
+    problems, both, correlation = problem_difference(ours, theirs, flat(12), seeds, paired)
     mine, other = ours.mean(axis=0), theirs.mean(axis=0)
-    assert found.problems.p_value() == pytest.approx(stats.ttest_rel(mine, other).pvalue)
-    assert found.correlation == pytest.approx(stats.pearsonr(mine, other)[0])
-    assert problem_difference(ours, 0 * theirs, flat(12), seeds, paired).correlation is None
+    assert problems.p_value() == pytest.approx(stats.ttest_rel(mine, other).pvalue)
+    assert correlation == pytest.approx(stats.pearsonr(mine, other)[0])
+    assert problem_difference(ours, 0 * theirs, flat(12), seeds, paired)[2] is None
     if runs == 1:
-        assert found.both.low is None and found.both.unknown
+        assert both.low is None and both.unknown
         return
     interaction = 0.0
     for table in [ours - theirs] if paired else [ours, -theirs]:
         apart = table - table.mean(axis=1, keepdims=True) - table.mean(axis=0) + table.mean()
         interaction += (apart**2).sum() / (3 * 11) / (4 * 12)
-    problems = np.var(mine - other, ddof=1) / 12
-    total = max(seeds.error**2 + problems - interaction, seeds.error**2, problems)
-    assert (found.both.error, found.both.value) == pytest.approx((math.sqrt(total), seeds.value))
+    square = np.var(mine - other, ddof=1) / 12
+    total = max(seeds.error**2 + square - interaction, seeds.error**2, square)
+    assert (both.error, both.value) == pytest.approx((math.sqrt(total), seeds.value))
 
 
 @pytest.mark.parametrize("right", range(6))
@@ -203,8 +203,8 @@ def test_shares_by_problem_average_to_the_final_score(board: Scoreboard) -> None
 def test_pairs_are_those_of_the_statistics_over_seeds(board: Scoreboard) -> None:
     difference = sweep_statistics(board).cells["chain", "cppo"].differences[Score.FINAL]
     (pair,) = paired_problems(cell_problems(board), [difference])
-    assert difference.paired and pair.difference.problems.value == pytest.approx(difference.estimate.value)
-    assert pair.difference.both.half is not None and len(pair.separated) == PROBLEMS
+    assert difference.paired and pair.problems.value == pytest.approx(difference.estimate.value)
+    assert pair.both.half is not None and len(pair.separated) == PROBLEMS
 
 
 def test_the_error_of_one_evaluation_is_known(board: Scoreboard) -> None:
