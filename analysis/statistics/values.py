@@ -41,15 +41,10 @@ ONE_BENCHMARK = "the score of the best step cannot be corrected for selection bi
 
 
 def held_out_best(scores: FloatArray) -> FloatArray:
-    """The corrected score of `[..., steps, benchmarks]` without gaps, as `[...]`. Ties go to the earliest step, as in
-    `selection.choose`.
-
-    Raises ValueError for fewer than two benchmarks.
+    """The corrected score of `[..., steps, benchmarks]` without gaps, of two or more benchmarks, as `[...]`. Ties go to
+    the earliest step, as in `scoring.choose`.
     """
-    count = scores.shape[-1]
-    if count < 2:
-        raise ValueError(ONE_BENCHMARK)
-    total, held_out = scores.sum(axis=-1), []
+    count, total, held_out = scores.shape[-1], scores.sum(axis=-1), []
     for benchmark in range(count):
         left_out = scores[..., benchmark]
         others = (total - left_out) / (count - 1)
