@@ -40,23 +40,22 @@ if TYPE_CHECKING:
 
     from cppo_lab.reports.figures.drawing import Picture, Style
 
-TINY = [
-    "model=mini_base",
-    "model.architecture.width=32",
-    "model.architecture.mlp_width=64",
-    "model.architecture.layers=1",
-    "model.warm_start.steps=20",
-    "model.warm_start.target_accuracy=null",
-    "model.warm_start.batch=16",
-    "data.operations=2",
-    "data.validation_problems=4",
-    "rollout.max_response_length=9",
-    "batch.prompts=8",
-    "batch.responses=4",
-    "batch.minibatch_prompts=4",
-    "validation.every=2",
-    "training.t_stop=4",
-]
+TINY = """model=mini_base
+model.architecture.width=32
+model.architecture.mlp_width=64
+model.architecture.layers=1
+model.warm_start.steps=20
+model.warm_start.target_accuracy=null
+model.warm_start.batch=16
+data.operations=2
+data.validation_problems=4
+rollout.max_response_length=9
+batch.prompts=8
+batch.responses=4
+batch.minibatch_prompts=4
+validation.every=2
+training.t_stop=4""".splitlines()
+TINY_LINE = " ".join(TINY)
 
 
 FINISHED = Outcome(schema.DONE, 4)
@@ -123,45 +122,34 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 # longest. The longest come first.
 # Slurm's take a cluster for each of three groups: on one, they would still wait for it when all others are done. Ray's
 # are four groups, and verl's that need no Ray are apart, for the same reason. The longest path decides.
-_WITHOUT_RAY = (
-    "test_activation_memory",
-    "test_engine",
-    "test_hf_models",
-    "test_logits",
-    "test_loss",
-    "test_parity",
-    "test_sharded",
-    "vllm/test_modules",
-)
-_TOGETHER = (
-    ("ray", ("tests/cores/verl/",)),
-    ("ray on two machines", ("tests/slurm/test_ray_nodes.py",)),
-    (
-        "more of ray",
-        tuple(f"tests/cores/verl/test_{name}.py" for name in ("check_api", "config", "preflight_run")),
-    ),
-    ("vllm", ("tests/cores/verl/vllm/",)),
-    ("containers", ("tests/launch/slurm/test_containers.py", "tests/launch/slurm/test_two_accounts.py")),
-    ("slurm", ("tests/launch/slurm/",)),
-    ("verl", ("tests/data/test_verl.py", *(f"tests/cores/verl/{name}.py" for name in _WITHOUT_RAY))),
-    ("queues", ("tests/slurm/",)),
-    ("servers", ("tests/servers/", "tests/browser/", "tests/analysis/test_histories_of_server.py")),
-    ("searches", ("tests/search/test_",)),
-    ("launch", ("tests/launch/",)),
-    ("main job", ("tests/test_main_job.py",)),
-    ("reports", ("tests/reports/",)),
-    ("foreign rules", ("tests/rules/test_foreign_rules.py",)),
-    ("plans", ("tests/sweep/test_plan.py",)),
-)
+_TOGETHER = {
+    "ray": "cores/verl/",
+    "ray on two machines": "slurm/test_ray_nodes",
+    "more of ray": "cores/verl/test_check_api cores/verl/test_config cores/verl/test_preflight_run",
+    "vllm": "cores/verl/vllm/",
+    "containers": "launch/slurm/test_containers launch/slurm/test_two_accounts",
+    "slurm": "launch/slurm/",
+    "verl": """data/test_verl cores/verl/test_activation_memory cores/verl/test_engine cores/verl/test_hf_models
+        cores/verl/test_logits cores/verl/test_loss cores/verl/test_parity cores/verl/test_sharded
+        cores/verl/vllm/test_modules""",
+    "queues": "slurm/",
+    "servers": "servers/ browser/ analysis/test_histories_of_server",
+    "searches": "search/test_",
+    "launch": "launch/",
+    "main job": "test_main_job",
+    "reports": "reports/",
+    "foreign rules": "rules/test_foreign_rules",
+    "plans": "sweep/test_plan",
+}
 
 
 def _group(nodeid: str) -> tuple[int, str]:
     """Which tests run in one process, as (order, name): those of a room named above, else those of a file."""
     groups = [
         (len(start), order, name)
-        for order, (name, starts) in enumerate(_TOGETHER)
-        for start in starts
-        if nodeid.startswith(start)
+        for order, (name, starts) in enumerate(_TOGETHER.items())
+        for start in starts.split()
+        if nodeid.startswith(f"tests/{start}")
     ]
     _, *group = max(groups, default=(0, len(_TOGETHER), nodeid.partition("::")[0]))
     return tuple(group)
@@ -235,7 +223,7 @@ def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
         path.write_bytes(template.read_bytes())
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(db_utils, "_initialize_tables", tables)
+        patch.setattr("mlflow.store.db.utils._initialize_tables", tables)
         yield
 
 
@@ -260,12 +248,30 @@ def own_signals() -> Iterator[None]:
             signal.signal(one, handler)
 
 
+def at_work(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    patch.chdir(folder)
+    patch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
 @pytest.fixture
 def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty working folder, with no tracking store named from outside."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    at_work(monkeypatch, tmp_path)
     return tmp_path
+
+
+@pytest.fixture(scope="module")
+def shared_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for what the tests of a module share."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@contextlib.contextmanager
+def working_in(folder: Path) -> Iterator[pytest.MonkeyPatch]:
+    """The same for what several tests share."""
+    with pytest.MonkeyPatch.context() as patch:
+        at_work(patch, folder)
+        yield patch
 
 
 class Said(NamedTuple):

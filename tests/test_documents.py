@@ -15,6 +15,7 @@ from cppo_lab.rules import BUILT_IN
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
 from tests.conftest import ROOT
+from tests.jobs import planned
 from tests.mutations import ROOMS
 
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
@@ -80,7 +81,7 @@ def test_the_readmes_sweep_shares_a_run_with_the_quickstart(tmp_path: Path) -> N
     [block] = re.findall(r"```yaml\n(# mine\.yaml\n.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     (tmp_path / "mine.yaml").write_text(block)
     mine = make_plan(load_sweep(str(tmp_path / "mine.yaml")), [])
-    quickstart = make_plan(load_sweep("quickstart"), ["variant=cppo"])
+    quickstart = planned("quickstart variant=cppo")
     assert {run.run_id for run in quickstart.runs} <= {run.run_id for run in mine.runs}
 
 

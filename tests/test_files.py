@@ -94,46 +94,46 @@ def test_a_link_on_the_way_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("text", "shown"),
-    [
-        ("postgresql://ada:s3cret@db:5432/mlflow", "postgresql://ada:***@db:5432/mlflow"),
-        ("https://:s3cret@host/x", "https://:***@host/x"),
-        ("https://s3cret@github.com/a/b.git", "https://***@github.com/a/b.git"),
-        ("http://ada:s3c@ret@host", "http://ada:***@host"),
-        ("mysql://ada:s3/cret@host/db", "mysql://ada:***@host/db"),
-        ('{"uri":"http://a:s3cret@h","mail":"x@y"}', '{"uri":"http://a:***@h","mail":"x@y"}'),
-        ("two http://a:s3cret@h http://b:s3cret@i", "two http://a:***@h http://b:***@i"),
-        ("written so far: postgresql://ada:s3cre", "written so far: postgresql://ada:***"),
-        ("http://127.0.0.1:5000/#/runs mail me@home", "http://127.0.0.1:5000/#/runs mail me@home"),
-        ("see http://127.0.0.1:5000", "see http://127.0.0.1:5000"),
-        ("http://ada:5000@host", "http://ada:***@host"),
-        ("postgresql+psycopg://me:a@b:c@host/db", "postgresql+psycopg://me:***@host/db"),
-        ("postgresql://host/db?user=me&password=s3cret", "postgresql://host/db?user=me&password=***"),
-        ("sqlite:////tmp/x.db", "sqlite:////tmp/x.db"),
-        ("step 3: reward=0.5", "step 3: reward=0.5"),
-        ("HF_TOKEN=s3cret x", "HF_TOKEN=*** x"),
-        ("export MLFLOW_TRACKING_PASSWORD='s3cret two'", "export MLFLOW_TRACKING_PASSWORD='***'"),
-        ("AWS_SECRET_ACCESS_KEY: s3/cret+", "AWS_SECRET_ACCESS_KEY: ***"),
-        ("cppo x --api-key s3cret --password=s3cret y", "cppo x --api-key *** --password=*** y"),
-        ("{'db_password': 's3cret', 'n': 1}", "{'db_password': '***', 'n': 1}"),
-        ('{"api_key": "s3cret"}', '{"api_key": "***"}'),
-        ("Authorization: Basic dXNlcjpzM2NyZXQ=", "Authorization: Basic ***"),
-        ("Bearer eyJhbGciOiJIUzI1NiJ9.e30", "Bearer ***"),
-        ("https://h/x?token=s3cret&n=1", "https://h/x?token=***&n=1"),
-        ("https://b/x?X-Amz-Signature=s3cret", "https://b/x?X-Amz-Signature=***"),
-        (f"got hf_{'a' * 34} here", "got hf_*** here"),
-        ("ghp_0123456789abcdefghij", "ghp_***"),
-        ("tokens=5 MAX_TOKENS=6 token=the", "tokens=5 MAX_TOKENS=6 token=the"),
-        ("unknown model '../../etc/passwd': valid: a", "unknown model '../../etc/passwd': valid: a"),
-        ("TOKENIZERS_PARALLELISM=false", "TOKENIZERS_PARALLELISM=false"),
-        ("no password was given; sk-learn-and-more", "no password was given; sk-learn-and-more"),
+    {
+        "postgresql://ada:s3cret@db:5432/mlflow": "postgresql://ada:***@db:5432/mlflow",
+        "https://:s3cret@host/x": "https://:***@host/x",
+        "https://s3cret@github.com/a/b.git": "https://***@github.com/a/b.git",
+        "http://ada:s3c@ret@host": "http://ada:***@host",
+        "mysql://ada:s3/cret@host/db": "mysql://ada:***@host/db",
+        '{"uri":"http://a:s3cret@h","mail":"x@y"}': '{"uri":"http://a:***@h","mail":"x@y"}',
+        "two http://a:s3cret@h http://b:s3cret@i": "two http://a:***@h http://b:***@i",
+        "written so far: postgresql://ada:s3cre": "written so far: postgresql://ada:***",
+        "http://127.0.0.1:5000/#/runs mail me@home": "http://127.0.0.1:5000/#/runs mail me@home",
+        "see http://127.0.0.1:5000": "see http://127.0.0.1:5000",
+        "http://ada:5000@host": "http://ada:***@host",
+        "postgresql+psycopg://me:a@b:c@host/db": "postgresql+psycopg://me:***@host/db",
+        "postgresql://host/db?user=me&password=s3cret": "postgresql://host/db?user=me&password=***",
+        "sqlite:////tmp/x.db": "sqlite:////tmp/x.db",
+        "step 3: reward=0.5": "step 3: reward=0.5",
+        "HF_TOKEN=s3cret x": "HF_TOKEN=*** x",
+        "export MLFLOW_TRACKING_PASSWORD='s3cret two'": "export MLFLOW_TRACKING_PASSWORD='***'",
+        "AWS_SECRET_ACCESS_KEY: s3/cret+": "AWS_SECRET_ACCESS_KEY: ***",
+        "cppo x --api-key s3cret --password=s3cret y": "cppo x --api-key *** --password=*** y",
+        "{'db_password': 's3cret', 'n': 1}": "{'db_password': '***', 'n': 1}",
+        '{"api_key": "s3cret"}': '{"api_key": "***"}',
+        "Authorization: Basic dXNlcjpzM2NyZXQ=": "Authorization: Basic ***",
+        "Bearer eyJhbGciOiJIUzI1NiJ9.e30": "Bearer ***",
+        "https://h/x?token=s3cret&n=1": "https://h/x?token=***&n=1",
+        "https://b/x?X-Amz-Signature=s3cret": "https://b/x?X-Amz-Signature=***",
+        f"got hf_{'a' * 34} here": "got hf_*** here",
+        "ghp_0123456789abcdefghij": "ghp_***",
+        "tokens=5 MAX_TOKENS=6 token=the": "tokens=5 MAX_TOKENS=6 token=the",
+        "unknown model '../../etc/passwd': valid: a": "unknown model '../../etc/passwd': valid: a",
+        "TOKENIZERS_PARALLELISM=false": "TOKENIZERS_PARALLELISM=false",
+        "no password was given; sk-learn-and-more": "no password was given; sk-learn-and-more",
         # Addresses of webhooks.
-        ("notify.url=http://h/x y", "notify.url=*** y"),
-        ("override 'notify.url=\"http://h/x\"'", "override 'notify.url=\"***\"'"),
-        ('"CPPO_NOTIFY_URL": "https://h/x"', '"CPPO_NOTIFY_URL": "***"'),
-        ("see https://hooks.slack.com/services/T0/B0/xyz.", "see https://hooks.slack.com/***"),
-        ("https://discord.com/api/webhooks/1/abc", "https://discord.com/api/webhooks/***"),
-        ("notify.url is not set", "notify.url is not set"),
-    ],
+        "notify.url=http://h/x y": "notify.url=*** y",
+        "override 'notify.url=\"http://h/x\"'": "override 'notify.url=\"***\"'",
+        '"CPPO_NOTIFY_URL": "https://h/x"': '"CPPO_NOTIFY_URL": "***"',
+        "see https://hooks.slack.com/services/T0/B0/xyz.": "see https://hooks.slack.com/***",
+        "https://discord.com/api/webhooks/1/abc": "https://discord.com/api/webhooks/***",
+        "notify.url is not set": "notify.url is not set",
+    }.items(),
 )
 def test_redacted(text: str, shown: str) -> None:
     assert redacted(text) == shown
@@ -187,8 +187,8 @@ def test_a_line_without_an_end_is_bounded() -> None:
 
 
 def test_what_python_prints_is_masked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stdout", out := io.StringIO())
-    monkeypatch.setattr(sys, "stderr", err := io.StringIO())
+    monkeypatch.setattr("sys.stdout", out := io.StringIO())
+    monkeypatch.setattr("sys.stderr", err := io.StringIO())
     mask_output()
     mask_output()  # once is enough
     print("at", f"http://admin:{SECRET}@", end="")
@@ -226,7 +226,7 @@ def test_a_folder_that_cannot_be_put_in_its_place_leaves_the_old_one(
             raise OSError(errno.ENOSPC, "No space left on device")
         return rename(path, target)
 
-    monkeypatch.setattr(Path, "rename", full)
+    monkeypatch.setattr("pathlib.Path.rename", full)
     with (
         pytest.raises(OSError, match=r"No space.*model") as error,  # a write names no file
         appearing(place, replace=True) as folder,

@@ -6,17 +6,17 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
-from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from statistics import fmean
+from typing import NamedTuple
 
 import pytest
 from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from tests.conftest import TINY
+from tests.conftest import TINY, working_in
 from tests.launch.gate import Gate
 from tests.launch.test_launch import started
 from tests.recorded import history, mlflow_runs
@@ -25,8 +25,7 @@ RULES = ["grpo", "cppo"]
 SWEEP = ["quickstart", *TINY, "training.t_stop=6", "training.collapse_share=0", "variant=grpo,cppo"]
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """What it left, and what was said on the way."""
 
     launched: str
@@ -37,13 +36,10 @@ class Job:
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
+def job(shared_path: Path) -> Iterator[Job]:
     """One seed in separate processes, the first killed behind its fourth step; then both seeds, and the report."""
-    with pytest.MonkeyPatch.context() as patch:
-        folder = tmp_path_factory.mktemp("job")
-        patch.chdir(folder)
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        gate = Gate(folder, validation=2)
+    with working_in(shared_path):
+        gate = Gate(shared_path, validation=2)
         launcher = started("launch", *SWEEP, "seed=0", "launcher=local", "launcher.workers=1", gate=gate)
         [trainer] = gate.reached(launcher)
         os.kill(trainer, signal.SIGKILL)
@@ -55,7 +51,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Job]:
         with redirect_stdout(StringIO()) as said:
             assert main(["report", *SWEEP]) == 0
         yield Job(
-            launched, killed, said.getvalue(), mlflow_runs(), folder / "reports/build/quickstart/index.html"
+            launched,
+            killed,
+            said.getvalue(),
+            mlflow_runs(),
+            shared_path / "reports/build/quickstart/index.html",
         )
 
 

@@ -69,7 +69,7 @@ def test_a_module_that_ends_the_process_is_an_error(tmp_path: Path, group: str) 
 
 
 def test_what_is_interrupted_is_no_error_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins.pkgutil, "resolve_name", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("cppo_lab.plugins.pkgutil.resolve_name", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         load("acme:MINE", "rule.path")
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from sqlalchemy import Engine, event
 
 from cppo_lab import schema
@@ -21,15 +20,20 @@ from cppo_lab.analysis.scoring import score_sweep
 from cppo_lab.launch.queues import read_queues, record_dead_ends, send
 from cppo_lab.runs.state import states
 from cppo_lab.sweep.cost import past_costs
-from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import describe_sweeps, ensure_parents, look_ahead
-from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.status import run_statuses
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.upload import upload
 from tests import many_runs
+from tests.jobs import planned
 
 FEW, MANY = 10, 12
+SWEEP = """title: Many
+question: "?"
+models: {mini: [mini_base]}
+variants: {grpo: {rule: grpo}, cppo: {rule: cppo}}
+"""
 
 
 @dataclass
@@ -69,15 +73,8 @@ def counted(folder: Path) -> Iterator[Count]:
 
 
 def declared(folder: Path, runs: int) -> Plan:
-    values = {
-        "title": "Many",
-        "question": "?",
-        "models": {"mini": ["mini_base"]},
-        "variants": {"grpo": {"rule": "grpo"}, "cppo": {"rule": "cppo"}},
-        "axes": {"seed": list(range(runs // 2))},
-    }
-    (folder / "many.yaml").write_text(yaml.safe_dump(values, sort_keys=False))
-    return make_plan(load_sweep("./many.yaml"))
+    (folder / "many.yaml").write_text(f"{SWEEP}axes: {{seed: {list(range(runs // 2))}}}")
+    return planned("./many.yaml")
 
 
 def actions(plan: Plan) -> dict[str, Callable[[], object]]:
@@ -114,13 +111,12 @@ FILES = {"plan": 1, "status": 1, "sync": 1, "launch": 5, "report": 1}
 
 
 def test_the_store_is_not_asked_for_every_run_nor_a_file_opened_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    workspace: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     statements: dict[int, dict[str, int]] = {FEW: {}, MANY: {}}
     files = dict.fromkeys(FILES, 0.0)  # of each further run
     for runs, sign in ((FEW, -1), (MANY, 1)):
-        folder = tmp_path / str(runs)
+        folder = workspace / str(runs)
         folder.mkdir()
         monkeypatch.chdir(folder)
         plan = declared(folder, runs)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.cli import INTERRUPTED
-from tests.conftest import python
+from tests.conftest import ROOT, python
 from tests.launch.slurm.jobs import notes
 from tests.waiting import CEILING_SECONDS, until
 
@@ -48,7 +48,7 @@ load_launcher(sys.argv[2])(jobs, slurm_spec(), lambda event: None)
 def test_a_job_in_a_process_of_its_own_outlives_the_terminal_by_its_last_words(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))  # the job is one of the tests'
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # the job is one of the tests'
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(tmp_path), name],
         stderr=subprocess.DEVNULL,

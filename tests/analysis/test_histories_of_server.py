@@ -13,7 +13,7 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.client import StoreClient, open_client
+from cppo_lab.tracking.client import open_client
 from cppo_lab.tracking.upload import ship
 from tests.servers.conftest import MlflowServer, server, sqlite_tables
 
@@ -53,7 +53,7 @@ def test_a_run_from_its_first_steps_to_its_end(
             assert_points(read(), STEPS // 2)
     recorder.finish(Outcome(schema.DONE, STEPS))
     ship(folder, store, open_client(store))
-    with patch.object(StoreClient, "points") as asked:
+    with patch("cppo_lab.tracking.client.StoreClient.points") as asked:
         whole = read()
     assert_points(whole, STEPS)
     assert list(whole.runs["status"]) == [schema.DONE] and not asked.called

@@ -2,6 +2,7 @@
 points of many runs as one small tidy frame; what runs kept of their answers.
 """
 
+from pathlib import Path
 from unittest.mock import Mock
 
 import numpy as np
@@ -17,7 +18,6 @@ from cppo_lab.answers import outcomes, texts, tokens
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.answers.texts import Texts, texts_name
 from cppo_lab.answers.tokens import tokens_name
-from cppo_lab.tracking import read
 from cppo_lab.tracking.history import StoredRun, from_rows
 from cppo_lab.tracking.read import stored_run
 from tests.analysis.made_sweeps import MadeRun, experiment_in, write_runs
@@ -129,12 +129,13 @@ def test_metrics_are_sorted_and_steps_beyond_32_bits_are_kept() -> None:
 
 
 STEPS = tuple(range(0, 60, 10))
+Store = tuple[str, list[str]]  # its address, and the ids of its runs
 
 
 @pytest.fixture(scope="module")
-def store(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[str]]:
+def store(shared_path: Path) -> Store:
     """A run with everything, one with nothing, and one with a broken file."""
-    uri = f"sqlite:///{tmp_path_factory.mktemp('answers') / 'mlflow.db'}"
+    uri = f"sqlite:///{shared_path / 'mlflow.db'}"
     client, experiment = MlflowClient(uri), experiment_in(uri, "x")
     ids = [client.create_run(experiment).info.run_id for _ in range(3)]
     log_file(client, ids[0], OUTCOMES, outcomes.write(made.outcomes()))
@@ -149,9 +150,7 @@ def stored(uri: str, *mlflow_ids: str) -> list[StoredRun]:
     return [stored_run(MlflowClient(uri).get_run(each)) for each in mlflow_ids]
 
 
-def test_outcomes_of_the_runs_that_have_them(
-    store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_outcomes_of_the_runs_that_have_them(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """From their folders, or from the store if they are elsewhere."""
     uri, (whole, _bare, broken) = store
     here = stored(uri, *store[1])
@@ -159,17 +158,17 @@ def test_outcomes_of_the_runs_that_have_them(
         (reader.address.artifact_folder, rf"{broken}/artifacts/{OUTCOMES}"),
         (lambda *_: None, f"{OUTCOMES} of MLflow run {broken}"),
     ):
-        monkeypatch.setattr(reader.address, "artifact_folder", folder)
+        monkeypatch.setattr("cppo_lab.analysis.reader.address.artifact_folder", folder)
         outcomes = read_outcomes(uri, here[:2])
         assert list(outcomes) == [whole]
         assert outcomes[whole].right.tolist() == made.outcomes().right.tolist()
         with user_error(f"{name}.*delete that file"):
             read_outcomes(uri, here[2:])
-    monkeypatch.setattr(reader, "MOST_RUNS", 1)  # a larger sweep is not read
+    monkeypatch.setattr("cppo_lab.analysis.reader.MOST_RUNS", 1)  # a larger sweep is not read
     assert reader._sweep_data(uri, "", "", here[:2], None).outcomes == {}
 
 
-def test_texts_are_spread_over_the_run_and_tokens_are_its_last(store: tuple[str, list[str]]) -> None:
+def test_texts_are_spread_over_the_run_and_tokens_are_its_last(store: Store) -> None:
     uri, (whole, bare, _) = store
     for counts, steps, last in (((3, 2), [0, 20, 50], [40, 50]), ((1, 0), [50], [])):
         [(mlflow_id, kept)] = read_answers(uri, [whole, bare], *counts).items()
@@ -179,20 +178,19 @@ def test_texts_are_spread_over_the_run_and_tokens_are_its_last(store: tuple[str,
 
 
 def test_a_database_that_does_not_answer_is_said_in_a_line(
-    store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
+    store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runs = stored(store[0], *store[1])
     monkeypatch.setattr(
-        read, "require_answer", Mock(side_effect=OperationalError("SELECT 1", {}, OSError("gone")))
+        "cppo_lab.tracking.read.require_answer",
+        Mock(side_effect=OperationalError("SELECT 1", {}, OSError("gone"))),
     )
     for ask in (lambda: read_outcomes(store[0], runs), lambda: read_answers(store[0], store[1], 1, 1)):
         with user_error("tracking store .* cannot be read: .*gone"):
             ask()
 
 
-def test_a_file_that_is_too_large_is_not_fetched(
-    store: tuple[str, list[str]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_is_too_large_is_not_fetched(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(texts, "LARGEST", 10)
     with user_error("more than the 10 allowed: delete that artifact"):  # not that file: it was read
         read_answers(store[0], store[1][:1], 1, 1)

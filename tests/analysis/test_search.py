@@ -12,21 +12,10 @@ from mlflow import MlflowClient
 from optuna.distributions import FloatDistribution
 
 from cppo_lab import schema
-from cppo_lab.analysis import search
 from cppo_lab.analysis.reader import read_runs
-from cppo_lab.analysis.search import (
-    best_trial_lead,
-    mean_curves,
-    read_search,
-    read_seed_values,
-)
+from cppo_lab.analysis.search import best_trial_lead, mean_curves, read_search, read_seed_values
 from cppo_lab.reports.search import certainty
-from tests.analysis.made_search import (
-    log_search,
-    log_training,
-    made_search,
-    parsed,
-)
+from tests.analysis.made_search import log_search, log_training, made_search, parsed
 from tests.analysis.made_sweeps import MadeRun, experiment_in, write_runs
 from tests.conftest import user_error
 
@@ -116,7 +105,7 @@ def test_the_file_of_another_study_and_a_large_one(uri: str, monkeypatch: pytest
     log_search(uri, made_search(study="other"), STUDY)
     with user_error("is of study 'other'"):
         read_search(uri, "cppo-mini", STUDY)
-    monkeypatch.setattr(search, "LARGEST_SEARCH", 10)
+    monkeypatch.setattr("cppo_lab.analysis.search.LARGEST_SEARCH", 10)
     with user_error("more than the 10 allowed"):
         read_search(uri, "cppo-mini", STUDY)
 

@@ -70,7 +70,9 @@ def test_a_store_that_goes_away_is_not_taken_for_a_sweep_without_results(
 ) -> None:
     runs = [MadeRun("cppo", logged={SCORE: {0: 0.1, 100: 0.3}})]
     write_runs(uri, runs, "mine")
-    monkeypatch.setattr(study, "read_sweep", Mock(side_effect=StoreAway("the server does not answer")))
+    monkeypatch.setattr(
+        "cppo_lab.analysis.study.read_sweep", Mock(side_effect=StoreAway("the server does not answer"))
+    )
     grid = SweepGrid("mine", "", "", expect(runs))
     with pytest.raises(StoreAway):
         read_study(uri, "cppo-mini", "both", [grid], partial=True)
@@ -166,19 +168,19 @@ def test_what_is_no_such_file_is_refused_with_its_run(uri: str, monkeypatch: pyt
     mlflow_id = with_diagnostic(uri, "window", "{")
     with user_error(f"^diagnostics/window.json of MLflow run {mlflow_id} is invalid: Invalid JSON"):
         read_windows(uri, [mlflow_id])
-    monkeypatch.setattr(study, "LARGEST", 0)
+    monkeypatch.setattr("cppo_lab.analysis.study.LARGEST", 0)
     with user_error("more than the 0 allowed: delete that artifact"):
         read_windows(uri, [mlflow_id])
 
 
 @pytest.mark.parametrize(
     "letters, shown",
-    [
-        ("ttttaaaatpa", "aatp"),  # both kinds before many of one; kept ones that move away beside them
-        ("....ttaa", "ttaa"),
-        ("aaaaaaaa", "aaaa"),
-        ("tp", "tp"),
-    ],
+    {
+        "ttttaaaatpa": "aatp",  # both kinds before many of one; kept ones that move away beside them
+        "....ttaa": "ttaa",
+        "aaaaaaaa": "aaaa",
+        "tp": "tp",
+    }.items(),
 )
 def test_the_window_that_shows_most(letters: str, shown: str) -> None:
     """One letter a token: t token, p prefix, a kept and moving away, . kept and moving toward."""

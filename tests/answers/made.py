@@ -1,13 +1,18 @@
-"""Outcomes, samples and tokens for tests, every number from a seeded generator."""
+"""Outcomes, samples and tokens for tests, every number from a seeded generator, and a run that keeps them."""
 
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cppo_lab.answers.outcomes import Outcomes, no_outcomes, problem_ids
+from cppo_lab.answers.records import Recording, StepAnswers
 from cppo_lab.answers.texts import Sample
 from cppo_lab.answers.tokens import RecordedTokens, RuleUsed
+from cppo_lab.runs.recorder import Recorder
+from cppo_lab.spec import AnswersSpec
 
 Record = TypeVar("Record")
 
@@ -105,3 +110,20 @@ def forged(record: Record, **change: Any) -> Record:
     for name, value in change.items():
         object.__setattr__(record, name, np.array(value) if isinstance(value, list) else value)
     return record
+
+
+def record(recorder: Recorder, samples_at: Callable[[int], list[Sample]], *steps: int) -> None:
+    """Keeps outcomes and these samples at steps 0, 10, ..., and from the second on tokens."""
+    kept = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
+    recording = Recording(kept, recorder.folder, len(steps), recorder.file)
+    recording.begin(None)
+    whole = outcomes(validations=len(steps))
+    for place, step in enumerate(steps):
+        columns = {
+            name: getattr(whole, name)[place : place + 1] for name in ("steps", "right", "cut_off", "length")
+        }
+        of_step = StepAnswers(
+            replace(whole, **columns), samples_at(step), tokens(step=step) if step else None
+        )
+        recording.add(of_step)
+        recorder.log(step, {"train/reward": step / 100})

@@ -25,7 +25,7 @@ def test_a_file_holds_what_was_written_and_equal_outcomes_are_equal_bytes() -> N
 
 def test_rows_behind_a_checkpoint_go() -> None:
     whole = made.outcomes(validations=4)
-    for step, rows in ((-1, 0), (0, 1), (9, 1), (10, 2), (30, 4), (99, 4)):
+    for step, rows in {-1: 0, 0: 1, 9: 1, 10: 2, 30: 4, 99: 4}.items():
         found = whole.until(step)
         assert found.steps.tolist() == [0, 10, 20, 30][:rows]
         assert found.right.shape == found.cut_off.shape == found.length.shape == (rows, 6)

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cppo_lab.runs import attempt
-from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
-from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
 from dev.servers.group import free_port
 from tests.cli.test_ui import processes_of
+from tests.conftest import working_in
+from tests.jobs import planned
 from tests.plausible import train
 from tests.requirement import BROWSER, CHROMIUM
 from tests.waiting import CEILING_SECONDS
@@ -33,12 +32,10 @@ WAIT_MS = 1000 * CEILING_SECONDS  # for whatever a page has to show
 def store(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A SQLite store with the quickstart launched into it: three methods, two seeds."""
     BROWSER.demand()
-    with pytest.MonkeyPatch.context() as patched:
-        patched.chdir(tmp_path_factory.mktemp("browser"))
-        patched.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patched.setattr(attempt, "load_core", lambda name: train)
+    with working_in(tmp_path_factory.mktemp("browser")) as patched:
+        patched.setattr("cppo_lab.runs.attempt.load_core", lambda name: train)
         uri = tracking_uri()
-        done = launch(make_plan(load_sweep("quickstart"), ["launcher=inline"]), uri)
+        done = launch(planned("quickstart launcher=inline"), uri)
         assert {state.state for state in done.states.values()} == {"done"}
     return uri
 

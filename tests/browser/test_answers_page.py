@@ -1,6 +1,7 @@
 """The page's part on answers in a real browser: maps, texts and the viewer of tokens, by pointer and by keyboard."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,10 +49,10 @@ FOLLOWED = """() => {
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(shared_path: Path) -> str:
     """A report on disk whose runs kept outcomes, hostile texts, and responses of 16,384 tokens."""
     BROWSER.demand()
-    request, ids = write_pair(tmp_path_factory.mktemp("answers"))
+    request, ids = write_pair(shared_path)
     add_answers(request.uri, ids)
     return build_report(request).as_uri()
 

@@ -12,11 +12,10 @@ from cppo_lab import schema
 from cppo_lab.reports.sections import mlflow_link, mlflow_path
 from cppo_lab.rules import METHOD_COLOURS
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.page import ensure_parent
 from cppo_lab.tracking.upload import TABLE
 from tests.browser.conftest import WAIT_MS
+from tests.jobs import planned
 from tests.plausible import HOSTILE_ANSWER, LAST_STEP, score
 from tests.waiting import until
 
@@ -31,7 +30,7 @@ STEPS = list(range(0, LAST_STEP + 1, 4))
 
 def specs() -> list[RunSpec]:
     """The runs that the store has."""
-    return [run.spec for run in make_plan(load_sweep("quickstart")).runs]
+    return [run.spec for run in planned("quickstart").runs]
 
 
 def ids_of(store: str, spec: RunSpec) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -23,10 +24,10 @@ HOSTILE = '8B</script><img src="x" onerror="document.title=1">'
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+def address(shared_path: Path) -> str:
     """A report on disk, with a model whose name tries to break out of the page."""
     BROWSER.demand()
-    return build_report(write_pair(tmp_path_factory.mktemp("report"), HOSTILE)[0]).as_uri()
+    return build_report(write_pair(shared_path, HOSTILE)[0]).as_uri()
 
 
 def watched(browser: "Browser", address: str) -> "Iterator[Page]":

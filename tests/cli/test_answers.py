@@ -9,18 +9,26 @@ from typing import Any
 import pytest
 
 from cppo_lab.analysis.replay import replay
-from cppo_lab.answers.records import Recording, StepAnswers
-from cppo_lab.answers.texts import texts_name
+from cppo_lab.answers.texts import Sample, texts_name
 from cppo_lab.answers.tokens import RecordedTokens, tokens_name, write
 from cppo_lab.runs.folder import CONFIG, read_status, write_status
 from cppo_lab.runs.recorder import Recorder
-from cppo_lab.spec import AnswersSpec, RunSpec
+from cppo_lab.spec import RunSpec
 from tests.answers import made
 from tests.conftest import FINISHED, Command, user_error
 from tests.recorded import sent
 
-KEPT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
 HOSTILE = "two\nlines \x1b[2J\u202e\x07"
+
+
+def samples_at(step: int) -> list[Sample]:
+    return [
+        made.sample(step=step, response=HOSTILE),
+        made.sample(step=step, draw=1, right=False, answer=None),
+        made.sample(step=step, problem="aime25-7", right=False, answer="3", prompt="2 + 2 ="),
+        made.sample(step=step, kind="training", problem="t-1", group=4, reward=1.0, advantage=0.5),
+        made.sample(step=step, kind="training", problem="t-2", group=5, reward=1.0),
+    ]
 
 
 @pytest.fixture
@@ -29,21 +37,7 @@ def run(workspace: Path, tiny_spec: RunSpec) -> Path:
     folder = workspace / "runs" / tiny_spec.run_id
     recorder = Recorder(tiny_spec, {}, folder)
     recorder.begin(None)
-    recording = Recording(KEPT, folder, 2, recorder.file)
-    recording.begin(None)
-    first, both = (made.outcomes(validations=count) for count in (1, 2))
-    names = ("steps", "right", "cut_off", "length")
-    second = replace(both, **{name: getattr(both, name)[1:] for name in names})
-    for step, outcomes in ((0, first), (10, second)):
-        samples = [
-            made.sample(step=step, response=HOSTILE),
-            made.sample(step=step, draw=1, right=False, answer=None),
-            made.sample(step=step, problem="aime25-7", right=False, answer="3", prompt="2 + 2 ="),
-            made.sample(step=step, kind="training", problem="t-1", group=4, reward=1.0, advantage=0.5),
-            made.sample(step=step, kind="training", problem="t-2", group=5, reward=1.0),
-        ]
-        recording.add(StepAnswers(outcomes, samples, made.tokens() if step else None))
-    recorder.log(0, {"train/reward": 0.5})
+    made.record(recorder, samples_at, 0, 10)
     recorder.finish(FINISHED)
     sent(folder)
     return folder
@@ -66,8 +60,8 @@ def test_samples_are_printed_as_text_that_steers_no_terminal(run: Path, cppo: Co
 def test_samples_are_chosen(run: Path, cppo: Command) -> None:
     whole = cppo(f"samples {run.name} --step 0 --json").answer
     assert (whole["run"], whole["step"], whole["left_out"]) == (run.name, 0, 0)
-    problems = [sample["problem"] for sample in whole["samples"]]
-    assert problems == ["aime24-1", "aime25-7", "t-1", "t-2", "aime24-1"]
+    problems = " ".join(sample["problem"] for sample in whole["samples"])
+    assert problems == "aime24-1 aime25-7 t-1 t-2 aime24-1"
     assert whole["samples"][0]["response"] == HOSTILE
     wrong = cppo(f"samples {run.name[:6]} --wrong --json").answer["samples"]
     assert [sample["answer"] for sample in wrong] == ["3", None]
@@ -154,23 +148,20 @@ def test_a_file_under_the_name_of_another_step_is_refused(run: Path, cppo: Comma
 
 @pytest.mark.parametrize(
     "words, said",
-    [
-        ("samples RUN --step 5", "has texts of the steps 0, 10"),
-        ("samples RUN --problem x", "step 10 has answers to aime24-1, aime25-7, t-1, t-2"),
-        ("samples 0000", "run '0000' has not been started: no folder in "),  # and no sweep is composed
-        ("replay RUN --step 0", "has tokens of the steps 10"),
-        ("replay RUN --rule m2po", "whole minibatch"),
-        ("replay RUN --rule nobodys", "unknown rule 'nobodys'"),
-        (
-            "replay RUN --rule cppo_kl",
-            "conf/rule/cppo_kl.yaml configures a rule, and a replay composes nothing",
-        ),
-        ("replay RUN --rule dppo delta", "must be KEY=VALUE"),
-        ("replay RUN --rule dppo delta=-1", "cannot be replayed"),
-        ("replay RUN --rule dppo delta=big", "delta='big': rule 'dppo' takes a number"),
-        ("replay RUN --rule dppo nonsense=1", "nonsense"),
-        ("replay RUN --rule dppo divergence=exact_tv", "unknown divergence"),
-    ],
+    {
+        "samples RUN --step 5": "has texts of the steps 0, 10",
+        "samples RUN --problem x": "step 10 has answers to aime24-1, aime25-7, t-1, t-2",
+        "samples 0000": "run '0000' has not been started: no folder in ",  # and no sweep is composed
+        "replay RUN --step 0": "has tokens of the steps 10",
+        "replay RUN --rule m2po": "whole minibatch",
+        "replay RUN --rule nobodys": "unknown rule 'nobodys'",
+        "replay RUN --rule cppo_kl": "conf/rule/cppo_kl.yaml configures a rule, and a replay composes nothing",
+        "replay RUN --rule dppo delta": "must be KEY=VALUE",
+        "replay RUN --rule dppo delta=-1": "cannot be replayed",
+        "replay RUN --rule dppo delta=big": "delta='big': rule 'dppo' takes a number",
+        "replay RUN --rule dppo nonsense=1": "nonsense",
+        "replay RUN --rule dppo divergence=exact_tv": "unknown divergence",
+    }.items(),
 )
 def test_what_cannot_be_shown_is_one_line(
     run: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch, words: str, said: str

@@ -12,18 +12,16 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab.answers.tokens import tokens_name, write
-from cppo_lab.cli import main, ui
+from cppo_lab.cli import main
 from cppo_lab.cli.command import MEANINGS, Exit, build_parser, document
 from cppo_lab.plugins import OK, Check
-from cppo_lab.runs import attempt as execute
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
 from tests import plausible
 from tests.answers import made
-from tests.conftest import ROOT, Command, leave_undrawn
+from tests.conftest import ROOT, Command, leave_undrawn, working_in
+from tests.jobs import planned
 
 SWEEP = "quickstart variant=grpo seed=0"
 # What is typed for each command. {run} and {other} are ids of finished runs.
@@ -91,25 +89,22 @@ def train(spec: RunSpec, recorder: Recorder, resources: Any) -> Outcome:
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained(shared_path: Path) -> Path:
     """A folder with two finished runs, a report and data."""
-    folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        patch.setattr(execute, "load_core", lambda name: train)
+    with working_in(shared_path) as patch:
+        patch.setattr("cppo_lab.runs.attempt.load_core", lambda name: train)
         leave_undrawn(patch)
         assert main(["launch", "quickstart", "variant=grpo", "launcher=inline"]) == 0
         for name in ("report", "data prepare"):
             assert main(CASES[name].replace("--out ", "--out made/").split()) == 0
-    return folder
+    return shared_path
 
 
 @pytest.fixture
 def made_runs(workspace: Path, trained: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The ids of the two runs, in whose folder the commands are typed."""
     monkeypatch.chdir(trained)
-    return [run.run_id for run in make_plan(load_sweep("quickstart"), ["variant=grpo"]).runs]
+    return [run.run_id for run in planned("quickstart variant=grpo").runs]
 
 
 def keys_fit(name: str, answer: dict[str, Any]) -> bool:
@@ -127,7 +122,7 @@ def without_long_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr("cppo_lab.runs.export.evaluate", lambda subject, other, resources: (10, {"chain24": 0.5}))
     patch.setattr("cppo_lab.cli.reporting.watch_report", Mock(side_effect=KeyboardInterrupt))
     leave_undrawn(patch)
-    patch.setattr(ui, "_links", lambda uri, address: [("no runs yet", address)])
+    patch.setattr("cppo_lab.cli.ui._links", lambda uri, address: [("no runs yet", address)])
     patch.setattr("cppo_lab.sweep.doctor.examine", lambda composed, uri, runs: [Check("torch", OK, "2.9")])
 
 
@@ -184,7 +179,7 @@ def test_the_runs_of_a_sweep_are_evaluated_and_listed(
 def test_what_is_printed_meanwhile_is_not_in_the_object(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(execute, "load_core", lambda name: train)
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda name: train)
     launch = [*CASES["launch"].split(), "--json"]
     assert main([*launch, "--dry-run"]) == 0
     answer = json.loads(capfd.readouterr().out)

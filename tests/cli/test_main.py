@@ -15,7 +15,7 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab import plugins
-from cppo_lab.cli import main, reporting
+from cppo_lab.cli import main
 from cppo_lab.sweep.overrides import parse_override
 from tests.conftest import ROOT, Command, python
 
@@ -125,7 +125,7 @@ def test_an_extra_is_installed_as_the_package_was(
     origin = {"url": url.replace("FOLDER", folder.as_uri()), "dir_info": {"editable": editable}}
     files = {"direct_url.json": json.dumps(origin) if url else None}
     installed = SimpleNamespace(requires=REQUIRES, read_text=files.__getitem__)
-    monkeypatch.setattr(metadata, "distribution", lambda name: installed)
+    monkeypatch.setattr("importlib.metadata.distribution", lambda name: installed)
     assert plugins.install_extra("train") == command.replace("FOLDER", str(folder))
     assert plugins.remedy("torch") == plugins.install_extra("train")
     assert plugins.remedy("pydantic") == "pip install 'pydantic>=2'"
@@ -133,7 +133,9 @@ def test_an_extra_is_installed_as_the_package_was(
 
 
 def test_a_tree_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metadata, "distribution", Mock(side_effect=metadata.PackageNotFoundError("it")))
+    monkeypatch.setattr(
+        "importlib.metadata.distribution", Mock(side_effect=metadata.PackageNotFoundError("it"))
+    )
     assert plugins.remedy("torch") == "pip install torch"
     assert plugins.install_extra("train") == "install this package again with its extra 'train'"
 
@@ -146,9 +148,8 @@ def test_a_circular_link_is_no_storage(cppo: Command, storage: str) -> None:
     assert f"storage '{storage}' is a circular link: name another file" in said
 
 
-@pytest.mark.usefixtures("undrawn", "no_training")
 def test_half_a_sweep_is_refused_or_marked(
-    cppo: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch
+    cppo: Command, workspace: Path, monkeypatch: pytest.MonkeyPatch, undrawn: None, no_training: None
 ) -> None:
     """On a store named from outside. A whole one: tests/test_main_job.py."""
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{workspace}/tracking.db?timeout=30")
@@ -165,7 +166,7 @@ def test_half_a_sweep_is_refused_or_marked(
 
 def test_a_report_is_told_the_command_that_makes_it(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     made = Mock(return_value=Path("page"))
-    monkeypatch.setattr(reporting, "_report_runs", made)
+    monkeypatch.setattr("cppo_lab.cli.reporting._report_runs", made)
     cppo("report main --from paper --palette colorblind --partial")
     cppo("report main --from paper --out elsewhere")
     cppo("report main --from paper --figures width=3.3in,font=serif")
@@ -179,23 +180,20 @@ def test_a_report_is_told_the_command_that_makes_it(cppo: Command, monkeypatch: 
 
 @pytest.mark.parametrize(
     "wrong, form",
-    [
-        ("launcher.srun=[--export=ALL]", "launcher.srun=['--export=ALL']"),
-        ("launcher.srun=[--export=ALL, --mpi=pmix]", "launcher.srun=['--export=ALL','--mpi=pmix']"),
-        ("launcher.srun=--export=ALL", "launcher.srun=['--export=ALL']"),
-        ("launcher.srun=pmix", "launcher.srun=['pmix']"),
-        ("launcher.setup=[export A=b c]", "launcher.setup=['export A=b c']"),
-        (
-            "launcher.container.environment=[HF_TOKEN,NCCL_DEBUG=INFO]",
-            "launcher.container.environment=[HF_TOKEN,'NCCL_DEBUG=INFO']",
-        ),
-        ("launcher.python=python -m x=y", "launcher.python='python -m x=y'"),
-        ("launcher.setup=[export A=$B]", "launcher.setup=['export A=$B']"),
-        ('launcher.setup=[say "A=b"]', "launcher.setup=['say \"A=b']"),
-        ("resources.partition=a,b", "resources.partition='a,b'"),
-        ("paths.data=/a b=c", "paths.data='/a b=c'"),
-        ("data.benchmarks=early24", "data.benchmarks=['early24']"),
-    ],
+    {
+        "launcher.srun=[--export=ALL]": "launcher.srun=['--export=ALL']",
+        "launcher.srun=[--export=ALL, --mpi=pmix]": "launcher.srun=['--export=ALL','--mpi=pmix']",
+        "launcher.srun=--export=ALL": "launcher.srun=['--export=ALL']",
+        "launcher.srun=pmix": "launcher.srun=['pmix']",
+        "launcher.setup=[export A=b c]": "launcher.setup=['export A=b c']",
+        "launcher.container.environment=[HF_TOKEN,A=B]": "launcher.container.environment=[HF_TOKEN,'A=B']",
+        "launcher.python=python -m x=y": "launcher.python='python -m x=y'",
+        "launcher.setup=[export A=$B]": "launcher.setup=['export A=$B']",
+        'launcher.setup=[say "A=b"]': "launcher.setup=['say \"A=b']",
+        "resources.partition=a,b": "resources.partition='a,b'",
+        "paths.data=/a b=c": "paths.data='/a b=c'",
+        "data.benchmarks=early24": "data.benchmarks=['early24']",
+    }.items(),
 )
 def test_the_form_in_a_hint_works_when_it_is_pasted(wrong: str, form: str, cppo: Command) -> None:
     """A shell takes the outer quotes away; what remains is an override that Hydra reads."""
@@ -233,7 +231,7 @@ def test_a_title_that_the_terminal_cannot_show_is_printed_all_the_same(
         "title: λ é\nmodels: {exact: [exact_early]}\nvariants: {λ=1: {rule: cppo}}\n"
     )
     for form in ([], ["--csv"], ["--json"]):
-        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
+        monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding="latin-1"))
         assert main(["plan", "mine.yaml", *form]) == 0
         sys.stdout.seek(0)
         assert "\\u03bb=1" in sys.stdout.read()

@@ -198,7 +198,7 @@ def test_scripts_can_be_read_by_their_shells(shell: str, cppo: Command) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_a_limit_on_the_size_of_files_is_named(workspace: Path, cppo: Command) -> None:
+def test_a_limit_on_the_size_of_files_is_named(cppo: Command) -> None:
     with room_for(100):
         said = cppo("new first", code=2).err
     assert "File too large: raise the limit on the size of files (ulimit -f)" in said

@@ -21,12 +21,10 @@ from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import LayoutSpec, PathsSpec, RunSpec
 from cppo_lab.spec.parse import parse, parse_run
-from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
-from tests.conftest import FINISHED, TINY, Command
+from tests.conftest import FINISHED, TINY, TINY_LINE, Command
+from tests.jobs import planned, run_of
 
-SWEEP = " ".join(["quickstart", *TINY])
+SWEEP = f"quickstart {TINY_LINE}"
 VERL = "quickstart core=verl"
 LARGE = "main core=verl model=qwen3_8b_base variant=cppo"
 
@@ -56,7 +54,7 @@ def some_states(workspace: Path) -> dict[str, str]:
     }
     states = {}
     for rule, (state, end) in ends.items():
-        spec = compose([*TINY, f"rule={rule}", "seed=0"]).run
+        spec = run_of(f"rule={rule} seed=0", TINY)
         end(recorded(spec, 3600.0))
         states[spec.run_id] = state
     return states
@@ -144,7 +142,7 @@ def test_power_of_a_sweeps_own_hypotheses(cppo: Command, monkeypatch: pytest.Mon
     low, high = power_of_t(4 * 1.5**0.5, 3), power_of_t(4 * 1.5**0.5, 9)
     assert low < above["power"] < high + 0.01
     models = ("mini_base", "mini_large_base", "mini_long")
-    lengths = [compose([f"model={model}"]).run.rollout.max_response_length for model in models]
+    lengths = [run_of(f"model={model}").rollout.max_response_length for model in models]
     shift = 4 * (3 * pvariance(map(math.log2, lengths)) / 2) ** 0.5  # 4 points for each doubling
     # The residuals of three models leave one degree of freedom.
     assert 0.025 < grows["power"] < power_of_t(shift, 1) + 0.02 < power_of_t(shift, 3)
@@ -232,7 +230,7 @@ def test_power_without_claims_is_what_the_seeds_of_two_methods_show(
     # Finished runs have a scatter of their own.
     rng = np.random.default_rng(0)
     finals = {variant: rng.normal(0.5, 0.1, 4) for variant in ("grpo", "dppo")}
-    for run in make_plan(load_sweep("plain.yaml"), asked.split()[2:4]).runs:
+    for run in planned(["plain.yaml", *asked.split()[2:4]]).runs:
         (folder := workspace / "runs" / run.run_id).mkdir(parents=True)
         write_status(folder, {"status": "done", "final_mean": float(finals[run.variant][run.spec.seed])})
     [measured] = differences("")
@@ -311,7 +309,7 @@ def test_the_cost_of_a_claim_about_the_error_is_that_of_its_own_process(cppo: Co
     Path("tiny.yaml").write_text(ERRORS)
     for length, seconds in ((8, 36.0), (16, 72.0)):
         for model in ("exact_early", "exact_late"):
-            spec = compose(["core=exact", f"model={model}", f"rollout.max_response_length={length}"]).run
+            spec = run_of(f"core=exact model={model} rollout.max_response_length={length}")
             recorded(spec, seconds).finish(FINISHED)
     runs = cppo("plan tiny.yaml --json").answer["runs"]
     answer = cppo("plan tiny.yaml --power --error-deviation=30 --json").answer
@@ -336,7 +334,7 @@ def test_what_is_shown_is_the_run(cppo: Command, workspace: Path) -> None:
         for document in documents:
             assert parse_run(document["run"], "shown").run_id == document["run_id"]
     run_id = documents[3]["run_id"]  # by its beginning; overrides may stand after options
-    for words in (f"{SWEEP} --run {run_id[:9]}", f"quickstart --run {run_id} {' '.join(TINY)}"):
+    for words in (f"{SWEEP} --run {run_id[:9]}", f"quickstart --run {run_id} {TINY_LINE}"):
         assert [document["run_id"] for document in shown(cppo, words)] == [run_id]
     cppo(f"show {VERL} --run ''")  # every id begins with nothing
     assert list(workspace.iterdir()) == []
@@ -369,7 +367,7 @@ def test_a_run_of_the_verl_core_is_shown_with_its_place_and_cost(
 
 def test_the_plan_of_the_paper_with_its_cost(cppo: Command) -> None:
     lines = cppo("plan main core=verl").out.replace(",", "").splitlines()
-    assert lines[2].split() == ["run", "id", "variant", "model", "seed", "layout", "GPU-hours", "state"]
+    assert " ".join(lines[2].split()) == "run id variant model seed layout GPU-hours state"
     rows = [line.split() for line in lines[3:31]]
     assert {len(row) for row in rows} == {9}  # hours are `160 to 620`
     assert [row[4] for row in rows] == ["one_node"] * 14 + ["two_nodes"] * 7 + ["four_nodes_megatron"] * 7

@@ -5,7 +5,6 @@ import io
 import json
 import re
 import socket
-import sys
 from http.client import RemoteDisconnected
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,16 +17,14 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import Baseline
-from cppo_lab.cli import reporting, ui
 from cppo_lab.errors import UserError
 from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs.folder import run_lock
 from cppo_lab.runs.spool import add_evaluation
-from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
-from cppo_lab.sweep.plan import make_plan
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import Command
+from tests.jobs import planned
 from tests.recorded import mlflow_client, mlflow_runs
 
 pytestmark = pytest.mark.usefixtures("undrawn")
@@ -36,7 +33,7 @@ REPORT = "report quickstart variant=cppo"
 
 
 def launched(seed: str) -> None:
-    launch(make_plan(load_sweep("quickstart"), ["launcher=inline", "variant=cppo", seed]), tracking_uri())
+    launch(planned(f"quickstart launcher=inline variant=cppo {seed}"), tracking_uri())
 
 
 @pytest.fixture
@@ -54,7 +51,7 @@ def parent() -> Run:
 def test_a_terminal_shows_each_step_in_its_place_and_it_need_not_be_kept(
     trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
+    monkeypatch.setattr("sys.stderr", screen := io.StringIO())
     monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
     cppo(f"{REPORT} seed=0,1 --partial --no-log")
     steps = [text.removesuffix(" ...") for text in screen.getvalue().split("\r\x1b[K")]
@@ -86,7 +83,7 @@ def test_it_is_watched_until_every_run_is_a_result(
         paused.append(seconds)
         launched(f"seed={len(paused)}")
 
-    monkeypatch.setattr(reporting, "sleep", pause)
+    monkeypatch.setattr("cppo_lab.cli.reporting.sleep", pause)
     said = cppo(f"{REPORT} seed=1,2 --no-log --watch --partial --every 7").err
     assert paused == [7.0, 7.0]
     lines = ("has no validation score yet", "1 of 2 runs have a result", "2 of 2 runs have a result")
@@ -98,7 +95,7 @@ def test_a_store_that_is_not_there_yet_is_waited_for(
 ) -> None:
     watch = f"{REPORT} seed=0 --no-log --watch --partial"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///later.db")
-    monkeypatch.setattr(reporting, "sleep", lambda _: monkeypatch.delenv("MLFLOW_TRACKING_URI"))
+    monkeypatch.setattr("cppo_lab.cli.reporting.sleep", lambda _: monkeypatch.delenv("MLFLOW_TRACKING_URI"))
     assert re.search(r"later\.db does not exist: run .*1 of 1 runs have a result", cppo(watch).err, re.DOTALL)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///broken.db")
     Path("broken.db").write_text("no database" * 99)
@@ -108,7 +105,7 @@ def test_a_store_that_is_not_there_yet_is_waited_for(
 def test_ctrl_c_ends_the_watch_and_json_says_where_the_page_is(
     trained: Path, cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reporting, "sleep", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("cppo_lab.cli.reporting.sleep", Mock(side_effect=KeyboardInterrupt))
     answer = cppo(f"{REPORT} seed=0,7 --no-log --partial --watch --json").answer
     assert answer["page"] == "reports/build/quickstart/index.html"
 
@@ -134,8 +131,8 @@ def test_the_dashboard_shows_report_and_states_while_runs_go_on(
             urlopen(f"http://{address}/a%00b")
         launched("seed=1")
 
-    monkeypatch.setattr(reporting, "sleep", look)
-    monkeypatch.setattr(ui, "time", SimpleNamespace(sleep=look))
+    monkeypatch.setattr("cppo_lab.cli.reporting.sleep", look)
+    monkeypatch.setattr("cppo_lab.cli.ui.time", SimpleNamespace(sleep=look))
     said = cppo(f"dash quickstart variant=cppo seed=0,1 --every 3 --port {address.rpartition(':')[2]}")
     assert said.out == f"http://{address}\n"
     assert "a request was not answered: ValueError" in said.err and "Traceback" not in said.err
@@ -206,7 +203,7 @@ def asked(text: str, cppo: Command, monkeypatch: pytest.MonkeyPatch) -> ReportRe
     """What the report of a sweep file is asked for."""
     Path("spans.yaml").write_text(text)
     Path("mlflow.db").touch()  # the plan alone is asked
-    monkeypatch.setattr(reporting, "_report_runs", made := Mock(return_value=Path("page")))
+    monkeypatch.setattr("cppo_lab.cli.reporting._report_runs", made := Mock(return_value=Path("page")))
     cppo("report spans.yaml")
     request: ReportRequest = made.call_args.args[1][0]
     return request

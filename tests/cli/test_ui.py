@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import urllib.request
-import webbrowser
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
@@ -34,10 +33,10 @@ def empty_store() -> str:
 def test_a_server_is_only_pointed_at(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     uri = empty_store()
     ensure_experiment(open_client(uri), "cppo-exact")
-    monkeypatch.setattr(webbrowser, "open", opened := Mock())
+    monkeypatch.setattr("webbrowser.open", opened := Mock())
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@host:5000/")
     monkeypatch.setattr("cppo_lab.tracking.client.open_client", lambda _, real=open_client: real(uri))
-    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("started a server"))
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("started a server"))
     said = cppo("ui --open")
     assert "host:5000/#/experiments/1/runs?" in said.out
     assert "compare-experiments/s?experiments=%5B%22" in said.out
@@ -49,7 +48,7 @@ def test_mistakes_are_named(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> N
     empty_store()
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        monkeypatch.setattr(ui, "PORTS", range(port, port + 1))
+        monkeypatch.setattr("cppo_lab.cli.ui.PORTS", range(port, port + 1))
         for words, message in (
             (f"--port {port}", f"port {port} of 127.0.0.1 is taken"),
             ("", "choose another with --port"),
@@ -59,7 +58,9 @@ def test_mistakes_are_named(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_without_the_extra_it_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ui.metadata, "distribution", Mock(side_effect=metadata.PackageNotFoundError))
+    monkeypatch.setattr(
+        "cppo_lab.cli.ui.metadata.distribution", Mock(side_effect=metadata.PackageNotFoundError)
+    )
     with user_error("package 'mlflow' .* is not installed: install this package again with its extra 'ui'"):
         ui.require_mlflow_server()
 
@@ -89,8 +90,7 @@ def tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
     os.mkfifo(ending := tmp_path / "ending")
     code = f"print('INFO'); open({str(ending)!r}).read(); print('address in use')"
     monkeypatch.setattr(
-        subprocess,
-        "Popen",
+        "subprocess.Popen",
         lambda _, real=subprocess.Popen, **options: real([sys.executable, "-c", code], **options),
     )
     return lambda: ending.write_text("x")
@@ -99,8 +99,7 @@ def tell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[], int]:
 STORE, HOST = "sqlite:///x.db", "127.0.0.1"
 
 
-@pytest.mark.usefixtures("tell")
-def test_what_fails_while_the_server_starts_ends_it() -> None:
+def test_what_fails_while_the_server_starts_ends_it(tell: object) -> None:
     away = Mock(side_effect=UserError("the store is away"))
     before = len(psutil.Process().children(recursive=True))
     with user_error("the store is away"), ui.serving(STORE, HOST, free_port(), away):

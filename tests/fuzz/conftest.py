@@ -11,7 +11,7 @@ from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
-from tests.conftest import TINY
+from tests.conftest import TINY, working_in
 
 
 @pytest.fixture(scope="session")
@@ -44,13 +44,10 @@ def whole(tmp_path_factory: pytest.TempPathFactory, run: RunSpec) -> Path:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def desk(shared_path: Path) -> Iterator[Path]:
     """A working folder for a whole module: examples of one test share it."""
-    folder = tmp_path_factory.mktemp("desk")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        yield folder
+    with working_in(shared_path):
+        yield shared_path
 
 
 @pytest.fixture(scope="module")

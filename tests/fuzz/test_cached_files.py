@@ -8,55 +8,18 @@ from hypothesis import example, given
 
 from cppo_lab.analysis.search import parse_search
 from cppo_lab.analysis.study import PositionGaps, TokenWindow, parse_diagnostics
+from cppo_lab.reports.build import record
 from cppo_lab.reports.saved import compare, compare_lines, read_record
 from cppo_lab.tracking.history import from_rows, pack, unpack
 from tests.analysis.made_search import made_search
+from tests.analysis.made_sweeps import scored
 from tests.analysis.test_study import POSITIONS, WINDOW
 from tests.fuzz.mangling import altered, as_json, damaged, fuzz, refused
+from tests.reports.conftest import DEMO_RUNS, page_of
 
 HISTORY = pack(from_rows([(step, 1000 + step, {"a": step / 3, "b": -1.0}) for step in range(5)]))
-RECORD: dict[str, Any] = {
-    **{
-        "format": "cppo-report-1",
-        "kind": "sweep",
-        "name": "n",
-        "title": "t",
-        "experiment": "e",
-        "core": "mini",
-    },
-    "command": "cppo report n",
-    "sweeps": [
-        {
-            "name": "n",
-            "cells": [
-                {
-                    **{"model": "m", "variant": "v", "state": "done", "provisional": False, "expected": 2},
-                    "score": {"mean": 0.5, "std": None, "n": 2},
-                    "components": {"chain": {"mean": 0.5, "std": 0.1, "n": 2}},
-                }
-            ],
-            "runs": [
-                {
-                    "key": "v on m, seed 0",
-                    "run_id": "r",
-                    "state": "done",
-                    "step": 3,
-                    "score": 0.5,
-                    "version": "x",
-                }
-            ],
-        }
-    ],
-    "verdicts": [
-        {
-            **{"claim": "c", "text": "t", "sweep": "n", "score": "best", "outcome": "supported"},
-            **{"provisional": False, "reason": "r", "estimate": 0.1, "low": 0.0, "high": 0.2, "pairs": 2},
-            **{"p_adjusted": 0.01, "others": {}},
-        }
-    ],
-    "figures": {"figure_curves": "ab"},
-    "files": {"index.html": "cd"},
-}
+# Of one run of each of two methods.
+RECORD = json.loads(record(page_of(scored(DEMO_RUNS[::2]))[0], {"index.html": b"<p>"}))
 
 
 @fuzz(200)

@@ -15,9 +15,9 @@ from cppo_lab.cores.checkpoint import FORMAT, load_checkpoint
 from cppo_lab.cores.mini.trainer import Trainer
 from cppo_lab.cores.mini.warm_start import warm_start_file
 from cppo_lab.spec import MiniRun
-from cppo_lab.sweep.compose import compose
 from tests.conftest import TINY
 from tests.fuzz.mangling import damaged, fuzz, members, within, zipped
+from tests.jobs import run_of
 
 MAKER = f"torch {torch.__version__} on cpu"
 SMALL: dict[str, Any] = {"model": torch.arange(6.0), "names": ["a", "b"], "steps": 3}
@@ -85,23 +85,18 @@ def test_foreign_pickles(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture(scope="module")
 def spec() -> MiniRun:
-    return compose([*TINY, "rollout.staleness=1", "training.t_stop=2"]).run
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("shared")
+    return run_of("rollout.staleness=1 training.t_stop=2", TINY)
 
 
 @pytest.mark.parametrize("content", [b"", GOOD, pickle.dumps({"a": 1})])
 def test_a_broken_warm_start_is_made_anew(
-    spec: MiniRun, shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
+    spec: MiniRun, shared_path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: bytes
 ) -> None:
-    whole = Trainer(spec, Resources(shared, shared, device="cpu")).model.state_dict()
+    whole = Trainer(spec, Resources(shared_path, shared_path, device="cpu")).model.state_dict()
     path = warm_start_file(spec.model.for_seed(spec.seed), spec.data, tmp_path / "warm_starts")
     path.parent.mkdir()
     path.write_bytes(content)
     found = Trainer(spec, Resources(tmp_path, tmp_path, device="cpu")).model.state_dict()
     assert f"warm start {path} is ignored" in capsys.readouterr().err
     assert all(torch.equal(found[name], whole[name]) for name in whole)
-    assert path.read_bytes() == (shared / "warm_starts" / path.name).read_bytes()
+    assert path.read_bytes() == (shared_path / "warm_starts" / path.name).read_bytes()

@@ -22,11 +22,10 @@ from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
 from cppo_lab.reports.build import build_report
 from cppo_lab.reports.names import csv_cell, escape_latex, escape_markdown
 from cppo_lab.reports.sections import mlflow_link, mlflow_path
-from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs.tags import code, escaped
 from cppo_lab.tracking.page import ReportLog, SweepText, sweep_note, verdict_markdown
 from tests.fuzz.mangling import fuzz
-from tests.reports.conftest import DEMO, demo_store, svg_alone
+from tests.reports.conftest import DEMO, demo_store, request_in, svg_alone
 
 __all__ = ["demo_store"]  # fixtures
 
@@ -74,14 +73,12 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory, demo_store: Path) -> Path:
+def report(shared_path: Path, demo_store: Path) -> Path:
     """The folder of a report on a store with hostile names, tags, parameters and errors, which come through MLflow; and
     metrics' names, which it would refuse, in its tables.
     """
-    folder = tmp_path_factory.mktemp("stranger")
-    path = folder / "mlflow.db"
-    path.write_bytes(demo_store.read_bytes())
-    client = MlflowClient(f"sqlite:///{path}")
+    request = request_in(shared_path, demo_store)
+    client = MlflowClient(request.uri)
     names = (schema.TAG_REASON, schema.TAG_CODE_VERSION, schema.TAG_NOTE, schema.TAG_HOST, "mlflow.runName")
     demo = schema.sweep_tag("demo")
     for number, run in enumerate(client.search_runs(["1"])):
@@ -91,7 +88,7 @@ def report(tmp_path_factory: pytest.TempPathFactory, demo_store: Path) -> Path:
             tags[schema.TAG_STATUS] = schema.COLLAPSED
         params = [Param("model.name", ALL[:500]), Param("rule.delta", HOSTILE[0])]
         client.log_batch(run.info.run_id, params=params, tags=list(itertools.starmap(RunTag, tags.items())))
-    database = sqlite3.connect(path)
+    database = sqlite3.connect(shared_path / "mlflow.db")
     for table in ("metrics", "latest_metrics"):
         for names in ((HOSTILE[1].replace("/", ""), "chain26"), ("=1+1", "chain25")):
             keys = [schema.validation_metric(name, 8) for name in names]
@@ -102,17 +99,9 @@ def report(tmp_path_factory: pytest.TempPathFactory, demo_store: Path) -> Path:
     expected = tuple(
         ExpectedRun(f"{name}-{seed}", "m" + ALL, name + ALL, seed) for name in DEMO for seed in (0, 1)
     )
-    request = ReportRequest(
-        name="demo",
-        uri=f"sqlite:///{path}",
-        experiment=schema.experiment_name("mini"),
-        sweeps=(SweepGrid("demo", ALL, ALL, (*expected, replace(expected[0], run_id="not-there", seed=7))),),
-        out=folder / "report",
-        title=ALL,
-        question=ALL,
-        command=f"cppo report {ALL}",
-        partial=True,
-    )
+    said = {"title": ALL, "question": ALL, "command": f"cppo report {ALL}"}
+    declared = (*expected, replace(expected[0], run_id="not-there", seed=7))
+    request = replace(request, sweeps=(SweepGrid("demo", ALL, ALL, declared),), partial=True, **said)
     with svg_alone():
         return build_report(request).parent
 
@@ -239,19 +228,13 @@ def test_cells_of_csv(text: str) -> None:
 
 @pytest.mark.parametrize(
     "uri, link",
-    [
-        ("javascript:alert(1)//http://x", ""),
-        (
-            "http://ada:s3cret@host:5000/",
-            "http://host:5000/#/experiments/1%22/runs/a%22b?workflowType=machine_learning",
-        ),
-        (
-            "https://user:s3cret@host:5000/mlflow/?x=1",
-            "https://host:5000/mlflow/#/experiments/1%22/runs/a%22b?workflowType=machine_learning",
-        ),
-        ("postgresql://u:s3cret@host/db", ""),
-        ("sqlite:////x.db", ""),
-    ],
+    {
+        "javascript:alert(1)//http://x": "",
+        "http://ada:s3cret@host:5000/": "http://host:5000/#/experiments/1%22/runs/a%22b?workflowType=machine_learning",
+        "https://user:s3cret@host:5000/mlflow/?x=1": "https://host:5000/mlflow/#/experiments/1%22/runs/a%22b?workflowType=machine_learning",
+        "postgresql://u:s3cret@host/db": "",
+        "sqlite:////x.db": "",
+    }.items(),
 )
 def test_links_to_runs(uri: str, link: str) -> None:
     assert mlflow_link(uri, mlflow_path('1"', 'a"b')) == link

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cppo_lab.cli import reporting, ui
+from cppo_lab.cli import ui
 from cppo_lab.cli.command import parse
 from cppo_lab.cores.verl.cluster import private_token
 from cppo_lab.errors import UserError
@@ -61,7 +61,7 @@ def test_a_long_text_takes_no_long_time(piece: str) -> None:
 
 def test_a_report_names_its_command_without_passwords(cppo: Command) -> None:
     """The command is on the page, in the drawings and in report.json."""
-    with patch.object(reporting, "_own_request", Mock(side_effect=UserError("enough"))) as request:
+    with patch("cppo_lab.cli.reporting._own_request", Mock(side_effect=UserError("enough"))) as request:
         cppo(f"report quickstart tracking.uri={URI}", code=2)
     masked = "cppo report quickstart tracking.uri=postgresql://ada:***@127.0.0.1:1/mlflow"
     assert request.call_args.args[1]["command"] == masked
@@ -87,7 +87,9 @@ def test_tokens_and_passwords_are_readable_by_their_owner_alone(
     before = os.umask(0)
     try:
         token = private_token(tmp_path / "token")
-        monkeypatch.setattr(Postgres, "_call", lambda *_: (tmp_path / "pg" / "data").mkdir())
+        monkeypatch.setattr(
+            "dev.servers.postgres.Postgres._call", lambda *_: (tmp_path / "pg" / "data").mkdir()
+        )
         monkeypatch.setattr("dev.servers.postgres._owner", lambda: None)
         postgres = Postgres(tmp_path / "pg")
         postgres._create()
@@ -109,7 +111,7 @@ def test_the_page_of_the_store_is_for_this_machine(monkeypatch: pytest.MonkeyPat
         commands.append(command)
         return real([sys.executable, "-c", says], **options)
 
-    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr("subprocess.Popen", start)
     with user_error(r"ada:\*\*\*@"), ui.serving(URI, "127.0.0.1", free_port()):
         pass
     assert SECRET not in " ".join(commands[0])

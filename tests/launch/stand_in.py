@@ -2,12 +2,10 @@
 
 import os
 import shlex
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
-
-from cppo_lab.launch.slurm import queue
 
 SILENT = "exec /bin/sleep 600"
 # `squeue` fills the format that it is asked for with each line of a file; `sacct` has one state for every job;
@@ -55,8 +53,7 @@ esac
 }
 
 
-@dataclass(frozen=True)
-class Slurm:
+class Slurm(NamedTuple):
     """What the stand-ins answer, and what they were called with."""
 
     folder: Path
@@ -105,7 +102,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Slurm:
         answers.command(name, text)
     monkeypatch.setenv("PATH", str(answers.folder), prepend=os.pathsep)
     monkeypatch.setenv("ANSWERS", str(answers.folder))
-    monkeypatch.setattr(queue, "SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.SETTLING_SECONDS", 0.0)
     answers.shows()
     answers.says("sacct.txt", "")
     answers.says("config.txt", "MaxArraySize            = 4")

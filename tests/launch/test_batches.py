@@ -25,24 +25,24 @@ from cppo_lab.runs.attempt import Attempt, groups
 from cppo_lab.runs.folder import cancel, end_process, in_living_batch, read_status, run_lock, write_run_list
 from cppo_lab.runs.spool import read_rows
 from cppo_lab.spec import ExactRun, MiniRun
-from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.read import histories, stored_run
 from tests.conftest import Command
 from tests.cores.exact_specs import DPPO, exact_run
 from tests.cores.test_mini import ListSink
+from tests.jobs import run_of
 from tests.launch.gate import Gate
 from tests.launch.test_launch import started
 from tests.recorded import ended, history, mlflow_client, mlflow_runs
 
-SHORT = ["core=exact", "validation.every=2", "training.t_stop=6", "rollout.max_response_length=16"]
-QUICKSTART = " ".join(["quickstart", *SHORT])
+SHORT = "core=exact validation.every=2 training.t_stop=6 rollout.max_response_length=16"
+QUICKSTART = f"quickstart {SHORT}"
 SWEEP, ONE = f"{QUICKSTART} variant=grpo,cppo seed=0,1,2", f"{QUICKSTART} variant=cppo seed=0,1,2"
 
 
 def specs(seeds: int = 3) -> list[ExactRun]:
     """The runs of ONE, by seed."""
-    words = [*SHORT, "model=exact_early", "rule=cppo"]
-    return [cast(ExactRun, compose([*words, f"seed={seed}"]).run) for seed in range(seeds)]
+    words = f"{SHORT} model=exact_early rule=cppo"
+    return [cast(ExactRun, run_of(f"{words} seed={seed}")) for seed in range(seeds)]
 
 
 def recorded(run_id: str) -> list[tuple[int, dict[str, float]]]:
@@ -75,7 +75,7 @@ def finished() -> list[Run]:
 def test_runs_that_differ_in_the_seed_alone_are_a_batch() -> None:
     cppo_runs = [attempt(exact_run(seed=seed)) for seed in range(5)]
     dppo_runs = [attempt(exact_run(seed=seed, rule=DPPO)) for seed in range(2)]
-    mini = [attempt(compose([f"seed={seed}"]).run) for seed in range(2)]
+    mini = [attempt(run_of(f"seed={seed}")) for seed in range(2)]
     mixed = [cppo_runs[0], mini[0], dppo_runs[0], *cppo_runs[1:], mini[1], dppo_runs[1]]
     jobs = training_jobs(mixed, "sqlite:///mlflow.db")
     assert [list(job.attempts) for job in jobs] == [[*cppo_runs, *dppo_runs], mini[:1], mini[1:]]
@@ -157,7 +157,7 @@ def test_what_becomes_of_one_run_is_its_own(cppo: Command) -> None:
     def states() -> list[str]:
         return [read_status(folder).get("status", "") for folder in folders]
 
-    with patch.object(Learner, "update", disturbed), run_lock(folders[2]):
+    with patch("cppo_lab.cores.exact.trainer.Learner.update", disturbed), run_lock(folders[2]):
         cppo(f"launch {sweep}", code=Exit.RUNS_FAILED)
     assert states() == ["failed", "partial", "", "done"]
     for folder, reason in zip(folders, ("out of luck", "cancelled"), strict=False):
@@ -193,7 +193,7 @@ def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(cppo: Command) ->
 def test_of_a_batch_what_was_cancelled_is_left_out(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(attempts_module, "_train_group", train_group := Mock())
+    monkeypatch.setattr("cppo_lab.runs.attempt._train_group", train_group := Mock())
     cancelled, free = map(attempt, specs(2))
     cancel(cancelled.folder, "no more")
     attempts_module.train([cancelled, free], Mock(), alone=False)
@@ -203,8 +203,8 @@ def test_of_a_batch_what_was_cancelled_is_left_out(
 
 def test_other_machines_serve_each_start_until_they_get_a_signal(monkeypatch: pytest.MonkeyPatch) -> None:
     serve = Mock(side_effect=[None, Interrupted(signal.SIGTERM)])
-    monkeypatch.setattr(attempts_module, "prepare_process", Mock())
-    monkeypatch.setattr(attempts_module, "load_part", lambda *_: serve)
+    monkeypatch.setattr("cppo_lab.runs.attempt.prepare_process", Mock())
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_part", lambda *_: serve)
     attempts_module.lend_machine("verl", [Mock()] * 3, None)
     assert serve.call_count == 2
     assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN  # only the training machine handles the warning
@@ -218,7 +218,7 @@ def test_a_signal_ends_all_runs_of_a_batch_in_order(cppo: Command) -> None:
             signal.raise_signal(signal.SIGTERM)
         return step_together(*arguments)
 
-    with patch.object(trainer, "step_together", interrupting):
+    with patch("cppo_lab.cores.exact.trainer.step_together", interrupting):
         cppo(f"launch {ONE} launcher=inline", code=130)
     assert {ended(run)[::2] for run in mlflow_runs("exact")} == {("KILLED", "2")}
     cppo(f"launch {ONE} launcher=inline")

@@ -16,16 +16,15 @@ from types import SimpleNamespace
 import pytest
 
 from cppo_lab.errors import interrupt_on_termination
-from cppo_lab.launch import launchers, local
+from cppo_lab.launch import local
 from cppo_lab.launch.base import Event, LauncherSpec
 from cppo_lab.launch.launchers import LAUNCHERS, LauncherRecord
 from cppo_lab.runs.folder import is_cancelled
 from cppo_lab.testing import LauncherTests
 from cppo_lab.testing.launchers import SmallJob
-from tests.conftest import TINY, Command, python
+from tests.conftest import ROOT, TINY, Command, python
 from tests.recorded import mlflow_client
 
-ROOT = Path(__file__).parents[2]
 MODULE = """
 import multiprocessing
 
@@ -147,8 +146,8 @@ def test_a_job_cancelled_in_a_queue(function: str, monkeypatch: pytest.MonkeyPat
     path, queue = f"{__name__}:{function}", f"{__name__}:nothing_waits"
     record = LauncherRecord("line", "a line", path, in_process=True, queue=queue)
     settings = LauncherSpec(name="line", workers=1, threads=1)
-    monkeypatch.setattr(launchers, "LAUNCHERS", {**LAUNCHERS, "line": record})
-    monkeypatch.setattr(LauncherTests, "_settings", lambda self: settings)
+    monkeypatch.setattr("cppo_lab.launch.launchers.LAUNCHERS", {**LAUNCHERS, "line": record})
+    monkeypatch.setattr("cppo_lab.testing.LauncherTests._settings", lambda self: settings)
     tests = type("Line", (LauncherTests,), {"launcher": record})()
     runs = pytest.raises(AssertionError, match="a cancelled job ran")
     with nullcontext() if function == "queue_up" else runs:
@@ -185,8 +184,8 @@ def test_a_signal_while_a_job_of_this_machine_starts_ends_the_job(
         signal.raise_signal(signal.SIGTERM)
         return SimpleNamespace(done=lambda: child.poll() is not None, job_id=str(child.pid))
 
-    monkeypatch.setattr(local, "_submit", submit)
-    monkeypatch.setattr(local, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr("cppo_lab.launch.local._submit", submit)
+    monkeypatch.setattr("cppo_lab.launch.local.POLL_SECONDS", 0.01)
     interrupt_on_termination()
     spec = LauncherSpec(name="local", workers=1, threads=1)
     try:

@@ -17,13 +17,13 @@ from cppo_lab.runs.folder import CANCELLED, Cause, cancel, is_locked, read_statu
 from cppo_lab.runs.state import CAUSE_TEXTS
 from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
-from tests.conftest import TINY, Command
+from tests.conftest import TINY_LINE, Command
 from tests.jobs import job
 from tests.launch.gate import Gate
 from tests.recorded import ended, histories, history, mlflow_client, mlflow_runs
 from tests.waiting import CEILING_SECONDS, until
 
-QUICKSTART = " ".join(["quickstart", *TINY, "seed=0"])
+QUICKSTART = f"quickstart {TINY_LINE} seed=0"
 SWEEP = f"{QUICKSTART} variant=grpo,cppo"
 # A tiny model may well break down on the way: these go on until something ends them.
 LONG = f"{QUICKSTART} training.t_stop=12 training.collapse_share=0"

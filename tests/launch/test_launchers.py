@@ -14,7 +14,7 @@ from cppo_lab.launch.base import JOB_VARIABLES, Launcher, LauncherSpec
 from cppo_lab.launch.launchers import LAUNCHERS, launch_inline, launcher_kind, load_launcher
 from cppo_lab.launch.local import launch_local
 from cppo_lab.launch.slurm.submit import SlurmSpec
-from tests.conftest import user_error
+from tests.conftest import ROOT, user_error
 from tests.launch.slurm.jobs import Noted, Telling
 
 SPEC = LauncherSpec(name="local", workers=1, threads=1)
@@ -50,7 +50,7 @@ SHELL = {
 
 
 # The job is one of the tests'.
-@patch.dict(os.environ, SHELL | {"PYTHONPATH": str(Path(__file__).parents[2])})
+@patch.dict(os.environ, SHELL | {"PYTHONPATH": str(ROOT)})
 @pytest.mark.parametrize("launch", [launch_local, launch_inline])
 def test_no_variable_of_the_shell_changes_what_launcher_and_job_agree_on(
     tmp_path: Path, launch: Launcher

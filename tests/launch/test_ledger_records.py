@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from cppo_lab.launch.slurm import queue as queue_module
 from cppo_lab.launch.slurm.queue import LEDGER, LOCK, Ledger, submitting
 from tests.conftest import user_error
 from tests.launch.slurm.jobs import ends
@@ -26,7 +25,7 @@ ME = pwd.getpwuid(os.getuid()).pw_name
 def ledger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """An empty one, whose submissions are a second apart."""
     times = itertools.count(1_000)
-    monkeypatch.setattr(queue_module, "time", SimpleNamespace(time=lambda: float(next(times))))
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.time", SimpleNamespace(time=lambda: float(next(times))))
     return Ledger(tmp_path)
 
 
@@ -70,8 +69,7 @@ ROLLED_BACK = (
 
 
 @pytest.mark.parametrize(
-    "script, names, fault",
-    [("", "aba", "UNIQUE.*"), (ROLLED_BACK, "ab", "database or disk is full")],
+    "script, names, fault", [("", "aba", "UNIQUE.*"), (ROLLED_BACK, "ab", "database or disk is full")]
 )
 def test_a_claim_that_fails_leaves_nothing(ledger: Ledger, script: str, names: str, fault: str) -> None:
     with sqlite3.connect(ledger.path) as database:
@@ -124,14 +122,13 @@ def test_a_file_that_only_its_owner_may_write_says_whose_it_is(
     connect, readable = sqlite3.connect, f"file:{tmp_path / LEDGER}?mode=ro"
     Ledger(tmp_path).close()
     monkeypatch.setattr(
-        sqlite3,
-        "connect",
+        "sqlite3.connect",
         lambda path, timeout, isolation_level: connect(readable, isolation_level=isolation_level, uri=True),
     )
     with Ledger(tmp_path) as ledger:
         with user_error(r"readonly database.* move it away if it is damaged"):
             ledger.claim(["a"])
-        monkeypatch.setattr(os, "access", lambda path, mode: False)
+        monkeypatch.setattr("os.access", lambda path, mode: False)
         with user_error(f"{LEDGER} is writable only for {ME}: ask them to share"):
             ledger.claim(["a"])
         assert jobs(ledger) == {}
@@ -140,7 +137,7 @@ def test_a_file_that_only_its_owner_may_write_says_whose_it_is(
         path.touch()
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(queue_module, "open_lock", refused)
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.open_lock", refused)
     with (
         user_error(f"{LOCK} is writable only for {ME}: .*chmod -R g.w {tmp_path}; docs/slurm.md"),
         submitting(tmp_path),

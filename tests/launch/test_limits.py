@@ -10,7 +10,6 @@ import pytest
 
 from cppo_lab.launch.slurm.job import SlurmTask
 from cppo_lab.launch.training import TrainingJob
-from cppo_lab.runs import attempt as attempts
 from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import read_status, write_status
 from cppo_lab.runs.recorder import Recorder
@@ -18,12 +17,12 @@ from cppo_lab.schema import DONE, FAILED, MEAN, Outcome, validation_metric
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.cost import Limits, past_costs
 from cppo_lab.tracking.address import tracking_uri
-from tests.conftest import FINISHED, TINY, Command
+from tests.conftest import FINISHED, TINY_LINE, Command
 from tests.jobs import planned
 from tests.recorded import ended, mlflow_runs
 from tests.waiting import until
 
-SWEEP = " ".join(["quickstart", *TINY, "variant=cppo seed=0,1,2,3,4 model.warm_start.steps=2"])
+SWEEP = f"quickstart {TINY_LINE} variant=cppo seed=0,1,2,3,4 model.warm_start.steps=2"
 INLINE = f"{SWEEP} launcher=inline"
 Train = Callable[[RunSpec, Recorder, object], Outcome]
 
@@ -53,7 +52,7 @@ def fails(text: Callable[[int], str]) -> Callable[[str], Train]:
 def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
     cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with patch.object(attempts, "load_core", fails(lambda seed: f"no room for {seed + 2.5} GiB\nmore")):
+    with patch("cppo_lab.runs.attempt.load_core", fails(lambda seed: f"no room for {seed + 2.5} GiB\nmore")):
         said = cppo(f"launch {INLINE}", code=4).err
     why = "the first 3 runs of the launch failed alike: RuntimeError: no room for 2.5 GiB"
     assert said.count(f"the rest is held: {why}\n") == 1
@@ -62,7 +61,7 @@ def test_three_equal_failures_hold_the_rest_and_a_launch_goes_on(
     assert "launch with --keep-going" in said and "run the same command to continue" not in said
     assert states() == ["failed"] * 3 + [""] * 2
     assert cppo(f"status {SWEEP} --json").states[3:] == [("missing", why)] * 2
-    monkeypatch.setattr(attempts, "load_core", fails(lambda seed: ""))
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", fails(lambda seed: ""))
     assert "held" not in cppo(f"launch {INLINE}", code=4).err  # the failed ones are left
     assert states() == ["failed"] * 3 + ["done"] * 2
     cppo(f"retry {INLINE} --failed")
@@ -81,7 +80,7 @@ def test_a_retry_names_commands_that_work_while_other_runs_are_not_done(
     )
 
 
-@patch.object(attempts, "load_core", fails(lambda seed: "broken"))
+@patch("cppo_lab.runs.attempt.load_core", fails(lambda seed: "broken"))
 def test_a_retry_that_fails_again_holds_the_rest_of_it(cppo: Command) -> None:
     cppo(f"launch {INLINE} --keep-going", code=4)
     assert states() == ["failed"] * 5
@@ -162,7 +161,7 @@ def test_a_launch_names_what_does_not_fit(cppo: Command) -> None:
     assert "would train 2 of 2" in cppo(f"{line} --max-disk 1000000 --max-gpu-hours 1000000").out
 
 
-HOPELESS = " ".join(["quickstart", *TINY, "variant=cppo seed=0,1 training.t_stop=1000 launcher=inline"])
+HOPELESS = f"quickstart {TINY_LINE} variant=cppo seed=0,1 training.t_stop=1000 launcher=inline"
 SCORE = validation_metric(MEAN, 16)
 LAST_STEP = 40
 
@@ -186,7 +185,7 @@ def falling(monkeypatch: pytest.MonkeyPatch) -> None:
         recorder.log(LAST_STEP, {SCORE: 0.6})
         return Outcome(DONE, LAST_STEP)
 
-    monkeypatch.setattr(attempts, "load_core", lambda name: train)
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda name: train)
 
 
 def test_a_hopeless_run_is_stopped_by_the_rule_left_and_resumed(cppo: Command, falling: None) -> None:

@@ -24,14 +24,12 @@ from cppo_lab.errors import UserError
 from cppo_lab.launch import queues
 from cppo_lab.launch.queues import Cancelled, read_queues, repair
 from cppo_lab.launch.slurm.queue import Ledger
-from cppo_lab.runs import attempt as attempt_module
 from cppo_lab.runs import folder as run_folder
 from cppo_lab.runs.folder import AlreadyRunning, Cause, is_locked, read_status, run_lock, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.state import CAUSE_TEXTS, Queued, QueueEntry, RunState, states
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking import upload
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.read import find
 from tests.conftest import FINISHED, Command, user_error
@@ -84,7 +82,7 @@ def test_the_end_of_a_process_that_is_gone_is_recorded(
 
 def test_a_status_is_told_what_its_spool_says(recorder: Recorder, workspace: Path) -> None:
     """One without a spool is interrupted."""
-    with patch.object(Recorder, "_status", lambda *_: None):
+    with patch("cppo_lab.runs.recorder.Recorder._status", lambda *_: None):
         recorder.finish(FINISHED)
     assert repaired(recorder) == ["its folder now says that it is done"]
     assert (read_status(recorder.folder)["status"], in_store()[1]) == (schema.DONE, schema.DONE)
@@ -115,7 +113,7 @@ def test_a_run_that_ends_meanwhile_keeps_its_own_end(
         recorder.fail("ValueError: bad", "")
         return run_lock(folder)
 
-    monkeypatch.setattr(queues, "run_lock", late)
+    monkeypatch.setattr("cppo_lab.launch.queues.run_lock", late)
     assert repaired(recorder) == []
     assert in_store() == ("FAILED", schema.FAILED, "2", "ValueError: bad")
     assert read_status(recorder.folder)["status"] == schema.FAILED
@@ -132,7 +130,7 @@ def test_checkpoints_of_a_run_killed_after_its_end_are_removed(recorder: Recorde
     Recorder(recorder.spec, {}, recorder.folder).finish(FINISHED)
     with run_lock(recorder.folder):
         assert checkpoints() == 2  # it is about to do so itself
-    with patch.object(attempt_module, "run_lock", Mock(side_effect=OSError(28, "No space left on device"))):
+    with patch("cppo_lab.runs.attempt.run_lock", Mock(side_effect=OSError(28, "No space left on device"))):
         assert checkpoints() == 2
     assert checkpoints() == 0
 
@@ -142,7 +140,7 @@ def test_what_the_store_refuses_is_sent_by_the_next_repair(recorder: Recorder) -
     (recorder.folder / CHECKPOINT).touch()
     refuses = Mock(side_effect=MlflowException("a value is too long"))
     says = r"could not be uploaded .*`cppo sync` uploads the rest"
-    with patch.object(upload, "ship", refuses), user_error(says):
+    with patch("cppo_lab.tracking.upload.ship", refuses), user_error(says):
         repaired(recorder)
     assert not (recorder.folder / CHECKPOINT).exists()
     assert repaired(recorder) == []
@@ -188,7 +186,7 @@ def test_who_looks_at_a_lock_does_not_train(tmp_path: Path, monkeypatch: pytest.
         fcntl.flock(lock, fcntl.LOCK_SH)  # as another that looks at this moment
         assert not is_locked(tmp_path)
         moment = SimpleNamespace(sleep=lambda seconds: fcntl.flock(lock, fcntl.LOCK_UN))
-        monkeypatch.setattr(run_folder, "time", moment)
+        monkeypatch.setattr("cppo_lab.runs.folder.time", moment)
         with run_lock(tmp_path):
             assert is_locked(tmp_path)
     assert not is_locked(tmp_path)
@@ -226,7 +224,7 @@ def test_what_somebody_does_to_a_run_in_mlflow_changes_no_state(
     repair(runs, [run_id], uri)
     assert state().state == expected
     trained = Mock(return_value=FINISHED)
-    monkeypatch.setattr(attempt_module, "load_core", lambda _: trained)
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: trained)
     job(tiny_spec, runs, uri).run()
     assert trained.called != finished
     assert state().state == (expected if finished else schema.DONE)
@@ -265,11 +263,11 @@ PROCESSES: dict[str, dict[str, Any]] = {
 def test_what_is_said_of_a_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     usual = {"queued_only": False, "holders": [HERE] * 2, "text": ASKED, "sent": [signal.SIGTERM]}
     case = usual | PROCESSES[name]
-    monkeypatch.setattr(os, "pidfd_open", Mock(wraps=os.pidfd_open, side_effect=case.get("open")))
-    monkeypatch.setattr(signal, "pidfd_send_signal", send := Mock(side_effect=case.get("send")))
-    monkeypatch.setattr(queues, "PATIENCE_SECONDS", 0.0)
-    monkeypatch.setattr(run_folder, "holder", Mock(side_effect=case["holders"]))
-    monkeypatch.setattr(run_folder, "in_living_batch", lambda *_: False)
+    monkeypatch.setattr("os.pidfd_open", Mock(wraps=os.pidfd_open, side_effect=case.get("open")))
+    monkeypatch.setattr("signal.pidfd_send_signal", send := Mock(side_effect=case.get("send")))
+    monkeypatch.setattr("cppo_lab.launch.queues.PATIENCE_SECONDS", 0.0)
+    monkeypatch.setattr("cppo_lab.runs.folder.holder", Mock(side_effect=case["holders"]))
+    monkeypatch.setattr("cppo_lab.runs.folder.in_living_batch", lambda *_: False)
     with run_lock(tmp_path / RUN):
         cancelled = queues.cancel(tmp_path, [RUN], case["queued_only"])
     assert cancelled == [Cancelled(RUN, case["text"], case["text"] == ASKED)]

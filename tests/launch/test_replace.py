@@ -21,20 +21,18 @@ from cppo_lab.runs import attempt as run_module
 from cppo_lab.runs.folder import ASIDE, set_aside
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep import launch as launch_module
-from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking.address import tracking_uri
-from tests.conftest import FINISHED, TINY, Command, write
-from tests.jobs import job
+from tests.conftest import FINISHED, TINY, TINY_LINE, Command, working_in, write
+from tests.jobs import job, run_of
 from tests.recorded import history, mlflow_client, mlflow_run, mlflow_runs, sent
 from tests.tracking.test_upload import Killed, dying
 
-ONE = " ".join(["quickstart", *TINY, "seed=0 variant=cppo training.collapse_share=0 launcher=inline"])
+ONE = f"quickstart {TINY_LINE} seed=0 variant=cppo training.collapse_share=0 launcher=inline"
 SCORE = schema.validation_metric(schema.MEAN)
 
 
 def code(monkeypatch: pytest.MonkeyPatch, version: str) -> None:
-    monkeypatch.setattr(launch_module, "code_version", lambda: version)
+    monkeypatch.setattr("cppo_lab.sweep.launch.code_version", lambda: version)
 
 
 def test_results_of_other_code_are_kept_unless_replace(
@@ -87,34 +85,32 @@ def test_a_finished_run_is_retrained_on_demand(cppo: Command, monkeypatch: pytes
         save(*arguments)
         raise KeyboardInterrupt
 
-    with patch.object(loop, "save_checkpoint", save_and_end):
+    with patch("cppo_lab.cores.loop.save_checkpoint", save_and_end):
         cppo(f"{again} --finished", code=130)
     assert "1 done" in cppo(f"launch {ONE}").err
     begin = Mock(wraps=Recorder.begin)
-    monkeypatch.setattr(Recorder, "begin", lambda self, step: begin(self, step))
+    monkeypatch.setattr("cppo_lab.runs.recorder.Recorder.begin", lambda self, step: begin(self, step))
     cppo(f"{again} --finished")
     assert [call.args[1] for call in begin.call_args_list] == [2]
     [new] = mlflow_runs()
     assert new.data.tags[schema.TAG_REPLACED] == old.info.run_id != new.info.run_id
 
 
-SPEC = compose([*TINY, "training.collapse_share=0"]).run
+SPEC = run_of("training.collapse_share=0", TINY)
 TAGS = {schema.TAG_CODE_VERSION: "old", schema.sweep_tag("s"): "cppo"}
 
 
 @pytest.fixture(scope="module")
-def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def trained_once(shared_path: Path) -> Path:
     """A working folder with a result whose files are still in the run's folder."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(place := tmp_path_factory.mktemp("trained"))
-        patch.delenv("MLFLOW_TRACKING_URI", raising=False)
-        first = job(SPEC, place / "runs", tracking_uri(), TAGS)
+    with working_in(shared_path):
+        first = job(SPEC, shared_path / "runs", tracking_uri(), TAGS)
         first.run()
         (first.folder / "best_checkpoint").mkdir()
         (first.folder / "best_checkpoint" / "weights").write_bytes(b"of the old result")
         (first.folder / CHECKPOINT).write_bytes(b"of the old result")  # killed before it could remove it
         sent(first.folder)
-    return place
+    return shared_path
 
 
 @pytest.fixture
@@ -151,7 +147,9 @@ def test_killed_at_any_point(
     [attempt] = finished.attempts
     [mark], [old] = attempt.replaces, mlflow_runs()
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "fail", lambda *_: None)  # a killed process records nothing
+        patch.setattr(
+            "cppo_lab.runs.recorder.Recorder.fail", lambda *_: None
+        )  # a killed process records nothing
         patch.setattr(holder, name, dying(getattr(holder, name), iter(range(survived)), after))
         with pytest.raises(Killed):
             replace(finished, uploads=False).run()
@@ -189,10 +187,7 @@ def test_files_set_aside_stay_below_the_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("request_name", ["delete_run", "search_runs"])
 def test_what_the_store_does_not_delete_now_is_deleted_by_the_next_launch(
-    workspace: Path,
-    tiny_spec: RunSpec,
-    capsys: pytest.CaptureFixture[str],
-    request_name: str,
+    workspace: Path, tiny_spec: RunSpec, capsys: pytest.CaptureFixture[str], request_name: str
 ) -> None:
     def result(**tags: str) -> Run:
         """The MLflow run of a result that is recorded and sent."""

@@ -21,7 +21,6 @@ from submitit.helpers import DelayedSubmission
 from cppo_lab import schema
 from cppo_lab.errors import Interrupted
 from cppo_lab.launch.queues import CANCELLED, Cancelled, cancel, settle_jobs
-from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.job import GO_BACK_IF_PREEMPTED, OUTSIDE, PREDECESSOR_SECONDS, SlurmTask
 from cppo_lab.launch.slurm.queue import (
@@ -45,8 +44,9 @@ from cppo_lab.spec.job import layout_tag
 from cppo_lab.spec.run import fingerprint
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.preflight import PreflightJob
-from tests.conftest import user_error
+from tests.conftest import ROOT, user_error
 from tests.jobs import job as job_of
+from tests.jobs import run_of
 from tests.launch.slurm.jobs import Noted, ends, notes, submit, takes
 from tests.launch.stand_in import SILENT, Slurm, slurm
 
@@ -78,14 +78,12 @@ def launched(runs: Path, *jobs: Noted, **settings: object) -> list[str]:
 
 
 # As `man squeue` has them. The first keep their place in the queue, or their nodes; the others have left it.
-THERE = [
-    "PENDING", "CONFIGURING", "RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "RESIZING", "STAGE_OUT",
-    "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT",
-]  # fmt: skip
-GONE = [
-    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
-    "TIMEOUT",
-]  # fmt: skip
+STATES = """
+PENDING CONFIGURING RUNNING SUSPENDED STOPPED SIGNALING RESIZING STAGE_OUT COMPLETING REQUEUED REQUEUE_HOLD
+REQUEUE_FED SPECIAL_EXIT;
+BOOT_FAIL CANCELLED COMPLETED DEADLINE FAILED NODE_FAIL OUT_OF_MEMORY PREEMPTED TIMEOUT
+"""
+THERE, GONE = map(str.split, STATES.split(";"))
 
 
 def test_every_state_of_a_job_is_in_the_queue_or_gone(slurm: Slurm, runs: Path, ledger: Ledger) -> None:
@@ -100,19 +98,19 @@ def test_every_state_of_a_job_is_in_the_queue_or_gone(slurm: Slurm, runs: Path, 
 def test_accounts_are_asked_for_every_job_in_few_requests(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(queue, "SACCT_JOBS", 3)
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.SACCT_JOBS", 3)
     slurm.says("sacct.txt", "CANCELLED by 1000")
     jobs = [str(number) for number in range(10, 18)]
     assert ended_as(jobs) == dict.fromkeys(jobs, "CANCELLED")
     assert slurm.logged("sacct_calls").count("asked") == 3
     for name in ("sacct", "scontrol"):
         slurm.command(name, SILENT)
-    monkeypatch.setattr(queue, "PATIENCE_SECONDS", 0.1)
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.PATIENCE_SECONDS", 0.1)
     assert (ended_as(jobs), shows_others()) == ({}, os.getuid() == 0)
 
 
 @pytest.mark.parametrize(
-    "accounts, ended", [("RUNNING", LEFT), ("PENDING", LEFT), ("", LEFT), ("OUT_OF_MEMORY", "OUT_OF_MEMORY")]
+    "accounts, ended", {"RUNNING": LEFT, "PENDING": LEFT, "": LEFT, "OUT_OF_MEMORY": "OUT_OF_MEMORY"}.items()
 )
 def test_accounts_that_lag_do_not_say_how_a_job_ended(
     slurm: Slurm, ledger: Ledger, runs: Path, accounts: str, ended: str
@@ -133,7 +131,10 @@ def test_jobs_of_launchers_that_died_before_they_were_complete_are_cancelled(
     submitted(ledger, ["c"], 70)
     array = (f"77_{task};PENDING;{late}" for task in (0, 1))  # in the queue after it was given up
     slurm.shows("70;PENDING;x", *array, f"88;PENDING;{hollow}")
-    with patch.object(queue, "cancel", Mock(side_effect=KeyboardInterrupt)), pytest.raises(KeyboardInterrupt):
+    with (
+        patch("cppo_lab.launch.slurm.queue.cancel", Mock(side_effect=KeyboardInterrupt)),
+        pytest.raises(KeyboardInterrupt),
+    ):
         refresh(ledger)
     for _ in range(2):  # once
         assert list(refresh(ledger)) == ["c"]
@@ -214,17 +215,14 @@ def test_a_refusal_says_whether_anything_was_submitted(slurm: Slurm, runs: Path)
 
 
 # Variables of the shell that reach sbatch: never, where `resources` leaves all to the cluster, and always.
-NEVER = [
-    "SBATCH_TIMELIMIT", "SBATCH_CLUSTERS", "SBATCH_ARRAY_INX", "SBATCH_SIGNAL", "SBATCH_WAIT",
-    "SBATCH_NO_REQUEUE", "SBATCH_CPUS_PER_GPU", "SBATCH_GPUS_PER_SOCKET", "SUBMITIT_PREEMPT_SIGNAL",
-    "SUBMITIT_EXECUTOR", "_TEST_CLUSTER_", "SLURM_JOB_ID", "SLURM_EXPORT_ENV", "SRUN_CPUS_PER_TASK",
-    "SCONTROL_ALL", "SQUEUE_STATES",
-]  # fmt: skip
-UNLESS_SET = [
-    "SBATCH_RESERVATION", "SBATCH_ACCOUNT", "SBATCH_PARTITION", "SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU",
-    "SBATCH_MEM_PER_GPU",
-]  # fmt: skip
-ALWAYS = ["SBATCH_EXPORT", "SBATCH_LICENSES_X", "SLURM_CONF", "SLURM_CLUSTERS"]
+VARIABLES = """
+SBATCH_TIMELIMIT SBATCH_CLUSTERS SBATCH_ARRAY_INX SBATCH_SIGNAL SBATCH_WAIT SBATCH_NO_REQUEUE
+SBATCH_CPUS_PER_GPU SBATCH_GPUS_PER_SOCKET SUBMITIT_PREEMPT_SIGNAL SUBMITIT_EXECUTOR _TEST_CLUSTER_
+SLURM_JOB_ID SLURM_EXPORT_ENV SRUN_CPUS_PER_TASK SCONTROL_ALL SQUEUE_STATES;
+SBATCH_RESERVATION SBATCH_ACCOUNT SBATCH_PARTITION SBATCH_MEM_PER_NODE SBATCH_MEM_PER_CPU SBATCH_MEM_PER_GPU;
+SBATCH_EXPORT SBATCH_LICENSES_X SLURM_CONF SLURM_CLUSTERS
+"""
+NEVER, UNLESS_SET, ALWAYS = map(str.split, VARIABLES.split(";"))
 
 
 @pytest.mark.parametrize(
@@ -311,20 +309,20 @@ def test_the_options_of_a_job(
 
 
 def test_every_layout_on_gpus_asks_for_cpus() -> None:
-    texts = [path.read_text() for path in (Path(__file__).parents[2] / "conf" / "layout").glob("*.yaml")]
+    texts = [path.read_text() for path in (ROOT / "conf" / "layout").glob("*.yaml")]
     silent = [text for text in texts if "device: cuda" in text and not re.search(r"\ncpus_per_gpu: \d", text)]
     assert len(texts) > 9 and silent == []
 
 
 @pytest.mark.parametrize(
     "words, cpus",
-    [
-        ("core=verl model=qwen3_1_7b", 96),
-        ("core=verl model=qwen3_1_7b layout.devices_per_node=1", 12),
-        ("core=verl model=qwen3_1_7b layout.cpus_per_gpu=null", None),  # the cluster gives them by itself
-        ("core=verl model=tiny_qwen3 +layout.cpus_per_gpu=5", None),
-        ("layout=one_node", None),  # the embedded core has no layout
-    ],
+    {
+        "core=verl model=qwen3_1_7b": 96,
+        "core=verl model=qwen3_1_7b layout.devices_per_node=1": 12,
+        "core=verl model=qwen3_1_7b layout.cpus_per_gpu=null": None,  # the cluster gives them by itself
+        "core=verl model=tiny_qwen3 +layout.cpus_per_gpu=5": None,
+        "layout=one_node": None,  # the embedded core has no layout
+    }.items(),
 )
 def test_every_kind_of_job_asks_for_the_cpus_of_its_gpus(words: str, cpus: int | None, runs: Path) -> None:
     composed = compose(words.split())
@@ -425,7 +423,7 @@ def test_a_submission_is_found_whatever_comment_the_site_demands(
 def test_a_job_is_named_after_its_sweep_and_run(
     runs: Path, variants: dict[str, str], size: int, title: str
 ) -> None:
-    spec = compose(["rule=cppo", "seed=1"]).run
+    spec = run_of("rule=cppo seed=1")
     attempt = Attempt(spec, runs, tags={schema.sweep_tag(sweep): name for sweep, name in variants.items()})
     job = TrainingJob((attempt,) * size, "", batch="batch-1" if size > 1 else "")
     assert title_of(job) == title.format(id=spec.run_id[:4])
@@ -471,9 +469,11 @@ def test_a_claim_without_an_answer_is_given_time_to_come_to_the_queue(
     (ledger.folder_of(token) / "17_submitted.pkl").touch()
     # Meanwhile sbatch comes through.
     sleep = Mock(side_effect=lambda seconds: slurm.shows(f"17;PENDING;{token}"))
-    monkeypatch.setattr(queue, "SETTLING_SECONDS", SETTLING_SECONDS)  # which the fixture has made 0
+    monkeypatch.setattr(
+        "cppo_lab.launch.slurm.queue.SETTLING_SECONDS", SETTLING_SECONDS
+    )  # which the fixture has made 0
     clock = SimpleNamespace(time=lambda: task.created + SETTLING_SECONDS / 4, sleep=sleep)
-    monkeypatch.setattr(queue, "time", clock)
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.time", clock)
     assert [job.job for job in refresh(ledger).values()] == ["17"]
     sleep.assert_called_once_with(pytest.approx(SETTLING_SECONDS * 3 / 4))
     assert [task.job for task in ledger.open_tasks()] == ["17"]
@@ -488,7 +488,7 @@ def theirs(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> Ledger:
     """A ledger with a claim of another account for two runs. All jobs in the queue are that account's."""
     monkeypatch.setenv("OWNER", str(STRANGER))
     with monkeypatch.context() as patch:
-        patch.setattr(os, "getuid", lambda: STRANGER)
+        patch.setattr("os.getuid", lambda: STRANGER)
         ledger.claim(TWO)
     return ledger
 
@@ -517,7 +517,7 @@ def test_jobs_that_the_cluster_hides_are_in_the_queue_still(
 ) -> None:
     [token] = theirs.unanswered()
     theirs.submitted(token, 17)
-    monkeypatch.setattr(queue, "shows_others", lambda: not hidden)
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.shows_others", lambda: not hidden)
     why = f"a job of {STRANGER}, which Slurm does not show to you"
     pending = {
         name: QueuedJob(f"17_{place}", STRANGER, "PENDING", why, token) for place, name in enumerate(TWO)
@@ -530,20 +530,20 @@ def test_jobs_that_the_cluster_hides_are_in_the_queue_still(
 
 @pytest.mark.parametrize(
     "settings, shown",
-    [
-        ("PrivateData = none", True),
-        ("PrivateData = accounts,usage", True),
-        ("PrivateData = accounts,jobs,users", False),
-        ("PrivateData = ALL", False),
-        ("SlurmctldPort = 6817", False),
-    ],
+    {
+        "PrivateData = none": True,
+        "PrivateData = accounts,usage": True,
+        "PrivateData = accounts,jobs,users": False,
+        "PrivateData = ALL": False,
+        "SlurmctldPort = 6817": False,
+    }.items(),
 )
 def test_the_cluster_says_whether_it_shows_the_jobs_of_others(
     slurm: Slurm, monkeypatch: pytest.MonkeyPatch, settings: str, shown: bool
 ) -> None:
     slurm.says("config.txt", f"Configuration data\n{settings}")
     for account, sees in ((STRANGER, shown), (0, True)):  # from root nothing is hidden
-        monkeypatch.setattr(os, "getuid", lambda account=account: account)
+        monkeypatch.setattr("os.getuid", lambda account=account: account)
         assert shows_others() is sees
 
 
@@ -620,7 +620,7 @@ def job_that(*ends: BaseException | None) -> Mock:
 def test_a_requeued_job_waits_for_its_predecessor_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []  # the clock stands still but for that
     clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append)
-    monkeypatch.setattr(job_module, "time", clock)
+    monkeypatch.setattr("cppo_lab.launch.slurm.job.time", clock)
     trained = AlreadyRunning("run b is being trained by another process")
     SlurmTask(job := job_that(*[trained] * 3, None), requeues=2)()
     assert (job.run.call_count, len(slept)) == (4, 3)
@@ -644,14 +644,14 @@ def requeues(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.parametrize(
     "answer, requeued",
-    [
-        ("JobId=7 JobState=RUNNING PreemptTime=2026-11-26T10:00:00 Comment=x", True),
-        ("JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-11-26T10:00:00", True),
-        ("JobId=7 JobState=RUNNING PreemptTime=None", False),
-        ("JobId=7 JobState=COMPLETING PreemptTime=2026-11-26T10:00:00", False),
-        ("", False),
-        (None, False),
-    ],
+    {
+        "JobId=7 JobState=RUNNING PreemptTime=2026-11-26T10:00:00 Comment=x": True,
+        "JobId=7 JobState=RUNNING Reason=None PreemptTime=2026-11-26T10:00:00": True,
+        "JobId=7 JobState=RUNNING PreemptTime=None": False,
+        "JobId=7 JobState=COMPLETING PreemptTime=2026-11-26T10:00:00": False,
+        "": False,
+        None: False,
+    }.items(),
 )
 def test_a_job_that_is_ended_goes_back_only_if_slurm_preempts_it(
     slurm: Slurm, requeues: list[int], monkeypatch: pytest.MonkeyPatch, answer: str | None, requeued: bool
@@ -716,6 +716,6 @@ def test_a_task_of_an_array_takes_the_name_of_its_run(monkeypatch: pytest.Monkey
     monkeypatch.delenv(OUTSIDE, raising=False)
     for name, value in {"JOB_NAME": "quickstart@token", "ARRAY_TASK_ID": "1", "JOB_ID": "7"}.items():
         monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setattr(job_module, "command_output", asked := Mock())
+    monkeypatch.setattr("cppo_lab.launch.slurm.job.command_output", asked := Mock())
     SlurmTask(Mock(), 0, "quickstart/cppo-1-3f2a")._take_name()
     asked.assert_called_once_with("scontrol", "update", "JobId=7", "JobName=quickstart/cppo-1-3f2a@token")

@@ -77,7 +77,7 @@ def svg_alone() -> Iterator[None]:
             save(figure, out, format=format, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Figure, "savefig", saved)
+        patch.setattr("matplotlib.figure.Figure.savefig", saved)
         yield
 
 

@@ -68,12 +68,12 @@ def test_one_axis_has_means_in_its_order() -> None:
 
 @pytest.mark.parametrize(
     "counts, said",
-    [
-        ((1, 1), "of one run each, without an interval"),
-        ((2, 1), "with the range of two seeds"),
-        ((3, 3), "with the 95 % interval of the mean over seeds"),
-        ((2, 3), "with the 95 % interval of the mean over seeds; of two seeds, their range"),
-    ],
+    {
+        (1, 1): "of one run each, without an interval",
+        (2, 1): "with the range of two seeds",
+        (3, 3): "with the 95 % interval of the mean over seeds",
+        (2, 3): "with the 95 % interval of the mean over seeds; of two seeds, their range",
+    }.items(),
 )
 def test_two_seeds_have_their_range(counts: tuple[int, int], said: str) -> None:
     """In the figure and in the table of scores, whose intervals end at 0; one of two seeds goes far below it."""

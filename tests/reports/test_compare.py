@@ -18,9 +18,9 @@ from tests.reports.conftest import request_in, svg_alone
 
 
 @pytest.fixture(scope="module")
-def made(demo_store: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def made(demo_store: Path, shared_path: Path) -> Path:
     """A folder with two reports: of three runs of the sweep, and of all four with another score."""
-    whole = replace(request_in(tmp_path_factory.mktemp("made"), demo_store), name="main")
+    whole = replace(request_in(shared_path, demo_store), name="main")
     folder, client = whole.out.parent, MlflowClient(whole.uri)
     few = replace(whole.sweeps[0], expected=whole.sweeps[0].expected[:3])
     with svg_alone():
@@ -128,10 +128,7 @@ def test_the_command(made: Path, cppo: Command, name: str) -> None:
 
 @pytest.mark.parametrize(
     "of_sweep, change, words",
-    [
-        ("cells", {"score": {"mean": 1e999, "n": 1}}, "finite number"),
-        ("runs", {"step": -1}, "step=-1"),
-    ],
+    [("cells", {"score": {"mean": 1e999, "n": 1}}, "finite number"), ("runs", {"step": -1}, "step=-1")],
 )
 def test_nothing_in_a_record_is_trusted(
     two: tuple[Path, Path], of_sweep: str, change: dict[str, Any], words: str

@@ -88,12 +88,7 @@ PLAIN = (  # the median, and the worst: of the ESS the least
         (lambda *_: OTHER, "0", (), ()),
     ],
 )
-def test_the_section(
-    points: Points,
-    staleness: str,
-    shown: tuple[str, ...],
-    absent: tuple[str, ...],
-) -> None:
+def test_the_section(points: Points, staleness: str, shown: tuple[str, ...], absent: tuple[str, ...]) -> None:
     runs = []
     for variant, seed in itertools.product(("grpo", "cppo"), (0, 1)):
         logged = pd.DataFrame([points(variant, seed, step) for step in STEPS], STEPS).to_dict()

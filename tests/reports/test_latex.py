@@ -48,7 +48,7 @@ def _latex() -> None:
 def pages(folder: Path, files: dict[str, str], text: str = "") -> int:
     """The pages that LaTeX makes of the text, or else of the tables, without a question, warning or stranger's file."""
     for name, content in {**files, "tables.tex": text or latex_wrapper(files)}.items():
-        (folder / name).write_text(content, encoding="utf-8")
+        (folder / name).write_text(content)
     command = ["pdflatex", "-no-shell-escape", "-halt-on-error", "-interaction=nonstopmode", "tables.tex"]
     made = subprocess.run(command, cwd=folder, capture_output=True, timeout=CEILING_SECONDS, check=False)
     assert made.returncode == 0, made.stdout[-2000:]

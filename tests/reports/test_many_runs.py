@@ -6,7 +6,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from cppo_lab import schema
-from cppo_lab.reports import build, sections, sweep
 from cppo_lab.reports.figures.curves import FEW, MOST_VARIANTS, curves_info, diagnostics_info, draw_line
 from cppo_lab.reports.figures.drawing import PanelsInfo
 from cppo_lab.reports.sections import Scored, Section, run_groups
@@ -57,7 +56,7 @@ def test_figures_show_the_best_of_very_many_variants_and_say_so() -> None:
 
 
 def test_every_cell_of_a_long_list_of_runs_has_an_equal_share(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sections, "MANY", 20)
+    monkeypatch.setattr("cppo_lab.reports.sections.MANY", 20)
     for variants, seeds, listed in ((4, 10, 5), (2, 10, 10)):
         groups = run_groups(Scored("demo", "Demo", scored(made(variants, seeds)), "sqlite://"))
         assert {(len(group["runs"]), group["left_out"]) for group in groups} == {(listed, seeds - listed)}
@@ -66,8 +65,8 @@ def test_every_cell_of_a_long_list_of_runs_has_an_equal_share(monkeypatch: pytes
 def test_the_page_of_very_many_variants_is_bounded_and_says_what_it_leaves_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(build, "MOST_ROWS", 10)
-    monkeypatch.setattr(sections, "MANY", 12)
+    monkeypatch.setattr("cppo_lab.reports.build.MOST_ROWS", 10)
+    monkeypatch.setattr("cppo_lab.reports.sections.MANY", 12)
     assert "1 run." in page_of(scored(made(1, 1)))[1]
     few, small, large = (page_of(scored(made(count, 1)))[1] for count in (3, 15, 30))
     assert "more, in the" not in few
@@ -80,7 +79,7 @@ def test_further_answers_are_linked_in_a_part_of_the_page(monkeypatch: pytest.Mo
     """Without claims about scores there are no verdicts, if there is a section on errors."""
     errors = Section("exact", "Errors", {"figures": ()}, macro="figure_list")
     for section, link in ((errors, "#exact"), (None, "#verdicts")):
-        monkeypatch.setattr(sweep, "exact_section", lambda _scored, section=section: section)
+        monkeypatch.setattr("cppo_lab.reports.sweep.exact_section", lambda _scored, section=section: section)
         html = page_of(scored(made(15, 1)))[1]
         assert f'8 more comparisons: <a href="{link}">' in html and f'id="{link[1:]}"' in html
 

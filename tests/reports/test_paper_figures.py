@@ -19,8 +19,9 @@ from cppo_lab.analysis.study import read_study
 from cppo_lab.reports.figures.drawing import Picture, figure_csv, figure_style
 from cppo_lab.reports.figures.gallery import MECHANISMS, SETTINGS, gallery
 from cppo_lab.reports.study import paper_study_request
+from tests.conftest import ROOT
 
-FOLDER = Path(__file__).parents[2] / "reports" / "paper"
+FOLDER = ROOT / "reports" / "paper"
 T_STOP = {"Qwen3-1.7B": 1120, "Qwen3-1.7B-Base": 680, "Qwen3-8B-Base": 490, "Qwen3-30B-A3B-Base": 560}
 MODELS = tuple(T_STOP)
 AIME = ("aime24", "aime25", "aime26")
@@ -36,6 +37,7 @@ COLOUR = {
 FULL = {"cppo_tv", "cppo_topk_tv", "cppo_db0.02_w0.8"}  # CPPO under another name
 Curve = dict[int, float]
 Curves = dict[tuple[str, ...], Curve]
+Drawn = dict[str, tuple[Picture, Figure]]
 
 
 def curves(name: str, keys: tuple[str, ...], value: str, scale: float = 1.0) -> Curves:
@@ -48,9 +50,9 @@ def curves(name: str, keys: tuple[str, ...], value: str, scale: float = 1.0) -> 
 
 
 @pytest.fixture(scope="module")
-def drawn(reference_uri: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Picture, Figure]]:
+def drawn(reference_uri: str, shared_path: Path) -> Drawn:
     """Every figure that the curves allow, drawn."""
-    request = paper_study_request(reference_uri, tmp_path_factory.mktemp("unused"))
+    request = paper_study_request(reference_uri, shared_path)
     figures = {}
     for picture in gallery(read_study(reference_uri, request.experiment, request.name, request.sweeps)):
         if not picture.absent:
@@ -96,9 +98,7 @@ def assert_same(line: Line2D, curve: Curve) -> None:
     assert points(line) == pytest.approx(curve, abs=1e-9)
 
 
-def test_every_drawn_number_and_name_is_in_the_csv_and_in_view(
-    drawn: dict[str, tuple[Picture, Figure]],
-) -> None:
+def test_every_drawn_number_and_name_is_in_the_csv_and_in_view(drawn: Drawn) -> None:
     assert set(drawn) == {f"figure_{number}" for number in (1, *range(4, 12))}
     for name, (picture, fig) in drawn.items():
         written = {cell for row in csv.reader(figure_csv(picture.info).splitlines()) for cell in row}
@@ -115,9 +115,7 @@ def test_every_drawn_number_and_name_is_in_the_csv_and_in_view(
 
 
 @pytest.mark.parametrize("name, models", [("figure_1", MODELS[3:]), ("figure_4", MODELS[1:])])
-def test_main_curves(
-    drawn: dict[str, tuple[Picture, Figure]], validation: Curves, name: str, models: tuple[str, ...]
-) -> None:
+def test_main_curves(drawn: Drawn, validation: Curves, name: str, models: tuple[str, ...]) -> None:
     for ax, model in zip(drawn[name][1].axes[-len(models) :], models, strict=True):
         assert ax.get_title(loc="left").startswith(model + " ")
         for method, colour in COLOUR.items():
@@ -125,7 +123,7 @@ def test_main_curves(
             assert_same(line, validation[model, method, "mean"])
 
 
-def test_ablations(drawn: dict[str, tuple[Picture, Figure]]) -> None:
+def test_ablations(drawn: Drawn) -> None:
     of_file = curves("ablation_curves.csv", ("ablation", "variant"), "aime24_25_26_avg_at_16", 100)
     seen: dict[str, str] = {}
     axes = [*drawn["figure_5"][1].axes, *drawn["figure_6"][1].axes]
@@ -140,7 +138,7 @@ def test_ablations(drawn: dict[str, tuple[Picture, Figure]]) -> None:
             assert seen.setdefault(variant, colour) == colour  # the same in every panel
 
 
-def test_warmup(drawn: dict[str, tuple[Picture, Figure]]) -> None:
+def test_warmup(drawn: Drawn) -> None:
     of_file = curves("warmup_diagnostics.csv", ("metric", "model"), "value")
     rate, share = "delta_b_effective_mean", "prefix_budget_mask_fraction"
     names = itertools.product((rate, share), MODELS[1:])
@@ -152,7 +150,7 @@ def test_warmup(drawn: dict[str, tuple[Picture, Figure]]) -> None:
 
 @pytest.mark.parametrize("number, model", list(enumerate(MODELS, 8)))
 def test_all_curves_of_a_model(
-    drawn: dict[str, tuple[Picture, Figure]], validation: Curves, diagnostics: Curves, number: int, model: str
+    drawn: Drawn, validation: Curves, diagnostics: Curves, number: int, model: str
 ) -> None:
     axes = drawn[f"figure_{number}"][1].axes
     assert "; ".join(ax.get_title(loc="left") for ax in axes) == (

@@ -10,7 +10,6 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.tracking import reference
 from cppo_lab.tracking.client import StoreClient
 from cppo_lab.tracking.page import SweepText
 from cppo_lab.tracking.read import histories, stored_run
@@ -70,14 +69,13 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         ReferenceRun(f"paper-m-{name}", "m", name, 100, {"main": name}, curve)
         for name in ("grpo", "dppo", "cppo")
     ]
-    monkeypatch.setattr(reference, "reference_runs", lambda: runs)
-    monkeypatch.setattr(reference, "BATCH", 10)
+    monkeypatch.setattr("cppo_lab.tracking.reference.reference_runs", lambda: runs)
+    monkeypatch.setattr("cppo_lab.tracking.reference.BATCH", 10)
 
 
 @pytest.mark.parametrize("calls_before_the_kill", [3, 4, 5, 6])
-@pytest.mark.usefixtures("small")
 def test_a_killed_import_is_finished_by_the_next(
-    monkeypatch: pytest.MonkeyPatch, uri: str, calls_before_the_kill: int
+    monkeypatch: pytest.MonkeyPatch, uri: str, calls_before_the_kill: int, small: None
 ) -> None:
     """In the second run at each of its batches, and at the first of the third."""
     real, calls = MlflowClient.log_batch, iter(range(100))
@@ -88,7 +86,7 @@ def test_a_killed_import_is_finished_by_the_next(
         real(client, *args, **more)
 
     with monkeypatch.context() as patched:
-        patched.setattr(MlflowClient, "log_batch", killed)
+        patched.setattr("mlflow.MlflowClient.log_batch", killed)
         with pytest.raises(KeyboardInterrupt):
             import_reference(uri)
     whole, left = calls_before_the_kill // 3, stored(uri)
@@ -107,8 +105,9 @@ def test_a_killed_import_is_finished_by_the_next(
     assert run_id(runs["paper-m-grpo"]) == run_id(left["paper-m-grpo"])
 
 
-@pytest.mark.usefixtures("small")
-def test_the_papers_runs_are_nested_as_ours_are_and_those_of_others_are_left_alone(uri: str) -> None:
+def test_the_papers_runs_are_nested_as_ours_are_and_those_of_others_are_left_alone(
+    uri: str, small: None
+) -> None:
     import_reference(uri)
     client = MlflowClient(uri)
     number = client.get_experiment_by_name(schema.PAPER).experiment_id
@@ -128,5 +127,5 @@ def test_the_papers_runs_are_nested_as_ours_are_and_those_of_others_are_left_alo
 
 
 def test_a_store_that_goes_away_in_the_middle(cppo: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reference, "_write", Mock(side_effect=MlflowException("gone")))
+    monkeypatch.setattr("cppo_lab.tracking.reference._write", Mock(side_effect=MlflowException("gone")))
     assert "mlflow.db cannot be used: gone: check" in cppo("reference import", code=3).err

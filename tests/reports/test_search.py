@@ -25,13 +25,7 @@ from cppo_lab.reports.search import (
     override,
     search_figures,
 )
-from tests.analysis.made_search import (
-    log_search,
-    log_training,
-    made_search,
-    made_trial,
-    parsed,
-)
+from tests.analysis.made_search import log_search, log_training, made_search, made_trial, parsed
 from tests.reports.conftest import svg_alone
 from tests.reports.test_build import contents, named
 
@@ -64,9 +58,9 @@ def built(request: SearchRequest, content: dict[str, Any]) -> dict[str, bytes]:
 
 
 @pytest.fixture(scope="module")
-def reported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+def reported(shared_path: Path) -> dict[str, bytes]:
     """The report of the made search, its training runs included."""
-    request, content = request_of(tmp_path_factory.mktemp("made")), made_search()
+    request, content = request_of(shared_path), made_search()
     log_search(request.uri, content)
     log_training(request.uri, content)
     with svg_alone():
@@ -85,8 +79,8 @@ def table(files: dict[str, bytes], name: str) -> list[dict[str, str]]:
 
 
 def test_the_report_of_a_search(reported: dict[str, bytes]) -> None:
-    figures = named((f"figure_{name}" for name in drawn(made_search())), "png", "svg", "pdf", "csv")
-    tables = named(("table_trials", "table_space"), "md", "tex", "csv")
+    figures = named((f"figure_{name}" for name in drawn(made_search())), "png svg pdf csv")
+    tables = named(("table_trials", "table_space"), "md tex csv")
     assert {*reported} == figures | tables | {
         "index.html",
         "report.json",
@@ -151,8 +145,7 @@ def test_the_tables(reported: dict[str, bytes]) -> None:
         assert line in reported[file].decode()
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_hostile_text_is_text(made: SearchRequest) -> None:
+def test_hostile_text_is_text(made: SearchRequest, undrawn: None) -> None:
     """In drawings: tests/fuzz/test_escaping.py."""
     hostile = "<script>alert(1)</script> $\\frac{$ {{ 7 * 7 }}"
     content = made_search(title=hostile, question=hostile, model=hostile, sampler=hostile, pruner=hostile)
@@ -168,8 +161,7 @@ def test_hostile_text_is_text(made: SearchRequest) -> None:
     assert not any(b"<script" in data for name, data in files.items() if name.endswith((".md", ".html")))
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_search_of_one_trial(made: SearchRequest) -> None:
+def test_a_search_of_one_trial(made: SearchRequest, undrawn: None) -> None:
     content = made_search(trials=1, seeds=(0,))
     assert {*drawn(content)} == {"history", "slices", "curves"}
     html = built(made, content)["index.html"].decode()
@@ -177,8 +169,7 @@ def test_a_search_of_one_trial(made: SearchRequest) -> None:
     assert "too few complete trials to tell" in html and "The best of 1 trial is trial 0" in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_a_search_without_trials_or_whose_trials_all_failed(made: SearchRequest) -> None:
+def test_a_search_without_trials_or_whose_trials_all_failed(made: SearchRequest, undrawn: None) -> None:
     page = built(made, made_search(trials=0))["index.html"].decode()
     assert "no trial yet" in page and "--trials" not in page
     content = made_search(best=[])
@@ -190,8 +181,7 @@ def test_a_search_without_trials_or_whose_trials_all_failed(made: SearchRequest)
     assert html.count("no GPU") == 24 and "cppo launch" not in html
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_three_objectives_and_choices(made: SearchRequest) -> None:
+def test_three_objectives_and_choices(made: SearchRequest, undrawn: None) -> None:
     content = made_search(seeds=(0,), objectives=["final_score", "stability", "best_score"], best=[])
     deltas, rules = [0.02, 0.05, 0.15], ["cppo", None, True]
     content["parameters"] = {"rule.delta": {"choices": deltas}, "rule.name": {"choices": rules}}
@@ -272,8 +262,7 @@ def test_no_surface_where_it_would_be_made_up(on_a_line: bool) -> None:
     assert not slices.absent
 
 
-@pytest.mark.usefixtures("undrawn")
-def test_words_on_ties_and_edges(made: SearchRequest) -> None:
+def test_words_on_ties_and_edges(made: SearchRequest, undrawn: None) -> None:
     content = made_search(trials=3, seeds=(4,), best=[0])
     first, second, third = content["trials"]
     first |= {"values": [0.5], "params": {"rule.delta_b": 0.05, "rule.w_min": 0.7}}

@@ -15,14 +15,7 @@ from cppo_lab.analysis.statistics.claims import CLAIMS, Hypotheses
 from cppo_lab.analysis.statistics.estimate import Estimate
 from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.reports import names, sections, tables
-from cppo_lab.reports.names import (
-    display_name,
-    escape_latex,
-    estimate_text,
-    in_order,
-    points,
-    score_name,
-)
+from cppo_lab.reports.names import display_name, escape_latex, estimate_text, in_order, points, score_name
 from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.statistics_tables import statistics_tables, with_looks
 from cppo_lab.reports.tables import (
@@ -87,7 +80,7 @@ def test_the_list_of_runs_has_final_scores_and_warm_starts() -> None:
             MadeRun("cppo", scores=both(curve), warm_start="0123abcd"),
             MadeRun("dppo", scores=both({0: 0.2, 10: 0.5, 20: 0.1}), status=schema.COLLAPSED),
             MadeRun("grpo", status=schema.RUNNING),
-        ],
+        ]
     )
     listed = csv.DictReader(io.StringIO(sections.runs_csv(board)))
     # Of CPPO the mean of steps 80, 90, 100; DPPO goes on at its last score.
@@ -110,7 +103,7 @@ def test_columns_follow_the_benchmarks_and_models_of_the_runs() -> None:
             flat("cppo", 0.3, model="small", t_stop=40),
             flat("cppo", 0.4, model="large", t_stop=80),
             flat("dppo", 0.5, model="large", t_stop=80),
-        ],
+        ]
     )
     assert tables.table_csv(full_table(board, "Demo")) == (
         "model,t_stop,method,chain24,chain25,avg,core\n"
@@ -188,7 +181,7 @@ def test_names_and_order() -> None:
 
 @pytest.mark.parametrize(
     "fraction, text",
-    [(0.00125, "+0.13"), (-0.00125, "−0.13"), (-0.00001, "+0.00"), (0.0, "+0.00"), (None, "–")],
+    {0.00125: "+0.13", -0.00125: "−0.13", -0.00001: "+0.00", 0.0: "+0.00", None: "–"}.items(),
 )
 def test_a_difference_is_spelled_in_one_way(fraction: float | None, text: str) -> None:
     assert points(fraction, signed=True) == text

@@ -62,9 +62,7 @@ def test_a_claim_about_speed_says_so() -> None:
 
 def line_of(claim: Claim, cells: dict[str, list[float]]) -> tuple[VerdictView, VerdictLine]:
     view = verdict_view(
-        {claim.sweep: scored(flat(cells), claim.sweep)},
-        "mini",
-        standings={claim: Standing("", True)},
+        {claim.sweep: scored(flat(cells), claim.sweep)}, "mini", standings={claim: Standing("", True)}
     )
     return view, next(line for line in view.lines if line.verdict.claim == claim)
 

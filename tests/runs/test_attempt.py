@@ -15,7 +15,6 @@ import torch
 from cppo_lab import schema
 from cppo_lab.errors import Interrupted, describe, find_interruption, handle_signals
 from cppo_lab.launch.training import TrainingJob
-from cppo_lab.runs import recorder
 from cppo_lab.runs.attempt import prepare_process
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.machine import Environment
@@ -23,7 +22,6 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import newest_record
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED
 from tests.jobs import job
@@ -97,7 +95,7 @@ def test_a_signal_while_a_checkpoint_is_written_is_an_interruption_too(
         is_checkpoint = isinstance(value, dict) and "run_id" in value  # else the weights of a warm start
         save(value, CutOff() if is_checkpoint else file)
 
-    monkeypatch.setattr(torch, "save", save_cut_off)
+    monkeypatch.setattr("torch.save", save_cut_off)
     with pytest.raises(KeyboardInterrupt if number == signal.SIGINT else Interrupted):
         training.run()
     assert len(cut) == 1
@@ -137,7 +135,7 @@ def test_a_signal_while_the_record_begins_is_recorded(
 def test_a_signal_while_the_end_is_recorded_does_not_change_it(
     end: Outcome | Exception, status: str, training: TrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorder, "_keep_output", lambda *_: signal.raise_signal(signal.SIGTERM))
+    monkeypatch.setattr("cppo_lab.runs.recorder._keep_output", lambda *_: signal.raise_signal(signal.SIGTERM))
     train = Mock(side_effect=[end])
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: train)
     with contextlib.nullcontext() if end is FINISHED else pytest.raises(ValueError, match="bad"):
@@ -159,8 +157,8 @@ def test_a_signal_in_the_last_words_only_hurries_them(
         tries.append("nobody answers")
         return tries[-1]
 
-    monkeypatch.setattr(uploader, "HURRY_SECONDS", 0.0)
-    monkeypatch.setattr(uploader, "upload_once", away)
+    monkeypatch.setattr("cppo_lab.tracking.uploader.HURRY_SECONDS", 0.0)
+    monkeypatch.setattr("cppo_lab.tracking.uploader.upload_once", away)
     monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: Mock(return_value=FINISHED))
     with pytest.raises(Interrupted):  # afterwards: it was held
         replace(training, uri="http://127.0.0.1:9").run()

@@ -13,8 +13,8 @@ from cppo_lab.core_records import BEST_CHECKPOINT, BEST_MODEL, CHECKPOINT, CHECK
 from cppo_lab.runs import export
 from cppo_lab.runs.export import Subject, front_matter, model_card
 from cppo_lab.runs.folder import run_lock, write_status
-from cppo_lab.sweep.compose import compose
 from tests.conftest import user_error, write
+from tests.jobs import run_of
 
 WEIGHTS = [CHECKPOINT, CHECKPOINTS, BEST_MODEL, BEST_CHECKPOINT]
 
@@ -87,7 +87,7 @@ def test_an_archive_has_the_records_and_is_the_same_twice(tmp_path: Path) -> Non
 
 def test_a_published_model_is_named_with_its_revision_and_its_data() -> None:
     """Validated before training and at step 10, where no mean was recorded."""
-    spec = compose(["core=verl", "model=qwen3_1_7b_base"]).run
+    spec = run_of("core=verl model=qwen3_1_7b_base")
     model, samples, benchmark = spec.model, spec.validation.samples, spec.data.benchmarks[0]
     rows = {
         0: {schema.validation_metric(schema.MEAN, samples): 0.125},

@@ -28,7 +28,7 @@ def test_a_status_on_a_full_disk_takes_the_place_of_the_old_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_status(tmp_path, {"step": 1, "reason": "a long one"})
-    monkeypatch.setattr(files, "replacing", full)
+    monkeypatch.setattr("cppo_lab.files.replacing", full)
     write_status(tmp_path, {"step": 2})
     assert (read_status(tmp_path), len(list(tmp_path.iterdir()))) == ({"step": 2}, 1)
     (tmp_path / "status.json").unlink()

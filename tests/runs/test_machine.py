@@ -16,7 +16,6 @@ from threading import Thread
 from types import SimpleNamespace
 from unittest.mock import Mock, patch
 
-import psutil
 import pynvml
 import pytest
 from mlflow.system_metrics.metrics import cpu_monitor, disk_monitor, gpu_monitor, network_monitor
@@ -47,12 +46,12 @@ code_state = CACHED.__wrapped__  # asks git at each call
 
 @pytest.fixture(autouse=True)
 def asked_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "code_state", code_state)
+    monkeypatch.setattr("cppo_lab.runs.machine.code_state", code_state)
 
 
 def test_a_process_asks_git_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "code_state", CACHED)
-    monkeypatch.setattr(machine, "git", ask := Mock(return_value="c0ffee\n"))
+    monkeypatch.setattr("cppo_lab.runs.machine.code_state", CACHED)
+    monkeypatch.setattr("cppo_lab.runs.machine.git", ask := Mock(return_value="c0ffee\n"))
     CACHED.cache_clear()
     assert environment().tags["cppo.env.commit"] == "c0ffee"
     assert code_version() == code_version() == f"{cppo_lab.__version__}+c0ffee.dirty"
@@ -60,18 +59,19 @@ def test_a_process_asks_git_once(monkeypatch: pytest.MonkeyPatch) -> None:
     CACHED.cache_clear()
 
 
-def git(root: Path, *arguments: str) -> str:
-    command = ["git", "-C", str(root), "-c", "user.name=a", "-c", "user.email=a@b", *arguments]
+def git(root: Path, words: str, *more: str) -> str:
+    settings = "-c user.name=a -c user.email=a@b"
+    command = ["git", "-C", str(root), *f"{settings} {words}".split(), *more]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def made(root: Path) -> Path:
     root.mkdir(exist_ok=True)
-    git(root, "init", "-q")
+    git(root, "init -q")
     (root / "a.py").write_text("one\n")
     (root / "ü b.py").write_text("two\n")
-    git(root, "add", ".")
-    git(root, "commit", "-qm", f"first of {root}")
+    git(root, "add .")
+    git(root, "commit -qm", f"first of {root}")
     return root
 
 
@@ -83,8 +83,8 @@ def checkout(tmp_path: Path) -> Path:
 def test_a_clean_checkout_and_changed_ones_that_are_told_apart(checkout: Path) -> None:
     (checkout / "untracked").write_text("")
     (checkout / "a.py").touch()
-    git(checkout, "worktree", "add", "-q", str(checkout / "linked"))
-    commit = git(checkout, "rev-parse", "HEAD")
+    git(checkout, "worktree add -q linked")
+    commit = git(checkout, "rev-parse HEAD")
     for root in (checkout, checkout / "linked"):
         assert code_state(root) == CodeState(commit)
         assert code_version(root) == f"{cppo_lab.__version__}+{commit[:12]}"
@@ -96,8 +96,8 @@ def test_a_clean_checkout_and_changed_ones_that_are_told_apart(checkout: Path) -
         (checkout / "a.py").write_text(text)
         assert code_version(checkout).endswith(".dirty")
         states.append(code_state(checkout).changes)
-    git(checkout, "add", "a.py")  # staged or not, it is the same code
-    git(checkout, "config", "diff.mnemonicPrefix", "true")
+    git(checkout, "add a.py")  # staged or not, it is the same code
+    git(checkout, "config diff.mnemonicPrefix true")
     states.append(code_state(checkout).changes)
     (checkout / "ü b.py").unlink()
     states.append(code_state(checkout).changes)
@@ -134,7 +134,7 @@ def test_a_version_that_git_could_not_read_says_so_and_equals_no_other(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(subprocess, "run", Mock(side_effect=fault))
+    monkeypatch.setattr("subprocess.run", Mock(side_effect=fault))
     versions = {code_version(checkout), code_version(checkout)}
     assert len(versions) == 2
     assert all(re.fullmatch(r".+\+unread\.[0-9a-f]{12}", version) for version in versions)
@@ -145,7 +145,7 @@ def test_a_broken_checkout_is_not_the_repository_around_it(checkout: Path) -> No
     inner = checkout / "inner"
     inner.mkdir()
     assert code_version(inner) == cppo_lab.__version__
-    git(inner, "init", "-q")
+    git(inner, "init -q")
     assert code_state(inner).unread  # no commit yet
     (made(inner) / ".git" / "HEAD").unlink()
     assert code_state(inner).unread
@@ -159,7 +159,7 @@ def told(*names: str) -> list[str | None]:
 def test_this_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     commit, changes, _ = code_state(machine.ROOT)
     popen = Mock(wraps=subprocess.Popen)
-    monkeypatch.setattr(subprocess, "Popen", popen)
+    monkeypatch.setattr("subprocess.Popen", popen)
     tags = environment().tags
     assert {call.args[0][0] for call in popen.call_args_list} <= {"git"}  # no other program is called
     expected = {
@@ -217,7 +217,7 @@ def test_a_job_of_slurm_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(sys, "argv", ["cppo", f"tracking.uri={uri}"])
+    monkeypatch.setattr("sys.argv", ["cppo", f"tracking.uri={uri}"])
     masked = "main https://ada:***@mlflow.example"
     assert told(*names) == ["812", "810_3", masked, "gpu", "node[01-02,7]", "2"]
     assert environment().tags["mlflow.source.type"] == "JOB"
@@ -227,7 +227,7 @@ def test_a_job_of_slurm_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("end, deadline", [("1700000000", 1700000000.0), ("Unknown", 1000 + 7200.0)])
 def test_when_the_process_is_ended(monkeypatch: pytest.MonkeyPatch, end: str, deadline: float) -> None:
     monkeypatch.setenv("SLURM_JOB_END_TIME", end)
-    monkeypatch.setattr(machine, "time", SimpleNamespace(time=lambda: 1000.0))
+    monkeypatch.setattr("cppo_lab.runs.machine.time", SimpleNamespace(time=lambda: 1000.0))
     composed = compose(["resources.hours=2"])
     equipped = Equipped(composed.run, Path("runs"), resources=composed.resources, grace_seconds=60)
     lent = equipped.resources_in(Path("run"))
@@ -238,10 +238,12 @@ def test_when_the_process_is_ended(monkeypatch: pytest.MonkeyPatch, end: str, de
 def test_what_a_container_or_the_kernel_does_not_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(machine, "PROCESSORS", tmp_path / "cpuinfo")
-    monkeypatch.setattr(machine, "code_state", lambda root: CodeState())  # an installation without git
-    monkeypatch.setattr(pwd, "getpwuid", {}.__getitem__)
-    monkeypatch.setattr(platform, "processor", lambda: "aarch64")
+    monkeypatch.setattr("cppo_lab.runs.machine.PROCESSORS", tmp_path / "cpuinfo")
+    monkeypatch.setattr(
+        "cppo_lab.runs.machine.code_state", lambda root: CodeState()
+    )  # an installation without git
+    monkeypatch.setattr("pwd.getpwuid", {}.__getitem__)
+    monkeypatch.setattr("platform.processor", lambda: "aarch64")
     assert told("cpu", "commit", "dirty", "changes") == ["aarch64", None, None, None]
     tags = environment().tags
     assert (tags["mlflow.user"], tags.get("mlflow.source.git.commit")) == (str(os.getuid()), None)
@@ -273,7 +275,7 @@ def two(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> dict[int, int]:
     )
     monkeypatch.setitem(sys.modules, "pynvml", library)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr(machine, "DRIVER", tmp_path / "driver")
+    monkeypatch.setattr("cppo_lab.runs.machine.DRIVER", tmp_path / "driver")
     return loads
 
 
@@ -350,7 +352,7 @@ def test_loads_of_what_comes_and_goes(
     assert {*next(loads(tmp_path))} == without("gpu_0")
     monkeypatch.setitem(sys.modules, "pynvml", None)
     assert {*next(loads(tmp_path))} == without("gpu")
-    monkeypatch.setattr(psutil, "net_io_counters", Mock(side_effect=FileNotFoundError("/proc/net/dev")))
+    monkeypatch.setattr("psutil.net_io_counters", Mock(side_effect=FileNotFoundError("/proc/net/dev")))
     assert {*next(loads(tmp_path))} == without("gpu", "network")
 
 

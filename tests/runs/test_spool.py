@@ -46,8 +46,8 @@ from cppo_lab.runs.spool import (
 )
 from cppo_lab.tracking import upload
 from cppo_lab.tracking.upload import ship
+from tests.conftest import ROOT
 
-ROOT = Path(__file__).parents[2]
 URI = "http://store"
 SCORE = schema.validation_metric(schema.MEAN, 4)
 ROWS = [StepEvent(step, 1000 + step, {"train/reward": step / 3}) for step in range(3)]
@@ -261,7 +261,7 @@ def sent(folder: Path, client: Taker, *unwritten: Any) -> int:
     return ship(folder, URI, client, unwritten)  # type: ignore[arg-type]
 
 
-@patch.object(upload, "BATCH", 3)
+@patch("cppo_lab.tracking.upload.BATCH", 3)
 @pytest.mark.parametrize("metrics", [1, 2, 7])
 def test_whatever_request_fails_every_point_arrives(tmp_path: Path, spool: Spool, metrics: int) -> None:
     """Points of one line in several requests, and of several lines in one: whole lines are not sent again."""
@@ -297,7 +297,7 @@ def test_no_line_is_sent_before_the_disk_has_it(
         monkeypatch.undo()
         spool.add(wide(1))  # the run goes on meanwhile
 
-    monkeypatch.setattr(upload.os, "fsync", while_it_lasts)
+    monkeypatch.setattr("cppo_lab.tracking.upload.os.fsync", while_it_lasts)
     store = Taker()
     for rows in ([wide(0)], [wide(0), wide(1)]):
         assert sent(tmp_path, store) == len(NAMES)

@@ -16,9 +16,8 @@ from cppo_lab.runs.tags import (
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.parse import parse, parse_run
 from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import sweep_tags
-from cppo_lab.sweep.plan import make_plan
+from tests.jobs import planned, run_of
 
 
 def test_a_name_says_variant_model_and_seed_and_the_tags_too(tiny_spec: RunSpec) -> None:
@@ -31,13 +30,13 @@ def test_a_name_says_variant_model_and_seed_and_the_tags_too(tiny_spec: RunSpec)
     assert len(longest) == 250 and longest.startswith("cppo w_min=0.8 / xxx") and longest.endswith(f"x{end}")
     tags = run_tags(tiny_spec) | {schema.sweep_tag(sweep): variant for sweep, variant in both.items()}
     assert variants_in(tags) == both
-    exact = compose(["core=exact", "model=exact_early"]).run
+    exact = run_of("core=exact model=exact_early")
     assert run_tags(exact)[schema.TAG_SEED_FIXES_START] == "true"
     assert schema.TAG_SEED_FIXES_START not in tags
 
 
 def test_the_runs_of_a_study_have_names_of_their_own_and_say_what_they_feed() -> None:
-    plan = make_plan(load_sweep("study"), ["model=mini_small_base", "seed=0"])
+    plan = planned("study model=mini_small_base seed=0")
     assert len({run_name(run.spec, run.variants) for run in plan.runs}) == len(plan.runs) > 10
     tags = {run.variant: sweep_tags(plan, run) for run in plan.runs}
     assert tags["cppo_kl"][schema.TAG_FIGURE] == "Figure 6"

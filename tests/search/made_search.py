@@ -22,26 +22,27 @@ _KEYS = [text.replace("=", ": ", 1) for text in TINY if not text.startswith("mod
 SETTINGS = {"rule": "cppo", **yaml.safe_load("\n".join(_KEYS))}
 
 
+SEARCH = """
+title: T
+question: Q?
+models: [mini_base]
+seeds: [0]
+search:
+  trials: 4
+  parameters:
+    rule.delta_b: {low: 0.002, high: 0.05, log: true}
+    rule.w_min: {low: 0.4, high: 1.0, step: 0.05}
+  objectives: [final_score]
+  sampler: {name: tpe, seed: 0, startup: 4}
+  pruner: {name: none}
+"""
+
+
 def search_values(**changes: Any) -> dict[str, Any]:
     """The content of a search file; `changes` go into its section `search`."""
-    section: dict[str, Any] = {
-        "trials": 4,
-        "parameters": {
-            "rule.delta_b": {"low": 0.002, "high": 0.05, "log": True},
-            "rule.w_min": {"low": 0.4, "high": 1.0, "step": 0.05},
-        },
-        "objectives": ["final_score"],
-        "sampler": {"name": "tpe", "seed": 0, "startup": 4},
-        "pruner": {"name": "none"},
-    }
-    return {
-        "title": "T",
-        "question": "Q?",
-        "models": ["mini_base"],
-        "settings": SETTINGS,
-        "seeds": [0],
-        "search": {**section, **changes},
-    }
+    values: dict[str, Any] = yaml.safe_load(SEARCH) | {"settings": SETTINGS}
+    values["search"] |= changes
+    return values
 
 
 def write_search(values: dict[str, Any], path: str = "tune.yaml") -> str:

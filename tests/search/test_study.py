@@ -12,6 +12,7 @@ from unittest.mock import Mock
 
 import optuna
 import pytest
+import yaml
 from mlflow.exceptions import MlflowException
 from optuna.pruners import HyperbandPruner, MedianPruner, NopPruner
 from optuna.samplers import NSGAIISampler, RandomSampler, TPESampler
@@ -74,8 +75,8 @@ class Impatient(RDBStorage):
 
 @pytest.fixture
 def silence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "RDBStorage", Impatient)
-    monkeypatch.setattr(module, "SILENT_SECONDS", -1)
+    monkeypatch.setattr("cppo_lab.search.study.RDBStorage", Impatient)
+    monkeypatch.setattr("cppo_lab.search.study.SILENT_SECONDS", -1)
 
 
 def test_a_trial_whose_worker_is_silent_is_repeated_with_its_point_and_curve(url: str, silence: None) -> None:
@@ -146,7 +147,7 @@ def test_a_trial_of_version_0_1_whose_worker_was_killed_goes_on(
     study.study.add_trial(create_trial(state=state, user_attrs={"owner": "there:/runs", "run_ids": ["x"]}))
     with claimed(study) as claim:
         assert claim.number == (state is TrialState.RUNNING)
-        monkeypatch.setattr(module, "SILENT_SECONDS", -1)
+        monkeypatch.setattr("cppo_lab.search.study.SILENT_SECONDS", -1)
         with claimed(study) as second:
             if state is TrialState.RUNNING:
                 assert (second.number, second.trial.user_attrs["run_ids"]) == (0, ["x"])
@@ -198,9 +199,8 @@ def test_an_interrupted_study_leaves_its_file_free(workspace: Path) -> None:
         ("random", "none", (RandomSampler, NopPruner)),
     ],
 )
-@pytest.mark.usefixtures("workspace")
 def test_sampler_and_pruner_are_those_that_are_declared(
-    sampler: str, pruner: str, kinds: tuple[type, type]
+    sampler: str, pruner: str, kinds: tuple[type, type], workspace: Path
 ) -> None:
     values = search_values(sampler={"name": sampler}, pruner={"name": pruner})
     study = opened(made_tuning(values), storage_url())
@@ -209,11 +209,11 @@ def test_sampler_and_pruner_are_those_that_are_declared(
 
 
 def test_values_are_drawn_as_they_were_declared(workspace: Path) -> None:
-    parameters = {
-        "rollout.staleness": {"low": 0, "high": 2},
-        "rule.w_min": {"choices": [0.5, 0.75]},
-        "rule.delta_b": {"low": 0.05, "high": 0.5, "step": 0.05},
-    }
+    parameters = yaml.safe_load("""
+        rollout.staleness: {low: 0, high: 2}
+        rule.w_min: {choices: [0.5, 0.75]}
+        rule.delta_b: {low: 0.05, high: 0.5, step: 0.05}
+    """)
     values = search_values(trials=15, parameters=parameters, sampler={"name": "random"})
     points = worked(opened(made_tuning(values), storage_url())).values()
     staleness, w_min, delta_b = ({str(point[key]) for point in points} for key in parameters)
@@ -328,7 +328,7 @@ def test_a_trial_that_another_machine_claims_meanwhile_is_left_to_it(
                 one.study.tell(0, [0.5])
         return trial_id
 
-    monkeypatch.setattr(SearchStudy, "_id", claimed_meanwhile)
+    monkeypatch.setattr("cppo_lab.search.study.SearchStudy._id", claimed_meanwhile)
     with claimed(other) as claim:
         assert claim.number == 1
     assert one.study.get_trials()[0].values == ([0.5] if ended else None)
@@ -340,8 +340,8 @@ def test_workers_are_followed_while_the_queue_does_not_answer(
     """The fault is said once, and each new state of the queue."""
     away = UserError("squeue is away")
     queues = Mock(side_effect=[away, away, {"w": Mock(job="7", state="RUNNING")}, {}])
-    monkeypatch.setattr(working, "jobs_in_queue", queues)
-    monkeypatch.setattr(working, "FOLLOW_SECONDS", 0.0)
+    monkeypatch.setattr("cppo_lab.search.worker.jobs_in_queue", queues)
+    monkeypatch.setattr("cppo_lab.search.worker.FOLLOW_SECONDS", 0.0)
     watch, worker = Mock(), Mock(folder=Path("runs/w"))
     worker.name = "w"
     working._follow([worker], watch, Mock(title="Slurm"))

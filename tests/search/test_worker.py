@@ -19,7 +19,6 @@ from cppo_lab.analysis.reader import read_sweep
 from cppo_lab.cli import main
 from cppo_lab.core_records import CHECKPOINT
 from cppo_lab.errors import UserError
-from cppo_lab.launch import launchers
 from cppo_lab.search import worker
 from cppo_lab.search.study import numbered
 from cppo_lab.search.worker import TRIES, TrainingFailed
@@ -50,7 +49,7 @@ FOLDER = Path("runs/searches/tune-mini_base")
 def made_up(monkeypatch: pytest.MonkeyPatch, score: Score = constant) -> list[RunSpec]:
     """Let `score` stand for training; what was trained comes back."""
     trained: list[RunSpec] = []
-    monkeypatch.setattr(worker, "train", training(score, trained))
+    monkeypatch.setattr("cppo_lab.search.worker.train", training(score, trained))
     return trained
 
 
@@ -162,10 +161,7 @@ def test_an_interrupted_trial_is_taken_up_in_its_record(
     made_up(monkeypatch)
     first, second = tune(trials=2)
     assert (first.number, second.number, first.params) == (0, 1, begun.params)
-    assert [run.info.run_id for run in recorded()[1]] == [
-        before.info.run_id,
-        second.user_attrs["mlflow_id"],
-    ]
+    assert [run.info.run_id for run in recorded()[1]] == [before.info.run_id, second.user_attrs["mlflow_id"]]
     assert before.info.run_id == begun.user_attrs["mlflow_id"] == first.user_attrs["mlflow_id"]
     assert sorted(history(before, "search/score")) == [0, 2, 4]
 
@@ -192,7 +188,7 @@ def test_several_objectives_give_a_pareto_front(
 def gate(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Gate:
     """Where runs wait, which are forked; as long as no step is named, they go to their end."""
     gate = Gate(workspace / "gate")
-    monkeypatch.setattr(launchers, "multiprocessing", ForkedRuns(gate))
+    monkeypatch.setattr("cppo_lab.launch.launchers.multiprocessing", ForkedRuns(gate))
     return gate
 
 
@@ -286,7 +282,7 @@ def test_why_a_worker_has_stopped_is_in_the_tuners_output(
         (UserError("the store is away"), "the store is away"),
         (OSError("pw at http://u:pw@h"), "OSError: pw at http://u:***@h"),
     ):
-        monkeypatch.setattr(worker, "train", partial(stops, fault))
+        monkeypatch.setattr("cppo_lab.search.worker.train", partial(stops, fault))
         tune(code=1)
         others = "a worker has stopped: A worker of another `cppo tune`"
         lines = f"\n{others}\na worker has stopped: {said}\nrun the same command"
@@ -310,8 +306,8 @@ def test_a_run_that_comes_to_no_end_is_tried_again(
 ) -> None:  # fmt: skip
     attempt = job(tiny_spec, tmp_path / "runs", "sqlite:///mlflow.db", created=1000.0).attempts[0]
     attempt.folder.mkdir(parents=True)
-    monkeypatch.setattr(worker, "_train_here", train := Mock(return_value=end))
-    monkeypatch.setattr(worker.Run, "finished", lambda run: None)
+    monkeypatch.setattr("cppo_lab.search.worker._train_here", train := Mock(return_value=end))
+    monkeypatch.setattr("cppo_lab.search.worker.Run.finished", lambda run: None)
     with pytest.raises(error, match=said.format(tiny_spec.run_id)) as caught:
         worker.train(worker.Run(attempt, MlflowClient(), "", {}), lambda points, may_end: None)
     assert "\n" not in str(caught.value)

@@ -194,13 +194,13 @@ def test_one_small_gpu_trains_what_it_can_hold() -> None:
 
 @pytest.mark.parametrize(
     "words, reason",
-    [
-        (f"{MOE} layout=one_node", "peak 115 GB, in rollout"),
-        (f"{MOE} layout=four_nodes", "the rollout engine lacks"),
-        (f"{MOE} layout=four_nodes_megatron layout.nodes=1", "in training"),
-        ("core=verl model=qwen3_8b_base layout.rollout_memory=0.85", "in rollout"),
-        (f"{DENSE} layout.tokens_per_device=163840", "in training"),
-    ],
+    {
+        f"{MOE} layout=one_node": "peak 115 GB, in rollout",
+        f"{MOE} layout=four_nodes": "the rollout engine lacks",
+        f"{MOE} layout=four_nodes_megatron layout.nodes=1": "in training",
+        "core=verl model=qwen3_8b_base layout.rollout_memory=0.85": "in rollout",
+        f"{DENSE} layout.tokens_per_device=163840": "in training",
+    }.items(),
     ids=str,
 )
 def test_what_does_not_fit(words: str, reason: str) -> None:

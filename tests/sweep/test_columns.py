@@ -7,10 +7,9 @@ import pytest
 
 from cppo_lab.runs.state import RunState
 from cppo_lab.sweep.columns import aligned
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.status import RunStatus, ordered, table
 from cppo_lab.sweep.table import run_table
+from tests.jobs import planned
 
 LONG = "RuntimeError: the disk of the node is full and nothing can be written any more"
 
@@ -36,7 +35,7 @@ def test_what_matters_is_there_at_every_width(width: int) -> None:
 
 
 def test_a_plan_has_ids_variants_and_states_on_the_narrowest_terminals() -> None:
-    runs = make_plan(load_sweep("quickstart"), ["variant=cppo", "rule.w_min=0.6,0.8"]).runs
+    runs = planned("quickstart variant=cppo rule.w_min=0.6,0.8").runs
     lines = run_table(runs, {run.run_id: RunState("missing") for run in runs}, {}, 40).splitlines()
     for run, line in zip(runs, lines[1:], strict=True):
         assert line.split() == [run.run_id[:8], *run.variant.split(), str(run.spec.seed), "missing"]

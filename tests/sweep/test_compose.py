@@ -16,12 +16,11 @@ from omegaconf import OmegaConf
 from cppo_lab.errors import UserError
 from cppo_lab.sweep import compose as module
 from cppo_lab.sweep.compose import compose, data_of
-from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.groups import CONF, groups
 from cppo_lab.sweep.overrides import parse_override
-from cppo_lab.sweep.plan import make_plan
 from tests.conftest import user_error
 from tests.fuzz.mangling import fuzz, refused
+from tests.jobs import planned
 
 BASES = [
     [],
@@ -34,10 +33,10 @@ VALUES = [
     "1", "-3", "0.5", "1_000", "inf", "true", "null", "word", "'quo_ted'", "[1,2]", "[]", "{a:1}", "${seed}",
     "x${seed}", "???", "'${seed}'", "[${seed}]", "\\${seed}", "${.delta}", "${rule.${rule.name}}", "'1'", "0x1", "",
 ]  # fmt: skip
-ODD_KEYS = [
-    "rule.name.x", "training.t_stopp", "layout.verl", "+rule.new", "++rule.delta", "+seed", "~rule.delta", "~seed",
-    "seed@x", "data.benchmarks.0", "trust_region", "~trust_region.delta", "+new.key", "~nothing",
-]  # fmt: skip
+ODD_KEYS = """
+rule.name.x training.t_stopp layout.verl +rule.new ++rule.delta +seed ~rule.delta ~seed seed@x
+data.benchmarks.0 trust_region ~trust_region.delta +new.key ~nothing
+"""
 ODD_VALUES = [
     "${x", "1,2", "range(0,3)", "range(0,1,0)", "sort(1,a)", "int(x)", "../../x", "[" * 1500, "9" * 5000, "\ud800",
     "a\nb",
@@ -63,7 +62,7 @@ def assigned(keys: Sequence[str]) -> st.SearchStrategy[str]:
 @given(
     st.sampled_from(BASES),
     st.lists(assigned(KEYS), max_size=5)
-    | st.lists(assigned(ODD_KEYS) | assigned(KEYS) | st.sampled_from(CHOICES), max_size=3),
+    | st.lists(assigned(ODD_KEYS.split()) | assigned(KEYS) | st.sampled_from(CHOICES), max_size=3),
 )
 @example([], ["trust_region.delta=0.3", "rule.w_min=0.7", "optim.learning_rate=${rule.delta}"])
 @example([], ["trust_region.delta=0.3"])
@@ -90,7 +89,7 @@ def test_values_are_those_of_hydra(choices: list[str], more: list[str]) -> None:
 def test_hydra_composes_once_per_combination_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "hydra_compose", counted := Mock(side_effect=hydra.compose))
+    monkeypatch.setattr("cppo_lab.sweep.compose.hydra_compose", counted := Mock(side_effect=hydra.compose))
     for variable in ("XDG_CACHE_HOME", "HOME"):
         monkeypatch.setenv(variable, str(tmp_path))
     module._combination.cache_clear()
@@ -106,7 +105,7 @@ def test_hydra_composes_once_per_combination_and_nothing_is_written(
 ODD_TEXTS = st.builds(
     "{}{}={}".format,
     st.sampled_from(["", "+", "++", "~", "+~"]),
-    st.sampled_from([*KEYS, *groups(), *ODD_KEYS, "variant", "hydra.run.dir", "/rule", "a.b.", ""]),
+    st.sampled_from([*KEYS, *groups(), *ODD_KEYS.split(), "variant", "hydra.run.dir", "/rule", "a.b.", ""]),
     st.sampled_from([*VALUES, *ODD_VALUES]) | st.text(max_size=8),
 )
 
@@ -117,7 +116,7 @@ ODD_TEXTS = st.builds(
 @example(["seed=" + "[" * 1500])
 def test_any_text_is_a_configuration_or_one_line(overrides: list[str]) -> None:
     refused(lambda: compose(overrides))
-    refused(lambda: make_plan(load_sweep("quickstart"), overrides))
+    refused(lambda: planned(["quickstart", *overrides]))
 
 
 @pytest.fixture
@@ -152,15 +151,15 @@ def test_own_files_and_rewards_are_in_the_id_by_their_contents(own_data: list[st
 
 @pytest.mark.parametrize(
     "stem, name",
-    [
-        ("my set", "my_set"),
-        ("_held", "held"),
-        ("2026", "2026"),
-        ("2026-b", "problems_2026_b"),
-        ("train", "problems_train"),  # among the files of a run, and
-        ("mean", "problems_mean"),  # among its scores, these name others
-        ("é", "problems"),
-    ],
+    {
+        "my set": "my_set",
+        "_held": "held",
+        "2026": "2026",
+        "2026-b": "problems_2026_b",
+        "train": "problems_train",  # among the files of a run, and
+        "mean": "problems_mean",  # among its scores, these name others
+        "é": "problems",
+    }.items(),
 )
 def test_a_file_of_problems_is_evaluated_under_its_name(own_data: list[str], stem: str, name: str) -> None:
     Path("mine.jsonl").rename(f"{stem}.jsonl")
@@ -173,23 +172,23 @@ def test_a_sweep_file_chooses_among_the_rewards_of_its_users_environment(
     Path("own_reward_b.py").write_text("def strict(**_): return 1\n")
     Path("mine.yaml").write_text("title: t\nmodels: [tiny_qwen3]\naxes: {data.reward: [score, strict]}\n")
     with user_error("CPPO_REWARDS"):
-        make_plan(load_sweep("mine.yaml"), own_data[:-1])
+        planned(["mine.yaml", *own_data[:-1]])
     monkeypatch.setenv("CPPO_REWARDS", "own_reward_a:score,own_reward_b:strict")
-    runs = make_plan(load_sweep("mine.yaml"), own_data[:-1]).runs
+    runs = planned(["mine.yaml", *own_data[:-1]]).runs
     assert [run.spec.data.reward for run in runs] == ["own_reward_a:score", "own_reward_b:strict"]
 
 
 @pytest.mark.parametrize(
     "text, values",
-    [
-        ("seed=1,2", (1, 2)),
-        ("seed=range(0,3)", (0, 1, 2)),
-        ("rule=choice(cppo,dppo)", ("cppo", "dppo")),
-        ("a.b='x,y',z", ("x,y", "z")),
-        ("a.b=[1,2]", None),
-        ("a.b='1,2'", None),
-        ("a.b=[1", None),
-    ],
+    {
+        "seed=1,2": (1, 2),
+        "seed=range(0,3)": (0, 1, 2),
+        "rule=choice(cppo,dppo)": ("cppo", "dppo"),
+        "a.b='x,y',z": ("x,y", "z"),
+        "a.b=[1,2]": None,
+        "a.b='1,2'": None,
+        "a.b=[1": None,
+    }.items(),
 )
 def test_lists_of_values_follow_hydras_grammar(text: str, values: tuple[object, ...] | None) -> None:
     assert parse_override(text).values() == values

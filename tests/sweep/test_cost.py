@@ -16,18 +16,8 @@ from cppo_lab.runs.spool import newest_record
 from cppo_lab.runs.state import RunState
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.job import TimeEstimate, estimate, layout_tag
-from cppo_lab.sweep import cost as module
 from cppo_lab.sweep.compose import Composed, compose
-from cppo_lab.sweep.cost import (
-    ESTIMATE,
-    MEASURED,
-    METRIC,
-    PREFLIGHT,
-    Cost,
-    StepTimes,
-    cost_of,
-    past_costs,
-)
+from cppo_lab.sweep.cost import ESTIMATE, MEASURED, METRIC, PREFLIGHT, Cost, StepTimes, cost_of, past_costs
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.table import cost_summary, interval
 from cppo_lab.tracking.address import tracking_uri
@@ -91,7 +81,7 @@ def test_the_newest_runs_count_and_only_those_with_enough_steps(
 ) -> None:
     for seed, seconds in enumerate([[1.0] * 3, [2.0] * 3, [3.0] * 3, [4.0] * 3, [50.0] * 2]):
         past_run(workspace, compose([*TINY, f"seed={seed}"]), *seconds)
-    monkeypatch.setattr(module, "MOST_RUNS", 3)
+    monkeypatch.setattr("cppo_lab.sweep.cost.MOST_RUNS", 3)
     times, kind = StepTimes(workspace / "runs"), {"model.name": "mini_base", "batch.prompts": "8"}
     assert times.of("mini", "", kind) == [[4.0] * 3, [3.0] * 3, [2.0] * 3]
     assert times.of("mini", "other", kind) == times.of("verl", "", kind) == []
@@ -110,7 +100,7 @@ def test_a_run_whose_folder_goes_meanwhile_does_not_count(
         return found
 
     runs, scan = workspace / "runs", SimpleNamespace(scandir=scanned)
-    monkeypatch.setattr(module, "os", scan)
+    monkeypatch.setattr("cppo_lab.sweep.cost.os", scan)
     assert StepTimes(runs).of("mini", "", {}) == [[2.0] * 3]
 
 

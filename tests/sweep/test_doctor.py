@@ -2,9 +2,7 @@
 
 import importlib.metadata
 import json
-import os
 import re
-import shutil
 import socket
 import sys
 from collections import namedtuple
@@ -18,13 +16,12 @@ from packaging.specifiers import SpecifierSet
 
 from cppo_lab.cores.verl import checks as verl
 from cppo_lab.data.prepare import prepare
-from cppo_lab.launch.slurm import submit as slurm
 from cppo_lab.plugins import Check, Requirement, install_extra
 from cppo_lab.sweep import doctor
 from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.doctor import examine, lines
 from cppo_lab.tracking.address import tracking_uri
-from tests.conftest import Command
+from tests.conftest import ROOT, Command
 from tests.launch.stand_in import SILENT, Slurm
 
 TINY = "core=verl model=tiny_qwen3"
@@ -32,12 +29,12 @@ PAPER = "core=verl model=qwen3_1_7b"
 MOE = "core=verl model=qwen3_30b_a3b_base"
 STALE = f"{PAPER} rollout.staleness=2"
 DOWNLOAD = "hf download Qwen/Qwen3-1.7B --revision main"
-INSTALLED = {
-    "verl": "0.9.1", "torch": "2.13.0+cpu", "ray": "2.60.0", "transformers": "5.10.4", "TransferQueue": "0.1.11",
-    "tensordict": "0.10.0", "numpy": "2.4.6", "submitit": "1.5.4", "math-verify": "0.9.0", "pyarrow": "25.0.1",
-    "vllm": "0.24.0", "flash-attn": "2.8.3", "megatron-core": "0.18.0", "megatron-bridge": "0.5.2",
-    "transformer-engine": "2.10.0",
-}  # fmt: skip
+PINS = """
+verl==0.9.1 torch==2.13.0+cpu ray==2.60.0 transformers==5.10.4 TransferQueue==0.1.11 tensordict==0.10.0 numpy==2.4.6
+submitit==1.5.4 math-verify==0.9.0 pyarrow==25.0.1 vllm==0.24.0 flash-attn==2.8.3 megatron-core==0.18.0
+megatron-bridge==0.5.2 transformer-engine==2.10.0
+"""
+INSTALLED = dict(pin.split("==") for pin in PINS.split())
 MEGATRON = ("megatron-core", "megatron-bridge", "transformer-engine")
 Device = namedtuple("Device", "name total_memory")
 
@@ -87,9 +84,9 @@ def here(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Here:
             raise importlib.metadata.PackageNotFoundError(name)
         return here.versions[name]
 
-    monkeypatch.setattr(importlib.metadata, "version", version)
-    monkeypatch.setattr(verl, "interface_problems", lambda: here.problems)
-    monkeypatch.setattr(verl, "find_spec", lambda name: object())
+    monkeypatch.setattr("importlib.metadata.version", version)
+    monkeypatch.setattr("cppo_lab.cores.verl.checks.interface_problems", lambda: here.problems)
+    monkeypatch.setattr("cppo_lab.cores.verl.checks.find_spec", lambda name: object())
     return here
 
 
@@ -137,16 +134,16 @@ def test_interfaces_of_verl(here: Here) -> None:
     here.problems += ["verl.a.b (called)\nis missing", "verl.c.d (overridden) has changed"]
     of = "missing interfaces of verl:"
     here.says(TINY, f"{of} verl.a.b (called)\\nis missing", f"{of} verl.c.d (overridden) has changed")
-    here.patch.setattr(verl, "find_spec", lambda name: None)
+    here.patch.setattr("cppo_lab.cores.verl.checks.find_spec", lambda name: None)
     here.says(TINY, f"{of} verl is not installed: install it first")
 
 
 def test_verl_that_cannot_be_imported(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verl, "find_spec", lambda name: object())
+    monkeypatch.setattr("cppo_lab.cores.verl.checks.find_spec", lambda name: object())
     broken = workspace / "broken" / "verl"
     broken.mkdir(parents=True)
     (broken / "__init__.py").write_text("raise RuntimeError('libcudart.so is missing')")
-    monkeypatch.setenv("PYTHONPATH", f"{broken.parent}:{Path(__file__).parents[2]}")
+    monkeypatch.setenv("PYTHONPATH", f"{broken.parent}:{ROOT}")
     why = "verl cannot be imported (RuntimeError: libcudart.so is missing)"
     Here(workspace, monkeypatch).says(TINY, f"missing interfaces of verl: {why}")
 
@@ -167,12 +164,12 @@ def test_gpus_in_number_and_memory(here: Here) -> None:
     here.gpus(8, 80)
     here.says(PAPER, "ok GPUs: 8 x H100, 80 GB", "ok NCCL: 2.27.5", "ok memory of a GPU: fits in 80 GB")
     assert "nodes" not in here.named(PAPER)
-    here.patch.setattr(torch.distributed, "is_nccl_available", lambda: False)
+    here.patch.setattr("torch.distributed.is_nccl_available", lambda: False)
     here.says(PAPER, "missing NCCL: this torch is built without it: install a CUDA build of torch")
     here.gpus(4, 10)
     memory = "warning memory of a GPU: does not fit in 10 GB"
     here.says(f"{PAPER} layout=two_nodes", "missing GPUs: 4 x H100, 10 GB: ", memory, "warning nodes: ")
-    here.patch.setattr(doctor, "find_spec", lambda name: None)
+    here.patch.setattr("cppo_lab.sweep.doctor.find_spec", lambda name: None)
     here.says(PAPER, "missing GPUs: torch, which would find them, is not installed: install torch first")
     assert "NCCL" not in here.named(PAPER)
     here.says("", "not needed GPUs: ")
@@ -291,22 +288,22 @@ def test_what_the_system_refuses_to_write_is_missing(here: Here) -> None:
     (here.folder / "runs").write_text("")
     here.says("", place)
     (here.folder / "runs").unlink()
-    here.patch.setattr(os, "access", lambda path, mode: False)
+    here.patch.setattr("os.access", lambda path, mode: False)
     store = f"{here.folder} cannot be written: set MLFLOW_TRACKING_URI to another store"
     here.says("", f"{place}: work in a folder that you can write to", f"missing MLflow store: {store}")
     (file := here.folder / "x.db").write_bytes(b"")
     for closed in (file, here.folder):  # SQLite writes a journal beside the file
-        here.patch.setattr(os, "access", lambda path, mode, closed=closed: path != closed)
+        here.patch.setattr("os.access", lambda path, mode, closed=closed: path != closed)
         assert doctor.check_store(f"sqlite:///{file}").found == f"{closed} cannot be written"
 
 
 def test_limits_of_the_machine_are_warnings(here: Here) -> None:
     def limited(to: int) -> None:
-        here.patch.setattr(verl.resource, "getrlimit", lambda kind: (to, to))
+        here.patch.setattr("cppo_lab.cores.verl.checks.resource.getrlimit", lambda kind: (to, to))
 
     limited(1024)
     with here.patch.context() as patch:
-        patch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(total=64e6, free=30e9))
+        patch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=64e6, free=30e9))
         here.says(
             PAPER,
             "warning runs folder: ...30 GB free: checkpoints of one run take about 48 GB, of which 7 GB stay; ",
@@ -319,7 +316,7 @@ def test_limits_of_the_machine_are_warnings(here: Here) -> None:
     assert name not in here.named(TINY)
     limited(verl.resource.RLIM_INFINITY)
     here.says(PAPER, f"ok {name}: unlimited")
-    here.patch.setattr(verl, "SHARED", here.folder / "shm")
+    here.patch.setattr("cppo_lab.cores.verl.checks.SHARED", here.folder / "shm")
     here.says(TINY, f"warning shared memory: no {here.folder}/shm: Ray will use the disk, which is slow")
 
 
@@ -350,7 +347,7 @@ def test_what_is_offloaded_fits_in_the_memory_of_the_host(
     assert "host memory" not in here.named(PAPER)
     for pages, said in ((few, f"warning host memory: ...: {taken}"), (enough, "ok host memory: ")):
         memory = {"SC_PAGE_SIZE": 4096, "SC_PHYS_PAGES": pages}
-        here.patch.setattr(verl.os, "sysconf", memory.__getitem__)
+        here.patch.setattr("cppo_lab.cores.verl.checks.os.sysconf", memory.__getitem__)
         here.says(run, said)
 
 
@@ -368,7 +365,7 @@ def test_what_is_offloaded_fits_in_the_memory_of_the_host(
 def test_gpus_need_cpus(here: Here, more: str, cpus: int, status: str, wanted: str) -> None:
     """Those that this process may use: a job that asked for none has one of the machine's."""
     here.gpus(8, 80)
-    here.patch.setattr(os, "sched_getaffinity", lambda process: set(range(cpus)))
+    here.patch.setattr("os.sched_getaffinity", lambda process: set(range(cpus)))
     here.says(f"{PAPER} {more}", f"{status} CPUs: {cpus} for this process{wanted}")
     assert "CPUs" not in here.named(f"{PAPER} launcher=slurm")  # a login node
 
@@ -381,8 +378,8 @@ def test_libraries_that_are_missed_in_silence(here: Here) -> None:
         if name not in there:
             raise OSError(name)
 
-    here.patch.setattr(verl.ctypes, "CDLL", load)
-    here.patch.setattr(verl, "INFINIBAND", here.folder / "infiniband")
+    here.patch.setattr("cppo_lab.cores.verl.checks.ctypes.CDLL", load)
+    here.patch.setattr("cppo_lab.cores.verl.checks.INFINIBAND", here.folder / "infiniband")
     assert {verl.RDMA, "libnuma.so"} & here.named(PAPER) == {"libnuma.so"}
     (here.folder / "infiniband" / "mlx5_0").mkdir(parents=True)
     otherwise = "not found, and NCCL takes TCP in place of InfiniBand: apt-get install libibverbs-dev ibverbs-providers"
@@ -429,29 +426,29 @@ def test_what_a_launch_through_slurm_needs(here: Here) -> None:
         said = f"warning partition: partitions cannot be listed: {said}"
         answers(said, "resources.partition=debug", scontrol=listed["scontrol"], **sinfo)
     mounts = here.folder / "mounts"
-    here.patch.setattr(slurm, "MOUNTS", mounts)
+    here.patch.setattr("cppo_lab.launch.slurm.submit.MOUNTS", mounts)
     remedy = "work in a folder that all nodes see under the same path"
     here.says(run, f"warning shared runs folder: {here.folder}/runs is on an unknown file system: {remedy}")
     for kind, status in (("nfs4", "ok"), ("ext4", "warning")):
         mounts.write_text(f"a / overlay rw 0 0\nb {here.folder} {kind} rw 0 0\n")
         here.says(run, f"{status} shared runs folder: ")
-    here.patch.setattr(slurm, "PATIENCE", 0.1)
+    here.patch.setattr("cppo_lab.launch.slurm.submit.PATIENCE", 0.1)
     answers("missing Slurm's controller: scontrol did not answer within 0 s", scontrol=SILENT, sinfo="")
     assert "partition" not in here.named(run)  # nothing more is asked of a controller that is silent
 
 
 @pytest.mark.parametrize(
     "text, status",
-    [
-        ("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build", "ok"),
-        ("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5", "missing"),
-        ("something else", "warning"),
-        (None, "warning"),
-    ],
+    {
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.95.05  Release Build": "ok",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5": "missing",
+        "something else": "warning",
+        None: "warning",
+    }.items(),
 )
 def test_the_driver_is_held_against_torchs_cuda(here: Here, text: str | None, status: str) -> None:
-    here.patch.setattr(torch.version, "cuda", "13.0")
-    here.patch.setattr(verl, "DRIVER", here.folder / "version")
+    here.patch.setattr("torch.version.cuda", "13.0")
+    here.patch.setattr("cppo_lab.cores.verl.checks.DRIVER", here.folder / "version")
     if text is not None:
         (here.folder / "version").write_text(text)
     here.says(PAPER, f"{status} NVIDIA driver: ")

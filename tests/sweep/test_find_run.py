@@ -10,12 +10,11 @@ from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.parse import parse_run
 from cppo_lab.sweep import plan as plan_module
-from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.plan import FoundRun, find_recorded_run, find_run, is_run_id
 from cppo_lab.sweep.table import difference_text
 from cppo_lab.tracking.address import tracking_uri
 from tests.conftest import FINISHED, TINY, Command, user_error
-from tests.jobs import job
+from tests.jobs import job, run_of
 from tests.recorded import sent
 
 by_size = plan_module._search_order  # before a test replaces it
@@ -24,7 +23,7 @@ by_size = plan_module._search_order  # before a test replaces it
 @pytest.fixture(autouse=True)
 def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the shipped sweeps only the smallest: composing all of them takes seconds."""
-    monkeypatch.setattr(plan_module, "_search_order", lambda: ["quickstart"])
+    monkeypatch.setattr("cppo_lab.sweep.plan._search_order", lambda: ["quickstart"])
     plan_module._declared.cache_clear()
 
 
@@ -56,7 +55,7 @@ def test_in_its_folder_and_never_in_the_store(workspace: Path, tiny_spec: RunSpe
 
 def test_in_a_shipped_sweep_of_either_core(workspace: Path) -> None:
     for core, model in (("mini", "mini_quick"), ("verl", "tiny_qwen3")):
-        run_id = compose([f"core={core}", f"model={model}", "rule=grpo", "seed=1"]).run.run_id
+        run_id = run_of(f"core={core} model={model} rule=grpo seed=1").run_id
         for beginning in (run_id, run_id[:8]):
             run = find(beginning)
             assert run.source == f"sweep quickstart, core={core}" and run.planned is not None
@@ -64,7 +63,7 @@ def test_in_a_shipped_sweep_of_either_core(workspace: Path) -> None:
 
 
 def test_in_the_sweep_files_of_the_working_folder(workspace: Path) -> None:
-    run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run.run_id
+    run_id = run_of("rule=cppo rule.w_min=0.61").run_id
     for name in ("sweeps/mine.yaml", "mine.yaml"):  # the second is found first
         Path("sweeps").mkdir(exist_ok=True)
         Path(name).write_text(OURS)
@@ -75,12 +74,12 @@ def test_in_the_sweep_files_of_the_working_folder(workspace: Path) -> None:
 def test_in_sweeps_and_studies_that_are_named(
     workspace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(plan_module, "_sweeps_here", list)
+    monkeypatch.setattr("cppo_lab.sweep.plan._sweeps_here", list)
     Path("mine.yaml").write_text(OURS)
     Path("all.yaml").write_text("title: t\nquestion: q\nsweeps: [./mine.yaml]\n")
-    run_id = compose(["rule=cppo", "rule.w_min=0.61"]).run.run_id
-    monkeypatch.setattr(plan_module, "TELL_SECONDS", 0.0)
-    monkeypatch.setattr(plan_module, "_search_order", lambda: ["quickstart", "quickstart_exact"])
+    run_id = run_of("rule=cppo rule.w_min=0.61").run_id
+    monkeypatch.setattr("cppo_lab.sweep.plan.TELL_SECONDS", 0.0)
+    monkeypatch.setattr("cppo_lab.sweep.plan._search_order", lambda: ["quickstart", "quickstart_exact"])
     with user_error("--in SWEEP"):
         find(run_id)
     search = f"looking for run '{run_id}' in 2 sweeps, which may take a minute; --in SWEEP"
@@ -104,7 +103,7 @@ def test_a_hostile_value_does_not_steer_the_terminal() -> None:
 
 
 def test_diff_and_show_on_the_command_line(workspace: Path, cppo: Command, tiny_spec: RunSpec) -> None:
-    other = compose([*TINY, "rule=grpo", "seed=3"]).run
+    other = run_of("rule=grpo seed=3", TINY)
     for spec in (tiny_spec, other):
         recorded(spec, workspace)
     line = f"diff {tiny_spec.run_id[:7]} {other.run_id[:7]}"
@@ -126,7 +125,7 @@ def test_diff_and_show_on_the_command_line(workspace: Path, cppo: Command, tiny_
     text = cppo(f"show {other.run_id[:7]}").out
     assert text.startswith(f"# from {other.run_id}/config.json in ")
     assert parse_run(yaml.safe_load(text)["run"], "shown").run_id == other.run_id
-    planned = compose(["model=mini_quick", "rule=grpo", "seed=1"]).run.run_id
+    planned = run_of("model=mini_quick rule=grpo seed=1").run_id
     assert yaml.safe_load(cppo(f"show {planned}").out)["sweeps"] == {"quickstart": "grpo"}
     assert f"cppo show SWEEP --run {other.run_id}" in cppo(f"show {other.run_id} seed=3", code=2).err
 

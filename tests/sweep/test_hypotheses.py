@@ -12,11 +12,9 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from cppo_lab import schema
-from cppo_lab.runs import attempt
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
-from cppo_lab.sweep import launch
 from cppo_lab.sweep.file import Sweep, differences, load_sweep
 from cppo_lab.sweep.plan import make_plan
 from cppo_lab.sweep.results import load
@@ -88,13 +86,13 @@ OLDER = "02b633dd9704"
 
 @pytest.mark.parametrize(
     "sweep, registered",
-    [
-        ("exact", "dd5a7f33df64"),
-        ("exact_paper_dose", "050c588ca04e"),
-        ("exact_order", "2a8d1d8d5d92"),
-        ("position_order", "e75f28cd6c86"),
-        ("horizon", "f2d783ff30a6"),
-    ],
+    {
+        "exact": "dd5a7f33df64",
+        "exact_paper_dose": "050c588ca04e",
+        "exact_order": "2a8d1d8d5d92",
+        "position_order": "e75f28cd6c86",
+        "horizon": "f2d783ff30a6",
+    }.items(),
 )
 def test_shipped_hypotheses_are_those_that_were_registered_before_the_runs_of_the_documents(
     sweep: str, registered: str
@@ -341,9 +339,9 @@ def test_settings_of_the_runs_outside_the_file_are_registered_too(cppo: Command,
 
 
 def test_what_differs_between_two_statements_is_listed() -> None:
-    old = json.dumps({"a": {"b": 1, "c": [1, 2]}, "d": "x"})
+    old = '{"a": {"b": 1, "c": [1, 2]}, "d": "x"}'
     assert differences(old, old) == ()
-    new = json.dumps({"a": {"b": 2, "c": [1]}, "e": None})
+    new = '{"a": {"b": 2, "c": [1]}, "e": null}'
     changes = ("a.b: 1 -> 2", "a.c: [1, 2] -> [1]", "d: x -> absent", "e: absent -> null")
     assert differences(old, new) == changes
     many = json.dumps({f"key{i}": i for i in range(10)})
@@ -391,7 +389,7 @@ def train_with_leads(spec: RunSpec, recorder: Recorder, resources: object) -> sc
 def test_a_trend_is_judged_over_the_response_lengths_of_the_models(
     cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempt, "load_core", lambda name: train_with_leads)
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda name: train_with_leads)
     trend = STATED.replace("smallest: 2.0", "smallest: 2.0\n    models: trend")
     loaded(trend.replace("[mini_base]", f"[{', '.join(LEADS)}]"))
     cppo(f"{LAUNCH} training.t_stop=20 seed=1,2")
@@ -408,6 +406,8 @@ def test_nothing_starts_if_the_store_does_not_take_them(
     cppo: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loaded(STATED)
-    monkeypatch.setattr(launch, "register", Mock(side_effect=ConnectionError("the store is away")))
+    monkeypatch.setattr(
+        "cppo_lab.sweep.launch.register", Mock(side_effect=ConnectionError("the store is away"))
+    )
     assert "its hypotheses could not be registered (the store is away)" in cppo(LAUNCH, code=2).err
     assert not list(Path("runs").glob("*/status.json"))

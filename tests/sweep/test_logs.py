@@ -83,8 +83,12 @@ def test_following_ends_with_the_run_and_misses_nothing(
         spool.add(StepEvent(len(slept), 1000, {}))
         slept.append(seconds)
 
-    monkeypatch.setattr(status, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept)))
-    monkeypatch.setattr(status, "LOOK_SECONDS", 1.5 * status.POLL_SECONDS)  # at every other piece
+    monkeypatch.setattr(
+        "cppo_lab.sweep.status.time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(slept))
+    )
+    monkeypatch.setattr(
+        "cppo_lab.sweep.status.LOOK_SECONDS", 1.5 * status.POLL_SECONDS
+    )  # at every other piece
     status.follow_logs(tmp_path, RUN, lambda: len(slept) < len(pieces), out)
     first = "step 0/3\none\nstep 1/3\n"  # a line as soon as it is whole
     assert shown == ["", "step 0/3\n", first, f"{first}step 2/3\n"]

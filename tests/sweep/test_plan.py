@@ -13,6 +13,7 @@ from cppo_lab.sweep.groups import groups
 from cppo_lab.sweep.overrides import quote
 from cppo_lab.sweep.plan import Plan, make_plan
 from tests.conftest import user_error
+from tests.jobs import planned, run_of
 
 GRID = {  # sweep: runs of one seed, as paper_grid.md lists them
     "main": 28, "single_mechanism": 4, "position_weight_ordering": 3, "mask_vs_soft": 3, "sensitivity": 4,
@@ -21,7 +22,7 @@ GRID = {  # sweep: runs of one seed, as paper_grid.md lists them
 
 
 def test_the_quickstart_warms_up_one_model_in_which_topk_truncates() -> None:
-    runs = [run.spec for run in make_plan(load_sweep("quickstart"), ["seed=0,1,2"]).runs]
+    runs = [run.spec for run in planned("quickstart seed=0,1,2").runs]
     assert {run.model.for_seed(run.seed).start_seed for run in runs} == {0}
     for run in runs:
         assert run.divergence.estimator == "topk" or run.rule.name == "grpo"
@@ -124,14 +125,14 @@ def test_the_two_quickstarts_compare_the_same_rules_and_the_claim_of_one_is_abou
 def test_a_plan_pairs_the_runs_of_one_seed_where_they_share_their_start() -> None:
     """As the report will (tests/analysis/statistics/test_paired.py)."""
     cases = {"quickstart_exact": [], "main": ["core=exact", "variant=cppo,dppo"], "horizon": []}
-    assert all(make_plan(load_sweep(name), more).is_paired(name) for name, more in cases.items())
-    assert not make_plan(load_sweep("main"), ["core=verl", "variant=cppo,dppo"]).is_paired("main")
-    assert not make_plan(load_sweep("quickstart"), ["model.warm_start.seed=0"]).is_paired("quickstart")
+    assert all(planned([name, *more]).is_paired(name) for name, more in cases.items())
+    assert not planned("main core=verl variant=cppo,dppo").is_paired("main")
+    assert not planned("quickstart model.warm_start.seed=0").is_paired("quickstart")
 
 
 @pytest.fixture(scope="module")
 def study() -> Plan:
-    return make_plan(load_sweep("study"))
+    return planned("study")
 
 
 def test_the_study_is_the_papers_grid_one_seed_before_the_next(study: Plan) -> None:
@@ -140,7 +141,7 @@ def test_the_study_is_the_papers_grid_one_seed_before_the_next(study: Plan) -> N
     assert [sweep.name for sweep in study.sweeps] == list(GRID)
     for name, runs in GRID.items():
         assert sum(name in run.variants for run in study.runs) == 3 * runs
-        assert len(make_plan(load_sweep(name)).runs) == runs
+        assert len(planned(name).runs) == runs
 
 
 def test_a_shared_run_is_one_run_with_all_its_names(study: Plan) -> None:
@@ -172,10 +173,10 @@ def test_base_models_differ_as_their_roles_do(study: Plan) -> None:
     ],
 )
 def test_the_command_line_chooses_within_the_sweeps(overrides: list[str], runs: int, sweeps: int) -> None:
-    plan = make_plan(load_sweep("study"), overrides)
+    plan = planned(["study", *overrides])
     assert (len(plan.runs), len(plan.sweeps)) == (runs, sweeps)
 
 
 def test_binary_and_top_k_differ_on_the_wide_process() -> None:
-    spec = compose(["core=exact", "model=exact_wide"]).run
+    spec = run_of("core=exact model=exact_wide")
     assert 2 < spec.divergence.k < spec.data.vocabulary == 64

@@ -11,7 +11,6 @@ import pytest
 
 from cppo_lab.core_records import Allocation
 from cppo_lab.cores.base import write_phases
-from cppo_lab.sweep import preflight as module
 from cppo_lab.sweep.cost import (
     FILE,
     LONGER,
@@ -21,14 +20,12 @@ from cppo_lab.sweep.cost import (
     Hours,
     PreflightResult,
     Step,
-    StepTimes,
     past_costs,
     read_preflight,
     whole_run,
 )
 from cppo_lab.sweep.enumerate import PlannedRun
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.preflight import (
     PreflightJob,
     RunKind,
@@ -41,6 +38,7 @@ from cppo_lab.sweep.preflight import (
     with_stand_ins,
 )
 from tests.conftest import user_error
+from tests.jobs import planned
 
 STEP = Step(1, 100.0, 60.0, 30.0, 5.0, 5.0, 4000.0, 8000.0, 1000.0, 12.5, 1e-3)
 RESULT = PreflightResult(
@@ -60,7 +58,7 @@ RESULT = PreflightResult(
 
 @pytest.fixture(scope="module")
 def main_plan() -> Plan:
-    return make_plan(load_sweep("main"), ["core=verl", "variant=cppo,grpo"])
+    return planned("main core=verl variant=cppo,grpo")
 
 
 @pytest.fixture
@@ -96,7 +94,7 @@ def test_runs_of_one_model_and_layout_are_one_kind(main_plan: Plan, tmp_path: Pa
 
     def folder(*more: str) -> Path:
         chosen = ["core=verl", "variant=cppo", "seed=0", *more]
-        [kind] = kinds(make_plan(load_sweep("quickstart"), chosen), tmp_path)
+        [kind] = kinds(planned(["quickstart", *chosen]), tmp_path)
         return kind.folder
 
     assert folder() == folder("rule.w_min=0.7") == folder("training.t_stop=8")
@@ -155,7 +153,7 @@ def test_the_plan_goes_by_it_until_there_are_past_runs(
     hours = whole_run(RESULT, run.spec)
     cost = past_costs([run])[run.run_id]
     assert (cost.basis, cost.hours, cost.gpu_hours) == (PREFLIGHT, hours.middle, hours.middle * 8)
-    monkeypatch.setattr(StepTimes, "of", lambda *_: [[50.0] * 10])
+    monkeypatch.setattr("cppo_lab.sweep.cost.StepTimes.of", lambda *_: [[50.0] * 10])
     assert past_costs([run])[run.run_id].basis == MEASURED
 
 
@@ -189,7 +187,7 @@ def test_several_nodes_meet_anew_for_each_part(
         replace(job, allocation=Allocation(("a", "b"), rank, job.folder / "attempts" / "nodes"))
         for rank in (0, 1)
     )
-    monkeypatch.setattr(module, "lend_machine", lent := Mock())
+    monkeypatch.setattr("cppo_lab.sweep.preflight.lend_machine", lent := Mock())
     other.run()
     meetings = [start.allocation for start in lent.call_args.args[1]]
     assert [allocation.meeting.name for allocation in meetings] == ["part-1", "part-2"]
@@ -236,14 +234,16 @@ def test_stand_ins_take_the_place_of_models_and_data(
 ) -> None:
     assert (job.places[0], job.fresh_process) == (tmp_path, False)
     made = Mock(return_value=main_plan.paths)
-    monkeypatch.setattr(module, "load_part", lambda core, part: made)
+    monkeypatch.setattr("cppo_lab.sweep.preflight.load_part", lambda core, part: made)
     assert with_stand_ins([kind], main_plan, tmp_path) == main_plan and made.call_args.args[0] == [job.spec]
-    monkeypatch.setattr(module, "load_part", Mock(side_effect=ModuleNotFoundError(name="verl")))
+    monkeypatch.setattr(
+        "cppo_lab.sweep.preflight.load_part", Mock(side_effect=ModuleNotFoundError(name="verl"))
+    )
     with user_error("package 'verl' is not installed, and stand-ins are made by it: pip install"):
         with_stand_ins([kind], main_plan, tmp_path)
 
 
-def test_parts_become_a_measurement(job: PreflightJob, tmp_path: Path) -> None:
+def test_parts_become_a_measurement(job: PreflightJob) -> None:
     """Two processes: 0 is validated and 1 trained by the first, 2 by the second."""
     job.folder.mkdir(parents=True)
     write_phases(job.folder, 0, {"testing": 10.0}, {})
@@ -267,7 +267,7 @@ def test_parts_become_a_measurement(job: PreflightJob, tmp_path: Path) -> None:
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    for text in ("{", "[]", "{}", json.dumps({"steps": [{"x": 1}]})):
+    for text in ("{", "[]", "{}", '{"steps": [{"x": 1}]}'):
         (tmp_path / FILE).write_text(text)
         with user_error("is damaged"):
             read_preflight(tmp_path)

@@ -3,7 +3,6 @@
 import io
 import os
 import signal
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,10 +18,10 @@ from cppo_lab.runs.attempt import Attempt
 from cppo_lab.runs.folder import write_status
 from cppo_lab.runs.spool import Begin, StepEvent, open_spool
 from cppo_lab.runs.state import RunState
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.sweep.plan import Plan
 from cppo_lab.sweep.progress import ACTIVITY_SECONDS, Progress
-from tests.conftest import TINY
+from tests.conftest import TINY_LINE
+from tests.jobs import planned
 from tests.waiting import until
 
 SCORE = schema.validation_metric(schema.MEAN, 16)
@@ -81,7 +80,7 @@ class Scene:
 
 @pytest.fixture
 def scene(workspace: Path, capsys: pytest.CaptureFixture[str]) -> Scene:
-    return Scene(make_plan(load_sweep("quickstart"), TINY), capsys)
+    return Scene(planned(f"quickstart {TINY_LINE}"), capsys)
 
 
 def start(progress: Progress, job: TrainingJob, ago: float = 100.0) -> None:
@@ -118,7 +117,7 @@ def test_time_left_is_measured(scene: Scene, monkeypatch: pytest.MonkeyPatch) ->
     progress = scene.started(ago=10_000)
     assert look(progress) == f"{NAME} starting"  # nothing measured: no time
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr("time.time", lambda: now)
     scene.record({0: 0.25, 1: None, 2: 0.5}, seconds=200)
     assert progress.seconds_left() is None
     measured = "50 % of 4 steps, 200 s per step, about 7 min left"
@@ -135,7 +134,7 @@ def test_before_the_first_step_no_time_is_said_but_by_past_runs(scene: Scene) ->
     assert progress.seconds_left() is None
     assert progress.overview() == "0/2 ended"
     submitted = scene.progress(0)
-    submitted.plan = make_plan(load_sweep("quickstart"), ["launcher=slurm"])
+    submitted.plan = planned("quickstart launcher=slurm")
     submitted.see(Event("submitted", scene.job(0)))
     assert scene.said() == ["1 run is in Slurm's queue"]
     progress = scene.started(0, 1, pace={first: 300.0, second: 60.0})
@@ -151,13 +150,13 @@ def test_a_pipe_gets_a_line_per_validation_and_every_few_seconds_before_the_firs
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     progress = scene.started()
-    monkeypatch.setattr(time, "monotonic", lambda: 1000.0)
+    monkeypatch.setattr("time.monotonic", lambda: 1000.0)
     for done in (0, 1, 400, 999):
         scene.tells(status="running", activity=f"warm start {done}/1000")
         look(progress)
         look(progress)
         if done == 1:
-            monkeypatch.setattr(time, "monotonic", lambda: 1000.0 + ACTIVITY_SECONDS)
+            monkeypatch.setattr("time.monotonic", lambda: 1000.0 + ACTIVITY_SECONDS)
     scene.tells(status="running", activity="validation")
     look(progress)
     scene.record({0: 0.25, 1: None, 2: 0.5, 3: None, 4: 0.375})
@@ -178,7 +177,7 @@ def test_a_pipe_gets_a_line_per_validation_and_every_few_seconds_before_the_firs
 
 
 def test_a_terminal_has_one_line_in_its_place(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", screen := io.StringIO())
+    monkeypatch.setattr("sys.stderr", screen := io.StringIO())
     monkeypatch.setattr(screen, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("COLUMNS", "40")
     progress = scene.started()
@@ -192,7 +191,7 @@ def test_a_terminal_has_one_line_in_its_place(scene: Scene, monkeypatch: pytest.
 
 def test_ctrl_c_says_at_once_what_is_waited_for(workspace: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """By the descriptor, which `capsys` does not see; nothing where nothing runs."""
-    scene = Scene(make_plan(load_sweep("quickstart"), TINY), capfd)
+    scene = Scene(planned(f"quickstart {TINY_LINE}"), capfd)
     for progress, names in ((scene.progress(0), []), (scene.started(), [NAME])):
         with pytest.raises(KeyboardInterrupt), progress.shown():
             try:
@@ -212,7 +211,7 @@ def test_jobs_of_several_runs(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> 
     assert scene.said() == ["grpo/mini_base (2 runs): cancelled  [2/3]"]
     assert progress.waiting == [scene.ids[2]]
     now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now)
+    monkeypatch.setattr("time.time", lambda: now)
     order = [i for name in ("grpo", "cppo") for i, run in enumerate(scene.plan.runs) if run.variant == name]
     progress = scene.progress(*order)
     start(progress, scene.job(*order), ago=10_000)

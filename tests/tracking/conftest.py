@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.spec import RunSpec
 from tests.analysis.conftest import uri
@@ -25,7 +24,7 @@ def log(recorder: Recorder, *numbers: int) -> None:
 def folder(workspace: Path, tiny_spec: RunSpec, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Of a run, whose points are measured at times that can be told apart."""
     times = itertools.count(1_000)
-    monkeypatch.setattr(recorder_module.time, "time", lambda: next(times))
+    monkeypatch.setattr("cppo_lab.runs.recorder.time.time", lambda: next(times))
     path = workspace / "runs" / tiny_spec.run_id
     path.mkdir(parents=True)
     return path

@@ -15,16 +15,16 @@ from tests.conftest import user_error
 
 @pytest.mark.parametrize(
     "artifact_uri, path",
-    [
-        ("file:///a%20b/artifacts", "/a b/artifacts"),
-        ("file://localhost/a", "/a"),
-        ("/a%20b", "/a%20b"),
-        ("file://elsewhere/a", None),
-        ("file://[a", None),
-        ("s3://b/a", None),
-        ("", None),
-        ("file:///a%00b", None),
-    ],
+    {
+        "file:///a%20b/artifacts": "/a b/artifacts",
+        "file://localhost/a": "/a",
+        "/a%20b": "/a%20b",
+        "file://elsewhere/a": None,
+        "file://[a": None,
+        "s3://b/a": None,
+        "": None,
+        "file:///a%00b": None,
+    }.items(),
 )
 def test_which_artifacts_are_files_of_this_machine(artifact_uri: str, path: str | None) -> None:
     for uri in ("http://host:5000", "sqlite:////nowhere/mlflow.db"):
@@ -71,7 +71,7 @@ def test_a_working_folder_whose_name_no_store_can_have_is_named(
         storage_url()
 
 
-@patch.object(Path, "resolve", Mock(side_effect=RuntimeError("Symlink loop")))
+@patch("pathlib.Path.resolve", Mock(side_effect=RuntimeError("Symlink loop")))
 def test_a_store_behind_a_circular_link_is_named(workspace: Path) -> None:
     with user_error("ring/x.db: a circular link: name a file"):
         address.tracking_uri("sqlite:///ring/x.db")
@@ -89,8 +89,8 @@ def test_a_store_behind_a_circular_link_is_named(workspace: Path) -> None:
 def test_who_cannot_write_there_goes_on_without_a_lock_and_any_other_failure_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, writable: bool, enters: bool
 ) -> None:
-    monkeypatch.setattr(address, "open_lock", Mock(side_effect=OSError(number, "refused")))
-    monkeypatch.setattr(address.os, "access", lambda path, mode: writable)
+    monkeypatch.setattr("cppo_lab.tracking.address.open_lock", Mock(side_effect=OSError(number, "refused")))
+    monkeypatch.setattr("cppo_lab.tracking.address.os.access", lambda path, mode: writable)
     inside = Mock()
     refused = contextlib.nullcontext() if enters else pytest.raises(OSError, match="refused")
     with refused, address.locked(tmp_path / "mlflow.db"):

@@ -23,10 +23,11 @@ from tests.tracking.fake_server import RUN, FakeServer, fake_server
 PASSWORD = "correct-horse"
 BASIC = "Basic " + base64.b64encode(f"user:{PASSWORD}".encode()).decode()
 PLACE = "/api/2.0/mlflow-artifacts/artifacts/1"
+Servers = tuple[FakeServer, FakeServer]
 
 
 @pytest.fixture
-def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[FakeServer, FakeServer]]:
+def servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Servers]:
     """The tracking server, and another one that a run names."""
     monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", "user")
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", PASSWORD)
@@ -65,12 +66,7 @@ def do(act: str, uri: str, folder: Path) -> None:
     ],
 )
 def test_another_server_is_refused_by_its_name_and_asked_nothing(
-    servers: tuple[FakeServer, FakeServer],
-    tmp_path: Path,
-    address: str,
-    header: str,
-    act: str,
-    monkeypatch: pytest.MonkeyPatch,
+    servers: Servers, tmp_path: Path, address: str, header: str, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if header != BASIC:
         monkeypatch.delenv("MLFLOW_TRACKING_PASSWORD")
@@ -84,7 +80,7 @@ def test_another_server_is_refused_by_its_name_and_asked_nothing(
 
 @pytest.mark.parametrize("act", ACTS)
 def test_the_tracking_server_itself_is_asked_with_the_password_which_no_redirection_takes_along(
-    servers: tuple[FakeServer, FakeServer], tmp_path: Path, act: str, monkeypatch: pytest.MonkeyPatch
+    servers: Servers, tmp_path: Path, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tracking, other = servers
     for address in ("mlflow-artifacts:/1", "mlflow-artifacts://{}/1", "http://{}" + PLACE):
@@ -104,7 +100,7 @@ def test_the_tracking_server_itself_is_asked_with_the_password_which_no_redirect
 
 
 def test_the_reader_of_histories_asks_the_tracking_server_in_its_place(
-    servers: tuple[FakeServer, FakeServer], caplog: pytest.LogCaptureFixture, workspace: Path
+    servers: Servers, caplog: pytest.LogCaptureFixture, workspace: Path
 ) -> None:
     tracking, other = servers
     tracking.artifact_uri, client = other.uri + PLACE, open_store(tracking.uri)
@@ -114,11 +110,7 @@ def test_the_reader_of_histories_asks_the_tracking_server_in_its_place(
 
 
 def test_a_database_has_no_server_whose_password_could_go_anywhere(
-    tiny_spec: RunSpec,
-    folder: Path,
-    attempt: Attempt,
-    servers: tuple[FakeServer, FakeServer],
-    cppo: Command,
+    tiny_spec: RunSpec, folder: Path, attempt: Attempt, servers: Servers, cppo: Command
 ) -> None:
     """The commands that fetch and send a run's artifacts, with an address that another writer has put in the store."""
     _, other = servers

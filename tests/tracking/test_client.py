@@ -4,7 +4,6 @@ to those who handle it, and whatever a store answers is one line in time.
 
 import contextlib
 import importlib
-import os
 import re
 import shutil
 import signal
@@ -27,7 +26,6 @@ from sqlalchemy.exc import OperationalError
 
 from cppo_lab import tracking
 from cppo_lab.errors import StoreAway, UserError, deferred
-from cppo_lab.tracking import read
 from cppo_lab.tracking.client import (
     create_atomically,
     deferred_for,
@@ -139,7 +137,9 @@ def test_an_experiment_that_another_process_has_made_meanwhile_is_taken(
     client = open_client(uri)
     number = ensure_experiment(client, "mini")
     look, looks = MlflowClient.get_experiment_by_name, iter([lambda *_: None])
-    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", lambda *given: next(looks, look)(*given))
+    monkeypatch.setattr(
+        "mlflow.MlflowClient.get_experiment_by_name", lambda *given: next(looks, look)(*given)
+    )
     assert ensure_experiment(client, "mini") == number
     with pytest.raises(MlflowException, match=r"[Ii]nvalid"):
         ensure_experiment(client, "")
@@ -219,7 +219,7 @@ def test_no_question_waits_for_days(server: FakeServer, monkeypatch: pytest.Monk
     assert len(server.seen) == 2
     server.endpoint, server.slow = "", True  # a byte now and then: no single wait is long
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
-    monkeypatch.setattr(read, "SILENCE_SECONDS", 1.0)
+    monkeypatch.setattr("cppo_lab.tracking.read.SILENCE_SECONDS", 1.0)
     with pytest.raises(StoreAway, match="cannot be read: it has not answered within 1 seconds: check"):
         find(uri, "mini", ["r"])
     with user_error("cannot be used: it has not answered within 3 seconds: check"):
@@ -234,7 +234,7 @@ def test_a_fault_of_our_own_code_is_none_of_the_store(
     with pytest.raises(fault, match="ours"), may_fail("nothing"), reading(uri) as client:
         client.search_experiments()
         ours()
-    monkeypatch.setattr(MlflowClient, "search_experiments", ours)  # reading an answer
+    monkeypatch.setattr("mlflow.MlflowClient.search_experiments", ours)  # reading an answer
     with user_error(r"its answer is not MLflow's \('?ours'?\): check"):
         open_client(server.uri)
 
@@ -252,7 +252,7 @@ def test_a_relative_address_and_the_shell_change_nothing(
 
 def test_a_server_that_forgets_a_parent_gets_one(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     client = open_client(uri)
-    monkeypatch.setattr(MlflowClient, "search_runs", lambda *_, **__: [])
+    monkeypatch.setattr("mlflow.MlflowClient.search_runs", lambda *_, **__: [])
     assert client.get_run(ensure_parent(client, "0", "s")).info.status == "FINISHED"
 
 
@@ -277,7 +277,7 @@ def test_a_fault_is_told_without_its_statement_and_parameters(error: Exception, 
 def test_mlflow_reports_its_use_to_nobody_unless_the_user_wishes_it(
     wish: dict[str, str], off: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(telemetry, "_IS_IN_CI_ENV_OR_TESTING", False)
-    monkeypatch.setattr(os, "environ", {**wish})
+    monkeypatch.setattr("mlflow.telemetry.utils._IS_IN_CI_ENV_OR_TESTING", False)
+    monkeypatch.setattr("os.environ", {**wish})
     importlib.reload(tracking)  # as in a new process
     assert telemetry.is_telemetry_disabled() == off

@@ -155,7 +155,7 @@ def test_a_mirror_that_fails_is_one_line(
     trackio.write_text(f"{code}('no room in the mirror')")
     monkeypatch.setitem(sys.modules, "trackio", None)
     del sys.modules["trackio"]  # and again after the test
-    monkeypatch.setattr(services, "MIRROR_LAST_SECONDS", 20.0)
+    monkeypatch.setattr("cppo_lab.tracking.services.MIRROR_LAST_SECONDS", 20.0)
     attempt(1, 2).finish(Outcome("done", 2))
     with mirroring([folder]):
         pass
@@ -169,10 +169,7 @@ def test_a_mirror_that_fails_is_one_line(
 
 
 def test_sync_watch_goes_on_while_the_mirror_is_away(
-    trackio: Path,
-    attempt: Attempt,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    trackio: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = Mock(_next_step=0)
     run.log.side_effect = [ConnectionError, ConnectionError, None, None]

@@ -16,7 +16,6 @@ import pytest
 
 from cppo_lab import schema
 from cppo_lab.cli import main
-from cppo_lab.runs import attempt as attempts
 from cppo_lab.runs.folder import run_lock, write_status
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
@@ -64,7 +63,7 @@ def core(monkeypatch: pytest.MonkeyPatch) -> None:
         return Outcome(schema.COLLAPSED, 1, "fell") if spec.seed else Outcome(schema.DONE, 4)
 
     monkeypatch.delenv(services.NOTIFY_VARIABLE, raising=False)
-    monkeypatch.setattr(attempts, "load_core", lambda name: train)
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda name: train)
 
 
 NO_WEBHOOKS = [
@@ -139,10 +138,7 @@ def test_slack_has_its_form_and_nobody_is_called(folder: Path, receiver: FakeSer
 
 
 def test_the_address_is_nowhere(
-    workspace: Path,
-    receiver: FakeServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    workspace: Path, receiver: FakeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     receiver.status = 500
     assert main([*LAUNCH, f"notify.url={url(receiver)}"]) == 4
@@ -164,16 +160,13 @@ def test_a_redirect_is_refused(receiver: FakeServer) -> None:
 
 
 def test_a_dead_webhook_loses_no_message_and_a_slow_one_delays_no_run(
-    workspace: Path,
-    receiver: FakeServer,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    workspace: Path, receiver: FakeServer, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main([*LAUNCH, "notify.url=http://127.0.0.1:9"]) == 4
     assert "does not take messages: ConnectionRefusedError" in capfd.readouterr().err
     assert not list(workspace.glob("runs/*/notified-*"))
     receiver.slow = True
-    monkeypatch.setattr(services, "NOTIFY_LAST_SECONDS", 0.5)  # in which the launch gives up
+    monkeypatch.setattr("cppo_lab.tracking.services.NOTIFY_LAST_SECONDS", 0.5)  # in which the launch gives up
     assert main(["retry", *LAUNCH[1:], "--failed", f"notify.url={url(receiver)}"]) == 4
     # No answer: it may have arrived, and is not sent again. The launch has not waited for the next one.
     until("the message is there", lambda: receiver.received)

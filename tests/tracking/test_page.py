@@ -22,9 +22,8 @@ from cppo_lab.core_records import core_of
 from cppo_lab.reports.figures.drawing import PAPER
 from cppo_lab.reports.names import in_order
 from cppo_lab.sweep import launch as sweep_launch
-from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.launch import launch
-from cppo_lab.sweep.plan import Plan, make_plan
+from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking import page
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.page import (
@@ -41,6 +40,7 @@ from cppo_lab.tracking.page import (
 )
 from cppo_lab.tracking.read import newest_of_each, newest_runs
 from tests.conftest import user_error
+from tests.jobs import planned
 from tests.recorded import mlflow_client, mlflow_runs
 
 TEXT = SweepText("quickstart", "A title", "A question? <b>", ("Table 1",))
@@ -65,7 +65,7 @@ def number(client: MlflowClient) -> str:
 
 
 def launch_sweep(name: str, *overrides: str) -> Plan:
-    plan = make_plan(load_sweep(name), ["launcher=inline", *overrides])
+    plan = planned([name, "launcher=inline", *overrides])
     launch(plan, tracking_uri())
     return plan
 
@@ -156,11 +156,7 @@ def test_a_parent_that_another_launcher_removes_at_once_is_no_fault(
     ],
 )
 def test_a_store_that_is_away_for_the_parents_costs_a_line(
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    name: str,
-    times: int,
-    says: str,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str, times: int, says: str
 ) -> None:
     answers = [MlflowException("no answer")] * times + [DEFAULT] * 9
     monkeypatch.setattr(
@@ -199,11 +195,11 @@ def test_of_a_planned_run_the_planner_knows_the_state(client: MlflowClient, numb
     run = client.create_run(number, tags=tags | {schema.TAG_MODEL: "m"}).info.run_id
     client.log_metric(run, MEAN, 0.5)
     parent = ensure_parent(client, number, "s")
-    for planned, count, means in (
+    for waiting, count, means in (
         ({"r": "queued", "s": "missing"}, "2 (1 queued, 1 missing)", {}),
         ({}, "1 (1 done)", {"variant_mean/m/v": 0.5}),
     ):
-        update_parent(client, parent, SweepText("s", "T", ""), planned)
+        update_parent(client, parent, SweepText("s", "T", ""), waiting)
         assert f"- runs: {count}\n" in note_of("s")
         assert client.get_run(parent).data.metrics == means
 
@@ -254,9 +250,7 @@ def test_page_figures_and_verdicts_are_with_the_sweep(uri: str, tmp_path: Path) 
     assert note.count("### Verdict") == note.count("CPPO.") == 1
 
 
-def test_a_report_of_a_study_has_a_run_of_its_own(
-    client: MlflowClient, number: str, uri: str, tmp_path: Path
-) -> None:
+def test_a_report_of_a_study_has_a_run_of_its_own(number: str, uri: str, tmp_path: Path) -> None:
     sweep = SweepText("study", "All", "Why <i>?")
     keep_report(uri, "cppo-mini", replace(log_of(tmp_path), sweep=sweep, whole_study=True))
     note = note_of("study")
@@ -297,7 +291,7 @@ AXES = "axes: {rule.w_min: [0.7, 0.9]}\n"
 @pytest.mark.parametrize("more, overrides", [("", ()), ("", ("variant=loose,cppo_kl",)), (AXES, ())])
 def test_colours_are_those_of_the_report(more: str, overrides: tuple[str, ...]) -> None:
     Path("own.yaml").write_text(OWN_SWEEP + more)
-    plan = make_plan(load_sweep("./own.yaml"), overrides)
+    plan = planned(["./own.yaml", *overrides])
     colours = {run.variant: plan.parts["own"].colours[run.variant] for run in plan.runs}
     report = PAPER.strokes(in_order(colours if more else ("tight", "cppo_kl", "cppo", "loose")))
     assert colours == {name: report[name].colour for name in colours}

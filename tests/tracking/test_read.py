@@ -9,7 +9,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from cppo_lab import schema
@@ -20,13 +19,7 @@ from cppo_lab.tracking import read
 from cppo_lab.tracking.client import StoreClient, ensure_experiment, open_client
 from cppo_lab.tracking.history import HISTORY, Row, from_columns, from_rows, pack
 from cppo_lab.tracking.page import SweepText, update_parent
-from cppo_lab.tracking.read import (
-    histories,
-    metric_history,
-    newest_runs,
-    search_runs,
-    stored_run,
-)
+from cppo_lab.tracking.read import histories, metric_history, newest_runs, search_runs, stored_run
 
 ROWS: list[Row] = [
     (1, 1001, {"train/loss": 0.5, "train/reward": math.nan, "val/a/avg_at_16": 0.1}),
@@ -49,7 +42,7 @@ def test_pages_have_every_run_once_also_one_that_starts_meanwhile(
     """Pages of two runs; as a server's the store has an address with a scheme of its own."""
     monkeypatch.setattr(read, size, 2)
     if size == "SERVER_PAGE":
-        monkeypatch.setattr(MlflowClient, "tracking_uri", "http://host")
+        monkeypatch.setattr("mlflow.MlflowClient.tracking_uri", "http://host")
     client.search_runs = search = Mock(side_effect=client.search_runs)
     number = client.create_experiment("e")
     ids = [client.create_run(number, start_time=time).info.run_id for time in (5, 5, 5, 3, 4)]
@@ -151,12 +144,7 @@ def changed(name: str, *values: float) -> bytes:
     ],
 )
 def test_a_history_is_one_file_or_what_the_store_says(
-    client: StoreClient,
-    write: Writer,
-    asked: Mock,
-    artifact: bytes | None,
-    status: str,
-    from_store: set[str],
+    client: StoreClient, write: Writer, asked: Mock, artifact: bytes | None, status: str, from_store: set[str]
 ) -> None:
     mlflow_id = write(artifact, status)
     assert read_all(client, mlflow_id) == {mlflow_id: expected()}
@@ -187,7 +175,7 @@ def test_broken_and_large_files_cost_time_alone_and_are_named_once(
     (message,) = [record.getMessage() for record in caplog.records if record.name.startswith("cppo_lab")]
     assert message.startswith("asked the store point by point for 2 runs: history.npz of MLflow run ")
     assert min(ids) in message and "\n" not in message
-    monkeypatch.setattr(read, "LARGEST", 100)
+    monkeypatch.setattr("cppo_lab.tracking.read.LARGEST", 100)
     large = write(WHOLE)
     assert read_all(client, large) == {large: expected()}
 

@@ -1,7 +1,6 @@
 """Answer files on their way to MLflow: as artifacts, as a table, and back; broken, hostile and missing ones."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,20 +10,10 @@ import pytest
 from mlflow.exceptions import MlflowException
 
 from cppo_lab.answers import texts
-from cppo_lab.answers.records import (
-    FolderFiles,
-    Recording,
-    StepAnswers,
-    read_outcomes,
-    read_texts,
-    read_tokens,
-    steps_with,
-)
+from cppo_lab.answers.records import FolderFiles, read_outcomes, read_texts, read_tokens, steps_with
 from cppo_lab.errors import StoreAway
 from cppo_lab.runs.recorder import Recorder
-from cppo_lab.spec import AnswersSpec, RunSpec
-from cppo_lab.tracking import read as read_module
-from cppo_lab.tracking import upload as upload_module
+from cppo_lab.spec import RunSpec
 from cppo_lab.tracking.address import tracking_uri
 from cppo_lab.tracking.read import StoredFiles, stored_files
 from cppo_lab.tracking.upload import TABLE, TABLE_TAG, answers_table
@@ -33,19 +22,12 @@ from tests.conftest import FINISHED, user_error
 from tests.recorded import mlflow_client, mlflow_run
 from tests.tracking.conftest import Attempt
 
-KEPT = AnswersSpec(keep=True, problems=8, groups=2, megabytes=50.0)
 RESPONSE = "<script>alert(1)</script> \u202e\x1b[31m" * 3
 
 
 def record_answers(recorder: Recorder) -> None:
     """Of the steps 0, 10 and 20 of a run, which has not ended."""
-    recording = Recording(KEPT, recorder.folder, 3, recorder.file)
-    recording.begin(None)
-    for step in (0, 10, 20):
-        validation = replace(made.outcomes(validations=1), steps=made.outcomes().steps[step // 10 :][:1])
-        samples = [made.sample(step=step, response=RESPONSE)]
-        recording.add(StepAnswers(validation, samples, made.tokens(step=step) if step else None))
-        recorder.log(step, {"train/reward": step / 100})
+    made.record(recorder, lambda step: [made.sample(step=step, response=RESPONSE)], 0, 10, 20)
 
 
 def test_the_store_has_the_files_byte_by_byte_and_texts_are_a_table_of_mlflows(
@@ -84,8 +66,8 @@ def test_a_table_is_bounded_and_has_the_newest(
     record_answers(attempt())
     whole = json.loads(answers_table(folder) or b"")
     assert [row[0] for row in whole["data"]] == [20, 10, 0]
-    monkeypatch.setattr(upload_module, "LARGEST_TABLE", len(json.dumps(whole["data"][0])) + 10)
-    monkeypatch.setattr(upload_module, "LONGEST_CELL", 20)
+    monkeypatch.setattr("cppo_lab.tracking.upload.LARGEST_TABLE", len(json.dumps(whole["data"][0])) + 10)
+    monkeypatch.setattr("cppo_lab.tracking.upload.LONGEST_CELL", 20)
     [newest] = json.loads(answers_table(folder) or b"")["data"]
     assert newest[0] == 20
     assert "characters are left out here" in newest[whole["columns"].index("response")]
@@ -107,7 +89,7 @@ def test_artifacts_that_cannot_be_read_are_no_missing_answers(monkeypatch: pytes
         "lost": SimpleNamespace(list_artifacts=fail),
         "listed": SimpleNamespace(list_artifacts=lambda *_: [whole], download_artifacts=fail),
     }
-    monkeypatch.setattr(read_module, "get_artifact_repository", lambda uri, **_: repositories[uri])
+    monkeypatch.setattr("cppo_lab.tracking.read.get_artifact_repository", lambda uri, **_: repositories[uri])
     client: Any = SimpleNamespace(tracking_uri="")
     away = "the artifacts of MLflow run f00 cannot be read: bucket 'b' is away: "
     for ask, message in (

@@ -24,22 +24,15 @@ from mlflow.entities import Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.protos.databricks_pb2 import BAD_REQUEST
 
-from cppo_lab import files, schema
+from cppo_lab import schema
 from cppo_lab.runs import recorder as recorder_module
 from cppo_lab.runs.folder import folder_tag, read_status, write_status
 from cppo_lab.runs.recorder import Recorder, record_end
-from cppo_lab.runs.spool import (
-    SPOOL_FOLDER,
-    add_evaluation,
-    add_notes,
-    newest_record,
-    notes,
-    unsent,
-)
+from cppo_lab.runs.spool import SPOOL_FOLDER, add_evaluation, add_notes, newest_record, notes, unsent
 from cppo_lab.schema import Dataset, Outcome
 from cppo_lab.spec import RunSpec
 from cppo_lab.sweep.compose import compose
-from cppo_lab.tracking import address, history, uploader
+from cppo_lab.tracking import history, uploader
 from cppo_lab.tracking import upload as upload_module
 from cppo_lab.tracking.address import VARIABLE, sqlite_file, tracking_uri
 from cppo_lab.tracking.client import open_client
@@ -175,9 +168,9 @@ def test_a_run_that_has_ended_and_is_sent_is_looked_at_no_more_unless_its_end_is
             sent(folder)
         return "no route" if len(looks) % 2 else ""
 
-    monkeypatch.setattr(uploader, "still_owned", Mock(side_effect=[True] * 4 + [False]))
-    monkeypatch.setattr(uploader, "upload_once", upload_once)
-    monkeypatch.setattr(uploader, "unsent", lambda folder, _: folder.name == "unsent")
+    monkeypatch.setattr("cppo_lab.tracking.uploader.still_owned", Mock(side_effect=[True] * 4 + [False]))
+    monkeypatch.setattr("cppo_lab.tracking.uploader.upload_once", upload_once)
+    monkeypatch.setattr("cppo_lab.tracking.uploader.unsent", lambda folder, _: folder.name == "unsent")
     uploader.work([workspace / name for name in ends], tracking_uri(), 0.0)
     assert looks == [[*ends], *[["trains", "retried", "unsent"]] * 3]
     silent, back = "does not answer, training continues: no route", "is back after 0 s"
@@ -196,8 +189,7 @@ WRITES = ("create_run", "log_batch", "update_run", "set_terminated", "log_artifa
 
 
 @pytest.mark.parametrize(
-    "after, forgets, first",
-    [(False, False, 0), (True, False, 1), (False, True, 2), (True, True, 3)],
+    "after, forgets, first", [(False, False, 0), (True, False, 1), (False, True, 2), (True, True, 3)]
 )
 def test_killed_at_any_request_the_next_one_brings_the_rest(
     folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, after: bool, forgets: bool, first: int
@@ -298,7 +290,7 @@ def test_a_result_that_a_user_deleted_is_on_disk_and_comes_back(
     with monkeypatch.context() as patch, contextlib.suppress(MlflowException):
         if lost == "files":
             fails = Mock(side_effect=MlflowException("the store of files is away"))
-            patch.setattr(upload_module._Shipment, "_send_artifact", fails)
+            patch.setattr("cppo_lab.tracking.upload._Shipment._send_artifact", fails)
         sent(folder)
     [before] = mlflow_runs(view=ViewType.ALL)
     assert unsent(folder, tracking_uri()) is (lost == "files")
@@ -436,7 +428,7 @@ def test_a_run_whose_points_the_store_does_not_keep_is_not_complete(folder: Path
     client.log_batch = forgetful
     uri = tracking_uri()
     with (
-        patch.object(address, "sqlite_file", lambda uri: None),
+        patch("cppo_lab.tracking.address.sqlite_file", lambda uri: None),
         pytest.raises(MlflowException, match="6 points and lacks 2 of them"),
     ):
         # As of a server, whose gateway may lose a request.
@@ -495,7 +487,7 @@ def test_datasets_are_inputs_once_and_tell_no_password(
             raise MlflowException("UNIQUE constraint failed: datasets.name", error_code=BAD_REQUEST)
         real(client, *arguments, **named)
 
-    monkeypatch.setattr(MlflowClient, "log_inputs", log_inputs)
+    monkeypatch.setattr("mlflow.MlflowClient.log_inputs", log_inputs)
     Recorder(tiny_spec, {}, folder, datasets=DATASETS)
     mlflow_run(folder)
     forget_progress(folder)
@@ -554,7 +546,7 @@ OUTCOMES, POSITIONS = "answers/outcomes.npz", "diagnostics/positions.json"
 def away(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """The store does not answer what it is asked."""
     asked = Mock(side_effect=MlflowException("the server is away"))
-    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", asked)
+    monkeypatch.setattr("mlflow.MlflowClient.get_experiment_by_name", asked)
     return asked
 
 
@@ -569,7 +561,7 @@ no_room = Mock(side_effect=OSError(errno.ENOSPC, "No space left on device"))
 
 def fill_disk(monkeypatch: pytest.MonkeyPatch, spool: bool) -> None:
     """No file of a run can be written from now on, and its spool neither, if so said."""
-    monkeypatch.setattr(files, "replacing", full)
+    monkeypatch.setattr("cppo_lab.files.replacing", full)
     if spool:
         monkeypatch.setattr("cppo_lab.runs.spool.os.write", no_room)
 
@@ -577,13 +569,13 @@ def fill_disk(monkeypatch: pytest.MonkeyPatch, spool: bool) -> None:
 def test_a_store_that_is_away_at_the_end_loses_nothing(
     folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(uploader, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("cppo_lab.tracking.uploader.LOOK_SECONDS", 0.01)
     recorder = attempt(0, 1, 2)
     recorder.finish(FINISHED)
     with monkeypatch.context() as patch:
         asked = away(patch)
         # Its time is over once the store was asked a second time.
-        patch.setattr(uploader, "time", clock := Mock(wraps=time))
+        patch.setattr("cppo_lab.tracking.uploader.time", clock := Mock(wraps=time))
         clock.monotonic = lambda: math.inf if asked.call_count > 1 else 0.0
         job_ends(recorder)
         assert asked.call_count > 1 and read_status(folder)["status"] == schema.DONE
@@ -609,8 +601,8 @@ def test_the_last_upload_of_many_runs_says_how_many_are_left(
 
     for name, value in {"LOOK_SECONDS": 0.01, "TELL_SECONDS": 0.0, "PATIENCE_SECONDS": 0.5}.items():
         monkeypatch.setattr(uploader, name, value)
-    monkeypatch.setattr(uploader, "unsent", lambda *_: True)
-    monkeypatch.setattr(uploader, "upload_once", take_one)
+    monkeypatch.setattr("cppo_lab.tracking.uploader.unsent", lambda *_: True)
+    monkeypatch.setattr("cppo_lab.tracking.uploader.upload_once", take_one)
     upload_last(folders, "sqlite:///m.db")
     upload_ended()
     lines = capsys.readouterr().err.splitlines()
@@ -625,7 +617,7 @@ def test_a_store_that_is_away_and_a_full_disk(
     folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Nothing has the end of the run: it is not called safe."""
-    monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr("cppo_lab.tracking.uploader.PATIENCE_SECONDS", 0.2)
     away(monkeypatch)
     recorder = attempt(0)
     with monkeypatch.context() as disk:

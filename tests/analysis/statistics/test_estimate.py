@@ -4,7 +4,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -31,9 +30,10 @@ from cppo_lab.analysis.statistics.estimate import (
     probability_of_improvement,
 )
 from tests.analysis.statistics.made_curves import STUDIES
+from tests.conftest import TESTS
 from tests.oracles.statistics import holm_rejections, wins
 
-RLIABLE = json.loads((Path(__file__).parents[2] / "oracles" / "rliable.json").read_text(encoding="utf-8"))
+RLIABLE = json.loads((TESTS / "oracles" / "rliable.json").read_text())
 A, B = [0.31, 0.28, 0.36, 0.33], [0.30, 0.21, 0.27, 0.25, 0.29]
 NAN = math.nan
 

@@ -5,7 +5,6 @@ import dataclasses
 import math
 import warnings
 from collections import defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,6 +37,7 @@ from cppo_lab.analysis.statistics.values import Quantity
 from cppo_lab.analysis.statistics.verdicts import Verdict, outcome_of
 from cppo_lab.reports.verdict_view import reason
 from tests.analysis.made_sweeps import MadeRun, both, scored
+from tests.conftest import ROOT
 
 SEEDS, STEPS = 30, 40
 HORIZONS = (16, 64, 256)
@@ -190,8 +190,8 @@ def claim(**values: object) -> Claim:
 
 def judged(monkeypatch: pytest.MonkeyPatch, found: dict[Condition, Curves], stated: Claim) -> Verdict:
     """The verdict on these curves, in a report that has every run."""
-    monkeypatch.setattr(verdicts, "read_curves", lambda _board: found)
-    monkeypatch.setattr(verdicts, "run_values", lambda _board: ())
+    monkeypatch.setattr("cppo_lab.analysis.statistics.verdicts.read_curves", lambda _board: found)
+    monkeypatch.setattr("cppo_lab.analysis.statistics.verdicts.run_values", lambda _board: ())
     board: Any = SimpleNamespace(runs=(), gaps=(), results=frozenset())
     (verdict,) = verdicts.verdicts({"s": board}, [stated])
     return verdict
@@ -253,8 +253,8 @@ def test_what_no_mechanism_of_a_rule_makes_better_is_a_control() -> None:
 @pytest.mark.parametrize("study", ["exact", "exact_paper_dose", "exact_order"])
 def test_documented_outcomes_follow_from_their_p_values(study: str) -> None:
     """The tables are kept longer than the words for an outcome. Each of these hypotheses has one comparison."""
-    path = Path(__file__).parents[3] / "docs" / "evidence" / f"{study}_hypotheses.csv"
-    rows = list(csv.DictReader(path.read_text(encoding="utf-8").splitlines()))
+    path = ROOT / "docs" / "evidence" / f"{study}_hypotheses.csv"
+    rows = list(csv.DictReader(path.read_text().splitlines()))
     assert rows
     for row in rows:
         p_for, p_against = (float(row[column].replace("< ", "")) for column in ("p for", "p against"))

@@ -4,10 +4,8 @@ import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-import yaml
 
 from cppo_lab.analysis.statistics.claims import (
     CLAIMS,
@@ -21,27 +19,12 @@ from cppo_lab.analysis.statistics.claims import (
     standing,
 )
 from cppo_lab.analysis.statistics.values import ONE_BENCHMARK, Score
-from cppo_lab.analysis.statistics.verdicts import (
-    VerdictOutcome,
-    verdicts,
-    word_of_comparison,
-)
+from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, verdicts, word_of_comparison
 from cppo_lab.reports.verdict_view import power_words, reason
-from cppo_lab.sweep.file import Hypothesis
+from cppo_lab.sweep.file import Hypothesis, load_sweep
 from tests.analysis.made_sweeps import MadeRun, scored
-from tests.analysis.statistics.made_curves import (
-    ABOUT,
-    ABOVE,
-    BASE,
-    BEST,
-    MEAN,
-    broken,
-    flat,
-    judged,
-    moved,
-)
+from tests.analysis.statistics.made_curves import ABOUT, ABOVE, BASE, BEST, MEAN, broken, flat, judged, moved
 
-SWEEPS = Path(__file__).parents[3] / "sweeps"
 SUPPORTED, SMALL, NOT_SUPPORTED, UNDECIDED = VerdictOutcome
 
 
@@ -180,7 +163,7 @@ def test_a_score_that_takes_two_benchmarks_is_not_there_with_one() -> None:
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.key)
 def test_claims_are_about_what_the_sweeps_declare(claim: Claim) -> None:
-    declared = yaml.safe_load((SWEEPS / f"{claim.sweep}.yaml").read_text(encoding="utf-8"))["variants"]
+    declared = load_sweep(claim.sweep).variants  # type: ignore[union-attr]
     assert {variant for tier in claim.tiers for variant in tier} <= set(declared)
     assert (claim.margin is None) == (claim.kind is not Kind.EQUIVALENCE)
     assert claim.compares_scores or claim.sweep == "main"  # what training logged is read for it alone

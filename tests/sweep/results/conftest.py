@@ -7,13 +7,12 @@ import pytest
 from cppo_lab.answers import outcomes
 from cppo_lab.answers.outcomes import OUTCOMES
 from cppo_lab.cli import main
-from cppo_lab.runs import attempt
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.schema import Outcome
 from cppo_lab.spec import RunSpec
-from cppo_lab.tracking.address import VARIABLE
 from tests import plausible
 from tests.answers import made
+from tests.conftest import at_work, working_in
 
 
 def train(spec: RunSpec, recorder: Recorder, resources: object) -> Outcome:
@@ -30,10 +29,8 @@ def train(spec: RunSpec, recorder: Recorder, resources: object) -> Outcome:
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder: `dppo` with seed 0, `cppo` with two seeds and two values of w_min, `grpo` failed. Read only."""
     folder = tmp_path_factory.mktemp("trained")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        patch.delenv(VARIABLE, raising=False)
-        patch.setattr(attempt, "load_core", lambda name: train)
+    with working_in(folder) as patch:
+        patch.setattr("cppo_lab.runs.attempt.load_core", lambda name: train)
         for texts in (["variant=cppo", "rule.w_min=0.6,0.8"], ["variant=dppo,grpo", "seed=0"]):
             main(["launch", "quickstart", "launcher=inline", *texts])
     return folder
@@ -42,6 +39,5 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def in_trained(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The same as the working folder."""
-    monkeypatch.chdir(trained)
-    monkeypatch.delenv(VARIABLE, raising=False)
+    at_work(monkeypatch, trained)
     return trained

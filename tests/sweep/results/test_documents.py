@@ -2,7 +2,6 @@
 
 import json
 import re
-import socket
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,7 +18,7 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 @pytest.fixture(autouse=True)
 def _no_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(socket.socket, "connect", Mock(side_effect=AssertionError("a connection was opened")))
+    monkeypatch.setattr("socket.socket.connect", Mock(side_effect=AssertionError("a connection was opened")))
 
 
 def test_the_document_s_examples_run(in_trained: Path) -> None:

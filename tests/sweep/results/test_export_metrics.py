@@ -11,7 +11,6 @@ import pyarrow.parquet as pq
 import pytest
 
 import cppo_lab
-from cppo_lab.cli import exporting
 from tests.conftest import Command
 
 SCORE = "val/mean/avg_at_16"
@@ -63,7 +62,7 @@ def test_nothing_is_overwritten_without_force(
     assert re.search("not empty: name another folder.*--force replaces", export(out, code=2).err)
     with monkeypatch.context() as patch:  # a full disk while it writes: what was there stays
         full = OSError(28, "No space left on device", str(out))
-        patch.setattr(pd.DataFrame, "to_parquet", Mock(side_effect=full))
+        patch.setattr("pandas.DataFrame.to_parquet", Mock(side_effect=full))
         assert "free space" in export(out, "--force", code=2).err
     assert (out / "history.csv").is_file()
     export(out, "--force")
@@ -83,8 +82,8 @@ def test_the_paper_s_curves_need_no_store(cppo: Command) -> None:
 def test_a_package_that_is_missing_is_named(
     export: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "find_spec", lambda name: None)
-    monkeypatch.setattr(exporting, "install_extra", lambda extra: f"how {extra} is installed")
+    monkeypatch.setattr("cppo_lab.cli.exporting.find_spec", lambda name: None)
+    monkeypatch.setattr("cppo_lab.cli.exporting.install_extra", lambda extra: f"how {extra} is installed")
     said = export(tmp_path / "out", code=2).err
     assert "'pyarrow' is not installed: how export is installed, or take --format csv" in said
     assert not (tmp_path / "out").exists()
