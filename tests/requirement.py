@@ -6,9 +6,8 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import pytest
 
@@ -22,8 +21,7 @@ LATEX_PACKAGE = "texlive-latex-recommended"
 INDEX_SECONDS = 60
 
 
-@dataclass(frozen=True)
-class Requirement:
+class Requirement(NamedTuple):
     """Something outside Python: `absent` says why it can't be had on this machine, or nothing if it can."""
 
     name: str
@@ -80,8 +78,9 @@ def _no_vllm() -> str:
 
 def _no_index() -> str:
     """Asks as `make lock-gpu` does, for one package alone: an index must also say when a file came to it."""
-    command = ["uv", "pip", "compile", "--no-config", "--no-cache", "--no-deps", "--system-certs", "--quiet"]
-    command += ["--no-python-downloads", "--exclude-newer", lock_gpu.until(lock_gpu.FSDP.read_text()), "-"]
+    options = "--no-config --no-cache --no-deps --system-certs --quiet --no-python-downloads"
+    until = lock_gpu.until(lock_gpu.FSDP.read_text())
+    command = f"uv pip compile {options} --exclude-newer {until} -".split()
     try:
         done = subprocess.run(
             command, input="einops\n", capture_output=True, text=True, timeout=INDEX_SECONDS

@@ -10,6 +10,7 @@ from cppo_lab.spec import HubModel, VerlRun
 from cppo_lab.sweep.compose import Composed, compose
 from cppo_lab.sweep.file import load_sweep
 from tests.conftest import ROOT
+from tests.jobs import run_of
 from tests.sweep.test_plan import GRID
 
 
@@ -27,13 +28,13 @@ FILES = {
     "Qwen3-8B-Base": "qwen3_8b_base",
     "Qwen3-30B-A3B-Base": "qwen3_30b_a3b_base",
 }
-# Published configs: layers, width, MLP width (of one expert), heads, kv heads, head dimension, tied embeddings, experts
-# and how many of them a token uses.
+# Published configs: layers, width, MLP width (of one expert), heads, kv heads, head dimension, matrices of embeddings,
+# experts and how many of them a token uses.
 PUBLISHED = {
-    "Qwen3-1.7B": (28, 2048, 6144, 16, 8, 128, True, 1, 1),
-    "Qwen3-1.7B-Base": (28, 2048, 6144, 16, 8, 128, True, 1, 1),
-    "Qwen3-8B-Base": (36, 4096, 12288, 32, 8, 128, False, 1, 1),
-    "Qwen3-30B-A3B-Base": (48, 2048, 768, 32, 4, 128, False, 128, 8),
+    "Qwen3-1.7B": "28 2048 6144 16 8 128 1 1 1",
+    "Qwen3-1.7B-Base": "28 2048 6144 16 8 128 1 1 1",
+    "Qwen3-8B-Base": "36 4096 12288 32 8 128 2 1 1",
+    "Qwen3-30B-A3B-Base": "48 2048 768 32 4 128 2 128 8",
 }
 VOCABULARY = 151_936
 # Sweep: its models.
@@ -101,17 +102,17 @@ def test_the_ablations_constants(model: str) -> None:
 
 def test_small_models_keep_thresholds_of_trm_of_their_own() -> None:
     """The miniature study has been run with these (docs/evidence/miniature.md)."""
-    run = compose(["model=mini_base", "rule=trm_max"]).run
+    run = run_of("model=mini_base rule=trm_max")
     assert run.rule.parameters() == {"delta_max": 0.05}
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
 def test_sizes_are_those_of_the_published_architectures(model: str) -> None:
     """Parameters are counted here from the shapes of the matrices."""
-    layers, width, mlp, heads, kv_heads, head, tied, experts, used = PUBLISHED[model]
+    layers, width, mlp, heads, kv_heads, head, copies, experts, used = map(int, PUBLISHED[model].split())
     attention = width * head * 2 * (heads + kv_heads) + 2 * head
     router = width * experts if experts > 1 else 0
-    embeddings = VOCABULARY * width * (1 if tied else 2)
+    embeddings = VOCABULARY * width * copies
 
     def count(active: int) -> float:
         layer = attention + active * 3 * width * mlp + router + 2 * width

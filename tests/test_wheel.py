@@ -7,9 +7,8 @@ import sys
 import tarfile
 import venv
 import zipfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -18,14 +17,17 @@ from tests.conftest import ROOT, TINY, python
 
 CODE = ("cppo_lab", *PARTS)
 MADE = {"PKG-INFO", "setup.cfg", "cppo_lab.egg-info"}  # by setuptools, for an sdist
-NOT_OURS = ("build", "dist", "runs", ".*cache", ".venv*", ".hypothesis", "__pycache__", "*.egg-info")
+NOT_OURS = "build dist runs .*cache .venv* .hypothesis __pycache__ *.egg-info"
 RUN = ["quickstart", *TINY, "variant=cppo", "seed=0"]
+PLAINLY = "--quiet --no-deps --no-build-isolation"
 
 
-def done(*command: str | Path, at: Path, **more: str) -> str:
+def done(program: str | Path, words: str, *others: str | Path, at: Path, **more: str) -> str:
     """What a program says in the folder `at`; it must end well."""
     environment = {name: value for name, value in os.environ.items() if name not in _NOT_PASSED} | more
-    ended = subprocess.run(command, cwd=at, env=environment, capture_output=True, text=True)
+    ended = subprocess.run(
+        [program, *words.split(), *others], cwd=at, env=environment, capture_output=True, text=True
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -39,8 +41,7 @@ def files(folder: Path) -> set[str]:
     return {str(path) for path in found if not {"build", "__pycache__"} & {*path.parts}}
 
 
-@dataclass(frozen=True)
-class Sources:
+class Sources(NamedTuple):
     """The tree as others get it: a git repository, a clone without symbolic links, an unpacked zip, an sdist."""
 
     repository: Path
@@ -51,54 +52,52 @@ class Sources:
 
 
 @pytest.fixture(scope="module")
-def sources(tmp_path_factory: pytest.TempPathFactory) -> Sources:
+def sources(shared_path: Path) -> Sources:
     """Made of this tree as it is now, committed or not."""
-    top = tmp_path_factory.mktemp("sources")
-    repository = top / "repository"
+    repository = shared_path / "repository"
     if (ROOT / ".git").exists():
-        listed = done("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", at=ROOT)
+        listed = done("git", "ls-files -z --cached --others --exclude-standard", at=ROOT)
         for name in filter(None, listed.split("\0")):
             if (ROOT / name).exists() or (ROOT / name).is_symlink():
                 (repository / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, repository / name, follow_symlinks=False)
     else:  # an unpacked sdist
-        shutil.copytree(ROOT, repository, symlinks=True, ignore=shutil.ignore_patterns(*NOT_OURS, *MADE))
-    done("git", "init", "--quiet", at=repository)
-    done("git", "add", "--all", at=repository)
-    who = ("-c", "user.name=Somebody", "-c", "user.email=somebody@example.org")
-    done("git", *who, "commit", "--quiet", "--message", "All", at=repository)
-    done("git", "clone", "--quiet", "-c", "core.symlinks=false", repository, "clone", at=top)
-    done("git", "archive", "--output", top / "tree.zip", "HEAD", at=repository)
-    done(sys.executable, "-m", "zipfile", "-e", "tree.zip", "unzipped", at=top)
+        shutil.copytree(
+            ROOT, repository, symlinks=True, ignore=shutil.ignore_patterns(*NOT_OURS.split(), *MADE)
+        )
+    done("git", "init --quiet", at=repository)
+    done("git", "add --all", at=repository)
+    who = "-c user.name=Somebody -c user.email=somebody@example.org"
+    done("git", f"{who} commit --quiet --message All", at=repository)
+    done("git", "clone --quiet -c core.symlinks=false repository clone", at=shared_path)
+    done("git", "archive --output ../tree.zip HEAD", at=repository)
+    done(sys.executable, "-m zipfile -e tree.zip unzipped", at=shared_path)
     hook = "import sys; from setuptools import build_meta; build_meta.build_sdist(sys.argv[1])"
-    done(sys.executable, "-c", hook, top / "built", at=top / "clone")
-    [sdist] = (top / "built").glob("*.tar.gz")
+    done(sys.executable, "-c", hook, shared_path / "built", at=shared_path / "clone")
+    [sdist] = (shared_path / "built").glob("*.tar.gz")
     # Without isolation: what builds is what is installed here, and nothing is downloaded.
-    options = ("--quiet", "--no-deps", "--no-build-isolation")
-    done(sys.executable, "-m", "pip", "wheel", *options, "-w", top / "built", sdist, at=top)
-    [wheel] = (top / "built").glob("*.whl")
-    return Sources(repository, top / "clone", top / "unzipped", sdist, wheel)
+    done(sys.executable, f"-m pip wheel {PLAINLY} -w built", sdist, at=shared_path)
+    [wheel] = (shared_path / "built").glob("*.whl")
+    return Sources(repository, shared_path / "clone", shared_path / "unzipped", sdist, wheel)
 
 
-@dataclass(frozen=True)
-class Environment:
+class Environment(NamedTuple):
     """An environment that sees what is installed for the tests, this package apart."""
 
     folder: Path
 
-    def install(self, *what: str | Path) -> None:
-        options = ("--quiet", "--no-deps", "--no-build-isolation", "--force-reinstall")
-        done(self.folder / "bin/python", "-m", "pip", "install", *options, *what, at=self.folder)
+    def install(self, what: str) -> None:
+        done(self.folder / "bin/python", f"-m pip install {PLAINLY} --force-reinstall {what}", at=self.folder)
 
-    def run(self, *command: str | Path, at: Path) -> str:
+    def run(self, program: str, words: str, *others: str, at: Path) -> str:
         """What `cppo` or `python` of this environment says in the folder `at`."""
         path = f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"
-        return done(self.folder / "bin" / command[0], *command[1:], at=at, PATH=path)
+        return done(self.folder / "bin" / program, words, *others, at=at, PATH=path)
 
 
 @pytest.fixture(scope="module")
-def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    folder = tmp_path_factory.mktemp("environment")
+def environment(shared_path: Path) -> Environment:
+    folder = shared_path / "environment"
     venv.create(folder, symlinks=True)
     # A folder on the path that no .pth file of its own is read of: an editable install of this package stays outside.
     [packages] = (folder / "lib").glob("python*/site-packages")
@@ -126,18 +125,18 @@ def test_the_wheel_has_every_file_and_nothing_else(sources: Sources) -> None:
 
 
 def test_the_sdist_is_the_tree(sources: Sources) -> None:
-    tracked = done("git", "ls-files", "-z", at=sources.repository).split("\0")
+    tracked = done("git", "ls-files -z", at=sources.repository).split("\0")
     with tarfile.open(sources.sdist) as archive:
         names = {member.name.partition("/")[2] for member in archive.getmembers() if not member.isdir()}
     assert {name for name in names if name.partition("/")[0] not in MADE} == {*filter(None, tracked)}
 
 
-WAYS: dict[str, Callable[[Sources], list[str | Path]]] = {
-    "a clone": lambda sources: [sources.clone],
-    "a clone, editable": lambda sources: ["--editable", sources.clone],
-    "a zip of the tree": lambda sources: [sources.unzipped],
-    "git": lambda sources: [f"git+{sources.repository.as_uri()}"],
-    "the sdist's wheel": lambda sources: [sources.wheel],
+WAYS = {
+    "a clone": "{clone}",
+    "a clone, editable": "--editable {clone}",
+    "a zip of the tree": "{unzipped}",
+    "git": "git+file://{repository}",
+    "the sdist's wheel": "{wheel}",
 }
 TRAINS = "the sdist's wheel"  # one small run; the others leave the same files
 
@@ -145,7 +144,7 @@ TRAINS = "the sdist's wheel"  # one small run; the others leave the same files
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_it_is_installed_whole(way: str, sources: Sources, environment: Environment, empty: Path) -> None:
-    environment.install(*WAYS[way](sources))
+    environment.install(WAYS[way].format(**sources._asdict()))
     ask = "import cppo_lab, cppo_lab.reports as one; print(cppo_lab.__file__, one.__file__, sep='\\n')"
     package, reports = map(Path, environment.run("python", "-c", ask, at=empty).split())
     if way.endswith("editable"):
@@ -156,7 +155,7 @@ def test_it_is_installed_whole(way: str, sources: Sources, environment: Environm
         with zipfile.ZipFile(sources.wheel) as archive:
             names = {name for name in archive.namelist() if name.startswith("cppo_lab/")}
         assert {f"cppo_lab/{name}" for name in files(package.parent)} == names
-    assert "6 runs: 6 missing" in environment.run("cppo", "plan", "quickstart", at=empty)
+    assert "6 runs: 6 missing" in environment.run("cppo", "plan quickstart", at=empty)
     assert list(empty.iterdir()) == []
     if way == TRAINS:
         environment.run("cppo", "launch", *RUN, at=empty)

@@ -105,8 +105,9 @@ class Cluster:
                 f"`{' '.join(command)}` took longer than {seconds:g} s (logs in {self.log})"
             ) from None
 
-    def call(self, *command: str) -> str:
-        """The standard output of a command that must succeed."""
+    def call(self, words: str, *more: str) -> str:
+        """The standard output of a command that must succeed, its first words in one text."""
+        command = [*words.split(), *more]
         done = self.run(*command)
         if done.returncode:
             raise DevError(f"`{' '.join(command)}` failed: {(done.stderr or done.stdout).strip()}")
@@ -132,7 +133,7 @@ class Cluster:
 
     def node_states(self) -> dict[str, str]:
         """Node -> state in Slurm's words: `idle`, `allocated`, `mixed`, `down`, ...; with `*` it does not answer."""
-        lines = self.call("sinfo", "-h", "-N", "-p", "debug", "-o", "%N %T").splitlines()
+        lines = self.call("sinfo -h -N -p debug -o", "%N %T").splitlines()
         return {node: state for node, _, state in (line.partition(" ") for line in lines)}
 
     def wait_for_nodes(self, nodes: Sequence[str]) -> None:
@@ -178,9 +179,9 @@ class Cluster:
                     # Spare Slurm's step daemon, which reports the end of the job to the controller.
                     if name.startswith("jobs-") and process.command() not in ("", "slurmstepd"):
                         process.send(signal.SIGKILL)
-            return self.call("squeue", "--noheader", "--all")
+            return self.call("squeue --noheader --all")
 
-        if queued := self.call("squeue", "--noheader", "--all", "--format=%A").split():
+        if queued := self.call("squeue --noheader --all --format=%A").split():
             self.call("scancel", *queued)
             self.wait("an empty queue", left)
 
@@ -201,7 +202,7 @@ class Cluster:
         self._check_node(node)
         self.end(f"slurmd-{node}", f"jobs-{node}", patience=0)
         if noticed:
-            self.call("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=failed on purpose")
+            self.call("scontrol update", f"NodeName={node}", "State=DOWN", "Reason=failed on purpose")
 
     def resume_node(self, node: str) -> None:
         """Restarts a failed node and waits until it accepts jobs. A drained node is resumed."""
@@ -217,7 +218,7 @@ class Cluster:
 
     def _started(self, node: str) -> str:
         """When slurmctld believes that a node's slurmd has started (ISO 8601, local time); empty if it never did."""
-        found = re.search(r"SlurmdStartTime=(\d\S+)", self.call("scontrol", "show", "node", node))
+        found = re.search(r"SlurmdStartTime=(\d\S+)", self.call("scontrol show node", node))
         return found[1] if found else ""
 
     def _check_node(self, node: str) -> None:

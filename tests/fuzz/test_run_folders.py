@@ -28,21 +28,21 @@ from cppo_lab.runs.folder import (
 from cppo_lab.runs.spool import unsent
 from tests.fuzz.mangling import as_json, damaged, fuzz, refused, snapshot, within
 
-FILES = (
-    "status.json", "config.json", "config.yaml", "lock", "spool", "spool/0001.jsonl", "spool/0002.jsonl", "attempts",
-    "attempts/0_log.out", "traceback.txt", "diagnostics", "cancelled", "spool/shipped.json", ".",
-)  # fmt: skip
-BESIDE = ("identity", "slurm.db", "queues", "queues/a-1-ff.list", "slurm", "slurm.lock")
-STATUS = {
-    "status": "failed", "step": 4, "score": 0.5, "reason": "r", "core": "mini", "rule": "cppo", "model": "m", "seed": 0,
-    "t_stop": 4, "host": "h", "pid": 3, "job": "1_2", "gpus": 1, "started": 1.5, "updated": 3.5, "seconds": 9.5,
-    "first_step": 1, "first_time": 2.5, "replaces": False, "record": "ab",
-}  # fmt: skip
+FILES = """
+status.json config.json config.yaml lock spool spool/0001.jsonl spool/0002.jsonl attempts attempts/0_log.out
+traceback.txt diagnostics cancelled spool/shipped.json .
+../identity ../slurm.db ../queues ../queues/a-1-ff.list ../slurm ../slurm.lock
+"""
+STATUS = json.loads("""{
+"status": "failed", "step": 4, "score": 0.5, "reason": "r", "core": "mini", "rule": "cppo", "model": "m", "seed": 0,
+"t_stop": 4, "host": "h", "pid": 3, "job": "1_2", "gpus": 1, "started": 1.5, "updated": 3.5, "seconds": 9.5,
+"first_step": 1, "first_time": 2.5, "replaces": false, "record": "ab"
+}""")
 
 Sabotage = tuple[str, str, bytes]
 LINKS = {"dangling": "nowhere", "device": "/dev/zero", "elsewhere": "/etc", "loop": ""}
 KINDS = ("remove", "write", "cut", "folder", "fifo", *LINKS)
-PLACES = st.sampled_from((*FILES, *(f"../{name}" for name in BESIDE)))
+PLACES = st.sampled_from(FILES.split())
 SABOTAGE = st.tuples(PLACES, st.sampled_from(KINDS), damaged(as_json(STATUS)))
 
 

@@ -14,25 +14,24 @@ from cppo_lab.sweep.source import SHIPPED
 from tests.fuzz.mangling import altered, damaged, fuzz, refused
 
 TEXTS = [(SHIPPED / f"{name}.yaml").read_bytes() for name in shipped_sweeps()]
-SMALL = {
-    "title": "t",
-    "question": "q?",
-    "feeds": ["Table 1"],
-    "models": {"mini": ["mini_base"], "verl": ["tiny_qwen3"]},
-    "variants": {"cppo": {"rule": "cppo"}, "own": {"rule": "dppo", "rule.delta": 0.1}},
-    "axes": {"seed": [0, 1], "optim.learning_rate": [1e-4]},
-    "exclude": [{"variant": "own", "seed": 1}],
-    "resources": [{"hours": 2, "cpus": 1}, {"for": {"variant": "own"}, "memory_gb": 4}],
-}
+SWEEP = """title: t
+question: q?
+feeds: [Table 1]
+models: {mini: [mini_base], verl: [tiny_qwen3]}
+variants: {cppo: {rule: cppo}, own: {rule: dppo, rule.delta: 0.1}}
+axes: {seed: [0, 1], optim.learning_rate: [1.0e-4]}
+exclude: [{variant: own, seed: 1}]
+resources: [{hours: 2, cpus: 1}, {for: {variant: own}, memory_gb: 4}]
+"""
+SMALL = yaml.safe_load(SWEEP)
 STUDY = {"title": "t", "question": "q?", "sweeps": ["quickstart", "./small.yaml"], "axes": {"seed": [3]}}
 SEARCH: dict[str, Any] = yaml.safe_load((SHIPPED / "tune_cppo.yaml").read_text())
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("sweeps")
-    (folder / "small.yaml").write_text(yaml.safe_dump(SMALL))
-    return folder / "mine.yaml"
+def file(shared_path: Path) -> Path:
+    (shared_path / "small.yaml").write_text(SWEEP)
+    return shared_path / "mine.yaml"
 
 
 def load(path: Path) -> None:

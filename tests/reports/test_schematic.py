@@ -7,7 +7,6 @@ The report runs without torch, so it reads `reports/schematic/masking_rules.json
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,14 +14,13 @@ import pytest
 
 from cppo_lab.analysis.replay import replay
 from tests.answers import made
+from tests.conftest import ROOT
 
 # (mu, pi) of each sampled token of a response with a positive advantage: those with pi > mu move away from mu.
-PROBABILITIES = (
-    *((0.90, 0.91), (0.60, 0.64), (0.45, 0.50), (0.010, 0.030), (0.80, 0.79), (0.50, 0.58)),
-    *((0.92, 0.93), (0.40, 0.49), (0.70, 0.66), (0.85, 0.86), (0.55, 0.66), (0.95, 0.96)),
-    *((0.75, 0.76), (0.88, 0.87), (0.020, 0.050), (0.90, 0.91), (0.55, 0.75), (0.65, 0.71)),
-    *((0.90, 0.90), (0.80, 0.82)),
-)
+PROBABILITIES = """
+0.90 0.91  0.60 0.64  0.45 0.50  0.01 0.03  0.80 0.79  0.50 0.58  0.92 0.93  0.40 0.49  0.70 0.66  0.85 0.86
+0.55 0.66  0.95 0.96  0.75 0.76  0.88 0.87  0.02 0.05  0.90 0.91  0.55 0.75  0.65 0.71  0.90 0.90  0.80 0.82
+"""
 CONSTANTS = {"delta": 0.15, "delta_b": 0.03, "w_min": 0.8, "kl_max": 0.05, "clip_high": 0.28}
 
 
@@ -31,7 +29,7 @@ def masking_rules() -> dict[str, Any]:
     against, whether it is kept, and what masked it ("", "token", "prefix", "response").
     """
     delta, delta_b, w_min, kl_max, clip_high = CONSTANTS.values()
-    rollout_logp, logp = np.log(PROBABILITIES).T
+    rollout_logp, logp = np.log(np.fromstring(PROBABILITIES, sep=" ")).reshape(-1, 2).T
     ratio, tv = np.exp(logp - rollout_logp), np.abs(np.exp(logp) - np.exp(rollout_logp))
     tokens = replace(
         made.tokens(logp.shape), logp=logp, rollout_logp=rollout_logp, divergence=tv, advantage=np.ones(1)
@@ -61,8 +59,8 @@ def rounded(values: np.ndarray) -> list[float]:
 
 
 def test_the_shipped_file_is_up_to_date() -> None:
-    path = Path(__file__).parents[2] / "reports/schematic/masking_rules.json"
-    shipped, now = json.loads(path.read_text(encoding="utf-8")), masking_rules()
+    path = ROOT / "reports/schematic/masking_rules.json"
+    shipped, now = json.loads(path.read_text()), masking_rules()
     for rule in now["rules"]:
         rule |= {key: pytest.approx(rule[key], abs=2e-6) for key in ("values", "limit")}
     assert shipped == now

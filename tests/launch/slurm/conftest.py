@@ -7,16 +7,16 @@ from pathlib import Path
 import pytest
 
 from dev.slurm.cluster import PATH, Cluster
+from tests.conftest import ROOT
 from tests.slurm.conftest import as_slurm, slurm, slurm_cluster
 from tests.waiting import until
 
 __all__ = ["slurm", "slurm_cluster"]  # fixtures
-ROOT = Path(__file__).parents[3]
 
 
 def wait_until_empty(slurm: Cluster) -> None:
     """Until no job is left."""
-    until("the queue is empty", lambda: not slurm.call("squeue", "-h"))
+    until("the queue is empty", lambda: not slurm.call("squeue -h"))
 
 
 @pytest.fixture(scope="session")

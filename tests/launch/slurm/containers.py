@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from dev.slurm.cluster import PATH
+from tests.conftest import ROOT
 from tests.launch.slurm import container_runtime
 
-ROOT = Path(__file__).parents[3]
 PROJECT = "/opt/project"  # where the image has it
 COMMANDS = ("scontrol", "squeue", "sbatch", "scancel", "sacct", "sinfo", "srun")
 RUNTIMES = ("pyxis", "apptainer")
@@ -40,11 +40,7 @@ def make_image(path: Path, **environment: str) -> Path:
     image = {
         "binds": {**{one: one for one in (*system, *places)}, str(ROOT): PROJECT},
         "hidden": [found for name in COMMANDS if (found := shutil.which(name, path=PATH))],
-        "env": {
-            "PATH": f"{sys.prefix}/bin:/usr/bin:/bin",
-            "PYTHONPATH": PROJECT,
-            **environment,
-        },
+        "env": {"PATH": f"{sys.prefix}/bin:/usr/bin:/bin", "PYTHONPATH": PROJECT, **environment},
     }
     path.write_text(json.dumps(image))
     return path

@@ -17,27 +17,20 @@ from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
 
+import yaml
+
 from cppo_lab.errors import Interrupted
 from cppo_lab.launch.slurm.queue import Ledger, view
 from cppo_lab.launch.slurm.submit import SlurmSpec, launch_slurm
 from cppo_lab.spec import ResourcesSpec
+from cppo_lab.sweep.groups import CONF
 from tests.waiting import until
 
 
 def slurm_spec(**changes: object) -> SlurmSpec:
     """Settings as `conf/launcher/slurm.yaml` has them, but for `changes`."""
-    values: dict[str, object] = {
-        "name": "slurm",
-        "workers": None,
-        "threads": 1,
-        "requeues": 10,
-        "grace_seconds": 120,
-        "python": None,
-        "setup": (),
-        "srun": (),
-        "sbatch": {},
-    }
-    return SlurmSpec.model_validate(values | changes)
+    values = yaml.safe_load((CONF / "launcher" / "slurm.yaml").read_text())
+    return SlurmSpec.model_validate(values | changes, strict=False)
 
 
 def submit(jobs: Sequence["Noted"], **settings: object) -> None:
@@ -119,22 +112,20 @@ class Long(Noted):
             raise
 
 
-@dataclass(frozen=True)
 class Sized(Noted):
     """A job that notes the CPUs that it was given."""
 
     def run(self) -> None:
         """What Slurm says of the job, and of the step that this process is."""
         job = os.environ["SLURM_JOB_ID"]
-        for what in (("job", job), ("step", f"{job}.{os.environ['SLURM_STEP_ID']}")):
-            text = subprocess.check_output(["scontrol", "show", "--oneliner", *what], text=True)
+        for what in (f"job {job}", f"step {job}.{os.environ['SLURM_STEP_ID']}"):
+            text = subprocess.check_output(f"scontrol show --oneliner {what}".split(), text=True)
             [number] = re.findall(r"\b(?:NumCPUs|CPUs)=(\d+)", text)
             self.note(number)
         self.note(os.environ.get("SLURM_CPUS_PER_TASK", "none"))
         self.note(os.environ["CUDA_VISIBLE_DEVICES"].replace(",", " "))
 
 
-@dataclass(frozen=True)
 class Telling(Noted):
     """A job that writes down its environment."""
 
@@ -144,7 +135,6 @@ class Telling(Noted):
         (self.folder / "environment").write_text(json.dumps(dict(os.environ)))
 
 
-@dataclass(frozen=True)
 class Looks(Noted):
     """Writes down what it sees of the machine, of each node it is on."""
 
@@ -163,7 +153,6 @@ class Looks(Noted):
         (self.runs / f"{self.name}-{rank}.json").write_text(json.dumps(seen))
 
 
-@dataclass(frozen=True)
 class Careless(Noted):
     """A job that prints its address, as libraries do, whole and in pieces, and fails with it."""
 

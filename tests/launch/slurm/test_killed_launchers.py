@@ -18,7 +18,7 @@ import pytest
 from submitit import SlurmExecutor
 from submitit.core.utils import DelayedSubmission, JobPaths
 
-from cppo_lab.launch.slurm import queue, submit
+from cppo_lab.launch.slurm import submit
 from cppo_lab.launch.slurm.queue import Ledger
 from cppo_lab.launch.slurm.submit import launch_slurm
 from dev.slurm.cluster import Cluster
@@ -81,7 +81,7 @@ def other_sbatch(folder: Path, before: str, after: str) -> Callable[[], None]:
 @pytest.fixture(autouse=True)
 def _settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """No sbatch is on its way that a test does not know of."""
-    monkeypatch.setattr(queue, "SETTLING_SECONDS", 0.0)
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.SETTLING_SECONDS", 0.0)
 
 
 def die(*_: object, **__: object) -> None:
@@ -127,11 +127,7 @@ POINTS = {
 }
 # What sbatch's stand-in does -> what it does before and after the real one; `$who` is the launcher or its group.
 AT_SBATCH = {"sbatch is asked": ("kill -9 $who", ":"), "sbatch has answered": (":", "kill -9 $who")}
-COMPLETE = {
-    "all is in its place",
-    "the answer is on record",
-    REPORTED,
-}  # their jobs stay
+COMPLETE = {"all is in its place", "the answer is on record", REPORTED}  # their jobs stay
 
 
 def test_a_launcher_is_killed_at_every_point(bare_slurm: Cluster, tmp_path: Path) -> None:
@@ -152,9 +148,9 @@ def test_a_launcher_is_killed_at_every_point(bare_slurm: Cluster, tmp_path: Path
         if point in COMPLETE:
             jobs += [Noted(runs, f"job{len(jobs) + more}") for more in range(2)]
     launch_slurm(jobs, HELD, lambda event: None)
-    shown = bare_slurm.call("squeue", "-h", "-r", "-t", "PENDING", "-o", "%i").split()
+    shown = bare_slurm.call("squeue -h -r -t PENDING -o %i").split()
     assert len(shown) == len(jobs)
-    bare_slurm.call("scontrol", "release", ",".join({job.partition("_")[0] for job in shown}))
+    bare_slurm.call("scontrol release", ",".join({job.partition("_")[0] for job in shown}))
     until("all have ended", lambda: ended(runs, jobs))
     wait_until_gone(runs)
     assert begun(runs) == Counter(job.name for job in jobs)

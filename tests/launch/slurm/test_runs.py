@@ -1,8 +1,8 @@
 """Training runs on a real slurmctld: the numbers of a local launch, whatever happens to them on the way."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from mlflow.entities import Run
@@ -13,7 +13,7 @@ from cppo_lab.cli.training import plan_states
 from cppo_lab.launch.slurm.queue import QueuedJob, in_queue
 from cppo_lab.runs.state import RunState
 from dev.slurm.cluster import Cluster
-from tests.conftest import TINY
+from tests.conftest import TINY, working_in
 from tests.jobs import planned
 from tests.launch.slurm import holding
 from tests.launch.slurm.conftest import wait_until_empty
@@ -60,8 +60,7 @@ FATES = {  # and where each run gets to meet it
 }
 
 
-@dataclass(frozen=True)
-class Aftermath:
+class Aftermath(NamedTuple):
     """What came of the runs, by fate."""
 
     states: dict[str, RunState]
@@ -76,8 +75,7 @@ def sweep_of(fate: str) -> list[str]:
 
 def unbroken(folder: Path, fates: Sequence[str]) -> Histories:
     """What the runs that meet these fates record where nothing happens to them: launched from another folder, here."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
+    with working_in(folder):
         for fate in fates:
             assert main(["launch", *sweep_of(fate), "launcher=inline"]) == 0
         return histories()
@@ -87,8 +85,7 @@ def unbroken(folder: Path, fates: Sequence[str]) -> Histories:
 def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
     """Runs that meet with every fate, all at the same time."""
     expected = unbroken(tmp_path_factory.mktemp("local"), GO_ON)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder := tmp_path_factory.mktemp("slurm"))
+    with working_in(folder := tmp_path_factory.mktemp("slurm")):
         ids = {fate: run_id(sweep_of(fate)) for fate in FATES}
         for fate, settings in FATES.items():
             held = f"launcher.python={holding.python()}"
@@ -98,7 +95,7 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
         # would be ended there for the one before.
         failed = ids["its node failed"]
         until("it waits", lambda: in_queue(folder / "runs")[failed].state == "PENDING")
-        bare_slurm.call("scontrol", "update", f"JobId={jobs[failed].job}", "ReqNodeList=n4")
+        bare_slurm.call(f"scontrol update JobId={jobs[failed].job} ReqNodeList=n4")
         wait_until_gone(folder / "runs")
         bare_slurm.resume_node("n2")
         # Nothing is left to do, and ends are recorded.
@@ -110,15 +107,15 @@ def aftermath(bare_slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> 
 def strike(slurm: Cluster, fate: str, job: str) -> None:
     """Let it happen."""
     if fate in ("warned", "used up"):
-        slurm.call("scancel", "--signal=USR2", job)  # as Slurm does before the time limit
+        slurm.call("scancel --signal=USR2", job)  # as Slurm does before the time limit
     elif fate == "requeued":
-        slurm.call("scontrol", "requeue", job)
+        slurm.call("scontrol requeue", job)
     elif fate == "its node failed":
         slurm.fail_node("n2")
     elif fate == "preempted":
-        slurm.call("sbatch", "-p", "high", "-w", "n3", "-c", "2", "-o", "/dev/null", "--wrap", "true")
+        slurm.call("sbatch -p high -w n3 -c 2 -o /dev/null --wrap true")
     elif fate == "terminated":
-        slurm.call("scancel", "--signal=TERM", job)  # not as it is preempted: it does not go on
+        slurm.call("scancel --signal=TERM", job)  # not as it is preempted: it does not go on
 
 
 def meet_fates(slurm: Cluster, ids: dict[str, str]) -> dict[str, QueuedJob]:

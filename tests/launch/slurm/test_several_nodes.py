@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from cppo_lab import schema
-from cppo_lab.launch import training
-from cppo_lab.launch.slurm import job as job_module
 from cppo_lab.launch.slurm.job import OUTSIDE, SlurmTask
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.search.worker import Worker
@@ -29,10 +27,11 @@ def training_job(runs: Path, layout: str = "layout=cpu_two_nodes", **values: Any
 def seen(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The attempts that were trained, and the devices and allocations of machines that were lent."""
     seen = SimpleNamespace(trained=[], lent=[])
-    monkeypatch.setattr(training, "train", lambda attempts, *_, **__: seen.trained.extend(attempts))
     monkeypatch.setattr(
-        training,
-        "lend_machine",
+        "cppo_lab.launch.training.train", lambda attempts, *_, **__: seen.trained.extend(attempts)
+    )
+    monkeypatch.setattr(
+        "cppo_lab.launch.training.lend_machine",
         lambda core, starts, devices: seen.lent.extend((devices, start.allocation) for start in starts),
     )
     for name, value in {
@@ -68,7 +67,7 @@ def test_one_machine_alone_says_that_the_job_went_back_too_often(
     tmp_path: Path, seen: SimpleNamespace, rank: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     gave_up: list[str] = []
-    monkeypatch.setattr(TrainingJob, "give_up", lambda self, why: gave_up.append(why))
+    monkeypatch.setattr("cppo_lab.launch.training.TrainingJob.give_up", lambda self, why: gave_up.append(why))
     monkeypatch.setenv("SLURM_PROCID", str(rank))
     task = SlurmTask(training_job(tmp_path), requeues=2)
     if rank == 0:
@@ -86,7 +85,8 @@ def test_a_worker_of_a_search_trains_with_the_devices_of_its_job(
     """Not with those of the machine that submitted it."""
     devices: list[str | None] = []
     monkeypatch.setattr(
-        Worker, "run", lambda self: devices.extend(a.visible_devices for a in self.training.attempts)
+        "cppo_lab.search.worker.Worker.run",
+        lambda self: devices.extend(a.visible_devices for a in self.training.attempts),
     )
     tuning = made_tuning()
     SlurmTask(Worker(tuning, job(tuning.base.run, workspace / "runs", "sqlite:///nowhere.db")), requeues=3)()
@@ -96,7 +96,7 @@ def test_a_worker_of_a_search_trains_with_the_devices_of_its_job(
 def test_in_a_container_a_run_has_the_version_of_the_code_in_the_image(
     tmp_path: Path, seen: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(job_module, "code_version", lambda: "0.2.0+image")
+    monkeypatch.setattr("cppo_lab.launch.slurm.job.code_version", lambda: "0.2.0+image")
     tags = {schema.TAG_CODE_VERSION: "0.2.0+login", "kept": "x"}
     task = SlurmTask(training_job(tmp_path, tags=tags), requeues=3)
     task()

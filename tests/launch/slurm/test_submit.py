@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 
 from cppo_lab.launch.base import Event
-from cppo_lab.launch.slurm import queue
 from cppo_lab.launch.slurm.queue import LEFT, Ledger, ended_as, in_queue, refresh
 from cppo_lab.launch.slurm.submit import launch_slurm
 from cppo_lab.runs.attempt import Equipped
 from cppo_lab.runs.folder import read_status
 from cppo_lab.sweep.compose import compose
 from dev.slurm.cluster import PATH, Cluster
-from tests.conftest import TINY, Command, user_error
+from tests.conftest import TINY_LINE, Command, user_error
 from tests.jobs import planned
 from tests.launch.slurm.conftest import ROOT, wait_until_empty
 from tests.launch.slurm.jobs import (
@@ -66,7 +65,7 @@ def test_jobs_are_one_array_four_at_a_time_and_outlive_the_controller(
     launch_slurm(jobs, slurm_spec(workers=4), events.append)
     assert [event.kind for event in events] == ["submitted"] * 12
     until("four have begun", lambda: begun(tmp_path).total() == 4)
-    names = bare_slurm.call("squeue", "-h", "-r", "-o", "%T %j").splitlines()
+    names = bare_slurm.call("squeue -h -r -o", "%T %j").splitlines()
     assert sorted(names) == ["PENDING cppo"] * 8 + [f"RUNNING cppo/job{number}" for number in range(4)]
     reasons = {job.reason for job in in_queue(tmp_path).values() if job.state == "PENDING"}
     assert reasons == {"JobArrayTaskLimit"}
@@ -109,12 +108,12 @@ def test_why_a_job_is_gone_that_the_queue_has_forgotten(
             until(
                 "it is on record", lambda: ended_as(tasks) == dict(zip(tasks, expected.values(), strict=True))
             )
-        monkeypatch.setattr(queue, "jobs_of", lambda owners: [])  # a long time later
+        monkeypatch.setattr("cppo_lab.launch.slurm.queue.jobs_of", lambda owners: [])  # a long time later
         refresh(ledger)
         assert ends(ledger) == (expected if accounts else dict.fromkeys(expected, LEFT))
 
 
-SWEEP = ["quickstart", *SHORT, "variant=grpo,cppo", "seed=0,1,2,3"]
+SWEEP = f"quickstart {SHORT} variant=grpo,cppo seed=0,1,2,3"
 
 
 def run_ids() -> list[str]:
@@ -122,44 +121,44 @@ def run_ids() -> list[str]:
 
 
 def test_an_array_of_batches_with_two_launchers_at_once(bare_slurm: Cluster, cppo: Command) -> None:
-    command = [sys.executable, "-m", "cppo_lab.cli", "launch", *SWEEP, "launcher=slurm", "launcher.workers=2"]
-    launchers = [subprocess.Popen(command, stdout=subprocess.DEVNULL) for _ in range(2)]
+    words = f"-m cppo_lab.cli launch {SWEEP} launcher=slurm launcher.workers=2".split()
+    launchers = [subprocess.Popen([sys.executable, *words], stdout=subprocess.DEVNULL) for _ in range(2)]
     assert [launcher.wait() for launcher in launchers] == [0, 0]
     with Ledger(Path("runs")) as ledger:
         tasks = ledger.newest_tasks()
     assert set(tasks) == set(run_ids())
     assert [*Counter(task.job for task in tasks.values()).values()] == [4, 4]
     wait_until_empty(bare_slurm)
-    assert {*cppo("status", *SWEEP, "--json").states} == {("done", "")}
+    assert {*cppo(f"status {SWEEP} --json").states} == {("done", "")}
     assert all(len(recorded(run_id)) == 7 for run_id in run_ids())
 
 
 def test_a_run_is_taken_out_of_a_batch_that_waits(bare_slurm: Cluster, cppo: Command) -> None:
-    cppo("launch", *SWEEP, "launcher=slurm", "+launcher.sbatch.hold=true")
+    cppo(f"launch {SWEEP} launcher=slurm +launcher.sbatch.hold=true")
     out, *others = run_ids()
-    cppo("cancel", "--run", out)
+    cppo(f"cancel --run {out}")
     with Ledger(Path("runs")) as ledger:
         waiting = {task.name: task.job for task in ledger.open_tasks()}
     assert set(waiting) == set(others)
     [job] = set(waiting.values())
-    bare_slurm.call("scontrol", "release", job)
+    bare_slurm.call("scontrol release", job)
     wait_until_empty(bare_slurm)
     states = {run_id: read_status(Path("runs") / run_id)["status"] for run_id in run_ids()}
     assert states == {out: "", **dict.fromkeys(others, "done")}
 
 
-LAUNCH = " ".join(["launch quickstart", *TINY, "launcher=slurm"])
+LAUNCH = f"launch quickstart {TINY_LINE} launcher=slurm"
 
 
 @pytest.mark.parametrize(
     "override, said",
-    [
-        ("resources.partition=nowhere", "invalid partition specified: nowhere"),
-        ("resources.memory_gb=100000", "Requested node configuration is not available"),
-        ("resources.cpus=4000", r"it would never start \(PartitionConfig\)"),
-        ("+launcher.sbatch.reservation=never", "reservation is invalid"),
-        ("+launcher.sbatch.licences=x", "unrecognized option"),
-    ],
+    {
+        "resources.partition=nowhere": "invalid partition specified: nowhere",
+        "resources.memory_gb=100000": "Requested node configuration is not available",
+        "resources.cpus=4000": r"it would never start \(PartitionConfig\)",
+        "+launcher.sbatch.reservation=never": "reservation is invalid",
+        "+launcher.sbatch.licences=x": "unrecognized option",
+    }.items(),
 )
 def test_a_parameter_is_refused(
     override: str, said: str, bare_slurm: Cluster, workspace: Path, cppo: Command
@@ -168,7 +167,7 @@ def test_a_parameter_is_refused(
     lines = cppo(LAUNCH, override, code=2).err.splitlines()
     [error] = [line for line in lines if line.startswith("cppo: error: ")]
     assert re.search(said, error)
-    assert bare_slurm.call("squeue", "-h") == ""
+    assert bare_slurm.call("squeue -h") == ""
     runs = workspace / "runs"
     if runs.exists():
         with Ledger(runs) as ledger:
@@ -192,13 +191,13 @@ def test_it_is_refused_however_late_the_answer_is_read(
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=os.pathsep)
     assert "it would never start (PartitionConfig)" in cppo(f"{LAUNCH} resources.cpus=4000", code=2).err
     assert (workspace / "said").read_text().strip().isdigit()
-    assert bare_slurm.call("squeue", "-h") == ""
+    assert bare_slurm.call("squeue -h") == ""
 
 
 def test_nodes_that_are_drained(bare_slurm: Cluster, tmp_path: Path) -> None:
     """As during maintenance: what can run later is queued, and only what can never run is refused."""
     nodes = "NodeName=" + ",".join(bare_slurm.node_states())
-    bare_slurm.call("scontrol", "update", nodes, "State=DRAIN", "Reason=maintenance")
+    bare_slurm.call(f"scontrol update {nodes} State=DRAIN Reason=maintenance")
     try:
         submit([Noted(tmp_path, "one")])
         [queued] = in_queue(tmp_path).values()
@@ -206,8 +205,8 @@ def test_nodes_that_are_drained(bare_slurm: Cluster, tmp_path: Path) -> None:
         for name, resources in (("memory", takes(memory_gb=100_000)), ("cores", takes(cpus=4000))):
             with user_error("Slurm rejects these jobs"):
                 submit([Noted(tmp_path, name, resources=resources)])
-        assert bare_slurm.call("squeue", "-h", "-r", "-o", "%i").split() == [queued.job]
+        assert bare_slurm.call("squeue -h -r -o %i").split() == [queued.job]
     finally:
-        bare_slurm.call("scontrol", "update", nodes, "State=RESUME")
+        bare_slurm.call(f"scontrol update {nodes} State=RESUME")
     wait_until_empty(bare_slurm)
     assert (tmp_path / "log").read_text().splitlines()[-1].endswith("end")

@@ -71,7 +71,7 @@ def people(both: People, request: pytest.FixtureRequest) -> People:
 
 def jobs(slurm: Cluster) -> list[str]:
     """Who has a job in the queue, once for each."""
-    return sorted(slurm.call("squeue", "-h", "-r", "-o", "%u").split())
+    return sorted(slurm.call("squeue -h -r -o %u").split())
 
 
 def states(account: Person, folder: Path) -> list[str]:
@@ -94,8 +94,8 @@ def test_one_submits_and_the_other_sees_it(bare_slurm: Cluster, people: People) 
     assert f"of {ada.name} ends as soon as it starts" in said
     assert jobs(bare_slurm) == [ada.name] * 3
     ada.cppo(folder, "launch", *ON_SLURM)  # she wants them again
-    array = bare_slurm.call("squeue", "-h", "-o", "%F").split()[0]
-    bare_slurm.call("scontrol", "release", array)
+    array = bare_slurm.call("squeue -h -o %F").split()[0]
+    bare_slurm.call("scontrol release", array)
     wait_until_empty(bare_slurm)
     assert states(bob, folder) == ["done"] * 3
     assert "3 runs (3 done); 0 to train" in bob.cppo(folder, "launch", *ON_SLURM)

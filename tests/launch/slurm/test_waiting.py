@@ -69,7 +69,7 @@ def test_an_edit_while_a_job_waits_changes_nothing(
     (site / "acme_rule.py").write_text("raise RuntimeError('edited')\n")
     (site / "acme_helper.py").write_text("NAME = 'new'\n")
     [run] = [path.parent for path in workspace.glob("runs/*/status.json")]
-    slurm.call("scontrol", "release", slurm.call("squeue", "--noheader", "--format=%A").strip())
+    slurm.call("scontrol release", slurm.call("squeue --noheader --format=%A").strip())
     until("the run has ended", lambda: read_status(run).get("status") in ("done", "collapsed", "failed"))
     assert read_status(run)["status"] == "done", read_status(run)
     assert not (workspace / "new").exists()
@@ -97,10 +97,7 @@ def test_three_equal_failures_hold_the_jobs_that_wait_and_a_webhook_hears_of_it(
 
 
 def test_a_search_is_followed_until_its_workers_have_ended(
-    bare_slurm: Cluster,
-    workspace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    cppo: Command,
+    bare_slurm: Cluster, workspace: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command
 ) -> None:
     tuning = made_tuning(search_values(trials=2))
     searches = workspace / "runs" / "searches"
@@ -116,7 +113,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
                 first.pop()()
             wait(min(seconds, 0.2))
 
-        monkeypatch.setattr(worker, "time", SimpleNamespace(sleep=sleep))
+        monkeypatch.setattr("cppo_lab.search.worker.time", SimpleNamespace(sleep=sleep))
 
     when_it_follows(lambda: signal.raise_signal(signal.SIGINT))
     said = cppo(command, code=128 + signal.SIGINT)
@@ -128,7 +125,7 @@ def test_a_search_is_followed_until_its_workers_have_ended(
     def release() -> None:
         jobs = in_queue(searches)
         assert jobs.keys() == queued.keys()
-        bare_slurm.call("scontrol", "release", ",".join(job.job for job in jobs.values()))
+        bare_slurm.call("scontrol release", ",".join(job.job for job in jobs.values()))
 
     when_it_follows(release)
     said = cppo(command)
