@@ -5,44 +5,39 @@ import json
 import pytest
 
 from cppo_lab.spec import MathData, RuleSpec, canonical
-from cppo_lab.sweep.compose import compose
-from cppo_lab.sweep.file import load_sweep
-from cppo_lab.sweep.plan import make_plan
-from tests.conftest import user_error
+from tests.jobs import planned, run_of
 
 CORES = ("mini", "verl")
 SWEEPS = {"recipe_choices": (35, 7), "position_span": (30, 6), "delta_b_cap": (20, 4)}
 
 
-SAME = (
-    "recipe=paper", "rule.position_span=own", "rule.ratio_cap=inf", "rule.log_ratio_clamp=inf", "rule.delta_b_cap=2",
-    "rule.delta_b_cap=2.0", "rule.delta_b_quantile=0.9", "rule.delta_b_scale=1", "recipe.position_span=own",
-    "recipe.ratio_cap=null",
-)  # fmt: skip
-OTHERS = (
-    "recipe=authors", "rule.position_span=padded", "rule.ratio_cap=20", "rule.log_ratio_clamp=20", "rule.delta_b_cap=5",
-    "rule.delta_b_cap=inf", "rule.delta_b_quantile=0.8", "rule.delta_b_scale=0.5", "recipe.delta_b_cap=5",
-)  # fmt: skip
+SAME = """
+recipe=paper rule.position_span=own rule.ratio_cap=inf rule.log_ratio_clamp=inf rule.delta_b_cap=2
+rule.delta_b_cap=2.0 rule.delta_b_quantile=0.9 rule.delta_b_scale=1 recipe.position_span=own
+recipe.ratio_cap=null
+"""
+OTHERS = """
+recipe=authors rule.position_span=padded rule.ratio_cap=20 rule.log_ratio_clamp=20 rule.delta_b_cap=5
+rule.delta_b_cap=inf rule.delta_b_quantile=0.8 rule.delta_b_scale=0.5 recipe.delta_b_cap=5
+"""
 
 
 def test_the_papers_values_make_no_other_run_and_any_others_do() -> None:
-    plain = compose([])
-    assert [override for override in SAME if compose([override]).run != plain.run] == []
-    ids = {override: compose([override]).run.run_id for override in (*SAME, *OTHERS)}
-    assert [override for override in ids if ids[override] == plain.run.run_id] == list(SAME)
+    plain = run_of("")
+    assert [override for override in SAME.split() if run_of(override) != plain] == []
+    ids = {override: run_of(override).run_id for override in (SAME + OTHERS).split()}
+    assert [override for override in ids if ids[override] == plain.run_id] == SAME.split()
 
 
 def test_an_infinite_cap_survives_json() -> None:
-    rule = compose(["rule.delta_b_cap=inf"]).run.rule
+    rule = run_of("rule.delta_b_cap=inf").rule
     assert rule.delta_b_cap == float("inf")
     assert RuleSpec.model_validate(json.loads(canonical(rule))) == rule
 
 
 def test_a_fixed_budget_has_neither_cap_nor_quantile_nor_scale() -> None:
-    fixed = ["rule.delta_b_mode=fixed"]
-    assert compose([*fixed, "rule.delta_b_cap=5", "rule.delta_b_scale=3"]).run == compose(fixed).run
-    with user_error("compose to the same run"):
-        make_plan(load_sweep("delta_b_cap"), ["rule.delta_b_mode=fixed"])
+    fixed = "rule.delta_b_mode=fixed"
+    assert run_of(f"{fixed} rule.delta_b_cap=5 rule.delta_b_scale=3") == run_of(fixed)
 
 
 def test_a_rule_of_another_package_is_given_what_its_file_says() -> None:
@@ -57,7 +52,7 @@ def test_a_rule_of_another_package_is_given_what_its_file_says() -> None:
 
 
 def test_what_the_authors_recipe_sets() -> None:
-    run = compose(["core=verl", "model=qwen3_8b_base", "recipe=authors"]).run
+    run = run_of("core=verl model=qwen3_8b_base recipe=authors")
     assert isinstance(run.data, MathData)
     assert run.data.max_prompt_length == 1024
     assert (run.divergence.estimator, run.divergence.measure) == ("binary", "tv")
@@ -71,19 +66,19 @@ def test_what_the_authors_recipe_sets() -> None:
 
 @pytest.mark.parametrize("rule", ["trm_max", "trm_avg", "trm_max_avg", "cppo_kl"])
 def test_rules_on_kl_keep_their_divergence(rule: str) -> None:
-    run = compose([f"rule={rule}", "recipe=authors"]).run
+    run = run_of(f"rule={rule} recipe=authors")
     assert (run.divergence.estimator, run.divergence.measure) == ("topk", "kl")
     assert run.rule.ratio_cap == 20.0
 
 
 def test_the_command_line_counts_more_than_the_recipe() -> None:
-    run = compose(["recipe=authors", "divergence=topk_tv", "advantage.normalize_std=true"]).run
+    run = run_of("recipe=authors divergence=topk_tv advantage.normalize_std=true")
     assert (run.divergence.estimator, run.advantage.normalize_std) == ("topk", True)
-    assert compose(["recipe=authors", "rule=dr_grpo"]).run.training.aggregation == "seq-mean-token-sum-norm"
+    assert run_of("recipe=authors rule=dr_grpo").training.aggregation == "seq-mean-token-sum-norm"
 
 
 @pytest.mark.parametrize("sweep", SWEEPS)
 def test_the_sweeps_of_the_recipe(sweep: str) -> None:
     for core, runs in zip(CORES, SWEEPS[sweep], strict=True):
-        plan = make_plan(load_sweep(sweep), [f"core={core}"])
+        plan = planned(f"{sweep} core={core}")
         assert len({run.run_id for run in plan.runs}) == len(plan.runs) == runs

@@ -18,12 +18,11 @@ from cppo_lab.sweep import launch as launch_module
 from cppo_lab.sweep.enumerate import PlannedRun
 from cppo_lab.sweep.file import load_sweep
 from cppo_lab.sweep.plan import make_plan
-from cppo_lab.tracking import uploader
 from cppo_lab.tracking.address import tracking_uri
-from tests.conftest import FINISHED, TINY, Command
+from tests.conftest import FINISHED, TINY, TINY_LINE, Command
 from tests.recorded import mlflow_client, mlflow_run, mlflow_runs, sent
 
-WORDS = " ".join(["quickstart", *TINY, "variant=grpo,cppo", "launcher=inline"])
+WORDS = f"quickstart {TINY_LINE} variant=grpo,cppo launcher=inline"
 FOUR, EIGHT = f"{WORDS} seed=0,1", f"{WORDS} seed=0,1,2,3"
 LOST = "http://127.0.0.1:9"
 SCORE = schema.validation_metric(schema.MEAN)
@@ -71,7 +70,7 @@ def ids(
     planned: dict[str, PlannedRun], workspace: Path, no_training: None, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, str]:
     """The ids of runs in each situation; those finished elsewhere are in the store alone."""
-    monkeypatch.setattr(uploader, "PATIENCE_SECONDS", 0.2)  # most stores here never answer
+    monkeypatch.setattr("cppo_lab.tracking.uploader.PATIENCE_SECONDS", 0.2)  # most stores here never answer
     runs = workspace / "runs"
     for name in ("stub", "gone"):
         recorder(planned[name], workspace / "elsewhere").finish(FINISHED)
@@ -132,7 +131,7 @@ def test_all_commands_agree(
         for place in ("other/mlflow.db", "locked.db"):
             shutil.copy("mlflow.db", workspace / place)
         away = StoreAway("tracking store cannot be read: database is locked")
-        monkeypatch.setattr(launch_module, "find", Mock(side_effect=away))
+        monkeypatch.setattr("cppo_lab.sweep.launch.find", Mock(side_effect=away))
     names = {run_id: name for name, run_id in ids.items()}
 
     def states(values: dict[str, Any]) -> dict[str, str]:
@@ -173,14 +172,14 @@ def test_a_launch_writes_the_stubs_and_then_asks_for_no_run(
     json_answer(f"diff {stub.name} {ids['gone']}")
     [row] = [run for run in json_answer(f"status {EIGHT}")["runs"] if run["run_id"] == stub.name]
     assert (row["state"], row["last"]) == (schema.DONE, 0.25)
-    monkeypatch.setattr(launch_module, "find", asked := Mock(return_value={}))
+    monkeypatch.setattr("cppo_lab.sweep.launch.find", asked := Mock(return_value={}))
     for dry in ("", "--dry-run"):
         json_answer(f"launch {FOUR} {dry}")
         [call] = asked.call_args_list  # of the launch: whether it answers
         assert not call.args[2]
 
 
-@patch.object(uploader, "PATIENCE_SECONDS", 60.0)  # this store answers, on a busy machine late
+@patch("cppo_lab.tracking.uploader.PATIENCE_SECONDS", 60.0)  # this store answers, on a busy machine late
 def test_a_stub_is_replaced_like_a_result_of_this_folder(
     ids: dict[str, str], json_answer: JsonAnswer
 ) -> None:
@@ -208,7 +207,7 @@ def test_what_is_trained_here_is_no_stub(
         recorder(planned["stub"], Path("runs").resolve())
         return answer
 
-    monkeypatch.setattr(launch_module, "find", begins)
+    monkeypatch.setattr("cppo_lab.sweep.launch.find", begins)
     json_answer(f"pull {EIGHT}")
     status = read_status(Path("runs", ids["stub"]))
     assert (status["status"], "origin" in status) == (schema.RUNNING, False)
@@ -233,8 +232,8 @@ def test_a_stub_of_another_store_stays(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "sqlite:///moved.db")
     assert "finished elsewhere (" not in json_answer(f"pull {EIGHT}")["said"]
     assert read_status(Path("runs", ids["stub"]))["origin"] == tracking_uri()
-    said = cppo(f"archive {EIGHT} --out a.zip", code=1).out
-    assert said == "a.zip: 3 of 8 runs, 2 of them without a result\n"  # stubs have nothing to archive
+    said = cppo(f"archive {EIGHT} --out new/a.zip", code=1).out
+    assert said == "new/a.zip: 3 of 8 runs, 2 of them without a result\n"  # stubs have nothing to archive
     said = cppo(f"logs {ids['stub']}", code=2).err
     assert "it was finished elsewhere" in said
 

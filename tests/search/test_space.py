@@ -3,14 +3,14 @@
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
+import yaml
 
 from cppo_lab.search.space import main_overrides, resolve
 from cppo_lab.sweep.file import load_sweep, shipped_sweeps
-from cppo_lab.sweep.plan import make_plan
 from tests.conftest import Command
+from tests.jobs import planned
 from tests.search.made_search import SETTINGS, made_tuning, search_values, write_search
 
 SHIPPED = ["tune_cppo", "tune_tradeoff"]
@@ -39,13 +39,13 @@ def test_the_command_line_chooses_model_seeds_and_settings(workspace: Path) -> N
 
 
 # Two settings that need each other are no mistake.
-SETS = {"training.t_stop": 14, "validation.every": 7, "seed": 3, "tracking.uri": "x", "training.nope": 1}
-PARAMETERS = {
-    "launcher.threads": {"low": 1, "high": 2},
-    "rule.delta": {"low": 1.0, "high": 0.4},
-    "rule.w_mim": {"low": 0.4, "high": 1.0},
-    "rule.w_min": {"choices": [0.5, 2.0, 1.0]},
-}
+SETS = "{training.t_stop: 14, validation.every: 7, seed: 3, tracking.uri: x, training.nope: 1}"
+PARAMETERS = """
+launcher.threads: {low: 1, high: 2}
+rule.delta: {low: 1.0, high: 0.4}
+rule.w_mim: {low: 0.4, high: 1.0}
+rule.w_min: {choices: [0.5, 2.0, 1.0]}
+"""
 FAULTS = {
     "settings.seed=3: use models and seeds",
     "settings.tracking.uri belongs on the command line",
@@ -56,27 +56,23 @@ FAULTS = {
     "search.parameters.rule.w_min at 2.0: configuration: rule.w_min=2.0",
     "override 'seed=y': seeds are whole numbers",
     "override 'x' is not",
-}
-FORM = {"trials": 0, "sampler": {"name": "grid"}, "objectives": ["final_score", "nope"], "objective": 1}
-OF_FORM = {
+    # Also where the form is wrong, and every test of one mistake has a right form.
     "search.trials=0: must be in [1, 100000]",
     "search.sampler.name='grid'",
     "search.objectives.1='nope'",
     "unknown key 'search.objective'",
 }
+FORM = "{trials: 0, sampler: {name: grid}, objectives: [final_score, nope], objective: 1}"
 
 
-@pytest.mark.parametrize("form, expected", [({}, FAULTS), (FORM, FAULTS | OF_FORM)])
-def test_all_mistakes_of_a_search_come_together(
-    form: dict[str, Any], expected: set[str], workspace: Path, cppo: Command
-) -> None:
-    values = search_values(**form)
-    values["search"]["parameters"] |= PARAMETERS
-    write_search({**values, "settings": values["settings"] | SETS})
+def test_all_mistakes_of_a_search_come_together(workspace: Path, cppo: Command) -> None:
+    values = search_values(**yaml.safe_load(FORM))
+    values["search"]["parameters"] |= yaml.safe_load(PARAMETERS)
+    write_search({**values, "settings": values["settings"] | yaml.safe_load(SETS)})
     for command in ("plan", "tune", "report"):
         text = cppo(f"{command} ./tune.yaml x seed=y", code=2).err
-        assert text.count("\n") == 1 and text.count("; also: ") == len(expected) - 1
-        assert [fault for fault in expected if fault not in text] == []
+        assert text.count("\n") == 1 and text.count("; also: ") == len(FAULTS) - 1
+        assert [fault for fault in FAULTS if fault not in text] == []
     assert [path.name for path in workspace.iterdir()] == ["tune.yaml"]
 
 
@@ -93,15 +89,14 @@ def test_plan_of_a_search_says_its_space_and_cost_and_writes_nothing(workspace: 
 POINT = {"rule.delta_b": 0.01, "rule.w_min": 0.7}
 
 
-@pytest.mark.usefixtures("workspace")
 @pytest.mark.parametrize(
     "overrides", [(), ("training.t_stop=8",), ("rule=cppo", "model=mini_small_base", "launcher.workers=2")]
 )
-def test_the_line_trains_the_runs_of_the_best_trial(overrides: tuple[str, ...]) -> None:
+def test_the_line_trains_the_runs_of_the_best_trial(overrides: tuple[str, ...], workspace: Path) -> None:
     tuning = made_tuning(None, *overrides)
     words = main_overrides(tuning)
     line = shlex.split(" ".join([*words, *(f"{key}={value}" for key, value in POINT.items()), "seed=1,2"]))
-    runs = make_plan(load_sweep("main"), line).runs
+    runs = planned(["main", *line]).runs
     assert [run.run_id for run in runs] == [tuning.at(POINT, seed).run.run_id for seed in (1, 2)]
     absent = {**search_values(), "settings": SETTINGS | {"rule": "cppo_soft"}}
     assert main_overrides(made_tuning(absent)) is None  # the main sweep has no such variant

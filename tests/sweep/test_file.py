@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from cppo_lab.sweep.compose import compose
 from cppo_lab.sweep.file import load_sweep, shipped_sweeps
 from cppo_lab.sweep.plan import Plan, make_plan
 from cppo_lab.sweep.source import mapping
 from tests.conftest import user_error
+from tests.jobs import run_of
 
 pytestmark = pytest.mark.usefixtures("workspace")
 HEAD = "title: t\nquestion: q\nmodels: {mini: [mini_base, mini_strong], verl: [tiny_qwen3, qwen3_8b_base]}\n"
@@ -31,14 +31,9 @@ NUMBERS = {  # as YAML 1.2 reads them, which PyYAML does not
     "1e3": 1e3, "1E3": 1e3, "1.5e3": 1.5e3, "1.5E+3": 1.5e3, "1e-6": 1e-6, "1.e3": 1e3, ".5": 0.5, "-.5e1": -5.0,
     "5.": 5.0, "+3": 3, "-0": 0, "0": 0, "1000": 1000, "1e08": 1e8, "!!float 1": 1.0, "+.inf": inf, "-.INF": -inf,
 }  # fmt: skip
-TEXTS = (
-    "on", "off", "yes", "No", "y", "n", "tRue", "=", "12:75", "1.2.3", "inf", "e3", "0o8", "-", ".", "'010'",
-)  # fmt: skip
+TEXTS = "on off yes No y n tRue = 12:75 1.2.3 inf e3 0o8 - . '010'"
 OTHERS = {"true": True, "FALSE": False, "~": None, "Null": None, "": None}
-AMBIGUOUS = (
-    "010", "-010", "08", "007", "00", "0o10", "0x10", "0b11", "1_000", "1_", "1:30", "1:30:00", "1:30.5", "010.5",
-    "01e3", "1_0.5", "0.5_0", "1e1_0",
-)  # fmt: skip
+AMBIGUOUS = "010 -010 08 007 00 0o10 0x10 0b11 1_000 1_ 1:30 1:30:00 1:30.5 010.5 01e3 1_0.5 0.5_0 1e1_0"
 
 
 def read(value: str) -> object:
@@ -49,12 +44,13 @@ def test_numbers_of_yaml_1_2_and_words_of_yaml_1_1() -> None:
     for value, number in NUMBERS.items():
         assert (read(value), type(read(value))) == (number, type(number)), value
         assert read(f"'{value}'") == value
-    assert [read(value) for value in TEXTS] == [value.strip("'") for value in TEXTS]
+    texts = TEXTS.split()
+    assert [*map(read, texts)] == [value.strip("'") for value in texts]
     assert [read(f"{value} ") for value in list(OTHERS)[:-1]] == list(OTHERS.values())[:-1]
     assert mapping("a:", "x") == {"a": None}
 
 
-@pytest.mark.parametrize("value", AMBIGUOUS)
+@pytest.mark.parametrize("value", AMBIGUOUS.split())
 def test_a_number_that_programs_read_differently_is_refused(value: str) -> None:
     refused = rf"sweep x line 1, column \d+: .*'{re.escape(value)}' is a number that .* quote"
     for text in (f"a: {value}", f"a: [{value}]", f"a: {{b: {value}}}", f"{value}: a"):
@@ -66,7 +62,7 @@ def test_a_number_that_programs_read_differently_is_refused(value: str) -> None:
 def test_only_models_and_a_seed() -> None:
     plan = planned("axes: {seed: [3]}")
     assert labels(plan) == ["mine"]
-    assert plan.runs[0].run_id == compose(["model=mini_base", "seed=3"]).run.run_id
+    assert plan.runs[0].run_id == run_of("model=mini_base seed=3").run_id
 
 
 TWO = "variants: {cppo: {rule: cppo}, dppo: {rule: dppo}}\n"
@@ -80,8 +76,6 @@ def test_an_axis_goes_to_the_rules_that_have_it() -> None:
     assert [run.spec.rule.w_min for run in plan.runs][:6] == [0.6, 0.6, 0.8, 0.8, None, None]
     assert labels(planned(text, "rule.w_min=0.7")) == ["cppo w_min=0.7", "dppo"]
     assert labels(planned(text, "variant=dppo")) == ["dppo"]
-    with user_error(r"no variant of this sweep has the key 'rule\.w_min'"):
-        planned(text, "variant=dppo", "rule.w_min=0.7")
 
 
 def test_an_axis_of_model_constants_goes_to_the_rules_that_take_them() -> None:
@@ -94,16 +88,16 @@ def test_an_axis_of_model_constants_goes_to_the_rules_that_take_them() -> None:
 
 @pytest.mark.parametrize(
     "axes, expected",
-    [
-        ("{rule: [cppo, dppo], rule.delta_b: [0.01]}", ["cppo delta_b=0.01", "dppo"]),
-        ("{validation.temperature: [1], rollout.temperature: [1, 2]}",
-         ["validation.temperature=1 rollout.temperature=1", "validation.temperature=1 rollout.temperature=2"]),
-        ("{optim.learning_rate: [1e-4, 1.5e-3, 0.00012345678, 1.0]}",
-         ["learning_rate=0.0001", "learning_rate=0.0015", "learning_rate=0.00012345678", "learning_rate=1"]),
-        ("{advantage.normalize_std: [true, false]}", ["normalize_std=true", "normalize_std=false"]),
-        ("{data: [chain_short], divergence: [binary_tv, exact_tv]}",
-         ["chain_short binary_tv", "chain_short exact_tv"]),
-    ],
+    {
+        "{rule: [cppo, dppo], rule.delta_b: [0.01]}": ["cppo delta_b=0.01", "dppo"],
+        "{validation.temperature: [1], rollout.temperature: [1, 2]}":
+         ["validation.temperature=1 rollout.temperature=1", "validation.temperature=1 rollout.temperature=2"],
+        "{optim.learning_rate: [1e-4, 1.5e-3, 0.00012345678, 1.0]}":
+         ["learning_rate=0.0001", "learning_rate=0.0015", "learning_rate=0.00012345678", "learning_rate=1"],
+        "{advantage.normalize_std: [true, false]}": ["normalize_std=true", "normalize_std=false"],
+        "{data: [chain_short], divergence: [binary_tv, exact_tv]}":
+         ["chain_short binary_tv", "chain_short exact_tv"],
+    }.items(),
 )  # fmt: skip
 def test_labels(axes: str, expected: list[str]) -> None:
     plan = planned(f"axes: {axes}")
@@ -126,8 +120,6 @@ def test_a_list_on_the_command_line_is_an_axis() -> None:
     assert labels(plan) == ["cppo delta_b=0.01", "cppo delta_b=0.03", "dppo"]
     assert {run.spec.seed for run in plan.runs} == {0, 1}
     assert labels(planned(text, "data.benchmarks=[a,b]")) == ["cppo", "dppo"]  # one value, which is a list
-    with user_error("choose among them"):
-        planned(text, "rule=cppo,grpo")
 
 
 EXCLUDED = f"""{TWO}axes: {{seed: [0, 1, 2]}}
