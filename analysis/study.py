@@ -195,7 +195,7 @@ def gap_curves(runs: Sequence[PositionGaps]) -> GapCurves | None:
         return None
     starts = [width * place for place in table.index]
     positions = tuple(start + (min(width, longest - start) + 1) / 2 for start in starts)
-    bands = (band(table.xs(name, axis="columns", level=1), 0) for name in ("mean", "top10"))
+    bands = (band(table.xs(name, axis="columns", level=1), 0, 1) for name in ("mean", "top10"))
     return GapCurves(len(runs), *(GapCurve(**vars(of_kind), positions=positions) for of_kind in bands))
 
 

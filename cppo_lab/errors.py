@@ -146,8 +146,9 @@ def few(names: Sequence[str]) -> str:
 def nearest(value: object, names: Iterable[str]) -> list[str]:
     """The names that `value` may have meant, those that are equally near together; none if no name is near.
 
-    A name is near if it has the same letters, or ends in the same word (`w_min`, `rule.w_min`), in a word with these
-    initials (`lr`, `optim.learning_rate`), or in a word that begins with it or contains it; or if few letters differ.
+    A name is near if it has the same letters, but for a plural, or ends in the same word (`w_min`, `rule.w_min`), in a
+    word with these initials (`lr`, `optim.learning_rate`), or in a word that begins with it or contains it; or if few
+    letters differ.
     """
     typed = str(value)[:_LONGEST_NAME].lower()
     scores = {
@@ -162,8 +163,10 @@ def _likeness(typed: str, name: str) -> float:
     """How much a name is like the typed name, from 0 to 1."""
     typed, name = (_JOINTS.sub("_", normalize("NFC", text)) for text in (typed, name))
     letters = _SEPARATORS.sub("", typed)
-    if letters == _SEPARATORS.sub("", name):
+    if letters == (other := _SEPARATORS.sub("", name)):
         return 1.0
+    if letters.removesuffix("s") == other.removesuffix("s"):  # models, model
+        return 0.9999
     last, ending = typed.rpartition(".")[2], name.rpartition(".")[2]
     words = _SEPARATORS.split(ending)
     scores = [SequenceMatcher(None, name, typed).ratio()]

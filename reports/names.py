@@ -140,9 +140,7 @@ def score_text(estimate: Estimate | None) -> str:
     """The mean score of a cell like `estimate_text`, but within 0 to 100, and the range of two runs for an interval."""
     if estimate is None:
         return ABSENT
-    low, high = score_limits(estimate)
-    within = (None, None) if low is None or high is None else (max(0.0, low), min(1.0, high))
-    return with_interval(Interval(estimate.value, *within), points)
+    return with_interval(Interval(estimate.value, *score_limits(estimate)), points)
 
 
 def edge_text(edge: Interval) -> str:

@@ -4,13 +4,14 @@ differ.
 The content of `report.json` is not trusted: every field is validated, and errors name the invalid field.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, FiniteFloat, NonNegativeInt, ValidationError
 
-from cppo_lab.errors import UserError, first_fault, printable
+from cppo_lab.errors import UserError, counted, first_fault, printable
 from cppo_lab.files import read_plain
 
 MARKER = ".cppo-report"  # marks a folder that we may replace
@@ -161,7 +162,8 @@ _SAME = 1e-9  # fractions closer than this differ by rounding alone
 def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> dict[str, Any]:
     """The differences between `before` and `after`, as JSON has them; `names` are the names to show for them. `same`:
     nothing differs; titles, commands and files may. `what`: added, removed or changed. States and outcomes are empty
-    where a report lacks the run, cell or claim. Scores are in percent, differences in points, estimates in their unit.
+    where a report lacks the run, cell or claim; `sweeps` are those that one of them lacks as a whole. Scores are in
+    percent, differences in points, estimates in their unit.
     """
     heads = {
         key: (getattr(before, key), getattr(after, key)) for key in ("kind", "name", "experiment", "core")
@@ -181,6 +183,13 @@ def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> 
         "before": names[0],
         "after": names[1],
         "heading": {key: pair for key, pair in heads.items() if pair[0] != pair[1]},
+        "sweeps": {
+            name: _what(*pair)
+            for name, *pair in _both(
+                *(Counter(sweep for sweep, _ in side.runs) for side in (before, after)), 0
+            )
+            if not all(pair)
+        },
         **differences,
     }
 
@@ -282,10 +291,22 @@ def compare_lines(differences: Mapping[str, Any]) -> list[str]:
         return [printable(f"{differences['before']} and {differences['after']} say the same.")]
     lines = [f"From {differences['before']} to {differences['after']}:"]
     lines += [f"  {key}: {old} -> {new}" for key, (old, new) in differences["heading"].items()]
+    runs, cells, verdicts = (
+        [change for change in differences[kind] if change["sweep"] not in differences["sweeps"]]
+        for kind in ("runs", "cells", "verdicts")
+    )
+    whole = Counter(change["sweep"] for change in differences["runs"])
     for title, rows in (
-        ("Runs", [_run_line(change) for change in differences["runs"]]),
-        ("Cells (percent)", [_cell_line(change) for change in differences["cells"]]),
-        ("Verdicts", [_verdict_line(change) for change in differences["verdicts"]]),
+        (
+            "Sweeps",
+            [
+                f"{what}: {name}, {counted(whole[name], 'run')}"
+                for name, what in differences["sweeps"].items()
+            ],
+        ),
+        ("Runs", [*map(_run_line, runs)]),
+        ("Cells (percent)", [*map(_cell_line, cells)]),
+        ("Verdicts", [*map(_verdict_line, verdicts)]),
         ("Figures", [f"{what}: {name}" for name, what in differences["figures"].items()]),
     ):
         if rows:

@@ -305,12 +305,17 @@ FEWEST_RUNS = (
 )
 
 
-def score_limits(estimate: Estimate, unit: float = 1) -> tuple[float, float] | tuple[None, None]:
-    """The 95 % interval of a cell's mean score, times `unit`; of two runs their range, as in a band: each of two values
-    is the mean's standard error away from the mean. None if the runs determine no interval.
+def score_limits(
+    estimate: Estimate, unit: float = 1, share: bool = True
+) -> tuple[float, float] | tuple[None, None]:
+    """The 95 % interval of a cell's mean score, a `share`, within 0 to 1, times `unit`; of two runs their range, as in
+    a band: each of two values is the mean's standard error away from the mean. None if the runs determine no interval.
     """
     half = estimate.error if estimate.n < FEWEST_RUNS else estimate.half
-    return (None, None) if half is None else (unit * (estimate.value - half), unit * (estimate.value + half))
+    if half is None:
+        return None, None
+    low, high = estimate.value - half, estimate.value + half
+    return (unit * max(low, 0.0), unit * min(high, 1.0)) if share else (unit * low, unit * high)
 
 
 @dataclass(frozen=True)
@@ -330,7 +335,8 @@ class Band:
 def band(table: pd.DataFrame, least: float = -math.inf, most: float = math.inf) -> Band:
     """The band of a table with a row per step and a column per run; NaN where a run has no value.
 
-    The interval is clipped to [`least`, `most`], the range of possible scores.
+    The interval is clipped to [`least`, `most`], the range of possible values; a limit beyond which a value lies is
+    none.
     """
     # Sorted, so that the result does not depend on the order of the runs in the store, not even in the last digit.
     values = np.sort(table.to_numpy(dtype=np.float64), axis=1)
@@ -338,6 +344,10 @@ def band(table: pd.DataFrame, least: float = -math.inf, most: float = math.inf) 
     mean = np.nanmean(values, axis=1)
     count = (~np.isnan(values)).sum(axis=1)
     low, high, kind = mean, mean, ""
+    if np.nanmin(values, initial=least) < least:
+        least = -math.inf
+    if np.nanmax(values, initial=most) > most:
+        most = math.inf
     if runs == 2:
         low, high, kind = np.nanmin(values, axis=1), np.nanmax(values, axis=1), RANGE
     elif runs >= FEWEST_RUNS:
@@ -345,6 +355,5 @@ def band(table: pd.DataFrame, least: float = -math.inf, most: float = math.inf) 
         times = np.where(count >= FEWEST_RUNS, stdtrit(np.maximum(count - 1, 1), (1 + LEVEL) / 2), 0.0)
         squares = np.nansum((values - mean[:, None]) ** 2, axis=1)
         half = times * np.sqrt(squares / np.maximum(count - 1, 1) / count)
-        low = np.minimum(mean, np.maximum(mean - half, least))
-        high = np.maximum(mean, np.minimum(mean + half, most))
+        low, high = np.maximum(mean - half, least), np.minimum(mean + half, most)
     return Band(kind, *(tuple(map(float, part)) for part in (mean, low, high)))

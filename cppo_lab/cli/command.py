@@ -22,12 +22,12 @@ from typing import IO, Any, NoReturn
 
 from cppo_lab import __version__, schema
 from cppo_lab.core_records import BUILT_IN, DEFAULT_CORE
-from cppo_lab.errors import UserError, say, unknown
+from cppo_lab.errors import UserError, nearest, say, unknown
 from cppo_lab.sweep.groups import groups
 
 SCHEMA = 1  # of the answers with --json: keys may be added; none is removed, or changes its meaning
 PARQUET, CSV = FORMATS = "parquet", "csv"
-_RUN = "run id, or a prefix of it (at least 4 digits), of a launched run or of a run in a sweep that `cppo list` names"
+_RUN = "run id, or a prefix of it (at least 4 digits), of a launched run or of one in a sweep file here or of --in"
 _SOME_RUN = "run id, or a prefix of it"
 _SWEEP = "name of a shipped sweep or study, or path of a sweep file"
 _EVERY_RUN = f"{_SWEEP} (default: every known run)"
@@ -573,11 +573,24 @@ def parse(arguments: Sequence[str]) -> Namespace:
     # argparse gives all of KEY=VALUE..., or of a note's words, to the first gap that it finds; those after an option
     # remain.
     words = "words" if "words" in options else "overrides"
-    if any(text.startswith("-") for text in remaining) or (remaining and words not in options):
-        parser.leaves[options.name].error(f"unrecognized arguments: {' '.join(remaining)}")
+    leaf = parser.leaves.get(options.name)
+    if leaf and (any(text.startswith("-") for text in remaining) or (remaining and words not in options)):
+        leaf.error(f"unrecognized arguments: {' '.join(remaining)}{_meant(leaf, *remaining[:2])}")
     if remaining:
         setattr(options, words, [*getattr(options, words), *remaining])
     return options
+
+
+def _meant(leaf: CommandParser, word: str, value: str = "VALUE") -> str:
+    """What an unknown option may have meant: another option, or a key, which has no dashes."""
+    name, _, given = word.partition("=")
+    if near := nearest(name, leaf._option_string_actions):
+        return f": did you mean {' or '.join(near)}?"
+    key = name.lstrip("-")
+    key = key if "." in key else key.removesuffix("s")
+    if not leaf.lists_groups or not ("." in key or key in {"seed", "variant", *groups()}):
+        return ""
+    return f": overrides have no dashes: {key}={given or value}"
 
 
 def build_parser(chosen: str | None = None) -> CommandParser:

@@ -231,7 +231,9 @@ def clean(options: Namespace) -> int:
         for name, sums in sweeps.items()
     ]
     code = queues.spare_code(runs) if options.code else 0
-    text = aligned(["sweep", "runs", *(f"{key} GB" for key in columns)], rows, width=width())
+    text = f"no run of {plan.name} has a folder here" if plan else f"there are no runs in {runs}"
+    if rows:
+        text = aligned(["sweep", "runs", *(f"{key} GB" for key in columns)], rows, width=width())
     of = [counted(len(chosen), "run")] * bool(chosen) + ["old code"] * bool(code)
     what = f"{(size + code) / 1e9:.3f} GB of {' and '.join(of)}"
     if (chosen or code) and not options.yes:

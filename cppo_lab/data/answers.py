@@ -103,7 +103,8 @@ _INVISIBLE = re.compile(
 )
 _UNICODE = str.maketrans("\u3000。’′∶−–‒‐‑﹣⁻⁄∕÷", " .'':-------///") | str.maketrans(
     {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
-    | {"×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≡": "\\equiv ", "ℝ": "\\mathbb{R}"}
+    | {"×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≡": "\\equiv ", "、": ", "}
+    | {sign: f"\\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚ", "RZNQ", strict=True)}
     | {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "″": "''"}
     | {
         **dict.fromkeys("°º˚", "^{\\circ}"),
@@ -180,6 +181,7 @@ def answer_of(response: str) -> Answer | None:
         # PAPER: not said. A response cut off while thinking has not answered; numbers in its thoughts are no answer.
         return None
     start = 0 if thought < 0 else thought + len(THINK_END)
+    response = response.rstrip()
     final = _INVISIBLE.sub("", response[max(start, len(response) - WINDOW) :].replace("\0", " ")).strip()
     if not final:
         return None

@@ -121,7 +121,7 @@ _PART_OF = re.compile(
     r"(?i)(?<![\\A-Za-z])(?:(?:half|twice|thrice|double|triple|mod(?:ulo)?|below|above|under|over|beyond|exceed(?:s|ing)?|divisible\s+by|"
     r"(?:root|square|cube|negative|opposite|reciprocal|inverse|factorial|log(?:arithm)?|multiple|divisor|factor|part|third|"
     r"quarter)\s+of)\s+(?:of\s+)?(?:the\s+)?(?:[-$({]*[\d\\√]|\$?[a-z]\b)|(?<=[\w)}\]$])\s(?:plus|minus)\s+\w)|"
-    r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled|dozen|(?:less|more|fewer|smaller|larger|greater)\s+than)\b|(?<=\d)'+\W*$|(?:[-+/^]|,?\s*\\[lc]?dots)\s*\$?$)"
+    r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled|dozen|(?:less|more|fewer|smaller|larger|greater)\s+than)\b|分之|(?<=\d)'+\W*$|(?:[-+/^]|,?\s*\\[lc]?dots)\s*\$?$)"
 )
 _DECIMAL = re.compile(r"(?:[A-Za-z]\s*=)?\s*-?\d*\.\d+")
 # An ordered pair or an interval, and a set of numbers in an answer, which math-verify compares as if it were ordered

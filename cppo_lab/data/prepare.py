@@ -212,6 +212,10 @@ def rows_of(path: Path, damaged: Callable[[UserError], None]) -> Iterator[tuple[
                         f"{path} has the columns {file.schema_arrow.names}: each row needs `problem` and `answer`, "
                         "or verl's `prompt` and `reward_model`"
                     )
+                if len({*known}) < len(known):
+                    raise UserError(
+                        f"{path}: column {max(known, key=known.count)!r} appears twice: remove one"
+                    )
                 for batch in file.iter_batches(batch_size=BATCH, columns=known):
                     for row in batch.to_pylist():
                         number += 1

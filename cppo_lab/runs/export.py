@@ -61,6 +61,7 @@ def export(runs: Path, run_id: str, out: Path, say: Callable[[str], None]) -> Pa
     if is_locked(runs / run_id):
         raise being_trained(run_id)
     subject = read_subject(runs, run_id)
+    require_weights(subject, runs / run_id)
     with appearing(place) as folder:
         exported = load_part(subject.spec.core, "exporter")(subject.spec, runs, folder, say)
         (folder / CARD).write_text(model_card(subject, exported), encoding="utf-8")
@@ -73,6 +74,16 @@ def being_trained(run_id: str) -> UserError:
         f"run {run_id} is being trained, and its best checkpoint may change: wait for its end (`cppo watch`), or end "
         f"it with `cppo cancel --run {run_id}`"
     )
+
+
+def require_weights(subject: "Subject", folder: Path) -> None:
+    """Raise UserError if a finished run that had a best model has no checkpoint at all any more."""
+    had_weights = subject.status in schema.FINISHED and max(subject.scores, default=0) > 0
+    if had_weights and not any((folder / name).exists() for name in PARTS["checkpoints"]):
+        raise UserError(
+            f"run {subject.spec.run_id} has no checkpoint any more: `cppo clean --checkpoints` frees those of finished "
+            f"runs; `cppo retry SWEEP --run {subject.spec.run_id} --finished` trains it again"
+        )
 
 
 @dataclass(frozen=True)
@@ -147,6 +158,7 @@ def evaluate(subject: Subject, other: RunSpec, resources: Resources) -> tuple[in
     spec, folder, samples = subject.spec, resources.folder, subject.spec.validation.samples
     if is_locked(folder):
         raise being_trained(spec.run_id)
+    require_weights(subject, folder)
     metrics = {name: schema.evaluation_metric(name, samples) for name in other.data.benchmarks}
     with run_lock(folder):
         record = newest_record(folder)

@@ -157,6 +157,10 @@ def _explain(kind: type[Spec], fault: Any, where: str) -> str:
         text += f" in {valid}" if valid else ""
         if str(value).lower().lstrip("+-") == ".inf":
             text += " (infinity is `inf` on the command line, `.inf` in YAML)"
+        if ends := re.fullmatch(r"(\d{1,9})(?:-|\.\.+|:)(\d{1,9})", str(value)):
+            text += (
+                f"; several: {key}=range({ends[1]},{int(ends[2]) + 1}) on the command line, a list in YAML"
+            )
     text = text.replace("Input should be", "must be")
     named = "" if text.startswith((f"{key}=", f"unknown {key} ")) else f"{key}={value!r}: "
     return f"{where}: {named}{text}"

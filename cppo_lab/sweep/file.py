@@ -36,7 +36,7 @@ from cppo_lab.runs.tags import dotted
 from cppo_lab.spec import Count, Spec
 from cppo_lab.spec.job import Features, GpuType, Hours, Memory, Word
 from cppo_lab.spec.parse import parse
-from cppo_lab.spec.run import VERL, Name, Positive, Seed
+from cppo_lab.spec.run import VERL, Name, Positive, RuleSpec, Seed
 from cppo_lab.sweep.groups import add_rule, groups, shipped
 from cppo_lab.sweep.source import SHIPPED, mapping, read_text
 
@@ -341,6 +341,10 @@ def _read(file: Path) -> dict[str, Any]:
     if rule.get("path") is not None:
         raise UserError(f"rule file {file}: rule.path={rule['path']!r}: {PATH_REMEDY}")
     if rule["name"] not in RULES and not rule["name"].startswith(VERL):
+        if wrong := next((key for key in rule if key not in RuleSpec.model_fields), None):
+            raise UserError(
+                f"rule file {file}: {wrong}: no built-in rule has such a constant: put it below `options`"
+            )
         # Code of another package, not a built-in rule with other constants.
         rule["path"] = from_environment(rule["name"]) or ENTRY_POINT
     return {**values, "rule": rule} if whole else {"rule": rule}

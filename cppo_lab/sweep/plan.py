@@ -210,7 +210,7 @@ def _chosen(parts: Sequence[Sweep], overrides: Sequence[str], core: str) -> dict
     return chosen
 
 
-TELL_SECONDS = 2.0  # before a search in sweeps says so: all of the shipped ones take a minute
+TELL_SECONDS = 2.0  # before a search in sweeps says so: a large one takes long
 
 
 @dataclass(frozen=True)
@@ -236,19 +236,22 @@ def is_run_id(text: str) -> bool:
 
 def find_run(beginning: str, runs: Path, sweeps: Sequence[str] = ()) -> FoundRun:
     """The run whose id begins with `beginning`: among those with a folder and those of `sweeps`, or else among those
-    of the sweep files here, or else of the shipped sweeps.
+    of the sweep files here. Composing all shipped sweeps takes half a minute, so they have to be named.
 
     Raises UserError if no run or more than a single run has such an id.
     """
     require_beginning(beginning)
+    searched = [*sweeps]
     declared = _in_folders(beginning, runs) | _of_sweeps(beginning, sweeps)
-    for names in (_sweeps_here, _search_order):
-        declared = declared or _of_sweeps(beginning, [name for name in names() if name not in sweeps])
+    if not declared:
+        searched += [name for name in _sweeps_here() if name not in sweeps]
+        declared = _of_sweeps(beginning, searched[len(sweeps) :])
     if declared:
         return declared[only_id(beginning, declared)]
+    looked = f" and no run of {', '.join(searched)}" if searched else ""
     raise UserError(
-        f"unknown run {beginning!r}: no folder in {runs} and no run of a shipped sweep has such an id: "
-        "name the sweep that declares it with --in SWEEP"
+        f"unknown run {beginning!r}: no folder in {runs}{looked} has such an id: a run that has not begun is found by "
+        "its sweep: --in SWEEP"
     )
 
 
@@ -357,8 +360,3 @@ def _sweeps_here() -> list[str]:
             _declared(name)
             names.append(name)
     return sorted(names)
-
-
-def _search_order() -> list[str]:
-    """The shipped sweeps, those with the most runs first."""
-    return sorted(shipped_sweeps(), key=lambda name: (name not in ("study", "main"), name))

@@ -56,12 +56,14 @@ Row: TypeAlias = dict[str, Any]
 def override_text(key: str, value: Any) -> str:
     """A keyword argument as an override of the command line. A sequence is several values: `seed=[0, 1]` -> `seed=0,1`.
 
-    Raises UserError for a text with a reference (`${...}`).
+    Raises UserError for a text with a reference (`${...}`), or a value that is no plain one.
     """
     plain = _plain(value)
-    values = list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else [plain]
+    values = list(map(_plain, plain)) if np.iterable(plain) and not isinstance(plain, str) else [plain]
+    if wrong := [part for part in values if not isinstance(part, str | int | float | None)]:
+        raise UserError(f"{key}={wrong[0]!r}: give text, numbers, True, False or None, or a list of them")
     write = str if key in _CHOICES else quote
-    return f"{key}={','.join(write(_plain(part)) for part in values)}"
+    return f"{key}={','.join(map(write, values))}"
 
 
 def _plain(value: Any) -> Any:
@@ -239,7 +241,7 @@ class Results:
         if runs is None:
             return list(self._stored.values())
         if isinstance(runs, pd.DataFrame):
-            runs = runs["run_id"]
+            runs = runs.get("run_id", runs)  # else its columns are no ids
         ids = dict.fromkeys([runs] if isinstance(runs, str) else map(str, runs))
         declared = {row["run_id"] for row in self._declared}
         for run_id in ids:
@@ -252,10 +254,10 @@ class Results:
     def _wanted(self, metrics: str | Iterable[str] | None) -> Callable[[str], bool]:
         if metrics is None:
             return lambda name: True
-        patterns = [metrics] if isinstance(metrics, str) else list(metrics)
+        patterns = list(metrics) if np.iterable(metrics) and not isinstance(metrics, str) else [metrics]
         chosen = set[str]()
         for pattern in patterns:
-            matching = {name for name in self.metrics if name == pattern or fnmatchcase(name, pattern)}
+            matching = {name for name in self.metrics if name == pattern or fnmatchcase(name, str(pattern))}
             if not matching:
                 raise unknown("metric", pattern, self.metrics)
             chosen |= matching
@@ -455,6 +457,6 @@ def _store(uri: str | Path | None, configured: str | None) -> str:
     """The store to read: `uri`, or the store that commands would use."""
     if uri is None:
         return address.tracking_uri(configured)
-    path = isinstance(uri, Path) or (":" not in uri and uri.endswith(".db"))
+    path = isinstance(uri, Path) or (":" not in str(uri) and str(uri).endswith(".db"))
     with address.in_the_environment(f"sqlite:///{uri}" if path else str(uri)):
         return address.tracking_uri()

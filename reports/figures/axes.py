@@ -262,11 +262,13 @@ def _axis(key: str, values: Iterable[Value]) -> Axis:
 
 
 def _line(group: str, axis: Axis, scored: Sequence[tuple[Value, Estimate]], unit: float = 100) -> AxisLine:
-    """The group's scores by value on the axis, times `unit`; without a value, its first score."""
+    """The group's scores by value on the axis, in percent, or other quantities in their `unit`; without a value, its
+    first score.
+    """
     points = [(axis.at(value), score) for value, score in scored if value is not None]
     points.sort(key=lambda point: point[0])
     shown = [score for _, score in points] or [scored[0][1]]
-    values = ((unit * score.value, *score_limits(score, unit), score.n) for score in shown)
+    values = ((unit * score.value, *score_limits(score, unit, share=unit == 100), score.n) for score in shown)
     return AxisLine(group, tuple(x for x, _ in points), *zip(*values, strict=True))
 
 

@@ -448,8 +448,10 @@ def traces_of(
             .groupby(["bin", "mlflow_id"], observed=True)[["step", "value"]]
             .mean()
         )
+        info = schema.METRIC_BY_NAME.get(metric)
+        range_of_share = (0, 1) if info and info.unit == "fraction" else ()
         trace = Trace(
-            **vars(band(binned["value"].unstack("mlflow_id"))),
+            **vars(band(binned["value"].unstack("mlflow_id"), *range_of_share)),
             variant=variant,
             name=display_name(variant),
             stroke=stroke,

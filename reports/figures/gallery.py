@@ -681,7 +681,7 @@ def model_info(
         smooth = _by_run(board, (role, name), _SMOOTHED)
         if smooth.empty:
             smooth = _moving_average(raw, _SMOOTHING).where(raw.notna())
-        steps, mean, around = tuple(map(int, raw.index)), band(raw).mean, band(smooth)
+        steps, mean, around = tuple(map(int, raw.index)), band(raw).mean, band(smooth, 0, 1)
         of_smooth = tuple(map(int, smooth.index)), around.band, around.mean, around.low, around.high
         rewards.append(RewardLine(name, display_name(name), stroke, steps, mean, *of_smooth))
     variants = {line.variant for panel in panels for line in panel.lines} | {line.variant for line in rewards}

@@ -52,6 +52,12 @@ def test_disk_is_shown_by_sweep_and_freed_when_asked(
     cppo("clean --checkpoints --superseded")
     assert kept() == 0
     assert "0.000 GB freed" in cppo("clean --checkpoints").out
+    for line in ("export {} --out model", "evaluate {} --benchmark chain"):
+        said = cppo(line.format(runs[0].name), code=2).err
+        assert "has no checkpoint any more: `cppo clean --checkpoints` frees those of finished runs" in said
+    shutil.rmtree("runs")
+    for line, of in (("clean", str(Path("runs").resolve())), (f"clean {SWEEP}", "quickstart")):
+        assert cppo(line).out.strip() in (f"there are no runs in {of}", f"no run of {of} has a folder here")
 
 
 def test_what_no_store_has_yet_is_not_freed(cppo: Command, runs: list[Path]) -> None:

@@ -15,6 +15,7 @@ from cppo_lab.data.answers import answer_of, canonical, value
         ("\\boxed{41}, no: \\boxed{\\frac{1}{2}}", "\\frac{1}{2}", True),
         ("\\boxed{41} and \\boxed{\\frac{1}{2}}", "41  and \\frac{1}{2}", True),
         ("Answer:", "Answer:", False),
+        ("Answer: 42" + " " * 5_000, "42", True),
     ],
 )
 def test_the_answer_that_a_response_gives(response: str, text: str, marked: bool) -> None:

@@ -1,5 +1,6 @@
 """Where rows come from: rows that cannot be used, folders, the hub."""
 
+import io
 import json
 import re
 import shlex
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.parquet
 import pytest
 
 from cppo_lab.data import prepare as read
@@ -78,6 +80,10 @@ def test_a_line_of_gigabytes_is_not_read_whole(tmp_path: Path) -> None:
 
 
 TRAIN = {"train.jsonl": [dapo_row("p", "1")]}
+twice = io.BytesIO()
+pyarrow.parquet.write_table(
+    pyarrow.Table.from_arrays([["p"], ["q"], ["1"]], names=["problem", "problem", "answer"]), twice
+)
 TWO_ANSWERS = [*shipped("aime25"), {**shipped("aime25")[3], "answer": "1"}]
 # Files of a folder, what is prepared from it (the folder itself if empty), and what is said.
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -97,6 +103,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
             ([{"question": "p"}], "has the columns ['question']"),
             ([], "has the columns []"),
             ([{"problem": b"\xff\xfe", "answer": "1"}], "row 1: `problem` is b'\\xff\\xfe'"),
+            (twice.getvalue(), "column 'problem' appears twice: remove one"),
             (b"PAR1" + b"\0" * 100 + b"PAR1", "cannot be read as parquet after row 0"),
         )
     ),

@@ -22,6 +22,9 @@ LINES = {
     "sync extra": "unrecognized arguments: extra: see `cppo sync --help`",
     "status '\x1b[2J' '--nope\n'": "unrecognized arguments: --nope\\n: see `cppo status --help`",
     "plan quickstart --config-dir=/tmp": "unrecognized arguments: --config-dir=/tmp: see",
+    "plan quickstart --seed 0": "unrecognized arguments: --seed 0: overrides have no dashes: seed=0: see",
+    "launch quickstart --models x": "unrecognized arguments: --models x: overrides have no dashes: model=x: see",
+    "plan quickstart --jsn": "unrecognized arguments: --jsn: did you mean --json?: see `cppo plan --help`",
     "plan quickstart --json --csv": "argument --csv: not allowed with argument --json: see",
     "plan quickstart --json=1": "argument --json: ignored explicit argument '1': see `cppo plan --help`",
     "launch quickstart --max-seeds 5": "--max-seeds 5: only valid with --until-decided",
@@ -83,6 +86,7 @@ LINES = {
     "show quickstart variant=grpo seed=0 --verl":
         "--verl: the runs of quickstart are of core=mini: add core=verl",
     "show quickstart variant=grpo seed=0 --in main": "--in main: only valid with a run's id: remove it",
+    "show abcdef123456": "/runs has such an id: a run that has not begun is found by its sweep: --in SWEEP",
     "show abcdef123456 a=1": "takes neither overrides nor --run nor --verl: name its sweep instead",
     "diff '1234\n' 1234": f"run '1234\\n' {DIGITS}",
     "diff 1234 1234 --in nowhere": f"unknown sweep 'nowhere': {NO_SWEEP}",

@@ -84,6 +84,8 @@ PLAN = {
     "seed=1.5": f"configuration: seed=1.5: {SEED}",
     "seed=true": f"configuration: seed=True: {SEED}",
     "seed='0'": f"configuration: seed='0': {SEED}",
+    "seed=0-3": f"configuration: seed='0-3': {SEED}; several: seed=range(0,4) on the command line, a list in YAML",
+    "models=x": "unknown key 'models': did you mean 'model'?",
     "seed={a: 1}": "override 'seed={a: 1}': seed takes plain values here: seed=1,2",
     "seed=[0,1]": "override 'seed=[0,1]': seed takes plain values here, not lists: seed=1,2",
     "batch.prompts=-8": "configuration: batch.prompts=-8: must be in [1, 1000000000]",

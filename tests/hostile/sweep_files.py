@@ -432,6 +432,7 @@ RULE_FILES = {
         "rule/own.yaml",
         "defaults: [override /divergence: x]\nrule: {name: own}\n",
     ): "own.yaml: unknown divergence 'x': valid: binary_kl",
+    ("rule/own.yaml", "name: own\nslack: 0"): "rule file rule/own.yaml: slack: …: put it below `options`",
     ("rule/own.yaml", "name: own"): "variants.cppo.rule.name='own' is of another package: choose rule=own",
 }
 OTHER_RULES = (
@@ -485,7 +486,7 @@ CASES = [
     Case(
         "plan ./study.yaml",
         OTHER_RULES,
-        {f"{name}/rule/own.yaml": f"name: own\nx: {ord(name)}\n" for name in "ab"}
+        {f"{name}/rule/own.yaml": f"name: own\ndelta: {ord(name)}\n" for name in "ab"}
         | {f"{name}/{name}.yaml": SWEEP for name in "ab"}
         | {"study.yaml": f"{HEAD}sweeps: [a/a.yaml, b/b.yaml]\n"},
     ),

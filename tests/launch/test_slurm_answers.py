@@ -214,6 +214,21 @@ def test_a_refusal_says_whether_anything_was_submitted(slurm: Slurm, runs: Path)
     assert launched(runs, *good, Noted(runs, "bad")) == ["a", "b", "bad"]  # what was refused is free
 
 
+def test_the_trial_of_a_job_is_cancelled_whatever_sbatch_says_around_its_number(
+    slurm: Slurm, runs: Path
+) -> None:
+    slurm.command(
+        "sbatch",
+        """case "$*" in
+        *--test-only*) echo "sbatch: error: nodes are down" >&2; exit 1;;
+        *--parsable*) printf 'Welcome to the cluster\\n---\\n%s\\n' "77;cluster";;
+        *) echo "Submitted batch job 78";;
+        esac""",
+    )
+    assert launched(runs, Noted(runs, "a")) == ["a"]
+    assert slurm.cancelled == ["77"]
+
+
 # Variables of the shell that reach sbatch: never, where `resources` leaves all to the cluster, and always.
 VARIABLES = """
 SBATCH_TIMELIMIT SBATCH_CLUSTERS SBATCH_ARRAY_INX SBATCH_SIGNAL SBATCH_WAIT SBATCH_NO_REQUEUE

@@ -91,6 +91,15 @@ def test_what_differs_is_found(made: Path) -> None:
     assert same["same"] and lines == ["a and b say the same."]
 
 
+def test_of_another_sweep_the_runs_are_counted(two: tuple[Path, Path]) -> None:
+    spoil(two[1], lambda record: record["sweeps"][0].update(name="other"))
+    found, lines = compared(*two)
+    assert found["sweeps"] == {"main": "removed", "other": "added"} and len(found["runs"]) == 7
+    at = lines.index("Sweeps: 2")
+    assert lines[at + 1 : at + 3] == ["  removed: main, 3 runs", "  added: other, 4 runs"]
+    assert not any(line.startswith(("Runs: ", "Cells ")) for line in lines)
+
+
 def test_another_verdict_is_a_difference(two: tuple[Path, Path]) -> None:
     def decide(record: Any) -> None:
         (best,) = (verdict for verdict in record["verdicts"] if verdict["claim"] == "cppo_best")

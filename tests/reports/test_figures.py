@@ -99,14 +99,31 @@ def test_diagnostics_take_what_was_logged_and_bin_it() -> None:
         )
         for seed, value in enumerate((0.2, 0.4))
     ]
+    runs += [
+        MadeRun(
+            "grpo",
+            seed=seed,
+            scores=both({10: 0.2}),
+            logged={"rule/prefix_budget_share": {1: value}, "rule/divergence_mean": {1: value}},
+        )
+        for seed, value in enumerate((0.0, 0.1, 1.0))
+    ]
     runs.append(
         MadeRun(
             "dppo", scores=both({10: 0.2}), logged={"rule/masked_fraction": {1: 0.01, 2: sys.float_info.max}}
         )
     )
     info = curves.diagnostics_info(scored(runs), "Demo")
-    assert [panel.metric for panel in info.panels] == ["train/reward", "rule/masked_fraction"]
-    (cppo,), (dppo,) = (panel.traces for panel in info.panels)
+    assert [panel.metric for panel in info.panels] == [
+        "train/reward",
+        "rule/masked_fraction",
+        "rule/divergence_mean",
+        "rule/prefix_budget_share",
+    ]
+    (cppo,), (dppo,), (divergence,), (share,) = (panel.traces for panel in info.panels)
+    assert (share.low, share.high) == ((0.0,), (1.0,)) and divergence.high[
+        0
+    ] > 1.5  # with an interval of 0.37 ± 1.4
     assert (cppo.runs, dppo.variant, dppo.steps, dppo.mean) == (2, "dppo", (1.0,), (0.01,))
     assert len(cppo.steps) <= curves.POINTS
     for values, value in ((cppo.mean, 0.3), (cppo.low, 0.2), (cppo.high, 0.4)):

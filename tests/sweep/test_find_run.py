@@ -17,13 +17,9 @@ from tests.conftest import FINISHED, TINY, Command, user_error
 from tests.jobs import job, run_of
 from tests.recorded import sent
 
-by_size = plan_module._search_order  # before a test replaces it
-
 
 @pytest.fixture(autouse=True)
-def few_sweeps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the shipped sweeps only the smallest: composing all of them takes seconds."""
-    monkeypatch.setattr("cppo_lab.sweep.plan._search_order", lambda: ["quickstart"])
+def read_anew() -> None:
     plan_module._declared.cache_clear()
 
 
@@ -49,7 +45,7 @@ def test_in_its_folder_and_never_in_the_store(workspace: Path, tiny_spec: RunSpe
     shutil.rmtree(folder)
     with user_error(r"has not been started: .* `cppo pull SWEEP` gives it one"):
         find_recorded_run(tiny_spec.run_id, folder.parent)
-    with user_error(r"no folder in .* and no run of a shipped sweep has such an id"):
+    with user_error(r"no folder in .*/runs has such an id: .*--in SWEEP"):
         find(tiny_spec.run_id)
 
 
@@ -57,7 +53,7 @@ def test_in_a_shipped_sweep_of_either_core(workspace: Path) -> None:
     for core, model in (("mini", "mini_quick"), ("verl", "tiny_qwen3")):
         run_id = run_of(f"core={core} model={model} rule=grpo seed=1").run_id
         for beginning in (run_id, run_id[:8]):
-            run = find(beginning)
+            run = find(beginning, "quickstart")
             assert run.source == f"sweep quickstart, core={core}" and run.planned is not None
     assert list(workspace.iterdir()) == []
 
@@ -69,6 +65,8 @@ def test_in_the_sweep_files_of_the_working_folder(workspace: Path) -> None:
         Path(name).write_text(OURS)
         Path("compose.yaml").write_text("services: {}\n")  # another program's
         assert find(run_id[:8]).source == f"sweep {name}, core=mini"
+    with user_error(r"and no run of mine\.yaml, sweeps/mine\.yaml has such an id"):
+        find("abcd")
 
 
 def test_in_sweeps_and_studies_that_are_named(
@@ -79,9 +77,8 @@ def test_in_sweeps_and_studies_that_are_named(
     Path("all.yaml").write_text("title: t\nquestion: q\nsweeps: [./mine.yaml]\n")
     run_id = run_of("rule=cppo rule.w_min=0.61").run_id
     monkeypatch.setattr("cppo_lab.sweep.plan.TELL_SECONDS", 0.0)
-    monkeypatch.setattr("cppo_lab.sweep.plan._search_order", lambda: ["quickstart", "quickstart_exact"])
     with user_error("--in SWEEP"):
-        find(run_id)
+        find(run_id, "quickstart", "quickstart_exact")
     search = f"looking for run '{run_id}' in 2 sweeps, which may take a minute; --in SWEEP"
     assert capsys.readouterr().err.count(search) == 1  # not before each of them
     with user_error(r"unknown run 'abcd'.*--in SWEEP"):
@@ -126,7 +123,7 @@ def test_diff_and_show_on_the_command_line(workspace: Path, cppo: Command, tiny_
     assert text.startswith(f"# from {other.run_id}/config.json in ")
     assert parse_run(yaml.safe_load(text)["run"], "shown").run_id == other.run_id
     planned = run_of("model=mini_quick rule=grpo seed=1").run_id
-    assert yaml.safe_load(cppo(f"show {planned}").out)["sweeps"] == {"quickstart": "grpo"}
+    assert yaml.safe_load(cppo(f"show {planned} --in quickstart").out)["sweeps"] == {"quickstart": "grpo"}
     assert f"cppo show SWEEP --run {other.run_id}" in cppo(f"show {other.run_id} seed=3", code=2).err
 
 
@@ -138,9 +135,3 @@ def test_what_is_an_id(workspace: Path) -> None:
         (folder := Path("runs") / name).mkdir(parents=True)
         (folder / "config.json").write_text('{"core": "exact"}')
     assert find("5555").run_id == "5555aaaaaaaa"
-
-
-def test_the_shipped_sweeps_are_searched_with_the_largest_first() -> None:
-    names = by_size()
-    assert set(names[:2]) == {"study", "main"}
-    assert "quickstart" in names[2:] and names[2:] == sorted(names[2:])

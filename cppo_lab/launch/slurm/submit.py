@@ -424,7 +424,10 @@ def _refused_for_ever(script: Path, refusal: str) -> str:
     done = ask("sbatch", *trial, str(script))
     if done.returncode:
         return done.stderr
-    job = done.stdout.strip().partition(";")[0]
+    # Behind what a site's sbatch says to everybody; a number that is not there can be neither asked for nor cancelled.
+    *_, job = ("", *re.findall(r"^[0-9]+", done.stdout, re.M))
+    if not job:
+        return ""
     try:
         for _ in range(_REASON_TRIES):
             reason = ask("squeue", "--noheader", f"--jobs={job}", "--format=%r").stdout.strip()

@@ -182,6 +182,8 @@ def test_bands_of_few_runs_and_at_the_ends_of_scores() -> None:
     assert (single.band, single.low, single.high) == ("", (0.2, 0.4), (0.2, 0.4))
     clipped = band(pd.DataFrame([[0.0, 0.5, 1.0], [1.0, 1.0, 1.0]]), 0, 1)
     assert (clipped.low, clipped.high) == ((0.0, 1.0), (1.0, 1.0))
+    wide = band(pd.DataFrame([[0.0, 0.5, 1.1]]), 0, 1)  # a reward of the user's may go beyond 1
+    assert wide.low == (0.0,) and wide.high[0] > 1.3
 
 
 @pytest.mark.parametrize("most", [8, 20])

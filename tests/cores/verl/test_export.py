@@ -361,7 +361,7 @@ DAMAGE: list[tuple[Callable[[], object], str]] = [
         "does not say how many ranks there were",
     ),
     (lambda: (ACTOR / "fsdp_config.json").unlink(), "has no weights as verl 0.9.1 writes them"),
-    (lambda: shutil.rmtree(ACTOR.parent), "has kept no checkpoint: there is none in "),
+    (lambda: shutil.rmtree(ACTOR.parent), "has no checkpoint any more: `cppo clean"),
     (lambda: edit(ACTOR.parents[1] / "config.json", seed=4), "the folder was copied, or the file"),
     (megatrons, "`python -m verl.model_merger merge --backend megatron` merges them"),
     *(

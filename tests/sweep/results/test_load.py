@@ -140,6 +140,12 @@ def test_the_paper_s_study_has_every_sweep() -> None:
         (("tune_cppo",), {}, "tune_cppo is a search"),
         (("main", "seed=0"), {"source": "paper"}, "take no overrides"),
         (("main", ["seed=0"]), {}, r"override \['seed=0'\]: give texts, one after the other"),
+        (
+            ("main",),
+            {"seed": slice(2)},
+            r"seed=slice\(None, 2, None\): give text, numbers, True, False or None",
+        ),
+        (("main",), {"uri": 5}, "'5' is not supported: use sqlite:///"),
         (("main",), {"source": "paper", "uri": "x"}, "from no store"),
         (("tune_cppo",), {"source": "paper"}, "unknown sweep of the paper's curves 'tune_cppo'"),
     ],
@@ -156,7 +162,9 @@ def test_unknown_metrics_and_runs_are_named(in_trained: Path) -> None:
     study = cppo_lab.load("quickstart", variant="cppo")
     for names, message in (
         ({"metrics": "train/rewart"}, "unknown metric 'train/rewart': did you mean 'train/reward'"),
+        ({"metrics": 5}, "unknown metric '5': valid: "),
         ({"runs": ["abc"]}, "run 'abc' is not one of quickstart"),
+        ({"runs": study.runs[["seed"]]}, "run 'seed' is not one of quickstart"),
     ):
         with user_error(message):
             study.history(**names)  # type: ignore[arg-type]
