@@ -168,6 +168,7 @@ def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> 
     heads = {
         key: (getattr(before, key), getattr(after, key)) for key in ("kind", "name", "experiment", "core")
     }
+    old, new = ([sweep.name for sweep in side.sweeps] for side in (before, after))
     differences = {
         "runs": [*_runs(before, after)],
         "cells": [*_cells(before, after)],
@@ -184,11 +185,7 @@ def compare(before: SavedReport, after: SavedReport, names: tuple[str, str]) -> 
         "after": names[1],
         "heading": {key: pair for key, pair in heads.items() if pair[0] != pair[1]},
         "sweeps": {
-            name: _what(*pair)
-            for name, *pair in _both(
-                *(Counter(sweep for sweep, _ in side.runs) for side in (before, after)), 0
-            )
-            if not all(pair)
+            name: _what(name in old, name in new) for name in [*old, *new] if (name in old) != (name in new)
         },
         **differences,
     }

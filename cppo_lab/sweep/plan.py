@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from cppo_lab.core_records import BUILT_IN, core_names
+from cppo_lab.core_records import core_names
 from cppo_lab.core_records import core_of as core_record
 from cppo_lab.errors import UserError, say, together, unknown
 from cppo_lab.launch.base import LauncherSpec
@@ -342,9 +342,7 @@ def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
             try:
                 plan = make_plan(declared, [f"core={core}"])
             except UserError as error:
-                if core in BUILT_IN and isinstance(declared, Sweep):
-                    raise
-                fault = error  # for a study, or another package's core, not all sweeps have models
+                fault = fault or error  # not all cores train the models of a plain list, or of all parts of a study
                 continue
             runs += [(core, run, plan.paths) for run in plan.runs]
     if fault is not None and not runs:

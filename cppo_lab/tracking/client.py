@@ -88,6 +88,13 @@ class StoreClient(MlflowClient):
 
         return ask
 
+    def get_experiment_by_name(self, name: str) -> Any:
+        """As MLflow's; of an object that is no experiment, as another service's, MLflow makes one without an id."""
+        experiment = super().get_experiment_by_name(name)
+        if experiment is not None and not experiment.experiment_id:
+            raise MlflowException("its answer is not MLflow's (an experiment without an id)")
+        return experiment
+
     def points(self, mlflow_id: str, metric: str) -> list[tuple[int, float, int]]:
         """Step, value and time in milliseconds of each point of a metric, in the order of time."""
         if not self.tracking_uri.startswith("http"):

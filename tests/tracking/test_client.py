@@ -206,6 +206,10 @@ def test_whatever_a_server_answers_is_one_line(
                 assert "\n" not in str(error) and "127.0.0.1" in str(error)
                 refused += 1
     assert refused > len(WRONG) / 2
+    if (endpoint, status) == ("experiments/get-by-name", 200):  # of another service, or a proxy
+        server.answer = b'{"status": "ok"}'
+        with pytest.raises(StoreAway, match="its answer is not MLflow's"):
+            find(uri, "mini", ["r"])
     assert "Traceback" not in capsys.readouterr().err
 
 
