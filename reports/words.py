@@ -221,6 +221,8 @@ def _of_cells(scored: Scored) -> Iterator[_Number]:
             best = _number(table.score.mean)
         yield place, "Best", best, f"{about}: score of the best step, in percent, as in Table 1"
         low, middle, high = (final.low, final.value, final.high) if final else (None, None, None)
+        if low is not None and high is not None:
+            low, high = max(low, 0.0), min(high, 1.0)
         yield place, "Final", _number(middle), f"{about}: final mean, in percent"
         yield place, "FinalLow", _number(low), "lower end of its 95 % interval"
         yield place, "FinalHigh", _number(high), "upper end of it"

@@ -93,11 +93,11 @@ def _interval(scores: Sequence[float]) -> str:
     if len(scores) < 2:
         return ""
     if len(scores) > 2 and find_spec("scipy") is not None:
-        from cppo_lab.analysis.statistics.estimate import mean_estimate
+        from cppo_lab.analysis.statistics.estimate import mean_estimate, score_limits
 
-        estimate = mean_estimate(scores)
-        if estimate is not None and estimate.low is not None and estimate.high is not None:
-            return f"[{100 * estimate.low:.1f}, {100 * estimate.high:.1f}]"
+        low, high = score_limits(estimate, 100) if (estimate := mean_estimate(scores)) else (None, None)
+        if low is not None:
+            return f"[{low:.1f}, {high:.1f}]"
     return f"{100 * min(scores):.1f} to {100 * max(scores):.1f}"
 
 

@@ -57,6 +57,8 @@ def test_numbers_of_a_sweep() -> None:
     low, high = (float(numbers[f"cppoDemoMCppoDiff{end}"][13:-1]) for end in ("Low", "High"))
     assert low < 20.02 < high
     assert not any("AllModels" in name or "DppoDiff" in name for name in numbers)
+    few = numbers_of(scored(grid(seeds=2, lead=0.69)))  # whose t intervals are wide
+    assert (few["cppoDemoMDppoFinalLow"], few["cppoDemoMCppoFinalHigh"]) == ("27.66", "100.00")
     single = numbers_of(scored(grid(seeds=1)))
     assert (single["cppoDemoMCppoDiffWord"], single["cppoDemoMCppoDiffLow"]) == ("not decided", "--")
 

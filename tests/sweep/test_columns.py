@@ -8,7 +8,7 @@ import pytest
 from cppo_lab.runs.state import RunState
 from cppo_lab.sweep.columns import aligned
 from cppo_lab.sweep.status import RunStatus, ordered, table
-from cppo_lab.sweep.table import run_table
+from cppo_lab.sweep.table import run_table, score_table
 from tests.jobs import planned
 
 LONG = "RuntimeError: the disk of the node is full and nothing can be written any more"
@@ -39,6 +39,24 @@ def test_a_plan_has_ids_variants_and_states_on_the_narrowest_terminals() -> None
     lines = run_table(runs, {run.run_id: RunState("missing") for run in runs}, {}, 40).splitlines()
     for run, line in zip(runs, lines[1:], strict=True):
         assert line.split() == [run.run_id[:8], *run.variant.split(), str(run.spec.seed), "missing"]
+
+
+@pytest.mark.parametrize(
+    "scores, interval",
+    [
+        ((0.0, 0.1, 0.02), "[0.0, 17.1]"),  # 4.0 ± 13.1
+        ((0.98, 1.0, 0.9), "[82.9, 100.0]"),
+        ((0.5, 0.52), "50.0 to 52.0"),
+    ],
+)
+def test_intervals_after_a_launch_end_as_those_of_reports(scores: tuple[float, ...], interval: str) -> None:
+    seeds = ",".join(map(str, range(len(scores))))
+    runs = planned(f"quickstart variant=cppo seed={seeds}").runs
+    statuses = {
+        run.run_id: {"status": "done", "final_mean": score, "best": score}
+        for run, score in zip(runs, scores, strict=True)
+    }
+    assert f" %  {interval} " in re.sub(" +(?=[0-9.]+ %$)", " ", score_table(runs, statuses).splitlines()[1])
 
 
 def test_without_a_terminal_everything_is_there_and_nothing_is_coloured() -> None:
