@@ -142,6 +142,8 @@ def _run(command: Callable[[], int]) -> tuple[int, str | None]:
             place = f"{error.filename}: {error.strerror}"
             text = f"{place}: {how or 'check what is there, or work in another folder'}"
         else:
+            # Without a name it is the working folder's, which was removed.
+            how = "go to a folder that exists" if error.errno == errno.ENOENT else how
             text = f"{error.strerror}: {how}" if how else str(error)
         return Exit.USAGE, _refuse(text)
     except KeyboardInterrupt:

@@ -95,7 +95,8 @@ def _interval(scores: Sequence[float]) -> str:
     if len(scores) > 2 and find_spec("scipy") is not None:
         from cppo_lab.analysis.statistics.estimate import mean_estimate, score_limits
 
-        low, high = score_limits(estimate, 100) if (estimate := mean_estimate(scores)) else (None, None)
+        mean = mean_estimate(scores)
+        low, high = (None, None) if mean is None else score_limits(mean, 100)
         if low is not None:
             return f"[{low:.1f}, {high:.1f}]"
     return f"{100 * min(scores):.1f} to {100 * max(scores):.1f}"

@@ -287,3 +287,13 @@ def test_a_full_disk_below_the_output_is_an_error_with_its_code(words: str) -> N
     said = in_a_shell(f"{words} >/dev/full")
     assert said.returncode == 2 and said.stderr.startswith("cppo: error: ")
     assert in_a_shell(f"{words} >/dev/full 2>&1").returncode == 2
+
+
+def test_a_folder_that_was_removed_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cppo: Command
+) -> None:
+    (folder := tmp_path / "gone").mkdir()
+    monkeypatch.chdir(folder)
+    folder.rmdir()
+    said = cppo("launch quickstart --dry-run", code=2)
+    assert said.err == "cppo: error: No such file or directory: go to a folder that exists\n"
