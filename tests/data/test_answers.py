@@ -54,6 +54,7 @@ def test_equal_answers_have_one_spelling(same: tuple[str, ...]) -> None:
     [
         ("so the final answer is $\\boxed{41}$. It took 7 steps.", "41"),
         ("so it is $\\frac{41}{2}$.", "41/2"),
+        ("We have 6 cases.\n\nThus x = 41", "41"),
         ("Total: 1,000.", "1000"),
         ("I do not know", "i do not know"),
     ],

@@ -451,6 +451,7 @@ RESPONSES: Table = {
 }
 NOT_RESPONSES: Table = {
     "42": [
+        "", "<think>42</think> \0\n",
         "It is not $\\boxed{42}$.", "\\boxed{42} is wrong", "$\\boxed{42}$ is not the answer",
         "\\boxed{41} or \\boxed{42}", "$\\boxed{41}$, $\\boxed{42}$", "\\boxed{42} or 43", "43 or \\boxed{42}",
         "\\boxed{43}\\boxed{42}", "-\\boxed{42}", "2\\cdot\\boxed{42}", "\\sqrt{\\boxed{42}}", "\\boxed{42}.5",
