@@ -390,13 +390,15 @@ class SearchInfo(Info):
 
 
 class _Highest(PedAnovaImportanceEvaluator):
-    """Optuna assumes that the target of an objective is minimised."""
+    """Optuna assumes that the target of an objective is minimised, and lists equal parameters in the order of a set."""
 
     def evaluate(
         self, study: Study, params: list[str] | None = None, *, target: Any = None
     ) -> dict[str, float]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # that it does
+            # Of equal ones the last comes first.
+            params = params or sorted(study.best_trials[0].params, reverse=True)
             return super().evaluate(study, params, target=target and (lambda trial: -target(trial)))
 
 

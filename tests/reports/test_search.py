@@ -248,6 +248,16 @@ def test_importances_are_those_of_the_higher_values() -> None:
     assert importances(parsed(made_search(trials=8))) == {}
 
 
+def test_equal_importances_are_in_the_order_of_their_names() -> None:
+    """Whatever the order of Optuna's sets: the same runs give the same bytes."""
+    content = made_search()
+    content["parameters"] = {f"rule.{name}": {"choices": [1, 2]} for name in "fbdace"}
+    for trial in content["trials"]:
+        trial["params"] = dict.fromkeys(content["parameters"], 1)
+    shares = importances(parsed(content))["final_score"]
+    assert [*shares] == [f"rule.{name}" for name in "abcdef"] and len({*shares.values()}) == 1
+
+
 @pytest.mark.parametrize("on_a_line", [True, False])
 def test_no_surface_where_it_would_be_made_up(on_a_line: bool) -> None:
     """Or where all values are the same."""
