@@ -342,9 +342,8 @@ def _declared(name: str) -> tuple[tuple[str, PlannedRun, PathsSpec], ...]:
             try:
                 plan = make_plan(declared, [f"core={core}"])
             except UserError as error:
-                fault = (
-                    fault or error
-                )  # not all cores train the models of a plain list, or of all parts of a study
+                # Not all cores train the models of a plain list, or of all parts of a study.
+                fault = fault or error
                 continue
             runs += [(core, run, plan.paths) for run in plan.runs]
     if fault is not None and not runs:
