@@ -3,11 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import pandas as pd
-from numpy.typing import NDArray
 
 from cppo_lab import schema
 from cppo_lab.answers.outcomes import Outcomes
@@ -152,22 +150,20 @@ def points_frame(histories: Iterable[tuple[str, History]]) -> pd.DataFrame:
     float64; sorted by the order of the runs, metric and step.
     """
     runs, segments = [], []  # segments: run, metric, points
-    steps: list[NDArray[Any]] = [np.empty(0, np.int32)]
-    values = [np.empty(0, np.float64)]
+    step, value = np.empty(0, np.int32), np.empty(0)
     for mlflow_id, history in histories:
         runs.append(mlflow_id)
-        for name, (step, _, _) in history.items():
-            segments.append((mlflow_id, name, len(step)))
-        step = np.concatenate([steps[0], *(column for column, _, _ in history.values())])
-        fits = np.all(np.abs(step) < 2**31)
-        steps.append(step.astype(np.int32 if fits else np.int64))
-        values.append(np.concatenate([values[0], *(column for _, column, _ in history.values())]))
+        if not history:
+            continue
+        segments += [(mlflow_id, name, len(column)) for name, (column, *_) in history.items()]
+        steps, values, _ = map(np.concatenate, zip(*history.values(), strict=True))
+        if np.any(steps.astype(np.int32) != steps):
+            step = step.astype(np.int64)
+        begin = len(value)
+        for column, new in ((step, steps), (value, values)):
+            column.resize(begin + len(new), refcheck=False)  # in place: no point is held twice
+            column[begin:] = new
     ids, metrics, lengths = zip(*segments, strict=True) if segments else ((), (), ())
-    # Each column is joined and its parts dropped before the next, so that the data is never held twice.
-    step = np.concatenate(steps)
-    steps.clear()
-    value = np.concatenate(values)
-    values.clear()
     return pd.DataFrame(
         {
             "mlflow_id": _category(ids, runs, lengths),

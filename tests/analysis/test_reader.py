@@ -122,10 +122,12 @@ def test_the_frame_of_points_is_small_and_typed(runs: int) -> None:
 
 
 def test_metrics_are_sorted_and_steps_beyond_32_bits_are_kept() -> None:
-    runs = [("x", from_rows([(2**40, 0, {"b": 1.0})])), ("y", from_rows([(1, 0, {"a": 2.0, "b": 3.0})]))]
-    frame = points_frame(runs)
+    runs = {"w": (1, {"b": 0.0}), "x": (2**40, {"b": 1.0}), "y": (1, {"b": 3.0, "a": 2.0})}
+    frame = points_frame((run, from_rows([(step, 0, row)])) for run, (step, row) in runs.items())
     assert frame["step"].dtype == np.int64
-    assert frame.to_csv(index=False, header=False) == "x,b,1099511627776,1.0\ny,a,1,2.0\ny,b,1,3.0\n"
+    assert (
+        frame.to_csv(index=False, header=False) == "w,b,1,0.0\nx,b,1099511627776,1.0\ny,a,1,2.0\ny,b,1,3.0\n"
+    )
 
 
 STEPS = tuple(range(0, 60, 10))
