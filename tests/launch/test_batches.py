@@ -114,7 +114,8 @@ def test_an_inline_batch_leaves_what_single_runs_leave(cppo: Command) -> None:
     assert "0 to train" in again.err
     table = again.out.splitlines()
     assert table[0].split("  ")[0] == "variant" and len(table) == 9  # two variants, and no row for a run
-    low, high = 100 * np.array(scipy.stats.t.interval(0.95, 2, np.mean(finals), scipy.stats.sem(finals)))
+    interval = scipy.stats.t.interval(0.95, 2, np.mean(finals), scipy.stats.sem(finals))
+    low, high = 100 * np.clip(interval, 0, 1)
     shown = f"3 of 3 {100 * np.mean(finals):.1f} % [{low:.1f}, {high:.1f}]"
     assert " ".join(table[2].split()[2:9]) == shown
     assert table[5:7] == ["Report:", "  cppo report " + shlex.join([*SWEEP.split(), "launcher=inline"])]
