@@ -221,7 +221,7 @@ def drift_info(board: Scoreboard, axes: Axes, title: str, palette: Palette = PAP
                 if len(means):
                     points.append((age, mean_of(list(means))))
             if points:
-                lines.append(_line(third, axis, points, 1))
+                lines.append(_line(third, axis, points, 1, share=False))
         if lines:
             panels.append(AxisPanel(model, name, tuple(lines)))
     if not panels:
@@ -261,14 +261,16 @@ def _axis(key: str, values: Iterable[Value]) -> Axis:
     return Axis(key, tuple(numbers), LOG if wide else LINEAR)
 
 
-def _line(group: str, axis: Axis, scored: Sequence[tuple[Value, Estimate]], unit: float = 100) -> AxisLine:
-    """The group's scores by value on the axis, in percent, or other quantities in their `unit`; without a value, its
-    first score.
+def _line(
+    group: str, axis: Axis, scored: Sequence[tuple[Value, Estimate]], unit: float = 100, share: bool = True
+) -> AxisLine:
+    """The group's scores by value on the axis, in percent, or other quantities in their `unit`, which are no `share`
+    and may be negative; without a value, its first score.
     """
     points = [(axis.at(value), score) for value, score in scored if value is not None]
     points.sort(key=lambda point: point[0])
     shown = [score for _, score in points] or [scored[0][1]]
-    values = ((unit * score.value, *score_limits(score, unit, share=unit == 100), score.n) for score in shown)
+    values = ((unit * score.value, *score_limits(score, unit, share), score.n) for score in shown)
     return AxisLine(group, tuple(x for x, _ in points), *zip(*values, strict=True))
 
 
@@ -360,7 +362,7 @@ def effects_info(
     panels = []
     for model in board.models:
         of_groups = ((group, [e[2:] for e in effects if e[:2] == (model, group)]) for group in groups)
-        lines = (_line(group, axis, points) for group, points in of_groups if points)
+        lines = (_line(group, axis, points, share=False) for group, points in of_groups if points)
         panels.append(AxisPanel(model, "", tuple(lines)))
     keys, label = keys_of(palette.strokes(groups), groups), "effect on the final mean (points)"
     return AxesInfo(title, origin(board.core), run_ids_of(board.runs), tuple(panels), keys, label, (axis,))

@@ -14,7 +14,18 @@ from scipy import stats
 
 from cppo_lab.analysis.inputs import Axes, AxisPlace, Baseline
 from cppo_lab.analysis.scoring import Scoreboard
-from cppo_lab.reports.figures.axes import DRIFT, LINEAR, LOG, PLACES, AxesInfo, axes_info, draw, drift_info
+from cppo_lab.analysis.statistics.estimate import mean_estimate
+from cppo_lab.reports.figures.axes import (
+    DRIFT,
+    LINEAR,
+    LOG,
+    PLACES,
+    AxesInfo,
+    axes_info,
+    draw,
+    drift_info,
+    effects_info,
+)
 from cppo_lab.reports.figures.drawing import Drawn, Picture, figure_csv, render
 from cppo_lab.reports.sections import Scored
 from cppo_lab.reports.statistics_tables import statistics_tables
@@ -236,9 +247,15 @@ def test_effects_are_drawn_and_listed_with_their_intervals() -> None:
     assert rows["y on to off"][:2] == ("+12.00", "+12.00")
     assert rows["x 0 to 4 \N{MULTIPLICATION SIGN} y on to off"][0] == "+4.00"
     (picture,) = section.pictures
-    svg, csv = drawing(picture.info).svg, figure_csv(picture.info)
+    with svg_alone():
+        svg, csv = render(picture).svg, figure_csv(picture.info)
     assert ">x 0 to 4<" in svg and svg.count(">y on to off<") == 1 and f"{mean:.6g}"[:6] in csv
     (effect, *_) = section.values["effects"]
     assert (effect["change"], effect["seeds"]) == ("x 0 to 4", 3)
     assert (effect["estimate"], effect["high"]) == pytest.approx((mean / 100, high / 100))
     assert effects_section(sweep, Axes()) is None
+    # An effect is no share: its interval may end below 0.
+    worse = mean_estimate([-0.3, -0.1, 0.1])
+    (line,) = effects_info(sweep.board, [("chain", "cppo", "x", worse)], "Title").panels[0].lines
+    half = T_3 * 20 / math.sqrt(3)
+    assert (*line.low, *line.high) == pytest.approx((-10 - half, -10 + half))
