@@ -303,7 +303,7 @@ def outcome(fault: Fault | None, tests: tuple[str, ...]) -> tuple[int, str, floa
     """Exit code of pytest on a copy of the tree with `fault`, the first test that failed, and the seconds."""
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cppo-mutation-") as folder:
-        unneeded = shutil.ignore_patterns(".*", "__pycache__", "build", "runs")
+        unneeded = shutil.ignore_patterns(".*", "__pycache__", "build")  # no room: `runs` is one
         copy = shutil.copytree(ROOT, folder, ignore=unneeded, dirs_exist_ok=True)
         if fault is not None:  # one whose line is gone survives; tests/test_documents.py names it sooner
             path = Path(copy, fault.file)
