@@ -430,8 +430,8 @@ def majority_score(
     chances = []
     for mlflow_id in cell.mlflow_ids:
         step = int(_in_window(runs[mlflow_id], board.data.outcomes[mlflow_id]).steps[-1])
-        kept = answers[mlflow_id].texts if mlflow_id in answers else ()
-        drawn = next((_by_draw(texts) for texts in kept if texts.step == step), {})
+        of_steps = answers[mlflow_id].texts if mlflow_id in answers else ()
+        drawn = next((_by_draw(texts) for texts in of_steps if texts.step == step), {})
         of_run = []
         for name in cell.problems:
             # Answers of equal value agree, whatever their spelling, as all right ones do. Missing answers never agree

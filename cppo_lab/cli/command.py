@@ -573,8 +573,8 @@ def parse(arguments: Sequence[str]) -> Namespace:
     # argparse gives all of KEY=VALUE..., or of a note's words, to the first gap that it finds; those after an option
     # remain.
     words = "words" if "words" in options else "overrides"
-    leaf = parser.leaves.get(options.name)
-    if leaf and (any(text.startswith("-") for text in remaining) or (remaining and words not in options)):
+    if any(text.startswith("-") for text in remaining) or (remaining and words not in options):
+        leaf = parser.leaves[options.name]
         leaf.error(f"unrecognized arguments: {' '.join(remaining)}{_meant(leaf, *remaining[:2])}")
     if remaining:
         setattr(options, words, [*getattr(options, words), *remaining])

@@ -358,7 +358,8 @@ def _dry_run(plan: Plan, uri: str, request: "LaunchRequest", options: Namespace)
     if options.json:
         answer_launch(plan, done, options)
         return code
-    todo = [run for run in plan.runs if run.run_id in done.trained]
+    planned_runs = {run.run_id: run for run in plan.runs}
+    todo = [planned_runs[run_id] for run_id in done.trained]
     costs = past_costs(plan.runs)
     if todo:
         print(table.run_table(todo, shown, costs, width(), coloured()) + "\n")

@@ -342,8 +342,8 @@ def sum_costs(run_costs: Mapping[str, Cost | None], states: Mapping[str, RunStat
     sums = []
     for basis in (ESTIMATE, PREFLIGHT, MEASURED):
         fitting = {run_id: cost for run_id, cost in costs.items() if cost.basis == basis and cost.fits}
-        left = [cost for run_id, cost in fitting.items() if states[run_id].state not in schema.FINISHED]
+        unfinished = [cost for run_id, cost in fitting.items() if states[run_id].state not in schema.FINISHED]
         if any(cost.basis == basis for cost in costs.values()):
             most = max((cost.measured_runs for cost in fitting.values()), default=0)
-            sums.append(CostSum(basis, *totals(fitting.values()), *totals(left), most))
+            sums.append(CostSum(basis, *totals(fitting.values()), *totals(unfinished), most))
     return sums

@@ -166,7 +166,8 @@ def launch(plan: Plan, uri: str, request: LaunchRequest = USUAL) -> Launched:
     ahead = look_ahead(plan, uri, queued, request, opens=True)
     chosen = choose(plan, ahead, uri, request)
     trained = chosen.trained
-    todo = [run for run in plan.runs if run.run_id in trained]
+    planned = {run.run_id: run for run in plan.runs}
+    todo = [planned[run_id] for run_id in trained]
     _require_one_machine(todo, plan.launcher)
     _require_code(todo)
     write_stubs(plan, uri, ahead)
@@ -443,7 +444,8 @@ def choose(plan: Plan, ahead: Ahead, uri: str, request: LaunchRequest) -> Launch
         )
         line += f"; held, since {why}: {count} ({few(held_ids)}): launch again when it answers{how}"
     say(f"cppo: {line}")
-    trained = tuple(run_id for run_id in chosen.trained if run_id not in held_ids)
+    held = {*held_ids}
+    trained = tuple(run_id for run_id in chosen.trained if run_id not in held)
     return replace(chosen, trained=trained, held=held_ids)
 
 

@@ -21,7 +21,7 @@ from cppo_lab.analysis.statistics.claims import (
 from cppo_lab.analysis.statistics.values import ONE_BENCHMARK, Score
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, verdicts, word_of_comparison
 from cppo_lab.reports.verdict_view import power_words, reason
-from cppo_lab.sweep.file import Hypothesis, load_sweep
+from cppo_lab.sweep.file import Hypothesis, Sweep, load_sweep
 from tests.analysis.made_sweeps import MadeRun, scored
 from tests.analysis.statistics.made_curves import ABOUT, ABOVE, BASE, BEST, MEAN, broken, flat, judged, moved
 
@@ -163,11 +163,12 @@ def test_a_score_that_takes_two_benchmarks_is_not_there_with_one() -> None:
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.key)
 def test_claims_are_about_what_the_sweeps_declare(claim: Claim) -> None:
-    declared = load_sweep(claim.sweep).variants  # type: ignore[union-attr]
-    assert {variant for tier in claim.tiers for variant in tier} <= set(declared)
+    sweep = load_sweep(claim.sweep)
+    assert isinstance(sweep, Sweep)
+    assert {variant for tier in claim.tiers for variant in tier} <= sweep.variants.keys()
     assert (claim.margin is None) == (claim.kind is not Kind.EQUIVALENCE)
     assert claim.compares_scores or claim.sweep == "main"  # what training logged is read for it alone
-    assert pairs(claim, tuple(declared))
+    assert pairs(claim, tuple(sweep.variants))
     keys = [claim.key for claim in CLAIMS]
     assert claim.after is None or claim.after in keys[: keys.index(claim.key)]
     assert keys.count(claim.key) == 1
