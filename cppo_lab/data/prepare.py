@@ -35,7 +35,7 @@ from cppo_lab.data.sources import (
     sha256_of,
     sources_of,
 )
-from cppo_lab.errors import UserError, printable
+from cppo_lab.errors import UserError, counted, printable
 from cppo_lab.files import appearing
 
 ABILITY = "MATH"
@@ -126,10 +126,10 @@ def summary(records: dict[str, FileRecord]) -> str:
             left_out.append(f"{record.duplicates_dropped} repeats dropped")
         if record.conflicts:
             rows, prompts = record.conflicting_rows_dropped, len(record.conflicts)
-            left_out.append(f"{rows} rows of {prompts} prompts with several answers dropped")
-        lines.append(
-            f"{name:15} {record.rows:6} rows ({', '.join(left_out)}) from {printable(record.origin)}"
-        )
+            where = counted(prompts, "prompt")
+            left_out.append(f"{counted(rows, 'row')} of {where} with several answers dropped")
+        size = counted(record.rows, "row").rjust(11)
+        lines.append(f"{name:15} {size} ({', '.join(left_out)}) from {printable(record.origin)}")
     return "\n".join(lines)
 
 

@@ -7,6 +7,7 @@ but cannot name code.
 
 import contextlib
 import multiprocessing
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -161,7 +162,8 @@ def launch_inline(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event
             with variables(job_environment()), child(_run, job, began) as process:
                 process.join()
         else:
-            _run(job, began)
+            with variables(os.environ):  # which the job sets for itself
+                _run(job, began)
         report(Event("ended", job))
 
 

@@ -186,9 +186,10 @@ def _state_in_folder(run: RunFolder, place: QueueEntry, listed: bool) -> RunStat
     version, step, t_stop = status.get("code_version") or "", status.get("step"), status.get("t_stop")
     at = (None, None) if step is None or t_stop is None else (step, t_stop)
     # A cancelled run is over even while its job has machines; any other may be requeued.
-    if run.locked or (place.active and not (stopped and run.cancelled)):
+    in_queue = (place.active or place.waits is not None) and not (stopped and run.cancelled)
+    if run.locked or (place.active and in_queue):
         return RunState(schema.RUNNING, _activity(status, place), version, *at)
-    if place.waits is not None or (listed and not run.cancelled):
+    if in_queue or (listed and not run.cancelled):
         return RunState(schema.QUEUED, place.waits or "", version, *at)
     if stopped:
         return _stopped(recorded, status.get("reason") or "", status.get("cause"), version, at)

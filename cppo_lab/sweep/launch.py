@@ -228,7 +228,7 @@ def launch(plan: Plan, uri: str, request: LaunchRequest = USUAL) -> Launched:
             address.in_the_environment(mirror, MIRROR_VARIABLE),
             progress.shown(),
         ):
-            _train(plan, work, uri, progress.see)
+            _train(plan, work, uri, progress.see, hurry=bool(ahead.silence))
     except UserError:
         refused = True
         raise
@@ -469,8 +469,10 @@ def _require_code(todo: Sequence[PlannedRun]) -> None:
                 raise UserError(f"configuration: {error}") from error
 
 
-def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[TrainingJob]], None]) -> None:
-    """Pass the work to the launcher; unfinished runs are shown as queued."""
+def _train(
+    plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[TrainingJob]], None], hurry: bool
+) -> None:
+    """Pass the work to the launcher; unfinished runs are shown as queued. `hurry`: the store was away."""
     record = launcher_of(plan.launcher.name)
     waits = record.queue is None  # until the jobs have ended
     jobs = training_jobs(work, uri, _workers(plan.launcher, 1), uploads=not waits)
@@ -482,7 +484,7 @@ def _train(plan: Plan, work: Sequence[Attempt], uri: str, see: Callable[[Event[T
         if waits:
             stack.enter_context(notifying(folders, folders, jobs[0].mark, waits))
             stack.enter_context(mirroring(folders))
-            stack.enter_context(uploading(folders, uri))
+            stack.enter_context(uploading(folders, uri, hurry))
         without = stack.enter_context(queueing(runs_folder(), [attempt.run_id for attempt in work]))
 
         def report(event: Event[TrainingJob]) -> None:

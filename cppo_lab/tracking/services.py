@@ -172,7 +172,8 @@ class Mirror:
             with contextlib.redirect_stdout(io.StringIO()):  # the packages print
                 yield
         except (Exception, SystemExit) as error:  # of any kind, whatever the package raises
-            self._copies.clear()  # what the mirror has of them is asked again
+            while self._copies:  # what the mirror has of them is asked again
+                self._copies.popitem()[1].lock.close()
             line = one_line(str(error))[:500] or type(error).__name__
             raise UserError(
                 f"mirror {self.name} fails: {line}: `{MIRROR_VARIABLE}={self.name} cppo sync` sends the rest later"

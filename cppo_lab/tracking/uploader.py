@@ -83,19 +83,22 @@ def still_owned(owned: bool, seconds: float) -> bool:
 
 
 @contextlib.contextmanager
-def uploading(folders: Sequence[Path], uri: str) -> Iterator["subprocess.Popen[str] | None"]:
-    """Upload the runs in `folders` to the store at `uri` from the beginning of the block on, and the rest at its end.
+def uploading(
+    folders: Sequence[Path], uri: str, hurry: bool = False
+) -> Iterator["subprocess.Popen[str] | None"]:
+    """Upload the runs in `folders` to the store at `uri` from the beginning of the block on, and the rest at its end,
+    which waits less for it with `hurry`.
 
     Gives the uploading process. If the process that has the block is killed, it goes on until no run is being trained.
     """
-    process, hurry = None, False
+    process = None
     try:
         with contextlib.ExitStack() as stack:
             with contextlib.suppress(OSError):  # without it, everything is uploaded at the end
                 process = stack.enter_context(beside(CODE, [uri, FIRST_SECONDS, *map(str, folders)]))
             yield process
     except BaseException as error:
-        hurry = not isinstance(error, Exception)
+        hurry = hurry or not isinstance(error, Exception)
         raise
     finally:
         if process is not None:

@@ -234,7 +234,9 @@ def test_the_commands(workspace: Path, cppo: Command) -> None:
     rows = [dapo_row("p", "1"), dapo_row("q", "1"), dapo_row("q", "2")] * 2
     write_jsonl(workspace / "train.jsonl", rows)
     out = cppo("data prepare --from train.jsonl --out other").out
-    assert "1 rows (6 read, 1 repeats dropped, 4 rows of 1 prompts with several answers dropped) from" in out
+    assert (
+        "     1 row (6 read, 1 repeats dropped, 4 rows of 1 prompt with several answers dropped) from" in out
+    )
 
 
 @pytest.mark.parametrize("name", ["data", "my data", "it's", "s3:", "a\udcff", "a=b,c"])

@@ -62,3 +62,17 @@ def test_no_variable_of_the_shell_changes_what_launcher_and_job_agree_on(
     found = json.loads((job.folder / "environment").read_text())
     assert {name: found.get(name) for name in SHELL} == job_finds
     assert {name: os.environ[name] for name in SHELL} == SHELL
+
+
+class Setting(Noted):
+    """A job that sets the variables of its process."""
+
+    def run(self) -> None:
+        """As `prepare_process` does."""
+        os.environ.update(OMP_NUM_THREADS="7", CUDA_VISIBLE_DEVICES="")
+
+
+def test_a_job_in_this_process_leaves_it_its_variables(tmp_path: Path) -> None:
+    before = dict(os.environ)
+    launch_inline([Setting(tmp_path, "a")], SPEC, lambda event: None)
+    assert dict(os.environ) == before

@@ -229,6 +229,27 @@ def test_the_trial_of_a_job_is_cancelled_whatever_sbatch_says_around_its_number(
     assert slurm.cancelled == ["77"]
 
 
+@pytest.mark.parametrize(
+    "answer, job",
+    {
+        "Submitted batch job 78": "78",
+        "Submitted batch job 78 on cluster north": "78",
+        r"This is job 3 of 10\nSubmitted batch job 78": "78",
+        r"cr\351dit: 5 h\nSubmitted batch job 78": "78",  # in Latin-1
+        "job 78 is queued": "78",
+        "Submitted batch job 99999999999999999999": "",
+        "": "",
+    }.items(),
+)
+def test_the_number_of_a_job_is_found_in_what_sbatch_says(
+    slurm: Slurm, runs: Path, ledger: Ledger, answer: str, job: str
+) -> None:
+    slurm.command("sbatch", f"printf '{answer}\\n'")
+    with nullcontext() if job else user_error("Could not make sense of sbatch output .*: launch again; if"):
+        launched(runs, Noted(runs, "a"))
+    assert [task.job for task in ledger.open_tasks()] == [job]
+
+
 # Variables of the shell that reach sbatch: never, where `resources` leaves all to the cluster, and always.
 VARIABLES = """
 SBATCH_TIMELIMIT SBATCH_CLUSTERS SBATCH_ARRAY_INX SBATCH_SIGNAL SBATCH_WAIT SBATCH_NO_REQUEUE
@@ -611,7 +632,7 @@ for word; do case "$word" in --format=*) format="${word#--format=}";; esac; done
 mark="${format%%"%i"*}"
 echo "the queue is busy today"
 printf '%s%s\n' "$mark" "7|1000|RUNNING|None|a|b|cppo" "$mark" "not a job" "$mark" "8|root|RUNNING|None||cppo"
-printf '%s%s\nd|cppo\n' "$mark" "9|1000|PENDING|Priority|c"
+printf '%s%s\nd|cppo\n' "$mark" "9|1000|PENDING|Priority|c" "$mark" "99999999999999999999|0|RUNNING|None||x"
 """,
     )
     jobs = [(job.job, job.owner, job.state, job.reason, job.comment) for job in jobs_of([])]

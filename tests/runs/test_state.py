@@ -90,6 +90,7 @@ TABLE = [
     row("running; its job is ending", slurm=slurm("COMPLETING")),
     row("running; step 20/40; its job is ending; why", "partial", reason="why", slurm=slurm("COMPLETING")),
     row("partial; step 20/40; stopped", "partial", reason="stopped", cancelled=True, slurm=slurm("COMPLETING")),
+    row("partial; step 20/40; stopped", "partial", reason="stopped", cancelled=True, slurm=silent(7, NEW)),
     row("queued; step 20/40; Slurm job 7_0: pending, Resources", "failed", slurm=slurm("PENDING", "Resources")),
     row("queued; Slurm job 7_0: requeued", slurm=slurm("REQUEUED")),
     row("queued; is being submitted", slurm=silent(None, NEW)),

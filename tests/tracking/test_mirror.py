@@ -16,6 +16,7 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab.cli import main
+from cppo_lab.errors import UserError
 from cppo_lab.runs.folder import run_lock
 from cppo_lab.runs.spool import read_rows, unsent
 from cppo_lab.schema import Outcome
@@ -109,8 +110,12 @@ def test_of_two_mirrors_one_has_a_run_and_ends_it(
     attempt: Attempt, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = Mock(_next_step=0)
-    monkeypatch.setitem(sys.modules, "trackio", SimpleNamespace(init=lambda **_: run))
+    package = SimpleNamespace(init=Mock(side_effect=ConnectionError))
+    monkeypatch.setitem(sys.modules, "trackio", package)
     attempt(1, 2)
+    with pytest.raises(UserError) as fault:  # another may take what this one has given up
+        services.Mirror("trackio").update([folder])
+    package.init = lambda **_: run
     mirrors = services.Mirror("trackio"), services.Mirror("trackio")
     for mirror in mirrors:
         mirror.update([folder])
@@ -118,7 +123,7 @@ def test_of_two_mirrors_one_has_a_run_and_ends_it(
     for mirror in mirrors:
         mirror.close()
     run.finish.assert_called_once_with()
-    assert not unsent(folder, "trackio")
+    assert not unsent(folder, "trackio"), fault
 
 
 def test_a_launch_mirrors_every_point(name: str, cppo: Command) -> None:

@@ -240,6 +240,7 @@ _KIND = "Slurm job"
 _TOKEN_IN_NAME = re.compile(r"(?:^cppo-|@)([0-9a-f]{16})$")
 # Of a job for squeue. Comment and name come last, since they may hold any character, even line breaks.
 _FIELDS = "%i|%U|%T|%r|%k|%j"
+_JOB = re.compile(r"[0-9]{1,18}(_.*)?")  # its number, and the task of an array
 # Slurm's states and reasons of jobs that a user, an administrator or a failed node holds: it does not start them.
 _HELD = re.compile(r"held|JobHold|REQUEUE_HOLD|SPECIAL_EXIT", re.I)
 
@@ -370,7 +371,7 @@ def _is_account(uid: int) -> bool:
 def _parse(record: str) -> QueuedJob | None:
     """A job from its record; None for a record with other fields than were asked for."""
     fields = record.removesuffix("\n").split("|", _FIELDS.count("|") - 1)
-    if len(fields) < _FIELDS.count("|") or not fields[1].isdecimal():
+    if len(fields) < _FIELDS.count("|") or not (_JOB.fullmatch(fields[0]) and fields[1].isdecimal()):
         return None
     job, owner, state, reason, words = fields
     comment, _, name = words.rpartition("|")

@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self, cast
+from typing import IO, TYPE_CHECKING, Annotated, Any, Self, cast
 
 from pydantic import Field, model_validator
 
@@ -289,8 +289,15 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     positions = [position for position, job in enumerate(jobs) for _ in _names(job)]
     token = ledger.claim(names, positions, configured("ClusterName"))
     # Read-only commands load the settings above, and do not need submitit.
+    from submitit import SlurmExecutor
+    from submitit.core import utils
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+    # A site's sbatch may print what it likes, and not in UTF-8.
+    utils.copy_process_streams = _read_output
+    SlurmExecutor._get_job_id_from_submission_command = staticmethod(  # type: ignore[method-assign, assignment]
+        _job_number
+    )
     titles = [title_of(job) for job in jobs]
     # An array has one name; each of its tasks takes that of its run when it starts (job.py).
     name = (
@@ -325,6 +332,24 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
         timer.cancel()
     ledger.submitted(token, int(str(submitted[0].job_id).partition("_")[0]))
     return ""
+
+
+def _read_output(
+    process: "subprocess.Popen[bytes]", stdout: IO[str], stderr: IO[str], verbose: bool = False
+) -> None:
+    """What submitit reads of sbatch; undecodable bytes are replaced."""
+    for text, output in zip((stdout, stderr), process.communicate(), strict=True):
+        text.write(output.decode(errors="replace"))
+
+
+def _job_number(output: str) -> str:
+    """The job in sbatch's answer, whatever else a site's prints. Raises submitit's error if it names none."""
+    for line in (r"^Submitted batch job ([0-9]{1,18})\b", r"job ([0-9]{1,18})\b"):
+        if number := re.search(line, output, re.M):
+            return number[1]
+    from submitit.core.utils import FailedSubmissionError
+
+    raise FailedSubmissionError(f'Could not make sense of sbatch output "{output}"')
 
 
 def _names(job: Job) -> tuple[str, ...]:
