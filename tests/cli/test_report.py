@@ -18,7 +18,6 @@ from mlflow.entities import Run
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import Baseline
 from cppo_lab.errors import UserError
-from cppo_lab.reports.sweep import ReportRequest
 from cppo_lab.runs.folder import run_lock
 from cppo_lab.runs.spool import add_evaluation
 from cppo_lab.sweep.launch import launch
@@ -190,7 +189,7 @@ variants:
   padded: {rule: cppo, rule.position_span: padded}
   grpo: {rule: grpo}
 baseline: BASELINE
-axes: {rule.w_min: [0.6, 0.8], seed: [0]}
+axes: {AXIS, seed: [0]}
 """
 
 
@@ -199,36 +198,26 @@ def at_own(key: str, *values: object) -> dict[str, str]:
     return {f"{name} {key}={x}": f"own {key}={x}" for name in ("own", "padded") for x in values}
 
 
-def asked(text: str, cppo: Command, monkeypatch: pytest.MonkeyPatch) -> ReportRequest:
-    """What the report of a sweep file is asked for."""
-    Path("spans.yaml").write_text(text)
-    Path("mlflow.db").touch()  # the plan alone is asked
-    monkeypatch.setattr("cppo_lab.cli.reporting._report_runs", made := Mock(return_value=Path("page")))
-    cppo("report spans.yaml")
-    request: ReportRequest = made.call_args.args[1][0]
-    return request
-
-
 @pytest.mark.parametrize(
-    "named, expected",
+    "named, axis, expected",
     [
-        ("own", Baseline("own", at_own("w_min", 0.6, 0.8))),
-        ("own w_min=0.8", Baseline("own w_min=0.8")),
-        ("grpo", Baseline("grpo")),
+        ("own", "rule.w_min: [0.6, 0.8]", Baseline("own", at_own("w_min", 0.6, 0.8))),
+        ("own w_min=0.8", "rule.w_min: [0.6, 0.8]", Baseline("own w_min=0.8")),
+        ("grpo", "rule.w_min: [0.6, 0.8]", Baseline("grpo")),
+        # Null is a value; the effects of a factorial sweep are asked for.
+        (
+            "own\nanalysis: factorial",
+            "rule.ratio_cap: [null, 20.0]",
+            Baseline("own", at_own("ratio_cap", "null", 20)),
+        ),
     ],
 )
 def test_a_baseline_of_several_values_is_matched_by_value(
-    cppo: Command, monkeypatch: pytest.MonkeyPatch, named: str, expected: Baseline
+    cppo: Command, monkeypatch: pytest.MonkeyPatch, named: str, axis: str, expected: Baseline
 ) -> None:
-    request = asked(SPANS.replace("BASELINE", named), cppo, monkeypatch)
-    assert request.sweeps[0].baseline == expected and not request.factorial
-
-
-def test_a_factorial_sweep_is_asked_for_its_effects_and_null_is_a_value(
-    cppo: Command, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = SPANS.replace("BASELINE", "own\nanalysis: factorial")
-    request = asked(text.replace("rule.w_min: [0.6, 0.8]", "rule.ratio_cap: [null, 20.0]"), cppo, monkeypatch)
-    assert request.factorial and request.sweeps[0].baseline == Baseline(
-        "own", at_own("ratio_cap", "null", 20)
-    )
+    Path("spans.yaml").write_text(SPANS.replace("BASELINE", named).replace("AXIS", axis))
+    Path("mlflow.db").touch()  # the plan alone is asked
+    monkeypatch.setattr("cppo_lab.cli.reporting._report_runs", made := Mock(return_value=Path("page")))
+    cppo("report spans.yaml")
+    request = made.call_args.args[1][0]
+    assert (request.sweeps[0].baseline, request.factorial) == (expected, "factorial" in named)

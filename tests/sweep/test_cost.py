@@ -66,14 +66,22 @@ def test_where_no_estimate_exists_past_runs_say_it(tiny_spec: RunSpec) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", ["model.architecture.width=64", "batch.responses=8", "rollout.max_response_length=12"]
+    "words, change",
+    [
+        (TINY, "model.architecture.width=64"),
+        (TINY, "batch.responses=8"),
+        (TINY, "rollout.max_response_length=12"),
+        (LARGE, "layout=one_node"),
+        (LARGE, "layout.tokens_per_device=65536"),
+    ],
 )
-def test_runs_of_another_kind_do_not_count(workspace: Path, change: str) -> None:
-    past_run(workspace, compose([*TINY, change]), 100.0, 100.0, 100.0)
-    run = planned(compose(TINY))
-    assert past_costs([run]) == {run.run_id: None}
-    past_run(workspace, compose([*TINY, "rule.delta=0.1", "seed=7"]), 9.0, 2.0, 1.0)  # of the same kind
-    assert past_costs([run])[run.run_id].hours == pytest.approx(4 * 2.0 / 3600)
+def test_runs_of_another_kind_do_not_count(workspace: Path, words: list[str], change: str) -> None:
+    run = planned(compose(words))
+    estimated = {run.run_id: cost_of(run.spec, run.layout, [])}
+    past_run(workspace, compose([*words, change]), 100.0, 100.0, 100.0)
+    assert past_costs([run]) == estimated
+    past_run(workspace, compose([*words, "rule.delta=0.1", "seed=7"]), 9.0, 2.0, 1.0)  # of the same kind
+    assert past_costs([run]) == {run.run_id: cost_of(run.spec, run.layout, [2.0])}
 
 
 def test_the_newest_runs_count_and_only_those_with_enough_steps(
@@ -102,15 +110,6 @@ def test_a_run_whose_folder_goes_meanwhile_does_not_count(
     runs, scan = workspace / "runs", SimpleNamespace(scandir=scanned)
     monkeypatch.setattr("cppo_lab.sweep.cost.os", scan)
     assert StepTimes(runs).of("mini", "", {}) == [[2.0] * 3]
-
-
-def test_another_layout_is_another_kind(workspace: Path) -> None:
-    here, there = compose(LARGE), compose([*LARGE, "layout=one_node"])
-    assert layout_tag(here.layout) != layout_tag(compose([*LARGE, "layout.tokens_per_device=65536"]).layout)
-    past_run(workspace, there, *[2 * gpu_estimate(there).step] * 3)
-    for composed, basis in ((here, (ESTIMATE, 0)), (there, (MEASURED, 1))):
-        [cost] = past_costs([planned(composed)]).values()
-        assert (cost.basis, cost.measured_runs) == basis
 
 
 @pytest.mark.parametrize("words, has_layout", [(TINY, False), (["core=verl", "model=tiny_qwen3"], True)])
