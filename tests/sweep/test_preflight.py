@@ -262,6 +262,7 @@ def test_parts_become_a_measurement(job: PreflightJob) -> None:
     assert result.error == ""
     dead = job._measured({1: _Part(error="OutOfMemoryError: 80 GB")})
     assert dead.error == "starting, before the first validation: OutOfMemoryError: 80 GB"
+    assert job._measured({1: first, 2: _Part(error="gone")}).error.startswith("resuming, ")
     job.give_up("out of time")  # no launcher goes on with it
     assert read_preflight(job.folder).error == "out of time"
 

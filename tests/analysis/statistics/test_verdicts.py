@@ -174,16 +174,10 @@ def test_claims_are_about_what_the_sweeps_declare(claim: Claim) -> None:
     assert keys.count(claim.key) == 1
 
 
-@pytest.mark.parametrize(
-    "name, variants, of_sweep",
-    [
-        ("cppo", ("cppo_tv", "cppo_kl"), "cppo_tv"),
-        ("cppo", ("cppo", "cppo_tv"), "cppo"),
-        ("cppo_soft", ("cppo_tv",), "cppo_soft"),
-    ],
-)
-def test_the_papers_names(name: str, variants: tuple[str, ...], of_sweep: str) -> None:
-    assert named(name, variants) == of_sweep
+def test_the_papers_names() -> None:
+    assert named("cppo", ("cppo_tv", "cppo_kl")) == "cppo_tv"
+    assert named("cppo", ("cppo", "cppo_tv")) == "cppo"
+    assert named("cppo_soft", ("cppo_tv",)) == "cppo_soft"
 
 
 def test_the_mean_over_models_is_one_test() -> None:
