@@ -123,7 +123,7 @@ def test_a_run_of_two_sweeps_stays_with_the_first_and_an_orphan_finds_a_parent()
     assert child.data.tags[schema.TAG_PARENT] == parent_of().info.run_id != first
 
 
-def test_the_oldest_parent_takes_the_runs_of_the_others(client: MlflowClient, number: str, uri: str) -> None:
+def test_the_oldest_parent_takes_the_runs_of_the_others(client: MlflowClient, number: str) -> None:
     tags = {schema.TAG_SWEEP_PARENT: "s"}
     young, old = (client.create_run(number, tags=tags, start_time=time).info.run_id for time in (None, 1))
     child = client.create_run(number, tags={schema.TAG_PARENT: young}).info.run_id
@@ -191,7 +191,7 @@ def test_the_newest_result_is_shown_or_the_newest_attempt(client: MlflowClient, 
     }
 
 
-def test_of_a_planned_run_the_planner_knows_the_state(client: MlflowClient, number: str, uri: str) -> None:
+def test_of_a_planned_run_the_planner_knows_the_state(client: MlflowClient, number: str) -> None:
     tags = {schema.sweep_tag("s"): "v", schema.TAG_RUN_ID: "r", schema.TAG_STATUS: schema.DONE}
     run = client.create_run(number, tags=tags | {schema.TAG_MODEL: "m"}).info.run_id
     client.log_metric(run, MEAN, math.inf)  # for which a database holds the largest number
