@@ -1,6 +1,5 @@
 """Prepared data: layout, duplicates, the same bytes every time, whole or not at all."""
 
-import errno
 import json
 import os
 import shutil
@@ -83,47 +82,32 @@ def test_the_shipped_rows_in_verls_layout(out: Path) -> None:
 
 def test_each_prompt_stays_once_in_the_order_of_first_rows(tmp_path: Path, out: Path) -> None:
     """Rows of JSON lines and of parquet give the same content; the manifest holds no path and no date."""
-    names = ["c", "a", "d", "b"]
-    rows = [dapo_row(f"problem {name}", str(place), name) for place, name in enumerate(names)] * 100
-    records = []
+    rows = [dapo_row(f"problem {name}", str(place), name) for place, name in enumerate("cadb")] * 100
+    digests = set()
     for write, suffix in ((write_jsonl, "jsonl"), (write_parquet, "parquet")):
-        record, made = trained_on(
-            out, write(tmp_path / f"dapo-math-17k.{suffix}", rows)
-        )  # replaces the first
-        records.append(record)
+        file = write(tmp_path / f"dapo-math-17k.{suffix}", rows)
+        record, made = trained_on(out, file)  # replaces the first
+        digests.add((record.content_sha256, record.sha256))
         assert (record.rows_read, record.duplicates_dropped, record.rows) == (400, 396, 4)
-        kept = [
-            (row["extra_info"]["id"], row["extra_info"]["index"], row["reward_model"]["ground_truth"])
-            for row in made
-        ]
-        assert kept == [(name, place, str(place)) for place, name in enumerate(names)]
+        kept = [(row["extra_info"]["id"], row["reward_model"]["ground_truth"]) for row in made]
+        assert kept == [(name, str(place)) for place, name in enumerate("cadb")]
         text = (out / "manifest.json").read_text()
         assert str(tmp_path) not in text
         assert set(json.loads(text)) == {"format", "tool", "pyarrow", "files", "sha256"}
         check_folder(out)
-    assert (records[0].content_sha256, records[0].sha256) == (records[1].content_sha256, records[1].sha256)
-    files = ["dapo-math-17k.jsonl", "dapo-math-17k.parquet", "data"]
-    assert sorted(path.name for path in tmp_path.iterdir()) == files
+    assert len(digests) == 1
 
 
 def test_a_prompt_with_two_answers_is_left_out_of_training_and_listed(tmp_path: Path, out: Path) -> None:
-    rows = [dapo_row("clear", "1", "x"), dapo_row("disputed", "2", "y"), dapo_row("disputed", "3", "z")] * 3
-    rows.append(dapo_row("clear", "01", "w"))  # the same number
-    record, made = trained_on(out, write_jsonl(tmp_path / "train.jsonl", rows))
-    assert [row["extra_info"]["id"] for row in made] == ["x"]
-    assert (record.rows_read, record.rows) == (10, 1)
-    assert (record.duplicates_dropped, record.conflicting_rows_dropped) == (3, 6)
-    assert record.conflicts == [{"id": "y", "answers": ["2", "3"]}]
-
-
-def test_copies_with_equal_answers_are_one_problem(tmp_path: Path, out: Path) -> None:
-    """Which are equal: tests/data/test_answers.py."""
-    copies = (("p", "0.5", "x"), ("p", "\\frac{1}{2}", "y"), ("q", "0.5", "z"), ("q", "4711", "w"))
-    rows = [dapo_row(*row) for row in copies]
-    record, [row] = trained_on(out, write_jsonl(tmp_path / "train.jsonl", rows))
-    assert (row["extra_info"]["id"], row["reward_model"]["ground_truth"]) == ("x", "0.5")
-    assert (record.duplicates_dropped, record.conflicting_rows_dropped) == (1, 2)
-    assert record.conflicts == [{"id": "z", "answers": ["0.5", "4711"]}]
+    """Which answers are equal: tests/data/test_answers.py."""
+    copies = [("clear", "1", "x"), ("disputed", "0.5", "y"), ("disputed", "4711", "z")] * 3
+    copies += [("clear", "01", "w"), ("half", "0.5", "v"), ("half", "\\frac{1}{2}", "u")]
+    record, made = trained_on(out, write_jsonl(tmp_path / "train.jsonl", [dapo_row(*row) for row in copies]))
+    kept = [(row["extra_info"]["id"], row["reward_model"]["ground_truth"]) for row in made]
+    assert kept == [("x", "1"), ("v", "0.5")]
+    assert (record.rows_read, record.rows) == (12, 2)
+    assert (record.duplicates_dropped, record.conflicting_rows_dropped) == (4, 6)
+    assert record.conflicts == [{"id": "y", "answers": ["0.5", "4711"]}]
 
 
 def test_a_folder_without_benchmarks_gets_the_shipped_ones(tmp_path: Path, out: Path) -> None:
@@ -146,18 +130,6 @@ def test_preparing_again_changes_nothing(prepared: Path, tmp_path: Path) -> None
     assert said == [f"{prepared}: unchanged"]
     prepare("sample", tmp_path / "elsewhere")
     assert contents(tmp_path / "elsewhere") == before
-
-
-def test_what_a_killed_one_left_is_removed(tmp_path: Path, out: Path) -> None:
-    def killed(line: str) -> None:
-        left = next(tmp_path.glob(".data.*"))
-        shutil.copytree(left, left.with_name(left.name[:-8] + "0" * 8))
-
-    source = own_rows(tmp_path, b'{"answer": 1}\n{"problem": "p", "answer": 1}')
-    prepare(str(source), out, killed, skip=True)
-    assert [path.name for path in tmp_path.glob(".data.*")] == [f".data.export-{'0' * 8}"]
-    prepare("sample", out)
-    assert not [*tmp_path.glob(".data.*")]
 
 
 def test_a_failure_leaves_what_was_there(tmp_path: Path, out: Path) -> None:
@@ -234,19 +206,6 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     with user_error(r"--out .*loop is a circular link: name another folder"):
         prepare("sample", tmp_path / "loop")
-
-
-def test_a_full_disk_names_the_folder(prepared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    before = contents(prepared)
-    monkeypatch.setattr("cppo_lab.data.prepare.write_rows", full)
-    with pytest.raises(OSError, match="No space") as error:
-        prepare("sample", prepared)
-    assert error.value.filename == str(prepared)
-    assert contents(prepared) == before
-    assert [path.name for path in prepared.parent.iterdir()] == ["data"]
 
 
 def test_keys_that_are_null_are_those_of_other_rows(tmp_path: Path, out: Path) -> None:
