@@ -46,19 +46,15 @@ def of(rows: Rows, filler: float = math.nan) -> dict[str, float]:
     return mismatch_metrics([sums_of(*tensors(rows, 400, filler))])
 
 
-def third_of(place: int, length: int) -> str:
-    """By comparing fractions of the response, without division: place is 0-based."""
-    if 3 * place < length:
-        return "early"
-    return "middle" if 3 * place < 2 * length else "late"
-
-
 def expected(rows: Rows) -> dict[str, float]:
     """Every metric but the percentile, by its definition."""
-    result = {}
-    for third in ("", "early", "middle", "late"):
+    result, thirds = {}, ("early", "middle", "late")
+    for third in ("", *thirds):
         x = [
-            pi - mu for row in rows for t, (pi, mu) in enumerate(row) if third in ("", third_of(t, len(row)))
+            pi - mu
+            for row in rows
+            for t, (pi, mu) in enumerate(row)
+            if third in ("", thirds[3 * t // len(row)])
         ]
         if not x:
             continue

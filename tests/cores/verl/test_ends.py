@@ -24,7 +24,7 @@ from cppo_lab.schema import Outcome
 from cppo_lab.spec import VerlRun
 from cppo_lab.sweep import launch
 from cppo_lab.sweep.compose import Composed, compose
-from tests.conftest import python, user_error
+from tests.conftest import user_error
 from tests.cores.test_mini import ListSink
 from tests.cores.verl.conftest import steps_in
 from tests.waiting import CEILING_SECONDS, until
@@ -203,9 +203,3 @@ def test_more_ranks_than_a_prompt_has_responses_evaluate_a_run(
     )  # as the trainer's process reads it
     check_placement(evaluated, wide.layout)
     assert evaluated.batch.prompts == 1
-
-
-def test_verl_is_not_loaded_before_it_is_needed() -> None:
-    """It takes seconds, and reads the environment when it is loaded."""
-    code = "import sys, cppo_lab.cores.verl.core; print(sorted({'verl', 'ray', 'transformers'} & set(sys.modules)))"
-    assert python("-c", code).stdout == "[]\n"
