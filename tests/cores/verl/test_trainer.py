@@ -33,7 +33,7 @@ from cppo_lab.cores.base import write_phases
 from cppo_lab.cores.mini.tasks import make_task
 from cppo_lab.cores.verl import checkpoints
 from cppo_lab.cores.verl import trainer as module
-from cppo_lab.cores.verl.answers import PLACE
+from cppo_lab.cores.verl.answers import PLACE, TrainedResponse
 from cppo_lab.cores.verl.checkpoints import TAGS_FILE, best_step, score_name
 from cppo_lab.cores.verl.config import lab_settings
 from cppo_lab.cores.verl.hf_models import as_fast_tokenizer, write_task
@@ -134,8 +134,9 @@ def prompts_of(keys: list[str]) -> list[int]:
 
 
 def test_groups_without_variance_are_left_out_of_their_minibatch(tmp_path: Path, queue: Queue) -> None:
-    made = trainer(tmp_path, ranks=2)
-    batch = made._balance_batch(rollout(made, queue, MIXED), {})
+    made = trainer(tmp_path, "rollout.max_response_length=11", ranks=2)
+    given = rollout(made, queue, MIXED)
+    batch = made._balance_batch(given, {})
     # Two minibatches of four prompts, 16 rows; each rank has its half of the first, then of the second.
     prompts = prompts_of(batch.keys)
     assert sorted(prompts[:8] + prompts[16:24]) == [-1] * 8 + [0] * 4 + [3] * 4
@@ -146,6 +147,9 @@ def test_groups_without_variance_are_left_out_of_their_minibatch(tmp_path: Path,
     assert batch.extra_info == {"temperature": 1.0}
     assert made._collected["train/zero_variance_group_share"] == 0.25
     assert made._collected["train/reward"] == pytest.approx(11 / 32)
+    lengths = [tag["response_len"] for tag in given.tags]
+    assert made._collected["train/truncated_share"] == lengths.count(11) / 32 > 0
+    assert made._collected["perf/topk_megabytes"] == sum(lengths) * K * 8 / 1e6  # an id and a float32
     # Rows of padding train nothing, and only the shuffled rule carries an order.
     padding = {
         "responses": [EOS], "response_mask": [0], "loss_mask": [0], "rollout_topk_ids": [[0] * K],
@@ -182,12 +186,14 @@ def test_a_validated_step_leaves_its_answers_before_its_row(tmp_path: Path) -> N
 def test_the_responses_that_are_kept_are_chosen_from_the_trained_and_marked(
     tmp_path: Path, queue: Queue
 ) -> None:
-    made, kept = trainer(tmp_path, "validation.every=1"), list[Any]()
+    made, kept = trainer(tmp_path, "validation.every=1", "advantage.normalize_std=false"), list[Any]()
     made._answers = Mock(choose=lambda trained: kept.extend(trained[::5]), chosen=kept)
     batch = made._balance_batch(rollout(made, queue, MIXED), {})
     trained = [(group, draw) for group in (0, *range(3, PROMPTS)) for draw in range(RESPONSES)]
-    assert [(response.group, response.draw, response.key, response.reward) for response in kept] == [
-        (group, draw, f"uid-{group}_{draw}_0", MIXED[group][draw]) for group, draw in trained[::5]
+    assert kept == [
+        TrainedResponse(f"uid-{group}_{draw}_0", group, draw, reward, reward - sum(MIXED[group]) / 4)
+        for group, draw in trained[::5]
+        for reward in (MIXED[group][draw],)
     ]
     marked = sorted((int(queue.rows[key][PLACE]), key) for key in batch.keys)
     assert marked[-len(kept) :] == [*enumerate(row.key for row in kept)]
