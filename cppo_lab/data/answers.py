@@ -49,7 +49,7 @@ _FENCES = (
     *((r"\(", r"\)"), (r"\[", r"\]"), *zip("“‘「{", "”’」}", strict=True)),
 )
 _FONT = re.compile(
-    r"^\\(?:underline|text|textbf|mathbf|mathrm|bm|boldsymbol|pmb|hbox|ensuremath|small|[lL]arge|huge)(?=\{)"
+    r"^\\(?:underline|text|bf|textbf|mathbf|mathrm|bm|boldsymbol|pmb|hbox|ensuremath|small|[lL]arge|huge)(?=\{)"
 )
 _ALIGNED = re.compile(
     r"\\(?:begin|end)\{(?:(?:fl)?align|center|equation|gather|multline|split|eqnarray|math|displaymath)(?:ed)?\*?\}"
@@ -105,7 +105,17 @@ _UNICODE = str.maketrans("\u3000。’′∶−–‒‐‑﹣⁻⁄∕÷", " .'
     {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
     | {"×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≡": "\\equiv ", "、": ", "}
     | {sign: f"\\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚ", "RZNQ", strict=True)}
-    | {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "″": "''"}
+    | {
+        "≤": "\\le ",
+        "≥": "\\ge ",
+        "∪": "\\cup ",
+        "⟨": "(",
+        "⟩": ")",
+        "∴": " ",
+        "⇒": "\\Rightarrow ",
+        "∅": "\\emptyset ",
+        "″": "''",
+    }
     | {
         **dict.fromkeys("°º˚", "^{\\circ}"),
         "¢": " cents",
@@ -149,7 +159,7 @@ _LABELLED = re.compile(
 _LABEL = re.compile(r"(?<![A-Za-z\\(])\(?[A-J][).:](?!\S)|(?<![A-Za-z\\])\([A-J]\)")
 _NOT_ALONE = re.compile(rf"(?i)\b(?:or|and)\b|{NOT}|{SIGN}|{WRONG}")
 _EMPTY = re.compile(r"\$\s*+\$|\\\(\s*+\\\)|\\\[\s*+\\\]|\*\*\s*+\*\*")
-_OPENING = re.compile(r"^\s*(?:it (?:is|was) +)?(?:(?:an?|the) +)?")
+_OPENING = re.compile(r"^\s*(?:it(?:'s| is| was) +)?(?:(?:an?|the|on) +)?")
 _WORDS = re.compile(r"(?i)\s*+(?:yes|no|(?=.*[a-z]{4})[a-z ,'-]++)\s*+")  # not "AB", which is no "ab"
 _LAYOUT = re.compile(r"\\displaystyle(?![A-Za-z])|[$`]")
 
@@ -358,6 +368,8 @@ _WITHIN = compiled(
     ),
     (r"\\(?:text|math(?:ord|punct|rm))\{,\}", "{,}"),
     (r"\\(?:nice|s|x|c)frac(?![A-Za-z])", r"\\frac"),
+    (r"\\langle(?![A-Za-z])", "("),
+    (r"\\rangle(?![A-Za-z])", ")"),
     (r"<\|\w+\|>|(?s:<(?!su[bp])(\w+)>([^<>]*+)</\1>)", r"\2"),
     (CURRENCY, ""),
     (r"(?s)^```[a-z]*+\s++(.*)```$", r"\1"),
@@ -439,7 +451,7 @@ _OF_ALL = compiled(
         "",
     ),
     (rf",{_SPACE}++", ", "),
-    (r"(?<![\\A-Za-z])(?:inf(?:inity)?|oo)(?![A-Za-z])", r"\\infty "),
+    (r"(?<![\\A-Za-z])(?:[Ii]nf(?:inity)?|oo)(?![A-Za-z])", r"\\infty "),
     (r"(?<=[\])]) *U *(?=[\[(])", r"\\cup "),
     (r"(?<=\w) *\(?base *(\d+)\)?$", r"_{\1}"),
     (  # Behind a comma with a space one without is a thousands separator: "(1,000, 2,000)"

@@ -34,7 +34,9 @@ _LABEL = re.compile(
 )  # "1) $42$", "(12) $42$", "n=4: $42$"
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}(?:\s*\{[lcr| ]+\})?")
 # Function names without their backslash, which are no unit of the number behind them.
-_FUNCTION = re.compile(r"(?<![\\A-Za-z])(?:sqrt|sin|cos|tan|cot|sec|csc|log|ln|exp|pi)(?![A-Za-z])")
+_FUNCTION = re.compile(
+    r"(?<![\\A-Za-z])(?:sqrt|(?:arc)?(?:sin|cos|tan|cot|sec|csc)|log|ln|exp|pi)(?![A-Za-z])"
+)
 _BARE_ROOT = re.compile(r"\\sqrt\s*(?:\(([^(){}]*)\)|([0-9]+))")
 _LETTERS = r"i\.\s?e\.|e\.\s?g\.|[^\W\d_\u3040-\u30ff\u4e00-\u9fff]{2,}|[\u3040-\u30ff\u4e00-\u9fff]+"
 _ALTERNATIVE = r"or|xor|versus|vs|alternatively|maybe|perhaps|possibly|或者?|∨|\\(?:lor|vee)"
@@ -91,7 +93,7 @@ _CHUNK = r"(?:[^\s,;().$]|[.,](?=\d))+"
 _BEGIN = r"(?:(?<![^\s,;().$])(?<![.,](?=\d))|(?<=[a-z])(?=[^\w\\'.\-])|(?<=[错对是外不非未有除了于过可能会必等为]))"
 _FENCED, _LETTER = r"\$[^$]+\$|\((?=[^()]*[\d\\])[^()]*\)", r"(?-i:[A-Zb-z])\b"
 _TERM = rf"(?:{_FENCED}|(?=\S*[\d\\]|{_LETTER}){_CHUNK})"
-_FIRST = rf"(?:{_FENCED}|(?={_BEGIN}\S*[\d\\]|{_LETTER}){_CHUNK})"
+_FIRST = rf"(?:{_FENCED}|(?={_BEGIN}(?:\S*[\d\\]|{_LETTER})){_CHUNK})"
 _VERB = r"(?:is|are|was|does|do|did|can|could|will|would|must|may)"
 NOT = (
     rf"(?:\b(?:not|never|neither|nor|cannot|(?:{_VERB}|ca|wo|ai)n['´]?t|unequal|instead\s+of|(?:rather|more|less|fewer|"
@@ -132,6 +134,8 @@ _VARIABLES = re.compile(
     r"(?<![\\A-Za-z])(?<!:\d\d )(?!(?:min|sec|deg|day|men|mph)(?![A-Za-z]))[A-Za-z]{1,3}(?![A-Za-z])"
 )
 _NUMBERS_APART = re.compile(r"(?<![\^_]\d)(?<=\d) +(?=\d+\$?$)")  # "3 4", of which it takes the sum
+# Of a matrix in lines math-verify reads the last
+_LINES = re.compile(r"(?<=\\\\)\n|\n(?=[^\n]*(?:&|\\\\)|\\end\{)")
 _INNER_SIGN = re.compile(r"(?<!\\)[({][^(){}]*\\(?:pm|mp)(?![a-z])")
 # The base in which a number is written: 42_8
 _BASE = re.compile(r"\d[)}]*\s*_[\s{(]*(?:\\[a-z]+\s*\{)?\s*(?!(?:10|ten)\b)(\w+)")
@@ -181,7 +185,9 @@ def load_grader() -> Callable[[str, bool, str], bool]:
         """What math-verify reads; of relations that "or" joins the set of their solutions."""
         # Its timeouts are off: they work by SIGALRM, which cannot stop a big-integer power.
         parsed: list[Any] = parse(
-            _NUMBERS_APART.sub(", ", _both_signs(_UNIT.sub("", text))), kinds, parsing_timeout=None
+            _NUMBERS_APART.sub(", ", _both_signs(_UNIT.sub("", _LINES.sub(" ", text)))),
+            kinds,
+            parsing_timeout=None,
         )
         if _OR.search(text) and parsed and isinstance(parsed[0], FiniteSet):
             relations = parsed[0].args

@@ -185,8 +185,7 @@ def rows_of(path: Path, damaged: Callable[[UserError], None]) -> Iterator[tuple[
             # One byte more than allowed is asked for, so that a line of gigabytes is never read whole.
             for number, line in enumerate(iter(partial(lines.readline, MAX_LINE + 1), b""), 1):
                 where = f"{path}, line {number}"
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
+                line = line.removeprefix(codecs.BOM_UTF8)  # also of a file that was appended to another
                 if len(line) > MAX_LINE:
                     damaged(
                         UserError(

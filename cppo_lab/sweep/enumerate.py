@@ -120,7 +120,12 @@ def condition_faults(sweep: Sweep, core: str) -> list[tuple[str, str]]:
                 faults.append((where, f"{place}.{key}: {unknown('condition', key, valid)}"))
                 continue
             faults += [
-                (where, f"{place}.{key}={value!r}: {unknown(key, value, map(number, valid[key]))}")
+                (
+                    where,
+                    f"{place}.{key}={value!r}: "
+                    + ("remove its quotes" if value in names else str(unknown(key, value, names))),
+                )
+                for names in [[*map(number, valid[key])]]
                 for value in values
                 if not _is_in(value, valid[key])
             ]

@@ -292,6 +292,15 @@ OURS: Table = {
     "\\frac34": ["\\nicefrac{3}{4}", "\\sfrac{3}{4}"],
     "\\binom{10}{3}": "10 choose 3",
     "C. {x \\mid-3<x<4}": "(C)",
+    "\\begin{pmatrix}-1&2\\\\3&\\frac12\\end{pmatrix}": [
+        "\\begin{pmatrix}-1&2\\\\\n3&\\frac12\\end{pmatrix}",
+        "\\begin{pmatrix}\n-1 & 2 \\\\\n3 & 0.5\n\\end{pmatrix}",
+    ],
+    "\\arctan 2": ["arctan 2", "arctan(2)"],
+    "\\infty": "Infinity",
+    "Monday": ["It's Monday", "on Monday"],
+    "(1,-2,3)": ["\\langle 1,-2,3\\rangle", "⟨1,-2,3⟩"],
+    "11": ["\\bf{11}", "∴11", "⇒ 11"],
 }
 NOT_OURS: Table = {
     "(3,125)": "(3,\\,125]",
@@ -431,6 +440,10 @@ NOT_OURS: Table = {
     "5:6": "from 5 to 6",
     "-1": ["i", "i^4"],
     "(1,000, 2,000)": "(1, 0, 2, 0)",
+    "True": ["True or False", "True or false"],
+    "\\begin{pmatrix}-1&2\\\\3&\\frac12\\end{pmatrix}": "\\begin{pmatrix}-1&2\\\\\n3&\\frac13\\end{pmatrix}",
+    "-\\infty": "Infinity",
+    "\\frac13": "\\begin{pmatrix}-1&2\\\\\n3&\\frac{1}{3}\\end{pmatrix}",
 }
 # fmt: on
 # fmt: off
@@ -464,6 +477,7 @@ NOT_RESPONSES: Table = {
     ],
     "43": ["Die Antwort ist nicht 43.", "La respuesta no es 43.", "La réponse n'est pas 43."],
     "12": "The final answer is 12 or 13.",
+    "3": "so $\\begin{pmatrix}1\\\\\n3\\end{pmatrix}$",
 }
 # fmt: on
 # Of files that people train on: math-verify cannot read them, or not as what they mean.

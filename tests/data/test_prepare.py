@@ -229,7 +229,7 @@ def test_a_byte_order_mark_line_ends_of_windows_and_blank_lines_lose_no_row(
     tmp_path: Path, out: Path
 ) -> None:
     lines = [json.dumps({"problem": f"p{place}", "answer": place}).encode() for place in range(3)]
-    windows = b"\xef\xbb\xbf" + b"\r\n\r\n".join(lines) + b"\r\n"
+    windows = b"".join(b"\xef\xbb\xbf" + line + b"\r\n\r\n" for line in lines)  # files put together
     records = [trained_on(out, own_rows(tmp_path, data))[0] for data in (b"\n".join(lines), windows)]
     assert records[0].rows == 3
     assert records[0].content_sha256 == records[1].content_sha256

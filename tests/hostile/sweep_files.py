@@ -104,6 +104,7 @@ ADDED = {
     "axes: {rule.wmin: [0.5]}\n":
         f": axes.rule.wmin: unknown key 'rule.wmin': did you mean 'rule.w_min'? {CPPO}",
     "axes: {seed: [0, 1]}\nexclude: [{seed: [1, 2]}]\n": ": exclude.0.seed=2: unknown seed '2': valid: 0, 1",
+    "axes: {seed: [0, 1]}\nexclude: [{seed: '1'}]\n": ": exclude.0.seed='1': remove its quotes",
     "resources: [{for: {model: mini_bas}, hours: 3}]\n":
         ": resources.0.for.model='mini_bas': unknown model 'mini_bas': did you mean 'mini_base'? valid: mini_base",
     '"\\e[2J": 1\n': ": \\x1b[2J: '\\x1b[2J' has the character '\\x1b': remove it",

@@ -183,6 +183,7 @@ def test_a_sweep_file_chooses_among_the_rewards_of_its_users_environment(
     {
         "seed=1,2": (1, 2),
         "seed=range(0,3)": (0, 1, 2),
+        "rule.w_min=range(0.2,1.0,0.3)": (0.2, 0.5, 0.8),
         "rule=choice(cppo,dppo)": ("cppo", "dppo"),
         "a.b='x,y',z": ("x,y", "z"),
         "a.b=[1,2]": None,
