@@ -2,7 +2,7 @@
 
 import re
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 
 import pandas as pd
 import pytest
@@ -20,19 +20,24 @@ from cppo_lab.spec.job import (
     estimate_time,
     layout_tag,
 )
-from cppo_lab.sweep.compose import compose
+from cppo_lab.sweep.compose import Composed, compose
 from tests.conftest import ROOT
 
 DENSE, MOE = "core=verl model=qwen3_1_7b", "core=verl model=qwen3_30b_a3b_base"
 ALL_KEPT = f"{DENSE} +layout.verl={{trainer.max_actor_ckpt_to_keep:null}}"
 
 
+@cache
+def composed(words: str) -> Composed:
+    return compose(words.split())
+
+
 def cost(words: str, **verl: object) -> CostEstimate:
     """`verl`: settings of verl's own in the layout, with `__` for a dot."""
-    composed = compose(words.split())
+    made = composed(words)
     settings = {f"actor_rollout_ref.{key.replace('__', '.')}": value for key, value in verl.items()}
-    layout = composed.layout.model_copy(update={"verl": composed.layout.verl | settings})
-    return estimate(composed.run, layout)
+    layout = made.layout.model_copy(update={"verl": made.layout.verl | settings})
+    return estimate(made.run, layout)
 
 
 def rollout_seconds(steps: float) -> float:
@@ -147,7 +152,7 @@ def published(
     shape: ModelShape, nodes: int, parallel: int, responses: int, mean: float, longest: int, **device: float
 ) -> TimeEstimate:
     settings = {"nodes": nodes, "rollout_tensor_parallel": parallel} | device
-    layout = compose(DENSE.split()).layout.model_copy(update=settings)
+    layout = composed(DENSE).layout.model_copy(update=settings)
     return estimate_time(shape, Amounts(responses, 0, 200, mean, 2048, longest, 1, 0), layout)
 
 
@@ -160,7 +165,7 @@ def test_published_runs_take_what_the_estimate_says() -> None:
     ratios += [published(*setting, **H20).rollout / seconds for *setting, seconds in GENERATIONS]
     for users, prompt, response, milliseconds in DECODING:
         engine = {"devices_per_node": 1, "rollout_memory": 0.9, "verl": {MAX_SEQUENCES_KEY: users}}
-        layout = compose(DENSE.split()).layout.model_copy(update=engine)
+        layout = composed(DENSE).layout.model_copy(update=engine)
         amounts = Amounts(users, 0, prompt, response, prompt, response, 1, 0)
         prefill = users * prompt * 2 * QWEN_8B.active / (989e12 * 0.4)
         seconds = estimate_time(QWEN_8B, amounts, layout).rollout - prefill
@@ -174,7 +179,7 @@ def test_a_device_of_another_speed() -> None:
     fast = cost(DENSE).time
     assert slow.update == pytest.approx(10 * fast.update)
     assert 1.5 * fast.rollout < slow.rollout < 10 * fast.rollout
-    assert layout_tag(compose(["core=verl", "layout=one_node"]).layout) == "one_node@0ffbd27917c0"
+    assert layout_tag(composed("core=verl layout=one_node").layout) == "one_node@0ffbd27917c0"
 
 
 def test_one_small_gpu_trains_what_it_can_hold() -> None:
@@ -186,10 +191,14 @@ def test_one_small_gpu_trains_what_it_can_hold() -> None:
         for size in ("0_6b", "1_7b", "8b")
         for policy in (True, False)
     }
-    held = {key for key, memory in fits.items() if memory.verdict.startswith("fits in 24 GB (peak 18 GB, in rollout)")}
+    held = {
+        key
+        for key, memory in fits.items()
+        if memory.verdict.startswith("fits in 24 GB (peak 18 GB, in rollout)")
+    }
     assert held == {("0_6b", True), ("1_7b", True)}
     assert "the rollout engine lacks 6 GB" in fits["8b", True].verdict
-    assert compose(["core=verl", "model=qwen3_0_6b_base"]).layout.name == "workstation"
+    assert composed("core=verl model=qwen3_0_6b_base").layout.name == "workstation"
 
 
 @pytest.mark.parametrize(
@@ -223,9 +232,8 @@ def test_earlier_policies_take_the_memory_of_the_nodes() -> None:
 
 
 def test_runs_without_gpus_have_no_estimate() -> None:
-    for overrides in ([], ["core=verl", "model=tiny_qwen3"]):
-        composed = compose(overrides)
-        assert estimate(composed.run, composed.layout) is None
+    for words in ("", "core=verl model=tiny_qwen3"):
+        assert cost(words) is None
     small = cost("core=verl model=tiny_qwen3 layout=one_node")  # a model of our own on a GPU
     assert small.memory.fits and small.time.update < 0.01
 
@@ -247,8 +255,8 @@ def test_runs_without_gpus_have_no_estimate() -> None:
     ids=str,
 )
 def test_the_disk_of_checkpoints(words: str, training: float, recorded: float) -> None:
-    composed = compose(words.split())
-    disk, parameters = estimate_disk(composed.run, composed.layout), composed.run.model.parameters * 1e9
+    made = composed(words)
+    disk, parameters = estimate_disk(made.run, made.layout), made.run.model.parameters * 1e9
     assert (disk.training / parameters, disk.recorded / parameters) == pytest.approx((training, recorded))
 
 
@@ -277,7 +285,7 @@ def test_the_documented_costs_are_the_estimated_ones() -> None:
 def test_an_asynchronous_engine_waits_less_for_the_longest_response(max_staleness: int, longest: int) -> None:
     """It has that many batches more for it, and at least as long as responses are on average."""
     amounts = Amounts(256, 256, 200, 1000, 2048, 16000, 10, 2)
-    time = partial(estimate_time, QWEN_8B, layout=compose(DENSE.split()).layout)
+    time = partial(estimate_time, QWEN_8B, layout=composed(DENSE).layout)
     run, plain = time(amounts, max_staleness=max_staleness), time(amounts)
     assert run.rollout == time(replace(amounts, longest_response=longest)).rollout < plain.rollout
     assert run.validation == plain.validation
