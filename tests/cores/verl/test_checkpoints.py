@@ -415,6 +415,13 @@ def test_a_step_that_was_not_written_to_its_end_or_is_not_kept(
     assert int(folder.name) > 1
 
 
+def test_files_for_which_the_disk_has_no_room_stay_where_the_trainer_has_put_them(tmp_path: Path) -> None:
+    staging(tmp_path).add(2, answers_of(2))
+    for is_written in (False, True):
+        hand_over(tmp_path, Mock(**{"file.return_value": is_written})).add((2, {}))
+        assert any((tmp_path / STAGED).iterdir()) is not is_written
+
+
 @pytest.mark.parametrize("settings", [KEPT, None])
 def test_tags_of_a_start_are_passed_on_once(tmp_path: Path, settings: AnswersSpec | None) -> None:
     """Whether or not the run keeps answers, and those of a later start again."""
