@@ -43,9 +43,7 @@ REFUSED = [
         },
         r"log_ratio is NaN or infinite at 1 valid places, first at \[0, 2\]",
     ),
-    ({"logp": BATCH.logp[:, :-1]}, r"logp has shape \[5, 11\], expected \[5, 12\]"),
     ({"advantages": BATCH.advantages[:, :1]}, r"advantages has shape \[5, 1\], expected \[5, 12\]"),
-    ({"divergence": BATCH.divergence[0]}, r"divergence has shape \[12\], expected \[5, 12\]"),
     ({"valid": BATCH.valid[0]}, r"valid has shape \[12\], expected \[B, T\]"),
     ({"valid": GAP}, r"valid .*right-pad"),
     ({"valid": BATCH.valid * 0.5}, r"valid holds values other than 0 and 1"),
@@ -114,7 +112,6 @@ REFUSED_PACKED = [
     (torch.tensor([0, 5, 4]), {}, r"least step -1"),
     (torch.tensor([0.0, 4.0]), {}, r"dtype torch.float32, expected integers"),
     (torch.zeros(0, dtype=torch.int32), {}, r"shape \[0\]"),
-    (torch.tensor([0, 4]), {"rollout_logp": ONES[:3]}, r"rollout_logp has shape \[3\], expected \[4\]"),
     (torch.tensor([0, 4]), {"logp": ONES.log() / 0}, r"logp is NaN or infinite at 4 valid places"),
 ]
 
