@@ -243,9 +243,10 @@ def test_models_on_disk(here: Here) -> None:
     here.says(ours, f"missing model: {folder} lacks 2.safetensors, 3: {DOWNLOAD}")
     (folder / "model.safetensors.index.json").write_text("[")
     here.says(ours, f"missing model: {folder} lacks model.safetensors.index.json: ")
-    (folder / "model.safetensors.index.json").unlink()
-    (folder / "tokenizer.json").unlink()
-    here.says(ours, f"missing model: {folder} lacks tokenizer.json, model.safetensors: ")
+    for path in folder.iterdir():
+        path.unlink()
+    three = "config.json, tokenizer_config.json, tokenizer.json"
+    here.says(ours, f"missing model: {folder} lacks {three} and 1 more: ")
 
 
 def download(folder: Path) -> None:

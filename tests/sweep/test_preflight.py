@@ -206,7 +206,10 @@ def test_several_nodes_meet_anew_for_each_part(
         return Mock(start=start, exitcode=-9, is_alive=lambda: False)
 
     monkeypatch.setattr("multiprocessing.get_context", lambda how: Mock(Process=process))
+    job.folder.mkdir(parents=True)
+    (link := job.folder / "of_another").symlink_to(job.folder.parent)
     first.run()
+    assert not link.is_symlink()  # it alone is removed
     assert seen == [(last, True, [last > 1, False]) for last in trained]
     assert all(allocation.ended() for allocation in meetings)
     assert error in read_preflight(job.folder).error
