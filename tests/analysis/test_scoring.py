@@ -27,16 +27,16 @@ BETTER = both({0: 0.1, 10: 0.2, 20: 0.5})
 FALLEN = both({0: 0.1, 10: 0.6, 20: 0.0})
 CELL = ("chain", "cppo")
 DONE = MadeRun("cppo", seed=0, scores=GOOD)
-COLLAPSED = MadeRun("cppo", seed=1, scores=FALLEN, status=schema.COLLAPSED)
 
 
 def test_seeds_are_averaged_after_each_was_selected() -> None:
-    cell = scored([DONE, MadeRun("cppo", seed=1, scores=BETTER)]).cells[CELL]
-    # The best of the mean curve would be 0.35.
+    third = MadeRun("cppo", seed=2, scores=both({0: 0.2, 10: 0.4, 20: 0.1}))
+    cell = scored([DONE, MadeRun("cppo", seed=1, scores=BETTER), third]).cells[CELL]
+    # The best of the mean curve would be 0.3.
     assert cell.score == cell.components["chain24"]
-    assert (cell.score.mean, cell.score.std, cell.gain.mean) == pytest.approx((0.4, 0.2 / 2**0.5, 0.3))
-    assert (cell.state, cell.provisional, cell.expected) == (SCORED, False, 2)
-    assert (cell.score.n, cell.steps) == (2, (10, 20))
+    assert (cell.score.mean, cell.score.std, cell.gain.mean) == pytest.approx((0.4, 0.1, 0.8 / 3))
+    assert (cell.state, cell.provisional, cell.expected) == (SCORED, False, 3)
+    assert (cell.score.n, cell.steps) == (3, (10, 20, 10))
 
 
 @pytest.mark.parametrize(
@@ -66,12 +66,6 @@ def test_gaps_that_differ_in_seeds_are_named_together() -> None:
         score_sweep(make_data([DONE]), expected)
     with user_error("1 of 1 run has no result yet"):
         score_sweep(make_data([DONE]), expected[1:2])
-
-
-@pytest.mark.parametrize("gaps", [[], [MadeRun("cppo", seed=2)]])
-def test_one_collapsed_seed_makes_the_cell_a_collapse(gaps: list[MadeRun]) -> None:
-    cell = scored([DONE, COLLAPSED], gaps=gaps).cells[CELL]
-    assert (cell.state, cell.collapsed, cell.provisional) == (SelectionState.COLLAPSE, 1, bool(gaps))
 
 
 def test_only_the_papers_curves_are_judged_by_their_shape() -> None:
