@@ -59,10 +59,11 @@ def test_a_study_that_nothing_decides_takes_a_seed_at_a_time_up_to_its_limit(
     cppo: Command, mine: Path
 ) -> None:
     mine.write_text(TWINS)
+    cppo(f"{LAUNCH.replace('mine.yaml --until-decided', 'quickstart_exact')} variant=cppo seed=0")  # the store exists
     assert "open after 5 of 6 seeds, 2 looks." in "\n".join(cppo(LAUNCH, "--max-seeds", "5"))
-    assert recorded() == 10
+    assert recorded() == 11
     assert "open after 6 of 6 seeds, 3 looks." in "\n".join(cppo(LAUNCH))
-    assert recorded() == 12
+    assert recorded() == 13
 
 
 def test_a_claim_that_is_judged_once_is_refused(cppo: Command, mine: Path) -> None:

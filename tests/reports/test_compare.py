@@ -146,3 +146,7 @@ def test_nothing_in_a_record_is_trusted(
     spoil(two[0], lambda record: record["sweeps"][0][of_sweep][0].update(change))
     with user_error(words):
         read_record(two[0])
+    with two[0].joinpath(RECORD).open("ab") as record:
+        record.truncate(2**26 + 1)
+    with user_error("more than the 67108864 bytes allowed"):
+        read_record(two[0])

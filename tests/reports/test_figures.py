@@ -129,6 +129,8 @@ def test_diagnostics_take_what_was_logged_and_bin_it() -> None:
     for values, value in ((cppo.mean, 0.3), (cppo.low, 0.2), (cppo.high, 0.4)):
         assert values == pytest.approx([value] * len(cppo.steps))
     assert curves.diagnostics_info(scored(TWO_SEEDS), "Demo") is None
+    absent = curves.warmup_info(scored(TWO_SEEDS), ("chain",), "Warm-up")
+    assert isinstance(absent, drawing.Absent) and "on chain logged rule/delta_b_mean and" in absent.reason
 
 
 def test_drawing_is_the_same_every_time_and_leaves_the_users_settings_alone(drawn: drawing.Drawn) -> None:
