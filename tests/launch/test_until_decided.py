@@ -59,7 +59,8 @@ def test_a_study_that_nothing_decides_takes_a_seed_at_a_time_up_to_its_limit(
     cppo: Command, mine: Path
 ) -> None:
     mine.write_text(TWINS)
-    cppo(f"{LAUNCH.replace('mine.yaml --until-decided', 'quickstart_exact')} variant=cppo seed=0")  # the store exists
+    # The store has runs of another sweep.
+    cppo(f"{LAUNCH.replace('mine.yaml --until-decided', 'quickstart_exact')} variant=cppo seed=0")
     assert "open after 5 of 6 seeds, 2 looks." in "\n".join(cppo(LAUNCH, "--max-seeds", "5"))
     assert recorded() == 11
     assert "open after 6 of 6 seeds, 3 looks." in "\n".join(cppo(LAUNCH))
