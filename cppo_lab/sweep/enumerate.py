@@ -119,16 +119,11 @@ def condition_faults(sweep: Sweep, core: str) -> list[tuple[str, str]]:
             if key not in valid:
                 faults.append((where, f"{place}.{key}: {unknown('condition', key, valid)}"))
                 continue
-            faults += [
-                (
-                    where,
-                    f"{place}.{key}={value!r}: "
-                    + ("remove its quotes" if value in names else str(unknown(key, value, names))),
-                )
-                for names in [[*map(number, valid[key])]]
-                for value in values
-                if not _is_in(value, valid[key])
-            ]
+            names = [*map(number, valid[key])]
+            for value in values:
+                if not _is_in(value, valid[key]):
+                    remedy = "remove its quotes" if value in names else unknown(key, value, names)
+                    faults.append((where, f"{place}.{key}={value!r}: {remedy}"))
         if len(faults) == before and all(
             any(_is_in(value, here[key]) for value in values) for key, values in entry.items()
         ):

@@ -73,9 +73,7 @@ class Override:
             raise UserError(f"override {self.text!r}: {error}: list the values") from None
         if len(values) > MAX_LISTED:
             raise UserError(f"override {self.text!r}: lists more than {MAX_LISTED:,} values: list fewer")
-        if (
-            self.parsed.value_type is ValueType.RANGE_SWEEP
-        ):  # sums of its step: 0.7999999999999999 is meant as 0.8
+        if self.parsed.value_type is ValueType.RANGE_SWEEP:  # sums of its step: 0.7999999999999999 means 0.8
             values = [float(f"{value:.12g}") if isinstance(value, float) else value for value in values]
         return tuple(value.text if isinstance(value, QuotedString) else value for value in values)
 

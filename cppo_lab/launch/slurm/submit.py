@@ -289,15 +289,8 @@ def _submit(jobs: Sequence[J], values: dict[str, Any], ledger: Ledger, spec: Slu
     positions = [position for position, job in enumerate(jobs) for _ in _names(job)]
     token = ledger.claim(names, positions, configured("ClusterName"))
     # Read-only commands load the settings above, and do not need submitit.
-    from submitit import SlurmExecutor
-    from submitit.core import utils
     from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-    # A site's sbatch may print what it likes, and not in UTF-8.
-    utils.copy_process_streams = _read_output
-    SlurmExecutor._get_job_id_from_submission_command = staticmethod(  # type: ignore[method-assign, assignment]
-        _job_number
-    )
     titles = [title_of(job) for job in jobs]
     # An array has one name; each of its tasks takes that of its run when it starts (job.py).
     name = (
@@ -374,9 +367,14 @@ def _executor(
     folder: Path, values: dict[str, Any], spec: SlurmSpec, token: str, size: int, name: str = "cppo"
 ) -> "SlurmExecutor":
     from submitit import SlurmExecutor
+    from submitit.core import utils
 
+    class Executor(SlurmExecutor):
+        _get_job_id_from_submission_command = staticmethod(_job_number)  # type: ignore[assignment]
+
+    utils.copy_process_streams = _read_output
     options = dict(values)
-    executor = SlurmExecutor(folder, max_num_timeout=spec.requeues, python=options.pop("python", None))
+    executor = Executor(folder, max_num_timeout=spec.requeues, python=options.pop("python", None))
     if spec.container.runtime:
         options |= {"setup": [*options["setup"], *lines_before(folder.resolve())], "teardown": lines_after()}
     if "comment" in options["additional_parameters"]:  # a site may demand a comment: the token is in the name
