@@ -138,7 +138,8 @@ def load_launcher(name: str) -> Launcher:
 
     Raises UserError if there is none.
     """
-    return cast(Launcher, launcher_of(name).load("function"))
+    with variables(job_environment()):  # submitit reads its own as it is loaded
+        return cast(Launcher, launcher_of(name).load("function"))
 
 
 def jobs_in_queue(name: str, folder: Path) -> Mapping[str, JobInQueue]:

@@ -191,8 +191,12 @@ def _write_once(path: Path, text: str) -> None:
     draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
     try:
         draft.write_text(text, encoding="utf-8")
-        with contextlib.suppress(FileExistsError):  # another process was first
+        try:
             os.link(draft, path)
+        except FileExistsError:  # another process was first
+            return
+        except OSError:  # a file system without hard links: exFAT, shares of Windows
+            draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
 

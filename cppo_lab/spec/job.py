@@ -8,6 +8,7 @@ fixed costs, are fitted to the steps that others have published (`tests/spec/tes
 any run of ours on such a machine: the resulting hours are accurate to a factor of UNCERTAINTY either way.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -112,11 +113,11 @@ class LayoutSpec(Spec):
         ):
             if devices % size:
                 yield f"{name}={size} must divide the {devices} devices of {of}"
-        if self.megatron and self.devices % self.megatron.replica:
-            yield (
-                f"tensor={self.megatron.tensor} x pipeline={self.megatron.pipeline} x context={self.megatron.context} "
-                f"= {self.megatron.replica} must divide the {self.devices} devices of the layout"
-            )
+        for names in (("tensor", "pipeline", "context"), ("expert", "pipeline")) if self.megatron else ():
+            sizes = {name: getattr(self.megatron, name) for name in names}
+            if self.devices % (product := math.prod(sizes.values())):
+                shown = " x ".join(f"{name}={size}" for name, size in sizes.items())
+                yield f"{shown} = {product} must divide the {self.devices} devices of the layout"
         if self.device == "cuda" and self.rollout == "cppo_cpu":
             yield "rollout='cppo_cpu' with device='cuda': it serves CPUs; GPUs are served by vllm"
 

@@ -8,6 +8,7 @@ a store has.
 """
 
 import contextlib
+import io
 import json
 import os
 import tempfile
@@ -27,7 +28,7 @@ from cppo_lab.answers.records import FolderFiles, read_texts, steps_with
 from cppo_lab.answers.texts import Sample
 from cppo_lab.core_records import core_if_installed
 from cppo_lab.errors import UserError, few, say
-from cppo_lab.files import redacted
+from cppo_lab.files import open_plain, redacted
 from cppo_lab.runs.folder import read_status
 from cppo_lab.runs.spool import (
     NOTES,
@@ -275,7 +276,7 @@ class _Shipment:
             return False
         del self.state.records[self.token]
         for path in files(self.folder):
-            if self.token.encode() in path.read_bytes():
+            if self.token.encode() in _content(path):
                 self.state.offsets.pop(path.name, None)
         save_shipped(self.folder, self.uri, self.state)
         return True
@@ -625,10 +626,16 @@ def _cell(value: object) -> object:
     return f"{value[:half]} [{len(value) - LONGEST_CELL} characters are left out here] {value[-half:]}"
 
 
+def _content(path: Path) -> bytes:
+    """All of a spool's file; nothing if it is none, but a pipe or a device."""
+    with open_plain(path) or io.BytesIO() as file:
+        return file.read()
+
+
 def _owner(path: Path, end: int | None = None) -> str:
     """The record that begins last before byte `end` of a spool's file. A file has two if the end of the first had to
     wait for room on the disk.
     """
-    text = path.read_bytes()[:end]
+    text = _content(path)[:end]
     first = decoded(text[max(text.rfind(b'{"kind": "begin"'), 0) :].partition(b"\n")[0])
     return first.record if isinstance(first, Begin) else ""

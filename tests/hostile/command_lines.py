@@ -234,6 +234,8 @@ LINES = {
         "configuration: rollout.mode='async' cannot be had with …choose a layout with strategy fsdp2",
     "doctor core=verl model=qwen3_30b_a3b_base rule=cppo_kl layout.megatron.tensor=3":
         "= 3 must divide the 32 devices",
+    "plan main core=verl model=qwen3_30b_a3b_base layout.megatron.expert=7":
+        "layout: expert=7 x pipeline=1 = 7 must divide the 32 devices of the layout",
     "preflight quickstart core=verl --random-weights": "model=tiny_qwen3 is made by the product itself: drop --random",
     "preflight main core=verl model=qwen3_8b_base model.repository=acme/Other variant=cppo --random-weights":
         "unknown repository with known sizes 'acme/Other': valid: Qwen/",

@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import subprocess
+import sys
 from multiprocessing import resource_tracker
 from pathlib import Path
 from unittest.mock import patch
@@ -62,6 +64,11 @@ def test_no_variable_of_the_shell_changes_what_launcher_and_job_agree_on(
     found = json.loads((job.folder / "environment").read_text())
     assert {name: found.get(name) for name in SHELL} == job_finds
     assert {name: os.environ[name] for name in SHELL} == SHELL
+
+
+def test_no_variable_of_submitit_keeps_a_launcher_from_loading() -> None:
+    code = "from cppo_lab.launch.launchers import load_launcher as load; [load(name) for name in ('local', 'slurm')]"
+    subprocess.run([sys.executable, "-c", code], env=os.environ | SHELL, check=True)
 
 
 class Setting(Noted):

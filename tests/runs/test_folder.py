@@ -37,11 +37,20 @@ def test_a_status_on_a_full_disk_takes_the_place_of_the_old_one(
     assert list(tmp_path.iterdir()) == []
 
 
-@patch("os.link", Mock(side_effect=OSError(28, "No space left on device")))
+@patch.object(Path, "write_text", Mock(side_effect=OSError(28, "No space left on device")))
 def test_a_run_announced_on_a_full_disk_leaves_no_draft(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="No space left"):
         announce(tmp_path / "run", {"seed": 0})
     assert list((tmp_path / "run").iterdir()) == []
+
+
+@patch("os.link", Mock(side_effect=PermissionError(1, "Operation not permitted")))
+def test_a_run_is_announced_without_hard_links(tmp_path: Path) -> None:
+    """On exFAT, and on shares of Windows."""
+    for seed in (0, 1):
+        announce(tmp_path / "run", {"seed": seed})
+    assert read_status(tmp_path / "run")["seed"] == 0
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["status.json"]
 
 
 @pytest.mark.parametrize("older", [{"seconds": 9}, {"seconds": 9, "machine_seconds": 3}])

@@ -7,6 +7,7 @@ import errno
 import itertools
 import json
 import math
+import os
 import shutil
 import sqlite3
 import threading
@@ -259,6 +260,18 @@ def test_a_line_that_a_kill_cut_off_is_not_waited_for(folder: Path, attempt: Att
     assert not unsent(folder, tracking_uri())
     attempt(1, after=0)
     assert steps(folder) == [0, 1]
+
+
+def test_what_is_no_file_among_those_of_a_spool_is_left_out(folder: Path, attempt: Attempt) -> None:
+    """A pipe would let the upload wait for ever, a link to /dev/zero take all memory."""
+    spool = attempt(0).spool.path.parent
+    os.mkfifo(spool / "0002.jsonl")
+    (spool / "0003.jsonl").symlink_to("/dev/zero")
+    attempt(1, after=0)
+    assert steps(folder) == [0, 1]
+    mlflow_client().delete_run(mlflow_run(folder).info.run_id)
+    attempt(2, after=1)
+    assert steps(folder) == [0, 1, 2]
 
 
 def test_a_file_that_only_seemed_to_arrive_is_sent_again_at_the_end(folder: Path, attempt: Attempt) -> None:
