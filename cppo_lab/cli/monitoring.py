@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from cppo_lab import schema
 from cppo_lab.cli.command import Exit, answer, coloured, counter, parse_states, typed, width
-from cppo_lab.errors import UserError, counted, say
+from cppo_lab.errors import UserError, counted, harmless, say
 from cppo_lab.files import redacted, runs_folder
 from cppo_lab.launch import queues
 from cppo_lab.runs.folder import parse_variants, read_status
@@ -181,7 +181,7 @@ def note(options: Namespace) -> int:
     given = notes(folder)
     text = given.pop(schema.TAG_NOTE, "")
     lines = filter(None, [text, *(f"{key}={value}" for key, value in given.items())])
-    return answer(options, {"run_id": run_id, "note": text, "tags": given}, "\n".join(lines))
+    return answer(options, {"run_id": run_id, "note": text, "tags": given}, "\n".join(map(harmless, lines)))
 
 
 def cancel(options: Namespace) -> int:
