@@ -120,6 +120,11 @@ def test_methods_of_a_sweep() -> None:
     assert "as independent runs (Welch's test)" in apart and "in pairs" not in apart
     several = texts(scored(grid(variants=("dppo", "cppo", "grpo"))))["methods.md"]
     assert "with Holm's adjustment over 2 comparisons" in several
+    mixed = scored([*grid(), *flat({"single": [0.5], "even": [0.4, 0.404, 0.397]})])
+    for why in ("with a single run on a side", "without any spread between runs"):
+        assert [
+            f"Comparisons {why} have no test." in text for text in (said, texts(mixed)["methods.md"])
+        ] == [False, True]
     board = scored([*grid(), MadeRun("cppo", "m", 3, status=schema.RUNNING, scores=both({10: 0.1}))])
     numbers, gaps = numbers_of(board), texts(board)["methods.md"]
     assert (numbers["cppoDemoMCppoFinal"], numbers["cppoDemoMCppoSeeds"]) == ("50.05", "3")
