@@ -145,14 +145,10 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path, out: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "train.jsonl"]
 
 
-def test_a_folder_with_something_else_is_not_touched(prepared: Path) -> None:
-    """Nor one that has no prepared data at all: tests/hostile/folders.py."""
-    (mine := prepared / "mine.txt").write_text("x")
-    with user_error(r"in use \(mine.txt\)"):
-        prepare("sample", prepared)
-    mine.unlink()
+def test_data_without_its_manifest_is_not_touched(prepared: Path) -> None:
+    """Nor what is none: tests/hostile/folders.py."""
     (prepared / "manifest.json").unlink()
-    with user_error(r"data without manifest.json"):
+    with user_error(r"in use \(data without manifest.json\)"):
         prepare("sample", prepared)
 
 
