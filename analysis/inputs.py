@@ -9,7 +9,7 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.answers.outcomes import Outcomes
-from cppo_lab.tracking.history import History, StoredRun
+from cppo_lab.tracking.history import History
 
 Value = str | int | float | bool | None  # of an axis
 
@@ -191,11 +191,6 @@ def remedy_of(experiment: str) -> str:
 def integer(text: str) -> int | None:
     """A whole number, as anybody may have written it into a store; None for other text, or more than 18 digits."""
     return int(text) if re.fullmatch(r"-?\d{1,18}", text) else None
-
-
-def run_id_of(run: StoredRun) -> str:
-    """The id of the run's configuration, or MLflow's id if it has none."""
-    return run.tags.get(schema.TAG_RUN_ID) or run.mlflow_id
 
 
 def is_result(metric: str) -> bool:

@@ -19,7 +19,6 @@ from cppo_lab.analysis.inputs import (
     is_result,
     points_frame,
     remedy_of,
-    run_id_of,
 )
 from cppo_lab.answers import records as kept
 from cppo_lab.answers.outcomes import OUTCOMES, Outcomes
@@ -34,6 +33,7 @@ from cppo_lab.tracking.read import (
     StoredFiles,
     experiment_id,
     histories,
+    newest_of_each,
     newest_runs,
     reading,
     search_runs,
@@ -113,7 +113,7 @@ def find_runs(uri: str, experiment: str, run_ids: Collection[str]) -> list[Store
     address.require_store(uri)
     with reading(uri) as client:
         runs = map(stored_run, newest_runs(client, experiment, tag=schema.TAG_RUN_ID))
-        return _newest_of_each(run for run in runs if run.tags[schema.TAG_RUN_ID] in run_ids)
+        return newest_of_each(run for run in runs if run.tags[schema.TAG_RUN_ID] in run_ids)
 
 
 def read_points(
@@ -138,24 +138,16 @@ def read_searches(uri: str, experiment: str) -> dict[str, list[str]]:
     return dict(sorted(studies.items()))
 
 
-def _newest_of_each(attempts: Iterable[StoredRun]) -> list[StoredRun]:
-    """One run per run id, sorted by id: the newest that is a result, or the newest of all if none is."""
-    ranked = sorted(
-        attempts, key=lambda run: (run_id_of(run), run.is_result, run.start_ms or 0, run.mlflow_id)
-    )
-    return list({run_id_of(run): run for run in ranked}.values())
-
-
 def _sweep_data(
     uri: str, experiment: str, sweep: str, attempts: list[StoredRun], metrics: Callable[[str], bool] | None
 ) -> SweepData:
-    runs = _newest_of_each(attempts)
+    runs = newest_of_each(attempts)
     rows, versions = [], {}
     for run in runs:
         tags = run.tags
         row = (
             run.mlflow_id,
-            run_id_of(run),
+            run.run_id,
             tags.get(schema.sweep_tag(sweep)) or tags.get(schema.TAG_RULE, ""),
             tags.get(schema.TAG_RULE, ""),
             tags.get(schema.TAG_MODEL, ""),
@@ -200,7 +192,7 @@ def _sweep_data(
         {run.mlflow_id: code for run in runs if (code := run.tags.get(schema.TAG_CODE_VERSION))},
         {run.mlflow_id: note for run in runs if (note := _note(run.tags))},
         {
-            run_id_of(run): run.start_ms or 0
+            run.run_id: run.start_ms or 0
             for run in sorted(attempts, key=lambda run: run.start_ms or 0, reverse=True)
         },
     )

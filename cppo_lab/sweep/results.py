@@ -27,7 +27,7 @@ except ModuleNotFoundError as error:
     raise
 
 from cppo_lab import schema
-from cppo_lab.analysis.inputs import points_frame, run_id_of
+from cppo_lab.analysis.inputs import points_frame
 from cppo_lab.analysis.scoring import (
     SelectionState,
     ValidationCurves,
@@ -205,7 +205,7 @@ class Results:
         """
         stored = self._chosen(runs)
         frame = self._points(stored, self._wanted(metrics))
-        of_run = {run.mlflow_id: run_id_of(run) for run in stored}
+        of_run = {run.mlflow_id: run.run_id for run in stored}
         frame["mlflow_id"] = frame["mlflow_id"].cat.rename_categories(of_run)
         return frame.rename(columns={"mlflow_id": "run_id"})[list(HISTORY_COLUMNS)]
 
@@ -227,9 +227,7 @@ class Results:
         stored = self._chosen(runs)
         outcomes = self._outcomes(stored)
         parts = [
-            _outcome_rows(run_id_of(run), outcomes[run.mlflow_id])
-            for run in stored
-            if run.mlflow_id in outcomes
+            _outcome_rows(run.run_id, outcomes[run.mlflow_id]) for run in stored if run.mlflow_id in outcomes
         ]
         if not parts:
             return pd.DataFrame({name: [] for name in OUTCOME_COLUMNS})
@@ -427,9 +425,7 @@ def load(
     store = _store(uri, plan.tracking.uri)
     experiment = schema.experiment_name(plan.core)
     runs = declared_runs(plan)
-    stored = {
-        run_id_of(run): run for run in reader.find_runs(store, experiment, {row["run_id"] for row in runs})
-    }
+    stored = {run.run_id: run for run in reader.find_runs(store, experiment, {row["run_id"] for row in runs})}
     if not stored:
         command = shlex.join(["cppo", "launch", name, *texts])
         raise UserError(

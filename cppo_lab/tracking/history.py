@@ -126,6 +126,11 @@ class StoredRun:
     latest: Mapping[str, tuple[int, int, float]] = field(default_factory=dict)
 
     @property
+    def run_id(self) -> str:
+        """The id of its configuration, or MLflow's if it has none."""
+        return self.tags.get(schema.TAG_RUN_ID) or self.mlflow_id
+
+    @property
     def status(self) -> str:
         """One of schema.STATUSES."""
         return recorded_status(self.tags)

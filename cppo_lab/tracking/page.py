@@ -45,8 +45,8 @@ from cppo_lab.runs.state import by_state
 from cppo_lab.runs.tags import escaped
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, may_fail, open_client
-from cppo_lab.tracking.history import recorded_status, unclipped
-from cppo_lab.tracking.read import StoredFiles, is_active, newest_of_each, newest_runs
+from cppo_lab.tracking.history import unclipped
+from cppo_lab.tracking.read import StoredFiles, is_active, newest_of_each, newest_runs, stored_run
 
 VARIANT_MEAN = "variant_mean"  # metrics of a parent only
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")  # MLflow allows few characters, and no empty or dotted parts
@@ -146,14 +146,14 @@ def update_parent(
     """
     run, tag = client.get_run(parent), schema.sweep_tag(sweep.name)
     experiment = client.get_experiment(run.info.experiment_id).name
-    runs = newest_of_each(newest_runs(client, experiment, tag=tag))
-    states = {run_id: recorded_status(noted.data.tags) for run_id, noted in runs.items()} | dict(planned)
+    runs = newest_of_each(map(stored_run, newest_runs(client, experiment, tag=tag)))
+    states = {stored.run_id: stored.status for stored in runs} | dict(planned)
     _write_note(client, run, sweep, states.values(), verdict)
     scores = (
-        (noted.data.tags[tag], noted.data.tags.get(schema.TAG_MODEL, ""), unclipped(value))
-        for run_id, noted in runs.items()
-        if states[run_id] in schema.FINISHED
-        for name, value in noted.data.metrics.items()
+        (stored.tags[tag], stored.tags.get(schema.TAG_MODEL, ""), unclipped(value))
+        for stored in runs
+        if states[stored.run_id] in schema.FINISHED
+        for name, (_, _, value) in stored.latest.items()
         if (parsed := schema.parse_validation_metric(name)) is not None and parsed[0] == schema.MEAN
     )
     time_ms = int(time.time() * 1000)

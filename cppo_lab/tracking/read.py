@@ -43,7 +43,6 @@ from cppo_lab.tracking.history import (
     Column,
     History,
     StoredRun,
-    recorded_status,
     unclipped,
     unpack,
 )
@@ -184,15 +183,10 @@ def attempts_at(client: MlflowClient, experiment: str, run_id: str) -> list[Stor
     return list(map(stored_run, newest_runs(client, experiment, _OF_RUN.format(run_id))))
 
 
-def newest_of_each(attempts: Iterable[Run]) -> dict[str, Run]:
-    """The newest result of each run, or else its newest attempt, by run id; `attempts` are in order, newest first."""
-    newest: dict[str, Run] = {}
-    for run in attempts:
-        run_id, status = run.data.tags.get(schema.TAG_RUN_ID, ""), recorded_status(run.data.tags)
-        newer = newest.setdefault(run_id, run)
-        if status in schema.FINISHED and recorded_status(newer.data.tags) not in schema.FINISHED:
-            newest[run_id] = run
-    return newest
+def newest_of_each(attempts: Iterable[StoredRun]) -> list[StoredRun]:
+    """An attempt at each run, sorted by run id: the newest that is a result, or the newest of all if none is."""
+    ranked = sorted(attempts, key=lambda run: (run.run_id, run.is_result, run.start_ms or 0, run.mlflow_id))
+    return list({run.run_id: run for run in ranked}.values())
 
 
 def find(uri: str, core: str, run_ids: Collection[str]) -> dict[str, StoredRun]:
@@ -210,14 +204,14 @@ def find(uri: str, core: str, run_ids: Collection[str]) -> dict[str, StoredRun]:
         attempts = newest_runs(client, experiment, tag=schema.TAG_RUN_ID)
         if len(run_ids) <= FEW:
             attempts = chain(*(newest_runs(client, experiment, _OF_RUN.format(run_id)) for run_id in run_ids))
-        newest = newest_of_each(run for run in attempts if run.data.tags[schema.TAG_RUN_ID] in run_ids)
+        known = (stored_run(run) for run in attempts if run.data.tags[schema.TAG_RUN_ID] in run_ids)
+        return {run.run_id: run for run in newest_of_each(known)}
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - a server may answer anything in place of runs
         raise StoreAway(
             f"tracking store {redacted(uri)} cannot be read: {fault_line(error)}: {REMEDY}"
         ) from None
-    return {run_id: stored_run(run) for run_id, run in newest.items()}
 
 
 class StoredFiles:

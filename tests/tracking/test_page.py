@@ -39,7 +39,7 @@ from cppo_lab.tracking.page import (
     variant_means,
     verdict_markdown,
 )
-from cppo_lab.tracking.read import newest_of_each, newest_runs
+from cppo_lab.tracking.read import newest_of_each, newest_runs, stored_run
 from tests.conftest import user_error
 from tests.jobs import planned
 from tests.recorded import mlflow_client, mlflow_runs
@@ -185,8 +185,8 @@ def test_the_newest_result_is_shown_or_the_newest_attempt(client: MlflowClient, 
                 schema.sweep_tag("s"): str(time),
             }
             client.create_run(number, start_time=time + 1, tags=tags)
-    newest = newest_of_each(newest_runs(client, "cppo-mini", tag=schema.sweep_tag("s")))
-    assert {run_id: run.data.tags[schema.sweep_tag("s")] for run_id, run in newest.items()} == {
+    newest = newest_of_each(map(stored_run, newest_runs(client, "cppo-mini", tag=schema.sweep_tag("s"))))
+    assert {run.run_id: run.tags[schema.sweep_tag("s")] for run in newest} == {
         str(states): number for states, number in shown.items()
     }
 
