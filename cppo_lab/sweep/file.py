@@ -75,7 +75,8 @@ class Declared(Spec):
         if values is None:
             kind = type(self).__name__.lower()
             raise UserError(
-                f"{kind} {self.source} has no {where} for core={core} (valid: {', '.join(by_core)})"
+                f"{kind} {self.source} has no {where} for core={core} (valid: {', '.join(by_core)}): "
+                f"use core={next(iter(by_core))}"
             )
         return values
 

@@ -84,7 +84,7 @@ FILES = {
     f"{HEAD}models: [mini_base, mini_base]\n": ": 'mini_base' appears twice: remove one",
     f"{HEAD}models: {{mimi: [mini_base]}}\n":
         ": models: unknown core 'mimi': did you mean 'mini'? valid: exact, mini, verl",
-    f"{HEAD}models: {{verl: [qwen3_8b_base]}}\n": " has no models for core=mini (valid: verl)",
+    f"{HEAD}models: {{verl: [qwen3_8b_base]}}\n": " has no models for core=mini (valid: verl): use core=verl",
     f"name: ../../etc/x\n{SWEEP}": f": name='../../etc/x': {WORD}",
     f'name: "a\\nb"\n{SWEEP}': f": name='a\\nb': {WORD}",
     f"{HEAD}sweeps: []\n": ": sweeps=[]: must not be empty",
