@@ -61,9 +61,10 @@ def export(runs: Path, run_id: str, out: Path, say: Callable[[str], None]) -> Pa
     if is_locked(runs / run_id):
         raise being_trained(run_id)
     subject = read_subject(runs, run_id)
+    exporter = load_part(subject.spec.core, "exporter")  # of a core without one, no retry would help
     require_weights(subject, runs / run_id)
     with appearing(place) as folder:
-        exported = load_part(subject.spec.core, "exporter")(subject.spec, runs, folder, say)
+        exported = exporter(subject.spec, runs, folder, say)
         (folder / CARD).write_text(model_card(subject, exported), encoding="utf-8")
     return place
 

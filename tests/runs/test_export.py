@@ -110,3 +110,13 @@ def test_a_published_model_is_named_with_its_revision_and_its_data() -> None:
         assert line in text
     assert "miniature" not in text.lower() and "| mean |" not in text
     assert "The scores of step 20 were not recorded." in model_card(subject, Exported(20, "bfloat16", 1000))
+
+
+def test_a_run_of_a_core_without_an_exporter_is_not_told_to_train_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = run_of("core=exact model=exact_early")
+    subject = Subject(spec, {}, {0: {schema.validation_metric(schema.MEAN, 16): 0.5}}, "done")
+    monkeypatch.setattr(export, "read_subject", lambda *_: subject)
+    with user_error("core='exact' is no core that exports its models: these are mini, verl"):
+        export.export(tmp_path, spec.run_id, tmp_path / "out", print)
