@@ -116,7 +116,7 @@ def test_a_run_of_a_core_without_an_exporter_is_not_told_to_train_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = run_of("core=exact model=exact_early")
-    subject = Subject(spec, {}, {0: {schema.validation_metric(schema.MEAN, 16): 0.5}}, "done")
+    subject = Subject(spec, {}, {10: {schema.validation_metric(schema.MEAN, 16): 0.5}}, "done")
     monkeypatch.setattr(export, "read_subject", lambda *_: subject)
     with user_error("core='exact' is no core that exports its models: these are mini, verl"):
         export.export(tmp_path, spec.run_id, tmp_path / "out", print)
