@@ -635,6 +635,14 @@ class Sweep(Declared):
     pairing: Pairing | None = None
     analysis: Literal["factorial"] | None = None
 
+    @field_validator("variants")
+    @classmethod
+    def _have_rules(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        for name in sorted(value.keys() & {*shipped()["rule"]} - {"cppo"}):
+            if "rule" not in value[name].keys() | info.data.get("axes", {}):
+                raise ValueError(f"{name} names a rule but would train the default, cppo: add rule: {name}")
+        return value
+
     @field_validator("analysis")
     @classmethod
     def _has_axes(cls, value: str | None, info: ValidationInfo) -> str | None:

@@ -64,6 +64,7 @@ LINES = {
     "plan 'a\x00b.yaml'": "sweep file a\\x00b.yaml cannot be read: embedded null byte: name a readable file",
     f"plan {'x' * 300}": "unknown sweep 'xxx",
     f"plan {'x' * 300}.yaml": "x.yaml cannot be read: File name too long: name a readable file",
+    "plan quickstart model.name=mini_long": "'model.name=mini_long' renames the model alone: write model=mini_long",
     "plan quickstart --state gone": "unknown state 'gone': did you mean 'done'? valid: collapsed",
     "logs 1234": f"run '1234': …{NO_RUN}",
     "logs ''": f"run '' {DIGITS}",
