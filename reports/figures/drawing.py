@@ -8,6 +8,7 @@ Files have no dates and no random names, so that the same data gives the same by
 import io
 import re
 import textwrap
+import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -27,8 +28,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
+from cppo_lab import errors
 from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, printable
 from cppo_lab.reports.names import csv_text, display_name
 from cppo_lab.rules import (
     BLACK,
@@ -389,6 +391,24 @@ def figure_style(style: Style = USUAL_STYLE) -> Iterator[None]:
         _STYLE.reset(before)
 
 
+@contextmanager
+def _glyphs_named(figure: str) -> Iterator[None]:
+    """Names characters that the block cannot draw in a line on standard error, in place of a warning for each."""
+    with warnings.catch_warnings(record=True) as warned:
+        yield
+    missing = set()
+    for warning in warned:
+        if glyph := re.match(r"Glyph (\d+)", str(warning.message)):
+            missing.add(chr(int(glyph[1])))
+        else:
+            warnings.warn(warning.message, stacklevel=2)
+    if missing:
+        shown = printable("".join(sorted(missing)[:20]))
+        errors.say(
+            f"cppo: {figure}: its font has no {shown}, boxes in PNG and PDF: --figures font=FAMILY names another"
+        )
+
+
 def render(picture: Picture, command: str = "cppo report", style: Style = USUAL_STYLE) -> Drawn:
     """Draw a picture once. The run ids and the command that made it are in the metadata of each file."""
     if picture.absent:
@@ -402,7 +422,7 @@ def render(picture: Picture, command: str = "cppo report", style: Style = USUAL_
         "pdf": {"Subject": made, "Keywords": runs, "CreationDate": None, "ModDate": None},
     }
     files = {f"{picture.name}.csv": figure_csv(picture.info).encode()}
-    with figure_style(style):
+    with figure_style(style), _glyphs_named(picture.name):
         fig = Figure()
         FigureCanvasAgg(fig)
         fig = picture.draw(picture.info, fig) or fig

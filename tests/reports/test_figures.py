@@ -6,7 +6,7 @@ import io
 import math
 import re
 import sys
-from dataclasses import field, fields, is_dataclass, make_dataclass
+from dataclasses import field, fields, is_dataclass, make_dataclass, replace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -140,6 +140,13 @@ def test_drawing_is_the_same_every_time_and_leaves_the_users_settings_alone(draw
     assert dict(matplotlib.rcParams) == before
     assert b"dc:date" not in drawn.files["figure_curves.svg"]
     assert b"CreationDate" not in drawn.files["figure_curves.pdf"]
+
+
+def test_characters_that_the_font_lacks_are_named_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    named = replace(PICTURE, info=curves_of(MadeRun("\U0010abcdλ\U0010abce", scores=both({10: 0.2}))))
+    render(named)
+    said = "cppo: figure_curves: its font has no \\U0010abcd\\U0010abce, boxes in PNG and PDF: --figures font=FAMILY"
+    assert capsys.readouterr().err.startswith(said)
 
 
 def part(**values: Any) -> Any:
