@@ -5,6 +5,7 @@ of the user has. The table of launchers: `launchers.py`.
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,7 +83,11 @@ def run_masked(job: Job) -> None:
     """Run a job in a separate process, with secrets masked in the output and result, which launchers keep in files."""
     mask_output()
     with masked_errors():
-        job.run()
+        try:
+            job.run()
+        finally:  # submitit says that it has ended before its process has
+            sys.stdout.flush()
+            sys.stderr.flush()
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from cppo_lab.cli import main
 from cppo_lab.launch.local import launch_local
 from cppo_lab.tracking import address
 from dev.servers.mlflow_server import MlflowServer
-from tests.conftest import TINY
+from tests.conftest import ROOT, TINY, python
 from tests.launch.slurm.jobs import Careless, slurm_spec
 from tests.servers.conftest import found_in
 
@@ -81,6 +81,22 @@ def test_what_a_job_prints_and_how_it_fails_is_masked_as_it_is_written(tmp_path:
     assert "an end without a line's end: http://admin:***@127.0.0.1:1" in printed
     assert "a warning: http://admin:***@127.0.0.1:1\n" in err.read_text()
     assert "cannot reach http://admin:***@127.0.0.1:1" in err.read_text() + printed
+
+
+ENDED = """
+import contextlib, os, pathlib
+from cppo_lab.launch.base import run_masked
+from tests.launch.slurm.jobs import Careless
+with contextlib.suppress(OSError):
+    run_masked(Careless(pathlib.Path(), "careless"))
+os._exit(0)
+"""
+
+
+@patch.dict(os.environ, SECRETS | {address.VARIABLE: "http://127.0.0.1:1"})
+def test_what_a_job_prints_is_written_when_it_has_ended() -> None:
+    """Its process may end later, and launchers do not wait for that."""
+    assert python("-c", ENDED, cwd=ROOT).stdout.endswith("an end without a line's end: http://127.0.0.1:1")
 
 
 def test_nothing_that_a_launch_writes_or_shows_has_a_secret(
