@@ -105,17 +105,8 @@ _UNICODE = str.maketrans("\u3000。’′∶−–‒‐‑﹣⁻⁄∕÷", " .'
     {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
     | {"×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≡": "\\equiv ", "、": ", "}
     | {sign: f"\\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚ", "RZNQ", strict=True)}
-    | {
-        "≤": "\\le ",
-        "≥": "\\ge ",
-        "∪": "\\cup ",
-        "⟨": "(",
-        "⟩": ")",
-        "∴": " ",
-        "⇒": "\\Rightarrow ",
-        "∅": "\\emptyset ",
-        "″": "''",
-    }
+    | {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "″": "''"}
+    | {"⟨": "(", "⟩": ")", "∴": " ", "⇒": "\\Rightarrow "}
     | {
         **dict.fromkeys("°º˚", "^{\\circ}"),
         "¢": " cents",

@@ -134,7 +134,7 @@ _VARIABLES = re.compile(
     r"(?<![\\A-Za-z])(?<!:\d\d )(?!(?:min|sec|deg|day|men|mph)(?![A-Za-z]))[A-Za-z]{1,3}(?![A-Za-z])"
 )
 _NUMBERS_APART = re.compile(r"(?<![\^_]\d)(?<=\d) +(?=\d+\$?$)")  # "3 4", of which it takes the sum
-# Of a matrix in lines math-verify reads the last
+# Ends of the lines of a matrix, of which math-verify would read the last line alone.
 _LINES = re.compile(r"(?<=\\\\)\n|\n(?=[^\n]*(?:&|\\\\)|\\end\{)")
 _INNER_SIGN = re.compile(r"(?<!\\)[({][^(){}]*\\(?:pm|mp)(?![a-z])")
 # The base in which a number is written: 42_8

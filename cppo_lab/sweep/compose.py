@@ -335,10 +335,12 @@ def _set(config: DictConfig, override: Override) -> None:
             raise UserError(f"override {override.text!r}: {key} must be {MUST_BE['dict_type']}")
         elif isinstance(value, dict) and OmegaConf.is_list(OmegaConf.select(config, key)):
             raise UserError(f"override {override.text!r}: {key} must be {MUST_BE['list_type']}")
-        elif key in ("model.name", "data.name", "layout.name") and value in groups()[key[:-5]]:
-            raise UserError(
-                f"override {override.text!r} renames the {key[:-5]} alone: write {key[:-5]}={value}"
-            )
+        elif (
+            key in ("model.name", "data.name", "layout.name")
+            and value in groups()[group := key.removesuffix(".name")]
+            and value != OmegaConf.select(config, key)
+        ):
+            raise UserError(f"override {override.text!r} renames the {group} alone: write {group}={value}")
         else:
             OmegaConf.update(config, key, value, force_add=override.sign != "" or key.startswith(VALIDATION))
     except (ConfigAttributeError, ConfigKeyError) as error:

@@ -638,7 +638,8 @@ class Sweep(Declared):
     @field_validator("variants")
     @classmethod
     def _have_rules(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        for name in sorted(value.keys() & {*shipped()["rule"]} - {"cppo"}):
+        others = {*shipped()["rule"]} - {"cppo"}  # the default, in conf/config.yaml
+        for name in sorted(value.keys() & others):
             if "rule" not in value[name].keys() | info.data.get("axes", {}):
                 raise ValueError(f"{name} names a rule but would train the default, cppo: add rule: {name}")
         return value

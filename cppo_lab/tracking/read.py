@@ -204,8 +204,8 @@ def find(uri: str, core: str, run_ids: Collection[str]) -> dict[str, StoredRun]:
         attempts = newest_runs(client, experiment, tag=schema.TAG_RUN_ID)
         if len(run_ids) <= FEW:
             attempts = chain(*(newest_runs(client, experiment, _OF_RUN.format(run_id)) for run_id in run_ids))
-        known = (stored_run(run) for run in attempts if run.data.tags[schema.TAG_RUN_ID] in run_ids)
-        return {run.run_id: run for run in newest_of_each(known)}
+        stored = (stored_run(run) for run in attempts if run.data.tags[schema.TAG_RUN_ID] in run_ids)
+        return {run.run_id: run for run in newest_of_each(stored)}
     except UserError:
         raise
     except Exception as error:  # noqa: BLE001 - a server may answer anything in place of runs

@@ -28,9 +28,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator
 
-from cppo_lab import errors
 from cppo_lab.analysis.statistics.estimate import INTERVAL, RANGE
-from cppo_lab.errors import UserError, printable
+from cppo_lab.errors import UserError, printable, say
 from cppo_lab.reports.names import csv_text, display_name
 from cppo_lab.rules import (
     BLACK,
@@ -404,7 +403,7 @@ def _glyphs_named(figure: str) -> Iterator[None]:
             warnings.warn(warning.message, stacklevel=2)
     if missing:
         shown = printable("".join(sorted(missing)[:20]))
-        errors.say(
+        say(
             f"cppo: {figure}: its font has no {shown}, boxes in PNG and PDF: --figures font=FAMILY names another"
         )
 
@@ -536,7 +535,7 @@ def key_legend(place: Figure | SubFigure | Axes, keys: Sequence[Key], **settings
         text.set_parse_math(False)
 
 
-def say(ax: Axes, text: str, **settings: Any) -> None:
+def show_text(ax: Axes, text: str, **settings: Any) -> None:
     """A panel that has this text in place of curves."""
     ax.set_axis_off()
     ax.text(0.5, 0.5, text, ha="center", va="center", color="#777777", parse_math=False, **settings)

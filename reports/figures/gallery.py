@@ -50,7 +50,7 @@ from cppo_lab.reports.figures.drawing import (
     keys_of,
     legend_below,
     panel_grid,
-    say,
+    show_text,
     sized,
     step_axis,
     surround,
@@ -184,7 +184,7 @@ def draw_schematic(info: SchematicInfo, fig: Figure) -> None:
     left.legend(handles=[*handles, limit], loc="outside lower center", ncols=2, fontsize=sized(8))
     ax = right.subplots()
     if info.panel is None:
-        say(ax, info.absent, wrap=True)
+        show_text(ax, info.absent, wrap=True)
         return
     curves.draw_panel(info.panel, ax, info.y_label)
     key_legend(right, info.scores, loc="outside lower center", ncols=3, fontsize=sized(8))
@@ -583,7 +583,7 @@ def draw_ablations(info: PanelsInfo, fig: Figure) -> None:
     for index, (entry, ax) in enumerate(panel_grid(fig, info, count, size)):
         if entry.panel is None:
             ax.set_title(entry.heading)
-            say(ax, "no results yet")
+            show_text(ax, "no results yet")
             continue
         curves.draw_panel(entry.panel, ax, info.y_label if index == 0 else "")
         ax.set_title(f"{entry.heading}\n")

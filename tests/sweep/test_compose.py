@@ -86,6 +86,11 @@ def test_values_are_those_of_hydra(choices: list[str], more: list[str]) -> None:
         assert "\n" not in str(error)
 
 
+def test_a_model_may_be_called_as_it_is_or_as_no_other_is() -> None:
+    for name in ("mini_quick", "mine"):
+        assert compose(["model=mini_quick", f"model.name={name}"]).run.model.name == name
+
+
 def test_hydra_composes_once_per_combination_and_nothing_is_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -370,9 +370,11 @@ def _executor(
     from submitit.core import utils
 
     class Executor(SlurmExecutor):
-        _get_job_id_from_submission_command = staticmethod(_job_number)  # type: ignore[assignment]
+        @staticmethod
+        def _get_job_id_from_submission_command(string: bytes | str) -> str:
+            return _job_number(str(string))
 
-    utils.copy_process_streams = _read_output
+    utils.copy_process_streams = _read_output  # submitit's takes bytes that are no UTF-8 for a refusal
     options = dict(values)
     executor = Executor(folder, max_num_timeout=spec.requeues, python=options.pop("python", None))
     if spec.container.runtime:
