@@ -415,16 +415,17 @@ def _what_is_left(plan: Plan, done: "Launched", options: Namespace) -> int:
 
 def tune(options: Namespace) -> int:
     """Search for the best constants; go on where an earlier command, or another command, is."""
-    from cppo_lab.search.space import resolve
-    from cppo_lab.search.study import storage_url
-    from cppo_lab.search.worker import tune as carry_out
-    from cppo_lab.tracking.page import where_to_look
-
     declared = load_checked(options)
     if not isinstance(declared, Search):
         raise UserError(
             f"{options.sweep} has no key `search`: it is not a search: cppo launch {typed(options)}"
         )
+    # After the file is read, so that its mistakes are told at once.
+    from cppo_lab.search.space import resolve
+    from cppo_lab.search.study import storage_url
+    from cppo_lab.search.worker import tune as carry_out
+    from cppo_lab.tracking.page import where_to_look
+
     tuning = resolve(declared, options.overrides, options.study, options.trials)
     url = storage_url(options.storage)
     uri = address.tracking_uri(tuning.base.tracking.uri)
