@@ -346,7 +346,7 @@ def collapse_reason(scores: Sequence[float], share: float, patience: int) -> str
 # Early signs of a collapse. At 0.4, the share of a collapse, many runs recover (docs/evidence/drift.md).
 EARLY_WARNING = "early warning 1"
 EARLY_WARNING_SHARE = 0.1  # of the best score
-WARNED, WARNED_COLLAPSED = 48, 42  # runs of `python -m dev.early_warning`: warned of, and of these collapsed
+WARNED, WARNED_COLLAPSED = 48, 42  # runs of docs/evidence/early_warning.csv, and of these collapsed
 
 
 def early_signs(last: float | None, best: float | None) -> str:

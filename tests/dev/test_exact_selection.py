@@ -6,15 +6,12 @@ docs/evidence/exact_selection.csv has a row for every threshold that was tried o
 
 import itertools
 import math
-import sys
 from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-import pytest
 
 from cppo_lab.sweep.file import load_sweep
-from dev import exact_checks
 from tests.conftest import ROOT
 
 SEEDS = range(100, 108)
@@ -49,13 +46,3 @@ def test_the_sweep_has_what_was_chosen() -> None:
     horizons = sweep.axes_of("exact")["rollout.max_response_length"]
     assert {*zip(rows["model"], rows["horizon"], strict=True)} == {*itertools.product(models, horizons)}
     assert all({*SEEDS} <= {*hypothesis.selection_seeds} for hypothesis in sweep.hypotheses.values())
-
-
-def test_twins_of_too_few_runs_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The second of two arms of 40 would have been shorter, and was said to have 40."""
-    monkeypatch.setattr(sys, "argv", ["exact_checks", "twins", "--runs", "79"])
-    with pytest.raises(SystemExit):
-        exact_checks.main()
-    assert "--runs 79: at least 80" in capsys.readouterr().err
