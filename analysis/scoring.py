@@ -254,14 +254,15 @@ class ValidationCurves:
 
 
 def validation_curves(metrics: pd.DataFrame, runs: pd.DataFrame) -> ValidationCurves:
-    """The validation curves in the `metrics` and `runs` frames of `inputs.SweepData`.
+    """The validation curves of these `runs`, from the `metrics`: frames of `inputs.SweepData`.
 
     If benchmarks of a run were evaluated with several sample counts (Avg@1 and Avg@16), its largest is used.
     """
     names = metrics["metric"].unique()
     validations = {name: parsed for name in names if (parsed := schema.parse_validation_metric(name))}
     of_metric = pd.DataFrame([*validations.values()], [*validations], ["benchmark", "samples"])
-    rows = metrics[metrics["metric"].isin(validations)].astype({"mlflow_id": object, "metric": object})
+    rows = metrics[metrics["metric"].isin(validations) & metrics["mlflow_id"].isin(runs["mlflow_id"])]
+    rows = rows.astype({"mlflow_id": object, "metric": object})
     rows = rows.join(of_metric, on="metric")
     samples = rows.groupby("mlflow_id")["samples"]
     samples_of = samples.max().to_dict()
@@ -395,20 +396,24 @@ def score_sweep(
                 f"sweep {data.sweep!r} declares two configurations as {entry.describe()} ({twin.run_id} and "
                 f"{entry.run_id}): give each setting a different variant name in its file"
             )
-    curves = validation_curves(data.metrics, data.runs)
     # The rows of the runs by the ways in which a declaration may identify them (see below). If several runs match by
     # name alone, finished runs are preferred, then newer ones.
     stored: dict[tuple[object, ...], Any] = {}
     done = data.runs.assign(done=data.runs["status"].isin(schema.FINISHED))
     for row in done.sort_values(["done", "start", "mlflow_id"]).itertuples():
         name = row.model, row.variant
-        stored[(row.run_id,)] = stored[name] = stored[*name, _whole(row.seed)] = row
-    scores = []
-    for entry in dict.fromkeys(expected):
-        place = (
-            (entry.model, entry.variant) if entry.seed is None else (entry.model, entry.variant, entry.seed)
+        stored[(row.run_id,)] = stored[*name, None] = stored[*name, _whole(row.seed)] = row
+    row_of = {
+        entry: stored.get(
+            (entry.model, entry.variant, entry.seed) if entry.run_id is None else (entry.run_id,)
         )
-        row = stored.get(place if entry.run_id is None else (entry.run_id,))
+        for entry in expected
+    }
+    used = {row.mlflow_id for row in row_of.values() if row is not None}
+    # Those of older configurations may have had other benchmarks.
+    curves = validation_curves(data.metrics, data.runs[data.runs["mlflow_id"].isin(used)])
+    scores = []
+    for entry, row in row_of.items():
         if row is None:
             state = SelectionState.MISSING
             about = entry.run_id, "", entry.model, entry.variant, entry.seed
@@ -446,7 +451,6 @@ def score_sweep(
         )
     of_cell = by_cell(runs)
     cells = {pair: score_cell(of_pair, curves.benchmarks) for pair, of_pair in of_cell.items()}
-    used = {run.mlflow_id for run in runs}
     return Scoreboard(
         data=data,
         curves=curves,

@@ -163,7 +163,7 @@ def _over_models(summary: Statistics, models: int) -> TextTable:
     rows, base = [], baseline_name(summary.baseline)
     for variant in dict.fromkeys(variant for variant, *_ in summary.aggregates):
         above, places = overall.get(variant), product([variant], [Score.FINAL], ("mean", "iqm", "median"))
-        aggregates = map(estimate_text, map(summary.aggregates.get, places))
+        aggregates = map(score_text, map(summary.aggregates.get, places))
         lead = estimate_text(None if above is None else above.estimate, signed=True)
         cells = (*aggregates, lead, _share(above))
         rows.append(TextRow(display_name(variant), variant == OURS, cells))
@@ -192,7 +192,9 @@ def _order(board: Scoreboard, summary: Statistics) -> TextTable:
         if signs.any(axis=1).all():
             tau = signs.prod(axis=0).sum() / math.sqrt((signs**2).sum(axis=1).prod())
             alike.append(f"{model} {tau:.2f}" if len(models) > 1 else f"{tau:.2f}")
-        for variant in best.index:
+        for variant in dict.fromkeys(
+            [*best.index, *final.index]
+        ):  # a run without a validation has no best step
             by_best, by_final, *others = (_place(variant, of) for of in (best, final, corrected, area))
             row = cell_row(model, variant, (*by_best, *by_final, *(rank for rank, *_ in others)))
             cell = board.cells[model, variant]

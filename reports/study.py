@@ -82,10 +82,10 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     cores = {core for board in study.boards.values() for core in board.core.split("+")}
     core, pictures = "+".join(sorted(cores)) or schema.PAPER, gallery(study, PALETTES[request.palette])
     verdicts = verdict_section(scored, core, whole=True)
-    gaps: dict[str, list[str]] = {}
+    gaps: dict[tuple[str | None, str], list[str]] = {}  # sweeps may have different runs under one name
     for name, board in study.boards.items():
         for run in board.gaps:
-            gaps.setdefault(describe_gap(run), []).append(name)
+            gaps.setdefault((run.run_id, describe_gap(run)), []).append(name)
     absent = [f"Sweep {name}: {why}" for name, why in study.absent.items()]
     absent += [
         f"Hypotheses of sweep {name} about the error of the surrogate: see the report of that sweep"
@@ -94,7 +94,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     ]
     absent += [f"{picture.heading}: {picture.absent}" for picture in pictures if picture.absent]
     runs = [run for board in study.boards.values() for run in board.runs]
-    count = len({run.mlflow_id or describe_gap(run) for run in runs})
+    count = len({run.run_id or describe_gap(run) for run in runs})
     unused = {run_id for board in study.boards.values() for run_id in board.unused["run_id"]}
     main = scored.get(MAIN)
     anchors = main.anchors if main else {}
@@ -176,8 +176,8 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         scored,
         main,
         sections,
-        gaps=[f"{gap}: in {', '.join(sweeps)}" for gap, sweeps in gaps.items()],
-        gap_count=len(gaps),
+        gaps=[f"{gap}: in {', '.join(sweeps)}" for (_, gap), sweeps in gaps.items()],
+        gap_count=len({run_id or gap for run_id, gap in gaps}),
         counts=f"{counted(count, 'run')} in {counted(len(study.grids), 'sweep')}",
         pictures=pictures,
         caution=verdicts.view["caution"],

@@ -332,8 +332,8 @@ def markdown(table: TextTable) -> str:
     lines = [f"# {escape_markdown(table.title)}", ""]
     for block in table.blocks:
         if table.tables:
-            stop = "not given" if block.stop is None else block.stop
-            lines += [f"## {escape_markdown(block.title)} (T_stop = {stop})", ""]
+            stop = "" if block.stop is None else f" (T_stop = {block.stop})"
+            lines += [f"## {escape_markdown(block.title)}{stop}", ""]
         rows = [_texts(row, escape_markdown, _MARKDOWN_MARKS) for row in block.rows]
         for row, texts in zip(block.rows, rows, strict=True):
             texts[0] = f"**{texts[0]}**" if row.shaded and block.of_scores else texts[0]

@@ -396,9 +396,17 @@ def short_answers(hypotheses: Sequence[VerdictLine], statistics: Statistics) -> 
     whose p-values have Holm's adjustment. What is not confirmatory says so.
     """
     if not hypotheses:
-        # The final means minus that of the baseline: over the models if there are several, else on the only model.
+        # The final means minus that of the baseline: over the models if there are several and all have both variants,
+        # else on each model.
         several = len({model for model, _ in statistics.cells}) > 1
-        tested = with_holm(statistics.overall if several else statistics.final)
+        overall = statistics.overall if several else ()
+        whole = {difference.variant for difference in overall}
+        tested = with_holm(overall)
+        tested += [
+            (difference, statistics.adjusted.get((difference.model, difference.variant, Score.FINAL)))
+            for difference in statistics.final
+            if difference.variant not in whole
+        ]
         return [
             _answer(difference, SMALLEST, True, p is not None and p < TWO_SIDED_LEVEL)
             for difference, p in tested

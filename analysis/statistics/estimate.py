@@ -29,7 +29,8 @@ class Estimate:
 
     If the runs do not determine a standard error, `error` and `degrees` are None and `unknown` says why. `level`: of
     this interval alone; above LEVEL (`look_level`) it holds together with those of the other looks at a growing study,
-    and p-values are adjusted in proportion.
+    and p-values are adjusted in proportion. `most`: the largest distance from 0 that is possible, where the interval
+    ends at the latest.
     """
 
     value: float
@@ -38,10 +39,11 @@ class Estimate:
     degrees: float | None = None
     unknown: str = ""
     level: float = LEVEL
+    most: float = math.inf
 
     @property
     def half(self) -> float | None:
-        """Half the width of the 95 % interval."""
+        """Half the width of the 95 % interval, before it is cut at `most`."""
         if self.error is None or self.degrees is None:
             return None
         return t_quantile(self.degrees, self.level) * self.error
@@ -49,12 +51,12 @@ class Estimate:
     @property
     def low(self) -> float | None:
         """Lower end of the 95 % interval."""
-        return None if self.half is None else self.value - self.half
+        return None if self.half is None else max(self.value - self.half, -self.most)
 
     @property
     def high(self) -> float | None:
         """Upper end of the 95 % interval."""
-        return None if self.half is None else self.value + self.half
+        return None if self.half is None else min(self.value + self.half, self.most)
 
     def p_above(self, null: float = 0.0) -> float | None:
         """One-sided p-value against "the true value is `null` or less"; below 0.025 iff `low` > `null`."""

@@ -28,7 +28,7 @@ from cppo_lab.analysis.statistics.estimate import (
     mean_of,
     probability_of_improvement,
 )
-from cppo_lab.analysis.statistics.values import FinishedRuns, Measure, by_seed, cell_runs
+from cppo_lab.analysis.statistics.values import FinishedRuns, Measure, Score, by_seed, cell_runs
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,8 @@ def difference(
     sides = ([np.array(list(values.values()))] for values in (ours, theirs))
     improvement = probability_of_improvement(*sides)
     estimate, paired = compared
+    if isinstance(score, Score):  # two fractions differ by 1 at most
+        estimate = replace(estimate, most=1.0)
     n, m = (estimate.n, estimate.n) if paired else (len(ours), len(theirs))
     return Difference(model, variant, against, score, estimate, paired, n, m, improvement)
 
@@ -123,7 +125,7 @@ def mean_difference(parts: Sequence[Difference], runs: FinishedRuns) -> Differen
         for variant in (first.variant, first.against)
     )
     improvement = probability_of_improvement(*sides) if first.against else None
-    return replace(_sum_of(parts), estimate=value, improvement=improvement)
+    return replace(_sum_of(parts), estimate=replace(value, most=first.estimate.most), improvement=improvement)
 
 
 def _sum_of(parts: Sequence[Difference]) -> Difference:
@@ -228,9 +230,12 @@ def effects(
     for (group, against), cells in groups.items():
         of_axes = [_changes(place, values) for place, values in enumerate(zip(*cells, strict=True))]
         for number in range(0 if against else 1, 3):
+            # A difference of fractions, or of such differences.
+            most = 2.0 ** (number - (not against)) if isinstance(score, Score) else math.inf
             for changes in (each for chosen in combinations(of_axes, number) for each in product(*chosen)):
                 if contrasts := _contrasts(cells, changes):
-                    estimates[Effect(model, group, against, changes)] = mean_of(contrasts)
+                    effect = Effect(model, group, against, changes)
+                    estimates[effect] = replace(mean_of(contrasts), most=most)
     return estimates
 
 

@@ -166,7 +166,7 @@ def _report_runs(options: Namespace, asked: "Asked") -> Path:
             (verdict.outcome + " (exploratory)" * verdict.exploratory, verdict.text, verdict.reason)
             for verdict in saved.verdicts
         ],
-        origin=origin(saved.core),
+        origin=f"{saved.command}; {origin(saved.core)}",  # it may be of some seeds only
         shown=next((name for name in shown if name in saved.files), ""),
         whole_study=saved.kind == "study",
     )

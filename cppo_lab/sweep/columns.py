@@ -2,6 +2,7 @@
 
 import csv
 import io
+import unicodedata
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ NARROWEST = 12  # characters of a column that is cut
 SHORT_REASON = 14  # characters of a reason, for which columns are left out
 RUN_ID, STATE, REASON = "run id", "state", "reason"
 _RESET = "\x1b[0m"
+_HALF = "\0"  # which no printable text has
 _COLOURS = {
     schema.DONE: "\x1b[32m",
     schema.COLLAPSED: "\x1b[35m",
@@ -42,7 +44,7 @@ def aligned(
     `coloured`: colour the states.
     """
     # Names and reasons may be anybody's.
-    columns = {name: [one_line(row[place]) for row in rows] for place, name in enumerate(head)}
+    columns = {name: [_as_wide(one_line(row[place])) for row in rows] for place, name in enumerate(head)}
     if REASON in columns and not any(columns[REASON]):
         del columns[REASON]
     if width is not None:
@@ -77,7 +79,7 @@ def aligned(
             line, end = lines[i], start + len(state)
             if state in _COLOURS and line[start:end] == state:  # else it was cut off
                 lines[i] = f"{line[:start]}{_COLOURS[state]}{state}{_RESET}{line[end:]}"
-    return "\n".join(lines)
+    return "\n".join(lines).replace(_HALF, "")
 
 
 def to_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
@@ -91,6 +93,11 @@ def to_csv(names: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> str:
             {name: printable(cell) if isinstance(cell, str) else cell for name, cell in cells.items()}
         )
     return text.getvalue()
+
+
+def _as_wide(text: str) -> str:
+    """With a _HALF before each sign that takes two columns of a terminal, as Chinese ones do: as long as it is wide."""
+    return "".join(_HALF * (unicodedata.east_asian_width(sign) in "WF") + sign for sign in text)
 
 
 def _distinct(ids: Sequence[str]) -> int:

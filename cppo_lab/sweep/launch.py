@@ -40,6 +40,7 @@ from cppo_lab.runs.folder import (
     STATUS,
     AlreadyRunning,
     announce,
+    ensure_folder_tag,
     forget_cancelled,
     note_withheld,
     parse_variants,
@@ -170,6 +171,8 @@ def launch(plan: Plan, uri: str, request: LaunchRequest = USUAL) -> Launched:
     todo = [planned[run_id] for run_id in trained]
     _require_one_machine(todo, plan.launcher)
     _require_code(todo)
+    if todo:
+        ensure_folder_tag(runs / trained[0])  # else each run would say in its own output that it is damaged
     write_stubs(plan, uri, ahead)
     parents = None
     if not ahead.silence:

@@ -171,10 +171,7 @@ class Results:
         for runs in by_sweep.values():
             stored = [self._stored.get(row["run_id"]) for row in runs]
             models = {run.mlflow_id: row["model"] for row, run in zip(runs, stored, strict=True) if run}
-            curves = validation_curves(
-                points[points["mlflow_id"].isin(models)],
-                pd.DataFrame(models.items(), columns=["mlflow_id", "model"]),
-            )
+            curves = validation_curves(points, pd.DataFrame(models.items(), columns=["mlflow_id", "model"]))
             rows += [_row(row, run, curves) for row, run in zip(runs, stored, strict=True)]
         frame = pd.DataFrame(rows, columns=[*self._declared[0], *_COLUMNS])
         for key in [*self._declared[0]][_AXES]:

@@ -81,7 +81,7 @@ class SweepText:
 @dataclass(frozen=True)
 class ReportLog:
     """What to keep: `files` of `folder`, and the verdicts on the claims, each as (outcome, claim, reason). `shown`: the
-    name of a PNG to show. `origin`: where the numbers come from.
+    name of a PNG to show. `origin`: the report's command, and where its numbers come from.
 
     `whole_study`: the report is of a study, whose runs belong to other sweeps.
     """

@@ -95,8 +95,8 @@ class Cell:
 @dataclass(frozen=True)
 class AxisPanel:
     """A model: with one axis its `lines`, if they are of drift those of the group `surface_of`; with two axes the cells
-    of the group `surface_of`, and as `lines` the groups without axis values. `colours`: what those of cells show,
-    BY_SCORE, or NO_COLOURS if the model's cells span no more than noise; None without cells.
+    of the group `surface_of`, and as `lines` the variants that lack a value on one of them. `colours`: what those of
+    cells show, BY_SCORE, or NO_COLOURS if the model's cells span no more than noise; None without cells.
     """
 
     model: str
@@ -156,13 +156,16 @@ def axes_info(board: Scoreboard, axes: Axes, title: str, palette: Palette = PAPE
                 if score is None:
                     continue
                 first, *others = values = values_of[variant]
-                points.append((None if is_map else first, score))
-                if is_map and None not in values:
+                if not is_map:
+                    points.append((first, score))
+                elif None in values:
+                    lines.append(_line(variant, shown[0], [(None, score)]))
+                else:
                     at, (low, high) = (shown[0].at(first), shown[1].at(*others)), score_limits(score, 100)
                     cells.append(Cell(*at, 100 * score.value, low, high, score.n))
             if cells:
                 surfaces[group] = tuple(cells)
-            elif points:
+            if points:
                 lines.append(_line(group, shown[0], points))
         if surfaces:
             variants = [variant for variant, values in values_of.items() if None not in values]
@@ -334,8 +337,8 @@ def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     ax.set_yticks(range(len(rows)), second.ticks[1], parse_math=False)
     ax.set_xlim(-0.5, len(columns) - 0.5)
     ax.set_ylim(-0.5, len(rows) - 0.5)
-    beside = "; ".join(f"{display_name(line.group)} {line.mean[0]:.1f}" for line in panel.lines)
-    ax.set_xlabel(first.key + (f"\nwithout the axes: {beside}" if beside else ""), parse_math=False)
+    beside = (f"\nnot on both axes: {display_name(line.group)} {line.mean[0]:.1f}" for line in panel.lines)
+    ax.set_xlabel(first.key + "".join(beside), parse_math=False)
     ax.set_ylabel(second.key)
 
 

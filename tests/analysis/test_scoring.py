@@ -94,7 +94,9 @@ def test_which_of_several_stored_runs_counts() -> None:
     newer = replace(older, scores=BETTER, run_id="newer")
     other = replace(older, seed=7, run_id="other")
     going = replace(older, scores=FALLEN, run_id="newest", status=schema.RUNNING)
+    more = replace(older, scores={**GOOD, "aime": {10: 0.1}}, run_id="with another benchmark")
     data = make_data([other, older, newer, going])
+    assert not score_sweep(make_data([older, more]), expect([older])).gaps
     by_id = score_sweep(data, expect([older]))
     assert by_id.cells[CELL].score.mean == pytest.approx(0.3)
     assert list(by_id.unused["run_id"]) == ["other", "newer", "newest"]

@@ -66,6 +66,7 @@ def test_it_is_made_and_kept_in_mlflow(trained: Path, cppo: Command) -> None:
     tags = parent().data.tags
     assert "index.html" in tags[schema.TAG_REPORT]
     assert "### Verdict" in tags[schema.TAG_NOTE]
+    assert "From the report (cppo report quickstart variant=cppo seed=0; core=mini" in tags[schema.TAG_NOTE]
     page = trained / "reports" / "build" / "quickstart" / "index.html"
     assert "Overrides: <code>variant=cppo seed=0</code>" in page.read_text()
     page.write_text("spoiled")

@@ -44,6 +44,7 @@ RUNS = [
     ),
     Case("report bad.zip", "bad.zip cannot be read as a file of `cppo archive`", {"bad.zip": "text"}),
     Case(f"launch {RUN}", "runs is a file, but runs keep their folders there: move it away", {"runs": ""}),
+    Case(f"launch {RUN}", "runs/identity is damaged: remove it", {"runs/identity": ""}, store=True),
     *(
         Case(words, "runs is a circular link: remove it", make=_link("runs", "runs"))
         for words in (f"launch {RUN}", "status")

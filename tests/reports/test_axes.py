@@ -136,14 +136,15 @@ def test_two_axes_are_a_surface_and_noise_has_no_colours(
         name: [0.3 + rise * number + more for more in spread[number::4] or spread]
         for number, name in enumerate(places)
     }
-    board = made({**scores, "dppo": around(0.2)})
-    info = shown(board, ("a", "b"), {**places, "dppo": ("dppo", (None, None))})
+    beside = {"dppo": ("dppo", (None, None)), **{f"grpo b={b}": ("grpo", (None, b)) for b in (3, 4)}}
+    board = made({**scores, **dict.fromkeys(beside, around(0.2))})
+    info = shown(board, ("a", "b"), places | beside)
     (panel,) = info.panels
     assert info.surface and panel.surface_of == "cppo"
     assert [(cell.first, cell.second) for cell in panel.cells] == [values for _, values in places.values()]
     means = [100 * statistics.fmean(of_seeds) for of_seeds in scores.values()]
     assert [cell.mean for cell in panel.cells] == pytest.approx(means)
-    assert [line.group for line in panel.lines] == ["dppo"]
+    assert [line.group for line in panel.lines] == [*beside]
     picture = drawing(info)
     coloured = "#10103a" in picture.inline or "#fff3b0" in picture.inline  # in the dark scheme, too
     assert coloured == ("within noise" not in said)

@@ -124,7 +124,7 @@ def test_from_the_file_to_the_page(workspace: Path, cppo: Command) -> None:
     assert drawn == {"error", "ratio", "position", "weight", "bound"}
     for row in conditions:
         visits, positions = (
-            float(row[name].split(" ")[0]) for name in ("visits beyond the token limit", "positions")
+            float(row[f"{name} beyond the token limit"].split(" ")[0]) for name in ("visits", "positions")
         )
         assert 0 <= visits <= positions <= 100
         assert row["prefixes beyond the budget"] == "–"  # DPPO has none

@@ -228,13 +228,14 @@ def test_the_answer_is_about_the_hypotheses_of_the_main_sweep() -> None:
 
 def test_a_study_with_gaps_is_refused_or_marked(reference_uri: str, tmp_path: Path, undrawn: None) -> None:
     request = paper_study_request(reference_uri, tmp_path / "out")
-    main, single, *others = request.sweeps
+    main, single, third, *others = request.sweeps
     gone = ExpectedRun("gone", POST, "dppo", 0)
     of_main = [run for run in main.expected if run.model != LARGEST]
     of_main += [replace(gone, run_id="gone-moe", model="moe"), gone]
     sweeps = (
         replace(main, expected=tuple(of_main)),
         replace(single, expected=(*single.expected, gone)),
+        replace(third, expected=(*third.expected, replace(gone, run_id="other settings"))),
         *others[:-1],
         replace(main, name="late", expected=()),
     )
@@ -246,7 +247,9 @@ def test_a_study_with_gaps_is_refused_or_marked(reference_uri: str, tmp_path: Pa
     page = build_report(replace(request, partial=True))
     html = page.read_text()
     for reason in (
-        "dppo on Qwen3-1.7B, seed 0 (missing): in main, single_mechanism",
+        "of which 3 have no result yet",
+        "dppo on Qwen3-1.7B, seed 0 (missing): in main, single_mechanism<",
+        f"dppo on Qwen3-1.7B, seed 0 (missing): in {third.name}<",
         "Sweep late:",
         "Figure 2. Gap between the policies by token position: no run of CPPO on Qwen3-1.7B has",
         "Figure 3. The prefix constraint on some tokens of one response: no run of CPPO has",

@@ -111,6 +111,9 @@ def test_columns_follow_the_benchmarks_and_models_of_the_runs() -> None:
         "large,80,dppo,50.00,50.00,50.00,mini\n"
         "large,80,cppo,40.00,40.00,40.00,mini\n"
     )
+    of_two_windows = scored([flat("cppo", 0.3, t_stop=40), flat("dppo", 0.3, t_stop=80)])
+    for given, heading in ((board, "## small (T\\_stop = 40)\n"), (of_two_windows, "## chain\n")):
+        assert heading in tables.markdown(full_table(given, "Demo")).replace("T_stop", "T\\_stop")
     main = main_table(board, "Demo")
     assert main.headings == ("small", "large")
     assert [row.cells[0].word for row in main.rows] == [NOT_DECLARED, ""]
@@ -214,6 +217,9 @@ def test_an_arrow_is_about_the_score_beside_it() -> None:
     assert "CPPO 1 of 5." in headlines(board)[1][1][-1]
     order = statistics_tables(Scored("demo", "Demo", board, ""))["order"]
     assert {row.label for row in order.rows} == {"CPPO (1 of 5 collapsed)†", "DPPO"}
+    nothing = MadeRun("grpo", status=schema.COLLAPSED)  # before its first validation
+    last = statistics_tables(Scored("demo", "Demo", scored([*runs, nothing]), ""))["order"].rows[-1]
+    assert (last.label, last.cells[0], last.cells[3]) == ("GRPO (1 of 1 collapsed)", "–", "3")
     looked = Scored("demo", "Demo", board, "", stated=Hypotheses((replace(CLAIMS[0], sequential=True),)))
     assert with_looks(order, looked).notes[-1].startswith("Seeds were added until sequential hypotheses")
     assert r"$\downarrow$" in tables.latex(table)

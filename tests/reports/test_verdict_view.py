@@ -48,6 +48,14 @@ def test_what_a_comparison_shows(
         assert ": +5.00 (+4.71 to +5.29) points of the final mean, 4 runs each." in sentence
 
 
+def test_what_some_models_lack_is_compared_on_the_others() -> None:
+    cells = {"cppo": moved(0.05), "grpo": moved(-0.05), "dppo": BASE}
+    for lacking, compared in ((), "over the models"), (("grpo",), "on m"), (("dppo",), "on m"):
+        there = {name: scores for name, scores in cells.items() if name not in lacking}
+        said = [sentence for _, sentence in short(scored([*flat(cells, "m"), *flat(there, "n")]))]
+        assert len(said) == 2 and f"DPPO scores higher than GRPO {compared}: " in said[-1]
+
+
 def test_one_run_each_decides_nothing() -> None:
     [(word, sentence)] = answers({"cppo": [0.9], "dppo": [0.1]})
     assert word is Word.OPEN

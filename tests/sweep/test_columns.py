@@ -104,3 +104,12 @@ def test_a_long_name_is_cut_in_its_middle_and_not_the_state() -> None:
         "a name …min=0.8  done",
         "b                failed",
     ]
+
+
+def test_chinese_names_take_two_columns_a_sign() -> None:
+    rows = [["模型 8", "done", "1"], ["cppo", "failed", "10"]]
+    assert aligned(["variant", "state", "n"], rows, right={"n"}, width=80, coloured=True).splitlines() == [
+        "variant  state    n",
+        "模型 8   \x1b[32mdone\x1b[0m     1",
+        "cppo     \x1b[31mfailed\x1b[0m  10",
+    ]

@@ -99,6 +99,21 @@ def test_methods_are_paired_by_what_their_runs_share_or_by_the_file(
     assert difference(values, "m", "a", "grpo", Score.FINAL) is None
 
 
+def test_no_interval_passes_what_two_scores_can_differ_by() -> None:
+    """Those of two seeds are wide, over models and of effects, too: a lead changes by 200 points at most."""
+    scores, places = factorial("a", lambda axis: [0.9 - axis, 0.3 + axis], (0.0, 0.5))
+    wide = scores | {"b": [0.1, 0.3]}
+    values = run_values(scored([*flat(wide, "m", "n")]))
+    parts: list[Any] = [difference(values, model, "a (0.0,)", "b", Score.FINAL) for model in "mn"]
+    on_one, mean = parts[0].estimate, mean_difference(parts, values).estimate
+    assert (on_one.low, on_one.high, mean.high) == (-1, 1, 1) and mean.value + mean.half > 1.5
+    [effect] = measured(scores, places).values()
+    assert (effect.low, effect.high) == (-1, 1)
+    against = Baseline("b", {place.variant: "b" for place in places})
+    of_lead = measured(wide, places, against)[Effect("m", "a", "b", ((0, 0.0, 0.5),))]
+    assert (of_lead.low, of_lead.high) == (-2, 2)
+
+
 LENGTHS = {"small": 3000.0, "base": 6000.0, "large": 8000.0, "long": 10_000.0}  # tokens
 TREND = Claim("t", "grows", "main", Kind.TREND, (("a",), ("b",)), smallest=0.005)
 
