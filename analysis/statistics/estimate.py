@@ -316,8 +316,8 @@ def score_limits(
     half = estimate.error if estimate.n < FEWEST_RUNS else estimate.half
     if half is None:
         return None, None
-    low, high = estimate.value - half, estimate.value + half
-    return (unit * max(low, 0.0), unit * min(high, 1.0)) if share else (unit * low, unit * high)
+    least, most = (0.0, 1.0) if share else (-estimate.most, estimate.most)
+    return unit * max(estimate.value - half, least), unit * min(estimate.value + half, most)
 
 
 @dataclass(frozen=True)

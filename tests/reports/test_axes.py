@@ -260,3 +260,6 @@ def test_effects_are_drawn_and_listed_with_their_intervals() -> None:
     (line,) = effects_info(sweep.board, [("chain", "cppo", "x", worse)], "Title").panels[0].lines
     half = T_3 * 20 / math.sqrt(3)
     assert (*line.low, *line.high) == pytest.approx((-10 - half, -10 + half))
+    wide = replace(mean_estimate([-0.9, 0.9, 0.3]), most=1.0)  # as `effects` has it
+    (line,) = effects_info(sweep.board, [("chain", "cppo", "x", wide)], "Title").panels[0].lines
+    assert (*line.low, *line.high) == (-100, 100)
