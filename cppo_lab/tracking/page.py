@@ -46,7 +46,14 @@ from cppo_lab.runs.tags import escaped
 from cppo_lab.tracking import address
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, may_fail, open_client
 from cppo_lab.tracking.history import unclipped
-from cppo_lab.tracking.read import StoredFiles, is_active, newest_of_each, newest_runs, stored_run
+from cppo_lab.tracking.read import (
+    StoredFiles,
+    is_active,
+    newest_of_each,
+    newest_runs,
+    search_runs,
+    stored_run,
+)
 
 VARIANT_MEAN = "variant_mean"  # metrics of a parent only
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_\-. ]")  # MLflow allows few characters, and no empty or dotted parts
@@ -145,8 +152,7 @@ def update_parent(
     earlier launches, come from the store. The verdict stays if none is given.
     """
     run, tag = client.get_run(parent), schema.sweep_tag(sweep.name)
-    experiment = client.get_experiment(run.info.experiment_id).name
-    runs = newest_of_each(map(stored_run, newest_runs(client, experiment, tag=tag)))
+    runs = newest_of_each(map(stored_run, search_runs(client, run.info.experiment_id, tag=tag)))
     states = {stored.run_id: stored.status for stored in runs} | dict(planned)
     _write_note(client, run, sweep, states.values(), verdict)
     scores = (
@@ -393,7 +399,7 @@ def save_view(client: MlflowClient, experiment_id: str) -> None:
     experiment = client.get_experiment(experiment_id)
     count = Counter(
         name
-        for run in itertools.islice(newest_runs(client, experiment.name), _NEWEST)
+        for run in itertools.islice(search_runs(client, experiment_id, newest_first=True), _NEWEST)
         for name in run.data.metrics
         if schema.parse_validation_metric(name) is not None
     )
