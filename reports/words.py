@@ -281,7 +281,9 @@ def _sweep(scored: Scored) -> Iterator[str]:
     yield f"The score is {score_name(board)} in percent{over}."
     stops = {(cell.model, cell.t_stop) for cell in board.cells.values()}
     ends = dict(sorted(stops, key=lambda stop: board.models.index(stop[0])))
-    if len(ends) == len(stops) and None not in ends.values():
+    if len(ends) < len(stops):
+        yield "Runs on one model are scored over windows of different lengths."
+    elif None not in ends.values():
         window = f"{next(iter(ends.values()))} steps"
         if len(set(ends.values())) > 1:
             listed = ", ".join(f"{end} on {model}" for model, end in ends.items())

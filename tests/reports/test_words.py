@@ -116,6 +116,8 @@ def test_methods_of_a_sweep() -> None:
     ):
         assert sentence in said
     assert "Holm" not in said  # one comparison
+    shorter = [replace(run, t_stop=80) if run.variant == "cppo" else run for run in grid()]
+    assert "windows of different lengths" in texts(scored(shorter))["methods.md"]
     apart = texts(replace(board, pairing=False))["methods.md"]
     assert "as independent runs (Welch's test)" in apart and "in pairs" not in apart
     several = texts(scored(grid(variants=("dppo", "cppo", "grpo"))))["methods.md"]
