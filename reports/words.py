@@ -279,11 +279,11 @@ def _sweep(scored: Scored) -> Iterator[str]:
         named = ", ".join(map(benchmark_name, task))
         over = f", the mean over {named}" if len(task) > 1 else f" on {named}" if task else ""
     yield f"The score is {score_name(board)} in percent{over}."
-    stops = {(cell.model, cell.t_stop) for cell in board.cells.values()}
+    stops = {(cell.model, cell.t_stop) for cell in board.cells.values() if cell.t_stop is not None}
     ends = dict(sorted(stops, key=lambda stop: board.models.index(stop[0])))
     if len(ends) < len(stops):
         yield "Runs on one model are scored over windows of different lengths."
-    elif None not in ends.values():
+    elif len(ends) == len(board.models):
         window = f"{next(iter(ends.values()))} steps"
         if len(set(ends.values())) > 1:
             listed = ", ".join(f"{end} on {model}" for model, end in ends.items())
