@@ -1,4 +1,4 @@
-"""What all benchmarks share: figures with targets, the last line that `make bench` reads, tables, clocks, processes.
+"""What all benchmarks share: figures with targets, the last line that `make bench` reads, clocks, processes.
 
 A benchmark's last line is JSON:
 
@@ -16,23 +16,19 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-
-if TYPE_CHECKING:
-    import pandas as pd  # not on the machine of the GPU kit
 
 ROOT = Path(__file__).parents[1]
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))  # `dev` and `tests` are no part of the package
 
 FULL_ONLY = "only measured in the full run"
-Rows = Iterator[tuple[str, dict[str, float]]]
 V = TypeVar("V")
 
 
@@ -126,17 +122,6 @@ def arguments(doc: str | None, quick: str, **options: Mapping[str, Any]) -> argp
     for name, settings in options.items():
         parser.add_argument(f"--{name}", **settings)
     return parser.parse_args()
-
-
-def show(title: str, rows: Rows, scale: float, digits: int) -> "pd.DataFrame":
-    """Print the rows as a table, each value times `scale`, and return it."""
-    import pandas as pd
-
-    named = dict(rows)
-    table = scale * pd.DataFrame(named.values(), named.keys(), dtype=float)
-    shown = table.to_string(float_format=f"{{:.{digits}f}}".format, na_rep="")
-    print(f"\n{title}\n{shown}", flush=True)
-    return table
 
 
 class Clock:

@@ -2,13 +2,11 @@
 
 Scores of runs:
 
-coverage      share of studies whose 95 % interval contains the true value: ours and the percentile bootstrap; for
-              normal scores and for scores with a long upper tail (Gumbel, skewness 1.14).
-pooling       the same for a low-variance and a high-variance method if the variance is pooled over methods.
+coverage      share of studies whose 95 % interval contains the true value, for normal scores and for scores with a
+              long upper tail (Gumbel, skewness 1.14).
 selection     bias and standard deviation of the best step's score and of its corrections, relative to the noise-free
               score of the selected step. Runs rise and level off, wander (autocorrelated), and have sampling error.
 families      familywise error rate for six methods compared with an equally good baseline.
-seconds       for all statistics of 28 cells with three seeds and 2,000 resamples.
 
 Answers to problems: three benchmarks of 30 problems, chances from Beta distributions, 1 or 16 answers each.
 
@@ -39,17 +37,14 @@ The last line is JSON, see `common.py`.
 
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 import pandas as pd
-from common import Rows, arguments, finish, show
+from common import arguments, finish
 from scipy.signal import lfilter
-from scipy.stats import t
 
-from cppo_lab.analysis.scoring import Scoreboard
 from cppo_lab.analysis.statistics.collapse import mean_with_collapses, share_difference
 from cppo_lab.analysis.statistics.estimate import (
     AGGREGATES,
@@ -60,6 +55,7 @@ from cppo_lab.analysis.statistics.estimate import (
     combine,
     holm,
     mean_estimate,
+    mean_of,
     probability_of_improvement,
 )
 from cppo_lab.analysis.statistics.paired import Difference, difference_of, slope
@@ -73,16 +69,15 @@ from cppo_lab.analysis.statistics.problems import (
     problem_difference,
     separations,
 )
-from cppo_lab.analysis.statistics.summary import sweep_statistics
 from cppo_lab.analysis.statistics.values import FinishedRuns, Score, held_out_best
-from tests.analysis.made_sweeps import MadeRun, scored
 
+Rows = Iterator[tuple[str, Mapping[str, float]]]
 Random = np.random.Generator
-Study = Callable[..., Mapping[str, float | None]]
-Pair = Callable[[Random, int], tuple[np.ndarray, np.ndarray]]
+Outcomes = Mapping[str, float | None]  # of one study; None is no count
+Draw = Callable[[Random, tuple[int, ...]], np.ndarray]
 SEEDS = (3, 5, 10)
-LEVELS = np.array([0.20, 0.30, 0.40, 0.50])  # four models
-SPREADS = np.array([0.01, 0.02, 0.015, 0.03])
+LEVELS = np.array([[0.20], [0.30], [0.40], [0.50]])  # four models
+SPREADS = np.array([[0.01], [0.02], [0.015], [0.03]])
 QUARTERS = [0.25] * 4
 GUMBEL_STD, EULER = np.pi / 6**0.5, 0.5772156649015329
 RESAMPLES = 400
@@ -96,8 +91,17 @@ MEAN = sum(a / (a + b) for a, b in BETA) / 3
 SAMPLES = 16
 
 
-def means(studies: int, seed: int, study: Study, *settings: Any) -> dict[str, float]:
-    """The mean over so many studies of what each counts; None is no count."""
+def show(title: str, rows: Rows, scale: float = 100, digits: int = 1) -> pd.DataFrame:
+    """Print the rows as a table, each value times `scale`, and return it."""
+    named = dict(rows)
+    table = scale * pd.DataFrame(named.values(), named.keys(), dtype=float)
+    shown = table.to_string(float_format=f"{{:.{digits}f}}".format, na_rep="")
+    print(f"\n{title}\n{shown}", flush=True)
+    return table
+
+
+def means(studies: int, seed: int, study: Callable[..., Outcomes], *settings: Any) -> dict[str, float]:
+    """The mean over so many studies of what each counts."""
     rng = np.random.default_rng(seed)
     counted = pd.DataFrame([study(rng, *settings) for _ in range(studies)]).astype(float)
     return {str(name): float(mean) for name, mean in counted.mean().items()}
@@ -113,76 +117,59 @@ def skewed(rng: Random, shape: tuple[int, ...]) -> np.ndarray:
     return (rng.gumbel(size=shape) - EULER) / GUMBEL_STD
 
 
-def holds(estimate: Estimate | Interval | None, truth: float, otherwise: bool = False) -> bool:
-    """Whether the interval holds the truth; `otherwise` if there is none."""
+def holds(estimate: Estimate | Interval | None, truth: float) -> bool | None:
+    """Whether the interval holds the truth; None if there is none."""
     if estimate is None or estimate.low is None or estimate.high is None:
-        return otherwise
+        return None
     return estimate.low <= truth <= estimate.high
 
 
-def share(studies: Iterable[bool]) -> float:
-    """Of the studies in which it is true."""
-    return float(np.mean([*studies]))
+def compared(ours: np.ndarray, theirs: np.ndarray, by_pairs: bool = False) -> Estimate:
+    """The difference of two cells as the verdicts take it; `by_pairs`: of runs of one seed."""
+    sides: list[Mapping[int | None, float]] = [dict(enumerate(side.tolist())) for side in (ours, theirs)]
+    taken = difference_of(sides[0], sides[1], by_pairs)
+    assert taken is not None, "both sides have runs"
+    return taken[0]
 
 
 def coverage(studies: int) -> Rows:
-    """(row, {column: percent})."""
+    """Intervals of means, of paired differences, and of aggregates over four models."""
+
+    def alone(rng: Random, draw: Draw, n: int) -> Outcomes:
+        values, ours, theirs = draw(rng, (3, n))
+        return {
+            "mean": holds(mean_of((0.3 + 0.02 * values).tolist()), 0.3),
+            "paired difference": holds(mean_of((0.02 * ours - 0.01 * theirs).tolist()), 0.0),
+        }
+
+    def together(rng: Random, draw: Draw, n: int, truths: Mapping[str, float]) -> Outcomes:
+        models = list(LEVELS + SPREADS * draw(rng, (4, n)))
+        return {
+            name: holds(bootstrap(models, AGGREGATES[name], rng, RESAMPLES), truth)
+            for name, truth in truths.items()
+        }
+
     for draw in (normal, skewed):
+        many = list(LEVELS + SPREADS * draw(np.random.default_rng(0), (4, 400_000)))
+        truths = {name: float(statistic(many)) for name, statistic in AGGREGATES.items()}
         for n in SEEDS:
-            rng = np.random.default_rng(n)
-            values = 0.3 + 0.02 * draw(rng, (studies, n))
-            ours = share(holds(mean_estimate(row.tolist()), 0.3) for row in values)
-            columns = {"ours": ours, "percentile": percentile(values[:, None], "mean", 0.3, rng)}
-            yield f"one model, mean, {n} seeds, {draw.__name__}", columns
-            pairs = 0.02 * draw(rng, (studies, n)) - 0.01 * draw(rng, (studies, n))
-            ours = share(holds(mean_estimate(row.tolist()), 0.0) for row in pairs)
-            yield f"one model, paired difference, {n} seeds, {draw.__name__}", {"ours": ours}
-        many = LEVELS[:, None] + SPREADS[:, None] * draw(np.random.default_rng(0), (4, 400_000))
-        for name, statistic in AGGREGATES.items():
-            truth = float(statistic(list(many)))
-            for n in SEEDS:
-                rng = np.random.default_rng(n)
-                drawn = LEVELS[:, None] + SPREADS[:, None] * draw(rng, (studies, 4, n))
-                ours = share(holds(bootstrap(list(x), statistic, rng, RESAMPLES), truth) for x in drawn)
-                columns = {"ours": ours, "percentile": percentile(drawn, name, truth, rng)}
-                yield f"four models, {name}, {n} seeds, {draw.__name__}", columns
-
-
-def percentile(drawn: np.ndarray, name: str, truth: float, rng: Random) -> float:
-    """The share of studies [studies, models, seeds] whose 95 % percentile interval (`rliable`'s) holds the truth."""
-
-    def covers(models: np.ndarray) -> bool:
-        again = [runs[rng.integers(0, len(runs), size=(RESAMPLES, len(runs)))] for runs in models]
-        low, high = np.quantile(AGGREGATES[name](again), [0.025, 0.975])
-        return bool(low <= truth <= high)
-
-    return share(map(covers, drawn))
+            yield f"one model, {n} seeds, {draw.__name__}", means(studies, n, alone, draw, n)
+            yield f"four models, {n} seeds, {draw.__name__}", means(studies, n, together, draw, n, truths)
 
 
 def improvement(studies: int) -> Rows:
     """The interval of the probability of improvement, where the true one is 0.5 and 0.92."""
+
+    def study(rng: Random, models: int, n: int) -> Outcomes:
+        ours, theirs = rng.standard_normal((2, models, n))
+        return {
+            f"P = {truth:.2f}": holds(probability_of_improvement(list(ours + lead), list(theirs)), truth)
+            for lead, truth in ((0.0, 0.5), (2.0, 0.9214))
+        }
+
     for models, n in itertools.product((1, 4), SEEDS):
-        columns = {}
-        for shift, truth in ((0.0, 0.5), (2.0, 0.9214)):
-            rng, shape = np.random.default_rng(n), (studies, models, n)
-            ours, theirs = rng.normal(shift, 1, shape), rng.normal(0, 1, shape)
-            pairs = zip(ours, theirs, strict=True)
-            estimates = [probability_of_improvement(list(a), list(b)) for a, b in pairs]
-            columns[f"P = {truth:.2f}"] = share(holds(p, truth) for p in estimates if p.low is not None)
+        columns = means(studies, n, study, models, n)
         yield f"{models} {'model' if models == 1 else 'models'}, {n} seeds", columns
-
-
-def pooling(studies: int) -> Rows:
-    """Seven methods, one of which scatters four times as much as the others."""
-    spreads = np.array([0.01] * 6 + [0.04])
-    for n in SEEDS:
-        x = spreads[:, None] * np.random.default_rng(n).standard_normal((studies, 7, n))
-        mean, variance = np.abs(x.mean(axis=-1)), x.var(axis=-1, ddof=1) / n
-        pooled = mean <= t.ppf(0.975, 7 * (n - 1)) * np.sqrt(variance.mean(axis=-1))[:, None]
-        alone = mean <= t.ppf(0.975, n - 1) * np.sqrt(variance)
-        for which, index in (("low-variance", slice(0, 6)), ("high-variance", slice(6, 7))):
-            columns = {"pooled": pooled[:, index].mean(), "ours": alone[:, index].mean()}
-            yield f"{which} method, {n} seeds", columns
 
 
 def wander(rng: Random, shape: tuple[int, ...], spread: float) -> np.ndarray:
@@ -193,7 +180,7 @@ def wander(rng: Random, shape: tuple[int, ...], spread: float) -> np.ndarray:
 
 
 def selection(studies: int) -> Rows:
-    """Points; one row per kind of curve and estimator. Selection on other seeds uses five seeds, the others one."""
+    """Points; one row per kind of curve and estimator, each of one seed."""
     kinds = {
         "like the paper's": (68, 0.008, 0.005),
         "noise only": (68, 0.0, 0.0),
@@ -202,17 +189,15 @@ def selection(studies: int) -> Rows:
     for kind, (steps, together, alone) in kinds.items():
         rng = np.random.default_rng(1)
         rise = 0.1 + 0.25 * (1 - np.exp(-4 * np.linspace(0, 1, steps)))
-        shape = (studies, 5, 3, steps)
-        true = rise + wander(rng, (studies, 5, 1, steps), together) + wander(rng, shape, alone)
+        of_benchmark = wander(rng, (studies, 3, steps), alone)
+        true = rise + wander(rng, (studies, 1, steps), together) + of_benchmark
         seen = rng.binomial(480, np.clip(true, 0, 1)) / 480
-        mean, quality = seen.mean(axis=2), true.mean(axis=2)
+        mean, quality = seen.mean(axis=1), true.mean(axis=1)
         picked = mean.argmax(axis=-1)[..., None]
         truth = np.take_along_axis(quality, picked, -1)[..., 0]
-        other = (mean.sum(axis=1, keepdims=True) - mean).argmax(axis=-1)[..., None]
         estimators = {
             "best step": np.take_along_axis(mean, picked, -1)[..., 0],
-            "selected on other benchmarks (ours)": held_out_best(np.moveaxis(seen, 2, -1)),
-            "selected on other seeds": np.take_along_axis(mean, other, -1)[..., 0],
+            "selected on other benchmarks (ours)": held_out_best(np.moveaxis(seen, 1, -1)),
             "final mean": mean[..., int(0.7 * steps) :].mean(axis=-1),
         }
         for name, values in estimators.items():
@@ -223,29 +208,13 @@ def selection(studies: int) -> Rows:
 def families(studies: int) -> Rows:
     """Six methods of equal worth, paired by seed with the baseline."""
 
-    def study(rng: Random, n: int) -> dict[str, float]:
+    def study(rng: Random, n: int) -> Outcomes:
         pairs = 0.02 * (rng.standard_normal((6, n)) - rng.standard_normal(n))
-        estimates = [mean_estimate(row.tolist()) for row in pairs]
-        p_values = [p for e in estimates if e is not None and (p := e.p_value()) is not None]
+        p_values = [p for row in pairs if (p := mean_of(row.tolist()).p_value()) is not None]
         return {"holm (ours)": min(holm(p_values)) <= 0.05, "no adjustment": min(p_values) <= 0.05}
 
     for n in SEEDS:
         yield f"{n} seeds", means(studies, n, study, n)
-
-
-def made_board() -> Scoreboard:
-    """Seven methods on four models with three benchmarks and three seeds."""
-    rng, steps = np.random.default_rng(0), range(0, 680, 10)
-    methods = ("grpo", "minpro", "cispo", "dppo", "trm_max", "trm_avg", "cppo")
-    runs = []
-    for model, variant, seed in itertools.product("abcd", methods, range(3)):
-        curves = rng.binomial(480, 0.3, (3, len(steps))) / 480
-        scores = {
-            f"aime{24 + number}": dict(zip(steps, curve, strict=True)) for number, curve in enumerate(curves)
-        }
-        runs.append(MadeRun(variant, model, seed, scores, t_stop=680))
-    board: Scoreboard = scored(runs, "main")
-    return board
 
 
 def chances(rng: Random) -> np.ndarray:
@@ -258,7 +227,7 @@ def evaluation(studies: int) -> Rows:
     method cannot show.
     """
 
-    def study(rng: Random, samples: int) -> dict[str, float]:
+    def study(rng: Random, samples: int) -> Outcomes:
         p = chances(rng)
         right = rng.binomial(samples, p)
         score = right.mean() / samples
@@ -267,21 +236,18 @@ def evaluation(studies: int) -> Rows:
         return {
             "ours": holds(clustered_mean(right / samples, BENCHMARK_OF), MEAN),
             "naive": abs(score - MEAN) <= naive,
-            "ours, same": answers is not None and abs(score - p.mean()) <= 1.96 * math.sqrt(answers),
-            "naive, same": abs(score - p.mean()) <= naive,
+            "ours, other answers": answers and abs(score - p.mean()) <= 1.96 * math.sqrt(answers),
+            "naive, other answers": abs(score - p.mean()) <= naive,
         }
 
     for samples in (1, SAMPLES):
-        ours, naive, ours_same, naive_same = means(studies, samples, study, samples).values()
-        yield f"other problems, {samples} answers each", {"ours": ours, "naive": naive}
-        if samples > 1:
-            yield f"other answers, {samples} answers each", {"ours": ours_same, "naive": naive_same}
+        yield f"{samples} answers each", means(studies, samples, study, samples)
 
-    def difference(rng: Random, truth: float) -> dict[str, float]:
+    def difference(rng: Random, truth: float) -> Outcomes:
         first, second = rng.binomial(SAMPLES, methods(rng, 1, 0.0)[:, 0]) / SAMPLES
         return {"ours": holds(clustered_mean(first - second, BENCHMARK_OF), truth)}
 
-    yield "other problems, two methods' difference", means(studies, 1, difference, true_difference(0.0))
+    yield "two methods' difference", means(studies, 1, difference, true_difference(0.0))
 
 
 def methods(rng: Random, seeds: int, spread: float, problems: int = 90) -> np.ndarray:
@@ -303,13 +269,11 @@ def true_difference(spread: float) -> float:
 def crossed(studies: int) -> Rows:
     """Other seeds and other problems; with seed effects of 0, 1 and 4 points or so."""
 
-    def study(rng: Random, spread: float, truth: float, seeds: int) -> dict[str, float]:
+    def study(rng: Random, spread: float, truth: float, seeds: int) -> Outcomes:
         shares = rng.binomial(SAMPLES, methods(rng, seeds, spread)) / SAMPLES
-        sides: list[dict[int | None, float]] = [dict(enumerate(side.mean(-1))) for side in shares]
-        over_seeds = difference_of(sides[0], sides[1])
-        assert over_seeds is not None
-        problems, both, _ = problem_difference(shares[0], shares[1], BENCHMARK_OF, *over_seeds[:2])
-        intervals = {"both": both, "problems alone": problems, "seeds alone": over_seeds[0]}
+        over_seeds = compared(*shares.mean(-1), by_pairs=True)
+        problems, both, _ = problem_difference(shares[0], shares[1], BENCHMARK_OF, over_seeds, True)
+        intervals = {"both": both, "problems alone": problems, "seeds alone": over_seeds}
         return {name: holds(interval, truth) for name, interval in intervals.items()}
 
     for spread in (0.0, 0.1, 0.4):
@@ -353,7 +317,7 @@ def repeated(studies: int) -> Rows:
 def separation(studies: int) -> Rows:
     """Equal chances in all runs."""
 
-    def study(rng: Random, runs: int, shared: float) -> dict[str, float]:
+    def study(rng: Random, runs: int, shared: float) -> Outcomes:
         ours, theirs = alike(rng, chances(rng), shared, 2, runs).sum(axis=-1)
         named = separations(ours, theirs, SAMPLES)
         return {
@@ -366,45 +330,25 @@ def separation(studies: int) -> Rows:
         yield f"{runs} {'run' if runs == 1 else 'runs'} each, phi = {shared}", columns
 
 
-def compared(ours: np.ndarray, theirs: np.ndarray, by_pairs: bool = False) -> Estimate:
-    """The difference of two cells as the verdicts take it."""
-    sides: list[Mapping[int | None, float]] = [dict(enumerate(side.tolist())) for side in (ours, theirs)]
-    taken = difference_of(sides[0], sides[1], by_pairs)
-    assert taken is not None, "both sides have runs"
-    return taken[0]
-
-
 def claimed(estimate: Estimate | None) -> bool:
     """Whether it is above 0 at the level of the verdicts."""
     p = None if estimate is None else estimate.p_above(0.0)
     return p is not None and p <= ONE_SIDED_LEVEL
 
 
-def claims(studies: int, n: int, draw: Pair, by_pairs: bool = False) -> float:
-    """How often an advantage is claimed."""
-    rng = np.random.default_rng(n)
-    return share(claimed(compared(*draw(rng, n), by_pairs)) for _ in range(studies))
-
-
-def correlated(rho: float, lead: float) -> Pair:
-    """Two methods whose runs of one seed share `rho` of their variance; ours leads by so many standard deviations."""
-
-    def draw(rng: Random, n: int) -> tuple[np.ndarray, np.ndarray]:
-        seed = np.sqrt(rho) * rng.standard_normal(n)
-        ours, theirs = (seed + np.sqrt(1 - rho) * rng.standard_normal(n) for _ in range(2))
-        return ours + lead, theirs
-
-    return draw
-
-
 def pairing(studies: int) -> Rows:
-    """Error and power of both ways, in shares of studies."""
+    """Error and power of both ways, in shares of studies; runs of one seed share `rho` of their variance."""
+
+    def study(rng: Random, rho: float, n: int) -> Outcomes:
+        seed, ours, theirs = rng.standard_normal((3, n)) * np.sqrt([[rho], [1 - rho], [1 - rho]])
+        return {
+            f"{what}, {how}": claimed(compared(seed + ours + lead, seed + theirs, by_pairs))
+            for what, lead in (("error", 0.0), ("power", 1.5))
+            for how, by_pairs in (("Welch", False), ("paired", True))
+        }
+
     for rho, n in itertools.product((0.0, 0.3, 0.6, 0.9), PROCEDURE_SEEDS):
-        columns = {}
-        for lead, what in ((0.0, "error"), (1.5, "power")):
-            for by_pairs, how in ((False, "Welch"), (True, "paired")):
-                columns[f"{what}, {how}"] = claims(studies, n, correlated(rho, lead), by_pairs)
-        yield f"correlation {rho:g}, {n} seeds", columns
+        yield f"correlation {rho:g}, {n} seeds", means(studies, n, study, rho, n)
 
 
 def broken_runs(rng: Random, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -414,30 +358,25 @@ def broken_runs(rng: Random, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def collapses(studies: int) -> Rows:
-    """Coverage with rare collapses, and the errors of comparisons."""
+    """Coverage with rare collapses, and the errors of comparisons. No interval excludes nothing."""
     mean = LEVEL - OFTEN * (LEVEL - BROKEN)
 
-    def same(rng: Random, n: int) -> tuple[np.ndarray, np.ndarray]:
-        return broken_runs(rng, n)[0], broken_runs(rng, n)[0]
-
-    def steady(rng: Random, n: int) -> tuple[np.ndarray, np.ndarray]:
-        return broken_runs(rng, n)[0], rng.normal(mean, DEVIATION, n)
-
-    def study(rng: Random, n: int) -> dict[str, float]:
-        values, broken = broken_runs(rng, n)
+    def study(rng: Random, n: int) -> Outcomes:
+        (values, broken), (again, _) = broken_runs(rng, n), broken_runs(rng, n)
         completed = values[~broken].tolist()
         allowed = mean_with_collapses(completed, values[broken].tolist())
         return {
-            "mean, Student's t": holds(mean_estimate(values.tolist()), mean, otherwise=True),
-            "mean, with collapses (ours)": holds(allowed, mean, otherwise=True),
-            "mean of those that last": holds(mean_estimate(completed), LEVEL, otherwise=True),
+            "mean, Student's t": holds(mean_of(values.tolist()), mean) is not False,
+            "mean, with collapses (ours)": holds(allowed, mean) is not False,
+            "mean of those that last": holds(mean_estimate(completed), LEVEL) is not False,
+            "claimed, same method twice": claimed(compared(values, again)),
+            "claimed, over a steady method of equal mean": claimed(
+                compared(values, rng.normal(mean, DEVIATION, n))
+            ),
         }
 
     for n in PROCEDURE_SEEDS:
-        columns = means(studies, n, study, n)
-        columns["claimed, same method twice"] = claims(studies, n, same)
-        columns["claimed, over a steady method of equal mean"] = claims(studies, n, steady)
-        yield f"{n} seeds", columns
+        yield f"{n} seeds", means(studies, n, study, n)
 
 
 def chain(studies: int) -> Rows:
@@ -446,7 +385,7 @@ def chain(studies: int) -> Rows:
     The three are the lead in the mean, its widening (an independent quantity here), and the lead on every model.
     """
 
-    def study(rng: Random, n: int) -> dict[str, float]:
+    def study(rng: Random, n: int) -> Outcomes:
         cells = rng.standard_normal((2, 2, 4, n))  # quantity, method, model, seed
         parts = [[compared(*pair) for pair in zip(*quantity, strict=True)] for quantity in cells]
         first, widens = (claimed(combine(models, QUARTERS)) for models in parts)
@@ -459,24 +398,27 @@ def chain(studies: int) -> Rows:
 
 def unequal(studies: int) -> Rows:
     """Few seeds, compared in pairs on four models; the last one's deviation is so many times the others'."""
+
+    def study(rng: Random, n: int) -> Outcomes:
+        *others, last = rng.standard_normal((4, n))
+        return {
+            f"1 : 1 : 1 : {times:g}": claimed(
+                combine([mean_of(row.tolist()) for row in (*others, times * last)], QUARTERS)
+            )
+            for times in (1.0, 6.0, 20.0)
+        }
+
     for n in (2, 3, 5):
-        columns = {}
-        for times in (1.0, 6.0, 20.0):
-            rng, deviations = np.random.default_rng(n), np.array([1.0, 1.0, 1.0, times])[:, None]
-            drawn = (deviations * rng.standard_normal((4, n)) for _ in range(studies))
-            estimates = ([e for row in pairs if (e := mean_estimate(row.tolist()))] for pairs in drawn)
-            columns[f"1 : 1 : 1 : {times:g}"] = share(claimed(combine(e, QUARTERS)) for e in estimates)
-        yield f"{n} seeds", columns
+        yield f"{n} seeds", means(studies, n, study, n)
 
 
 def trends(studies: int) -> Rows:
     """Leads on four models; those of pairs of runs have a deviation of 1.5 points on a model."""
 
-    def study(rng: Random, n: int, scatter: float) -> dict[str, float]:
+    def study(rng: Random, n: int, scatter: float) -> Outcomes:
         parts = []
         for model in LENGTHS:
-            lead = mean_estimate((rng.normal(0, scatter) + 1.5 * rng.standard_normal(n)).tolist())
-            assert lead is not None
+            lead = mean_of((rng.normal(0, scatter) + 1.5 * rng.standard_normal(n)).tolist())
             parts.append(Difference(model, "ours", "theirs", Score.FINAL, lead, True, n, n, None))
         trend = slope(parts, LENGTHS, FinishedRuns())
         assert trend is not None and isinstance(trend.estimate, SlopeEstimate)
@@ -491,47 +433,44 @@ def trends(studies: int) -> Rows:
 
 def more(studies: int) -> Rows:
     """More collapses on four models, at the level of the verdicts."""
+
+    def study(rng: Random, n: int) -> Outcomes:
+        claims = {}
+        for shares in ((0.125, 0.125), (0.5, 0.5), (0.325, 0.125), (0.625, 0.125)):
+            ours, theirs = ([(int(rng.binomial(n, chance)), n) for _ in range(4)] for chance in shares)
+            claims["{:g} against {:g}".format(*shares)] = share_difference(ours, theirs).low > 0
+        return claims
+
     for n in PROCEDURE_SEEDS:
-        columns = {}
-        for ours, theirs in ((0.125, 0.125), (0.5, 0.5), (0.325, 0.125), (0.625, 0.125)):
-            rng = np.random.default_rng(n)
-            drawn = rng.binomial(n, np.array([ours, theirs])[:, None], (studies, 2, 4))
-            sides = ([[(int(k), n) for k in side] for side in study] for study in drawn)
-            columns[f"{ours:g} against {theirs:g}"] = share(share_difference(*pair).low > 0 for pair in sides)
-        yield f"{n} seeds on 4 models", columns
+        yield f"{n} seeds on 4 models", means(studies, n, study, n)
 
 
 def main() -> None:
     """Prints the tables, then the JSON line."""
     quick = arguments(__doc__, "50 studies instead of 2,000 and 4,000").quick
     studies, many = (50, 50) if quick else (2000, 4000)
-    covered = show("coverage, %", coverage(studies), 100, 1)
-    show("coverage of the probability of improvement, %", improvement(studies), 100, 1)
-    show("coverage with pooled variance, %", pooling(studies), 100, 1)
-    picked = show("error of the best step's score, points", selection(studies // 4), 1, 2)
-    false = show("familywise error rate, %", families(studies), 100, 1)
-    board, start = made_board(), time.perf_counter()
-    sweep_statistics(board)
-    seconds = time.perf_counter() - start
-    by_problem = show("coverage by problem, %", evaluation(studies), 100, 1)
-    both = show("coverage over other seeds and other problems, %", crossed(studies), 100, 1)
+    covered = show("coverage, %", coverage(studies))
+    show("coverage of the probability of improvement, %", improvement(studies))
+    picked = show("error of the best step's score, points", selection(studies), 1, 2)
+    false = show("familywise error rate, %", families(studies))
+    by_problem = show("coverage by problem, %", evaluation(studies))
+    both = show("coverage over other seeds and other problems, %", crossed(studies))
     shared = show("variance, formula over simulation", repeated(studies), 1, 2)
-    named = show("chance of naming any problem for equal methods, %", separation(studies // 4), 100, 1)
-    by_pairs = show("advantage claimed, %", pairing(many), 100, 1)
-    rare = show("one collapse in eight, %", collapses(many), 100, 1)
-    order = show("equal methods, %", chain(many), 100, 1)
-    few = show("advantage claimed in the mean over models, %", unequal(many), 100, 1)
-    longer = show("growth with the length claimed, %", trends(many), 100, 1)
-    claimed_more = show("more collapses claimed, %", more(many), 100, 1)
-    gaussian = covered.loc[covered.index.str.endswith("normal"), "ours"]
+    named = show("chance of naming any problem for equal methods, %", separation(studies // 4))
+    by_pairs = show("advantage claimed, %", pairing(many))
+    rare = show("one collapse in eight, %", collapses(many))
+    order = show("equal methods, %", chain(many))
+    few = show("advantage claimed in the mean over models, %", unequal(many))
+    longer = show("growth with the length claimed, %", trends(many))
+    claimed_more = show("more collapses claimed, %", more(many))
+    gaussian = covered.filter(like="normal", axis=0)
     figures = {
-        "coverage_least": gaussian.min(),
-        "coverage_most": gaussian.max(),
+        "coverage_least": gaussian.min(axis=None),
+        "coverage_most": gaussian.max(axis=None),
         "correction_bias": abs(picked.at["like the paper's: selected on other benchmarks (ours)", "bias"]),
         "false_findings_most": false["holm (ours)"].max(),
-        "seconds": seconds,
-        "problem_coverage_least": by_problem["ours"].min(),
-        "problem_coverage_most": by_problem["ours"].max(),
+        "problem_coverage_least": by_problem.filter(like="ours").min(axis=None),
+        "problem_coverage_most": by_problem.filter(like="ours").max(axis=None),
         "crossed_least": both["both"].min(),
         "repeated_error_least": shared["difference, phi"].min(),
         "problem_false_findings_most": named["Holm (ours)"].max(),
@@ -543,12 +482,11 @@ def main() -> None:
         "trend_error_most": longer["by the wider interval (ours)"].max(),
         "share_error_most": claimed_more[["0.125 against 0.125", "0.5 against 0.5"]].max(axis=None),
     }
-    units = {"*_bias": "points", "seconds": "s", "repeated_error_least": "x", "*": "%"}
+    units = {"*_bias": "points", "repeated_error_least": "x", "*": "%"}
     most = {
         "*coverage_most": 97.0,
         "correction_bias": 0.4,
         "*false_findings_most": 6.0,
-        "seconds": 1.0,
         "unequal_error_most": 5.0,  # Satterthwaite's approximation with one or two degrees of freedom
         "share_error_most": 5.0,  # few outcomes: no interval meets its level at every share
         "*error*_most": 3.5,

@@ -6,7 +6,6 @@ cppo_topk_over_vanilla      CPPO with the Top-20 TV measured in the logits proce
                             log-probabilities and the entropy; vanilla gives neither divergence nor entropy.
 dppo_binary_over_vanilla    DPPO on the Binary TV, through the same processor without Top-K.
 mismatch_share_of_update    processor time of the metrics `mismatch/*` by that of the rest, in the update of cppo_topk.
-bytes_per_parameter         of a copy of the policy in host memory, as `rollout.staleness` keeps them.
 
 An update: forward, loss, backward, clipping and AdamW of a Qwen3 of 29M weights (4 layers, width 512, vocabulary
 32768) on 8 responses in one minibatch of 4 micro-batches. Ratios are of processor times, which a busy machine does not
@@ -21,8 +20,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -77,14 +74,13 @@ def recorded(responses: int, prompt: int, length: int) -> dict[str, Tensor]:
 
 def measured(shape: Sequence[int], rounds: int) -> dict[str, float]:
     """Each variant's processor time of an update over vanilla's in the same round, and the share of the mismatch in
-    CPPO's, medians over the rounds; and the size of a policy's copy.
+    CPPO's, medians over the rounds.
     """
     from verl.utils import tensordict_utils as tu
     from verl.workers.config import PolicyLossConfig
     from verl.workers.utils.losses import ppo_loss
 
     from cppo_lab.cores.verl import loss as policy_loss
-    from cppo_lab.cores.verl.worker import TrustRegionWorker
     from tests.cores.verl.cpu_engine import join, make_worker  # before any of verl's engines
     from tests.cores.verl.recorded import actor, plain_actor
 
@@ -118,10 +114,6 @@ def measured(shape: Sequence[int], rounds: int) -> dict[str, float]:
         join(0, 1, folder / "store")
         worker = make_worker(folder, micro_batch=shape[0] // 4, lr=1e-6, total_training_steps=1000)
         updates = in_turn({name: partial(update, name) for name in losses}, rounds)
-        stale: Any = TrustRegionWorker.__new__(TrustRegionWorker)
-        stale._policies, stale.actor = {}, SimpleNamespace(engine=worker.engine)
-        stale.keep_policy(0, 1)
-        shards = stale._policies[0].values()
         torch.distributed.destroy_process_group()
     cpu = {name: seconds for name, (_, seconds) in updates.items()}
     mismatch = np.array(of_mismatch["cppo_topk"][1:])
@@ -129,7 +121,6 @@ def measured(shape: Sequence[int], rounds: int) -> dict[str, float]:
         "cppo_topk_over_vanilla": np.median(cpu["cppo_topk"] / cpu["vanilla"]),
         "dppo_binary_over_vanilla": np.median(cpu["dppo_binary"] / cpu["vanilla"]),
         "mismatch_share_of_update": np.median(mismatch / (cpu["cppo_topk"] - mismatch)),
-        "bytes_per_parameter": sum(shard.nbytes for shard in shards) / sum(shard.numel() for shard in shards),
     }
 
 
