@@ -271,7 +271,8 @@ def crossed(studies: int) -> Rows:
 
     def study(rng: Random, spread: float, truth: float, seeds: int) -> Outcomes:
         shares = rng.binomial(SAMPLES, methods(rng, seeds, spread)) / SAMPLES
-        over_seeds = compared(*shares.mean(-1), by_pairs=True)
+        ours, theirs = shares.mean(-1)
+        over_seeds = compared(ours, theirs, by_pairs=True)
         problems, both, _ = problem_difference(shares[0], shares[1], BENCHMARK_OF, over_seeds, True)
         intervals = {"both": both, "problems alone": problems, "seeds alone": over_seeds}
         return {name: holds(interval, truth) for name, interval in intervals.items()}
