@@ -25,21 +25,23 @@ _CHINESE_MARK = re.compile(
 _TAG = re.compile(r"(?i)<(?:final_)?answer>\s*+(?=[^\s<])")
 _END_TAG = re.compile(r"(?i)</?(?:final_)?answer>")
 _STATED = re.compile(r"(?i)\banswer\s++is\s*+[:：]?+\s*+(?=\S)|[故应]选[:：]?+\s*+(?=\(?[A-J]\b)")
-_SENTENCE_END = re.compile(r"\.\s|\n|。")
+_QUESTION = re.compile(r"(?i)(?:[^.?!\n]|\.(?=\d))*+\?\s+(?=no\b)")  # "Is it 12? No, it is 13."
+_SENTENCE_END = re.compile(r"\.(?:\s|(?=[\u4e00-\u9fff]))|\n")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*+(\{|-?[0-9]+)")
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*+(\{|-?[0-9]+)")
 # What changes a box from outside: "not \\boxed{42}", "-\\boxed{42}", "\\boxed{41} or \\boxed{42}", "\\boxed{42}^2".
 # A number that ends the line before (`\Z`, which `$` is not) is none of it.
 _BEFORE_BOX = re.compile(
     r"(?:\\(?:boxed|fbox)\{(?:[^{}]|\{[^{}]*\})*+\}[$ ]*(?:,|;|、|和|and|\\text\{ *and *\})?[$ ]*)+\Z"
     rf"|\S+ *(?:\bor|或|\\text\{{ *or *\}})[$\s]*\Z"
     rf"|(?i:(?:{NOT}|{SIGN})(?:\s+(?:be|equal\s+to|the\s+answer))*)[\s$({{\\]*$"
-    r"|(?:[-+/^\d]|\\(?:not|cdot|times|div|pm|sqrt|[dt]?frac|log|ln)\s*\{?)[$({\\]*\Z"
+    r"|(?:[-+/^\d]|\\(?:cdot|times|div|pm|sqrt|[dt]?frac|log|ln)\s*\{?)[$({\\]*\Z"
 )
 _AFTER_BOX = re.compile(
-    r"^(?:(?:\^(?!\{?\s*(?:\\circ|\\text|[snrt][tdh]\b))|_(?=\{?\d)|\.?\d|/|!(?=[$=]|\\[)\]])|\\(?:cdot|times|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
+    r"^(?:(?:\^|_(?=\{?\d)|\.?\d|/|\\(?:cdot\s*|times\s*|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
+    r"|!(?=[$=]|\\[)\]])"
     # "\boxed{42} is not hard to find" denies nothing
-    rf"|[$)\\]*\s{WRONG}(?!\s+(?!(?:the|right|correct|possible|valid|equal|an?|it|be|because|since|as|so|and|but)\b)\w)"
+    rf"|[$)\\]*\s{WRONG}(?!\s+(?!(?:the|right|correct|possible|valid|an?|it)\b)\w)"
     r"| *(?:or|或).*)"
 )
 _REACH = 100  # characters beside a box
@@ -51,9 +53,7 @@ _FENCES = (
 _FONT = re.compile(
     r"^\\(?:underline|text|bf|textbf|mathbf|mathrm|bm|boldsymbol|pmb|hbox|ensuremath|small|[lL]arge|huge)(?=\{)"
 )
-_ALIGNED = re.compile(
-    r"\\(?:begin|end)\{(?:(?:fl)?align|center|equation|gather|multline|split|eqnarray|math|displaymath)(?:ed)?\*?\}"
-)
+_ALIGNED = re.compile(r"\\(?:begin|end)\{(?:(?:fl)?align|center|equation|gather|multline|split)(?:ed)?\*?\}")
 _ROW_END = re.compile(r"\\\\(\s*+(?==)|\s*+$)?")
 _SPACE = r"(?:\\[,;:! >]|\\q?quad(?![A-Za-z])|~|\s)"
 _LEADING = re.compile(rf"(?:{_SPACE}|[*#}}])++")
@@ -62,34 +62,34 @@ _TAILS = (
     *("Q.E.D", "QED", *"~*.,;\\∎■□✓✔"),
 )
 PERCENT = re.compile(
-    r"(?i)(?<=[\d})\]$])\s*+(?:\\*+%|\\text\s*+\{\s*+(?:\\?%|per\s?cent)\s*+\}|per\s?cent\b|percentage\b|pct\b)|百分之"
+    r"(?i)(?<=[\d})\]$])\s*+(?:\\*+%|\\text\s*+\{\s*+(?:\\?%|per\s?cent)\s*+\}|per\s?cent\b)|百分之"
 )
 CURRENCY = re.compile(
-    r"\\text\s*+\{\s*+\\\$\s*+\}|(?:\bUS)?(?<!\\)\\\$|\A\$(?=[\d.,]++[^\w$]*\Z)"
-    r"|\\(?:pounds|euro|textdollar)(?![A-Za-z])(?:\{\})?\s*+|[€£¥₩₹₽]"
+    r"(?:\bUS)?(?<!\\)\\\$|\A\$(?=[\d.,]++[^\w$]*\Z)"
+    r"|[€£¥₩₹₽]"
 )
 _RELATION = r"(?:[=<>]|\\(?:[lg]eq?|neq?)(?![A-Za-z]))"
 _CONDITION = (
-    r"(?:(?:since|because)\b[^()]*+|(?:(?:where|for|when|with|if)\s++)?+\$?[A-Za-z]\s*+"
+    r"(?:(?:since|because)\b[^()]*+|(?:(?:where|for|when|if)\s++)?+\$?[A-Za-z]\s*+"
     rf"{_RELATION}[^()\[\]$]*+\$?)"
 )
 _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
 _DEGREES = re.compile(
-    r"^((?:[^A-Za-z]|\\circ)*\d)(\$?)\s*+(?:(?:°|\^\s*+(?:\\circ|\{\s*+\\circ\s*+\}|\{?o\}?))\s*+(?:\\(?:text|math)(?:rm)?\s*+\{)?"
-    r"|(?:\\text\s*+\{)?\s*+deg(?:rees?)?)\s*+(?:C|F|[Cc]elsius|[Ff]ahrenheit|[Cc]entigrade)?\s*+\}?\s*+(\$?)$"
+    r"^((?:[^A-Za-z]|\\circ)*\d)(\$?)\s*+(?:(?:\^\s*+(?:\\circ|\{\s*+\\circ\s*+\}|\{?o\}?))\s*+(?:\\(?:text|math)(?:rm)?\s*+\{)?"
+    r"|(?:\\text\s*+\{)?\s*+deg(?:rees?)?)\s*+(?:C|F|[Cc]elsius|[Ff]ahrenheit)?\s*+\}?\s*+(\$?)$"
 )
 _MODULUS = re.compile(
     r"\$?(?:\b[A-Za-z] *\\equiv *|(?<![\w.^*/+]))(\d+)\$? *\(?(?:\\text\{ *)?\\?[pb]?mod(?![a-z]) *\}? *"
     r"(?:\{ *([1-9]\d*) *\}|\$?([1-9]\d*)\$?)\)?"
 )
-_TERM = r"(?:\d*+\\sqrt *+\{?\d++\}?|\d++(?:\.\d++)?|[a-z])"  # of a ratio
+_TERM = r"(?:\d*+\\sqrt *+\{?\d++\}?|\d++(?:\.\d++)?)"  # of a ratio
 _NUMBER = r"-?(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"
 _POWER = (
     r"-?[0-9]*+\.[0-9]++|-[0-9]++"  # that math-verify reads without braces as something else, or as a float
 )
 # Units that are made of others, as m/s, kg m^2 or m s^{-1}: math-verify drops single ones and words.
 _SI = (
-    r"(?:(?:[kcdmnµμMG]|\\mu *)?(?:[mgsLlNJWVAKCFTΩ]|\\Omega|Hz|Pa|mol|eV|rad)|h|hr|min|ft|in|mi|lb|gal|yr)"
+    r"(?:(?:[kcdmnµμMG]|\\mu *)?(?:[mgsLlNJWVAKCFTΩ]|\\Omega|Hz|mol|rad)|h|hr|min|ft|in|mi|lb)"
     r"\b\.?(?: *\$?\^\{?-?\d\}?)?"
 )
 _UNITS = re.compile(
@@ -105,7 +105,9 @@ _UNICODE = str.maketrans("\u3000。’′∶−–‒‐‑﹣⁻⁄∕÷", " .'
     {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F)}
     | {"×": "\\times ", "·": "\\cdot ", "π": "\\pi ", "∞": "\\infty ", "≡": "\\equiv ", "、": ", "}
     | {sign: f"\\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚ", "RZNQ", strict=True)}
-    | {"≤": "\\le ", "≥": "\\ge ", "∪": "\\cup ", "∅": "\\emptyset ", "″": "''"}
+    | dict.fromkeys(map(ord, "≤⩽≦"), "\\le ")
+    | dict.fromkeys(map(ord, "≥⩾≧"), "\\ge ")
+    | {"∪": "\\cup ", "∅": "\\emptyset ", "″": "''"}
     | {"⟨": "(", "⟩": ")", "∴": " ", "⇒": "\\Rightarrow "}
     | {
         **dict.fromkeys("°º˚", "^{\\circ}"),
@@ -125,7 +127,7 @@ _UNICODE = str.maketrans("\u3000。’′∶−–‒‐‑﹣⁻⁄∕÷", " .'
     }
     | str.maketrans("壹贰叁肆伍陆柒捌玖拾佰仟萬億", "一二三四五六七八九十百千万亿")
 )
-_ROOT = re.compile(r"√\s*+(?:\{([^{}]*+)\}|\(([^(){}]*+)\)|([0-9]++(?:\.[0-9]++)?|[A-Za-z]))")
+_ROOT = re.compile(r"(?:√|根号)\s*+(?:\{([^{}]*+)\}|\(([^(){}]*+)\)|([0-9]++(?:\.[0-9]++)?|[A-Za-z]))")
 _IDEOGRAPH = re.compile(r"(?<=[\u3040-\u30ff\u4e00-\u9fff])(?=[-+\d\\$])")
 _WHOLE = re.compile(r"([+-]?)([0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+)")
 _DECIMAL = re.compile(r"[+-]?(?:[0-9]+|[1-9][0-9]{0,2}(?:,[0-9]{3})+)?\.[0-9]+")
@@ -138,8 +140,8 @@ _SCIENTIFIC = re.compile(
 _LIST = re.compile(r",|\b(?:and|or)\b")
 # A choice: "A", "(A)", "A)", "Option A", "the answer is A"; not the numbers e and i
 _CHOICE = re.compile(
-    r"(?![ei]\Z)(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice|letter)(?:\s++is)?+)\s*+:?+\s*+|[故应]?+选项?+\s*+)*+"
-    r"[(\[]?+\s*+([A-Ja-j])\s*+[)\].:]*+\s*+(?:选项)?"
+    r"(?![ei]\Z)(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice)(?:\s++is)?+)\s*+:?+\s*+|[故应]?+选项?+\s*+)*+"
+    r"[(\[]?+\s*+([A-Ja-j])\s*+[)\].:]*+\s*+(?:选项)?(?:is\s+(?:the\s+)?correct(?:\s+(?:answer|choice|option))?)?"
 )
 # The letter of a choice or a point before its content: "A) 42", "(A) 42", "\\textbf{(A)}\\ 42", "P(2,3)"
 _LABELLED = re.compile(
@@ -149,10 +151,10 @@ _LABELLED = re.compile(
 )
 _LABEL = re.compile(r"(?<![A-Za-z\\(])\(?[A-J][).:](?!\S)|(?<![A-Za-z\\])\([A-J]\)")
 _NOT_ALONE = re.compile(rf"(?i)\b(?:or|and)\b|{NOT}|{SIGN}|{WRONG}")
-_EMPTY = re.compile(r"\$\s*+\$|\\\(\s*+\\\)|\\\[\s*+\\\]|\*\*\s*+\*\*")
-_OPENING = re.compile(r"^\s*(?:it(?:'s| is| was) +)?(?:(?:an?|the|on) +)?")
+_EMPTY = re.compile(r"\$\s*+\$|\\\(\s*+\\\)|\\\[\s*+\\\]")
+_OPENING = re.compile(r"^\s*(?:(?:it(?:'s| is)|the answer is) +)?(?:(?:an?|the|on) +)?")
 _WORDS = re.compile(r"(?i)\s*+(?:yes|no|(?=.*[a-z]{4})[a-z ,'-]++)\s*+")  # not "AB", which is no "ab"
-_LAYOUT = re.compile(r"\\displaystyle(?![A-Za-z])|[$`]")
+_LAYOUT = re.compile("[$`]")
 
 
 class Answer(NamedTuple):
@@ -194,7 +196,7 @@ def answer_of(response: str) -> Answer | None:
     elif (boxed := _last_boxed(final)) is not None:
         written = boxed
     else:
-        written = _ascii(final[-PROSE:])
+        written = _ascii(_QUESTION.sub("", final[-PROSE:]))
         return Answer(PERCENT.sub("", written), False, written)
     return Answer(tidy(written), True, _ascii(written))
 
@@ -344,6 +346,7 @@ _HAN = "[0-9零〇一二两三四五六七八九十百千万亿]{1,20}+"
 # "四分之三", "四十二", "二〇二四", "三点五", perhaps with a noun: not "唯一", "一样", "一半"
 _OF_CHINESE = compiled(
     (rf"(?!百分)({_HAN})分之({_HAN})", r"\2/\1"),
+    (r"^一半$", "1/2"),
     (
         rf"(?<![^\W是为于有共得负之])(?!一(?!{_HAN})[\u4e00-\u9fff]){_HAN}(?:点{_HAN})?+"
         r"(?=(?!半)[\u4e00-\u9fff]?(?![\u4e00-\u9fff]))",
@@ -354,24 +357,26 @@ _START, _END = r"^(?:\$\$?|\\[(\[])?\s*+", r"\s*+(?:\$\$?|\\[)\]])?$"  # of a fo
 # What math-verify cannot read or reads wrongly, and what it reads instead, in this order
 _WITHIN = compiled(
     (
-        r"\\(?:hspace\*?|[hv]?phantom) *+\{[^{}]*+\}|\\(?:(?:en|thin|med|thick)space|hfill?)(?![A-Za-z])",
+        r"\\(?:hspace\*?|[hv]?phantom) *+\{[^{}]*+\}|\\hfill?(?![A-Za-z])",
         r"\\ ",
     ),
-    (r"\\(?:text|math(?:ord|punct|rm))\{,\}", "{,}"),
-    (r"\\(?:nice|s|x|c)frac(?![A-Za-z])", r"\\frac"),
+    (r"\\(?:text|math(?:punct|rm))\{,\}", "{,}"),
+    (r"\\(?:nice|s)frac(?![A-Za-z])", r"\\frac"),
+    (r"(\\[dt]?frac) *\\pi *", r"\1{\\pi}"),
+    (r"(\^|\\sqrt) *(\\[dt]?frac *(?:\d|\{[^{}]*+\}) *(?:\d|\{[^{}]*+\}))", r"\1{\2}"),
     (r"\\langle(?![A-Za-z])", "("),
     (r"\\rangle(?![A-Za-z])", ")"),
     (r"<\|\w+\|>|(?s:<(?!su[bp])(\w+)>([^<>]*+)</\1>)", r"\2"),
     (CURRENCY, ""),
     (r"(?s)^```[a-z]*+\s++(.*)```$", r"\1"),
-    (r"\\(?:[bB]igg?[lrm]?|left|right|middle)(?![A-Za-z])", ""),
+    (r"\\(?:[bB]igg?[lrm]?|left|right)(?![A-Za-z])", ""),
     (_END_TAG, ""),
     (_BOX, r" \1"),
     (PERCENT, ""),
     ("`", " "),
     (r"(?i)(?:(?<![\w\\])(?:minus|negative)\s++|负\s*+)(?=[\d.$\\(])", "-"),
-    (r"\\(?:mathrm|text|rm) *+\{ *+([ie]) *+\}", r"{\1}"),
-    (r"(?<=\d) *+(?:\{i\}|i)(?!\w)", " i"),
+    (r"\\(?:mathrm|text) *+\{ *+([ie]) *+\}", r"{\1}"),
+    (r"(?<=\d) *+i(?!\w)", " i"),
     (
         rf"(?<=[\w)}}])(?:\*\*(?:({_NUMBER})|(?=\())|\^\s*+(?:\{{\s*+({_POWER})\s*+\}}|({_POWER})))",
         lambda match: f"^{{{Fraction(match[match.lastindex])}}}" if match.lastindex else "^",
@@ -391,6 +396,8 @@ _WITHIN = compiled(
         r"\\binom{\1\3\5}{\2\4\6}",
     ),
     (_MODULUS, r"\1 \\pmod{\2\3}"),
+    (r"(?<=\d)( *[kcdm]?m)([23])(?!\w)", r"\1^\2"),
+    (r"(?<![A-Za-z])(ln|log) *+(\d++)(?= */ *\\?(?:ln|log)(?![a-z]))", r"\1(\2)"),
     (  # "3万", no "3千克"
         rf"[0-9][0-9,]{{0,99}}+(?:\.[0-9]{{1,99}}+)?+ ?(?=[十百千万亿]){_HAN}(?<![百千](?=[\u4e00-\u9fff]))",
         _in_chinese,
@@ -455,12 +462,13 @@ _OF_ALL = compiled(
     ),
     (  # a remark
         rf"(?:(?<=[\d}})])|(?<=\$)(?=\s|~|\()){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)"
-        rf"|(?<=[\d}})$]),?{_SPACE}++(?:where|for|when|with|if|at)\s++\$?[A-Za-z]\s*+{_RELATION}(?:[^()\[\],;$A-Za-z]|\\[a-z]++)*\$?$",
+        rf"|(?<=[\d}})$]),?{_SPACE}++(?:where|for|when|if|at)\s++\$?[A-Za-z]\s*+{_RELATION}(?:[^()\[\],;$A-Za-z]|\\[a-z]++)*\$?$",
         "",
     ),
+    (r"(?s)(?<=\S)(?:,? +because|, +since)\b.*", ""),
     (r"^(\$?-?\d++ *)\\approx(?= *-?\d++\$?$)", r"\1 or "),  # two whole numbers
     (  # "2\sqrt{3} (approximately 3.46)", "2\sqrt{3}, about 3.46"
-        rf"(?<=[\d}})$i]),?{_SPACE}*+(?:or|which\s+is)?\s*(?:about|approx[a-z]*|roughly)\s+[^\s,()]*\d\$?$"
+        rf"(?<=[\d}})$i]),?{_SPACE}*+(?:or\b)?\s*(?:about|approx[a-z]*|roughly)\s+[^\s,()]*\d\$?$"
         rf"|(?<=[\w}})$]){_SPACE}*+\(\$?(?:\\approx(?![A-Za-z])|~|(?:or\s+)?(?:about|approx[a-z]*|roughly)\b)[^()]*+\)"
         r"(?=(?:\s|\$|\\[)\]]|\})*$)",
         "",
@@ -488,7 +496,16 @@ _OF_ALL = compiled(
     ),
     (rf"(?<![\w.:/^)}}]){_TERM}(?: *:++ *{_TERM}){{2,}}+(?! *:|[\w.])", _ratio),
     # Several choices: "A, C and D"
-    (r"^([A-J])(?:,|、|and| )+([A-J])(?:(?:,|、|and| )+([A-J]))?(?:(?:,|、|and| )+([A-J]))?$", r"\1\2\3\4"),
+    (
+        r"^\(?([A-J])(?:[,; ()]|and)+([A-J])(?:(?:[,; ()]|and)+([A-J]))?(?:(?:[,; ()]|and)+([A-J]))?\)?$",
+        r"\1\2\3\4",
+    ),
+    (  # [[1,0],[0,1]]
+        r"^\$?\[\[([^\[\]]*+(?:\], *\[[^\[\]]*+)*+)\]\]\$?$",
+        lambda match: (
+            "\\begin{pmatrix}" + re.sub(r"\], *\[", r"\\\\", match[1]).replace(",", "&") + "\\end{pmatrix}"
+        ),
+    ),
     (  # [0,1[ and (0;1)
         r"(?:(?<![\w)}\]\\])|(?<=\\cup)|(?<=\\in))([\[\](])([^\[\](),;]++)[,;]([^\[\](),;]++)(?<!\\)(?<!sqrt)([\[\])])",
         lambda match: f"{'(['[match[1] == '[']}{match[2]},{match[3]}{')]'[match[4] == ']']}",
@@ -611,7 +628,7 @@ def _last_boxed(text: str) -> str | None:
     if box[1] != "{":
         return box[1]
     content, before = text[box.end() :], "".join(_BEFORE_BOX.findall(text[: box.start()][-_REACH:]))
-    before = re.sub(r"(\\[a-z]+)\s+\Z", r"\1", re.sub(r"\\(?:boxed|fbox)|[{}$]", " ", before))
+    before = re.sub(r"(\\[a-z]+)\s+\Z", r"\1", re.sub(r"\\(?:boxed|fbox|text)|[{}$]", " ", before))
     ends = (end for end, depth in _braces(content) if depth < 0)
     return next(
         (before + content[: end - 1] + "".join(_AFTER_BOX.findall(content[end:][:_REACH])) for end in ends),

@@ -99,7 +99,8 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
     original = rewritten(truth, _OF_TRUTH)
     given = answer.text if said is None else tidy(said)
     true_number = whole_number(original)
-    if true_number:  # else it may be a point
+    if true_number:  # else it may be a point, or a list
+        given = _LAKHS.sub(lambda match: match[0].replace(",", ""), given)
         given = _PERMUTATIONS.sub(lambda match: str(math.perm(int(match[1]), int(match[2]))), given)
     text = given if said is None else without_label(given, original)
     number = whole_number(text)
@@ -114,7 +115,7 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
     size, true_size = units and _quantity(measured), units and _quantity(true_measured)
     if size and true_size and size[1] == true_size[1]:
         return verdict(float(size == true_size))
-    if said is not None and _other_unit(measured, true_measured):
+    if said is not None and measured != true_measured and _other_unit(measured, true_measured):
         return verdict(0.0)
     if units or not re.search(r"(?<![\\A-Za-z])[A-Za-z]", true):  # \sqrt has none
         text, true = without_units(text), without_units(true)
@@ -123,7 +124,7 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
         text, true = residue(text), residue(true)
     if true and canonical(text) in map(canonical, (true, truth)):
         return verdict(1.0)
-    if (whole_number(text) and whole_number(true)) or _conflict(text, true):
+    if (whole_number(true) and (whole_number(text) or _RATIO.search(text))) or _conflict(text, true):
         return verdict(0.0)
     pool = _pools.setdefault((limit_seconds, workers), GraderPool(limit_seconds, workers))
     result = pool.grade(text, said is not None, true)
@@ -136,29 +137,30 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
 # And "10 m/s" without LaTeX, which has no symbols.
 _OF_TRUTH = compiled(
     (
-        r"^(-?[\d.,]++) *(?:\(([A-Za-z ]++)\)|((?!alpha|delta|gamma|kappa|lambda|omega|sigma|theta|log|sin|cos|tan)"
-        r"[a-z]{5,}(?: [a-z]{2,})*))$",
+        r"^(-?[\d.,]++) *(?:\(([A-Za-z ]++)\)|([a-z]{5,}(?: [a-z]{2,})*))$",
         r"\1\\text{ \2\3}",
     ),
     (r"([ap])\.m\.$", r"\1m"),
     (r"(?<=\d)([ ~]*[kM]?\\Omega)$", r"\\text{\1}"),
     (r"^(-?[\d.,]++) *(?![十百千万亿])[\u4e00-\u9fff]$", r"\1"),
     (
-        r"^(-?[\d.,]++) +((?:[kcm]?m|mi|ft|k?g|L|mol|[JNW])/(?:s|hr?|min|[cd]?m|L|kg|mol)(?:\^?[23]|[²³])?)$",
+        r"^(-?[\d.,]++) +((?:[kcm]?m|mi|ft|k?g|L|mol|[JNW])/(?:s|hr?|min|[cd]?m|L|kg|mol)(?:\^?[23])?)$",
         r"\1\\text{ \2}",
     ),
 )
+_LAKHS = re.compile(r"(?<![\d,])\d\d?(?:,\d\d)+,\d{3}(?![\d,])")  # "12,34,567"
 # "P(4,3)", "A_4^3"
 _PERMUTATIONS = re.compile(r"(?<![\\A-Za-z])[PA](?:\(|_\{?)(\d{1,3})\}?[,^] *\{?(\d{1,3})[)}]?")
 # Letters that may be symbols side by side, and no words or units
 _RUN = re.compile(
-    r"(?<![\\A-Za-z])(?!(?i:[ckm]m|kg|ml|[ap]m|[mk]ph|hrs?|min|sec|lbs?|ft|in|yd|oz)(?![A-Za-z]))(?![A-Z][a-z]{2})"
+    r"(?<![\\A-Za-z])(?![A-Z][a-z]{2})"
     r"(?:[A-Za-z]'*+){1,3}(?![A-Za-z])"
 )
 
 
+_RATIO = re.compile(r"\d( ?):\1\d+[\s$.]*\Z")
 _RATIONAL = re.compile(r"-?\d+(?:/[1-9]\d*)?")
-_PI = re.compile(r"\\pi(?![A-Za-z])|π|(?<![\\A-Za-z])pi(?![A-Za-z])")
+_PI = re.compile(r"\\pi(?![A-Za-z])|(?<![\\A-Za-z])pi(?![A-Za-z])")
 
 
 def _in_radians(text: str, other: str) -> str:
@@ -481,7 +483,7 @@ _BESIDE = frozenset(["per", "a", "an", "hundred", "thousand", "million", "billio
 # "12 hours per day", "$5 a day"; "5 km/h" is another than "5 km"
 _A_DAY = re.compile(r"\b(?:per|an?)\s+(?:day|week|month|year)\b")
 _DEGREE = re.compile(
-    r"(?:°|\^\s*(?:\\circ|\{\s*\\circ\s*\}))(?:\s*(?:\\(?:text|math)(?:rm)?\s*\{\s*)?([CF])(?![A-Za-z])\}?)?"
+    r"(?:\^\s*(?:\\circ|\{\s*\\circ\s*\}))(?:\s*(?:\\(?:text|math)(?:rm)?\s*\{\s*)?([CF])(?![A-Za-z])\}?)?"
 )
 _SCALES = {"C": "celsius", "F": "fahrenheit", None: ""}
 _COUNTED = re.compile(r"\W*[\w.,]*\d[^\w\\]+([A-Za-z]{2,}?)s?\W*")
@@ -490,7 +492,7 @@ _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµΩ]+[²³]?|\S")
 _ATTACHED = re.compile(r"\W*+[\d.,]*\d(?!st|nd|rd|th)(?:[A-Z]|([A-Za-z]{1,2}))\W*")
 # One spelling of powers of units ("square cm", "cm squared", "cm^{2}"), of inches ("5in"), ohms, micro and full hours
 _SPELT = compiled(
-    (r"\\Omega(?![A-Za-z])|\u2126", "Ω"),
+    (r"\\Omega(?![A-Za-z])", "Ω"),
     (r"\\mu(?![A-Za-z]) *|μ", "µ"),
     (r"(?i)(?<=\d)(?::00)?\s*([ap])\.?\s?m\b\.?", r" \1m"),
     (r"(?i)\b(?:square|sq\.?)\s+([a-z]+)|([a-z]+)\s+squared\b|(?<=[a-z])[\s}$]*\^[\s{]*-?2\b", r"\1\2²"),

@@ -256,9 +256,14 @@ def _present(row: Mapping[str, Any], key: str, where: str) -> Any:
 
 def _text(row: Mapping[str, Any], key: str, where: str, longest: int) -> str:
     value = _present(row, key, where)
-    if not isinstance(value, str) or not value.strip():
+    if not isinstance(value, str) or _is_blank(value):
         raise UserError(f"{where}: `{key}` is {_shown(value)}: give a text that is not empty")
     return _storable(value, key, where, longest)
+
+
+def _is_blank(text: str) -> bool:
+    """Whether a text shows nothing: blanks and characters without width."""
+    return not "".join(filter(str.isprintable, text)).strip()
 
 
 def _storable(value: str, key: str, where: str, longest: int) -> str:
@@ -297,6 +302,6 @@ def _answer(row: Mapping[str, Any], key: str, where: str) -> str:
         raise UserError(
             f"{where}: `{key}` is {value!r}, {kind}: write the answer as text or as a whole number"
         )
-    if isinstance(value, bool) or not isinstance(value, int | str) or not str(value).strip():
+    if isinstance(value, bool) or not isinstance(value, int | str) or _is_blank(str(value)):
         raise UserError(f"{where}: `{key}` is {_shown(value)}: give the answer as text or as a whole number")
     return _storable(str(value).strip(), key, where, MAX_ANSWER)

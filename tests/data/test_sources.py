@@ -32,6 +32,8 @@ HOSTILE = [
     (b'{"problem": "p"}', "`answer` is missing"),
     (b'{"problem": "p", "answer": ["1"]}', "`answer` is ['1']"),
     (b'{"problem": "p", "answer": "  "}', "`answer` is '  '"),
+    (b'{"problem": "p", "answer": "\\u200b"}', "`answer` is '\\u200b'"),
+    (b'{"problem": "\\ufeff \\u2060", "answer": "1"}', "`problem` is '\\ufeff"),
     (b'{"problem": "p", "answer": "' + b"1" * 1_001 + b'"}', "`answer` has 1001 characters"),
     (b'{"problem": 5, "answer": "1"}', "`problem` is 5"),
     (b'{"problem": " ", "answer": "1"}', "`problem` is ' '"),
