@@ -3,6 +3,7 @@ interval; what each change of an axis does to it; and against the age of mu, how
 """
 
 import math
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -35,6 +36,7 @@ from cppo_lab.reports.tables import run_ids_of
 LINEAR, LOG, PLACES = "linear", "log", "places"
 _LOG_FROM = 8  # ratio of the largest to the smallest value above which the axis is logarithmic
 _APART = 0.012  # share of the axis between the intervals of two lines at the same value
+_LABEL_WIDTH = 60  # characters of a line below an axis
 BY_SCORE, NO_COLOURS = "score", "none"
 _PLAIN_TEXT, _OUTLINE = "#222222", "#888888"  # of cells without a colour
 _DARK_TEXT, _LIGHT_TEXT = "#10103a", "#fff3b0"  # not greys, which the dark scheme would change
@@ -337,8 +339,9 @@ def _draw_surface(info: AxesInfo, panel: AxisPanel, ax: Plot) -> None:
     ax.set_yticks(range(len(rows)), second.ticks[1], parse_math=False)
     ax.set_xlim(-0.5, len(columns) - 0.5)
     ax.set_ylim(-0.5, len(rows) - 0.5)
-    beside = (f"\nnot on both axes: {display_name(line.group)} {line.mean[0]:.1f}" for line in panel.lines)
-    ax.set_xlabel(first.key + "".join(beside), parse_math=False)
+    beside = "; ".join(f"{display_name(line.group)} {line.mean[0]:.1f}" for line in panel.lines)
+    note = "\n" + textwrap.fill(f"not on both axes: {beside}", _LABEL_WIDTH) if beside else ""
+    ax.set_xlabel(first.key + note, parse_math=False)
     ax.set_ylabel(second.key)
 
 
