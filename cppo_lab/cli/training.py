@@ -1,6 +1,5 @@
 """`cppo plan`, `cppo show`, `cppo diff`, `cppo pull`, `cppo preflight`, `cppo launch`, `cppo tune`."""
 
-import contextlib
 import math
 from argparse import Namespace
 from collections import Counter
@@ -295,7 +294,6 @@ def train(
     sweep has unfinished runs beside the plan's.
     """
     from cppo_lab.sweep.launch import launch
-    from cppo_lab.tracking.client import STORE_FAULTS
     from cppo_lab.tracking.page import where_to_look
 
     if options.dry_run:
@@ -327,8 +325,7 @@ def train(
             gaps = any(state.state not in schema.FINISHED for state in done.states.values())
             partial = " --partial" if gaps or others_unfinished else ""
             print(f"Report:\n  cppo report {typed(options)}{partial}")
-        with contextlib.suppress(StoreAway, *STORE_FAULTS):
-            print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(plan.core))}")
+        print(f"In MLflow:\n  {where_to_look(uri, schema.experiment_name(plan.core))}")
     return _what_is_left(plan, done, options)
 
 

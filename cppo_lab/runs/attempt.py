@@ -32,6 +32,7 @@ from cppo_lab.core_records import (
 from cppo_lab.core_records import Allocation as Allocation  # launchers import it from here
 from cppo_lab.errors import (
     Interrupted,
+    UserError,
     deferred,
     describe,
     find_interruption,
@@ -301,8 +302,8 @@ def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorde
     """Begin the record of an attempt; None if the run is done.
 
     The attempt continues the record in its folder, with its sweeps and parent, unless that is of a result it is to
-    replace, or of another run, whose folder was copied: the files of that are moved aside. An OSError while writing is
-    recorded as a failure of the run and re-raised.
+    replace, or of another run, whose folder was copied: the files of that are moved aside. An error in that is recorded
+    as a failure of the run and re-raised.
     """
     spec, folder, replaces = attempt.spec, attempt.folder, attempt.replaces
     record = newest_record(folder)
@@ -341,7 +342,7 @@ def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorde
             yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
             here=here,
         )
-    except OSError as error:  # the beginning of its record could not be written
+    except (OSError, UserError) as error:  # the beginning of its record could not be written
         reason, failed, is_recorded = redacted(describe(error)), schema.FAILED, False
         with contextlib.suppress(OSError):
             ended = {"run_id": spec.run_id, "status": failed, "reason": reason, "cause": Cause.ERROR}

@@ -315,7 +315,7 @@ def _set(config: DictConfig, override: Override) -> None:
     key, parsed = override.key, override.parsed
     assert parsed is not None
     if parsed.package is not None:
-        raise unknown("key", f"{key}@{parsed.package}", groups())
+        raise unknown("key", override.text.partition("=")[0].lstrip("+~"), groups())
     value = parsed.value()
     try:
         present = None if override.sign in ("", "++") else OmegaConf.select(config, key)

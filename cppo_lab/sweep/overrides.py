@@ -114,10 +114,11 @@ def parse_override(text: str) -> Override:
     """The override that a text is, also if it is none that can be composed: see `Override.check`."""
     left, equals, right = text.partition("=")
     sign = text[: len(text) - len(text.lstrip("+~"))]
-    key, parsed, value, fault = left.lstrip("+~").partition("@")[0], None, None, ""
+    name = left.lstrip("+~")
+    key, parsed, value, fault = name.partition("@")[0], None, None, ""
     try:
         parsed = _PARSER.parse_override(text)
-        key, value = parsed.key_or_group, parsed.value()
+        key, value = parsed.key_or_group or name, parsed.value()
     except UNREADABLE as error:
         fault = (str(error).strip().splitlines() or ["too deep"])[-1].partition(" expecting {")[0]
     kind: Literal["choice", "value", "other"] = "other"

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -70,9 +70,10 @@ class StoreClient(MlflowClient):
     is a fault of MLflow's, so that the same errors of our code are none of the store.
     """
 
-    def __init__(self, uri: str) -> None:
-        super().__init__(uri)
-        self.patience = 3 * MLFLOW_HTTP_REQUEST_TIMEOUT.get() if uri.startswith("http") else None
+    @cached_property
+    def patience(self) -> float | None:
+        """Seconds for an answer. Raises ValueError if the user's variable is no number."""
+        return 3 * MLFLOW_HTTP_REQUEST_TIMEOUT.get() if self.tracking_uri.startswith("http") else None
 
     def __getattribute__(self, name: str) -> Any:
         attribute = super().__getattribute__(name)

@@ -14,6 +14,7 @@ A search has a run for the study, with a child run for each trial. Training runs
 """
 
 import base64
+import contextlib
 import itertools
 import json
 import math
@@ -38,7 +39,7 @@ from mlflow.exceptions import MlflowException
 from pydantic import Field, StrictInt, TypeAdapter
 
 from cppo_lab import schema
-from cppo_lab.errors import UserError
+from cppo_lab.errors import UserError, in_time
 from cppo_lab.files import redacted
 from cppo_lab.runs.machine import code_version
 from cppo_lab.runs.state import by_state
@@ -47,6 +48,7 @@ from cppo_lab.tracking import address
 from cppo_lab.tracking.client import STORE_FAULTS, exclusive, fault_line, may_fail, open_client
 from cppo_lab.tracking.history import unclipped
 from cppo_lab.tracking.read import (
+    SILENCE_SECONDS,
     StoredFiles,
     is_active,
     newest_of_each,
@@ -371,7 +373,9 @@ def page(experiment: Experiment) -> str:
 def where_to_look(uri: str, experiment: str) -> str:
     """How to open the runs of `experiment` in MLflow's page: its address, or the command that serves it."""
     if uri.startswith("http"):
-        stored = open_client(uri).get_experiment_by_name(experiment)
+        stored = None
+        with contextlib.suppress(UserError, *STORE_FAULTS):  # what has been trained has been trained
+            stored = in_time(lambda: open_client(uri).get_experiment_by_name(experiment), SILENCE_SECONDS)
         return redacted(uri).rstrip("/") + (page(stored) if stored else "")
     if uri == address.tracking_uri():
         return "cppo ui"

@@ -143,6 +143,8 @@ def upload_last(
         while fault := upload_once(waiting, uri, sent, held):
             if first_fault:
                 say(f"tracking store does not answer: {fault}")
+                if not held and "disk is full" in fault:  # of a file; what is left is in files too
+                    hurry_up()
             first_fault = False
             if over:
                 return

@@ -74,6 +74,8 @@ def test_what_only_this_machine_reaches() -> None:
 def test_a_launch_says_how_to_look(workspace: Path) -> None:
     """At another store: tests/hostile/test_injection.py."""
     assert where_to_look(empty_store(), "cppo-mini") == "cppo ui"
+    # A server that is away ends no command whose runs are over.
+    assert where_to_look("http://u:secret@127.0.0.1:1", "cppo-mini") == "http://u:***@127.0.0.1:1"
 
 
 def test_a_report_is_opened_with_the_address_of_mlflow(tmp_path: Path) -> None:

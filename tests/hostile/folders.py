@@ -264,6 +264,11 @@ STORES = [
         "tracking store http://u:***@127.0.0.1:1 cannot be read: …set MLFLOW_TRACKING_URI to another one",
         environment={URI: "http://u:secret@127.0.0.1:1"},
     ),
+    Case(
+        f"report {RUN}",
+        "http://127.0.0.1:1 cannot be read: …'abc' for MLFLOW_HTTP_REQUEST_TIMEOUT",
+        environment={URI: "http://127.0.0.1:1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "abc"},
+    ),
     *(
         Case(f"{command} {RUN}", f"mlflow.db is a folder: {NAME_A_FILE}", make=_folder("mlflow.db"))
         for command in ("plan", "launch")

@@ -59,6 +59,7 @@ PLAN = {
     "model=../rule/cppo": "unknown model '../rule/cppo': valid: exact_early",
     "+rule@x=../../conf/config": "override '+rule@x=../../conf/config': rule takes one option (valid: cfpo, cispo",
     "~rule=cppo": "override '~rule=cppo': rule takes one option (valid: cfpo, cispo",
+    "@seed=0": "unknown key '@seed': valid: along, core",
     "hydra.run.dir=/tmp/x": "unknown key 'hydra.run.dir': valid: along, core",
     "+hydra/job_logging=none": "unknown key 'hydra/job_logging': valid: along, core",
     "rule=cpo": f"override 'rule=cpo': {VARIANTS}",

@@ -21,7 +21,7 @@ from submitit.helpers import DelayedSubmission
 from cppo_lab import schema
 from cppo_lab.errors import Interrupted
 from cppo_lab.launch.queues import CANCELLED, Cancelled, cancel, settle_jobs
-from cppo_lab.launch.slurm import queue
+from cppo_lab.launch.slurm import LEDGER, queue
 from cppo_lab.launch.slurm.job import GO_BACK_IF_PREEMPTED, OUTSIDE, PREDECESSOR_SECONDS, SlurmTask
 from cppo_lab.launch.slurm.queue import (
     LEFT,
@@ -271,15 +271,15 @@ def test_no_variable_of_the_shell_overrides_what_the_launcher_sets(
     """Slurm refuses --cpus-per-task and --cpus-per-gpu together: the shell says the latter if no layout says either."""
     shell = [*NEVER, *UNLESS_SET, *ALWAYS]
     for name in shell:
-        monkeypatch.setenv(name, "of the shell")
+        monkeypatch.setenv(name, "/dev/null")
     wanted = takes(account="a", partition="p", memory_gb=1) if asked else takes()
     sbatch = {"reservation": "spring"} if asked else {}
     launched(runs, Noted(runs, "a", **job, resources=wanted), sbatch=sbatch)
     environment = slurm.logged("environment").splitlines()
-    passed = [name for name in shell if f"{name}=of the shell" in environment]
+    passed = [name for name in shell if f"{name}=/dev/null" in environment]
     without_cpus = ["SBATCH_CPUS_PER_GPU"] if job == {"gpus": 2} else []
     assert passed == [*without_cpus, *([] if asked else UNLESS_SET), *ALWAYS]
-    assert all(os.environ[name] == "of the shell" for name in shell)
+    assert all(os.environ[name] == "/dev/null" for name in shell)
     said = capsys.readouterr().err.strip()
     dropped = sorted(name for name in shell if name.startswith("SBATCH_") and name not in passed)
     assert said.startswith(f"cppo: {', '.join(dropped)}: ignored, since") and "\n" not in said
@@ -584,7 +584,7 @@ def test_the_cluster_says_whether_it_shows_the_jobs_of_others(
 
 
 ALL = dict.fromkeys(("sbatch", "squeue", "scancel", "srun"), "")
-DOWN = "Slurm's controller does not answer \\({}\\)$"
+DOWN = "Slurm's controller does not answer \\({}\\): check that it is up, and SLURM_CONF$"
 CHECK = "squeue: {}: check that Slurm's controller is up \\(`scontrol ping`\\)$"
 
 
@@ -616,11 +616,25 @@ def test_what_is_said_when_commands_do_not_answer(
         answers.command(name, text)
     monkeypatch.setenv("PATH", str(tmp_path))
     if not said:
-        assert jobs_of([]) == []
+        assert queue._query([]) == []
         return
     with user_error(said):
-        jobs_of([])
+        queue._query([])
     assert not asked.exists()
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_nothing_is_submitted_where_the_configuration_or_the_controller_is_missing(
+    slurm: Slurm, runs: Path, monkeypatch: pytest.MonkeyPatch, is_there: bool
+) -> None:
+    slurm.command("scontrol", "echo Slurmctld is DOWN; exit 1")
+    path = runs / "slurm.conf"
+    if is_there:
+        path.touch()
+    monkeypatch.setenv("SLURM_CONF", str(path))
+    with user_error("Slurmctld is DOWN" if is_there else "slurm.conf cannot be read: name Slurm's"):
+        launched(runs, Noted(runs, "a"))
+    assert not (runs / LEDGER).exists()
 
 
 def test_lines_that_are_no_jobs_are_left_out(slurm: Slurm) -> None:

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from cppo_lab import schema
-from cppo_lab.errors import Interrupted, describe, find_interruption, handle_signals
+from cppo_lab.errors import Interrupted, UserError, describe, find_interruption, handle_signals
 from cppo_lab.launch.training import TrainingJob
 from cppo_lab.runs.attempt import prepare_process
-from cppo_lab.runs.folder import read_status
+from cppo_lab.runs.folder import IDENTITY, read_status
 from cppo_lab.runs.machine import Environment
 from cppo_lab.runs.recorder import Recorder
 from cppo_lab.runs.spool import newest_record
@@ -115,6 +115,18 @@ def test_a_continued_run_keeps_its_sweeps_and_its_parent(
     assert read_status(attempt.folder)["variants"] == "first=a;second=c"
     record = newest_record(attempt.folder)
     assert record and record.begin.tags[schema.TAG_PARENT] == "trial"
+
+
+def test_a_run_that_cannot_begin_its_record_has_failed_and_says_why(
+    training: TrainingJob, workspace: Path
+) -> None:
+    (workspace / "runs").mkdir()
+    (workspace / "runs" / IDENTITY).touch()
+    with pytest.raises(UserError, match="identity is damaged"):
+        training.run()
+    status, reason = how_it_ended(training)
+    assert status == schema.FAILED
+    assert "identity is damaged: remove it" in reason
 
 
 def test_a_signal_while_the_record_begins_is_recorded(

@@ -626,6 +626,20 @@ def test_the_last_upload_of_many_runs_says_how_many_are_left(
     )
 
 
+def test_the_last_upload_does_not_wait_a_minute_for_room_on_the_disk_of_the_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(uploader, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr("cppo_lab.tracking.uploader.unsent", lambda *_: True)
+    monkeypatch.setattr("cppo_lab.tracking.uploader.upload_once", lambda *_: "database or disk is full")
+    monkeypatch.setattr("cppo_lab.tracking.uploader.time", clock := Mock(wraps=time))
+    clock.monotonic = itertools.count().__next__  # each look takes a second
+    upload_last([tmp_path], "sqlite:///m.db")
+    assert clock.monotonic() < uploader.PATIENCE_SECONDS
+    upload_ended()
+    assert "`cppo sync` uploads it" in capsys.readouterr().err
+
+
 def test_a_store_that_is_away_and_a_full_disk(
     folder: Path, attempt: Attempt, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

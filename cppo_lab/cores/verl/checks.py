@@ -128,6 +128,13 @@ def _faults(run: VerlRun, layout: LayoutSpec) -> Iterator[str]:
             f"{run.batch.minibatch_prompts} prompts x {run.batch.responses} responses equally: choose a layout whose "
             f"ranks divide {rows}"
         )
+    kv_width = shape_of(run).kv_width
+    for name in ("sequence_parallel", "rollout_tensor_parallel"):
+        if kv_width % (size := getattr(layout, name)):  # verl's and vLLM's own condition, for sizes of a node
+            yield (
+                f"layout.{name}={size} cannot share the key-value heads of model={run.model.name!r} "
+                f"(kv_width={kv_width}): choose a power of two"
+            )
     if run.rollout.staleness and not fsdp:
         yield (
             f"rollout.staleness={run.rollout.staleness} with {here}: Megatron's weights are views of its optimiser's "

@@ -278,6 +278,18 @@ def require_slurm() -> None:
         )
 
 
+def require_controller() -> None:
+    """Raises UserError if Slurm's controller does not answer: squeue takes ten seconds to notice it, sbatch minutes."""
+    if not os.access(path := os.environ.get("SLURM_CONF", "/"), os.R_OK):  # Slurm's commands wait for it
+        raise UserError(f"SLURM_CONF={path} cannot be read: name Slurm's configuration, or unset it")
+    if shutil.which("scontrol") is not None:
+        done = ask("scontrol", "ping", seconds=PING_SECONDS)
+        if done.returncode and " is UP" not in done.stdout:  # a backup controller may answer
+            raise UserError(
+                f"Slurm's controller does not answer ({complaint(done)}): check that it is up, and SLURM_CONF"
+            )
+
+
 def command_output(*command: str, seconds: float | None = None) -> "subprocess.CompletedProcess[str]":
     """The output of a command of Slurm, on which no variable of the shell has an effect; undecodable bytes are
     replaced.
@@ -349,11 +361,6 @@ def jobs_of(owners: Iterable[int]) -> list[QueuedJob]:
     Accounts that the machine no longer knows are skipped, since squeue would refuse the whole request.
     Raises UserError if the controller does not answer.
     """
-    # If the controller is down, `squeue` takes some ten seconds to notice it.
-    if shutil.which("scontrol") is not None:
-        done = ask("scontrol", "ping", seconds=PING_SECONDS)
-        if done.returncode and " is UP" not in done.stdout:  # a backup controller may answer
-            raise UserError(f"Slurm's controller does not answer ({complaint(done)})")
     users = ",".join(str(owner) for owner in sorted({os.getuid(), *filter(_is_account, owners)}))
     mark = secrets.token_hex(16)  # starts a record; random, so that no comment can contain it
     # --all: otherwise squeue omits jobs in hidden partitions, even those of the user.
@@ -419,6 +426,7 @@ def _query(tasks: Sequence[LedgerTask]) -> list[QueuedJob]:
 
     Raises UserError if Slurm's controller does not answer, or if its answer cannot be that of these tasks' queue.
     """
+    require_controller()
     clusters = {task.cluster for task in tasks} - {None}
     if clusters and (cluster := configured("ClusterName")) and (others := clusters - {cluster}):
         raise UserError(

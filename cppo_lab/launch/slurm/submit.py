@@ -41,6 +41,7 @@ from cppo_lab.launch.slurm.queue import (
     configured,
     missing_commands,
     refresh,
+    require_controller,
     require_slurm,
     submitting,
 )
@@ -235,6 +236,7 @@ def launch_slurm(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event[
     """
     assert isinstance(spec, SlurmSpec)
     require_slurm()
+    require_controller()
     runs = jobs[0].folder.parent
     if set(str(runs)) & set(
         "\n\r%\\"
