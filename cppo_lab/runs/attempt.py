@@ -411,8 +411,10 @@ def prepare_process(threads: int, visible_devices: str | None) -> None:
     os.environ["OMP_WAIT_POLICY"] = "PASSIVE"  # spinning OpenMP threads would take the other run's core
     # Bound, as clusters advise, the first threads of all runs would share a core.
     os.environ["OMP_PROC_BIND"] = "false"
-    # submitit's local executor hides every device from a job that asked it for none.
-    os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+    # submitit's local executor hides every device from a job that asked it for none; NVIDIA's images let torch round
+    # float32 products to 11 bits, which would be another experiment under the run's id.
+    for name in ("CUDA_VISIBLE_DEVICES", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "NVIDIA_TF32_OVERRIDE"):
+        os.environ.pop(name, None)
     if visible_devices is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = visible_devices
     handle_signals()

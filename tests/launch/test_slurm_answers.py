@@ -409,6 +409,19 @@ def test_a_queue_that_shows_nothing_is_checked(slurm: Slurm, runs: Path, ledger:
     assert len(ledger.open_tasks()) == (2 if state in THERE else 0)
 
 
+def test_a_new_job_that_a_queue_does_not_show_yet_is_not_submitted_again(
+    slurm: Slurm, runs: Path, ledger: Ledger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some sites' squeue answers from a cache."""
+    submitted(ledger, ["a", "b"], 100)
+    slurm.shows("100_0;RUNNING;x")
+    slurm.says("job.txt", "JobId=101 ArrayJobId=100 ArrayTaskId=1 JobState=PENDING Reason=x")
+    with user_error("shows not all of your jobs, and `scontrol show job 100_1` one"):
+        refresh(ledger)
+    monkeypatch.setattr(queue, "_CACHED_SECONDS", 0.0)
+    assert set(refresh(ledger)) == {"a"}
+
+
 def test_jobs_of_another_cluster_are_neither_lost_nor_cancelled(slurm: Slurm, runs: Path) -> None:
     job = Noted(runs, "a")
     slurm.says("config.txt", "ClusterName = north")

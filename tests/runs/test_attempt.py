@@ -30,6 +30,8 @@ from tests.recorded import upload_ended
 
 @pytest.mark.parametrize("given", [None, "1", ""])
 def test_a_run_sees_the_devices_it_was_given(monkeypatch: pytest.MonkeyPatch, given: str | None) -> None:
+    """And multiplies in float32, whatever an image has set."""
+    monkeypatch.setenv("TORCH_ALLOW_TF32_CUBLAS_OVERRIDE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     monkeypatch.setenv("OMP_WAIT_POLICY", "PASSIVE")
     monkeypatch.setenv("OMP_PROC_BIND", "close")  # of the user's shell: every run would be on the same core
@@ -37,6 +39,7 @@ def test_a_run_sees_the_devices_it_was_given(monkeypatch: pytest.MonkeyPatch, gi
     prepare_process(3, given)
     assert os.environ.get("CUDA_VISIBLE_DEVICES") == given
     assert (os.environ["OMP_NUM_THREADS"], os.environ["OMP_PROC_BIND"]) == ("3", "false")
+    assert "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" not in os.environ
 
 
 @pytest.mark.parametrize(

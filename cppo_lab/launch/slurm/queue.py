@@ -230,6 +230,7 @@ PATIENCE_SECONDS = 60.0
 PING_SECONDS = 10.0
 SETTLING_SECONDS = 10.0  # an sbatch of a killed launcher may still be in progress
 SACCT_JOBS = 500  # per request
+_CACHED_SECONDS = 120.0  # how old the answers of some sites' squeue may be
 _ANSWER_SECONDS = 60.0  # after this time, sbatch has returned or its launcher is dead
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "SUSPENDED"})
@@ -434,14 +435,19 @@ def _query(tasks: Sequence[LedgerTask]) -> list[QueuedJob]:
             f"{cluster}: set SLURM_CONF (or SLURM_CLUSTERS) as when they were submitted, or work in another folder"
         )
     jobs = jobs_of({task.owner for task in tasks if task.owner is not None})
-    if not jobs and shutil.which("scontrol"):
-        for job_id in sorted({task.job_id for task in tasks if task.job_id is not None}):
-            states = re.findall(r"\bJobState=(\w+)", ask("scontrol", "show", "job", str(job_id)).stdout)
-            if not (WAITING | ACTIVE).isdisjoint(states):
-                raise UserError(
-                    f"squeue shows none of your jobs, and `scontrol show job {job_id}` one: nothing is known of the "
-                    "queue; try again later, and check which squeue this is (`type squeue`)"
-                )
+    seen = {job.job for job in jobs}
+    unseen = {
+        str(task.job_id) if not jobs else task.job
+        for task in tasks
+        if task.job not in seen and task.job_id and (not jobs or time.time() - task.created < _CACHED_SECONDS)
+    }
+    for job_id in sorted(unseen) if shutil.which("scontrol") else ():
+        states = re.findall(r"\bJobState=(\w+)", ask("scontrol", "show", "job", job_id).stdout)
+        if not (WAITING | ACTIVE).isdisjoint(states):
+            raise UserError(
+                f"squeue shows {'not all' if jobs else 'none'} of your jobs, and `scontrol show job {job_id}` one: "
+                "nothing is known of the queue; try again later, and check which squeue this is (`type squeue`)"
+            )
     return jobs
 
 
