@@ -140,7 +140,7 @@ _SCIENTIFIC = re.compile(
 _LIST = re.compile(r",|\b(?:and|or)\b")
 # A choice: "A", "(A)", "A)", "Option A", "the answer is A"; not the numbers e and i
 _CHOICE = re.compile(
-    r"(?![ei]\Z)(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice)(?:\s++is)?+)\s*+:?+\s*+|[故应]?+选项?+\s*+)*+"
+    r"(?![ei]\Z)(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice)(?:\s++is)?+)\s*+:?+\s*+|[故应]?+选项?+\s*+:?+\s*+)*+"
     r"[(\[]?+\s*+([A-Ja-j])\s*+[)\].:]*+\s*+(?:选项)?(?:is\s+(?:the\s+)?correct(?:\s+(?:answer|choice|option))?)?"
 )
 # The letter of a choice or a point before its content: "A) 42", "(A) 42", "\\textbf{(A)}\\ 42", "P(2,3)"
@@ -153,7 +153,7 @@ _LABEL = re.compile(r"(?<![A-Za-z\\(])\(?[A-J][).:](?!\S)|(?<![A-Za-z\\])\([A-J]
 _NOT_ALONE = re.compile(rf"(?i)\b(?:or|and)\b|{NOT}|{SIGN}|{WRONG}")
 _EMPTY = re.compile(r"\$\s*+\$|\\\(\s*+\\\)|\\\[\s*+\\\]")
 _OPENING = re.compile(r"^\s*(?:(?:it(?:'s| is)|the answer is) +)?(?:(?:an?|the|on) +)?")
-_WORDS = re.compile(r"(?i)\s*+(?:yes|no|(?=.*[a-z]{4})[a-z ,'-]++)\s*+")  # not "AB", which is no "ab"
+_WORDS = re.compile(r"(?i)\s*+(?:yes|no|(?=it |.*[a-z]{4})[a-z ,'-]++)\s*+")  # not "AB", which is no "ab"
 _LAYOUT = re.compile("[$`]")
 
 
@@ -299,8 +299,6 @@ def residue(text: str) -> str:
 def value(text: str) -> str:
     """The canonical answer in a text that may have words around it, as unmarked answers have: its number."""
     text = without_units(tidy(stated(text) or text))
-    if "\n" in text and "\\begin" not in text:
-        text = next((line for line in reversed(text.splitlines()) if re.search("[0-9]", line)), text)
     numbers = pieces(text)
     if not numbers:
         return canonical(text)
@@ -348,7 +346,7 @@ _OF_CHINESE = compiled(
     (rf"(?!百分)({_HAN})分之({_HAN})", r"\2/\1"),
     (r"^一半$", "1/2"),
     (
-        rf"(?<![^\W是为于有共得负之])(?!一(?!{_HAN})[\u4e00-\u9fff]){_HAN}(?:点{_HAN})?+"
+        rf"(?<![^\W是为于有共得负之])(?!一(?!{_HAN}|点{_HAN})[\u4e00-\u9fff]){_HAN}(?:点{_HAN})?+"
         r"(?=(?!半)[\u4e00-\u9fff]?(?![\u4e00-\u9fff]))",
         _in_chinese,
     ),
@@ -370,7 +368,6 @@ _WITHIN = compiled(
     (CURRENCY, ""),
     (r"(?s)^```[a-z]*+\s++(.*)```$", r"\1"),
     (r"\\(?:[bB]igg?[lrm]?|left|right)(?![A-Za-z])", ""),
-    (_END_TAG, ""),
     (_BOX, r" \1"),
     (PERCENT, ""),
     ("`", " "),
@@ -411,7 +408,6 @@ _WITHIN = compiled(
         r"(?<![\w\\.])([0-9]++(?:\.[0-9]++)?|\.[0-9]++)[eE]([-+]?+)0*([0-9]{1,3})(?!\w)",
         r"\1 \\times 10^{\2\3}",
     ),
-    (r"\^\{\+", "^{"),
     (r"\\log *+_ *+(?:e|\{ *+e *+\})", r"\\ln "),
     (
         r"(?<=\d) *+_ *+(\{ *+)?(\\text *+\{ *+)?([a-z]{3,}+)(?(2) *+\})(?(1) *+\})",
@@ -497,7 +493,8 @@ _OF_ALL = compiled(
     (rf"(?<![\w.:/^)}}]){_TERM}(?: *:++ *{_TERM}){{2,}}+(?! *:|[\w.])", _ratio),
     # Several choices: "A, C and D"
     (
-        r"^\(?([A-J])(?:[,; ()]|and)+([A-J])(?:(?:[,; ()]|and)+([A-J]))?(?:(?:[,; ()]|and)+([A-J]))?\)?$",
+        r"^(?:[故应]?选:? *)?\(?([A-J])(?:[,; ()和]|and)*([A-J])(?:(?:[,; ()和]|and)*([A-J]))?"
+        r"(?:(?:[,; ()和]|and)*([A-J]))?\)?$",
         r"\1\2\3\4",
     ),
     (  # [[1,0],[0,1]]
