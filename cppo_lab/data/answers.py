@@ -107,8 +107,8 @@ _UNICODE = str.maketrans("\u3000。’′∶−–‒‐‑﹣⁻⁄∕÷", " .'
     | {sign: f"\\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚ", "RZNQ", strict=True)}
     | dict.fromkeys(map(ord, "≤⩽≦"), "\\le ")
     | dict.fromkeys(map(ord, "≥⩾≧"), "\\ge ")
-    | {"∪": "\\cup ", "∅": "\\emptyset ", "″": "''"}
-    | {"⟨": "(", "⟩": ")", "∴": " ", "⇒": "\\Rightarrow "}
+    | {"∪": "\\cup ", "∅": "\\emptyset "}
+    | {"⟨": "(", "⟩": ")", "∴": " "}
     | {
         **dict.fromkeys("°º˚", "^{\\circ}"),
         "¢": " cents",

@@ -140,7 +140,6 @@ _OF_TRUTH = compiled(
         r"^(-?[\d.,]++) *(?:\(([A-Za-z ]++)\)|([a-z]{5,}(?: [a-z]{2,})*))$",
         r"\1\\text{ \2\3}",
     ),
-    (r"([ap])\.m\.$", r"\1m"),
     (r"(?<=\d)([ ~]*[kM]?\\Omega)$", r"\\text{\1}"),
     (r"^(-?[\d.,]++) *(?![十百千万亿])[\u4e00-\u9fff]$", r"\1"),
     (
@@ -478,7 +477,6 @@ _SIZES |= {
     for unit, size in sizes.items()
 }
 _DERIVED = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("N", "J", "W", "V", "Hz", "Pa", "Ω", "T")}
-_RATES = {"mph": {"mi", "h"}, "kph": {"km", "h"}, "kmh": {"km", "h"}}
 _BESIDE = frozenset(["per", "a", "an", "hundred", "thousand", "million", "billion"])
 # "12 hours per day", "$5 a day"; "5 km/h" is another than "5 km"
 _A_DAY = re.compile(r"\b(?:per|an?)\s+(?:day|week|month|year)\b")
@@ -520,8 +518,6 @@ def _other_unit(answer: str, truth: str) -> bool:
         return len({str(_units(noun) or noun) for noun in nouns}) > 1
     # Before an equals sign a letter may be a variable ("4s = 20"), and a unit the same in another scale.
     readings = [_of_answer(text) for text in (answer, answer.rpartition("=")[2], _A_DAY.sub("", answer))]
-    if "min" in true:
-        readings = [given - {"m"} for given in readings]  # 2 h 5 m
     return not any(
         not given or true <= given <= true | {*_SCALES.values()} or _may_be_equal(given, true)
         for given in readings
@@ -585,7 +581,9 @@ def _signs(text: str) -> str:
 def _units(word: str) -> set[str]:
     name = word.rstrip("²³")
     unit = _UNIT_OF.get(name) or _UNIT_OF.get(name.lower())
-    return {f"{unit}{word[len(name) :]}"} if unit else _RATES.get(word, set())
+    if unit:
+        return {f"{unit}{word[len(name) :]}"}
+    return {"mi", "h"} if word == "mph" else set()
 
 
 def _quantity(text: str) -> tuple[Fraction, str] | None:
