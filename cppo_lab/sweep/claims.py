@@ -148,7 +148,7 @@ def _baseline(plan: Plan, sweep: Sweep) -> Baseline:
 def note_looks(plan: Plan, uri: str) -> None:
     """Keep with the registered hypotheses of a plan that somebody sees results while only some of their test seeds have
     all their runs, once for each such state. Looks at sequential hypotheses are planned. A store that does not take it
-    costs a line.
+    costs a line. Raises UserError if it cannot be read.
     """
     stated = [
         sweep
@@ -157,24 +157,25 @@ def note_looks(plan: Plan, uri: str) -> None:
     ]
     if not stated or address.is_absent(uri):
         return
+    from cppo_lab.tracking.client import STORE_FAULTS, fault_line
     from cppo_lab.tracking.history import recorded_status
     from cppo_lab.tracking.page import find_registrations, note_look
     from cppo_lab.tracking.read import newest_runs, reading
 
     experiment = schema.experiment_name(plan.core)
-    try:
-        with reading(uri) as client:
-            tags = [run.data.tags for run in newest_runs(client, experiment, tag=schema.TAG_RUN_ID)]
-            results = [of_run for of_run in tags if recorded_status(of_run) in schema.FINISHED]
-            for sweep in stated:
-                if (look := _look(plan, sweep, results)) is None:
-                    continue
-                (_, digest), settings = plan.statement(sweep), plan.parts[sweep.name].declared.settings
-                for registration in find_registrations(client, experiment, sweep.name):
-                    if registration.covers(digest, settings):
+    with reading(uri) as client:
+        tags = [run.data.tags for run in newest_runs(client, experiment, tag=schema.TAG_RUN_ID)]
+        results = [of_run for of_run in tags if recorded_status(of_run) in schema.FINISHED]
+        for sweep in stated:
+            if (look := _look(plan, sweep, results)) is None:
+                continue
+            (_, digest), settings = plan.statement(sweep), plan.parts[sweep.name].declared.settings
+            for registration in find_registrations(client, experiment, sweep.name):
+                if registration.covers(digest, settings):
+                    try:
                         note_look(client, registration, look)
-    except UserError as error:
-        say(f"cppo: this look at unfinished tests was not recorded: {error}")
+                    except (*STORE_FAULTS, UserError) as error:
+                        say(f"cppo: this look at unfinished tests was not recorded: {fault_line(error)}")
 
 
 def _look(plan: Plan, sweep: Sweep, results: Sequence[Mapping[str, str]]) -> tuple[int, int] | None:

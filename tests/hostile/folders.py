@@ -265,6 +265,11 @@ STORES = [
         environment={URI: "http://u:secret@127.0.0.1:1"},
     ),
     Case(
+        "report quickstart_exact seed=0",
+        "http://127.0.0.1:1 cannot be read",
+        environment={URI: "http://127.0.0.1:1"},
+    ),
+    Case(
         f"report {RUN}",
         "http://127.0.0.1:1 cannot be read: …'abc' for MLFLOW_HTTP_REQUEST_TIMEOUT",
         environment={URI: "http://127.0.0.1:1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "abc"},
