@@ -28,7 +28,7 @@ _STATED = re.compile(r"(?i)\banswer\s++is\s*+[:：]?+\s*+(?=\S)|[故应]选[:：
 _QUESTION = re.compile(r"(?i)(?:[^.?!\n]|\.(?=\d))*+\?\s+(?=no\b)")  # "Is it 12? No, it is 13."
 _SENTENCE_END = re.compile(r"\.(?:\s|(?=[\u4e00-\u9fff]))|\n")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*+(\{|-?[0-9]+)")
+_BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s*+(\{|-?[0-9]+)")
 # What changes a box from outside: "not \\boxed{42}", "-\\boxed{42}", "\\boxed{41} or \\boxed{42}", "\\boxed{42}^2".
 # A number that ends the line before (`\Z`, which `$` is not) is none of it.
 _BEFORE_BOX = re.compile(
@@ -41,7 +41,7 @@ _AFTER_BOX = re.compile(
     r"^(?:(?:\^|_(?=\{?\d)|\.?\d|/|\\(?:cdot\s*|times\s*|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
     r"|!(?=[$=]|\\[)\]])"
     # "\boxed{42} is not hard to find" denies nothing
-    rf"|[$)\\]*\s{WRONG}(?!\s+(?!(?:the|right|correct|possible|valid|an?|it)\b)\w)"
+    rf"|[$)\\]*\s{WRONG}(?!\s+(?!(?:the|right|correct|possible|valid|equal|an?|it|be|because|since|as|so|and|but)\b)\w)"
     r"| *(?:or|或).*)"
 )
 _REACH = 100  # characters beside a box
@@ -53,7 +53,9 @@ _FENCES = (
 _FONT = re.compile(
     r"^\\(?:underline|text|bf|textbf|mathbf|mathrm|bm|boldsymbol|pmb|hbox|ensuremath|small|[lL]arge|huge)(?=\{)"
 )
-_ALIGNED = re.compile(r"\\(?:begin|end)\{(?:(?:fl)?align|center|equation|gather|multline|split)(?:ed)?\*?\}")
+_ALIGNED = re.compile(
+    r"\\(?:begin|end)\{(?:(?:fl)?align|center|equation|gather|multline|split|eqnarray|math|displaymath)(?:ed)?\*?\}"
+)
 _ROW_END = re.compile(r"\\\\(\s*+(?==)|\s*+$)?")
 _SPACE = r"(?:\\[,;:! >]|\\q?quad(?![A-Za-z])|~|\s)"
 _LEADING = re.compile(rf"(?:{_SPACE}|[*#}}])++")
@@ -62,34 +64,34 @@ _TAILS = (
     *("Q.E.D", "QED", *"~*.,;\\∎■□✓✔"),
 )
 PERCENT = re.compile(
-    r"(?i)(?<=[\d})\]$])\s*+(?:\\*+%|\\text\s*+\{\s*+(?:\\?%|per\s?cent)\s*+\}|per\s?cent\b)|百分之"
+    r"(?i)(?<=[\d})\]$])\s*+(?:\\*+%|\\text\s*+\{\s*+(?:\\?%|per\s?cent)\s*+\}|per\s?cent\b|percentage\b|pct\b)|百分之"
 )
 CURRENCY = re.compile(
-    r"(?:\bUS)?(?<!\\)\\\$|\A\$(?=[\d.,]++[^\w$]*\Z)"
-    r"|[€£¥₩₹₽]"
+    r"\\text\s*+\{\s*+\\\$\s*+\}|(?:\bUS)?(?<!\\)\\\$|\A\$(?=[\d.,]++[^\w$]*\Z)"
+    r"|\\(?:pounds|euro|textdollar)(?![A-Za-z])(?:\{\})?\s*+|[€£¥₩₹₽]"
 )
 _RELATION = r"(?:[=<>]|\\(?:[lg]eq?|neq?)(?![A-Za-z]))"
 _CONDITION = (
-    r"(?:(?:since|because)\b[^()]*+|(?:(?:where|for|when|if)\s++)?+\$?[A-Za-z]\s*+"
+    r"(?:(?:since|because)\b[^()]*+|(?:(?:where|for|when|with|if)\s++)?+\$?[A-Za-z]\s*+"
     rf"{_RELATION}[^()\[\]$]*+\$?)"
 )
 _CURRENCIES = re.compile(r"\$\d[^$]*+(?<=\s)\$\d")  # "$12 or $13"
 _DEGREES = re.compile(
     r"^((?:[^A-Za-z]|\\circ)*\d)(\$?)\s*+(?:(?:\^\s*+(?:\\circ|\{\s*+\\circ\s*+\}|\{?o\}?))\s*+(?:\\(?:text|math)(?:rm)?\s*+\{)?"
-    r"|(?:\\text\s*+\{)?\s*+deg(?:rees?)?)\s*+(?:C|F|[Cc]elsius|[Ff]ahrenheit)?\s*+\}?\s*+(\$?)$"
+    r"|(?:\\text\s*+\{)?\s*+deg(?:rees?)?)\s*+(?:C|F|[Cc]elsius|[Ff]ahrenheit|[Cc]entigrade)?\s*+\}?\s*+(\$?)$"
 )
 _MODULUS = re.compile(
     r"\$?(?:\b[A-Za-z] *\\equiv *|(?<![\w.^*/+]))(\d+)\$? *\(?(?:\\text\{ *)?\\?[pb]?mod(?![a-z]) *\}? *"
     r"(?:\{ *([1-9]\d*) *\}|\$?([1-9]\d*)\$?)\)?"
 )
-_TERM = r"(?:\d*+\\sqrt *+\{?\d++\}?|\d++(?:\.\d++)?)"  # of a ratio
+_TERM = r"(?:\d*+\\sqrt *+\{?\d++\}?|\d++(?:\.\d++)?|[a-z])"  # of a ratio
 _NUMBER = r"-?(?:[0-9]++(?:\.[0-9]++)?|\.[0-9]++)"
 _POWER = (
     r"-?[0-9]*+\.[0-9]++|-[0-9]++"  # that math-verify reads without braces as something else, or as a float
 )
 # Units that are made of others, as m/s, kg m^2 or m s^{-1}: math-verify drops single ones and words.
 _SI = (
-    r"(?:(?:[kcdmnµμMG]|\\mu *)?(?:[mgsLlNJWVAKCFTΩ]|\\Omega|Hz|mol|rad)|h|hr|min|ft|in|mi|lb)"
+    r"(?:(?:[kcdmnµμMG]|\\mu *)?(?:[mgsLlNJWVAKCFTΩ]|\\Omega|Hz|Pa|mol|eV|rad)|h|hr|min|ft|in|mi|lb|gal|yr)"
     r"\b\.?(?: *\$?\^\{?-?\d\}?)?"
 )
 _UNITS = re.compile(
@@ -107,8 +109,8 @@ _UNICODE = str.maketrans("\u3000。’′∶−–‒‐‑﹣⁻⁄∕÷", " .'
     | {sign: f"\\mathbb{{{letter}}}" for sign, letter in zip("ℝℤℕℚ", "RZNQ", strict=True)}
     | dict.fromkeys(map(ord, "≤⩽≦"), "\\le ")
     | dict.fromkeys(map(ord, "≥⩾≧"), "\\ge ")
-    | {"∪": "\\cup ", "∅": "\\emptyset "}
-    | {"⟨": "(", "⟩": ")", "∴": " "}
+    | {"∪": "\\cup ", "∅": "\\emptyset ", "″": "''"}
+    | {"⟨": "(", "⟩": ")", "∴": " ", "⇒": "\\Rightarrow "}
     | {
         **dict.fromkeys("°º˚", "^{\\circ}"),
         "¢": " cents",
@@ -140,7 +142,7 @@ _SCIENTIFIC = re.compile(
 _LIST = re.compile(r",|\b(?:and|or)\b")
 # A choice: "A", "(A)", "A)", "Option A", "the answer is A"; not the numbers e and i
 _CHOICE = re.compile(
-    r"(?![ei]\Z)(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice)(?:\s++is)?+)\s*+:?+\s*+|[故应]?+选项?+\s*+:?+\s*+)*+"
+    r"(?![ei]\Z)(?:(?i:(?:the\s++)?+(?:correct\s++)?+(?:answer|option|choice|letter)(?:\s++is)?+)\s*+:?+\s*+|[故应]?+选项?+\s*+:?+\s*+)*+"
     r"[(\[]?+\s*+([A-Ja-j])\s*+[)\].:]*+\s*+(?:选项)?(?:is\s+(?:the\s+)?correct(?:\s+(?:answer|choice|option))?)?"
 )
 # The letter of a choice or a point before its content: "A) 42", "(A) 42", "\\textbf{(A)}\\ 42", "P(2,3)"
@@ -151,10 +153,10 @@ _LABELLED = re.compile(
 )
 _LABEL = re.compile(r"(?<![A-Za-z\\(])\(?[A-J][).:](?!\S)|(?<![A-Za-z\\])\([A-J]\)")
 _NOT_ALONE = re.compile(rf"(?i)\b(?:or|and)\b|{NOT}|{SIGN}|{WRONG}")
-_EMPTY = re.compile(r"\$\s*+\$|\\\(\s*+\\\)|\\\[\s*+\\\]")
-_OPENING = re.compile(r"^\s*(?:(?:it(?:'s| is)|the answer is) +)?(?:(?:an?|the|on) +)?")
+_EMPTY = re.compile(r"\$\s*+\$|\\\(\s*+\\\)|\\\[\s*+\\\]|\*\*\s*+\*\*")
+_OPENING = re.compile(r"^\s*(?:(?:it(?:'s| is| was)|the answer is) +)?(?:(?:an?|the|on) +)?")
 _WORDS = re.compile(r"(?i)\s*+(?:yes|no|(?=it |.*[a-z]{4})[a-z ,'-]++)\s*+")  # not "AB", which is no "ab"
-_LAYOUT = re.compile("[$`]")
+_LAYOUT = re.compile(r"\\displaystyle(?![A-Za-z])|[$`]")
 
 
 class Answer(NamedTuple):
@@ -355,11 +357,11 @@ _START, _END = r"^(?:\$\$?|\\[(\[])?\s*+", r"\s*+(?:\$\$?|\\[)\]])?$"  # of a fo
 # What math-verify cannot read or reads wrongly, and what it reads instead, in this order
 _WITHIN = compiled(
     (
-        r"\\(?:hspace\*?|[hv]?phantom) *+\{[^{}]*+\}|\\hfill?(?![A-Za-z])",
+        r"\\(?:hspace\*?|[hv]?phantom) *+\{[^{}]*+\}|\\(?:(?:en|thin|med|thick)space|hfill?)(?![A-Za-z])",
         r"\\ ",
     ),
-    (r"\\(?:text|math(?:punct|rm))\{,\}", "{,}"),
-    (r"\\(?:nice|s)frac(?![A-Za-z])", r"\\frac"),
+    (r"\\(?:text|math(?:ord|punct|rm))\{,\}", "{,}"),
+    (r"\\(?:nice|s|x|c)frac(?![A-Za-z])", r"\\frac"),
     (r"(\\[dt]?frac) *\\pi *", r"\1{\\pi}"),
     (r"(\^|\\sqrt) *(\\[dt]?frac *(?:\d|\{[^{}]*+\}) *(?:\d|\{[^{}]*+\}))", r"\1{\2}"),
     (r"\\langle(?![A-Za-z])", "("),
@@ -367,13 +369,13 @@ _WITHIN = compiled(
     (r"<\|\w+\|>|(?s:<(?!su[bp])(\w+)>([^<>]*+)</\1>)", r"\2"),
     (CURRENCY, ""),
     (r"(?s)^```[a-z]*+\s++(.*)```$", r"\1"),
-    (r"\\(?:[bB]igg?[lrm]?|left|right)(?![A-Za-z])", ""),
+    (r"\\(?:[bB]igg?[lrm]?|left|right|middle)(?![A-Za-z])", ""),
     (_BOX, r" \1"),
     (PERCENT, ""),
     ("`", " "),
     (r"(?i)(?:(?<![\w\\])(?:minus|negative)\s++|负\s*+)(?=[\d.$\\(])", "-"),
-    (r"\\(?:mathrm|text) *+\{ *+([ie]) *+\}", r"{\1}"),
-    (r"(?<=\d) *+i(?!\w)", " i"),
+    (r"\\(?:mathrm|text|rm) *+\{ *+([ie]) *+\}", r"{\1}"),
+    (r"(?<=\d) *+(?:\{i\}|i)(?!\w)", " i"),
     (
         rf"(?<=[\w)}}])(?:\*\*(?:({_NUMBER})|(?=\())|\^\s*+(?:\{{\s*+({_POWER})\s*+\}}|({_POWER})))",
         lambda match: f"^{{{Fraction(match[match.lastindex])}}}" if match.lastindex else "^",
@@ -458,13 +460,13 @@ _OF_ALL = compiled(
     ),
     (  # a remark
         rf"(?:(?<=[\d}})])|(?<=\$)(?=\s|~|\()){_SPACE}*+(?:\$\({_CONDITION}\)\$|\({_CONDITION}\)|\[{_CONDITION}\])(?=(?:\s|\$|\\[)\]]|\}})*$)"
-        rf"|(?<=[\d}})$]),?{_SPACE}++(?:where|for|when|if|at)\s++\$?[A-Za-z]\s*+{_RELATION}(?:[^()\[\],;$A-Za-z]|\\[a-z]++)*\$?$",
+        rf"|(?<=[\d}})$]),?{_SPACE}++(?:where|for|when|with|if|at)\s++\$?[A-Za-z]\s*+{_RELATION}(?:[^()\[\],;$A-Za-z]|\\[a-z]++)*\$?$",
         "",
     ),
     (r"(?s)(?<=\S)(?:,? +because|, +since)\b.*", ""),
     (r"^(\$?-?\d++ *)\\approx(?= *-?\d++\$?$)", r"\1 or "),  # two whole numbers
     (  # "2\sqrt{3} (approximately 3.46)", "2\sqrt{3}, about 3.46"
-        rf"(?<=[\d}})$i]),?{_SPACE}*+(?:or\b)?\s*(?:about|approx[a-z]*|roughly)\s+[^\s,()]*\d\$?$"
+        rf"(?<=[\d}})$i]),?{_SPACE}*+(?:or|which\s+is)?\s*(?:about|approx[a-z]*|roughly)\s+[^\s,()]*\d\$?$"
         rf"|(?<=[\w}})$]){_SPACE}*+\(\$?(?:\\approx(?![A-Za-z])|~|(?:or\s+)?(?:about|approx[a-z]*|roughly)\b)[^()]*+\)"
         r"(?=(?:\s|\$|\\[)\]]|\})*$)",
         "",

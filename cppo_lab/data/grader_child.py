@@ -39,14 +39,14 @@ _FUNCTION = re.compile(
 )
 _BARE_ROOT = re.compile(r"\\sqrt\s*(?:\(([^(){}]*)\)|([0-9]+))")
 _LETTERS = r"i\.\s?e\.|e\.\s?g\.|[^\W\d_\u3040-\u30ff\u4e00-\u9fff]{2,}|[\u3040-\u30ff\u4e00-\u9fff]+"
-_ALTERNATIVE = r"or|vs|versus|alternatively|maybe|perhaps|possibly|∨|\\(?:lor|vee)"
+_ALTERNATIVE = r"or|xor|versus|vs|alternatively|maybe|perhaps|possibly|或者?|∨|\\(?:lor|vee)"
 _OR, _JOINT = (
     re.compile(rf"\\text[a-z]*\s*\{{\s*(?:{words})\s*\}}|(?<![\\A-Za-z])(?:{words})(?![A-Za-z])")
     for words in (_ALTERNATIVE, f"{_ALTERNATIVE}|and")
 )
 _WORD = re.compile(rf"(?<![\\A-Za-z])(?!(?:and|or)(?![A-Za-z]))(?:{_LETTERS})")
 _POWER = r"(?:\s*(?:\^\s*\{?\s*-?[0-9]\s*\}?|[²³]))?"  # of a unit
-_FONT = r"\\(?:(?:text|math)(?:rm|bf|it|sf|tt)|text|mbox|emph|operatorname)\s*\{"
+_FONT = r"\\(?:(?:text|math)(?:rm|bf|it|sf|tt)|text|mbox|emph|bold|operatorname)\s*\{"
 _TEXT = re.compile(rf"{_FONT}[^{{}}]*\}}{_POWER}")
 TEXT = re.compile(rf"{_FONT}([^{{}}]*)\}}")
 # Behind a formula: "4t \\text{ cm}", "$4t$ ft"
@@ -64,7 +64,7 @@ _APART = re.compile(
 )
 # A truth with any of these may be more than one number, and its formula may have the signs above.
 _LISTING = re.compile(
-    r"[,;<>|&]|\\(?:\\|\{|(?:cup|in|pm|mp|[lg]eq?|[lg]t|neq?)"
+    r"[,;<>|&]|\\(?:\\|\{|(?:cup|cap|in|pm|mp|[lg]eq?|[lg]t|neq?|to|(?:[Ll]eft)?[Rr]ightarrow|lor|land|vee|wedge)"
     rf"(?![A-Za-z]))|{_JOINT.pattern}"
 )
 _DIGITS = "one|two|three|four|five|six|seven|eight|nine"
@@ -97,39 +97,42 @@ _FIRST = rf"(?:{_FENCED}|(?={_BEGIN}(?:\S*[\d\\]|{_LETTER})){_CHUNK})"
 _VERB = r"(?:is|are|was|does|do|did|can|could|will|would|must|may)"
 NOT = (
     rf"(?:\b(?:not|never|neither|nor|cannot|(?:{_VERB}|ca|wo|ai)n['´]?t|unequal|instead\s+of|(?!other)[a-z]+\s+than|"
-    r"(?:different|distinct|far)\s+from|none\s+of|by\s+no\s+"
-    r"means|nicht|no\s+es|n['´]?est\s+pas|не|(?<![^a-z(]\s)no(?=\s+[\d$\\])|hardly|fails?\s+to|without|exclud\w+|except(?:\s+for)?|"
-    r"(?:^|(?:any|all)(?:thing)?\s+)(?:but|other\s+than))\b|(?:[不非未]|没有|除[了非]?(?!以)|[小大低高]于|超过)[可能会必是等于为]*)"
+    r"(?:different|distinct|far)\s+from|none\s+of|no\s+longer|by\s+no\s+"
+    r"means|nicht|no\s+es|n['´]?est\s+pas|не|nothing\s+like|(?<![^a-z(]\s)no(?=\s+[\d$\\])|hardly|fails?\s+to|without|exclud\w+|except(?:\s+for)?|"
+    r"(?:^|(?:any|every|all)(?:thing)?\s+)(?:but|other\s+than))\b|(?:[不非未]|没有|除[了非]?(?!以)|[小大低高]于|超过)[可能会必是等于为]*)"
 )
 WRONG = (
-    rf"(?:{_VERB}\s+{NOT}|(?:{_VERB}\s+(?:be\s+)?(?:the\s+)?)?[-–(]?\s*(?:wrong|incorrect|false|impossible|invalid|"
-    rf"rejected|ruled\s+out)\b|(?:cannot|nor|fails|(?<=\?\s)no\W*$|(?:{_VERB}|ca|wo)n['´]?t)\b)"
+    rf"(?:{_VERB}\s+{NOT}|(?:{_VERB}\s+(?:be\s+)?(?:an?\s+|the\s+)?)?[-–(]?\s*(?:wrong|incorrect|false|impossible|invalid|"
+    rf"rejected|excluded|ruled\s+out)\b|(?:cannot|nor|fails|(?<=\?\s)no\W*$|(?:{_VERB}|ca|wo)n['´]?t)\b)"
 )
 SIGN = (
-    r"(?:\\neq?(?![A-Za-z])|\\not(?![A-Za-z])\s*=?|=/=|<>|(?<!\S)!=|"
+    r"(?:\\neq?(?![A-Za-z])|\\not(?![A-Za-z])\s*=?|=/=|<>|\\(?:neg|lnot)(?![A-Za-z])|(?<!\S)!=|¬|[≮≯]|"
     r"^[\s$]*(?:[<>]=?|\\[lg]eq?(?![A-Za-z])))"
 )
 _OBJECT = (
     rf"(?:\s+(?!but\b)[a-z]+){{0,4}}?\s*(?:\\approx\s*)?{_TERM}"
-    rf"(?:(?:\s*[-+*/=]\s*|,?\s*(?:or|and)\s+){_TERM})*"
+    rf"(?:(?:\s*[-+*/=]\s*|,?\s*(?:or|nor|and)\s+){_TERM})*"
 )
 _DENIAL = re.compile(
-    rf"(?i){_FIRST}\s+{WRONG}(?:{_OBJECT})?|{_FIRST}\s*[是也都]?(?:错|不对|不是)|{NOT}{_OBJECT}"
+    rf"(?i){_FIRST}\s+{WRONG}(?:{_OBJECT})?|{_FIRST}\s*[是也都]?(?:错|不对|不是|除外|以外)|{NOT}{_OBJECT}"
     rf"|(?:{_BEGIN}{_CHUNK})?(?<!\s)\s*{SIGN}\s*{_TERM}"
 )
-_UNEQUAL = re.compile(rf"(?i){NOT}|{SIGN}|[<>]|\\cup(?![A-Za-z])")
+_UNEQUAL = re.compile(rf"(?i){NOT}|{SIGN}|[<>]|\\(?:cup|[lg](?:eq?|t))(?![A-Za-z])")
 # What a number is only a part of: "twice 42", "the root of 42", "42 squared", "42 +", "42...", "41, 42, ..."
 _PART_OF = re.compile(
-    r"(?i)(?<![\\A-Za-z])(?:(?:half|twice|mod(?:ulo)?|below|above|under|over|divisible\s+by|"
-    r"(?:root|square|cube|negative|reciprocal|multiple|divisor|factor)\s+of)\s+(?:of\s+)?(?:the\s+)?(?:[-$({]*[\d\\√]|\$?[a-z]\b)|(?<=[\w)}\]$])\s(?:plus|minus)\s+\w)|"
-    r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|dozen|(?!rather|other)[a-z]+\s+than)\b|分之|(?<=\d)'+\W*$|(?:th|[nr]d)\s+(?:root|power)\b|(?:[-+/^]|,?\s*\\[lc]?dots)\s*\$?$)"
+    r"(?i)(?<![\\A-Za-z])(?:(?:half|twice|thrice|double|triple|mod(?:ulo)?|below|above|under|over|beyond|exceed(?:s|ing)?|divisible\s+by|"
+    r"(?:root|square|cube|negative|opposite|reciprocal|inverse|factorial|log(?:arithm)?|multiple|divisor|factor|part|third|"
+    r"quarter)\s+of)\s+(?:of\s+)?(?:the\s+)?(?:[-$({]*[\d\\√]|\$?[a-z]\b)|(?<=[\w)}\]$])\s(?:plus|minus)\s+\w)|"
+    r"(?<=[\d)}\]$])\s*(?:(?:squared|cubed|factorial|halved|doubled|tripled|dozen|(?!rather|other)[a-z]+\s+than)\b|分之|(?<=\d)'+\W*$|(?:th|[nr]d)\s+(?:root|power)\b|(?:[-+/^]|,?\s*\\[lc]?dots)\s*\$?$)"
 )
 _DECIMAL = re.compile(r"(?:[A-Za-z]\s*=)?\s*-?\d*\.\d+")
 # An ordered pair or an interval, and a set of numbers in an answer, which math-verify compares as if it were ordered
 _ORDERED = re.compile(r"(?:[^=]*=)?\s*\((?=[^;]*,)(?:[^()]|\([^()]*\))*\)\s*")
 _SET = re.compile(r"\\\{(?:(?!\\\}|[(=,]).)++,(?:(?!\\\}|[(=]).)++\\\}|^\{[^{}(=]+,[^{}(=]+\}$")
 # Letters that may be symbols: math-verify takes those of "4t" and "2ab" for units, and leaves them out.
-_VARIABLES = re.compile(r"(?<![\\A-Za-z])(?<!:\d\d )(?!(?:min|sec|mph)(?![A-Za-z]))[A-Za-z]{1,3}(?![A-Za-z])")
+_VARIABLES = re.compile(
+    r"(?<![\\A-Za-z])(?<!:\d\d )(?!(?:min|sec|deg|day|men|mph)(?![A-Za-z]))[A-Za-z]{1,3}(?![A-Za-z])"
+)
 _NUMBERS_APART = re.compile(r"(?<![\^_]\d)(?<=\d) +(?=\d+\$?$)")  # "3 4", of which it takes the sum
 # Ends of the lines of a matrix, of which math-verify would read the last line alone.
 _LINES = re.compile(r"(?<=\\\\)\n|\n(?=[^\n]*(?:&|\\\\)|\\end\{)")

@@ -137,13 +137,15 @@ def grade(response: str, truth: str, limit_seconds: float = LIMIT_SECONDS, worke
 # And "10 m/s" without LaTeX, which has no symbols.
 _OF_TRUTH = compiled(
     (
-        r"^(-?[\d.,]++) *(?:\(([A-Za-z ]++)\)|([a-z]{5,}(?: [a-z]{2,})*))$",
+        r"^(-?[\d.,]++) *(?:\(([A-Za-z ]++)\)|("
+        r"(?!(?:alpha|delta|gamma|kappa|lambda|omega|sigma|theta|log|sin|cos|tan)(?![a-z]))[a-z]{5,}(?: [a-z]{2,})*))$",
         r"\1\\text{ \2\3}",
     ),
+    (r"([ap])\.m\.$", r"\1m"),
     (r"(?<=\d)([ ~]*[kM]?\\Omega)$", r"\\text{\1}"),
     (r"^(-?[\d.,]++) *(?![十百千万亿])[\u4e00-\u9fff]$", r"\1"),
     (
-        r"^(-?[\d.,]++) +((?:[kcm]?m|mi|ft|k?g|L|mol|[JNW])/(?:s|hr?|min|[cd]?m|L|kg|mol)(?:\^?[23])?)$",
+        r"^(-?[\d.,]++) +((?:[kcm]?m|mi|ft|k?g|L|mol|[JNW])/(?:s|hr?|min|[cd]?m|L|kg|mol)(?:\^?[23]|[²³])?)$",
         r"\1\\text{ \2}",
     ),
 )
@@ -152,7 +154,7 @@ _LAKHS = re.compile(r"(?<![\d,])\d\d?(?:,\d\d)+,\d{3}(?![\d,])")  # "12,34,567"
 _PERMUTATIONS = re.compile(r"(?<![\\A-Za-z])[PA](?:\(|_\{?)(\d{1,3})\}?[,^] *\{?(\d{1,3})[)}]?")
 # Letters that may be symbols side by side, and no words or units
 _RUN = re.compile(
-    r"(?<![\\A-Za-z])(?![A-Z][a-z]{2})"
+    r"(?<![\\A-Za-z])(?!(?i:[ckm]m|kg|ml|[ap]m|[mk]ph|hrs?|min|sec|lbs?|ft|in|yd|oz)(?![A-Za-z]))(?![A-Z][a-z]{2})"
     r"(?:[A-Za-z]'*+){1,3}(?![A-Za-z])"
 )
 
@@ -477,6 +479,7 @@ _SIZES |= {
     for unit, size in sizes.items()
 }
 _DERIVED = {f"{prefix}{unit}" for prefix in _PREFIXES for unit in ("N", "J", "W", "V", "Hz", "Pa", "Ω", "T")}
+_RATES = {"mph": {"mi", "h"}, "kph": {"km", "h"}, "kmh": {"km", "h"}}
 _BESIDE = frozenset(["per", "a", "an", "hundred", "thousand", "million", "billion"])
 # "12 hours per day", "$5 a day"; "5 km/h" is another than "5 km"
 _A_DAY = re.compile(r"\b(?:per|an?)\s+(?:day|week|month|year)\b")
@@ -490,7 +493,7 @@ _TOKEN = re.compile(r"\\[A-Za-z]+|\\.|[A-Za-zµΩ]+[²³]?|\S")
 _ATTACHED = re.compile(r"\W*+[\d.,]*\d(?!st|nd|rd|th)(?:[A-Z]|([A-Za-z]{1,2}))\W*")
 # One spelling of powers of units ("square cm", "cm squared", "cm^{2}"), of inches ("5in"), ohms, micro and full hours
 _SPELT = compiled(
-    (r"\\Omega(?![A-Za-z])", "Ω"),
+    (r"\\Omega(?![A-Za-z])|\u2126", "Ω"),
     (r"\\mu(?![A-Za-z]) *|μ", "µ"),
     (r"(?i)(?<=\d)(?::00)?\s*([ap])\.?\s?m\b\.?", r" \1m"),
     (r"(?i)\b(?:square|sq\.?)\s+([a-z]+)|([a-z]+)\s+squared\b|(?<=[a-z])[\s}$]*\^[\s{]*-?2\b", r"\1\2²"),
@@ -581,9 +584,7 @@ def _signs(text: str) -> str:
 def _units(word: str) -> set[str]:
     name = word.rstrip("²³")
     unit = _UNIT_OF.get(name) or _UNIT_OF.get(name.lower())
-    if unit:
-        return {f"{unit}{word[len(name) :]}"}
-    return {"mi", "h"} if word == "mph" else set()
+    return {f"{unit}{word[len(name) :]}"} if unit else _RATES.get(word, set())
 
 
 def _quantity(text: str) -> tuple[Fraction, str] | None:
