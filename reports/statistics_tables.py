@@ -192,9 +192,8 @@ def _order(board: Scoreboard, summary: Statistics) -> TextTable:
         if signs.any(axis=1).all():
             tau = signs.prod(axis=0).sum() / math.sqrt((signs**2).sum(axis=1).prod())
             alike.append(f"{model} {tau:.2f}" if len(models) > 1 else f"{tau:.2f}")
-        for variant in dict.fromkeys(
-            [*best.index, *final.index]
-        ):  # a run without a validation has no best step
+        # Of a run without a validation there is no best step.
+        for variant in dict.fromkeys([*best.index, *final.index]):
             by_best, by_final, *others = (_place(variant, of) for of in (best, final, corrected, area))
             row = cell_row(model, variant, (*by_best, *by_final, *(rank for rank, *_ in others)))
             cell = board.cells[model, variant]

@@ -23,7 +23,6 @@ from collections.abc import Callable, Sequence
 
 from cppo_lab.errors import ALSO, StoreAway, UserError, announcing_interrupt, drop, message, say
 
-_LEVELS = ("DEBUG", "INFO", "WARN", "WARNING", "ERROR", "FATAL", "CRITICAL", "NOTSET")  # of `logging`
 INTERRUPTED = "interrupted; run the same command to continue"
 
 
@@ -64,8 +63,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.resetwarnings()
         warnings.filters.extend(filters)  # type: ignore[attr-defined]
     os.environ["MPLBACKEND"] = "agg"  # a notebook's shell names its own, which matplotlib here may not know
-    if os.environ.get("MLFLOW_LOGGING_LEVEL", "INFO").upper() not in _LEVELS:
-        del os.environ["MLFLOW_LOGGING_LEVEL"]  # MLflow could not be loaded
     # Open the standard streams that are closed (`>&-`): the next file would take their number, and what is printed
     # would be written into it.
     for number, name in enumerate(("stdin", "stdout", "stderr")):

@@ -417,7 +417,7 @@ def tune(options: Namespace) -> int:
         raise UserError(
             f"{options.sweep} has no key `search`: it is not a search: cppo launch {typed(options)}"
         )
-    # After the file is read, so that its mistakes are told at once.
+    # Optuna takes seconds to import: mistakes in the file are reported before.
     from cppo_lab.search.space import resolve
     from cppo_lab.search.study import storage_url
     from cppo_lab.search.worker import tune as carry_out

@@ -17,7 +17,10 @@ webhook, a mirror) import no MLflow. How a run's folder looks is the matter of `
 for users.
 """
 
+import logging
 import os
 
 # Else MLflow reports its use to its makers, as soon as it is imported.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+if os.environ.get("MLFLOW_LOGGING_LEVEL", "INFO").upper() not in logging.getLevelNamesMapping():
+    del os.environ["MLFLOW_LOGGING_LEVEL"]  # MLflow could not be imported

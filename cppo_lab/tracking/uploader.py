@@ -143,7 +143,8 @@ def upload_last(
         while fault := upload_once(waiting, uri, sent, held):
             if first_fault:
                 say(f"tracking store does not answer: {fault}")
-                if not held and "disk is full" in fault:  # of a file; what is left is in files too
+                # SQLite's words, all that MLflow keeps of its error. What is left is safe in the spools.
+                if not held and "database or disk is full" in fault:
                     hurry_up()
             first_fault = False
             if over:

@@ -245,15 +245,6 @@ def test_a_command_draws_without_the_backend_of_a_notebook(
     assert os.environ["MPLBACKEND"] == "agg"  # which matplotlib reads
 
 
-@pytest.mark.parametrize(("level", "kept"), [("warn", "warn"), ("30", None), ("nonsense", None)])
-def test_a_level_that_ends_the_import_of_mlflow_is_dropped(
-    level: str, kept: str | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MLFLOW_LOGGING_LEVEL", level)
-    main(["completion", "bash"])
-    assert os.environ.get("MLFLOW_LOGGING_LEVEL") == kept
-
-
 @pytest.mark.parametrize(
     "asked, passed",
     [

@@ -4,6 +4,7 @@ to those who handle it, and whatever a store answers is one line in time.
 
 import contextlib
 import importlib
+import os
 import re
 import shutil
 import signal
@@ -285,3 +286,12 @@ def test_mlflow_reports_its_use_to_nobody_unless_the_user_wishes_it(
     monkeypatch.setattr("os.environ", {**wish})
     importlib.reload(tracking)  # as in a new process
     assert telemetry.is_telemetry_disabled() == off
+
+
+@pytest.mark.parametrize(("level", "kept"), [("warn", "warn"), ("30", None), ("nonsense", None)])
+def test_a_level_that_ends_the_import_of_mlflow_is_dropped(
+    level: str, kept: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_LOGGING_LEVEL", level)
+    importlib.reload(tracking)
+    assert os.environ.get("MLFLOW_LOGGING_LEVEL") == kept
