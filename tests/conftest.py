@@ -231,10 +231,15 @@ def _tables_made_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 def _children_find_the_tests() -> Iterator[None]:
     """A command that a test calls in this process keeps the working folder from its children: not from the next test's,
     nor from those of a module's fixtures, some of which are modules of this checkout.
+
+    Hugging Face's `datasets` puts a copy in the place of `os.environ` when it filters rows in processes: what a test or
+    decorator then sets in the one is not read from the other.
     """
-    os.environ["PYTHONSAFEPATH"] = ""
+    environment = os.environ
+    environment["PYTHONSAFEPATH"] = ""
     yield
-    os.environ["PYTHONSAFEPATH"] = ""
+    os.environ = environment  # noqa: B003
+    environment["PYTHONSAFEPATH"] = ""
 
 
 @pytest.fixture(autouse=True)
