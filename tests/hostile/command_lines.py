@@ -221,6 +221,10 @@ LINES = {
         "24 data-parallel ranks, which cannot share a minibatch of 32 prompts x 8",
     "doctor core=verl model=qwen3_8b_base layout.devices_per_node=6 layout.rollout_tensor_parallel=3 batch.prompts=48 "
     "batch.minibatch_prompts=24": "layout.rollout_tensor_parallel=3 cannot share the key-value heads of model",
+    "doctor core=verl model=qwen3_8b_base layout=two_nodes_megatron layout.devices_per_node=9 "
+    "layout.rollout_tensor_parallel=1 layout.megatron.tensor=3 layout.megatron.expert=1 batch.prompts=48 "
+    "batch.minibatch_prompts=24":
+        "layout.megatron.tensor=3 cannot share the key-value heads of model",
     "doctor core=verl model=qwen3_8b_base layout=two_nodes_megatron rollout.staleness=1":
         "rollout.staleness=1 with layout=two_nodes_megatron: …choose a layout with strategy fsdp2",
     "doctor core=verl model=qwen3_8b_base optim.lora_rank=8 optim.lora_alpha=8 rollout.staleness=1":

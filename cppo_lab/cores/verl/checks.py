@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
+from operator import attrgetter
 from pathlib import Path
 
 from cppo_lab.core_records import CoreChecks
@@ -129,8 +130,13 @@ def _faults(run: VerlRun, layout: LayoutSpec) -> Iterator[str]:
             f"ranks divide {rows}"
         )
     kv_width = shape_of(run).kv_width
-    for name in ("sequence_parallel", "rollout_tensor_parallel"):
-        if kv_width % (size := getattr(layout, name)):  # verl's and vLLM's own condition, for sizes of a node
+    for name in (
+        "sequence_parallel",
+        "rollout_tensor_parallel",
+        *(["megatron.tensor"] if layout.megatron else []),
+    ):
+        # verl's, vLLM's and Megatron's own condition, for sizes of a node
+        if kv_width % (size := attrgetter(name)(layout)):
             yield (
                 f"layout.{name}={size} cannot share the key-value heads of model={run.model.name!r} "
                 f"(kv_width={kv_width}): choose a power of two"
