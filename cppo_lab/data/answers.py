@@ -41,7 +41,7 @@ _AFTER_BOX = re.compile(
     r"^(?:(?:\^|_(?=\{?\d)|\.?\d|/|\\(?:cdot\s*|times\s*|pi|sqrt|[dt]?frac)(?![A-Za-z]))\S*"
     r"|!(?=[$=]|\\[)\]])"
     # "\boxed{42} is not hard to find" denies nothing
-    rf"|[$)\\]*\s{WRONG}(?!\s+(?!(?:the|right|correct|possible|valid|equal|an?|it|be|because|since|as|so|and|but)\b)\w)"
+    rf"|[$)\\]*\s{WRONG}(?!\s+(?!(?:the|right|correct|possible|valid|equal|an?|it|be|because|since|as|so|and|but|guess|answer|solution|value|choice|option|attempt|result)\b)\w)"
     r"| *(?:or|或).*)"
 )
 _REACH = 100  # characters beside a box
@@ -464,6 +464,17 @@ _OF_ALL = compiled(
         "",
     ),
     (r"(?s)(?<=\S)(?:,? +because|, +since)\b.*", ""),
+    (  # "\frac{13}{29}, so m+n = 42"
+        r"^.*,? (?:so|thus|hence|therefore),? +\$?[a-z](?: *[-+] *[a-z])+ *= *(?=-?\d++\$?$)",
+        "",
+    ),
+    (  # 3 > x > -1
+        rf"{_START}([^<>=$,;]+?)(>=?|\\geq?(?![a-z]))( *[A-Za-z] *)(>=?|\\geq?(?![a-z]))([^<>=$,;]+?){_END}",
+        lambda match: re.sub(
+            r">|(?<=\\)g", lambda sign: "<l"[sign[0] == "g"], "".join(match.group(5, 4, 3, 2, 1))
+        ),
+    ),
+    (r"\b((?:Jan|Feb|Mar|Apr|May|Ju[nl]|Aug|Sep|Oct|Nov|Dec)[a-z]*\.? \d\d?)(?:st|nd|rd|th)\b", r"\1"),
     (r"^(\$?-?\d++ *)\\approx(?= *-?\d++\$?$)", r"\1 or "),  # two whole numbers
     (  # "2\sqrt{3} (approximately 3.46)", "2\sqrt{3}, about 3.46"
         rf"(?<=[\d}})$i]),?{_SPACE}*+(?:or|which\s+is)?\s*(?:about|approx[a-z]*|roughly)\s+[^\s,()]*\d\$?$"

@@ -33,9 +33,10 @@ _LABEL = re.compile(
     r"\A\s*+(?:#?[0-9][.):]\s|\([0-9]++\)\s|[^$,;:\\]*+:\s)"
 )  # "1) $42$", "(12) $42$", "n=4: $42$"
 _ENVIRONMENT = re.compile(r"\\(?:begin|end)\s*\{[A-Za-z]+\*?\}(?:\s*\{[lcr| ]+\})?")
-# Function names without their backslash, which are no unit of the number behind them.
+# Names of functions and Greek letters without their backslash, which are no unit of the number behind them.
 _FUNCTION = re.compile(
-    r"(?<![\\A-Za-z])(?:sqrt|(?:arc)?(?:sin|cos|tan|cot|sec|csc)|log|ln|exp|pi)(?![A-Za-z])"
+    r"(?<![\\A-Za-z])(?:sqrt|(?:arc)?(?:sin|cos|tan|cot|sec|csc)|log|ln|exp|pi"
+    r"|alpha|beta|gamma|delta|theta|lambda|sigma|phi|omega)(?![A-Za-z])"
 )
 _BARE_ROOT = re.compile(r"\\sqrt\s*(?:\(([^(){}]*)\)|([0-9]+))")
 _LETTERS = r"i\.\s?e\.|e\.\s?g\.|[^\W\d_\u3040-\u30ff\u4e00-\u9fff]{2,}|[\u3040-\u30ff\u4e00-\u9fff]+"
@@ -189,11 +190,13 @@ def load_grader() -> Callable[[str, bool, str], bool]:
             kinds,
             parsing_timeout=None,
         )
-        if _JOINT.search(text) and parsed and isinstance(parsed[0], FiniteSet):
+        if parsed and isinstance(parsed[0], FiniteSet):
             relations = parsed[0].args
             if len(parsed[0].free_symbols) == 1 and all(isinstance(each, Boolean) for each in relations):
-                join = Union if _OR.search(text) else Intersection
-                parsed[0] = join(*(each.as_set() for each in relations)) or parsed[0]
+                sets = [each.as_set() for each in relations]
+                met = not _OR.search(text) and Intersection(*sets)
+                # "x < 1, x > 3" is a union, since nothing is both
+                parsed[0] = met or (parsed[0] if "and" in text else Union(*sets))
         with suppress(AttributeError, IndexError, TypeError, ValueError):  # nothing read; "i < 5"
             parsed[0] = parsed[0].xreplace({each: I for each in parsed[0].free_symbols if each.name == "i"})
         return parsed
