@@ -218,6 +218,16 @@ def check_store(uri: str) -> Check:
     text = f"{parts.scheme}://{host}:{port}"
     try:
         socket.create_connection((host, port), timeout=PATIENCE).close()
+        if parts.scheme in ("http", "https"):
+            import requests
+
+            insecure = os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1")
+            verify = os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or not insecure  # as MLflow does
+            health = f"{text}{parts.path.rstrip('/')}/health"
+            with requests.get(health, timeout=PATIENCE, stream=True, verify=verify) as reply:
+                if not reply.ok:
+                    said = f"{text} answers {reply.status_code} to /health"
+                    return Check("MLflow store", WARNING, said, "check that it is MLflow's server")
     except OSError as error:
         remedy = "start the server, or set MLFLOW_TRACKING_URI to another store"
         return Check("MLflow store", MISSING, f"{text} does not answer ({error})", remedy)

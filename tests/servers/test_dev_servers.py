@@ -9,8 +9,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from cppo_lab.sweep.doctor import check_store
 from dev.errors import DevError
 from dev.servers.group import free_port
+from dev.servers.mlflow_server import MlflowServer
 from dev.servers.postgres import Postgres
 from tests.requirement import POSTGRES
 from tests.servers.test_faults import wait_for_end
@@ -55,3 +57,10 @@ def test_a_port_is_given_to_one_alone_and_a_server_can_listen_on_it() -> None:
         with socket.create_server(("127.0.0.1", port)) as server, socket.socket() as client:
             client.connect(("127.0.0.1", port))
             server.accept()[0].close()
+
+
+def test_the_doctor_knows_mlflows_server(server: MlflowServer) -> None:
+    """Another service may listen on the port."""
+    address = f"http://127.0.0.1:{server.port}"
+    assert check_store(address).found == f"{address} answers"
+    assert check_store(f"{address}/elsewhere").found == f"{address} answers 404 to /health"
