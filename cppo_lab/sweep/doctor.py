@@ -223,7 +223,7 @@ def check_store(uri: str) -> Check:
 
             insecure = os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1")
             verify = os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or not insecure  # as MLflow does
-            health = f"{text}{parts.path.rstrip('/')}/health"
+            health = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/health"
             with requests.get(health, timeout=PATIENCE, stream=True, verify=verify) as reply:
                 if not reply.ok:
                     said = f"{text} answers {reply.status_code} to /health"

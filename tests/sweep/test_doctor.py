@@ -274,7 +274,9 @@ def test_a_server_is_asked_and_no_password_is_printed() -> None:
     assert said.startswith(f"missing     MLflow store: https://127.0.0.1:{port} does not answer ")
     assert "hunter" not in said and "ann" not in said
     with socket.create_server(("127.0.0.1", 0)) as server, patch.object(doctor, "PATIENCE", 0.1):
-        assert "does not answer" in line(f"http://127.0.0.1:{server.getsockname()[1]}")  # its port does
+        assert "timed out" in line(
+            f"http://ann:hunter2@127.0.0.1:{server.getsockname()[1]}/x"
+        )  # its port answers
     by_socket = "the server of this machine, by its socket (not tried)"  # whose place the driver knows
     assert line("postgresql:///mlflow") == f"ok          MLflow store: postgresql: {by_socket}"
 
