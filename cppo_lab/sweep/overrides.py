@@ -85,7 +85,9 @@ class Override:
         key takes a list. Raises UserError.
         """
         if self.parsed is None:
-            right = self.right or ""
+            if self.right is None:
+                raise UserError(f"override {self.text!r} is not of the form key=value")
+            right = self.right
             right = f"[{right}]" if is_list and not right.startswith("[") else right
             form = shell_form(self.sign + self.key, right) or "key=\"'value'\""
             raise UserError(

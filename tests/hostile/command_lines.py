@@ -15,6 +15,7 @@ LINES = {
     "lunch": "unknown command 'lunch': did you mean 'launch'? valid: …launch…: see `cppo --help`",
     "show": "the following arguments are required: SWEEP|RUN: see `cppo show --help`",
     "reference export": "unknown action 'export': did you mean 'import'? valid: import",
+    "list keys rule": "override 'rule' is not of the form key=value",
     "list model": "unknown kind 'model': did you mean 'models'? valid: keys, models, rules, sweeps: see",
     "data fetch": "unknown action 'fetch': valid: check, prepare: see `cppo data --help`",
     "data check": "the following arguments are required: DIR: see `cppo data check --help`",
