@@ -61,7 +61,7 @@ def _space(values: Any) -> Space:
             plain = [_line(choice) if isinstance(choice, str) else choice for choice in values["choices"]]
             return CategoricalDistribution(plain)
         return FloatDistribution(values["low"], values["high"], values["log"], values["step"])
-    except (KeyError, OverflowError, TypeError, UserWarning) as error:
+    except (KeyError, ArithmeticError, TypeError, UserWarning) as error:
         raise ValueError(f"is no space to search: {error!r}") from None
 
 

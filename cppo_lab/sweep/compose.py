@@ -318,7 +318,7 @@ def _set(config: DictConfig, override: Override) -> None:
         raise unknown("key", override.text.partition("=")[0].lstrip("+~"), groups())
     value = parsed.value()
     try:
-        present = None if override.sign in ("", "++") else OmegaConf.select(config, key)
+        present = OmegaConf.select(config, key, throw_on_resolution_failure=False)
         if override.sign == "~":
             if present is None:
                 raise _unknown_key(config, key)
@@ -331,14 +331,14 @@ def _set(config: DictConfig, override: Override) -> None:
                 del (OmegaConf.select(config, section) if section else config)[last]
         elif override.sign == "+" and present is not None and not isinstance(value, list | dict):
             raise UserError(f"override {override.text!r}: {key} is there already: write {override.text[1:]}")
-        elif isinstance(value, list) and OmegaConf.is_dict(OmegaConf.select(config, key)):
+        elif isinstance(value, list) and OmegaConf.is_dict(present):
             raise UserError(f"override {override.text!r}: {key} must be {MUST_BE['dict_type']}")
-        elif isinstance(value, dict) and OmegaConf.is_list(OmegaConf.select(config, key)):
+        elif isinstance(value, dict) and OmegaConf.is_list(present):
             raise UserError(f"override {override.text!r}: {key} must be {MUST_BE['list_type']}")
         elif (
             key in ("model.name", "data.name", "layout.name")
             and value in groups()[group := key.removesuffix(".name")]
-            and value != OmegaConf.select(config, key)
+            and value != present
         ):
             raise UserError(f"override {override.text!r} renames the {group} alone: write {group}={value}")
         else:

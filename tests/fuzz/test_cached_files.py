@@ -71,5 +71,9 @@ def test_window(values: Any) -> None:
 
 @fuzz(60)
 @given(values=altered(made_search(trials=3)))
+@example(
+    values=made_search(trials=1)
+    | {"parameters": {"rule.w_min": {"low": True, "high": 2, "log": False, "step": 1}}}
+)
 def test_search(values: Any) -> None:
     refused(lambda: parse_search(as_json(values).decode(), "ab"), "search.json")

@@ -70,6 +70,7 @@ def assigned(keys: Sequence[str]) -> st.SearchStrategy[str]:
 @example([], ["~rule.delta=9"])
 @example([], ["rule.delta=1", "~rule.delta", "+rule.delta=2"])
 @example([], ["paths.data=a", "paths.data=b", "paths={models: c}"])
+@example([], ["advantage.drop_zero_variance=${.delta}", "advantage.drop_zero_variance=[1,2]"])
 def test_values_are_those_of_hydra(choices: list[str], more: list[str]) -> None:
     overrides = [*choices, *more]
     try:
