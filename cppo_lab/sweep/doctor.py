@@ -11,6 +11,7 @@ import shlex
 import shutil
 import socket
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,7 @@ from urllib.parse import parse_qs, urlsplit
 from packaging.specifiers import SpecifierSet
 
 from cppo_lab.core_records import BUILT_IN, checks_of, core_of
-from cppo_lab.errors import UserError, printable, together
+from cppo_lab.errors import UserError, in_time, printable, together
 from cppo_lab.files import runs_folder
 from cppo_lab.launch.launchers import launcher_of, load_launcher
 from cppo_lab.plugins import (
@@ -50,7 +51,7 @@ LEAST_DISK = 1e9
 def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -> list[Check]:
     """Check everything that the run needs from this machine, the store at `uri` and the folder `runs`.
 
-    Checking a core's `interfaces` may take seconds; before a launch the check of versions is enough.
+    Checking a core's `interfaces` and a server may take seconds; a launch does without (`interfaces=False`).
     """
     run, layout, paths, launcher = composed.run, composed.layout, composed.paths, composed.launcher
     record = launcher_of(launcher.name)
@@ -71,7 +72,8 @@ def examine(composed: Composed, uri: str, runs: Path, interfaces: bool = True) -
         _disk(run, layout, runs),
         check_model(run, paths),
         check_data(run, paths),
-        check_store(uri),
+        # A launch asks a server itself, and goes on with what it can without it.
+        *((check_store(uri),) if interfaces or sqlite_file(uri) else ()),
     ]
 
 
@@ -114,8 +116,6 @@ def require_machine(kinds: Sequence[Composed], uri: str) -> None:
     where, missing = "runs of this sweep cannot start here (see `cppo doctor`): ", []
     for composed in kinds:
         checks = examine(composed, uri, runs_folder(), interfaces=False)
-        if sqlite_file(uri) is None:  # a launch asks a server itself, and goes on with what it can without it
-            checks = [check for check in checks if check.name != "MLflow store"]
         missing += [where + check.text for check in checks if check.status == MISSING]
     if missing:
         raise together(missing, where)
@@ -209,25 +209,22 @@ def check_store(uri: str) -> Check:
                 return Check("MLflow store", MISSING, f"{place} cannot be written", remedy)
         return Check("MLflow store", OK, f"{file}{'' if file.exists() else ' (the first launch makes it)'}")
     parts = urlsplit(uri)
-    if (host := parts.hostname) is None:
+    if host := parts.hostname:
+        port = parts.port or PORTS[parts.scheme.split("+")[0]]
+        text = f"{parts.scheme}://{host}:{port}"
+    else:
         named = (
             "that its query names" if "host" in parse_qs(parts.query) else "of this machine, by its socket"
         )
-        return Check("MLflow store", OK, f"{parts.scheme}: the server {named} (not tried)")
-    port = parts.port or PORTS[parts.scheme.split("+")[0]]
-    text = f"{parts.scheme}://{host}:{port}"
+        text = f"{parts.scheme}: the server {named}"
     try:
-        socket.create_connection((host, port), timeout=PATIENCE).close()
-        if parts.scheme in ("http", "https"):
-            import requests
+        from cppo_lab.tracking.client import open_client
 
-            insecure = os.environ.get("MLFLOW_TRACKING_INSECURE_TLS", "").lower() in ("true", "1")
-            verify = os.environ.get("MLFLOW_TRACKING_SERVER_CERT_PATH") or not insecure  # as MLflow does
-            health = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path.rstrip('/')}/health"
-            with requests.get(health, timeout=PATIENCE, stream=True, verify=verify) as reply:
-                if not reply.ok:
-                    said = f"{text} answers {reply.status_code} to /health"
-                    return Check("MLflow store", WARNING, said, "check that it is MLflow's server")
+        if host:  # a port that is closed is said at once
+            socket.create_connection((host, port), timeout=PATIENCE).close()
+        in_time(partial(open_client, uri), PATIENCE)
+    except (UserError, ImportError) as error:
+        return Check("MLflow store", MISSING, str(error))
     except OSError as error:
         remedy = "start the server, or set MLFLOW_TRACKING_URI to another store"
         return Check("MLflow store", MISSING, f"{text} does not answer ({error})", remedy)

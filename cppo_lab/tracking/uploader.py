@@ -143,8 +143,9 @@ def upload_last(
         while fault := upload_once(waiting, uri, sent, held):
             if first_fault:
                 say(f"tracking store does not answer: {fault}")
-                # SQLite's words, all that MLflow keeps of its error. What is left is safe in the spools.
-                if not held and "database or disk is full" in fault:
+                # By SQLite's words and SQLAlchemy's for PostgreSQL's 53100: a server passes on no code. What is left is
+                # safe in the spools.
+                if not held and any(words in fault for words in ("database or disk is full", ".DiskFull)")):
                     hurry_up()
             first_fault = False
             if over:

@@ -96,7 +96,7 @@ def test_every_state_of_a_job_is_in_the_queue_or_gone(slurm: Slurm, runs: Path, 
 
 
 def test_accounts_are_asked_for_every_job_in_few_requests(
-    slurm: Slurm, monkeypatch: pytest.MonkeyPatch
+    slurm: Slurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("cppo_lab.launch.slurm.queue.SACCT_JOBS", 3)
     slurm.says("sacct.txt", "CANCELLED by 1000")
@@ -105,8 +105,12 @@ def test_accounts_are_asked_for_every_job_in_few_requests(
     assert slurm.logged("sacct_calls").count("asked") == 3
     for name in ("sacct", "scontrol"):
         slurm.command(name, SILENT)
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.PING_SECONDS", 0.1)
+    assert ended_as(jobs) == {}  # at the first request, and it says so
+    assert capsys.readouterr().err.count("sacct did not answer within 0 s") == 1
     monkeypatch.setattr("cppo_lab.launch.slurm.queue.PATIENCE_SECONDS", 0.1)
-    assert (ended_as(jobs), shows_others()) == ({}, os.getuid() == 0)
+    assert shows_others() == (os.getuid() == 0)
 
 
 @pytest.mark.parametrize(

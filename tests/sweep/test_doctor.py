@@ -9,7 +9,6 @@ from collections import namedtuple
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -259,26 +258,35 @@ def download(folder: Path) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
 
 
-def test_a_server_is_asked_and_no_password_is_printed() -> None:
+def test_a_server_is_asked_and_no_password_is_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     def line(uri: str) -> str:
         return doctor.check_store(uri).line
 
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-        said = line(f"postgresql://ann:hunter2@127.0.0.1:{port}/mlflow?password=hunter3")
-        assert said == f"ok          MLflow store: postgresql://127.0.0.1:{port} answers"
     with socket.socket() as silent:  # nobody listens, and nobody else can
         silent.bind(("127.0.0.1", 0))
         port = silent.getsockname()[1]
         said = line(f"https://ann:hunter2@127.0.0.1:{port}/x")
     assert said.startswith(f"missing     MLflow store: https://127.0.0.1:{port} does not answer ")
     assert "hunter" not in said and "ann" not in said
-    with socket.create_server(("127.0.0.1", 0)) as server, patch.object(doctor, "PATIENCE", 0.1):
-        assert "timed out" in line(
-            f"http://ann:hunter2@127.0.0.1:{server.getsockname()[1]}/x"
-        )  # its port answers
-    by_socket = "the server of this machine, by its socket (not tried)"  # whose place the driver knows
-    assert line("postgresql:///mlflow") == f"ok          MLflow store: postgresql: {by_socket}"
+    with monkeypatch.context() as patched, socket.create_server(("127.0.0.1", 0)) as server:
+        patched.setattr(doctor, "PATIENCE", 1.0)
+        port = server.getsockname()[1]  # which answers, and nobody behind it
+        said = line(f"http://ann:hunter2@127.0.0.1:{port}/x")
+        silence = "does not answer (it has not answered within 1 seconds)"
+        assert said.startswith(
+            f"missing     MLflow store: http://127.0.0.1:{port} {silence}: start the server"
+        )
+    with monkeypatch.context() as patched:
+        patched.setitem(sys.modules, "psycopg2", None)
+        said = line("postgresql+psycopg2:///mlflow")
+        assert said.startswith("missing     MLflow store: ") and "psycopg2" in said
+    monkeypatch.setattr("cppo_lab.tracking.client.open_client", str)
+    by_socket = "the server of this machine, by its socket"
+    assert line("postgresql:///mlflow") == f"ok          MLflow store: postgresql: {by_socket} answers"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        said = line(f"postgresql://ann:hunter2@127.0.0.1:{port}/mlflow?password=hunter3")
+    assert said == f"ok          MLflow store: postgresql://127.0.0.1:{port} answers"
 
 
 def test_what_the_system_refuses_to_write_is_missing(here: Here) -> None:

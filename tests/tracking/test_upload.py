@@ -626,12 +626,15 @@ def test_the_last_upload_of_many_runs_says_how_many_are_left(
     )
 
 
+@pytest.mark.parametrize(
+    "fault", ["database or disk is full", "(psycopg2.errors.DiskFull) could not extend file: no room"]
+)
 def test_the_last_upload_does_not_wait_a_minute_for_room_on_the_disk_of_the_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(uploader, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr("cppo_lab.tracking.uploader.unsent", lambda *_: True)
-    monkeypatch.setattr("cppo_lab.tracking.uploader.upload_once", lambda *_: "database or disk is full")
+    monkeypatch.setattr("cppo_lab.tracking.uploader.upload_once", lambda *_: fault)
     monkeypatch.setattr("cppo_lab.tracking.uploader.time", clock := Mock(wraps=time))
     clock.monotonic = itertools.count().__next__  # each look takes a second
     upload_last([tmp_path], "sqlite:///m.db")

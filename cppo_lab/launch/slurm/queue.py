@@ -401,8 +401,11 @@ def ended_as(jobs: Sequence[str]) -> dict[str, str]:
         ids = ",".join(jobs[start : start + SACCT_JOBS])
         options = ("--noheader", "--allocations", "--parsable2", "--format=JobID,State", "--jobs", ids)
         try:
-            done = command_output("sacct", *options)
-        except (OSError, subprocess.TimeoutExpired):
+            done = command_output("sacct", *options, seconds=PING_SECONDS)
+        except OSError:
+            return {}
+        except subprocess.TimeoutExpired:
+            say(f"cppo: how Slurm jobs ended is not known: sacct did not answer within {PING_SECONDS:.0f} s")
             return {}
         if done.returncode:
             return {}
