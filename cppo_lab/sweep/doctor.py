@@ -200,7 +200,7 @@ def check_model(run: RunSpec, paths: PathsSpec) -> Check:
 
 
 def check_store(uri: str) -> Check:
-    """The tracking store can be written (a file) or answers (a server). Names no user and no password."""
+    """The tracking store can be written (a file) or answers (a server). Names no password."""
     file = sqlite_file(uri)
     if file is not None:
         for place in (file, file.parent):  # SQLite's journal is beside the file
@@ -218,16 +218,21 @@ def check_store(uri: str) -> Check:
         )
         text = f"{parts.scheme}: the server {named}"
     try:
-        from cppo_lab.tracking.client import open_client
+        from cppo_lab.tracking.client import open_client, require_answer
 
         if host:  # a port that is closed is said at once
             socket.create_connection((host, port), timeout=PATIENCE).close()
-        in_time(partial(open_client, uri), PATIENCE)
+        # In an empty database MLflow would make its tables.
+        ask = open_client if parts.scheme in ("http", "https") else require_answer
+        in_time(partial(ask, uri), PATIENCE)
     except (UserError, ImportError) as error:
         return Check("MLflow store", MISSING, str(error))
-    except OSError as error:
-        remedy = "start the server, or set MLFLOW_TRACKING_URI to another store"
-        return Check("MLflow store", MISSING, f"{text} does not answer ({error})", remedy)
+    except Exception as error:  # noqa: BLE001  drivers of databases have errors of their own
+        reason, remedy = (
+            str(error).partition("\n")[0],
+            "start the server, or set MLFLOW_TRACKING_URI to another store",
+        )
+        return Check("MLflow store", MISSING, f"{text} does not answer ({reason})", remedy)
     return Check("MLflow store", OK, f"{text} answers")
 
 

@@ -10,6 +10,7 @@ import psutil
 import pytest
 
 from cppo_lab.sweep.doctor import check_store
+from cppo_lab.tracking.address import absolute_uri
 from dev.errors import DevError
 from dev.servers.group import free_port
 from dev.servers.mlflow_server import MlflowServer
@@ -63,4 +64,13 @@ def test_the_doctor_knows_mlflows_server(server: MlflowServer) -> None:
     """Another service may listen on the port."""
     address = f"http://127.0.0.1:{server.port}"
     assert check_store(address).found == f"{address} answers"
-    assert check_store(f"{address}/elsewhere").found == f"{address} answers 404 to /health"
+    assert "with error code 404" in check_store(f"{address}/elsewhere").found
+
+
+def test_the_doctor_leaves_an_empty_database_empty(postgres: Postgres) -> None:
+    empty = absolute_uri(postgres.make_database("nothing"))
+    assert check_store(empty).found.endswith(" answers")
+    assert (
+        postgres.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", "nothing").strip() == "0"
+    )
+    assert check_store(absolute_uri(postgres.url("none"))).found.endswith('database "none" does not exist)')

@@ -280,7 +280,7 @@ def test_a_server_is_asked_and_no_password_is_printed(monkeypatch: pytest.Monkey
         patched.setitem(sys.modules, "psycopg2", None)
         said = line("postgresql+psycopg2:///mlflow")
         assert said.startswith("missing     MLflow store: ") and "psycopg2" in said
-    monkeypatch.setattr("cppo_lab.tracking.client.open_client", str)
+    monkeypatch.setattr("cppo_lab.tracking.client.require_answer", str)
     by_socket = "the server of this machine, by its socket"
     assert line("postgresql:///mlflow") == f"ok          MLflow store: postgresql: {by_socket} answers"
     with socket.create_server(("127.0.0.1", 0)) as server:
