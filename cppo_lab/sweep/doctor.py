@@ -42,7 +42,7 @@ from cppo_lab.sweep.compose import Composed
 from cppo_lab.sweep.plan import Plan
 from cppo_lab.tracking.address import sqlite_file
 
-PATIENCE = 5.0  # seconds for a server to answer
+PATIENCE = 10.0  # seconds for a server to answer
 PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 TRAINING = f"{TRAIN}.parquet"
 LEAST_DISK = 1e9

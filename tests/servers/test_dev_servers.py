@@ -5,11 +5,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 import pytest
 
-from cppo_lab.sweep.doctor import check_store
+from cppo_lab.sweep import doctor
 from cppo_lab.tracking.address import absolute_uri
 from dev.errors import DevError
 from dev.servers.group import free_port
@@ -17,6 +18,7 @@ from dev.servers.mlflow_server import MlflowServer
 from dev.servers.postgres import Postgres
 from tests.requirement import POSTGRES
 from tests.servers.test_faults import wait_for_end
+from tests.waiting import CEILING_SECONDS
 
 
 def test_a_group_ends_with_whoever_started_it(tmp_path: Path) -> None:
@@ -60,17 +62,21 @@ def test_a_port_is_given_to_one_alone_and_a_server_can_listen_on_it() -> None:
             server.accept()[0].close()
 
 
+@patch.object(doctor, "PATIENCE", CEILING_SECONDS)
 def test_the_doctor_knows_mlflows_server(server: MlflowServer) -> None:
     """Another service may listen on the port."""
     address = f"http://127.0.0.1:{server.port}"
-    assert check_store(address).found == f"{address} answers"
-    assert "with error code 404" in check_store(f"{address}/elsewhere").found
+    assert doctor.check_store(address).found == f"{address} answers"
+    assert "with error code 404" in doctor.check_store(f"{address}/elsewhere").found
 
 
+@patch.object(doctor, "PATIENCE", CEILING_SECONDS)
 def test_the_doctor_leaves_an_empty_database_empty(postgres: Postgres) -> None:
     empty = absolute_uri(postgres.make_database("nothing"))
-    assert check_store(empty).found.endswith(" answers")
+    assert doctor.check_store(empty).found.endswith(" answers")
     assert (
         postgres.sql("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'", "nothing").strip() == "0"
     )
-    assert check_store(absolute_uri(postgres.url("none"))).found.endswith('database "none" does not exist)')
+    assert doctor.check_store(absolute_uri(postgres.url("none"))).found.endswith(
+        'database "none" does not exist)'
+    )
