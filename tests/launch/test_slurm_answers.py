@@ -106,7 +106,7 @@ def test_accounts_are_asked_for_every_job_in_few_requests(
     for name in ("sacct", "scontrol"):
         slurm.command(name, SILENT)
     assert capsys.readouterr().err == ""
-    monkeypatch.setattr("cppo_lab.launch.slurm.queue.PING_SECONDS", 0.1)
+    monkeypatch.setattr("cppo_lab.launch.slurm.queue.SACCT_SECONDS", 0.1)
     assert ended_as(jobs) == {}  # at the first request, and it says so
     assert capsys.readouterr().err.count("sacct did not answer within 0 s") == 1
     monkeypatch.setattr("cppo_lab.launch.slurm.queue.PATIENCE_SECONDS", 0.1)

@@ -230,6 +230,7 @@ PATIENCE_SECONDS = 60.0
 PING_SECONDS = 10.0
 SETTLING_SECONDS = 10.0  # an sbatch of a killed launcher may still be in progress
 SACCT_JOBS = 500  # per request
+SACCT_SECONDS = 30.0  # accounting is slow at large sites, and only says why a job ended
 _CACHED_SECONDS = 120.0  # how old the answers of some sites' squeue may be
 _ANSWER_SECONDS = 60.0  # after this time, sbatch has returned or its launcher is dead
 
@@ -401,11 +402,11 @@ def ended_as(jobs: Sequence[str]) -> dict[str, str]:
         ids = ",".join(jobs[start : start + SACCT_JOBS])
         options = ("--noheader", "--allocations", "--parsable2", "--format=JobID,State", "--jobs", ids)
         try:
-            done = command_output("sacct", *options, seconds=PING_SECONDS)
+            done = command_output("sacct", *options, seconds=SACCT_SECONDS)
         except OSError:
             return {}
         except subprocess.TimeoutExpired:
-            say(f"cppo: how Slurm jobs ended is not known: sacct did not answer within {PING_SECONDS:.0f} s")
+            say(f"cppo: how Slurm jobs ended is not known: sacct did not answer within {SACCT_SECONDS:.0f} s")
             return {}
         if done.returncode:
             return {}
