@@ -638,10 +638,12 @@ class Sweep(Declared):
     @field_validator("variants")
     @classmethod
     def _have_rules(cls, value: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        others = {*shipped()["rule"]} - {"cppo"}  # the default, in conf/config.yaml
-        for name in sorted(value.keys() & others):
-            if "rule" not in value[name].keys() | info.data.get("axes", {}):
-                raise ValueError(f"{name} names a rule but would train the default, cppo: add rule: {name}")
+        default = None if "rule" in info.data.get("axes", {}) else "cppo"  # of conf/config.yaml
+        for name in sorted(value.keys() & set(shipped()["rule"])):
+            rule = value[name].get("rule", default)
+            if rule not in (None, name):  # figures and tables would show it as what it is called
+                remedy = "rename it (no run changes)" if "rule" in value[name] else f"add rule: {name}"
+                raise ValueError(f"{name} names a rule but would train {rule}: {remedy}")
         return value
 
     @field_validator("analysis")

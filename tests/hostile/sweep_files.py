@@ -202,7 +202,8 @@ VARIANTS = {
         "variants.a.rule=['cppo', 'dppo']: must be a plain value: several are an axis",
     "{a: {rule: cppo, optim: {learning_rate: 0.1}}}":
         "variants.a.optim: must be a plain value: a key within a key is written with dots, as rule.w_min",
-    "{cppo: {}, grpo: {}}": "variants: grpo names a rule but would train the default, cppo: add rule: grpo",
+    "{cppo: {}, grpo: {}}": "variants: grpo names a rule but would train cppo: add rule: grpo",
+    "{cppo: {rule: grpo}}": "variants: cppo names a rule but would train grpo: rename it (no run changes)",
     "{a: {rule: '${oc.env:HOME}'}}": "variants.a.rule='${oc.env:HOME}': a sweep file holds plain values",
     "{a: {rule.w_min: '0.5'}}": "variants.a.rule.w_min='0.5': must be a number in (0, 1]",
     "{a: {rule.delta: .inf}}": "variants.a.rule.delta=inf: must be a finite number in (0, inf)",
