@@ -17,6 +17,8 @@ from cppo_lab.files import MASK, is_shared, open_lock, redacted
 VARIABLE = "MLFLOW_TRACKING_URI"  # MLflow's own
 DEFAULT_URI = "sqlite:///mlflow.db"  # relative to the working folder, like the default of `mlflow server`
 ARTIFACTS = "mlartifacts"  # the folder beside a SQLite file, with a folder for each experiment
+# A store's error for a full disk: SQLite's words, SQLAlchemy's for PostgreSQL's 53100. A server passes on no code.
+FULL = re.compile(r"database or disk is full|\.DiskFull\)")
 _SQLITE_QUERY = re.compile(r"(timeout=\d+(\.\d+)?)?")
 _DATABASES = ("postgresql", "mysql", "mssql")
 _DRIVERS = {"mysql": "MySQLdb", "mssql": "pyodbc"}  # SQLAlchemy's defaults

@@ -155,7 +155,8 @@ def store_error(uri: str, error: Exception, how: str) -> UserError:
     if "mlflow db upgrade" in line:  # it is not away, and MLflow says what to do
         return UserError(f"{store} is of another version of MLflow: {line}")
     is_broken = any(words in line for words in ("file is not a database", "malformed"))  # SQLite's words
-    return (StoreBroken if is_broken else StoreAway)(f"{store} cannot be {how}: {line}: {REMEDY}")
+    remedy = "free space on its disk" if address.FULL.search(line) else REMEDY
+    return (StoreBroken if is_broken else StoreAway)(f"{store} cannot be {how}: {line}: {remedy}")
 
 
 def fault_line(error: Exception) -> str:

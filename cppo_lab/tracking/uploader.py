@@ -22,6 +22,7 @@ from cppo_lab.errors import UserError, deferred, few, say
 from cppo_lab.runs.folder import is_locked, read_status
 from cppo_lab.runs.spool import Line, unsent
 from cppo_lab.schema import FINISHED
+from cppo_lab.tracking.address import FULL
 
 FIRST_SECONDS = 30.0  # of training: a shorter launch would be over before the process has imported MLflow
 EVERY_SECONDS = 2.0
@@ -143,10 +144,8 @@ def upload_last(
         while fault := upload_once(waiting, uri, sent, held):
             if first_fault:
                 say(f"tracking store does not answer: {fault}")
-                # By SQLite's words and SQLAlchemy's for PostgreSQL's 53100: a server passes on no code. What is left is
-                # safe in the spools.
-                if not held and any(words in fault for words in ("database or disk is full", ".DiskFull)")):
-                    hurry_up()
+                if not held and FULL.search(fault):
+                    hurry_up()  # what is left is safe in the spools
             first_fault = False
             if over:
                 return

@@ -36,7 +36,7 @@ from cppo_lab.sweep.compose import compose
 from cppo_lab.tracking import history, uploader
 from cppo_lab.tracking import upload as upload_module
 from cppo_lab.tracking.address import VARIABLE, sqlite_file, tracking_uri
-from cppo_lab.tracking.client import open_client
+from cppo_lab.tracking.client import open_client, store_error
 from cppo_lab.tracking.read import attempts_at
 from cppo_lab.tracking.upload import forget_lost, retire, ship, upload
 from cppo_lab.tracking.uploader import upload_last
@@ -641,6 +641,7 @@ def test_the_last_upload_does_not_wait_a_minute_for_room_on_the_disk_of_the_stor
     assert clock.monotonic() < uploader.PATIENCE_SECONDS
     upload_ended()
     assert "`cppo sync` uploads it" in capsys.readouterr().err
+    assert str(store_error("sqlite:///m.db", OSError(fault), "used")).endswith(": free space on its disk")
 
 
 def test_a_store_that_is_away_and_a_full_disk(
