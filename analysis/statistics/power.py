@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import gammaincinv, ndtr, stdtr, stdtrit
+from scipy.special import gammaincinv, ndtr, stdtrit
 
 from cppo_lab import schema
 from cppo_lab.analysis.statistics.claims import Claim, Kind, pairs
@@ -26,16 +26,6 @@ from cppo_lab.analysis.statistics.paired import FEWEST_MODELS, slope_weights
 POWER = 0.8
 ONE_SIDED_LEVEL = 0.025  # each tail of a two-sided 95 % interval
 MOST_SEEDS = 100  # seeds; larger numbers are only reported as "more than"
-
-
-def power_at(distance: float, error: float, degrees: float) -> float:
-    """Probability that an estimate with this error and these degrees of freedom shows a true `distance`."""
-    return float(stdtr(degrees, distance / error - t_quantile(degrees)))
-
-
-def detectable_difference(error: float, degrees: float) -> float:
-    """The true distance that such an estimate shows with probability POWER."""
-    return error * (t_quantile(degrees) + float(stdtrit(degrees, POWER)))
 
 
 def error_with(estimate: Estimate, runs: int, n: int) -> tuple[float, float]:
@@ -105,10 +95,10 @@ def reached_power(
                 chances.append(interval_power(claim.lead, claim.margin, *error_with(estimate, runs, n)))
         return float(np.prod(chances))
 
-    return ReachedPower(claim.lead, all_hold(runs), runs, _fewest(all_hold))
+    return ReachedPower(claim.lead, all_hold(runs), runs, fewest(all_hold))
 
 
-def _fewest(chance: Callable[[int], float]) -> int | None:
+def fewest(chance: Callable[[int], float]) -> int | None:
     """The smallest number of runs, at least two, at which an increasing probability reaches POWER; None: more than
     MOST_SEEDS.
     """
@@ -203,7 +193,7 @@ def planned_power(
         deviation=deviation,
         seeds=seeds,
         power=power,
-        needed=_fewest(lambda n: _simulated(once, scores, deviation, n, how)[0]),
+        needed=fewest(lambda n: _simulated(once, scores, deviation, n, how)[0]),
         expected=expected if claim.sequential else None,
     )
 
@@ -276,6 +266,15 @@ def _simulated(
         taken[open_] = n
         open_ &= ~(holds | refuted)
     return float(supported.mean()), float(taken.mean())
+
+
+def shown_leads(deviation: float, seeds: int, paired: bool) -> FloatArray:
+    """Of simulated studies of two methods with `seeds` >= 2 runs each, of this standard deviation: the smallest true
+    lead that each would show.
+    """
+    sides = np.random.default_rng(seeds).normal(0.0, deviation, (2, 10 * STUDIES, seeds))
+    value, half = _interval([(sides[0], sides[1])], (1.0,), Design(paired), False, 1 - 2 * ONE_SIDED_LEVEL)
+    return half - value
 
 
 def _interval(

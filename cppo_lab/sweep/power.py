@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from statistics import fmean, variance
 
+import numpy as np
+
 from cppo_lab import schema
 from cppo_lab.analysis.statistics.claims import Claim, Kind, claims_about, named, pairs
 from cppo_lab.analysis.statistics.exact_study import without_horizon
@@ -22,10 +24,10 @@ from cppo_lab.analysis.statistics.power import (
     POWER,
     Design,
     PlannedPower,
-    detectable_difference,
+    fewest,
     planned_error_power,
     planned_power,
-    power_at,
+    shown_leads,
 )
 from cppo_lab.core_records import core_names, core_of
 from cppo_lab.errors import UserError
@@ -470,17 +472,18 @@ def shown_differences(plan: Plan, question: PowerQuestion) -> list[Shown]:
 def _shown(
     sweep: str, model: str, seeds: int, paired: bool, deviation: float, measured: int, effect: float | None
 ) -> Shown:
-    def spread(n: int) -> tuple[float, float]:
-        return math.sqrt(2 / n) * deviation, (n - 1) * (1 if paired else 2)
-
     numbers = dict.fromkeys((seeds, *(n for n in SEEDS if n > seeds)))
-    differences = {n: None if n < 2 else detectable_difference(*spread(n)) for n in numbers}
+    differences = {
+        n: None if n < 2 else float(np.quantile(shown_leads(deviation, n, paired), POWER)) for n in numbers
+    }
     result = Shown(sweep, model, seeds, paired, deviation, measured, differences)
     if effect is None:
         return result
-    power = power_at(effect, *spread(seeds)) if seeds > 1 else 0.0
-    needed = next((n for n in range(2, MOST_SEEDS + 1) if power_at(effect, *spread(n)) >= POWER), None)
-    return replace(result, power=power, seeds_needed=needed)
+
+    def power(n: int) -> float:
+        return float((shown_leads(deviation, n, paired) <= effect).mean())
+
+    return replace(result, power=power(seeds) if seeds > 1 else 0.0, seeds_needed=fewest(power))
 
 
 def _scatter(plan: Plan, sweep: str, model: str, paired: bool) -> tuple[float, int] | None:

@@ -202,11 +202,13 @@ axes: {seed: [0, 1, 2, 3]}
 """
 
 
-@pytest.mark.parametrize("core, degrees", [("exact", 1), ("mini", 2)])
+@pytest.mark.parametrize("core, degrees, most", [("exact", 1, 0.82), ("mini", 2, 0.86)])
 def test_power_without_claims_is_what_the_seeds_of_two_methods_show(
-    cppo: Command, workspace: Path, core: str, degrees: int
+    cppo: Command, workspace: Path, core: str, degrees: int, most: float
 ) -> None:
-    """The exact core's runs are compared seed by seed (n - 1 degrees of freedom), those of mini by Welch."""
+    """The exact core's runs are compared seed by seed (n - 1 degrees of freedom), those of mini by Welch (fewer than
+    2 n - 2).
+    """
     Path("plain.yaml").write_text(PLAIN)
     asked = f"plan plain.yaml core={core} variant=grpo,dppo --power"
 
@@ -221,7 +223,7 @@ def test_power_without_claims_is_what_the_seeds_of_two_methods_show(
     for row in assumed:
         for n, points in row["differences"].items():
             shift = points / (row["deviation"] * math.sqrt(2 / int(n)))
-            assert power_of_t(shift, degrees * (int(n) - 1)) == pytest.approx(0.8, abs=0.02)
+            assert 0.78 < power_of_t(shift, degrees * (int(n) - 1)) < most
     [alone] = differences("--deviation=2 seed=0")
     assert alone["differences"]["1"] is None and alone["differences"]["3"] > 0
     # A lead is asked for: about as powerful as the same difference shown above.

@@ -1,6 +1,7 @@
 """Planned and reached power: against studies judged by the verdicts, and what is known in closed form."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from cppo_lab.analysis.statistics.power import (
     interval_power,
     planned_power,
     reached_power,
+    shown_leads,
 )
 from cppo_lab.analysis.statistics.values import FinishedRuns, Score, run_values
 from cppo_lab.analysis.statistics.verdicts import VerdictOutcome, judge
@@ -96,6 +98,15 @@ def test_planned_power_of_a_sequential_claim_is_that_of_studies_judged_by_the_ve
     assert planned_power(claim, levels, 0.015, seeds, Design(paired=False)).expected == planned.expected
     looked = [verdict.looked for verdict in verdicts]
     assert np.mean(looked) == pytest.approx(planned.expected, abs=4 * np.std(looked) * error + 0.05)
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_lead_that_two_seeds_show_is_that_of_the_test_which_judges_it(paired: bool) -> None:
+    drawn = np.random.default_rng(0).normal(0, 0.05, (2, 40_000, 2))
+    ours, theirs = drawn[0] + np.quantile(shown_leads(0.05, 2, paired), 0.8), drawn[1]
+    tested = stats.ttest_rel if paired else partial(stats.ttest_ind, equal_var=False)
+    shown = tested(ours, theirs, axis=1, alternative="greater").pvalue <= 0.025
+    assert shown.mean() == pytest.approx(0.8, abs=0.01)
 
 
 def test_the_seeds_that_it_takes() -> None:
