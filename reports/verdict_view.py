@@ -29,6 +29,7 @@ from cppo_lab.analysis.statistics.verdicts import (
     Verdict,
     VerdictOutcome,
     Word,
+    contradictions,
     judge,
     verdicts,
     word_of,
@@ -485,12 +486,10 @@ def reason(verdict: Verdict) -> str:
     clause = "Open:"
     many = f"{alike} of {count} comparisons {'is' if alike == 1 else 'are'} open; the weakest:"
     if outcome is VerdictOutcome.NOT_SUPPORTED:
-        words = (word_of_comparison(claim, comparison) for comparison in verdict.comparisons)
-        worse = sum(word is Word.WORSE for word in words)
         clause = "There is no relevant advantage:"
         many = f"{alike} of {count} comparisons show{'s' * (alike == 1)} no relevant advantage; the clearest:"
-        if worse or claim.margin is not None:  # a tie is no contradiction
-            alike, clause = worse or alike, "It is contradicted:"
+        if against := len(contradictions(claim, verdict.comparisons)):  # a tie is none
+            alike, clause = against, "It is contradicted:"
             many = f"{alike} of {count} comparisons contradict{'s' * (alike == 1)} it; the strongest:"
     elif outcome is VerdictOutcome.SUPPORTED:
         clause, many = "It holds:", f"All {count} comparisons hold; the closest:"

@@ -446,6 +446,20 @@ def word_of_comparison(claim: Claim, comparison: Comparison) -> Word:
     return Word.OPEN if comparison.estimate is None else word_of(comparison.estimate, least)
 
 
+def contradictions(claim: Claim, comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """The comparisons that contradict a claim which is not supported, after Holm's adjustment: those that refute an
+    equivalence; else those that are worse, since a tie is no contradiction.
+    """
+    if claim.margin is not None:
+        return [each for each in comparisons if each.outcome is VerdictOutcome.NOT_SUPPORTED]
+    below = holm_with_gaps([each.estimate.p_below() if each.estimate else None for each in comparisons])
+    return [
+        comparison
+        for comparison, p in zip(comparisons, below, strict=True)
+        if p is not None and p <= ONE_SIDED_LEVEL and word_of_comparison(claim, comparison) is Word.WORSE
+    ]
+
+
 def _outcome_of_all(comparisons: Sequence[Comparison]) -> VerdictOutcome:
     """The outcome of a claim: its worst comparison decides, and a claim without comparisons is undecided."""
     worst_first = (
@@ -464,6 +478,8 @@ def _deciding(claim: Claim, comparisons: Sequence[Comparison], outcome: VerdictO
     """
     if outcome in (VerdictOutcome.NOT_SUPPORTED, VerdictOutcome.SMALL):
         alike = [comparison for comparison in comparisons if comparison.outcome is outcome]
+        if outcome is VerdictOutcome.NOT_SUPPORTED:
+            alike = contradictions(claim, comparisons) or alike
         return min(alike, key=lambda comparison: comparison.p_against or 0.0)
     doubts = []
     for comparison in comparisons:

@@ -180,6 +180,19 @@ def test_the_papers_names() -> None:
     assert named("cppo_soft", ("cppo_tv",)) == "cppo_soft"
 
 
+def test_one_of_many_comparisons_that_is_worse_by_chance_contradicts_nothing() -> None:
+    ties = dict.fromkeys("bcdefg", BASE)
+    by_chance = moved(0.0117, 0.003, -0.002, 0.004, -0.004)  # a lead of 1.2 points, 95 % interval 0.5 to 1.9
+    verdict = judged(BEST, flat({"a": moved(0.0), **ties, "h": by_chance}))
+    words = [word_of_comparison(BEST, comparison) for comparison in verdict.comparisons]
+    assert verdict.outcome is NOT_SUPPORTED and words == [*["no relevant difference"] * 6, "worse"]
+    assert reason(verdict).startswith(
+        "7 of 7 comparisons show no relevant advantage; the clearest: a against "
+    )
+    clear = judged(BEST, flat({"a": moved(0.0), **ties, "h": [0.04 + score for score in by_chance]}))
+    assert reason(clear).startswith("1 of 7 comparisons contradicts it; the strongest: a against h on m, ")
+
+
 def test_the_mean_over_models_is_one_test() -> None:
     """Neither model shows it alone; together they do."""
     first, second = (0.02, -0.015, -0.02, 0.015), (0.015, 0.02, -0.015, -0.02)
