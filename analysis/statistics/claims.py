@@ -332,8 +332,8 @@ NONE_STATED = Hypotheses()
 @dataclass(frozen=True)
 class Standing:
     """What a result on a hypothesis counts for. `words`: when it was registered, what has changed since, and which runs
-    are missing. `confirmatory`: registered before all of its runs, unchanged, and all of its runs have a result; a
-    sequential claim may stop before.
+    are missing. `confirmatory`: registered before all of its runs, unchanged, and all of its runs have a result, and so
+    is the claim before it; a sequential claim may stop before its last runs.
     """
 
     words: str
@@ -389,6 +389,9 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
             total = counted(len(claim.tests), "run")
             without = f"{len(absent)} {has(len(absent))} no result in this report"
             text += f" Of the {total} that test it, {without}: exploratory."
+        before = next((other for other in stated.claims if other.key == claim.after), None)
+        if confirmatory and before is not None and not standing(stated, before, board).confirmatory:
+            text, confirmatory = f"{text} Exploratory, as the hypothesis before it.", False
         if now.code not in ("", stated.code):
             text += f" Registered with version {now.code}, analysed with {stated.code}."
     if versions:  # somebody could have chosen from them afterwards

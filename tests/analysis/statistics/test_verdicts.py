@@ -238,6 +238,24 @@ def test_an_earlier_attempt_at_a_run_has_been_seen(earlier: int, words: str) -> 
     assert words in found.words and found.confirmatory is not bool(earlier)
 
 
+def test_a_hypothesis_after_an_exploratory_one_is_exploratory() -> None:
+    """A run that tests the first has no result; the second has all of its runs."""
+    places = frozenset(itertools.product("m", "abc", range(4)))
+    first, second = (
+        replace(
+            ABOVE, key=name, tiers=(("a",), (name,)), tests=frozenset(p for p in places if p[1] in "a" + name)
+        )
+        for name in "bc"
+    )
+    stated = Hypotheses((first, replace(second, after="b")), "abc", (Registered("abc", 1000),))
+    for lacking in (1, 0):
+        runs = flat({"a": moved(0.05), "b": BASE[lacking:], "c": BASE})
+        board = scored(runs, "main", begun={run.key: 2000 for run in runs})
+        found = [standing(stated, claim, board) for claim in stated.claims]
+        assert [each.confirmatory for each in found] == [not lacking] * 2
+        assert found[1].words.endswith("Exploratory, as the hypothesis before it.") is bool(lacking)
+
+
 SEEDS = tuple(range(12))
 LOOKED = replace(ABOVE, sequential=True, seeds=SEEDS, tests=frozenset(itertools.product("m", "ab", SEEDS)))
 
