@@ -122,9 +122,9 @@ _ROUNDING = 1e-9  # fractions closer than this differ by rounding alone
 
 @dataclass(frozen=True)
 class MapNoise:
-    """`error`: the standard error of a difference of two cells (a fraction). `reach`: the span that a map of equally
-    good cells exceeds in at most 5 % of cases. `seeds`: whether they are from the spread over seeds; otherwise they are
-    from the evaluations' sampling error alone, and the noise of seeds comes on top.
+    """`error`: the largest standard error of a difference of two cells (a fraction). `reach`: the span that a map of
+    equally good cells exceeds in at most 5 % of cases. `seeds`: whether they are from the spread over seeds; otherwise
+    they are from the evaluations' sampling error alone, and the noise of seeds comes on top.
     """
 
     error: float
@@ -141,7 +141,9 @@ def map_noise(board: Scoreboard, model: str, variants: Sequence[str]) -> MapNois
     counts = Counter(run.variant for run in runs)
     if len(counts) < 2:
         return None
-    residual = _residual(runs, all(run.paired for run in runs)) or _residual(runs, False)
+    # Where cells have different seeds, starts are noise of their differences.
+    whole = len(counts) * len({run.seed for run in runs}) == len(runs)
+    residual = _residual(runs, whole and all(run.paired for run in runs)) or _residual(runs, False)
     variance, degrees = residual or (0.0, _LARGE)
     variances = [variance / count for count in counts.values()]  # of each cell's final mean
     if residual is None:  # over other answers, as for fresh answers
@@ -150,7 +152,7 @@ def map_noise(board: Scoreboard, model: str, variants: Sequence[str]) -> MapNois
         variances = [mean_variance(cell.spreads) for cell in of_map if cell.spreads]
         if len(variances) < len(counts):
             return None
-    error = math.sqrt(2 * math.fsum(variances) / len(counts))
+    error = math.sqrt(math.fsum(sorted(variances)[-2:]))  # no difference has a larger one
     if error < _ROUNDING:
         error = 0.0
     pairs = len(counts) * (len(counts) - 1) / 2

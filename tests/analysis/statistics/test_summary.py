@@ -161,6 +161,9 @@ def test_the_noise_of_a_map_is_that_of_its_differences(seeds: int, paired: bool)
     assert noise.reach > noise.error * stats.studentized_range.ppf(0.95, 4, degrees) / math.sqrt(2)
 
 
+PLACES = [place for place in itertools.product("abcd", range(3)) if place != ("d", 2)]
+
+
 def test_seeds_that_no_cells_share_are_not_paired() -> None:
     runs = [
         MadeRun("ab"[seed // 2], seed=seed, scores=both({100: 0.5 + 0.02 * (seed % 2)})) for seed in range(4)
@@ -168,6 +171,13 @@ def test_seeds_that_no_cells_share_are_not_paired() -> None:
     assert map_noise(scored(runs), "chain", "ab").error == pytest.approx(math.sqrt(2 * 0.02**2 / 2 / 2))
     alike = map_noise(scored([replace(run, scores=both({100: 0.5})) for run in runs]), "chain", "ab")
     assert (alike.error, alike.reach) == (0, 0)
+    # Nor those of which a cell lacks one; and its own difference is the noisiest.
+    gap = [
+        replace(runs[0], variant=name, seed=seed, scores=both({100: 0.5 + 0.1 * seed}))
+        for name, seed in PLACES
+    ]
+    expected = math.sqrt((3 * 0.02 + 0.005) / 7 * (1 / 2 + 1 / 3))
+    assert map_noise(scored(gap), "chain", "abcd").error == pytest.approx(expected)
 
 
 def test_a_map_of_single_runs_has_the_noise_of_its_answers() -> None:
