@@ -113,7 +113,7 @@ def over_models(parts: Sequence[Difference], weights: Sequence[float], runs: Fin
         table = pd.DataFrame(leads).dropna(axis="columns")
         sums = [math.fsum(column) for column in table.mul(list(weights), axis="index").to_numpy().T]
         if len(sums) > 1:
-            return replace(mean_of(sums), n=sum(part.estimate.n for part in parts))
+            return replace(mean_of(sums), n=len(sums) * len(parts))
     return combine([part.estimate for part in parts], weights)
 
 

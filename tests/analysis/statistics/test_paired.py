@@ -96,6 +96,10 @@ def test_methods_are_paired_by_what_their_runs_share_or_by_the_file(
     assert ((mean.error, mean.degrees) == pytest.approx((stats.sem(by_seed), 2))) is (paired and drawn)
     if paired and not drawn:  # independent models: Satterthwaite's
         assert mean.error == pytest.approx(sum((part.estimate.error / 2) ** 2 for part in parts) ** 0.5)
+    if paired and drawn:  # a gap leaves two of the seeds, and the runs of these count
+        values = FinishedRuns(run for run in values if (run.model, run.seed) != ("m", 0))
+        parts = [difference(values, model, "a", "b", Score.FINAL) for model in "mn"]
+        assert mean_difference(parts, values).estimate.n == 4
     assert difference(values, "m", "a", "grpo", Score.FINAL) is None
 
 
