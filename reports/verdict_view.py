@@ -180,9 +180,9 @@ _SCORE_WORDS: Mapping[Measure, str] = {
     Score.CORRECTED: "Judged by the best step, corrected for its selection.",
 }
 _POWER_WORDS = (
-    "The power is a lower bound of the probability that the claim comes out supported with these runs and their "
-    "spread, if the true difference is the one named; next to it is the number of runs of each method and model "
-    "for a power of 0.8."
+    "The power is about the probability that the claim comes out supported with so many runs, if the true difference "
+    "is the one named and their spread the true one, which few seeds show only roughly; next to it is the number of "
+    "runs of each method and model for a power of 0.8."
 )
 
 

@@ -2,10 +2,11 @@
 
 Power is that at a lead that was fixed beforehand, `Claim.lead`. The observed difference does not enter, since power at
 the observed difference only restates the p-value; only the spread of the runs does. The comparisons of a claim are
-treated as independent. They share a method and are positively correlated, so the reported power is a lower bound. Over
-several models the degrees of freedom grow in proportion to n - 1 with the number n of runs on each. The scatter of
-models around a slope is taken as it is: more runs do not make it smaller. Three seeds determine the spread only to a
-factor of about 0.5 to 6, so a number of seeds is an order of magnitude, not a guarantee.
+treated as independent. Those that share a method on the same side are positively correlated, and the reported power is
+too low; between tiers it is slightly too high. Over several models the degrees of freedom grow in proportion to n - 1
+with the number n of runs on each. The scatter of models around a slope is taken as it is: more runs do not make it
+smaller. Three seeds determine the spread only to a factor of about 0.5 to 6, so a number of seeds is an order of
+magnitude, not a guarantee.
 """
 
 import math

@@ -232,9 +232,9 @@ def _interaction(values: FloatArray, benchmark_of: CountArray) -> float:
 #     difference of two evaluations        var(a) + var(b) - 2 phi sd(a) sd(b)       less than for fresh answers
 #     mean of L evaluations (or of runs)   (1 - phi) sum var / L^2 + phi (sum sd / L)^2    more than for fresh answers
 #
-# Comparisons use the first: assuming phi = 0 makes their standard errors too large, never too small. The second
-# concerns the level of a score: more steps and more seeds remove only the share 1 - phi of the sampling error, and the
-# variance over seeds does not contain the rest.
+# Comparisons use both: assuming phi = 0 makes their standard errors too large, or too small where means of several
+# evaluations have unequal levels. The second concerns the level of a score, too: more steps and more seeds remove only
+# the share 1 - phi of the sampling error, and the variance over seeds does not contain the rest.
 
 Graded = NDArray[np.bool_]
 Spreads = Sequence[float]  # of evaluations: weight, which sum to 1, times standard error over other answers
