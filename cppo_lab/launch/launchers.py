@@ -163,7 +163,7 @@ def launch_inline(jobs: Sequence[J], spec: LauncherSpec, report: Callable[[Event
             with variables(job_environment()), child(_run, job, began) as process:
                 process.join()
         else:
-            with variables(os.environ):  # which the job sets for itself
+            with variables(os.environ), contextlib.chdir("."):  # which the job sets for itself
                 _run(job, began)
         report(Event("ended", job))
 
@@ -176,7 +176,7 @@ def _run(job: Job, began: float) -> None:
     except Interrupted:
         if not is_cancelled(job.folder, began):  # then the signal was for the launcher
             raise
-    except Exception as error:  # noqa: BLE001 - the run has recorded it; the others continue
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - the run has recorded it; the others continue
         print(f"{job.name} failed: {describe(error)}")
 
 

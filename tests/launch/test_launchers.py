@@ -77,9 +77,12 @@ class Setting(Noted):
     def run(self) -> None:
         """As `prepare_process` does."""
         os.environ.update(OMP_NUM_THREADS="7", CUDA_VISIBLE_DEVICES="")
+        os.chdir("/")
+        sys.exit(0)
 
 
-def test_a_job_in_this_process_leaves_it_its_variables(tmp_path: Path) -> None:
-    before = dict(os.environ)
-    launch_inline([Setting(tmp_path, "a")], SPEC, lambda event: None)
-    assert dict(os.environ) == before
+def test_a_job_in_this_process_leaves_it_its_variables_and_folder_and_does_not_end_it(tmp_path: Path) -> None:
+    before, events = (dict(os.environ), Path.cwd()), []
+    launch_inline([Setting(tmp_path, "a")] * 2, SPEC, lambda event: events.append(event.kind))
+    assert (dict(os.environ), Path.cwd()) == before
+    assert events == ["started", "ended"] * 2
