@@ -277,6 +277,7 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
             with sampling(attempt.folder) as recorder.sampled:
                 resources = replace(attempt.resources_in(attempt.folder), doing=recorder.doing)
                 outcome = load_core(attempt.spec.core)(attempt.spec, recorder, resources)
+                _check_outcome(attempt.spec, outcome)
                 ignore_signals(lambda: None)  # held for the next run
                 end(0, outcome)
         elif open_runs:
@@ -296,6 +297,16 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
             raise interruption from None
         raise
     handle_signals(now=False)  # inline launcher: the next run raises a pending signal
+
+
+def _check_outcome(spec: RunSpec, outcome: object) -> None:
+    """Raises UserError if a core returned no outcome of its run, which would be recorded as a result."""
+    is_one = isinstance(outcome, Outcome) and outcome.status in schema.FINISHED
+    if not (is_one and isinstance(getattr(outcome, "step", None), int)):
+        raise UserError(
+            f"core {spec.core!r} returns {outcome!r}: its train must return a cppo_lab.schema.Outcome with status "
+            f"{schema.DONE!r} or {schema.COLLAPSED!r} and the last step"
+        )
 
 
 def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorder | None:
@@ -342,7 +353,7 @@ def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorde
             yaml=resolved_yaml(spec, attempt.layout, attempt.resources, attempt.paths),
             here=here,
         )
-    except (OSError, UserError) as error:  # the beginning of its record could not be written
+    except Exception as error:  # the beginning of its record could not be written, or a core's datasets fail
         reason, failed, is_recorded = redacted(describe(error)), schema.FAILED, False
         with contextlib.suppress(OSError):
             ended = {"run_id": spec.run_id, "status": failed, "reason": reason, "cause": Cause.ERROR}

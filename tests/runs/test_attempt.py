@@ -132,6 +132,27 @@ def test_a_run_that_cannot_begin_its_record_has_failed_and_says_why(
     assert "identity is damaged: remove it" in reason
 
 
+@pytest.mark.parametrize("outcome", [None, "done", Outcome("finished", 4), Outcome(schema.DONE, None)])
+def test_what_is_no_outcome_is_no_result(
+    outcome: Any, training: TrainingJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cppo_lab.runs.attempt.load_core", lambda _: Mock(return_value=outcome))
+    with pytest.raises(UserError):
+        training.run()
+    status, reason = how_it_ended(training)
+    assert status == schema.FAILED
+    assert f"core 'mini' returns {outcome!r}: its train must return" in reason
+
+
+def test_a_run_whose_datasets_fail_says_why(training: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        "cppo_lab.runs.attempt.load_part", lambda *_: Mock(side_effect=RuntimeError("no licence"))
+    )
+    with pytest.raises(RuntimeError):
+        training.run()
+    assert how_it_ended(training) == (schema.FAILED, "RuntimeError: no licence")
+
+
 def test_a_signal_while_the_record_begins_is_recorded(
     training: TrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
