@@ -140,7 +140,8 @@ class Recorder:
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record `metrics` of training step `step`. A step that an earlier attempt has recorded is not overwritten.
 
-        Raises ValueError for a metric name that the schema does not have, AlreadyRunning if the folder's lock is gone:
+        Raises ValueError for a metric name that the schema does not have, a value that is no float or int, or a step
+        that is none; AlreadyRunning if the folder's lock is gone:
         then nothing more is recorded, since another process may go on with the record; Interrupted if the run
         `is_cancelled`.
         """
@@ -151,9 +152,13 @@ class Recorder:
             raise AlreadyRunning(
                 f"the lock of run {self.folder.name} was removed: this process stops training it"
             )
-        for name in metrics:
+        if not isinstance(step, int) or step < 0:
+            raise ValueError(f"step {step!r} is logged: a step is an int from 0")
+        for name, value in metrics.items():
             if not schema.is_known_metric(name):
                 raise ValueError(f"metric {name!r} is not in schema.METRICS: add it there")
+            if not isinstance(value, float | int):
+                raise ValueError(f"metric {name!r} of step {step} is {value!r}: log float(...) of it")
         if step not in self._steps:
             if self._first[0] is None:
                 self._first = step, time.time()

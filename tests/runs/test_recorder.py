@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock, patch
 
+import numpy as np
 import pytest
 
 from cppo_lab import files, schema
@@ -206,8 +207,15 @@ def test_an_interrupted_run_whose_job_is_given_up_says_why(recorder: Recorder, t
 
 
 def test_names_that_the_schema_lacks_are_programming_errors(recorder: Recorder) -> None:
-    with pytest.raises(ValueError, match=r"train/rewardd.*schema\.METRICS"):
-        recorder.log(1, {"train/rewardd": 1.0})
+    for step, metrics, said in (
+        (1, {"train/rewardd": 1.0}, r"train/rewardd.*schema\.METRICS"),
+        (1, {"train/reward": np.float32(0.5)}, r"train/reward' of step 1 is .*0\.5.*: log float\(\.\.\.\)"),
+        (1, {"train/reward": None}, "is None: log float"),
+        ("1", {}, "step '1' is logged"),
+        (-1, {}, "step -1 is logged"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            recorder.log(step, metrics)
     with pytest.raises(ValueError, match=r"cppo\.warm.*schema\.TAGS_OF_CORES"):
         recorder.tag("cppo.warm", "x")
 
