@@ -13,6 +13,7 @@ import functools
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -20,7 +21,7 @@ from itertools import cycle
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from cppo_lab.errors import UserError, unknown
+from cppo_lab.errors import UserError, one_line, unknown
 from cppo_lab.plugins import PATH, entry_points, load
 
 # The position weight w_t of a token and the range of w_min, without torch: for bounds, figures and configurations.
@@ -75,6 +76,10 @@ class Stroke:
     colour: str
     dash: tuple[float, ...] = ()
     marker: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("#[0-9A-Fa-f]{6}", self.colour):
+            raise ValueError(f"stroke of colour {self.colour!r}: a colour is as '#0052D9'")
 
     def line(self) -> dict[str, Any]:
         """The settings of a line without its markers."""
@@ -133,7 +138,7 @@ class Rule(Variant):
     paper: arXiv number of its paper; empty: none.
     row: its row in the table of the rules' differences; None: dashes.
 
-    Raises ValueError for an unknown need.
+    Raises ValueError for an unknown need, or a stroke that is none.
     """
 
     function: str | Callable[..., Any]
@@ -143,8 +148,14 @@ class Rule(Variant):
     row: Row | None = None
 
     def __post_init__(self) -> None:
-        if wrong := set(self.needs) - NEEDS:
+        object.__setattr__(self, "needs", frozenset(self.needs))
+        if wrong := self.needs - NEEDS:
             raise ValueError(f"rule {self.name!r} needs {sorted(wrong)}: choose from {sorted(NEEDS)}")
+        for stroke in (self.stroke, self.accessible):
+            if not isinstance(stroke, Stroke | None):
+                raise ValueError(
+                    f"rule {self.name!r} has the stroke {stroke!r}: give a cppo_lab.rules.Stroke"
+                )
 
     @functools.cached_property
     def apply(self) -> Callable[..., Any]:
@@ -169,11 +180,11 @@ class Rule(Variant):
                 if need in self.needs and getattr(tokens, need) is None:
                     raise ValueError(f"{need}=None: rule {self.name!r} needs {remedy}")
             output = function(tokens, **constants, **self.fixed)
-            if fault := _output_fault(output, tokens.logp):
+            if fault := _output_fault(output, tokens.logp, tokens.valid):
                 raise UserError(
                     f"rule {self.name!r} returns {fault}: return a RuleOutput as docs/rules.md says, with objective "
-                    f"and keep of shape {list(tokens.logp.shape)} and {tokens.logp.dtype}, tests of that shape and "
-                    "scalar statistics"
+                    f"and keep of shape {list(tokens.logp.shape)} and {tokens.logp.dtype}, named tests of that shape "
+                    f"and {tokens.valid.dtype}, and named scalar statistics"
                 )
             return output
 
@@ -219,8 +230,8 @@ class Rule(Variant):
         }
 
 
-def _output_fault(output: Any, logp: Any) -> str:
-    """What keeps a rule's `output` on tokens with `logp` [B, T] from being a RuleOutput; empty: nothing does."""
+def _output_fault(output: Any, logp: Any, valid: Any) -> str:
+    """What keeps a rule's `output` on tokens with `logp` and `valid` [B, T] from being a RuleOutput; empty: nothing."""
 
     def form(value: Any) -> str:
         is_tensor = isinstance(value, type(logp))
@@ -233,11 +244,15 @@ def _output_fault(output: Any, logp: Any) -> str:
     for name in ("objective", "keep"):
         if form(getattr(output, name)) != form(logp):
             return f"{'an' if name == 'objective' else 'a'} {name} {form(getattr(output, name))}"
+    for part in ("stats", "tests"):
+        named = getattr(output, part)
+        if not (isinstance(named, Mapping) and all(isinstance(name, str) for name in named)):
+            return f"{part} that are no mapping of names: {one_line(repr(named))[:80]}"
     for name, value in output.stats.items():
         if not isinstance(value, type(logp)) or value.ndim:
             return f"the statistic {name!r} {form(value)}, not a scalar tensor"
     for name, value in output.tests.items():
-        if not isinstance(value, type(logp)) or value.shape != logp.shape:
+        if form(value) != form(valid):
             return f"the test {name!r} {form(value)}"
     return ""
 

@@ -17,8 +17,11 @@ micro-batches.
 
 import importlib.util
 import math
+import os
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -172,7 +175,7 @@ class RuleTests:
         assert all(number == 0 for number in summarise(output.stats).values()), "statistics of nothing"
 
     def test_a_call_leaves_nothing_behind(self) -> None:
-        """Tokens and torch's random numbers stay as they are; an earlier batch, of another run in the same process,
+        """Tokens, torch's random numbers stay as they are; an earlier batch, of another run in the same process,
         does not matter: the rule agrees with itself imported afresh, where that is possible.
         """
         for seed in SEEDS:
@@ -331,7 +334,12 @@ class RuleTests:
 
     def _call(self, batch: TokenBatch, **drawn: Tensor) -> RuleOutput:
         tokens = Tokens(*batch, **(drawn or self._drawn(batch)))
+        before = _process()
         output: RuleOutput = self.rule.apply(tokens, **self.constants)
+        after = _process()
+        assert not (changed := [name for name in after if after[name] != before[name]]), (
+            f"it changes {changed}"
+        )
         return output
 
     def _differentiated(self, batch: TokenBatch, **drawn: Tensor) -> tuple[RuleOutput, Tensor]:
@@ -344,6 +352,18 @@ class RuleTests:
 def _tensors(tokens: Tokens) -> dict[str, Tensor]:
     """Copies of the tensors of `tokens` by their names."""
     return {name: value.clone() for name, value in vars(tokens).items() if isinstance(value, Tensor)}
+
+
+def _process() -> dict[str, object]:
+    """What a rule must not change of the process, which the run and other runs go on in."""
+    return {
+        "the working folder": Path.cwd(),
+        "os.environ": dict(os.environ),
+        "the state of random": random.getstate(),
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's threads": torch.get_num_threads(),
+        "whether torch records gradients": torch.is_grad_enabled(),
+    }
 
 
 def _imported_afresh(rule: Rule) -> Callable[..., RuleOutput] | None:

@@ -1,6 +1,7 @@
 """Every rule: conformance, loops, reductions to other rules, statistics, and what it refuses."""
 
 import math
+import random
 import re
 from collections.abc import Callable
 from itertools import product
@@ -19,6 +20,7 @@ from cppo_lab.maths.tokens import RuleOutput, Tokens, summarise
 from cppo_lab.rules import DIVERGENCE, PERMUTATION, RESPONSE, RULES, Rule
 from cppo_lab.sweep.compose import compose
 from cppo_lab.testing import RuleTests, check_rule
+from tests.conftest import user_error
 from tests.maths.maths_batches import (
     CONSTANTS,
     PULL_BACK,
@@ -91,6 +93,7 @@ FAULTS: list[tuple[str, Callable[..., RuleOutput], str]] = [
     (CALL, of_the_first_batch, "it depends on earlier calls"),
     (CALL, that_clamps_in_place, r"it changes tokens\.divergence"),
     (CALL, that_seeds_torch, "it uses torch's global random numbers"),
+    (EMPTY, dppo_with(keep=lambda o: o.keep * (random.random() > -1)), "it changes .*the state of random"),
     ("shapes_and_dtypes", dppo_with(keep=lambda o: 2 * o.keep), r"keep leaves \[0, 1\]"),
     (NOTHING, dppo_with(keep=lambda o: 0 * o.keep), "a masked token has a gradient"),
     (NOTHING, dppo_with(keep=lambda o: torch.ones_like(o.keep)), "padding counts"),
@@ -133,6 +136,20 @@ def test_a_faulty_rule_fails_the_conformance_test_that_names_its_fault(
     checked.constants = {"delta": 0.1}
     with pytest.raises(AssertionError, match=said):
         getattr(checked, f"test_{test}")()
+
+
+@pytest.mark.parametrize(
+    "changes, said",
+    [
+        ({"stats": lambda o: []}, r"stats that are no mapping of names: \[\]"),
+        ({"tests": lambda o: None}, "tests that are no mapping of names: None"),
+        ({"tests": lambda o: {1: o.keep > 0}}, "tests that are no mapping of names: {1: "),
+        ({"tests": lambda o: {"mine": o.keep}}, r"the test 'mine' of shape .*float64"),
+    ],
+)
+def test_an_output_of_another_form_is_refused(changes: dict[str, Callable[..., Any]], said: str) -> None:
+    with user_error(f"rule 'theirs' returns {said}.*: return a RuleOutput"):
+        check_rule(Rule(name="theirs", function=dppo_with(**changes), needs={DIVERGENCE}), {"delta": 0.1})
 
 
 def test_a_record_that_is_wrong_fails_the_conformance_tests() -> None:
