@@ -242,7 +242,10 @@ class _FileSink:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(event) + "\n")
 
-    begin, tag = partialmethod(add, "begin"), partialmethod(add, "tag")
+    def tag(self, name: str, value: str) -> None:
+        assert name in schema.TAGS_OF_CORES, f"tag {name!r} is not in schema.TAGS_OF_CORES"
+
+    begin = partialmethod(add, "begin")
 
 
 def _attempts(
@@ -250,7 +253,9 @@ def _attempts(
 ) -> None:
     for run, resources, events in attempts:
         sink = _FileSink(events, kill_at)
+        here = Path.cwd()
         outcome = core.load("train")(run, sink, resources)
+        assert Path.cwd() == here, f"it leaves the process in {Path.cwd()}"
         sink.add("outcome", outcome.status, outcome.step)
 
 

@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 from cppo_lab import PARTS_FOLDER, core_records
-from cppo_lab.core_records import BUILT_IN, CoreRecord, core_names, core_of, load_part
+from cppo_lab.core_records import BUILT_IN, Core, CoreRecord, core_names, core_of, load_part
 from cppo_lab.cores.mini import MINI
 from cppo_lab.plugins import CORE_GROUP
 from cppo_lab.spec import LayoutSpec, RunSpec
@@ -156,6 +156,21 @@ def test_a_core_that_does_not_conform_is_found_out(
     finally:
         monkeypatch.undo()
         forget()
+
+
+@pytest.mark.parametrize(
+    "train, said",
+    [
+        (lambda run, sink, resources: sink.tag("mine", "x"), "tag 'mine' is not in schema.TAGS_OF_CORES"),
+        (lambda run, sink, resources: os.chdir("/"), "it leaves the process in /"),
+    ],
+)
+def test_what_an_attempt_of_the_tests_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, train: Core, said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError, match=said):
+        conformance._attempts(Mock(load=lambda part: train), [(None, None, tmp_path / "events")], None)
 
 
 def forget() -> None:
