@@ -21,14 +21,17 @@ import time
 from base64 import b64encode
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from cppo_lab import schema
 from cppo_lab.errors import Interrupted, say
 from cppo_lab.files import redacted
 from cppo_lab.runs.folder import (
+    CANCELLED,
     CONFIG,
+    LOCK,
+    STATUS,
     TRACEBACK,
     AlreadyRunning,
     Cause,
@@ -44,6 +47,7 @@ from cppo_lab.runs.folder import (
 )
 from cppo_lab.runs.machine import Environment, environment, slurm_array_task
 from cppo_lab.runs.spool import (
+    SPOOL_FOLDER,
     Artifact,
     Begin,
     End,
@@ -63,6 +67,8 @@ STATUS_SECONDS = 2.0  # how often `status.json` is rewritten while the run train
 ACTIVITY_SECONDS = 0.5  # the same for the counter of an activity
 OUTPUT = "output"  # where the output of attempts goes among a run's artifacts
 OUTPUT_BYTES = 1_000_000
+_YAML, _PACKAGES = "config.yaml", "requirements.txt"
+_OURS = {CANCELLED, CONFIG, LOCK, OUTPUT, SPOOL_FOLDER, STATUS, TRACEBACK, _PACKAGES, _YAML}
 
 
 class Recorder:
@@ -118,9 +124,9 @@ class Recorder:
         self._told_at = time.monotonic()
         self.spool.add(first_line(self.spec, self._tags, self.folder, record, self._datasets))
         self.spool.keep(CONFIG, self.spec.model_dump_json(indent=2) + "\n")
-        self.spool.keep("requirements.txt", "\n".join(self._packages) + "\n")
+        self.spool.keep(_PACKAGES, "\n".join(self._packages) + "\n")
         if self._yaml:
-            self.spool.keep("config.yaml", self._yaml)
+            self.spool.keep(_YAML, self._yaml)
         self._status(schema.RUNNING, self.step or 0)
 
     def begin(self, step: int | None) -> None:
@@ -141,9 +147,8 @@ class Recorder:
         """Record `metrics` of training step `step`. A step that an earlier attempt has recorded is not overwritten.
 
         Raises ValueError for a metric name that the schema does not have, a value that is no float or int, or a step
-        that is none; AlreadyRunning if the folder's lock is gone:
-        then nothing more is recorded, since another process may go on with the record; Interrupted if the run
-        `is_cancelled`.
+        that is none; AlreadyRunning if the folder's lock is gone: then nothing more is recorded, since another process
+        may go on with the record; Interrupted if the run `is_cancelled`.
         """
         if self.is_cancelled():
             raise Interrupted(None)
@@ -202,6 +207,7 @@ class Recorder:
         Content that a full disk cannot take is held in memory and written again with the next file and at the end; if
         that fails too, it is held with the metrics. Returns whether everything is on disk.
         """
+        check_file_name(name)
         quiet = bool(self._waiting)
         self._waiting[name] = content
         return self._write_waiting(quiet)
@@ -298,6 +304,16 @@ class Recorder:
                 "replaces": bool(self._tags.get(schema.TAG_REPLACES)),
                 "record": self.record_name,
             },
+        )
+
+
+def check_file_name(name: str) -> None:
+    """Raises ValueError unless a core may keep a file of this name: in the run's folder, and none of the product's."""
+    path = PurePosixPath(name)
+    if path.is_absolute() or not path.parts or ".." in path.parts or path.parts[0] in _OURS:
+        raise ValueError(
+            f"file {name!r} of a run: the name must be relative, without '..', and not begin with one of "
+            f"{', '.join(sorted(_OURS))}: choose one such as 'diagnostics/mine.json'"
         )
 
 

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 from cppo_lab import schema
 from cppo_lab.core_records import CoreRecord, Resources, core_of
 from cppo_lab.errors import UserError
+from cppo_lab.runs.recorder import check_file_name
 from cppo_lab.spec import RunSpec
 from cppo_lab.spec.parse import parse_run
 from cppo_lab.sweep.compose import Composed, compose
@@ -232,6 +233,7 @@ class _FileSink:
         self.add("row", step, dict(metrics))
 
     def artifact(self, name: str, values: Mapping[str, Any]) -> None:
+        check_file_name(name)
         self.add("artifact", name, dict(values))
 
     def file(self, name: str, content: bytes) -> None:

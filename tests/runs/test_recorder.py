@@ -218,6 +218,9 @@ def test_names_that_the_schema_lacks_are_programming_errors(recorder: Recorder) 
             recorder.log(step, metrics)
     with pytest.raises(ValueError, match=r"cppo\.warm.*schema\.TAGS_OF_CORES"):
         recorder.tag("cppo.warm", "x")
+    for name in ("../mine.json", "/tmp/mine.json", "config.json", "./status.json", "spool/0001.jsonl", ""):
+        with pytest.raises(ValueError, match=f"file '{name}' of a run: the name must be relative"):
+            recorder.artifact(name, {})
 
 
 def test_no_file_of_a_failed_run_has_a_password(recorder: Recorder) -> None:
