@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeVar
 from urllib.parse import unquote, urlsplit
 
 from cppo_lab.errors import UserError, one_line
@@ -136,6 +136,9 @@ def code_digest(path: str, what: str) -> str:
     return digest_of(*(sorted(file for folder in folders for file in Path(folder).rglob("*.py")) or [origin]))
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
 class Plugin:
     """The record of a core or a launcher called `name`, ours or another package's; `KIND` says which in messages.
@@ -155,6 +158,14 @@ class Plugin:
         if path is None or path.startswith("cppo_lab."):
             return path and pkgutil.resolve_name(path)
         return load(path, f"{part} of {self.KIND} {self.name!r}")
+
+    def settings_kind(self, base: type[T]) -> type[T]:
+        """The class of its settings. Raises as `load`, and UserError if that is no subclass of `base`."""
+        kind = self.load("settings")
+        if not (isinstance(kind, type) and issubclass(kind, base)):
+            named = f"{base.__module__}.{base.__name__}"
+            raise UserError(f"settings of {self.KIND} {self.name!r} is {kind!r}: name a subclass of {named}")
+        return kind
 
     @classmethod
     def at(cls, path: str, name: str) -> Self:

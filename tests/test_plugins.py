@@ -7,7 +7,8 @@ import pytest
 
 from cppo_lab import plugins
 from cppo_lab.core_records import core_names, core_of
-from cppo_lab.launch.launchers import launcher_of
+from cppo_lab.launch.base import LauncherSpec
+from cppo_lab.launch.launchers import LauncherRecord, launcher_of
 from cppo_lab.plugins import CORE_GROUP, LAUNCHER_GROUP, entry_points, load
 from cppo_lab.rules import ENTRY_POINT, GROUP, rule_of
 from tests.conftest import user_error
@@ -66,6 +67,13 @@ def test_a_module_that_ends_the_process_is_an_error(tmp_path: Path, group: str) 
     package(tmp_path, "acme", "mine = acme_records:MINE")
     with user_error(r"acme_records:MINE.*calls sys.exit\(3\) as it is imported"):
         find(group, "mine")
+
+
+@pytest.mark.parametrize("settings", ["cppo_lab.plugins:load", "cppo_lab.spec:RunSpec"])
+def test_settings_of_another_kind_are_refused(settings: str) -> None:
+    record = LauncherRecord("mine", "mine", "a:b", settings=settings)
+    with user_error(r"settings of launcher 'mine' is <.*>: name a subclass of .*LauncherSpec"):
+        record.settings_kind(LauncherSpec)
 
 
 def test_what_is_interrupted_is_no_error_of_the_module(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,14 +123,14 @@ def launcher_of(name: str) -> LauncherRecord:
 def launcher_kind(name: object) -> type[LauncherSpec]:
     """The settings class of the launcher called `name`; the base class if `name` is not a string.
 
-    Raises UserError if there is none.
+    Raises UserError if there is none, or if that is none.
     """
     if not isinstance(name, str):
         return LauncherSpec
     if name not in launcher_names():
         *others, last = map(repr, launcher_names())
         raise UserError(f"launcher: name={name!r}: must be {', '.join(others)} or {last}")
-    return cast(type[LauncherSpec], launcher_of(name).load("settings"))
+    return launcher_of(name).settings_kind(LauncherSpec)
 
 
 def load_launcher(name: str) -> Launcher:

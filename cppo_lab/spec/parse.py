@@ -83,10 +83,9 @@ def _foreign(faults: list[Any]) -> dict[str, str]:
 def run_kind(core: str) -> type[RunSpec]:
     """The kind of run that the core called `core` trains.
 
-    Raises UserError for an unknown core.
+    Raises UserError for an unknown core, or one whose settings are none.
     """
-    kind: type[RunSpec] = core_of(core).load("settings")
-    return kind
+    return core_of(core).settings_kind(RunSpec)
 
 
 def parse_run(values: dict[str, Any], where: str) -> RunSpec:
