@@ -13,7 +13,6 @@ import functools
 import inspect
 import math
 import os
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -77,10 +76,6 @@ class Stroke:
     dash: tuple[float, ...] = ()
     marker: str = ""
 
-    def __post_init__(self) -> None:
-        if not re.fullmatch("#[0-9A-Fa-f]{6}", self.colour):
-            raise ValueError(f"stroke of colour {self.colour!r}: a colour is as '#0052D9'")
-
     def line(self) -> dict[str, Any]:
         """The settings of a line without its markers."""
         return {"color": self.colour, "linestyle": (0, self.dash) if self.dash else "-"}
@@ -138,7 +133,7 @@ class Rule(Variant):
     paper: arXiv number of its paper; empty: none.
     row: its row in the table of the rules' differences; None: dashes.
 
-    Raises ValueError for an unknown need, or a stroke that is none.
+    Raises ValueError for an unknown need, or a stroke of another class.
     """
 
     function: str | Callable[..., Any]

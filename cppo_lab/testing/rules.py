@@ -175,7 +175,7 @@ class RuleTests:
         assert all(number == 0 for number in summarise(output.stats).values()), "statistics of nothing"
 
     def test_a_call_leaves_nothing_behind(self) -> None:
-        """Tokens, torch's random numbers stay as they are; an earlier batch, of another run in the same process,
+        """Tokens and torch's random numbers stay as they are; an earlier batch, of another run in the same process,
         does not matter: the rule agrees with itself imported afresh, where that is possible.
         """
         for seed in SEEDS:
