@@ -49,7 +49,7 @@ def own_score(function: str, **response: Any) -> dict[str, Any]:
             raise ValueError(
                 f"acc={numbers['acc']:g}: validations need a share from 0 to 1: return a dict with `score` and `acc`"
             )
-    except Exception as error:  # noqa: BLE001  the user's code raises what it likes
+    except (Exception, SystemExit) as error:  # noqa: BLE001  the user's code raises what it likes
         fault = f"data.reward={function!r}: {type(error).__name__}: {error}"
         return {"score": 0.0, "acc": 0.0, FAULT: str(error) if isinstance(error, UserError) else fault}
     return numbers

@@ -22,6 +22,7 @@ BODIES = {
 }  # fmt: skip
 FAULTS = {
     "raise KeyError('unit')": "data.reward='{path}': KeyError: 'unit'",
+    "raise SystemExit(3)": "data.reward='{path}': SystemExit: 3",
     "return float('nan')": "it returned score=nan: return finite numbers",
     "return {'score': 1, 'parts': float('inf')}": "it returned parts=inf",
     "return {'score': 1, 'a/b': 1}": "it returned a/b=1.0: return finite numbers under plain names",
