@@ -13,6 +13,7 @@ import functools
 import inspect
 import math
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -75,6 +76,10 @@ class Stroke:
     colour: str
     dash: tuple[float, ...] = ()
     marker: str = ""
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch("#([0-9A-Fa-f]{3}){1,2}|[a-z]+", self.colour):
+            raise ValueError(f"stroke of colour {self.colour!r}: a colour is as '#0052D9' or 'red'")
 
     def line(self) -> dict[str, Any]:
         """The settings of a line without its markers."""

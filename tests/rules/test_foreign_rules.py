@@ -232,6 +232,8 @@ def test_what_a_rule_cannot_need() -> None:
         rules.Rule(name="mine", function="a.b:c", needs=["x"])
     with pytest.raises(ValueError, match="has the stroke '#123456': give a"):
         rules.Rule(name="mine", function="a.b:c", stroke="#123456")
+    with pytest.raises(ValueError, match="stroke of colour 'red-ish'"):
+        rules.Stroke("red-ish")
 
 
 def test_their_rule_passes_the_conformance_tests() -> None:
