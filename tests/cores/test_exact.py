@@ -238,6 +238,18 @@ def test_a_delta_that_limits_no_divergence_is_no_premise(rule: dict[str, Any]) -
         assert not [name for name in row if name.startswith("exact/premise")]
 
 
+def test_tokens_of_dropped_groups_are_not_trained() -> None:
+    [(_, rows)] = histories_together([exact_run()])
+    shares = {row["train/zero_variance_group_share"] for _, row in rows[1:]}
+    assert len(shares) > 1
+    for _, row in rows[1:]:
+        sampled, trained = (
+            row[f"perf/{what}_tokens_per_second"] * row[f"perf/{part}_seconds"]
+            for what, part in (("sampled", "rollout"), ("trained", "update"))
+        )
+        assert trained == pytest.approx(sampled * (1 - row["train/zero_variance_group_share"]))
+
+
 def test_it_learns() -> None:
     rows = history(exact_run(training={"t_stop": 20}))
     assert rows[-1][1]["val/mean/avg_at_16"] > rows[0][1]["val/mean/avg_at_16"] + 0.3

@@ -463,14 +463,14 @@ def step_together(learners: Sequence[Learner], step: int) -> list[Metrics | Exce
     stale = spec.rollout.staleness > 0
     start = compare(process, mu, before.exp().numpy(), apart) if stale else None
     ended = time.perf_counter()
-    tokens_each = float(places[0].size)
-    runs = len(learners)
+    runs, sampled_tokens = len(learners), float(places.size)
+    trained = sum(float(rollout.keep.sum()) for rollout in rollouts.values()) * process.horizon
     seconds = {  # a run's share, since the costs of runs are added up
         "perf/step_seconds": (updated - started) / runs,
         "perf/rollout_seconds": (sampled - started) / runs,
         "perf/update_seconds": (updated - sampled) / runs,
-        "perf/sampled_tokens_per_second": tokens_each * runs / (sampled - started),
-        "perf/trained_tokens_per_second": tokens_each * runs / (updated - sampled),
+        "perf/sampled_tokens_per_second": sampled_tokens / (sampled - started),
+        "perf/trained_tokens_per_second": trained / (updated - sampled),
         "perf/evaluation_seconds": (ended - updated) / runs,
     }
     for i, (learner, result) in enumerate(zip(learners, results, strict=True)):
