@@ -217,16 +217,16 @@ def cppo(
     tests, limited = threshold_tests(d, weights, tokens.valid, delta, rate), delta_b < math.inf
     token_fails, prefix_fails = tests.token_fails & away, tests.prefix_fails & away
     if random_mask and order is not None:
-        count = (token_fails | prefix_fails).sum(1)
-        token_fails = _first(away, own_order(tokens.valid, order), count)
-        prefix_fails = torch.zeros_like(token_fails)
-    output = masked(
-        tokens,
-        token_fails=token_fails,
-        prefix_fails=prefix_fails if limited else None,  # without a budget, no statistics of it
-        ratio_cap=ratio_cap,
-        log_ratio_clamp=log_ratio_clamp,
-    )
+        drawn = _first(away, own_order(tokens.valid, order), (token_fails | prefix_fails).sum(1))
+        output = truncated(tokens, ~drawn, {"random place": drawn}, ratio_cap, log_ratio_clamp)
+    else:
+        output = masked(
+            tokens,
+            token_fails=token_fails,
+            prefix_fails=prefix_fails if limited else None,  # without a budget, no statistics of it
+            ratio_cap=ratio_cap,
+            log_ratio_clamp=log_ratio_clamp,
+        )
     if limited:
         output.stats["delta_b"] = budget_sum(tokens, rate)
     return output
