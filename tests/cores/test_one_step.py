@@ -102,6 +102,9 @@ def test_matched_by_its_threshold_an_update_needs_less_change_of_length() -> Non
     for row, other in zip(chosen, scaled, strict=True):
         assert row["exact/movement"] == pytest.approx(other["exact/movement"], rel=1e-9)
         assert abs(np.log(row["exact/update_length"])) < abs(np.log(other["exact/update_length"]))
+    # By the threshold of the measured update, and not by the rule's own, 1.
+    assert any(row["exact/premise_visits"] for row in chosen)
+    assert not any(row["exact/premise_visits"] for row in scaled)
 
 
 @pytest.mark.parametrize("match", ["scale", "update"])

@@ -96,6 +96,7 @@ class Learner(SteppedTrainer):
         self.past: deque[Tensor] = deque()
         self.noise: Tensor | None = None  # [K, S, V] on the sampler's logits for this batch
         self.shuffles = self.loss.shuffles
+        self.rule = spec.rule  # of the last updates that are measured
         # Those of the policy that the exact metrics compare with mu, [P]; None: not measured in this step.
         self.measured: Tensor | None = self.parameters
 
@@ -210,7 +211,7 @@ class Learner(SteppedTrainer):
             divergence: [K, S] TV of mu and the policy after the updates.
             largest: [T] the largest divergence that mu reaches at each position.
         """
-        rule, valid = self.spec.rule, torch.ones_like(rollout.places, dtype=torch.bool)
+        rule, valid = self.rule, torch.ones_like(rollout.places, dtype=torch.bool)
         record = rule_of(rule.name, rule.path)
         kind = self.spec.divergence
         tests_divergence = DIVERGENCE in record.needs and kind.measure == "tv" and not kind.origin
@@ -303,6 +304,7 @@ class UpdateAlong(Learner):
         rule = self.spec.rule
         if self.along.match == "delta":
             rule = _nearest_threshold(rule, lambda other: moved(start[0] + updated(other)[0]) - target)
+        self.rule = rule
         step, metrics = updated(rule, watched)
         length = equal_length(lambda scale: moved(start[0] + scale * step) - target)
         self.measured = None if length is None else start[0] + length * step
