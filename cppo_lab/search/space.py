@@ -92,7 +92,7 @@ def resolve(
     Overrides `model=` and `seed=0,1` replace the file's choice; all others apply to every run.
     Raises UserError for all mistakes together, each naming the file, the key, the value and the remedy.
     """
-    overrides = with_core(search, overrides)
+    overrides = with_core(search.models, overrides)
     core, where = core_of(overrides), f"search {search.source}"
     if study is not None and not NAME.fullmatch(study):
         raise UserError(

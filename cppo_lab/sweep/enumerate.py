@@ -28,7 +28,6 @@ from cppo_lab.sweep.file import (
     ERRORS,
     Conditions,
     Scalar,
-    Search,
     Sweep,
     code_fault,
     is_of,
@@ -173,9 +172,9 @@ def core_of(overrides: Sequence[str]) -> str:
     return next((str(override.right) for override in given if override.sets("core")), DEFAULT_CORE)
 
 
-def with_core(declared: Sweep | Search, overrides: Sequence[str]) -> list[str]:
-    """The overrides, with the core if none is chosen and all models of the file belong to a single core."""
-    (core, *more) = declared.models
+def with_core(cores: Collection[str], overrides: Sequence[str]) -> list[str]:
+    """The overrides, with the core if none is chosen and all models belong to one of these alone."""
+    (core, *more) = cores
     chosen = more or core == ANY_CORE or any(parse_override(text).sets("core") for text in overrides)
     return [*overrides] if chosen or not core_record(core).own_models else [f"core={core}", *overrides]
 

@@ -93,12 +93,12 @@ def make_plan(declared: Sweep | Study | Search, overrides: Sequence[str] = ()) -
     """Enumerate and validate every run.
 
     `model=`, `variant=` and the sweep's axes select what the sweep enumerates (`seed=0,1,2`); any other override
-    applies to every run that has the key. In a study they select within each sweep that has them. A sweep whose models
-    belong to a single core needs no `core=`. Raises UserError for an invalid override or configuration, before anything
-    else happens.
+    applies to every run that has the key. In a study they select within each sweep that has them. If all models
+    belong to a single core, it needs no `core=`. Raises UserError for an invalid override or configuration, before
+    anything else happens.
     """
     if isinstance(declared, Sweep):
-        overrides = with_core(declared, overrides)
+        overrides = with_core(declared.models, overrides)
         faults, sound = _faults(declared, core_of(overrides))
         try:
             part = enumerate_runs(sound, overrides)
@@ -117,8 +117,13 @@ def make_plan(declared: Sweep | Study | Search, overrides: Sequence[str] = ()) -
         raise UserError(
             f"{declared.name} is a search, which chooses its runs as it goes: use `cppo tune` for it"
         )
+    loaded = [_part(declared, i) for i in range(len(declared.sweeps))]
+    overrides = with_core({core for part in loaded for core in part.models}, overrides)
     core = core_of(overrides)
-    parts = [_part(declared, i, core) for i in range(len(declared.sweeps))]
+    for sweep in loaded:
+        if faults := _faults(sweep, core)[0]:
+            raise together(faults, f"sweep {sweep.source}: ")
+    parts = [part.with_axes(declared) for part in loaded]
     names = [part.name for part in parts]
     if len(set(names)) < len(names):
         raise UserError(f"study {declared.source}: sweeps={names} must have distinct names")
@@ -163,8 +168,8 @@ def _faults(sweep: Sweep, core: str) -> tuple[list[str], Sweep]:
     return texts, sound.without({where for where, _ in conditions})
 
 
-def _part(study: Study, index: int, core: str) -> Sweep:
-    """A sweep of a study, with the study's axes.
+def _part(study: Study, index: int) -> Sweep:
+    """A sweep of a study, as its file declares it.
 
     Raises UserError for a sweep that does not exist, or has an invalid file.
     """
@@ -176,9 +181,7 @@ def _part(study: Study, index: int, core: str) -> Sweep:
     if not isinstance(part, Sweep):
         remedy = "a study itself; name its sweeps" if isinstance(part, Study) else "a search; name sweeps"
         raise UserError(f"{where}: {part.name} is {remedy}")
-    if faults := _faults(part, core)[0]:
-        raise together(faults, f"sweep {part.source}: ")
-    return part.with_axes(study)
+    return part
 
 
 def _chosen(parts: Sequence[Sweep], overrides: Sequence[str], core: str) -> dict[str, list[str]]:

@@ -82,6 +82,8 @@ def test_what_is_wrong_is_named(workspace: Path) -> None:
 
 def test_a_sweep_of_the_cores_own_models_needs_no_core(workspace: Path) -> None:
     assert make_plan(loaded(SWEEP), ["seed=0"]).core == "exact"
+    Path("study.yaml").write_text("title: t\nsweeps: [./tiny.yaml]\n")
+    assert make_plan(load_sweep("study.yaml"), ["seed=0"]).core == "exact"
 
 
 def test_from_the_file_to_the_page(workspace: Path, cppo: Command) -> None:
