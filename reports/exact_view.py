@@ -13,7 +13,7 @@ from itertools import product
 
 import numpy as np
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, NullLocator
+from matplotlib.ticker import LogLocator, NullFormatter, NullLocator
 
 from cppo_lab.analysis.statistics.claims import pairs
 from cppo_lab.analysis.statistics.estimate import Estimate
@@ -254,6 +254,11 @@ def draw_exact(info: ExactInfo, figure: Figure) -> None:
             ax.xaxis.set_minor_locator(NullLocator())
             # A single horizon would be drawn to the width of APART.
             ax.set_xlim(panel.horizons[0] / 2, panel.horizons[-1] * 2)
+        elif panel.log_x:  # 0.002, 0.005, 0.01: matplotlib's own labels between decades overlap
+            low, high = ax.get_xlim()
+            ax.xaxis.set_minor_locator(LogLocator(subs=(2, 5)))
+            ax.xaxis.set_major_formatter("{x:g}")
+            ax.xaxis.set_minor_formatter("{x:g}" if high < 50 * low else NullFormatter())
         if panel.metric == "ratio":  # 0.6, not 6 x 10^-1
             low, high = ax.get_ylim()
             if high > 8 * low:
@@ -265,11 +270,13 @@ def draw_exact(info: ExactInfo, figure: Figure) -> None:
 
 
 _METHOD = (
-    "The error is that of the surrogate, |Δ| with J(pi) - J(mu) = L' - Δ, computed exactly at every step. Two rules "
-    "are compared at equal movement: steps are put into bins of mean total variation, each 25 % wide; the ratio of "
-    "their mean errors is the geometric mean over their common bins. The interval is a jackknife over seeds with "
-    "Student's t. Below 1, the first rule's error is smaller. The factor per tenfold horizon is the factor by which "
-    "the ratio changes when responses are ten times as long. "
+    "The error is that of the surrogate, |Δ| with J(pi) - J(mu) = L' - Δ, computed exactly at every step."
+)
+_RATIOS = (
+    " Two rules are compared at equal movement: steps are put into bins of mean total variation, each 25 % wide; the "
+    "ratio of their mean errors is the geometric mean over their common bins. The interval is a jackknife over seeds "
+    "with Student's t. Below 1, the first rule's error is smaller. The factor per tenfold horizon is the factor by "
+    "which the ratio changes when responses are ten times as long. "
 )
 _OF_RUNS = (
     "Movement comes after the choice of a rule, and steps of equal movement are made in other states. So the ratio "
@@ -306,7 +313,8 @@ def exact_section(scored: Scored) -> Section | None:
         for verdict in judged
     )
     along = any("along.match" in params for params in board.data.params.values())
-    method, heading = _METHOD + (_OF_UPDATES if along else _OF_RUNS), f"Error of the surrogate ({title})"
+    method = _METHOD + (_RATIOS + (_OF_UPDATES if along else _OF_RUNS)) * bool(contrasts)
+    heading = f"Error of the surrogate ({title})"
     tables = {"exact_ratios": _ratio_table(errors, contrasts), "exact_conditions": _condition_table(errors)}
     tables = {stem: completed(table, board, title) for stem, table in tables.items() if table.rows}
     # The registration of all hypotheses, if it differs at most in the number of runs.

@@ -1,6 +1,7 @@
 """The exact core's error: from a sweep with hypotheses about it to the page, and what its section says."""
 
 import csv
+import itertools
 import json
 import math
 import re
@@ -232,7 +233,15 @@ def test_what_the_section_says_of_hypotheses(monkeypatch: pytest.MonkeyPatch) ->
     assert bare.view["registered"] == "" and bare.tables["exact_hypotheses"] is None
     assert bare.tables["exact_ratios"].rows  # CPPO with DPPO, without being asked
     alone = section(monkeypatch, with_laws(cppo=0.7))  # there is nothing to compare with
-    assert [*alone.tables] == ["exact_conditions", "exact_hypotheses"]
+    assert [*alone.tables] == ["exact_conditions", "exact_hypotheses"] and "ratio" not in alone.view["method"]
+    alone.pictures[0].draw(alone.pictures[0].info, figure := Figure())
+    figure.draw_without_rendering()
+    shown = [
+        label.get_window_extent()
+        for label in figure.axes[0].get_xticklabels(which="both")
+        if label.get_text()
+    ]
+    assert len(shown) > 1 and not any(a.overlaps(b) for a, b in itertools.combinations(shown, 2))
     few, all_of_them = (
         [panel.metric for panel in made.pictures[0].info.panels if panel.metric != "ratio"]
         for made in (alone, bare)
