@@ -135,9 +135,12 @@ def verdict_view(
         _size(verdict.claim, verdict.claim.smallest) for verdict in judged if verdict.claim.margin is None
     }
     smallest = "the size that its claim names" if len(sizes) > 1 else next(iter(sizes), "1 point")
-    margin = f"{100 * MARGIN:g} points, our margin, since the paper gives none"
-    if any(verdict.claim.margin not in (None, MARGIN) for verdict in judged):
-        margin = "the margin that the claim names"
+    alike, margin = [verdict.claim for verdict in judged if verdict.claim.margin is not None], ""
+    if alike:
+        named = f"{100 * MARGIN:g} points, our margin, since the paper gives none"
+        if not all(claim in CLAIMS for claim in alike):
+            named = "the margin that the claim names"
+        margin = f" Two methods are equivalent if it lies within {named}."
     comparisons = [comparison for verdict in judged for comparison in verdict.comparisons]
     paired = any(
         pair is not None and pair.paired and pair.estimate.unknown != ONE_RUN
@@ -145,7 +148,7 @@ def verdict_view(
     )
     rule = (
         f"A method is better where the 95 % interval of the difference lies above 0; an advantage below {smallest} "
-        f"counts as none. Two methods are equivalent if it lies within {margin}. p is one-sided; a claim is supported "
+        f"counts as none.{margin} p is one-sided; a claim is supported "
         "if each is at most 0.025 without adjustment, and tables show it after Holm's."
     )
     if any(verdict.claim.sequential for verdict in judged):
@@ -155,12 +158,12 @@ def verdict_view(
         )
     in_pairs = " Runs of one seed are compared in pairs." * paired
     tested = any(comparison.p_for is not None for comparison in comparisons)
-    absent = [claim for claim in CLAIMS if whole and claim.sweep not in boards]
+    absent = [claim for claim in CLAIMS if claims and whole and claim.sweep not in boards]
     return VerdictView(
         summary=tally(lines) or "The paper makes no claim about the variants of this sweep.",
         caution=caution,
         lines=lines,
-        method=f"{by_score}{in_pairs} {rule} {_POWER_WORDS}",
+        method=f"{by_score}{in_pairs} {rule}" + _POWER_WORDS * any(verdict.power for verdict in judged),
         rule=f"{by_score} {rule}" if tested else "",
         cannot=CANNOT if alone else (),
         not_judged=tuple(f"{claim.text} (sweep {claim.sweep})" for claim in absent),
@@ -180,7 +183,7 @@ _SCORE_WORDS: Mapping[Measure, str] = {
     Score.CORRECTED: "Judged by the best step, corrected for its selection.",
 }
 _POWER_WORDS = (
-    "The power is about the probability that the claim comes out supported with so many runs, if the true difference "
+    " The power is about the probability that the claim comes out supported with so many runs, if the true difference "
     "is the one named and their spread the true one, which few seeds show only roughly; next to it is the number of "
     "runs of each method and model for a power of 0.8."
 )

@@ -80,6 +80,12 @@ def test_the_observed_direction_and_the_rule_agree_with_the_outcome() -> None:
     assert line.observed == "The observed difference agrees with the claim." and "It holds" in line.sentence
     assert "if each is at most 0.025 without adjustment, and tables show it after Holm's." in view.rule
     assert "Runs of one seed are compared in pairs." in view.method and "share" not in view.method
+    assert "equivalent" not in view.rule and "The power is" in view.method
+    alike = replace(ABOVE, kind=Kind.EQUIVALENCE, margin=0.02)
+    assert (
+        "within the margin that the claim names."
+        in line_of(alike, {"cppo": moved(0.004), "dppo": BASE})[0].rule
+    )
 
 
 def test_the_smallest_effect_has_the_unit_of_its_claim() -> None:
