@@ -29,7 +29,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 
 from cppo_lab.analysis.inputs import SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, Stat
-from cppo_lab.analysis.statistics.claims import NONE_STATED, Claim, Hypotheses, Standing, withdrawn
+from cppo_lab.analysis.statistics.claims import NONE_STATED, Hypotheses, withdrawn
 from cppo_lab.errors import counted, has
 from cppo_lab.files import appearing
 from cppo_lab.reports.figures.drawing import (
@@ -157,11 +157,13 @@ class GridRequest(BuildRequest):
         **page: Any,
     ) -> Contents:
         """The contents of a report with these `sections` on its `scored` sweeps. It begins with the hypotheses of the
-        `main` sweep. `gaps` lists `gap_count` runs, `counts` the numbers of all; `page`: what else the page shows.
+        `main` sweep, without one with those of all. `gaps` lists `gap_count` runs, `counts` the numbers of all;
+        `page`: what else the page shows.
         """
         shown = tuple(section for section in sections if section)
-        standings: Mapping[Claim, Standing] = main.standings if main else {}
-        lines = [line for section in shown for line in section.lines if line.verdict.claim in standings]
+        first = [main] if main else [*scored.values()]
+        own = {claim for sweep in first for claim in sweep.standings}
+        lines = [line for section in shown for line in section.lines if line.verdict.claim in own]
         sentences = tuple(text for name, stated in self.stated.items() for text in withdrawn(name, stated))
         texts = paper_texts(scored.values(), shown, sentences)
         for sweep in scored.values():
@@ -184,7 +186,7 @@ class GridRequest(BuildRequest):
             boards={name: sweep.board for name, sweep in scored.items()},
             template="page.html.j2",
             page={
-                "short": short_answers(lines, main.statistics) if main else (),
+                "short": short_answers(lines, first[0].statistics) if main or lines else (),
                 "counts": f"{counts}.",
                 "gaps": gaps,
                 "gap_count": gap_count,

@@ -11,6 +11,7 @@ from typing import Any
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import ExpectedRun, SweepGrid
 from cppo_lab.analysis.scoring import Scoreboard, describe_gap
+from cppo_lab.analysis.statistics.claims import CLAIMS
 from cppo_lab.analysis.study import MAIN, StudyResults, read_study
 from cppo_lab.errors import counted
 from cppo_lab.reports.answers import answers_section, kept_answers
@@ -80,7 +81,9 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
             scored[grid.name] = request.scored(grid, board, grid.title, answers=answers, **place)
     # The core behind the study's runs; several are named together.
     cores = {core for board in study.boards.values() for core in board.core.split("+")}
-    core, pictures = "+".join(sorted(cores)) or schema.PAPER, gallery(study, PALETTES[request.palette])
+    core = "+".join(sorted(cores)) or schema.PAPER
+    of_paper = not {claim.sweep for claim in CLAIMS}.isdisjoint(grid.name for grid in study.grids)
+    pictures = gallery(study, PALETTES[request.palette]) if of_paper else ()
     verdicts = verdict_section(scored, core, whole=True)
     gaps: dict[tuple[str | None, str], list[str]] = {}  # sweeps may have different runs under one name
     for name, board in study.boards.items():
@@ -111,6 +114,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
     statistics = {name: statistics_section(sweep) for name, sweep in scored.items()}
     collapses = {name: collapse_section(sweep) for name, sweep in scored.items()}
     of_sweeps = filter(None, (*statistics.values(), *collapses.values()))  # whose tables are files
+    files = {stem: table for section in of_sweeps for stem, table in section.tables.items()}
     ablations, tables = [], {}
     for grid in study.grids:
         name, board = grid.name, study.boards.get(grid.name)
@@ -142,8 +146,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
             "main",
             "Main results",
             {"table": table_1, "absent": "" if main else study.why_absent(MAIN), "anchors": anchors},
-            tables={stem: table for section in of_sweeps for stem, table in section.tables.items()}
-            | {"table_1": table_1},
+            tables=files | {"table_1": table_1},
         ),
         verdicts,
         findings_section(findings),
@@ -159,13 +162,20 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         collapses.get(MAIN),
         Section(
             "ablations",
-            "Ablations",
-            {"shown": ablations},
-            f"Figures 5 and 6, {len(ablations)} tables",
-            tables=tables,
+            "Ablations" if of_paper else "Sweeps",
+            {"shown": ablations, "figures": ["figure_5", "figure_6"] * of_paper},
+            f"Figures 5 and 6, {len(ablations)} tables" if of_paper else None,
+            tables=tables if of_paper else files | tables,
         ),
         _figure_list("mechanism", "The mechanism at work", "Figures 2, 3 and 7", 2, 3, 7),
-        Section("methods", "Methods and settings", shown, "Tables 2 and 3", "statistics", methods),
+        Section(
+            "methods",
+            "Methods and settings",
+            shown,
+            "Tables 2 and 3" if main else "Table 2",
+            "statistics",
+            methods,
+        ),
         _figure_list("models", "All curves, model by model", "Figures 8 to 11", 8, 9, 10, 11),
         answers_section(main) if main else None,
         run_section(scored, count, sorted(unused - {run.run_id for run in runs})),
@@ -175,7 +185,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         core,
         scored,
         main,
-        sections,
+        [each for each in sections if each and (of_paper or each.name not in _OF_PAPER)],
         gaps=[f"{gap}: in {', '.join(sweeps)}" for (_, gap), sweeps in gaps.items()],
         gap_count=len({run_id or gap for run_id, gap in gaps}),
         counts=f"{counted(count, 'run')} in {counted(len(study.grids), 'sweep')}",
@@ -183,6 +193,9 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         caution=verdicts.view["caution"],
         absent=absent,
     )
+
+
+_OF_PAPER = ("main", "figures", "mechanism", "models")  # sections of the paper's own tables and figures
 
 
 def _figure_list(name: str, title: str, hint: str, *numbers: int) -> Section:

@@ -226,6 +226,20 @@ def test_the_answer_is_about_the_hypotheses_of_the_main_sweep() -> None:
     assert "Hypotheses of sweep main about the error of the surrogate: see the report of that sweep" in absent
 
 
+def test_a_study_of_other_sweeps_has_nothing_of_the_papers() -> None:
+    made = made_study()
+    study = replace(
+        made, grids=(replace(made.grids[1], name="own"),), boards={"own": made.boards[made.grids[1].name]}
+    )
+    first, second, *_ = study.boards["own"].variants
+    claim = Claim("hypothesis own", "One is above", "own", Kind.SUPERIORITY, ((first,), (second,)))
+    shown = study_contents(replace(request_of(study, Path()), stated={"own": Hypotheses((claim,))}), study)
+    assert shown.page["short"] and not shown.page["absent"] and not shown.figures
+    names = ["verdicts", "findings", "ablations", "methods", "runs"]
+    assert [section.name for section in shown.sections] == names
+    assert not shown.sections[0].view["not_judged"] and "statistics_own_scores" in shown.sections[2].tables
+
+
 def test_a_study_with_gaps_is_refused_or_marked(reference_uri: str, tmp_path: Path, undrawn: None) -> None:
     request = paper_study_request(reference_uri, tmp_path / "out")
     main, single, third, *others = request.sweeps
