@@ -23,7 +23,7 @@ from cppo_lab.analysis.statistics.values import FinishedRuns, RunValues, cell_ru
 Z95 = 1.959963984540054  # of a two-sided 95 % interval
 # Limit on the distinct sums in the exact distribution of the test: 24 runs of different lengths stay below it.
 _MOST_SUMS = 20_000
-_DIGITS = 9  # sums that differ by rounding alone are merged
+_DIGITS = 12  # sums that differ by rounding alone are merged
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _exact_p(
         for (total, p), (further, q) in itertools.product(whole.items(), of_stratum.items()):
             joined[round(total + further, _DIGITS)] += p * q
         whole = dict(joined)
-    far = math.fsum(p for total, p in whole.items() if abs(total) >= distance - 10**-_DIGITS * 10)
+    far = math.fsum(p for total, p in whole.items() if abs(total) >= distance - 10 ** (3 - _DIGITS))
     return min(1.0, far)
 
 

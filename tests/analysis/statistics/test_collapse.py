@@ -163,6 +163,12 @@ def test_with_few_runs_all_divisions_are_counted(
     assert test.exact and test.p == pytest.approx(by_enumeration(pairs))
 
 
+def test_rounding_leaves_no_division_out() -> None:
+    """With all five collapses on one side no division is farther from 0, and one more is as far: its mirror."""
+    test = logrank([(times("10 " * 5 + "100+ " * 22), times("100+ " * 27))])
+    assert test.exact and test.p == pytest.approx(2 * stats.hypergeom.pmf(5, 54, 5, 27))
+
+
 def test_cells_and_their_tests() -> None:
     early = MadeRun("grpo", "m", 2, status=schema.COLLAPSED)  # before its first validation
     runs = [*flat({"dppo": [0.3, 0.31, 0.32], "grpo": [0.3]}), broken("grpo", 1, 0.4), early]
