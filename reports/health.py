@@ -12,7 +12,7 @@ import pandas as pd
 
 from cppo_lab import schema
 from cppo_lab.analysis.inputs import integer
-from cppo_lab.analysis.scoring import Scoreboard, SelectionState, describe_gap
+from cppo_lab.analysis.scoring import RunScore, Scoreboard, SelectionState, describe_gap
 from cppo_lab.analysis.statistics.collapse import cell_collapses
 from cppo_lab.analysis.statistics.values import run_values
 from cppo_lab.errors import counted
@@ -208,7 +208,9 @@ def mismatch_section(scored: Scored) -> Section | None:
     crossed, count = [], 0
     for run in board.runs:
         points = board.points(_BEFORE, run)
-        count += bool(len(points))
+        if not len(points) or _is_stale(board, run):
+            continue
+        count += 1
         above = points[points["value"] > _SUSPICIOUS]
         if len(above):  # `CPPO on chain, seed 1 (3 steps, first 40, worst 1.0812)`
             first, worst = int(above["step"].min()), float(above["value"].max())
@@ -216,7 +218,7 @@ def mismatch_section(scored: Scored) -> Section | None:
                 f"{run.describe(display_name)} ({counted(len(above), 'step')}, first {first}, worst {worst:.4f})"
             )
     runs = counted(count, "run")
-    verdict = f"It was never exceeded in the {runs} that logged it."
+    verdict = f"It was never exceeded in the {runs} that logged it." if count else ""
     if crossed:
         more = f"; and {len(crossed) - _MOST_LISTED} more" if len(crossed) > _MOST_LISTED else ""
         verdict = f"It was exceeded in {len(crossed)} of {runs}: {'; '.join(crossed[:_MOST_LISTED])}{more}."
@@ -247,8 +249,8 @@ def _values(board: Scoreboard, model: str, variant: str, metric: str) -> "pd.Ser
 def _notes(board: Scoreboard, cells: Sequence[tuple[str, str]]) -> Iterator[str]:
     """Notes on these runs."""
     yield (
-        "Before the first update: rollout log-probabilities against the trainer's at the same weights, over the "
-        "trained responses of the first minibatch. Over the updates: each minibatch at the weights of its update."
+        "Before the first update: rollout log-probabilities against the trainer's, over the trained responses of the "
+        "first minibatch. Over the updates: each minibatch at the weights of its update."
     )
     spent = []  # of budgets, before anything is trained
     for model, variant in cells:
@@ -264,12 +266,16 @@ def _notes(board: Scoreboard, cells: Sequence[tuple[str, str]]) -> Iterator[str]
             "Before the first update, by noise between the engines or by staleness, D_t takes a good part of a budget "
             f"that is meant for training: {'; '.join(spent)}."
         )
-    staleness = [board.params_of(run).get("rollout.staleness", "0") for run in board.runs]
-    if older := sum((integer(text) or 0) > 0 for text in staleness):
+    if older := sum(_is_stale(board, run) for run in board.runs):
         yield (
             f"In {older} of {len(board.runs)} runs rollout.staleness is above 0: mu is older than pi, so the gap "
-            "before the first update includes that drift."
+            "before the first update includes that drift, and is not judged."
         )
+
+
+def _is_stale(board: Scoreboard, run: RunScore) -> bool:
+    """Whether its mu is older than pi."""
+    return (integer(board.params_of(run).get("rollout.staleness", "0")) or 0) > 0
 
 
 def _cell(metric: str, values: "pd.Series[float]") -> str:

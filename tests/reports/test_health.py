@@ -58,7 +58,7 @@ PLAIN = (  # the median, and the worst: of the ESS the least
     [
         (plain, "0", PLAIN, ("staleness",)),
         (plain, "\u00b2", PLAIN, ("staleness",)),  # somebody's: no number
-        (plain, "2", (*PLAIN, "In 4 of 4 runs rollout.staleness is above 0"), ()),
+        (crossing, "2", ("In 4 of 4 runs rollout.staleness is above 0",), ("exceeded",)),
         (
             crossing,
             "0",
