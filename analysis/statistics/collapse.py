@@ -232,9 +232,9 @@ def mean_with_collapses(survived: Sequence[float], collapsed: Sequence[float]) -
     """The mean score over runs of which some collapse, with a 95 % interval that allows for unseen collapses.
 
     It is (1 - q) s + q c, where q is the probability of a collapse (Wilson's interval), s the mean score of the
-    surviving runs (Student's t), and c that of the collapsed runs, taken as 0 if there is none. The distances of q and
-    s from their limits are added in quadrature (Zou and Donner 2008). There is no interval with fewer than two
-    surviving runs; None without runs.
+    surviving runs (Student's t), and c that of the collapsed runs (Student's t, too; of a single one taken as known, of
+    none as 0). The distances of q, s and c from their limits are added in quadrature (Zou and Donner 2008). There is no
+    interval with fewer than two surviving runs; None without runs.
     """
     n = len(survived) + len(collapsed)
     if not n:
@@ -243,14 +243,26 @@ def mean_with_collapses(survived: Sequence[float], collapsed: Sequence[float]) -
     surviving = mean_estimate(survived)
     if surviving is None or surviving.low is None or surviving.high is None:
         return Interval(value, None, None)
-    broken = fmean(collapsed) if collapsed else 0.0
-    often = wilson(len(collapsed), n)
-    assert often.low is not None and often.high is not None
-    fall = max(0.0, surviving.value - broken)
-    down = math.hypot(
-        (1 - often.value) * (surviving.value - surviving.low), fall * (often.high - often.value)
+    broken, often, ends = (
+        fmean(collapsed) if collapsed else 0.0,
+        wilson(len(collapsed), n),
+        mean_estimate(collapsed),
     )
-    up = math.hypot((1 - often.value) * (surviving.high - surviving.value), fall * (often.value - often.low))
+    assert often.low is not None and often.high is not None
+    below = above = broken
+    if ends is not None and ends.low is not None and ends.high is not None:
+        below, above = ends.low, ends.high
+    fall, survive = max(0.0, surviving.value - broken), 1 - often.value
+    down = math.hypot(
+        survive * (surviving.value - surviving.low),
+        fall * (often.high - often.value),
+        often.value * (broken - below),
+    )
+    up = math.hypot(
+        survive * (surviving.high - surviving.value),
+        fall * (often.value - often.low),
+        often.value * (above - broken),
+    )
     return Interval(value, max(0.0, value - down), min(1.0, value + up))
 
 

@@ -112,7 +112,7 @@ def over_models(parts: Sequence[Difference], weights: Sequence[float], runs: Fin
             leads.append(_minus(ours, theirs) if part.against else ours)
         table = pd.DataFrame(leads).dropna(axis="columns")
         sums = [math.fsum(column) for column in table.mul(list(weights), axis="index").to_numpy().T]
-        if len(sums) > 1:
+        if sums:  # of a single one nothing is known: the models are no independent runs
             return replace(mean_of(sums), n=len(sums) * len(parts))
     return combine([part.estimate for part in parts], weights)
 

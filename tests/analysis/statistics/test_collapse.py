@@ -78,6 +78,12 @@ def test_the_mean_allows_for_collapses_that_were_not_seen() -> None:
     two = mean_with_collapses([0.70, 0.95], [])
     assert (two.value, two.low, two.high) == (0.825, 0, 1)
     assert mean_with_collapses([0.7], [0.1]).low is mean_with_collapses([], []) is None
+    # Collapsed runs that differ: by hand, in quadrature with the others.
+    fallen, (_, high) = [0.1, 0.2, 0.24], proportion(3, 6)
+    down = stats.t.ppf(0.975, 2) * stats.sem(fallen) / 2, half / 2, (mean - 0.18) * (high - 0.5)
+    assert mean_with_collapses(survived, fallen).low == pytest.approx(
+        (mean + 0.18) / 2 - np.linalg.norm(down)
+    )
 
 
 def times(text: str) -> list[RunValues]:

@@ -100,6 +100,8 @@ def test_methods_are_paired_by_what_their_runs_share_or_by_the_file(
         values = FinishedRuns(run for run in values if (run.model, run.seed) != ("m", 0))
         parts = [difference(values, model, "a", "b", Score.FINAL) for model in "mn"]
         assert mean_difference(parts, values).estimate.n == 4
+        values = FinishedRuns(run for run in values if (run.model, run.seed) != ("n", 1))
+        assert mean_difference(parts, values).estimate.unknown  # one seed: the models are not independent
     assert difference(values, "m", "a", "grpo", Score.FINAL) is None
 
 
