@@ -162,8 +162,8 @@ class GridRequest(BuildRequest):
         """
         shown = tuple(section for section in sections if section)
         first = [main] if main else [*scored.values()]
-        own = {claim for sweep in first for claim in sweep.standings}
-        lines = [line for section in shown for line in section.lines if line.verdict.claim in own]
+        stated = {claim for sweep in first for claim in sweep.standings}
+        lines = [line for section in shown for line in section.lines if line.verdict.claim in stated]
         sentences = tuple(text for name, stated in self.stated.items() for text in withdrawn(name, stated))
         texts = paper_texts(scored.values(), shown, sentences)
         for sweep in scored.values():

@@ -185,7 +185,7 @@ def study_contents(request: StudyRequest, study: StudyResults) -> Contents:
         core,
         scored,
         main,
-        [each for each in sections if each and (of_paper or each.name not in _OF_PAPER)],
+        [section for section in sections if section and (of_paper or section.name not in _OF_PAPER)],
         gaps=[f"{gap}: in {', '.join(sweeps)}" for (_, gap), sweeps in gaps.items()],
         gap_count=len({run_id or gap for run_id, gap in gaps}),
         counts=f"{counted(count, 'run')} in {counted(len(study.grids), 'sweep')}",

@@ -389,8 +389,10 @@ def standing(stated: Hypotheses, claim: Claim, board: Scoreboard) -> Standing:
             total = counted(len(claim.tests), "run")
             without = f"{len(absent)} {has(len(absent))} no result in this report"
             text += f" Of the {total} that test it, {without}: exploratory."
-        before = next((other for other in stated.claims if other.key == claim.after), None)
-        if confirmatory and before is not None and not standing(stated, before, board).confirmatory:
+        predecessors = [earlier for earlier in stated.claims if earlier.key == claim.after]
+        if confirmatory and not all(
+            standing(stated, earlier, board).confirmatory for earlier in predecessors
+        ):
             text, confirmatory = f"{text} Exploratory, as the hypothesis before it.", False
         if now.code not in ("", stated.code):
             text += f" Registered with version {now.code}, analysed with {stated.code}."

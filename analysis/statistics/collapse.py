@@ -243,15 +243,12 @@ def mean_with_collapses(survived: Sequence[float], collapsed: Sequence[float]) -
     surviving = mean_estimate(survived)
     if surviving is None or surviving.low is None or surviving.high is None:
         return Interval(value, None, None)
-    broken, often, ends = (
-        fmean(collapsed) if collapsed else 0.0,
-        wilson(len(collapsed), n),
-        mean_estimate(collapsed),
-    )
+    broken = fmean(collapsed) if collapsed else 0.0
+    often, fallen = wilson(len(collapsed), n), mean_estimate(collapsed)
     assert often.low is not None and often.high is not None
     below = above = broken
-    if ends is not None and ends.low is not None and ends.high is not None:
-        below, above = ends.low, ends.high
+    if fallen is not None and fallen.low is not None and fallen.high is not None:
+        below, above = fallen.low, fallen.high
     fall, survive = max(0.0, surviving.value - broken), 1 - often.value
     down = math.hypot(
         survive * (surviving.value - surviving.low),

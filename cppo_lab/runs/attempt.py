@@ -301,8 +301,8 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
 
 def _check_outcome(spec: RunSpec, outcome: object) -> None:
     """Raises UserError if a core returned no outcome of its run, which would be recorded as a result."""
-    is_one = isinstance(outcome, Outcome) and outcome.status in schema.FINISHED
-    if not (is_one and isinstance(getattr(outcome, "step", None), int)):
+    is_result = isinstance(outcome, Outcome) and outcome.status in schema.FINISHED
+    if not (is_result and isinstance(getattr(outcome, "step", None), int)):
         raise UserError(
             f"core {spec.core!r} returns {outcome!r}: its train must return a cppo_lab.schema.Outcome with status "
             f"{schema.DONE!r} or {schema.COLLAPSED!r} and the last step"
