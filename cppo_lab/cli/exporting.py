@@ -103,7 +103,9 @@ def export_metrics(options: Namespace) -> int:
 
 def archive(options: Namespace) -> int:
     """Write what a sweep's runs have recorded, and its report, into a file."""
-    plan, _ = planned(options)
+    from cppo_lab.sweep.claims import not_awaited
+
+    plan, uri = planned(options)
     if options.out.exists():
         raise UserError(f"--out {options.out} exists: name another file, or remove it yourself")
     folders = {run.run_id: runs_folder() / run.run_id for run in plan.runs}
@@ -130,11 +132,14 @@ def archive(options: Namespace) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     with replacing(options.out) as file:
         export.archive(roots, {**values, "files": files}, file)
-    partial = sum(read_status(place).get("status") not in schema.FINISHED for place in ended.values())
-    text = f"{options.out}: {len(ended)} of {counted(len(folders), 'run')}"
+    unfinished = {i for i, place in ended.items() if read_status(place).get("status") not in schema.FINISHED}
+    absent = folders.keys() - ended.keys()
+    spare = not_awaited(plan, uri) if unfinished or absent else set()
+    partial = len(unfinished - spare)
+    text = f"{options.out}: {len(ended)} of {counted(len(folders) - len(absent & spare), 'run')}"
     text += f", {partial} of them without a result" if partial else ""
     answer(options, {"file": str(options.out), **values}, text)
-    return Exit.NO if partial or ended.keys() != folders.keys() else Exit.DONE
+    return Exit.NO if partial or absent - spare else Exit.DONE
 
 
 def evaluate(options: Namespace) -> int:

@@ -68,7 +68,7 @@ def watch(options: Namespace) -> int:
     if not 0.2 <= options.every <= 86_400:
         raise UserError(f"--every {options.every:g}: seconds between updates, 0.2 to 86400")
     command = statuses.parse_command(options.notify) if options.notify is not None else None
-    plan, _ = _planned(options)
+    plan, uri = _planned(options)
     read_statuses = status_reader(plan)
     with contextlib.ExitStack() as stack:
         out = stack.enter_context(Path(os.devnull).open("w")) if options.json else sys.stdout
@@ -78,7 +78,12 @@ def watch(options: Namespace) -> int:
         statuses.notify(command, plan.name if plan else "", runs)
     if any(run.state == schema.FAILED for run in runs):
         return Exit.RUNS_FAILED
-    return Exit.DONE if all(run.state in schema.FINISHED for run in runs) else Exit.NO
+    left = {run.run_id for run in runs if run.state not in schema.FINISHED}
+    if left and plan is not None:
+        from cppo_lab.sweep.claims import not_awaited
+
+        left -= not_awaited(plan, uri)
+    return Exit.NO if left else Exit.DONE
 
 
 def logs(options: Namespace) -> int:

@@ -100,6 +100,28 @@ def judged(plan: Plan, uri: str) -> tuple[Verdict, ...]:
     return verdicts(study.boards, claims)
 
 
+def not_awaited(plan: Plan, uri: str) -> set[str]:
+    """The ids of the runs that no hypothesis waits for: their seeds come after the look that decided it. None if the
+    store cannot be read.
+    """
+    from cppo_lab.analysis.study import read_study
+
+    claims = {sweep.name: claims_of(plan, sweep) for sweep in plan.sweeps}
+    if not any(claim.sequential for of_sweep in claims.values() for claim in of_sweep):
+        return set()
+    grids, experiment = grids_of(plan), schema.experiment_name(plan.core)
+    try:
+        boards = read_study(uri, experiment, plan.name, grids, partial=True, claims=claims).boards
+    except UserError:
+        return set()
+    awaited = {
+        run.run_id
+        for grid in grids
+        for run in (boards[grid.name].runs if grid.name in boards else grid.expected)
+    }
+    return {run.run_id for run in plan.runs} - awaited
+
+
 def next_look(verdict: Verdict, most: float) -> int:
     """The seeds at the next look at a sequential hypothesis, of at most `most`; 0: there is none."""
     seeds = int(min(max(schema.FIRST_LOOK, verdict.looked + 1), most, len(verdict.claim.seeds or ())))

@@ -49,6 +49,11 @@ def test_a_clear_difference_ends_the_study_at_its_first_look(cppo: Command, undr
     report = "report mine.yaml training.t_stop=2 validation.every=1"
     assert "2 of 10 runs have no result" in cppo(report, code=2).err
     cppo(f"{report} seed=0,1,2,3,4,5")
+    # Nor of its archive, nor of what is watched.
+    decided = "training.t_stop=2 validation.every=1 seed=0,1,2,3,4,5"
+    assert "some.zip: 8 of 8 runs" in cppo(f"archive mine.yaml --out some.zip {decided}").out
+    cppo(f"watch mine.yaml {decided}")
+    cppo(f"watch mine.yaml {decided},6", code=1)
     page = Path("reports/build/mine/index.html").read_text()
     assert "decided after 4 of 6 seeds" in page and "Incomplete" not in page
     Path("all.yaml").write_text("title: All\nquestion: Which?\nsweeps: [./mine.yaml]\n")
