@@ -22,12 +22,12 @@ from cppo_lab.analysis.statistics.exact_study import (
     DISTANCE_TO_END,
     EIGHTHS,
     FEWEST_STEPS,
-    REFERENCE,
     Condition,
     ConditionSummary,
     Curves,
     EqualIn,
     controls,
+    is_reference,
     log_ratio_slope,
     mean_log_ratio,
     nan_mean,
@@ -35,6 +35,7 @@ from cppo_lab.analysis.statistics.exact_study import (
     pairs_of,
     ratio_estimates,
     read_curves,
+    reference_of,
     summarise,
 )
 from cppo_lab.analysis.statistics.values import Quantity
@@ -120,13 +121,19 @@ class _Errors:
         """The processes."""
         return list(dict.fromkeys(condition.model for condition in self.curves))
 
+    @property
+    def variants(self) -> list[str]:
+        """The rules, without the horizon."""
+        return list(dict.fromkeys(condition.variant for condition in self.curves))
+
     def of_controls(self, models: Sequence[str]) -> tuple[str, bool]:
         """The ratio of the errors of each control to DPPO's, mean over models and horizons, in words; and whether the
         error of any control is certainly smaller than DPPO's.
         """
         words, smaller = [], False
         for variant, kind in self.kinds.items():
-            by_model = [pairs_of(self.curves, model, variant, REFERENCE) for model in models]
+            against = reference_of(variant, self.variants)
+            by_model = [pairs_of(self.curves, model, variant, against) for model in models]
             if all(by_model) and (ratio := mean_log_ratio(by_model)) is not None:
                 words.append(f"{display_name(variant)} ({kind}) {shown_ratio(ratio)}")
                 smaller |= ratio.high is not None and ratio.high < 0
@@ -134,7 +141,10 @@ class _Errors:
 
     def over_reference(self, condition: Condition) -> float | None:
         """The movement of a condition over DPPO's; None if that has no runs."""
-        reference = self.summaries.get(replace(condition, variant=REFERENCE))
+        against = condition.variant
+        if not is_reference(against):
+            against = reference_of(against, self.variants)
+        reference = self.summaries.get(replace(condition, variant=against))
         if reference is None or reference.movement <= 0:
             return None
         return self.summaries[condition].movement / reference.movement
@@ -304,7 +314,8 @@ def exact_section(scored: Scored) -> Section | None:
     errors = _Errors(curves, {name: kind for name, kind in controls(board).items() if name in variants})
     # The comparisons of the hypotheses, and every control with DPPO; without hypotheses, every rule with DPPO.
     asked = [pair for claim in claims for pair in pairs(claim, ())]
-    asked += [(name, REFERENCE) for name in (errors.kinds if asked else variants) if name != REFERENCE]
+    others = [name for name in (errors.kinds if asked else variants) if not is_reference(name)]
+    asked += [(name, reference_of(name, variants)) for name in others]
     contrasts = [pair for pair in dict.fromkeys(asked) if {*pair} <= {*variants}]
     judged = verdicts({claim.sweep: board for claim in claims}, claims)
     whole = replace(errors, curves=everything)
@@ -350,7 +361,7 @@ def _beside_controls(verdict: Verdict, errors: _Errors) -> str:
     claim, deciding = verdict.claim, verdict.deciding
     if claim.score is not Quantity.ERROR or claim.margin is not None:
         return ""
-    if deciding is None or deciding.against != REFERENCE:
+    if deciding is None or not is_reference(deciding.against):
         return ""
     tests = replace(errors, curves=of_seeds(errors.curves, claim.seeds or ()))
     ratios, smaller = tests.of_controls([deciding.model] if deciding.model else claim.models or tests.models)

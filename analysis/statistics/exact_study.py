@@ -6,7 +6,7 @@ movement does not show what a rule does to an update.
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from itertools import chain
@@ -160,8 +160,8 @@ def controls(board: Scoreboard) -> dict[str, str]:
             rules.setdefault((model, without_horizon(variant)), rule)
     kinds = {}
     for (model, variant), rule in rules.items():
-        reference = rules.get((model, REFERENCE))
-        if variant == REFERENCE or reference is None:
+        reference = rules.get((model, reference_of(variant, [name for of, name in rules if of == model])))
+        if is_reference(variant) or reference is None:
             continue
         delta = rule.get("rule.delta")
         is_open = pd.to_numeric(delta, errors="coerce") >= 1 and rule == {**reference, "rule.delta": delta}
@@ -170,6 +170,19 @@ def controls(board: Scoreboard) -> dict[str, str]:
         elif rule.get("rule.name") == _RANDOM or is_open:
             kinds[variant] = "control"
     return kinds
+
+
+def is_reference(variant: str) -> bool:
+    """Whether a label is that of REFERENCE, with the values of whatever axes."""
+    return variant.partition(" ")[0] == REFERENCE
+
+
+def reference_of(variant: str, variants: Iterable[str]) -> str:
+    """The one of `variants` that is REFERENCE; of several, that at the same values of the axes. Empty without one."""
+    named, given = [*filter(is_reference, dict.fromkeys(variants))], variant.split(" ")
+    if len(named) > 1:
+        named = [name for name in named if {*name.split(" ")[1:]} <= {*given}]
+    return named[0] if len(named) == 1 else ""
 
 
 def without_horizon(variant: str) -> str:

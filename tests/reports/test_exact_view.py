@@ -198,6 +198,27 @@ def test_a_control_that_does_as_much_as_the_rule_is_named_with_the_verdict(
     assert rows == {"CPPO / DPPO", "no trust region / DPPO (control)"}
 
 
+@pytest.mark.parametrize(
+    "rules, compared",
+    [
+        (("grpo t=9", "dppo delta=0.1 t=9"), {"grpo t=9 / dppo delta=0.1 t=9"}),  # an axis of one value
+        (("cppo a=1 b=1", "cppo a=2 b=1", "dppo a=1", "dppo a=2", "grpo"),
+         {"cppo a=1 b=1 / dppo a=1", "cppo a=2 b=1 / dppo a=2"}),
+        (("cppo", "dppo_loose"), set()),
+    ],
+)  # fmt: skip
+def test_a_rule_is_compared_with_dppo_at_the_same_values(
+    monkeypatch: pytest.MonkeyPatch, rules: tuple[str, ...], compared: set[str]
+) -> None:
+    tables = section(monkeypatch, with_laws(**dict.fromkeys(rules, 1.0))).tables
+    ratios = tables["exact_ratios"].rows if "exact_ratios" in tables else ()
+    assert {row.label for row in ratios} == compared
+    over = {row.label: row.cells[5] for row in tables["exact_conditions"].rows}
+    assert {rule for rule in over if over[rule] != "–"} == {
+        rule for pair in compared for rule in pair.split(" / ")
+    }
+
+
 def changed(change: Callable[[Any], Any]) -> Made:
     """With another value of each column."""
     made = {}
