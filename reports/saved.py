@@ -132,8 +132,12 @@ class SavedReport(BaseModel, strict=True):
 
     @property
     def claims(self) -> _Named:
-        """(sweep, claim) -> the verdict."""
-        return {(verdict.sweep, verdict.claim): verdict.model_dump() for verdict in self.verdicts}
+        """(sweep, claim as the sweep's own report names it) -> the verdict."""
+        return {
+            (sweep, verdict.claim.replace(f"hypothesis {sweep} ", "hypothesis ", 1)): verdict.model_dump()
+            for verdict in self.verdicts
+            for sweep in [verdict.sweep]
+        }
 
 
 def read_record(folder: Path) -> SavedReport:
@@ -241,11 +245,11 @@ def _cells(before: SavedReport, after: SavedReport) -> Iterator[Values]:
 
 
 def _verdicts(before: SavedReport, after: SavedReport) -> Iterator[Values]:
-    for (sweep, claim), old, new in _both(before.claims, after.claims, {}):
+    for (sweep, _), old, new in _both(before.claims, after.claims, {}):
         if any(old.get(key) != new.get(key) for key in ("outcome", "provisional", "exploratory")):
             yield {
                 "sweep": sweep,
-                "claim": claim,
+                "claim": (new or old)["claim"],
                 "text": (new or old)["text"],
                 "before": _state(old, "outcome"),
                 "after": _state(new, "outcome"),

@@ -115,6 +115,10 @@ def test_another_verdict_is_a_difference(two: tuple[Path, Path]) -> None:
     assert line.endswith("-> +12.50 points)")
     shutil.copytree(two[1], two[0], dirs_exist_ok=True)
     spoil(two[1], lambda record: record["verdicts"][0].update(exploratory=True))
+    for folder, sweep in zip(two, ("", "main "), strict=True):  # so a study calls a hypothesis of its sweep
+        spoil(
+            folder, lambda record, sweep=sweep: record["verdicts"][0].update(claim=f"hypothesis {sweep}rate")
+        )
     [verdict] = compared(*two)[0]["verdicts"]
     assert verdict["after"] == f"{verdict['before']} (exploratory)"
 
