@@ -265,10 +265,11 @@ def _table_notes(board: Scoreboard) -> tuple[str, ...]:
         f"{score[0].upper()}{score[1:]} in percent, at the step with the highest {highest} inside "
         "[0, T_stop]. Best in bold, second best underlined; equal numbers share a mark.",
     ]
-    runs_per_cell = max(cell.expected for cell in board.cells.values())
-    if runs_per_cell > 1:
+    runs_per_cell = sorted({cell.expected for cell in board.cells.values()})
+    if (most := runs_per_cell[-1]) > 1:
+        few = "up to " if board.gaps or len(runs_per_cell) > 1 else ""
         notes.append(
-            f"Mean ± standard deviation over up to {runs_per_cell} seeds, each selected on its own. The sign ± has "
+            f"Mean ± standard deviation over {few}{most} seeds, each selected on its own. The sign ± has "
             "no other meaning; 95 % intervals are written (low to high)."
         )
     if any(cell.collapsed for cell in board.cells.values()):

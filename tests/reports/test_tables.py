@@ -67,6 +67,9 @@ def test_marks(entries: list[int | Entry], marks: str) -> None:
 def test_seeds_give_mean_and_standard_deviation() -> None:
     board = scored([flat("cppo", 0.30), flat("cppo", 0.34, seed=1), flat("dppo", 0.2)])
     table = main_table(board, "Demo")
+    assert "over up to 2 seeds" in table.notes[1]
+    alike = scored([flat(name, 0.3, seed=seed) for name in ("cppo", "dppo") for seed in (0, 1)])
+    assert "over 2 seeds" in main_table(alike, "Demo").notes[1]
     assert "| **CPPO** | **32.00 ± 2.83** |" in tables.markdown(table)
     assert r"\textbf{32.00 $\pm$ 2.83}" in tables.latex(table)
     assert tables.table_csv(table) == "method,chain,core\ndppo,20.00,mini\ncppo,32.00,mini\n"
