@@ -132,9 +132,12 @@ def _scores(summary: Statistics) -> TextTable:
 
 
 def _differences(summary: Statistics) -> TextTable:
-    rows, base = [], baseline_name(summary.baseline)
+    rows, alone, base = [], dict[str, None](), baseline_name(summary.baseline)
     for pair, cell in summary.cells.items():
         if summary.baseline.of(pair[1]) is None:
+            matched = summary.baseline.matched
+            if matched is not None and pair[1] not in matched.values():
+                alone[display_name(pair[1])] = None
             continue
         final = cell.differences.get(Score.FINAL)
         compared = (Score.FINAL, Score.BEST, Score.CORRECTED, Score.AREA)
@@ -154,6 +157,7 @@ def _differences(summary: Statistics) -> TextTable:
         "adjusted p: two-sided, of the final mean, with Holm's adjustment over all methods and models of the table. "
         f"P(improvement): that a run of the method has a higher final mean than one of {base}, of all runs of both, "
         "with its 95 % interval.",
+        *([f"Without {base}, and so without a difference: {', '.join(alone)}."] if alone else []),
     )
     return TextTable("Differences", f"minus {base}", headings, rows, notes)
 

@@ -2,6 +2,7 @@
 simulates, and its grids with their axes and baselines.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -160,8 +161,11 @@ def _baseline(plan: Plan, sweep: Sweep) -> Baseline:
     named = {variant: values for variant, (group, values) in labels.items() if group == baseline}
     if not named:
         return USUAL
+    # An axis of one value is a setting of all runs, also of those that lack it.
+    counts = Counter(key for key, _ in {item for _, values in labels.values() for item in values.items()})
+    settings = {key: value for of in named.values() for key, value in of.items() if counts[key] == 1}
     counterparts = {
-        variant: [name for name, values in named.items() if values.items() <= given.items()]
+        variant: [name for name, values in named.items() if values.items() <= (settings | given).items()]
         for variant, (_, given) in labels.items()
     }
     return Baseline(baseline, {variant: bases[0] for variant, bases in counterparts.items() if bases})

@@ -207,6 +207,8 @@ def at_own(key: str, *values: object) -> dict[str, str]:
         ("own", "rule.w_min: [0.6, 0.8]", Baseline("own", at_own("w_min", 0.6, 0.8))),
         ("own w_min=0.8", "rule.w_min: [0.6, 0.8]", Baseline("own w_min=0.8")),
         ("grpo", "rule.w_min: [0.6, 0.8]", Baseline("grpo")),
+        # A setting of all runs: GRPO, which has no such constant, is compared, too.
+        ("own", "rule.w_min: [0.6]", Baseline("own", at_own("w_min", 0.6) | {"grpo": "own w_min=0.6"})),
         # Null is a value; the effects of a factorial sweep are asked for.
         (
             "own\nanalysis: factorial",

@@ -180,6 +180,7 @@ def test_a_baseline_with_axes_is_the_one_at_the_same_values() -> None:
     assert table.lead == "minus own at the same values"
     assert "paired: by seed, as the design of the runs asks; else Welch's." in table.notes[0]
     assert [f"{row.label} {row.cells[0]}" for row in table.rows] == ["padded x=1 +10.00", "padded x=2 −5.00"]
+    assert table.notes[-1] == "Without own at the same values, and so without a difference: GRPO."
 
 
 @pytest.mark.parametrize("values", [(1, 2), (1, 100), ("p", "q")])
