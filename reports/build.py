@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from importlib import resources
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +41,7 @@ from cppo_lab.reports.figures.drawing import (
     render,
 )
 from cppo_lab.reports.names import escape_json, escape_latex, origin
-from cppo_lab.reports.saved import FORMAT, MARKER, PAGE, RECORD, require_ours
+from cppo_lab.reports.saved import FORMAT, MARKER, PAGE, RECORD, require_ours, words_of
 from cppo_lab.reports.sections import Scored, Section, long_csv, runs_csv
 from cppo_lab.reports.tables import latex_wrapper, table_files
 from cppo_lab.reports.verdict_view import reason, short_answers
@@ -84,12 +83,7 @@ class Contents:
     @property
     def overrides(self) -> str:
         """The overrides on the command line; empty for the whole sweep as in its file."""
-        try:
-            words = shlex.split(self.command)
-        except ValueError:  # not a valid shell command
-            return ""
-        before_options = takewhile(lambda word: not word.startswith("-"), words)
-        return shlex.join(word for word in before_options if "=" in word)
+        return shlex.join(word for word in words_of(self.command) if "=" in word)
 
     @property
     def figures(self) -> tuple[Picture, ...]:

@@ -4,8 +4,11 @@ differ.
 The content of `report.json` is not trusted: every field is validated, and errors name the invalid field.
 """
 
+import shlex
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
+from os.path import normpath
 from pathlib import Path
 from typing import Any, Literal
 
@@ -28,6 +31,14 @@ def require_ours(out: Path) -> None:
         f"{out} exists and is not a report of ours (it has no {MARKER}): choose another folder with --out, "
         "or remove it yourself"
     )
+
+
+def words_of(command: str) -> list[str]:
+    """The words of a command before its options; none if it is no valid shell command."""
+    try:
+        return [*takewhile(lambda word: not word.startswith("-"), shlex.split(command))]
+    except ValueError:
+        return []
 
 
 RECORD = "report.json"
@@ -101,6 +112,11 @@ class SavedReport(BaseModel, strict=True):
     verdicts: list[_Verdict]
     figures: dict[str, str]
     files: dict[str, str]
+
+    @property
+    def subject(self) -> tuple[str, ...]:
+        """What it is a report of: the experiment, and what its command names."""
+        return (self.experiment, *map(normpath, words_of(self.command)))
 
     @property
     def cells(self) -> _Named:

@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import shlex
 from argparse import Namespace
 from functools import partial
 from pathlib import Path
@@ -54,7 +55,7 @@ def _archived(options: Namespace) -> Path:
     from cppo_lab.tracking.upload import upload
 
     with tempfile.TemporaryDirectory(prefix="cppo-") as place:
-        about = unpack(Path(options.sweep), Path(place))
+        about, options.archive = unpack(Path(options.sweep), Path(place)), [options.sweep, *options.overrides]
         options.out = (options.out or BUILT / Path(options.sweep).stem).absolute()
         options.sweep, options.overrides = about["sweep"], [*about["overrides"], *options.overrides]
         options.log = False
@@ -104,10 +105,12 @@ def watch_report(options: Namespace, patient: bool = False) -> "Iterator[Path]":
 def _report_once(options: Namespace, quiet: bool = False) -> Path:
     """Make the report and return its page; unless `quiet`, say what is done and where it is."""
     from cppo_lab.cli.training import load_checked
+    from cppo_lab.reports.saved import read_record
     from cppo_lab.sweep.file import Search
 
     # The command is on the page, and beside the figures.
-    about: dict[str, Any] = {"command": redacted(f"cppo report {typed(options, *_chosen(options))}")}
+    words = options.archive if "archive" in options else [options.sweep, *options.overrides]
+    about: dict[str, Any] = {"command": redacted(f"cppo report {shlex.join([*words, *_chosen(options)])}")}
     if options.figures is not None:
         from cppo_lab.reports.figures.drawing import parse_style
 
@@ -116,6 +119,9 @@ def _report_once(options: Namespace, quiet: bool = False) -> Path:
     declared = None if options.source == "paper" else load_checked(options)
     options.reported = declared.name if declared else options.sweep
     about["out"] = options.out or BUILT / options.reported
+    before = None
+    with contextlib.suppress(UserError):  # there is none
+        before = read_record(about["out"])
     about_runs = about | {"partial": options.partial, "palette": options.palette}
     if declared is None:
         page = _report_runs(options, _paper_request(options, about_runs))
@@ -128,6 +134,8 @@ def _report_once(options: Namespace, quiet: bool = False) -> Path:
     else:
         page = _report_runs(options, _own_request(options, about_runs))
     passing("")
+    if before is not None and before.subject != read_record(page.parent).subject:
+        say(f"cppo: this replaced the report of `{before.command}`; --out FOLDER keeps both")
     if not options.json and not quiet:
         print(f"report: {page}", flush=True)
     return page

@@ -83,6 +83,7 @@ def test_an_archive_unpacked_elsewhere_gives_the_report_again(
     assert cppo("report a.zip").out.endswith("reports/build/a/index.html\n")
     assert Path("reports/build/a/numbers.tex").read_bytes() == numbers
     assert not Path("other.db").exists()
+    assert "cppo report a.zip<" in Path("reports/build/a/index.html").read_text()
     monkeypatch.delenv("MLFLOW_TRACKING_URI")
     monkeypatch.chdir("elsewhere")
     assert read_status(Path("runs") / runs[0].name)["status"] == "done"

@@ -72,6 +72,12 @@ def test_it_is_made_and_kept_in_mlflow(trained: Path, cppo: Command) -> None:
     page.write_text("spoiled")
     assert cppo(f"{REPORT} seed=0").out == "report: reports/build/quickstart/index.html\n"
     assert "spoiled" not in page.read_text()  # it is made again each time it is asked for
+    assert "replaced" not in cppo(f"{REPORT} seed=0 --partial").err
+    other = cppo(f"{REPORT} seed=0,1 --partial --no-log").err
+    assert (
+        f"this replaced the report of `cppo {REPORT} seed=0 --partial`; --out FOLDER keeps both"
+        in " ".join(other.split())
+    )
 
 
 def test_it_is_watched_until_every_run_is_a_result(
