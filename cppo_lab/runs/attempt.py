@@ -249,7 +249,8 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
         elif isinstance(how, Outcome):  # otherwise only the store may know that the run ended
             remove_checkpoints(attempt.folder)
 
-    def ended(place: int, how: Outcome | BaseException) -> None:
+    def ended(place: int, how: object) -> None:
+        how = _end_of(open_runs[place][1], how)
         with deferred():  # a signal must not interrupt recording the end of a run
             end(place, how)
         if isinstance(how, Exception):
@@ -276,16 +277,20 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
             [(attempt, recorder)] = open_runs
             with sampling(attempt.folder) as recorder.sampled:
                 resources = replace(attempt.resources_in(attempt.folder), doing=recorder.doing)
-                outcome = load_core(attempt.spec.core)(attempt.spec, recorder, resources)
-                _check_outcome(attempt.spec, outcome)
+                how = _end_of(recorder, load_core(attempt.spec.core)(attempt.spec, recorder, resources))
+                if isinstance(how, BaseException):
+                    raise how
                 ignore_signals(lambda: None)  # held for the next run
-                end(0, outcome)
+                end(0, how)
         elif open_runs:
             runs = []
             for attempt, recorder in open_runs:
                 recorder.is_cancelled = attempt.is_cancelled
                 runs.append(TogetherRun(attempt.spec, recorder, attempt.resources_in(attempt.folder)))
             load_part(runs[0].spec.core, "train_together")(runs, ended)
+            for place, (_, recorder) in enumerate(open_runs):
+                if not recorder.ended:
+                    ended(place, None)
             ignore_signals(lambda: None)
     except BaseException as error:
         interruption = find_interruption(error)
@@ -299,14 +304,15 @@ def _train_group(attempts: Sequence[Attempt], rescue: Rescue, alone: bool) -> No
     handle_signals(now=False)  # inline launcher: the next run raises a pending signal
 
 
-def _check_outcome(spec: RunSpec, outcome: object) -> None:
-    """Raises UserError if a core returned no outcome of its run, which would be recorded as a result."""
-    is_result = isinstance(outcome, Outcome) and outcome.status in schema.FINISHED
-    if not (is_result and isinstance(getattr(outcome, "step", None), int)):
-        raise UserError(
-            f"core {spec.core!r} returns {outcome!r}: its train must return a cppo_lab.schema.Outcome with status "
-            f"{schema.DONE!r} or {schema.COLLAPSED!r} and the last step"
-        )
+def _end_of(recorder: Recorder, how: object) -> Outcome | BaseException:
+    """How a core says that a run ended; a UserError in place of what is no outcome, and so no result."""
+    match how:
+        case BaseException() | Outcome(schema.DONE | schema.COLLAPSED, int(), str()):
+            return how
+    return UserError(
+        f"core {recorder.spec.core!r} ends its run with {how!r}: it must be a cppo_lab.schema.Outcome with status "
+        f"{schema.DONE!r} or {schema.COLLAPSED!r}, the last step, and a reason in words"
+    )
 
 
 def _open_record(attempt: Attempt, rescue: Rescue, here: Environment) -> Recorder | None:

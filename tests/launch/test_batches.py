@@ -3,7 +3,7 @@
 import os
 import shlex
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 from unittest.mock import Mock, patch
@@ -15,7 +15,7 @@ from mlflow.entities import Run
 
 from cppo_lab import schema
 from cppo_lab.cli.command import Exit
-from cppo_lab.core_records import CHECKPOINT, Resources
+from cppo_lab.core_records import CHECKPOINT, Ended, Resources, TogetherRun
 from cppo_lab.cores.exact import trainer
 from cppo_lab.cores.exact.trainer import Learner, train
 from cppo_lab.errors import Interrupted
@@ -189,6 +189,25 @@ def test_a_run_in_a_living_batch_is_cancelled_without_a_signal(cppo: Command) ->
     (batch / "attempts").mkdir()
     (batch / "attempts" / "1_0_log.out").write_text("what the batch has printed\n")
     assert cppo("logs", run.name).out == "what the batch has printed\n"
+
+
+def test_a_run_of_a_batch_whose_core_gives_no_outcome_has_failed(
+    cppo: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor may it forget one, which would be resumed for ever."""
+
+    def together(runs: Sequence[TogetherRun[ExactRun]], ended: Ended) -> None:
+        ended(1, None)
+
+    monkeypatch.setattr(
+        attempts_module,
+        "load_part",
+        lambda core, part: together if part == "train_together" else Mock(return_value=()),
+    )
+    cppo(f"launch {ONE} launcher=inline --keep-going", code=4)
+    for spec in specs():
+        status = read_status(Path("runs") / spec.run_id)
+        assert status["status"] == schema.FAILED and "core 'exact' ends its run with None" in status["reason"]
 
 
 def test_of_a_batch_what_was_cancelled_is_left_out(

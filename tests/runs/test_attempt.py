@@ -132,7 +132,16 @@ def test_a_run_that_cannot_begin_its_record_has_failed_and_says_why(
     assert "identity is damaged: remove it" in reason
 
 
-@pytest.mark.parametrize("outcome", [None, "done", Outcome("finished", 4), Outcome(schema.DONE, None)])
+NO_OUTCOMES = [
+    None,
+    "done",
+    Outcome("finished", 4),
+    Outcome(schema.DONE, None),
+    Outcome(schema.DONE, 4, None),
+]
+
+
+@pytest.mark.parametrize("outcome", NO_OUTCOMES)
 def test_what_is_no_outcome_is_no_result(
     outcome: Any, training: TrainingJob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -141,7 +150,7 @@ def test_what_is_no_outcome_is_no_result(
         training.run()
     status, reason = how_it_ended(training)
     assert status == schema.FAILED
-    assert f"core 'mini' returns {outcome!r}: its train must return" in reason
+    assert f"core 'mini' ends its run with {outcome!r}: it must be" in reason
 
 
 def test_a_run_whose_datasets_fail_says_why(training: TrainingJob, monkeypatch: pytest.MonkeyPatch) -> None:
