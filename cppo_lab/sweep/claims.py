@@ -102,7 +102,7 @@ def judged(plan: Plan, uri: str) -> tuple[Verdict, ...]:
 
 
 def not_awaited(plan: Plan, uri: str) -> set[str]:
-    """The ids of the runs that no hypothesis waits for: their seeds come after the look that decided it. None if the
+    """The ids of the runs that no hypothesis waits for: their seeds come after the look that decided it. Empty if the
     store cannot be read.
     """
     from cppo_lab.analysis.study import read_study
